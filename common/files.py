@@ -223,8 +223,10 @@ def sealed(value: dict[str, Any]) -> bytes:
     return canonical_json(value | {"seal": digest_bytes(canonical_json(value))})
 
 
-def parse_json(data: bytes, max_values: int = MAX_VALUES) -> Any:
+def parse_json(data: bytes, max_values: int = MAX_VALUES, *, unique: bool = False) -> Any:
     """Return the value of a JSON text. This takes at most a few hundred bytes of memory for each of `max_values`.
+
+    With `unique` an object that has a name twice is refused. Otherwise the last value counts.
 
     Raises:
         ValueError: the text is not JSON, holds more values, or nests them too deeply.
@@ -232,9 +234,18 @@ def parse_json(data: bytes, max_values: int = MAX_VALUES) -> Any:
     if (found := sum(map(data.count, (b",", b"[", b"{")))) > max_values:  # an upper bound: commas inside of strings count too
         raise ValueError(f"up to {found} values; a file of this kind may hold at most {max_values}")
     try:
-        return json.loads(data)
+        return json.loads(data, object_pairs_hook=_unique if unique else None)
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in values:
+            raise ValueError(f"{name!r} is there twice")
+        values[name] = value
+    return values
 
 
 def unsealed(data: bytes) -> dict[str, Any]:

@@ -50,6 +50,7 @@ MAX_LINE_BYTES = 16 << 20
 MAX_LINES_BYTES = 16 << 30
 """For the metrics or the ledger as a whole: the events of forty million steps."""
 _MAX_OTHER_BYTES = 256 << 20
+_MAX_WEIGHTS_BYTES = 1 << 44
 _READ_BYTES = 1 << 20
 _MAX_SHOWN_CHARS = 80
 _RESTORE = "restore it from a copy, or use another run"
@@ -172,7 +173,8 @@ def copy_run_file(run: Path, name: str, target: Path) -> None:
 
 
 def _chunks(path: Path, below: Path) -> Iterator[bytes]:
-    max_bytes = MAX_LINES_BYTES if path.suffix == ".jsonl" else MAX_SETTINGS_BYTES if path.suffix == ".toml" else _MAX_OTHER_BYTES
+    limits = {".jsonl": MAX_LINES_BYTES, ".toml": MAX_SETTINGS_BYTES, ".safetensors": _MAX_WEIGHTS_BYTES}
+    max_bytes = limits.get(path.suffix, _MAX_OTHER_BYTES)
     with _as_checkpoint_error(path):
         file = open_input(path, below=below)
     with file:

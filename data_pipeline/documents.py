@@ -68,9 +68,16 @@ class Reason(StrEnum):
     UNREADABLE_MEMBER = "unreadable-member", Stage.READ
     MEMBER_TOO_LARGE = "member-too-large", Stage.READ
     TOO_MANY_MEMBERS = "too-many-members", Stage.READ
+    MESSAGES_MALFORMED = "messages-malformed", Stage.READ
+    UNKNOWN_ROLE = "unknown-role", Stage.READ
+    NO_ANSWER = "no-answer", Stage.READ
+    EQUAL_PAIR = "equal-pair", Stage.READ
+    TEMPLATE_REFUSED = "template-refused", Stage.READ
     EMPTY = "empty", Stage.JUDGE
     TOO_SHORT = "too-short", Stage.JUDGE
     TOO_LONG = "too-long", Stage.JUDGE
+    NO_LABEL = "no-label", Stage.JUDGE
+    UNKNOWN_LABEL = "unknown-label", Stage.JUDGE
     LANGUAGE_UNWANTED = "language-unwanted", Stage.JUDGE
     LANGUAGE_UNCERTAIN = "language-uncertain", Stage.JUDGE
     GOPHER_WORD_COUNT = "gopher-word-count", Stage.JUDGE
@@ -108,6 +115,7 @@ class Reason(StrEnum):
     NEAR_DUPLICATE = "near-duplicate", Stage.DEDUPLICATE
     BENCHMARK_OVERLAP = "benchmark-overlap", Stage.DEDUPLICATE
     NO_TOKENS = "no-tokens", Stage.QUALITY
+    TOO_MANY_TOKENS = "too-many-tokens", Stage.QUALITY
     PERPLEXITY_LOW = "perplexity-low", Stage.QUALITY
     PERPLEXITY_HIGH = "perplexity-high", Stage.QUALITY
     CLASSIFIED_BAD = "classified-bad", Stage.QUALITY
@@ -131,12 +139,16 @@ class Document:
     offset: int
     """The position of its first byte in the decompressed file."""
     kind: Kind = "prose"
-    markup: Literal["plain", "html"] = "plain"
-    """The form of the text as read. Cleaning turns `html` into `plain`."""
+    markup: Literal["plain", "html", "chat"] = "plain"
+    """The form of the text as read. Cleaning turns `html` into `plain`, and a chat template `chat`, which is a JSON object."""
     metadata: str = ""
     """The fields that `records.metadata` names, as a JSON object; empty if there are none."""
     parts: tuple[int, ...] = ()
     """Lengths of the parts of the text, in characters, alternately without and with a loss. Empty: a loss on the whole text."""
+
+    special: tuple[int, ...] = ()
+    """Lengths of the pieces of a conversation, in characters, alternately ordinary text and a special token. Empty: the document is
+    no conversation."""
 
     @property
     def pieces(self) -> list[str]:

@@ -10,6 +10,7 @@ import logging
 
 from common.storage_errors import naming
 from data_pipeline.config import PrepareConfig
+from data_pipeline.conversations.chat_template import chosen_template
 from data_pipeline.dataset.layout import INPUTS, TOKENIZER
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.execution.local_engine import stop_on_signals
@@ -29,7 +30,7 @@ from data_pipeline.stages.order import stage_names
 from data_pipeline.stages.pack import pack_all
 from data_pipeline.stages.read import read_all
 from data_pipeline.stages.rejects import write_rejects
-from data_pipeline.stages.select import cuts_of_sources, documents_of, select_all
+from data_pipeline.stages.select import cuts_of_sources, documents_of, labels_of, select_all
 from data_pipeline.stages.split import split_all
 from data_pipeline.stages.tokenize import tokenize_all
 from data_pipeline.stages.train_quality import train_quality, trained_reference
@@ -69,14 +70,15 @@ def prepare(config: PrepareConfig) -> Manifest:
         partitions = cut_into_partitions(inputs, config.partition_bytes)
         with open_runner_of(config, stage_names(config), len(partitions)) as run:
             job = Job(config, partitions, work, run)
-            read = read_all(job)
+            chat = chosen_template(config.chat, config.tokenizer, job.special_tokens)
+            read = read_all(job, chat)
             checks.check_rejected(partitions, read, config)
             duplicates = drop_duplicates(job, read)
             checks.warn_of_losses(duplicates, config)
             split = split_all(job, read, duplicates)
             checks.warn_of_overlaps(read, split, config)
             checks.check_split(read, split, config)
-            tokenizer = train_on_sample(job, split)
+            tokenizer = train_on_sample(job, split, chat)
             classifier = train_quality(job, split)
             tokenized = tokenize_all(job, split)
             cuts = cuts_of_sources(job, tokenized)
@@ -84,10 +86,14 @@ def prepare(config: PrepareConfig) -> Manifest:
             checks.check_selected(selected)
             rejects = write_rejects(job, read, split, selected, cuts)
             documents = documents_of(job, tokenized, selected)
-            packed = pack_all(run, config.row_length, config.packing, tokenizer, documents, work)
+            labels = labels_of(selected)
+            checks.check_labels(labels, documents)
+            packed = pack_all(
+                run, config.row_length, config.packing, tokenizer, documents, work, list(labels), has_pairs=config.has_pairs
+            )
 
-        rows = [(task.split, result) for task, result in packed]
-        results = Results(partitions, read, duplicates, split, tokenizer, classifier, tokenized, cuts, selected, rows, ignored)
+        by_split = [(task.split, result) for task, result in packed]
+        results = Results(partitions, read, duplicates, split, tokenizer, classifier, tokenized, cuts, selected, by_split, ignored)
         prepared = Prepared(
             settings=settings,
             inputs=[file.identity for file in inputs],
@@ -99,6 +105,6 @@ def prepare(config: PrepareConfig) -> Manifest:
             report=make_report(results, config),
             timings=run.timings,
             reference=trained_reference(job),
-            has_mask=any(config.for_source(partition.source).records.prompt_field is not None for partition in partitions),
+            has_mask=any(config.for_source(partition.source).has_mask for partition in partitions),
         )
         return assemble(prepared, output, work, rejects)

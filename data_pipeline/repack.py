@@ -16,6 +16,7 @@ from common.errors import ConfigError
 from common.settings.messages import explain
 from common.storage_errors import naming
 from data_pipeline.config import BUILTIN, PackingSettings, PrepareConfig
+from data_pipeline.dataset.document_labels import label_names
 from data_pipeline.dataset.layout import CHOSEN, REFERENCE, TOKENIZER, TOKENS
 from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import MASKED_FORMAT, Manifest, check_digests, read_manifest
@@ -30,6 +31,7 @@ from data_pipeline.publishing.fingerprint import fingerprint_of
 from data_pipeline.publishing.ownership import exclusive, work_directory
 from data_pipeline.publishing.replacement import check_may_replace
 from data_pipeline.reports.lengths import compare_row_lengths
+from data_pipeline.reports.lookup import part
 from data_pipeline.reports.terminal import check_report
 from data_pipeline.reports.totals import row_counts
 from data_pipeline.stages.pack import DocumentsOf, pack_all
@@ -88,6 +90,8 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
             check_tables(directory, before, number)
         work = work_directory(output, fingerprint)
         with open_runner(("count", "pack"), max(1, min(workers or available_cores(), len(before.partitions)))) as run:
+            labels = label_names(directory, before) if "labels" in before.totals else ()
+            fields = part(before.totals, "labels", "fields")
             counted = count_all(run, directory, before, work)
             documents = [
                 DocumentsOf(
@@ -96,11 +100,17 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
                     directory,
                     result.tokens,
                     {folder: before.files[f"{folder}/{number:06d}.arrow"] for folder in (TOKENS, CHOSEN)},
+                    fields.get(partition["source"]),
                 )
                 for number, (partition, result) in enumerate(zip(before.partitions, counted, strict=True))
             ]
-            packed = pack_all(run, row_length, packing, tokenizer, documents, work)
-        lengths = add_counts(result.lengths for result in counted)
+            lengths = add_counts(result.lengths for result in counted)
+            if before.has_pairs and (longest := max(map(int, lengths), default=0)) > row_length:
+                raise ConfigError(
+                    f"--row_length {row_length}: the longest preference pair has {longest} tokens, and a pair cannot be cut; use "
+                    f"at least {longest}, or prepare the pairs again, which rejects those that are too long"
+                )
+            packed = pack_all(run, row_length, packing, tokenizer, documents, work, labels, has_pairs=before.has_pairs)
         report = before.totals | {
             "truncation": compare_row_lengths(lengths, row_length),
             **row_counts([(task.split, result) for task, result in packed], row_length),

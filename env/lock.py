@@ -9,6 +9,7 @@ All files come from one resolution, so a package has the same version in all of 
     requirements-ray.lock    what `prepare --engine ray` adds to either of the two
     requirements-eval.lock   what `evaluate --lm-eval` adds to either of the two
     requirements-tracking.lock  what Weights & Biases and MLflow add to either of the two
+    requirements-models.lock    what ONNX, encoders of Hugging Face, `compress` and `tune` add to either of the two
     requirements-dev.lock    tests, linters and types, on top of requirements.lock
     requirements-docs.lock   what `make docs` runs on
     requirements-tools.lock  what this script runs on
@@ -47,6 +48,7 @@ INPUTS = {
     "requirements-ray.lock": ("requirements-ray.in",),
     "requirements-eval.lock": ("requirements-eval.in",),
     "requirements-tracking.lock": ("requirements-tracking.in",),
+    "requirements-models.lock": ("requirements-models.in",),
     "requirements-dev.lock": ("requirements.in", "requirements-torch.in", "requirements-ray.in", "requirements-dev.in"),
     "requirements-docs.lock": ("requirements-docs.in",),
     "requirements-tools.lock": ("requirements-tools.in",),
@@ -126,6 +128,7 @@ def main() -> None:
         ray = compile_lock("requirements-ray.in", Path(pins.name))
         harness = compile_lock("requirements-eval.in", Path(pins.name))
         tracking = compile_lock("requirements-tracking.in", Path(pins.name))
+        models = compile_lock("requirements-models.in", Path(pins.name))
         site = compile_lock("requirements-docs.in", Path(pins.name))
         base = compile_lock("base/requirements.in", Path(pins.name))
     cuda = {name: native.pop(name) for name in list(native) if is_of_cuda(name)}
@@ -139,6 +142,7 @@ def main() -> None:
     write("requirements-ray.lock", beyond(ray, image))
     write("requirements-eval.lock", beyond(harness, native | cuda))
     write("requirements-tracking.lock", beyond(tracking, native | cuda))
+    write("requirements-models.lock", beyond(models, native | cuda))
     write("requirements-dev.lock", beyond(everything, native | cuda))
     write("requirements-docs.lock", site)
     write("requirements-tools.lock", compile_lock("requirements-tools.in"))

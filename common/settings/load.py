@@ -64,10 +64,11 @@ def load_settings(
     own = [variables, _nested(command_line)]
     if (path := model.recorded_in({name: value for layer in own for name, value in layer.items()})) is not None:
         layers = [_recorded(model, path, own), *own]
-    elif recipe == AUTO:
-        layers = [_nested(model.chosen({name: _value(layer, name) for layer in own for name in _flat_names(layer)})), *own]
     else:
-        layers = [_from_recipe(model, recipe), *own]
+        base = {} if recipe == AUTO else _from_recipe(model, recipe)
+        inherited = model.inherited(_flat([base, *own]))
+        base = _nested(model.chosen(inherited | _flat(own))) if recipe == AUTO else base
+        layers = [base, _nested(inherited), *own]
     merged: dict[str, Any] = {}
     for layer in layers:
         _merge(merged, layer)
@@ -95,6 +96,11 @@ def _recorded(model: type[Settings], path: Path, own: Sequence[Mapping[str, Any]
     return {name: value for name, value in values.items() if name not in model.not_recorded}
 
 
+def _flat(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings of several layers by their dotted names. The last layer that has a value wins."""
+    return {name: _value(layer, name) for layer in layers for name in _flat_names(layer)}
+
+
 def _value(values: Mapping[str, Any], name: str) -> Any:
     for part in name.split("."):
         values = values.get(part) or {}
@@ -109,11 +115,14 @@ def load_options(
     Raises:
         ConfigError: an option is unknown or a value is not allowed; the message names it and what is allowed.
     """
-    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
-    variables = {name: variable for name, field in setting_names(model).items() if (variable := place_of(field).variable)}
+    fields = setting_names(model)
+    given = {
+        name: none_word(fields[name], value) for name, value in vars(parser.parse_args(arguments)).items() if value is not None
+    }
+    variables = {name: variable for name, field in fields.items() if (variable := place_of(field).variable)}
     found = {name: value for name, variable in variables.items() if (value := environment.get(variable))}
     try:
-        return model(**found | given)
+        return model(**_nested(found | given))
     except ValidationError as error:
         raise ConfigError(explain(model, error)) from None
 

@@ -69,6 +69,14 @@ class Settings(Section):
         raise ConfigError("recipe 'auto': this command has no recipe that is chosen for the data; name another one")
 
     @classmethod
+    def inherited(cls, _given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings, by their dotted names, that another run decides. They override those of a recipe.
+
+        `given` are the settings of the recipe, the environment and the command line. The last two still override the result.
+        """
+        return {}
+
+    @classmethod
     def recorded_in(cls, _given: Mapping[str, Any]) -> Path | None:
         """Return the file with the settings that a command with these settings continues with; None if there is none."""
         return None

@@ -16,7 +16,7 @@ from data_pipeline.config.limits import LimitSettings
 from data_pipeline.config.selection import AugmentSettings, BalanceSettings, DedupSettings, SplitSettings
 from data_pipeline.config.shaping import portable_settings
 from data_pipeline.config.text import BUILTIN, CleanSettings, HtmlSettings, Kind, RecordSettings, TextSettings
-from data_pipeline.config.tokens import PackingSettings, TokenizerSettings
+from data_pipeline.config.tokens import ChatSettings, PackingSettings, TokenizerSettings
 
 __all__ = ["KeptRejects", "PrepareConfig", "SourceSettings"]
 
@@ -130,6 +130,7 @@ class PrepareConfig(Settings):
     partition_bytes: int = Field(16 * _MIB, ge=1024, description="Number of input bytes in one task. Small files share a task.")
     text: TextSettings = Field(default_factory=TextSettings, description="Plain text files (.txt, .md, …)")
     records: RecordSettings = Field(default_factory=RecordSettings, description="JSON Lines, CSV, TSV, Parquet and Arrow")
+    chat: ChatSettings = Field(default_factory=ChatSettings, description="Conversations and preference pairs")
     html: HtmlSettings = Field(default_factory=HtmlSettings, description="HTML pages")
     clean: CleanSettings = Field(default_factory=CleanSettings, description="Normalisation and length of documents")
     heuristics: HeuristicSettings = Field(
@@ -165,11 +166,53 @@ class PrepareConfig(Settings):
                     f"split.by = tail cuts files by position, but {place}text.documents = {config.text.documents}; "
                     f"set {place}text.documents to chunks, or split.by to content"
                 )
-        if self.balance.field is not None and all(self.balance.field not in one.records.metadata for one in of_sources.values()):
+        self._check_chats(of_sources)
+        self._check_labels(of_sources)
+        if self.balance.field is not None and all(self.balance.field not in one.records.kept_fields for one in of_sources.values()):
             raise ValueError(
                 f"balance.field = {self.balance.field}, but no source keeps a field of this name; add it to records.metadata"
             )
         return self
+
+    def _check_labels(self, of_sources: Mapping[str, PrepareConfig]) -> None:
+        labelled = [place for place, config in of_sources.items() if config.records.label_field is not None]
+        if labelled and len(labelled) < len(of_sources):
+            place = next(place for place in of_sources if place not in labelled)
+            raise ValueError(
+                f"some sources have labels, but {place}records.label_field is not set; set it, or prepare the source into "
+                "another folder"
+            )
+        if labelled and self.packing.method == "greedy":
+            raise ValueError(
+                "packing.method = greedy cuts documents at the end of a row, and a piece has no label; use best-fit or one-per-row"
+            )
+
+    def _check_chats(self, of_sources: Mapping[str, PrepareConfig]) -> None:
+        for place, config in of_sources.items():
+            if config.records.chat_fields and not self.chat.is_on:
+                name = "messages_field" if config.records.messages_field is not None else "chosen_field"
+                raise ValueError(f"{place}records.{name} is set, but chat.template = none; set it, for example to chatml")
+        if not self.chat.is_on:
+            return
+        if self.chat.template == "tokenizer" and self.tokenizer.path is None:
+            raise ValueError(
+                "chat.template = tokenizer needs tokenizer.path, a folder with a chat template; set it, or name a built-in template"
+            )
+        if self.packing.method == "greedy":
+            raise ValueError("packing.method = greedy cuts conversations at the end of a row; use best-fit or one-per-row")
+        pairs = {config.records.has_pairs for config in of_sources.values()}
+        if len(pairs) > 1:
+            raise ValueError("some sources have preference pairs and others do not; prepare them into two folders")
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether a document with these settings of its source may have tokens without a loss."""
+        return self.records.prompt_field is not None or bool(self.records.chat_fields)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether all records are preference pairs."""
+        return any(config.records.has_pairs for config in self.by_place.values())
 
     @property
     def by_place(self) -> dict[str, PrepareConfig]:

@@ -20,6 +20,9 @@ SHAPING = (
     *("row_length", "partition_bytes"),
     *_names("text", "documents chunk_chars"),
     *_names("records", "text_field prompt_field prompt_end metadata quotes markup"),
+    *_names("records", "label_field labels"),
+    *_names("records", "messages_field chosen_field rejected_field"),
+    *_names("chat", "template too_long"),
     *_names("html", "extract"),
     *_names("clean", "unicode mojibake drop_lines repeats repeat_window repeat_min_chars min_chars max_chars"),
     *_names("heuristics", "presets gopher_min_words gopher_max_words gopher_min_word_length gopher_max_word_length"),
@@ -51,6 +54,18 @@ SHAPING = (
 )
 """Settings that shape bytes. A table `source.*.SECTION` holds settings of that section; only those on this list count."""
 
+_LATER: Mapping[str, Any] = {
+    "records.label_field": None,
+    "records.labels": [],
+    "records.messages_field": None,
+    "records.chosen_field": None,
+    "records.rejected_field": None,
+    "chat.template": "none",
+    "chat.too_long": "truncate",
+}
+"""Settings that were added later, with their defaults. A manifest leaves them out while they have these values, so that the
+digests of all other data stay as they were."""
+
 FILES = (
     "language.fasttext_model",
     "dedup.benchmarks",
@@ -73,7 +88,8 @@ _EACH_SOURCE = "source.*."
 
 def portable_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that decide the prepared bytes, from the plain values of all settings."""
-    return _picked(values, (*SHAPING, *FILES))
+    changed = [name for name in (*SHAPING, *FILES) if name not in _LATER or _value(values, name) != _LATER[name]]
+    return _picked(values, tuple(changed)) | {"source": _picked(values, SHAPING)["source"]}
 
 
 def shaping_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,6 +122,11 @@ def _picked_of_source(own: Mapping[str, Any], names: tuple[str, ...]) -> dict[st
         elif name in own:
             picked[name] = own[name]
     return picked
+
+
+def _value(values: Mapping[str, Any], name: str) -> Any:
+    section, _, leaf = name.rpartition(".")
+    return _values(values, section).get(leaf)
 
 
 def _values(values: Mapping[str, Any], section: str) -> Mapping[str, Any]:

@@ -44,11 +44,68 @@ class RecordSettings(Section):
     prompt_end: Annotated[str, OnlyIf("records.prompt_field")] = Field(
         "\n", description="Characters between prompt and text. They have no loss either. See prompt_field."
     )
+    label_field: str | None = Field(
+        None,
+        min_length=1,
+        description="Name of the field or column that holds the label of a document, for classification. Documents without a label "
+        "are rejected, and longer ones than a row are cut to it. none: no labels.",
+    )
+    labels: Annotated[tuple[str, ...], OnlyIf("records.label_field")] = Field(
+        (), description="Names of the labels; documents with another label are rejected. Empty: all labels that occur."
+    )
+    messages_field: str | None = Field(
+        None,
+        min_length=1,
+        description="Name of the field or column with the messages of a conversation: a list of objects with role and content, or "
+        "with from and value. It needs chat.template. none: the records are no conversations.",
+    )
+    chosen_field: str | None = Field(
+        None,
+        min_length=1,
+        description="Name of the field or column with the better answer of a preference pair: a text or messages. It needs "
+        "prompt_field, rejected_field and chat.template. none: the records are no pairs.",
+    )
+    rejected_field: str | None = Field(
+        None, min_length=1, description="Name of the field or column with the worse answer of a preference pair. See chosen_field."
+    )
     metadata: tuple[str, ...] = Field(
         (), description="Names of the fields that are kept with each document: strings, numbers and booleans."
     )
     quotes: bool = Field(True, description="Whether double quotes enclose fields in CSV and TSV. false: a quote is text.")
     markup: Literal["plain", "html"] = Field("plain", description="Form of the text field. html: it is turned into plain text.")
+
+    @property
+    def kept_fields(self) -> tuple[str, ...]:
+        """The fields that are kept with each document: `metadata` and the label."""
+        return self.metadata if self.label_field is None else (*self.metadata, self.label_field)
+
+    @property
+    def chat_fields(self) -> tuple[str, ...]:
+        """The fields of a conversation or a preference pair; none if the records are texts."""
+        if self.messages_field is not None:
+            return (self.messages_field,)
+        if self.chosen_field is not None and self.rejected_field is not None and self.prompt_field is not None:
+            return (self.prompt_field, self.chosen_field, self.rejected_field)
+        return ()
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether each record is a preference pair."""
+        return self.chosen_field is not None
+
+    @model_validator(mode="after")
+    def _fields_of_chats_agree(self) -> Self:
+        if (self.chosen_field is None) != (self.rejected_field is None):
+            raise ValueError("chosen_field and rejected_field name the two answers of a pair; set both or none of them")
+        if self.has_pairs and self.prompt_field is None:
+            raise ValueError("chosen_field needs prompt_field, the field with the prompt of both answers; set it")
+        if self.messages_field is not None and self.prompt_field is not None:
+            raise ValueError("messages_field and prompt_field are both set; a conversation has its prompts in the messages")
+        if (fields := self.chat_fields) and len(set(fields)) < len(fields):
+            raise ValueError("prompt_field, chosen_field and rejected_field must name three different fields")
+        if fields and self.markup == "html":
+            raise ValueError("conversations and pairs need markup = plain; turn the HTML into text first")
+        return self
 
     @model_validator(mode="after")
     def _prompt_is_plain_text(self) -> Self:
@@ -56,7 +113,7 @@ class RecordSettings(Section):
             return self
         if self.markup == "html":
             raise ValueError("prompt_field needs markup = plain; turn the HTML into text first")
-        if self.prompt_field == self.text_field:
+        if self.prompt_field == self.text_field and not self.has_pairs:
             raise ValueError(f"prompt_field and text_field are both {self.text_field!r}; name two fields")
         return self
 

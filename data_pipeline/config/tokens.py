@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from common.settings.effects import OnlyIf
 from common.settings.model import Section
 
-__all__ = ["PackingSettings", "TokenizerSettings"]
+__all__ = ["CHAT_TOKENS", "ChatSettings", "PackingSettings", "TokenizerSettings"]
 
 _MIB = 1 << 20
 _OWN = OnlyIf("not tokenizer.path")
@@ -45,7 +45,9 @@ class TokenizerSettings(Section):
         (), description="Names of more special tokens, such as <|user|>, which no text can produce. Not with `path`."
     )
     path: Path | None = Field(
-        None, description="Tokenizer that is used as it is: a tokenizer.json, a SentencePiece .model, or a folder with one."
+        None,
+        description="Tokenizer that is used as it is: a tokenizer.json, a SentencePiece .model, or a folder with one; the folder "
+        "of a run or of prepared data stands for its tokenizer.",
     )
     pad_token: str | None = Field(None, description="Name of the pad token in the tokenizer at path; none: its files name it.")
     unk_token: str | None = Field(None, description="Name of the unk token in the tokenizer at path; none: its files name it.")
@@ -70,6 +72,40 @@ class TokenizerSettings(Section):
         if len(set(self.extra_special)) < len(self.extra_special):
             raise ValueError("extra_special names a token twice; remove one of them")
         return self
+
+
+CHAT_TOKENS = {
+    "chatml": ("<|im_start|>", "<|im_end|>"),
+    "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    "plain": (),
+}
+"""The named chat templates, and the special tokens of each besides bos and eos."""
+
+
+class ChatSettings(Section):
+    """The text form of conversations and preference pairs."""
+
+    template: Literal["none", "tokenizer", "chatml", "llama3", "plain"] = Field(
+        "none",
+        description="Chat template that turns messages into text. tokenizer: the one in the folder at tokenizer.path; chatml, "
+        "llama3, plain: a built-in one; none: no record is a conversation. With a template, a record with a prompt and a text is a "
+        "conversation of one turn.",
+    )
+    too_long: Annotated[Literal["truncate", "reject"], OnlyIf("chat.template != none")] = Field(
+        "truncate",
+        description="Treatment of a conversation with more tokens than a row. truncate: its end is left out; reject: all of it is. "
+        "A preference pair is always rejected.",
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a template."""
+        return self.template != "none"
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The special tokens of a named template. A tokenizer that is trained gets them."""
+        return CHAT_TOKENS.get(self.template, ())
 
 
 class PackingSettings(Section):

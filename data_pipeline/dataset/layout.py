@@ -15,9 +15,12 @@ __all__ = [
     "DOCUMENTS_SCHEMA",
     "FOLDERS",
     "INPUTS",
+    "LABELS",
+    "LABELS_SCHEMA",
     "LOCK",
     "LOSS_RUNS",
     "MANIFEST",
+    "MAX_LABELS",
     "PUBLISHED",
     "REFERENCE",
     "REJECTED",
@@ -43,6 +46,11 @@ CHOSEN_SCHEMA = pa.schema([("copies", pa.uint8())])
 DOCUMENTS = "documents"
 """Folder with facts about the documents of the validation split (see `validation_documents`)."""
 DOCUMENTS_SCHEMA = pa.schema([("id", pa.uint64()), ("kind", pa.uint8()), ("tokens", pa.uint32())])
+LABELS = "labels"
+"""Folder with the label of each document (see `document_labels`)."""
+LABELS_SCHEMA = pa.schema([("id", pa.uint64()), ("label", pa.uint16())])
+MAX_LABELS = 1024
+"""Most labels of prepared data."""
 LOSS_RUNS = "loss_runs"
 """Column of the loss mask, in shards and in tables of tokenised documents."""
 
@@ -74,7 +82,7 @@ REFERENCE = "reference.safetensors"
 REJECTED = "rejects"
 """Folder with one file per partition: the rejected documents in full (`keep_rejects = "all"`)."""
 SINGLE_FILES = (MANIFEST, PUBLISHED, INPUTS, REPORT, REPORT_PAGE, CARD, TIMINGS, REJECTS, REFERENCE)
-FOLDERS = ("train", "val", TOKENIZER, TOKENS, CHOSEN, DOCUMENTS, REJECTED)
+FOLDERS = ("train", "val", TOKENIZER, TOKENS, CHOSEN, DOCUMENTS, LABELS, REJECTED)
 WORK = ".work"
 LOCK = ".prepare.lock"
 

@@ -131,6 +131,14 @@ class Manifest:
         """Size in bytes of every file whose size the manifest states, by name."""
         return {shard.path: shard.bytes for shard in self.shards}
 
+    @property
+    def has_pairs(self) -> bool:
+        """Whether the documents are preference pairs: two consecutive segments of a row each, the better answer first."""
+        sources = self.config.get("source")
+        own = [one.get("records") for one in sources.values() if isinstance(one, dict)] if isinstance(sources, dict) else []
+        records = [one for one in (self.config.get("records"), *own) if isinstance(one, dict)]
+        return any(one.get("chosen_field") is not None for one in records)
+
     def sealed(self) -> tuple[Manifest, bytes]:
         """Return this manifest with its root digest, as a reader would parse it, and the bytes of its file.
 

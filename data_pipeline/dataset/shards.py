@@ -92,6 +92,8 @@ class RowBatch:
     """Index of the document in its row, from 0; -1 for padding."""
     has_loss_BL: NDArray[np.bool_] | None = None
     """Whether a token has a loss if it is a target; None: every token."""
+    targets_BL: NDArray[np.int64] | None = None
+    """Targets in place of the next tokens, -100 at positions without one. No shard has them: a view of the rows sets them."""
 
 
 def write_shard(path: Path, content: ShardContent) -> None:

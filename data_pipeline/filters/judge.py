@@ -1,7 +1,8 @@
 """Extracts, cleans and judges a batch of documents, for the read stage.
 
-The order is: HTML becomes text, the text is cleaned, then its length, its language and its form (heuristics) are judged. The first
-check that fails gives the reason. The form of all remaining texts is judged in one array, which near-duplicate detection uses too.
+The order is: the label is judged, HTML becomes text, the text is cleaned, then its length, its language and its form (heuristics)
+are judged. The first check that fails gives the reason. The form of all remaining texts is judged in one array, which
+near-duplicate detection uses too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.filters.clean import clean, judge_length
 from data_pipeline.filters.heuristics import judge_form
 from data_pipeline.filters.html import PageReader
+from data_pipeline.filters.labels import judge_label
 from data_pipeline.filters.language import CODE, UNDETERMINED, Identified, confidence_bin, identify
 from data_pipeline.text.batch import TextBatch
 
@@ -94,6 +96,8 @@ def _judge_alone(
     """Return a document's cleaned text as UTF-8, and the document or its rejection. Counts the changes and the confidence."""
     if isinstance(item, Rejection):
         return b"", item
+    if rejection := judge_label(item, config.records):
+        return b"", rejection
     document, names = _clean(item, config, pages)
     changes.update(names)
     if rejection := judge_length(document, config.clean):
@@ -107,6 +111,8 @@ def _judge_alone(
 
 
 def _clean(document: Document, config: PrepareConfig, pages: PageReader) -> tuple[Document, tuple[str, ...]]:
+    if document.special:  # a conversation keeps the text that its template gives it
+        return document, ()
     if document.parts:
         return _clean_parts(document, config)
     if document.markup == "plain":

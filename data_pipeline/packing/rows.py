@@ -77,8 +77,11 @@ def cut_into_windows(batches: Iterable[Window], window_tokens: int) -> Iterator[
         yield Window.join(pending)
 
 
-def fill_rows(window: Window, packing: Packing, row_length: int, pad_id: int) -> Iterator[ShardContent]:
-    """Yield the rows of a packed window, `FILL_TOKENS` tokens at a time. All rows at once would be another copy of the window."""
+def fill_rows(window: Window, packing: Packing, row_length: int, pad_id: int, *, has_pairs: bool = False) -> Iterator[ShardContent]:
+    """Yield the rows of a packed window, `FILL_TOKENS` tokens at a time. All rows at once would be another copy of the window.
+
+    With `has_pairs` each document is a preference pair, and becomes two segments.
+    """
     firsts_D = np.cumsum(window.lengths_D) - window.lengths_D
     begins = firsts_D[packing.documents] + packing.starts
     rows_at_once = max(1, FILL_TOKENS // row_length)
@@ -91,11 +94,20 @@ def fill_rows(window: Window, packing: Packing, row_length: int, pad_id: int) ->
         tokens_RL = np.full((num_rows, row_length), pad_id, window.tokens_T.dtype)
         # Pieces are in the order of the rows, so their concatenation fills all positions without padding in order.
         tokens_RL[np.arange(row_length) < filled_R[:, None]] = np.concatenate([window.tokens_T[piece] for piece in pieces])
-        ids_S = window.ids_D[packing.documents[some]]
+        ids_S, num_segments_R = window.ids_D[packing.documents[some]], np.bincount(rows, minlength=num_rows)
         mask = None
         if window.has_loss_T is not None:
             mask = LossMask.of(np.concatenate([window.has_loss_T[piece] for piece in pieces]), filled_R)
-        yield ShardContent(tokens_RL, lengths.astype(np.uint32), ids_S, np.bincount(rows, minlength=num_rows), mask)
+            if has_pairs:
+                chosen = np.array([_length_of_first(window.has_loss_T[piece]) for piece in pieces], np.int64)
+                lengths = np.stack([chosen, lengths - chosen], axis=1).reshape(-1)
+                ids_S, num_segments_R = np.repeat(ids_S, 2), 2 * num_segments_R
+        yield ShardContent(tokens_RL, lengths.astype(np.uint32), ids_S, num_segments_R, mask)
+
+
+def _length_of_first(has_loss_T: NDArray[np.bool_]) -> int:
+    """Return the number of tokens of the first answer of a pair with its prompt. The prompt of the second one follows."""
+    return 1 + int(np.flatnonzero(has_loss_T[:-1] & ~has_loss_T[1:])[0])
 
 
 def cut_into_shards(contents: Iterable[ShardContent], rows_per_shard: int) -> Iterator[ShardContent]:

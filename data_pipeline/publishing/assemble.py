@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common.files import canonical_json, digest_bytes, digest_file
-from data_pipeline.dataset.layout import CARD, CHOSEN, DOCUMENTS, REFERENCE, REPORT, REPORT_PAGE, TIMINGS, TOKENIZER, TOKENS
+from data_pipeline.dataset.layout import CARD, CHOSEN, DOCUMENTS, LABELS, REFERENCE, REPORT, REPORT_PAGE, TIMINGS, TOKENIZER, TOKENS
 from data_pipeline.dataset.manifest import FORMAT, MASKED_FORMAT, Manifest, ShardEntry
 from data_pipeline.dataset.shards import token_type
 from data_pipeline.dataset.splits import Split
@@ -56,7 +56,7 @@ def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, Pa
     shards = dict(_name_shards(prepared.packed))
     tokenizer = prepared.tokenizer
     documents = dict(_documents(prepared.documents)) if prepared.settings["packing"]["keep_tokens"] else {}
-    facts = dict(_facts(prepared.packed))
+    facts = dict(_facts(prepared.packed)) | dict(_labels(prepared.packed))
     digests = {f"{TOKENIZER}/{name}": digest for name, digest in tokenizer.files.items()} | {REPORT: digest_bytes(report)}
     models = {} if prepared.reference is None else {REFERENCE: prepared.reference}
     digests |= {name: digest_file(path) for name, path in models.items()}
@@ -105,6 +105,17 @@ def _facts(packed: Sequence[tuple[PackTask, PackResult]]) -> Iterator[tuple[str,
             path = data_path(task.output / DOCUMENTS)
             yield f"{DOCUMENTS}/{task.source}-{numbers[task.source]:05d}.arrow", (path, result.facts_sha256)
             numbers[task.source] += 1
+
+
+def _labels(packed: Sequence[tuple[PackTask, PackResult]]) -> Iterator[tuple[str, tuple[Path, str]]]:
+    """Yield name, current path and digest of each table of labels, numbered within its split and source."""
+    numbers: Counter[tuple[str, Split]] = Counter()
+    for task, result in packed:
+        if result.labels_sha256:
+            number = numbers[task.source, task.split]
+            numbers[task.source, task.split] += 1
+            path = data_path(task.output / LABELS)
+            yield f"{LABELS}/{task.split}-{task.source}-{number:05d}.arrow", (path, result.labels_sha256)
 
 
 def _name_shards(packed: Sequence[tuple[PackTask, PackResult]]) -> Iterator[tuple[ShardEntry, Path]]:

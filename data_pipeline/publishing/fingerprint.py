@@ -10,6 +10,7 @@ from common.errors import ConfigError
 from common.files import UnusableFileError, canonical_json, digest_bytes, digest_file
 from common.settings.model import Section
 from data_pipeline.config import PrepareConfig
+from data_pipeline.conversations.chat_template import template_source
 from data_pipeline.sources.formats import printable
 from data_pipeline.sources.storage import files_below
 from data_pipeline.stages.train_quality import files_of_reference
@@ -27,7 +28,11 @@ def settings_of(config: PrepareConfig) -> dict[str, Any]:
     Raises:
         ConfigError: a file that a setting names cannot be read.
     """
-    return {name: _without_paths(name, value, config) for name, value in config.portable.items()}
+    settings = {name: _without_paths(name, value, config) for name, value in config.portable.items()}
+    if config.chat.is_on:
+        source = template_source(config.chat, config.tokenizer)
+        settings["chat"] = {**settings["chat"], "digest": digest_bytes(source.encode())}
+    return settings
 
 
 def _without_paths(name: str, value: Any, config: PrepareConfig) -> Any:
@@ -66,9 +71,13 @@ def _files_at(path: Path) -> list[tuple[str, Path]]:
 
 
 def _files_of_tokenizer(path: Path) -> list[tuple[str, Path]]:
-    """Return the files that a supplied tokenizer is read from."""
+    """Return the files that a supplied tokenizer is read from.
+
+    In a run or prepared data the name of the file decides the kind of the tokenizer, so it counts too.
+    """
     model, *beside = supplied_files(path)
-    return [(_extensions(model), model), *((file.name, file) for file in beside)]
+    name = _extensions(model) if path in (model, model.parent) else model.name
+    return [(name, model), *((file.name, file) for file in beside)]
 
 
 def _extensions(path: Path) -> str:

@@ -22,7 +22,18 @@ from common.files import (
     write_atomic,
 )
 from data_pipeline.config.prepare import KeptRejects
-from data_pipeline.dataset.layout import CHOSEN, DOCUMENTS, MANIFEST, REFERENCE, REJECTED, REJECTS, TOKENS, WORK, rejected_name
+from data_pipeline.dataset.layout import (
+    CHOSEN,
+    DOCUMENTS,
+    LABELS,
+    MANIFEST,
+    REFERENCE,
+    REJECTED,
+    REJECTS,
+    TOKENS,
+    WORK,
+    rejected_name,
+)
 from data_pipeline.dataset.locks import replacing
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.publishing.ownership import check_nothing_foreign, noted_files, own_files, work_folders, write_note
@@ -30,7 +41,7 @@ from data_pipeline.publishing.ownership import check_nothing_foreign, noted_file
 __all__ = ["find_finished", "publish", "settle"]
 
 logger = logging.getLogger(__name__)
-_NOT_ALWAYS_WRITTEN = (REFERENCE, REJECTS, REJECTED, TOKENS, CHOSEN, DOCUMENTS)
+_NOT_ALWAYS_WRITTEN = (REFERENCE, REJECTS, REJECTED, TOKENS, CHOSEN, DOCUMENTS, LABELS)
 
 
 def find_finished(directory: Path, fingerprint: str, *, rejects: KeptRejects = "none") -> Manifest | None:

@@ -50,6 +50,7 @@ def render_card(manifest: Manifest) -> str:
         "What was not read": _ignored(report),
         "What was removed": _removed(report),
         "Splits": _splits(report),
+        "Labels": _labels(report),
         "Tokenizer": _tokenizer(manifest, report),
         "Lengths": _lengths(manifest, report),
         "Known limits": _limits(manifest, report),
@@ -275,12 +276,24 @@ def _splits(report: Report) -> str:
     if shares:
         words = ", ".join(f"{share(value)} of {_escaped(split)}" for split, value in shares.items())
         parts.append(f"Prompts have no loss. Share of tokens with a loss, among all that could be predicted: {words}.")
+    if chats := part(report, "conversations"):
+        numbers = ", ".join(f"{count:,} {_escaped(name.replace('_', ' '))}" for name, count in chats.items())
+        parts.append(f"Conversations or preference pairs, and those that did not fit into a row: {numbers}.")
     if leaks := part(report, "leaks"):
         counts = ", ".join(f"{count:,} {_escaped(kind)}" for kind, count in leaks.items())
         parts.append(f"Copies of validation documents in training: {counts}.")
     else:
         parts.append("`trainer leaks DIR` counts copies of validation documents in training.")
     return "\n\n".join(parts)
+
+
+def _labels(report: Report) -> str:
+    found = part(report, "labels", "documents")
+    lines = [(_escaped(name), _number(counts, "train"), _number(counts, "val")) for name, counts in found.items()]
+    if not lines:
+        return ""
+    words = "The number of documents with each label. A document with more tokens than a row has is cut to the row."
+    return f"{words}\n\n{_table(('label', 'training', 'validation'), lines, numbers=2)}"
 
 
 def _tokenizer(manifest: Manifest, report: Report) -> str:

@@ -19,7 +19,7 @@ from data_pipeline.reports.lookup import by_extension, known, largest_first, par
 
 __all__ = ["check_report", "describe", "malformed", "summarise"]
 
-_WORDS = ("split", "source", "kind", "stage", "reason", "ignored", "extension", "language", "length", "packing")
+_WORDS = ("split", "source", "label", "kind", "stage", "reason", "ignored", "extension", "language", "length", "packing")
 """Columns that contain text."""
 _COLUMNS = 100
 
@@ -89,6 +89,7 @@ def describe(summary: dict[str, Any]) -> str:
     ]
     tables = [
         _table(summary["shards"], ("split", "source", "shards", "rows", "tokens", "targets", "bytes")),
+        _table(_named("label", part(totals, "labels", "documents")), ("label", "train", "val")),
         _table(_rejected(totals), ("stage", "reason", "documents", "share")),
         _table(_ignored(totals), ("ignored", "extension", "files")),
         _table(_sources(totals), ("source", "kind", "read", "kept", "text", "tokens", "bytes_per_token", "train_tokens", "share")),

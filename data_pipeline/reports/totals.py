@@ -24,7 +24,7 @@ from data_pipeline.sources.inputs import Partition
 from data_pipeline.stages.pack import PackResult
 from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.rejects import collect_rejects, lines_before
-from data_pipeline.stages.select import Cuts, SelectResult
+from data_pipeline.stages.select import Cuts, SelectResult, labels_of
 from data_pipeline.stages.split import SplitResult, share_lost_to_benchmarks
 from data_pipeline.stages.tokenize import TokenizeResult
 from data_pipeline.stages.train_quality import ClassifierResult
@@ -86,6 +86,7 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
         "perplexity": _perplexity(results, sources),
         "classifier": _classifier(results),
         "augmentation": add_counts(result.augmented for result in results.tokenized),
+        **({"conversations": add_counts(result.chats for result in results.tokenized)} if config.chat.is_on else {}),
         "tokenizer": {
             "kind": results.tokenizer.kind,
             "vocab_size": results.tokenizer.vocab_size,
@@ -93,8 +94,18 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
             "round_trip_failures": sum(result.round_trip_failures for result in results.tokenized),
             "unknown": sum(result.unknown for result in results.tokenized),
         },
+        **_labels(results, config),
         **row_counts(results.packed, config.row_length),
     }
+
+
+def _labels(results: Results, config: PrepareConfig) -> dict[str, Any]:
+    """Return names, fields and counts of the labels; nothing if the documents have none."""
+    counts = labels_of(results.selected)
+    if not counts:
+        return {}
+    fields = {partition.source: config.for_source(partition.source).records.label_field for partition in results.partitions}
+    return {"labels": {"names": list(counts), "fields": fields, "documents": counts}}
 
 
 def _clusters(results: Results) -> list[dict[str, Any]]:

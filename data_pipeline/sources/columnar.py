@@ -16,7 +16,7 @@ from typing import Literal
 from data_pipeline.config import LimitSettings, RecordSettings
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.execution.confined import ConfinedProgram, ProgramEndedError
-from data_pipeline.sources.decoding import Origin, explain_bytes, with_end
+from data_pipeline.sources.decoding import Origin, chat_fields, explain_bytes, with_end
 from data_pipeline.sources.streams import Budget, Readable, StreamError
 
 __all__ = ["ColumnarFormat", "read_rows_of_columns"]
@@ -27,7 +27,11 @@ _SILENCE_S = 600.0  # a batch of rows takes milliseconds, so a child that is sil
 _MAX_READ_BYTES = 1 << 20
 _MAX_EXTRA_BYTES = 64 << 20  # of short texts and metadata in a message that also holds a text and a prompt of the maximum length
 _CORRUPT: dict[ColumnarFormat, Reason] = {"parquet": Reason.CORRUPT_PARQUET, "arrow": Reason.CORRUPT_ARROW}
-_FAILURES = {-1: (Reason.TEXT_NOT_A_STRING, "null"), -2: (Reason.FIELD_TOO_LARGE, "longer than limits.max_line_bytes")}
+_FAILURES = {
+    -1: (Reason.TEXT_NOT_A_STRING, "null"),
+    -2: (Reason.FIELD_TOO_LARGE, "longer than limits.max_line_bytes"),
+    -3: (Reason.INVALID_UTF8, "a message is not UTF-8"),
+}
 
 
 def read_rows_of_columns(
@@ -49,7 +53,8 @@ def read_rows_of_columns(
         "bytes": num_bytes,
         "text_field": records.text_field,
         "prompt_field": records.prompt_field,
-        "metadata": list(records.metadata),
+        "chat_fields": chat_fields(records) if origin.markup == "chat" else None,
+        "metadata": list(records.kept_fields),
         "max_text_bytes": limits.max_line_bytes,
         "memory_bytes": limits.reader_memory_bytes,
     }
@@ -84,6 +89,8 @@ def _document(
         except UnicodeDecodeError as error:
             detail, first = explain_bytes(value, error), max(error.start - 40, 0)
             return Rejection.of_bytes(Reason.INVALID_UTF8, origin.path, row, value, detail, first=first)
+    if origin.markup == "chat":
+        return origin.chat(json.loads(found[0]), row, 0, metadata)
     return origin.document(found[0], row, 0, metadata, with_end(found[1], records))
 
 

@@ -11,7 +11,7 @@ length in bytes, and a body of that length. All numbers are little-endian.
 
     R  offset and size, 64 bits each    the parent answers on standard input with a 64-bit length and the bytes
     B  rows: their number n, 64 bits; n lengths of texts and n lengths of prompts (-1: null, -2: too large); n lengths of metadata;
-       the texts; the prompts; the metadata
+       the texts; the prompts; the metadata. With `chat_fields` a text is a JSON object of these columns (-3: not UTF-8)
     E  reason and explanation, separated by a NUL; the last message of a file that cannot be read further
     Z  empty; the last message of a file that was read to its end
 """
@@ -38,7 +38,7 @@ _READ_BYTES = 1 << 20
 _MESSAGE_BYTES = 4 << 20
 _MAX_METADATA_CHARS = 1 << 16
 _FILE_MAGIC = b"ARROW1"
-_NULL, _TOO_LARGE = -1, -2
+_NULL, _TOO_LARGE, _NOT_UTF8 = -1, -2, -3
 _BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
 
 
@@ -77,12 +77,17 @@ def _restrict(memory_bytes: int) -> None:
 
 def _read(file: io.RawIOBase, request: dict[str, Any], sink: io.BufferedWriter) -> None:
     text_field, prompt_field, metadata = request["text_field"], request["prompt_field"], request["metadata"]
+    chat_fields: dict[str, str] | None = request["chat_fields"]
+    fields_of_text = {"text_field": text_field} | ({} if prompt_field is None else {"prompt_field": prompt_field})
     batches = _parquet_batches if request["format"] == "parquet" else _arrow_batches
-    for batch in batches(file, text_field, prompt_field, metadata):
-        texts = _texts(batch.column(batch.schema.names.index(text_field)), request["max_text_bytes"])
+    for batch in batches(file, fields_of_text if chat_fields is None else chat_fields, metadata, any_type=chat_fields is not None):
         prompts: list[bytes | int] = [b""] * batch.num_rows
-        if prompt_field is not None:
-            prompts = _texts(batch.column(batch.schema.names.index(prompt_field)), request["max_text_bytes"])
+        if chat_fields is not None:
+            texts = _objects(batch, chat_fields, request["max_text_bytes"])
+        else:
+            texts = _texts(batch.column(batch.schema.names.index(text_field)), request["max_text_bytes"])
+            if prompt_field is not None:
+                prompts = _texts(batch.column(batch.schema.names.index(prompt_field)), request["max_text_bytes"])
         fields = [
             (name, _values(batch.column(batch.schema.names.index(name))))
             for name in sorted(set(metadata) & set(batch.schema.names))
@@ -92,20 +97,20 @@ def _read(file: io.RawIOBase, request: dict[str, Any], sink: io.BufferedWriter) 
 
 
 def _parquet_batches(
-    file: io.RawIOBase, text_field: str, prompt_field: str | None, metadata: list[str]
+    file: io.RawIOBase, needed: dict[str, str], metadata: list[str], *, any_type: bool
 ) -> Iterator[pa.RecordBatch]:
     source = pa.PythonFile(file, mode="r")
     table = pq.ParquetFile(source, buffer_size=_READ_BYTES, pre_buffer=False, page_checksum_verification=True)
-    columns = _wanted(table.schema_arrow, text_field, prompt_field, metadata)
+    columns = _wanted(table.schema_arrow, needed, metadata, any_type=any_type)
     yield from table.iter_batches(_batch_rows(table.metadata), columns=columns, use_threads=False)
 
 
-def _arrow_batches(file: io.RawIOBase, text_field: str, prompt_field: str | None, metadata: list[str]) -> Iterator[pa.RecordBatch]:
+def _arrow_batches(file: io.RawIOBase, needed: dict[str, str], metadata: list[str], *, any_type: bool) -> Iterator[pa.RecordBatch]:
     """Yield the rows of an Arrow IPC file (Feather 2), or of an Arrow IPC stream, as Hugging Face's datasets library writes it."""
     open_reader = pa.ipc.open_file if file.read(len(_FILE_MAGIC)) == _FILE_MAGIC else pa.ipc.open_stream
     file.seek(0)
     schema = open_reader(pa.PythonFile(file, mode="r")).schema
-    columns = [schema.get_field_index(name) for name in _wanted(schema, text_field, prompt_field, metadata)]
+    columns = [schema.get_field_index(name) for name in _wanted(schema, needed, metadata, any_type=any_type)]
     file.seek(0)
     options = pa.ipc.IpcReadOptions(included_fields=columns, use_threads=False, ensure_native_endian=True)
     reader = open_reader(pa.PythonFile(file, mode="r"), options=options)
@@ -118,17 +123,15 @@ def _arrow_batches(file: io.RawIOBase, text_field: str, prompt_field: str | None
             yield batch.slice(first, _MAX_BATCH_ROWS)
 
 
-def _wanted(schema: pa.Schema, text_field: str, prompt_field: str | None, metadata: list[str]) -> list[str]:
-    """Return the names of the columns that are read.
+def _wanted(schema: pa.Schema, needed: dict[str, str], metadata: list[str], *, any_type: bool) -> list[str]:
+    """Return the names of the columns that are read: those that are needed, by the setting that names each, and metadata.
 
     Raises:
-        _Refused: there is no column of texts, or none of prompts.
+        _Refused: there is no such column, or unless `any_type` it does not hold texts.
     """
-    columns = [text_field]
-    _check(schema, text_field, "text_field")
-    if prompt_field is not None:
-        _check(schema, prompt_field, "prompt_field")
-        columns.append(prompt_field)
+    for setting, column in needed.items():
+        _check(schema, column, "messages_field" if any_type else setting, any_type=any_type)
+    columns = [*needed.values()]
     return [*columns, *(name for name in metadata if schema.names.count(name) == 1 and name not in columns)]
 
 
@@ -139,19 +142,37 @@ def _batch_rows(metadata: pq.FileMetaData) -> int:
     return int(min(max(_MESSAGE_BYTES * num_rows // max(num_bytes, 1), 1), _MAX_BATCH_ROWS))
 
 
-def _check(schema: pa.Schema, field: str, setting: str) -> None:
+def _check(schema: pa.Schema, field: str, setting: str, *, any_type: bool) -> None:
     found = schema.names.count(field)
     if found != 1:
         shown = ", ".join(map(repr, schema.names[:8]))
         detail = "occurs twice" if found else f"is missing; the columns are {shown}; see records.{setting}"
         raise _Refused("duplicate-key" if found else "no-text-field", f"column {field!r} {detail}")
     kind = schema.field(field).type
-    if not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
+    if not any_type and not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
         raise _Refused("text-not-a-string", f"column {field!r} has type {kind}, but strings or bytes are expected")
 
 
 def _is_text(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
+
+
+def _objects(batch: pa.RecordBatch, fields: dict[str, str], max_bytes: int) -> list[bytes | int]:
+    """Return a JSON object for each row, or `_TOO_LARGE` or `_NOT_UTF8`."""
+    columns = {name: batch.column(batch.schema.names.index(column)) for name, column in fields.items()}
+    return [_object({name: column[row] for name, column in columns.items()}, max_bytes) for row in range(batch.num_rows)]
+
+
+def _object(values: dict[str, pa.Scalar], max_bytes: int) -> bytes | int:
+    try:
+        data = json.dumps({name: value.as_py() for name, value in values.items()}, ensure_ascii=False, default=_plain).encode()
+    except UnicodeError:
+        return _NOT_UTF8
+    return data if len(data) <= max_bytes else _TOO_LARGE
+
+
+def _plain(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _texts(column: pa.Array, max_bytes: int) -> list[bytes | int]:

@@ -15,10 +15,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from data_pipeline.config import Kind, RecordSettings
+from data_pipeline.config import ChatSettings, Kind, RecordSettings
 from data_pipeline.documents import Document, Reason, Rejection
 
-__all__ = ["BOM", "MalformedError", "Origin", "decode", "explain_bytes", "has_surrogate", "metadata_json", "with_end"]
+__all__ = [
+    "BOM",
+    "MalformedError",
+    "Origin",
+    "chat_fields",
+    "decode",
+    "explain_bytes",
+    "has_surrogate",
+    "is_chat",
+    "metadata_json",
+    "with_end",
+]
 
 BOM = b"\xef\xbb\xbf"
 _FOREIGN_MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
@@ -41,12 +52,38 @@ class Origin:
     path: str
     """Path of the input file, relative to its source. A member of an archive is `archive.tar!/path/of/member`."""
     kind: Kind = "prose"
-    markup: Literal["plain", "html"] = "plain"
+    markup: Literal["plain", "html", "chat"] = "plain"
 
     def document(self, text: str, line: int, offset: int, metadata: str = "", prompt: str = "") -> Document:
         """Return a document of this file that begins at `line` and byte `offset`. A prompt precedes the text without a loss."""
         parts = (len(prompt), len(text)) if prompt else ()
         return Document(prompt + text, self.path, line, offset, self.kind, self.markup, metadata, parts)
+
+    def chat(self, fields: Mapping[str, Any], line: int, offset: int, metadata: str = "") -> Document:
+        """Return a document whose text is the JSON object of a conversation or a preference pair.
+
+        Raises:
+            MalformedError: a text in it contains a lone surrogate.
+        """
+        text = json.dumps(fields, ensure_ascii=False)
+        if has_surrogate(text):
+            raise MalformedError(Reason.LONE_SURROGATE, "a message contains a lone surrogate")
+        return Document(text, self.path, line, offset, self.kind, "chat", metadata)
+
+
+def is_chat(records: RecordSettings, chat: ChatSettings) -> bool:
+    """Whether the records of a source are conversations or preference pairs."""
+    return chat.is_on and (records.prompt_field is not None or bool(records.chat_fields))
+
+
+def chat_fields(records: RecordSettings) -> dict[str, str]:
+    """Return the fields of a conversation or a preference pair: the name in the record for each name in the document."""
+    if records.messages_field is not None:
+        return {"messages": records.messages_field}
+    assert records.prompt_field is not None
+    if records.chosen_field is None or records.rejected_field is None:
+        return {"prompt": records.prompt_field, "response": records.text_field}
+    return {"prompt": records.prompt_field, "chosen": records.chosen_field, "rejected": records.rejected_field}
 
 
 def decode(data: bytes, origin: Origin, line: int, offset: int, metadata: str = "") -> Document | Rejection:

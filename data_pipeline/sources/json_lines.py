@@ -15,7 +15,16 @@ import orjson
 
 from data_pipeline.config import LimitSettings, RecordSettings
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.sources.decoding import BOM, MalformedError, Origin, explain_bytes, has_surrogate, metadata_json, with_end
+from data_pipeline.sources.decoding import (
+    BOM,
+    MalformedError,
+    Origin,
+    chat_fields,
+    explain_bytes,
+    has_surrogate,
+    metadata_json,
+    with_end,
+)
 from data_pipeline.sources.streams import Line
 
 __all__ = ["parse_json_line", "parse_quickly", "parse_strictly"]
@@ -34,11 +43,14 @@ def parse_json_line(line: Line, origin: Origin, records: RecordSettings, limits:
         if not data.strip():
             raise MalformedError(Reason.EMPTY, "an empty line")
         value = parse_quickly(data, limits.max_json_depth)
-        if value is None or any(_may_be_rounded(value.get(name)) for name in records.metadata):
+        if value is None or any(_may_be_rounded(value.get(name)) for name in records.kept_fields):
             value = parse_strictly(data, limits.max_json_depth)
+        if origin.markup == "chat":
+            fields = {name: _value_of(value, field, "messages_field") for name, field in chat_fields(records).items()}
+            return origin.chat(fields, line.number, line.offset, metadata_json(value, records.metadata))
         text = _text_of(value, records.text_field, "text_field")
         prompt = "" if records.prompt_field is None else _text_of(value, records.prompt_field, "prompt_field")
-        metadata = metadata_json(value, records.metadata)
+        metadata = metadata_json(value, records.kept_fields)
         return origin.document(text, line.number, line.offset, metadata, with_end(prompt, records))
     except MalformedError as error:
         return Rejection.of_bytes(error.reason, origin.path, line.number, data, str(error))
@@ -79,13 +91,17 @@ def parse_strictly(data: bytes, max_depth: int) -> Any:
         raise MalformedError(Reason.NOT_JSON, str(error)) from None
 
 
-def _text_of(value: Any, name: str, setting: str) -> str:
+def _value_of(value: Any, name: str, setting: str) -> Any:
     if not isinstance(value, dict):
         raise MalformedError(Reason.NOT_AN_OBJECT, f"a JSON {type(value).__name__}, but an object is expected")
     if name not in value:
         fields = ", ".join(map(repr, list(value)[:8])) or "none"
         raise MalformedError(Reason.NO_TEXT_FIELD, f"no field {name!r}; the fields are {fields}; see records.{setting}")
-    text = value[name]
+    return value[name]
+
+
+def _text_of(value: Any, name: str, setting: str) -> str:
+    text = _value_of(value, name, setting)
     if not isinstance(text, str):
         raise MalformedError(Reason.TEXT_NOT_A_STRING, f"field {name!r} is a {type(text).__name__}")
     if has_surrogate(text):

@@ -16,7 +16,7 @@ from data_pipeline.dataset.splits import tail_offset
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.archives import ArchiveError, Member, read_tar, read_zip
 from data_pipeline.sources.columnar import read_rows_of_columns
-from data_pipeline.sources.decoding import Origin
+from data_pipeline.sources.decoding import Origin, is_chat
 from data_pipeline.sources.formats import Format
 from data_pipeline.sources.inputs import Part
 from data_pipeline.sources.json_lines import parse_json_line
@@ -136,7 +136,7 @@ def _read_blocks(
 
 def _origin(path: str, file_format: Format, kind: Kind | None, config: PrepareConfig) -> Origin:
     """Return the origin of a file's documents. HTML is of kind web, unless the source sets another kind."""
-    markup: Literal["plain", "html"] = "html" if file_format == "html" else "plain"
+    markup: Literal["plain", "html", "chat"] = "html" if file_format == "html" else "plain"
     if file_format in ("jsonl", "csv", "tsv", "parquet", "arrow"):
-        markup = config.records.markup
+        markup = "chat" if is_chat(config.records, config.chat) else config.records.markup
     return Origin(path, kind or ("web" if markup == "html" else "prose"), markup)

@@ -15,7 +15,7 @@ from typing import Literal
 
 from data_pipeline.config import LimitSettings, RecordSettings
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.sources.decoding import BOM, MalformedError, Origin, has_surrogate, metadata_json, with_end
+from data_pipeline.sources.decoding import BOM, MalformedError, Origin, chat_fields, has_surrogate, metadata_json, with_end
 from data_pipeline.sources.streams import Line, read_lines
 
 __all__ = ["read_rows", "read_table"]
@@ -135,19 +135,23 @@ class _Columns:
         """
         if not row:
             raise MalformedError(Reason.EMPTY, "an empty line")
-        names = {"text_field": self.records.text_field}
-        if self.records.prompt_field is not None:
+        is_chat = origin.markup == "chat"
+        names = chat_fields(self.records) if is_chat else {"text_field": self.records.text_field}
+        if self.records.prompt_field is not None and not is_chat:
             names["prompt_field"] = self.records.prompt_field
         for setting, name in names.items():
-            self._check_named_once(setting, name)
+            self._check_named_once("messages_field" if is_chat else setting, name)
         if len(row) != len(self.names):
             raise MalformedError(Reason.FIELD_COUNT, f"{len(row)} fields, but the first row names {len(self.names)} columns")
         fields = dict(zip(self.names, row, strict=True))
         for name in names.values():
             if has_surrogate(fields[name]):
                 raise MalformedError(Reason.INVALID_UTF8, f"column {name!r} is not UTF-8; convert the file to UTF-8")
+        if is_chat:
+            texts = {name: fields[column] for name, column in names.items()}
+            return origin.chat(texts, line.number, line.offset, metadata_json(fields, self.records.metadata))
         prompt = with_end(fields[names["prompt_field"]], self.records) if "prompt_field" in names else ""
-        text, metadata = fields[self.records.text_field], metadata_json(fields, self.records.metadata)
+        text, metadata = fields[self.records.text_field], metadata_json(fields, self.records.kept_fields)
         return origin.document(text, line.number, line.offset, metadata, prompt)
 
     def _check_named_once(self, setting: str, name: str) -> None:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from common.errors import ConfigError, SourceError
 from data_pipeline.config import PrepareConfig, settings_without_effect
+from data_pipeline.dataset.layout import MAX_LABELS
 from data_pipeline.dataset.splits import SPLITS, fewest_held_out
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import Reason
-from data_pipeline.execution.tasks import add_counts
+from data_pipeline.execution.tasks import Counts, add_counts
 from data_pipeline.filters.language import CODE, check_codes
 from data_pipeline.sources.inputs import InputFile, Partition
+from data_pipeline.stages.pack import DocumentsOf
 from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.rejects import collect_rejects
 from data_pipeline.stages.select import SelectResult
 from data_pipeline.stages.split import SplitResult, share_lost_to_benchmarks
 
 __all__ = [
+    "check_labels",
     "check_languages",
     "check_positions_exist",
     "check_rejected",
@@ -180,6 +183,30 @@ def check_selected(selected: Sequence[SelectResult]) -> None:
                 f"none of {offered} {side} documents is left after selection ({found}); loosen the quality thresholds, change "
                 "the balance weights, or use another tokenizer"
             )
+
+
+def check_labels(labels: Mapping[str, Counts], documents: Sequence[DocumentsOf]) -> None:
+    """Raise SourceError if labelled documents have fewer than two labels or too many. Warn about labels that a split lacks.
+
+    Args:
+        labels: number of documents by label and split.
+        documents: the documents of each partition.
+    """
+    if all(one.label_field is None for one in documents):
+        return
+    if not 2 <= len(labels) <= MAX_LABELS:
+        raise SourceError(
+            f"the documents have {len(labels)} different labels ({_shown_names(labels)}), but 2 to {MAX_LABELS} are needed; check "
+            "that records.label_field names the field with the labels"
+        )
+    for split, use in zip(SPLITS, ("training", "validation"), strict=True):
+        if missing := [name for name, counts in labels.items() if not counts.get(split)]:
+            logger.warning("no %s document has one of these labels: %s; add documents", use, _shown_names(missing))
+
+
+def _shown_names(labels: Iterable[str]) -> str:
+    names = list(labels)
+    return ", ".join(map(repr, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
 
 
 def warn_of_losses(duplicates: Duplicates, config: PrepareConfig) -> None:

@@ -22,6 +22,11 @@ class Job:
     work: Path
     run: Runner
 
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The special tokens that the settings need in a tokenizer that is trained."""
+        return (*self.config.augment.special_tokens, *self.config.chat.special_tokens)
+
     def place(self, folder: str, number: int) -> Path:
         """Return the path of a partition's result in a folder of the work folder, without extension."""
         return self.work / folder / f"{number:06d}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from common.files import digest_file, unfinished_path
 from data_pipeline.config import PackingSettings
-from data_pipeline.dataset.layout import CHOSEN, DOCUMENTS, DOCUMENTS_SCHEMA, LOSS_RUNS, TOKENS
+from data_pipeline.dataset.layout import CHOSEN, DOCUMENTS, DOCUMENTS_SCHEMA, LABELS, LABELS_SCHEMA, LOSS_RUNS, TOKENS
 from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.shards import ShardContent, token_type, write_shard
 from data_pipeline.dataset.splits import SPLITS, Split
 from data_pipeline.dataset.tables import TableWriter, data_path, read_side_by_side
 from data_pipeline.execution.runner import Runner
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
+from data_pipeline.filters.labels import label_of
 from data_pipeline.packing.pieces import METHODS
 from data_pipeline.packing.placement import count_packing, pack
 from data_pipeline.packing.rows import Window, cut_into_shards, cut_into_windows, fill_rows
@@ -41,6 +42,8 @@ class DocumentsOf:
     """Number of tokens that go into rows, by split."""
     digests: Mapping[str, str]
     """Digest of each of the two tables, by folder."""
+    label_field: str | None = None
+    """The field of the metadata that holds the label; None if the source has no labels."""
 
     def place(self, folder: str) -> Path:
         """Return the path of the table in `folder`, without extension."""
@@ -54,8 +57,15 @@ def pack_all(
     tokenizer: TrainedTokenizer,
     documents: Sequence[DocumentsOf],
     work: Path,
+    labels: Sequence[str] = (),
+    *,
+    has_pairs: bool = False,
 ) -> list[tuple[PackTask, PackResult]]:
-    """Pack each split of each source, in groups of consecutive partitions that fill about one shard."""
+    """Pack each split of each source, in groups of consecutive partitions that fill about one shard.
+
+    `labels` has the names of all labels, sorted; it is empty if the documents have none. `has_pairs` says that each document is a
+    preference pair.
+    """
     token_bytes = token_type(tokenizer.vocab_size).itemsize
     tasks, sizes = [], []
     for source, of_source in groupby(documents, key=lambda partition: partition.source):
@@ -72,6 +82,9 @@ def pack_all(
                     tokenizer.pad_id,
                     packing,
                     work / "shards" / f"{source}-{split}-{group[0].number:06d}",
+                    group[0].label_field,
+                    tuple(labels),
+                    has_pairs,
                 )
                 tasks.append(task)
                 sizes.append(token_bytes * sum(partition.tokens[split] for partition in group))
@@ -107,6 +120,12 @@ class PackTask:
     settings: PackingSettings
     output: Path
     """Folder of the shards."""
+    label_field: str | None = None
+    """See `DocumentsOf`."""
+    labels: tuple[str, ...] = ()
+    """Names of all labels, sorted."""
+    has_pairs: bool = False
+    """Whether each document is a preference pair."""
 
 
 @dataclass
@@ -127,6 +146,8 @@ class PackResult:
     """Tokens that would be targets without the loss mask; None if no document of the source has one."""
     facts_sha256: str = ""
     """Digest of the table of facts about the documents; empty for training documents, which have none."""
+    labels_sha256: str = ""
+    """Digest of the table of labels; empty if the documents have none."""
 
 
 def pack_group(task: PackTask) -> PackResult:
@@ -159,20 +180,26 @@ def pack_group(task: PackTask) -> PackResult:
             for batch in _facts(task):
                 table.write(batch)
         result.facts_sha256 = files[data_path(Path(DOCUMENTS)).name] = table.digest
+    if task.label_field is not None:
+        with TableWriter(temporary / LABELS, LABELS_SCHEMA) as table:
+            for batch in _labels(task, task.label_field):
+                table.write(batch)
+        result.labels_sha256 = files[data_path(Path(LABELS)).name] = table.digest
     shutil.rmtree(task.output, ignore_errors=True)  # renamed by a run that was killed before it wrote the result
     temporary.rename(task.output)
     return commit_result(task, result, files={task.output / name: digest for name, digest in files.items()})
 
 
 def _packed_windows(task: PackTask, result: PackResult) -> Iterator[ShardContent]:
-    for window in cut_into_windows(_tokenized(task), task.settings.window_tokens):
+    windows = _tokenized(task) if task.label_field is None else _cut_to_rows(_tokenized(task), task.row_length, result)
+    for window in cut_into_windows(windows, task.settings.window_tokens):
         packings = {method: pack(window.lengths_D, task.row_length, method) for method in METHODS}
         result.documents += len(window.ids_D)
         result.document_tokens += len(window.tokens_T)
         counts = {method: count_packing(packing) for method, packing in packings.items()}
         result.cut_documents += counts[task.settings.method]["cut_documents"]
         result.methods = {method: add_counts([result.methods[method], counts[method]]) for method in METHODS}
-        yield from fill_rows(window, packings[task.settings.method], task.row_length, task.pad_id)
+        yield from fill_rows(window, packings[task.settings.method], task.row_length, task.pad_id, has_pairs=task.has_pairs)
         del window  # frees it before the next one is gathered
 
 
@@ -189,6 +216,29 @@ def _tokenized(task: PackTask) -> Iterator[Window]:
                     packed = [name for name in ("id", "tokens", LOSS_RUNS) if name in batch.schema.names]
                     yield _window(batch.select(packed).filter(pa.array(is_taken_D)))
         copy += 1
+
+
+def _cut_to_rows(windows: Iterable[Window], row_length: int, result: PackResult) -> Iterator[Window]:
+    """Cut each document to the length of a row. Its last token, which may be eos, stays the last one."""
+    for window in windows:
+        ends_D = np.cumsum(window.lengths_D)
+        places_T = np.arange(len(window.tokens_T)) - np.repeat(ends_D - window.lengths_D, window.lengths_D)
+        left_T = np.repeat(window.lengths_D, window.lengths_D) - places_T
+        is_kept_T = (places_T < row_length - 1) | (left_T == 1)
+        result.cut_documents += int((window.lengths_D > row_length).sum())
+        has_loss_T = None if window.has_loss_T is None else window.has_loss_T[is_kept_T]
+        yield Window(window.ids_D, np.minimum(window.lengths_D, row_length), window.tokens_T[is_kept_T], has_loss_T)
+
+
+def _labels(task: PackTask, label_field: str) -> Iterator[pa.RecordBatch]:
+    """Yield id and label of each document that is in a row."""
+    numbers = {name: number for number, name in enumerate(task.labels)}
+    for tokens, chosen in zip(task.tokens, task.chosen, strict=True):
+        for batch, row in read_side_by_side(tokens, chosen):
+            is_taken = pa.array((row.column("copies").to_numpy() > 0) & _is_in(task.split, batch))
+            taken = batch.select(["id", "metadata"]).filter(is_taken)
+            labels = [numbers[label_of(metadata, label_field)] for metadata in taken.column("metadata").to_pylist()]
+            yield pa.RecordBatch.from_arrays([taken.column("id"), pa.array(labels, pa.uint16())], schema=LABELS_SCHEMA)
 
 
 def _facts(task: PackTask) -> Iterator[pa.RecordBatch]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_pipeline.config import KINDS, PrepareConfig
+from data_pipeline.conversations.chat_template import ChatTemplate
+from data_pipeline.conversations.rendering import ChatRenderer
 from data_pipeline.dataset.splits import tail_offset
 from data_pipeline.dataset.tables import TableWriter
 from data_pipeline.dedup.benchmarks import load_benchmarks
@@ -30,10 +33,17 @@ from data_pipeline.stages.reject_samples import SAMPLES_PER_REASON, RejectedWrit
 __all__ = ["TEXT_SCHEMA", "ReadResult", "ReadTask", "read_all", "read_partition"]
 
 
-def read_all(job: Job) -> list[ReadResult]:
-    """Read, clean and judge every partition."""
+def read_all(job: Job, chat: ChatTemplate | None = None) -> list[ReadResult]:
+    """Read, clean and judge every partition. The template turns conversations into text.
+
+    Raises:
+        ConfigError: the template cannot be used for any conversation.
+    """
+    with _opened(chat) as chats:
+        if chats is not None:
+            chats.end_of_turn()
     tasks = [
-        ReadTask(partition, job.config, job.place("keys", number), job.place("text", number), rejected_place(job, number))
+        ReadTask(partition, job.config, job.place("keys", number), job.place("text", number), rejected_place(job, number), chat)
         for number, partition in enumerate(job.partitions)
     ]
     return job.run("read", read_partition, tasks, [partition.bytes for partition in job.partitions], ReadResult)
@@ -58,6 +68,8 @@ TEXT_SCHEMA = pa.schema(
 )
 """One row for each kept document. `tail` is true if it begins in the part of its file that a split by position holds out. `parts`
 are the lengths in characters of its parts (see `Document`)."""
+CHAT_SCHEMA = TEXT_SCHEMA.append(pa.field("special", pa.list_(pa.uint32())))
+"""The columns if there is a chat template: also the special tokens of each conversation (see `Document`)."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,8 @@ class ReadTask:
     output: Path
     rejected: Path | None = None
     """Tables that receive the rejected documents in full; None if they are not kept."""
+    chat: ChatTemplate | None = None
+    """The template of conversations; None if there are none."""
 
 
 @dataclass
@@ -103,12 +117,13 @@ def read_partition(task: ReadTask) -> ReadResult:
     rejected: Counter[str] = Counter()
     ignored: Counter[str] = Counter()
     with (
-        TableWriter(task.output, TEXT_SCHEMA) as table,
+        TableWriter(task.output, CHAT_SCHEMA if task.chat else TEXT_SCHEMA) as table,
         KeyWriter(task.keys, config.dedup) as keys,
         PageReader(config.limits) as pages,
         RejectedWriter(task.rejected) as rejects,
+        _opened(task.chat) as chats,
     ):
-        for parts, items in _batches(task.partition, config, rejects, ignored):
+        for parts, items in _batches(task.partition, config, rejects, ignored, chats):
             judged = judge_batch(items, config, pages)
             ids = [document_id(task.partition.number, result.documents + number) for number in range(len(items))]
             kept = [number for number, item in enumerate(judged.items) if isinstance(item, JudgedDocument)]
@@ -125,8 +140,12 @@ def read_partition(task: ReadTask) -> ReadResult:
     return commit_result(task, result, table, keys, rejects)
 
 
+def _opened(chat: ChatTemplate | None) -> AbstractContextManager[ChatRenderer | None]:
+    return nullcontext() if chat is None else ChatRenderer(chat)
+
+
 def _batches(
-    partition: Partition, config: PrepareConfig, rejects: RejectedWriter, ignored: Counter[str]
+    partition: Partition, config: PrepareConfig, rejects: RejectedWriter, ignored: Counter[str], chats: ChatRenderer | None
 ) -> Iterator[tuple[list[Part], list[Document | Rejection]]]:
     """Yield everything that is read from a partition in batches: the items, and for each the part of a file that it comes from.
 
@@ -137,7 +156,8 @@ def _batches(
     items: list[Document | Rejection] = []
     characters = metadata = 0
     for part in partition.parts:
-        for item in read_part(part, config, ignored):
+        for read in read_part(part, config, ignored):
+            item = chats.document(read) if chats and isinstance(read, Document) and read.markup == "chat" else read
             parts.append(part)
             items.append(item if isinstance(item, Document) else replace(item, data=b""))
             if isinstance(item, Rejection):
@@ -161,6 +181,8 @@ def _rows(judged: JudgedBatch, kept: list[int], parts: list[Part], ids: list[int
         one.document.offset >= tail_offset(parts[number].file.bytes, config.split.val_fraction)
         for number, one in zip(kept, documents, strict=True)
     ]
+    schema = CHAT_SCHEMA if config.chat.is_on else TEXT_SCHEMA
+    special = [pa.array([one.document.special for one in documents], pa.list_(pa.uint32()))] if config.chat.is_on else []
     return pa.record_batch(
         [
             pa.array([ids[number] for number in kept], pa.uint64()),
@@ -173,8 +195,9 @@ def _rows(judged: JudgedBatch, kept: list[int], parts: list[Part], ids: list[int
             pa.array(is_tail, pa.bool_()),
             pa.array([texts[start:end].tobytes() for start, end in zip(starts, ends, strict=True)], pa.large_string()),
             pa.array([one.document.parts for one in documents], pa.list_(pa.uint32())),
+            *special,
         ],
-        schema=TEXT_SCHEMA,
+        schema=schema,
     )
 
 

@@ -15,11 +15,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from data_pipeline.config import KINDS, BalanceSettings
-from data_pipeline.dataset.layout import CHOSEN, CHOSEN_SCHEMA, TOKENS
+from data_pipeline.dataset.layout import CHOSEN, CHOSEN_SCHEMA, LOSS_RUNS, TOKENS
 from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.documents import Reason
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
+from data_pipeline.filters.labels import label_of
 from data_pipeline.quality.bounds import FATES, Bounds, judge, resolve_bounds
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
 from data_pipeline.quality.perplexity import perplexity
@@ -36,6 +37,7 @@ __all__ = [
     "cuts_of_sources",
     "documents_of",
     "explain_selection",
+    "labels_of",
     "reasons_of",
     "repeats_of_groups",
     "select_all",
@@ -85,6 +87,7 @@ def select_all(job: Job, tokenized: Sequence[TokenizeResult], cuts: Mapping[str,
             repeats,
             job.config.split.seed,
             job.place(CHOSEN, number),
+            job.config.for_source(source).records.label_field,
         )
         for number, source in enumerate(sources)
     ]
@@ -94,9 +97,22 @@ def select_all(job: Job, tokenized: Sequence[TokenizeResult], cuts: Mapping[str,
 def documents_of(job: Job, tokenized: Sequence[TokenizeResult], selected: Sequence[SelectResult]) -> list[DocumentsOf]:
     """Return the tokenized documents of every partition."""
     return [
-        DocumentsOf(partition.source, number, job.work, chosen.tokens, {TOKENS: encoded.sha256, CHOSEN: chosen.sha256})
+        DocumentsOf(
+            partition.source,
+            number,
+            job.work,
+            chosen.tokens,
+            {TOKENS: encoded.sha256, CHOSEN: chosen.sha256},
+            job.config.for_source(partition.source).records.label_field,
+        )
         for number, (partition, encoded, chosen) in enumerate(zip(job.partitions, tokenized, selected, strict=True))
     ]
+
+
+def labels_of(selected: Sequence[SelectResult]) -> dict[str, Counts]:
+    """Return the number of documents by label and split, in the order of the labels' names; empty if there are no labels."""
+    names = sorted({name for result in selected for name in result.labels})
+    return {name: add_counts(result.labels.get(name, {}) for result in selected) for name in names}
 
 
 _TRAIN = SPLITS.index("train")
@@ -145,6 +161,8 @@ class SelectTask:
     """Mean number of copies, by group; None if nothing is balanced."""
     seed: int
     output: Path
+    label_field: str | None = None
+    """The field of the metadata that holds the label; None if the source has no labels."""
 
 
 @dataclass
@@ -170,6 +188,8 @@ class SelectResult:
     """The first rejected documents of each reason."""
     offered: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     """Number of documents to select from."""
+    labels: dict[str, Counts] = field(default_factory=dict)
+    """Number of documents by label and split; empty if the source has no labels."""
 
 
 def select_partition(task: SelectTask) -> SelectResult:
@@ -181,6 +201,8 @@ def select_partition(task: SelectTask) -> SelectResult:
         for batch in read_batches(task.tokens):
             copies_D = _copies(batch, task, rejected)
             _count(batch, copies_D, result, lengths)
+            if task.label_field is not None:
+                _count_labels(batch, copies_D, task.label_field, result)
             table.write(pa.RecordBatch.from_arrays([pa.array(copies_D)], schema=CHOSEN_SCHEMA))
     result.rejected = dict(rejected.counts)
     result.samples = rejected.show(task.text)
@@ -269,6 +291,14 @@ def _count(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], result: SelectRes
         result.kinds[KINDS[kind]] = result.kinds.get(KINDS[kind], 0) + count
 
 
+def _count_labels(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], label_field: str, result: SelectResult) -> None:
+    split_D = batch.column("split").to_numpy()
+    for metadata, split, copies in zip(batch.column("metadata").to_pylist(), split_D.tolist(), copies_D.tolist(), strict=True):
+        if copies:
+            counts = result.labels.setdefault(label_of(metadata, label_field), dict.fromkeys(SPLITS, 0))
+            counts[SPLITS[split]] += 1
+
+
 def _reasons(batch: pa.RecordBatch, cuts: Cuts) -> NDArray[np.object_]:
     """Return why each document is rejected, "" if it is not. A document without tokens cannot be placed in a row."""
     reasons_D: NDArray[np.object_] = np.full(batch.num_rows, "", np.object_)
@@ -276,7 +306,10 @@ def _reasons(batch: pa.RecordBatch, cuts: Cuts) -> NDArray[np.object_]:
         scores_D = batch.column("perplexity").to_numpy() if cuts.by_perplexity else None
         probabilities_D = batch.column("wanted").to_numpy() if cuts.by_classifier else None
         reasons_D = _REASONS[judge(cuts.bounds, scores_D, probabilities_D)]
-    reasons_D[np.diff(batch.column("tokens").offsets.to_numpy()) == 0] = Reason.NO_TOKENS
+    is_empty_D = np.diff(batch.column("tokens").offsets.to_numpy()) == 0
+    reasons_D[is_empty_D] = Reason.NO_TOKENS
+    if LOSS_RUNS in batch.schema.names:  # the tokenize stage gives a conversation that is too long one run of length 0
+        reasons_D[is_empty_D & (np.diff(batch.column(LOSS_RUNS).offsets.to_numpy()) == 1)] = Reason.TOO_MANY_TOKENS
     return reasons_D
 
 

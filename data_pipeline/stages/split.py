@@ -19,7 +19,7 @@ from data_pipeline.dataset.tables import TableWriter, read_side_by_side, read_ta
 from data_pipeline.dedup.duplicates import REASONS, Duplicates
 from data_pipeline.dedup.resolve import Fate
 from data_pipeline.dedup.text_lookup import Texts
-from data_pipeline.documents import Reason
+from data_pipeline.documents import Reason, cut_text
 from data_pipeline.execution.tasks import Counts, commit_result
 from data_pipeline.stages.job import Job
 from data_pipeline.stages.read import ReadResult
@@ -167,4 +167,7 @@ def texts_of(batch: pa.RecordBatch, split: Split) -> list[str]:
     """Return the texts of the documents of one split."""
     chosen = batch.filter(pa.array(batch.column("split").to_numpy() == SPLITS.index(split)))
     texts: list[str] = chosen.column("text").to_pylist()
-    return texts
+    if "special" not in chosen.schema.names:
+        return texts
+    # The names of special tokens in conversations are no text that a tokenizer should learn.
+    return ["".join(cut_text(*one)[::2]) for one in zip(texts, chosen.column("special").to_pylist(), strict=True)]

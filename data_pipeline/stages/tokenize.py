@@ -7,7 +7,7 @@ Shape suffixes: D documents of a batch, P parts of all documents, T ids of all d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from data_pipeline.config import KINDS, PrepareConfig
+from data_pipeline.conversations.encoding import EncodedChat, encode_chats
 from data_pipeline.dataset.layout import TOKENIZER, TOKENS, tokens_schema
 from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.shards import token_type
@@ -44,7 +45,7 @@ def tokenize_all(job: Job, split: Sequence[SplitResult]) -> list[TokenizeResult]
             job.work / TOKENIZER,
             job.work / MODELS,
             job.config,
-            job.config.for_source(partition.source).records.prompt_field is not None,
+            job.config.for_source(partition.source).has_mask,
             job.place(TOKENS, number),
         )
         for number, partition in enumerate(job.partitions)
@@ -85,6 +86,8 @@ class TokenizeResult:
     probabilities: Counts = field(default_factory=dict)
     """Number of documents by probability under the classifier."""
     augmented: Counts = field(default_factory=dict)
+    chats: Counts = field(default_factory=dict)
+    """Numbers of conversations or pairs, of those that are cut at the end of a row, and of those that are too long."""
 
 
 def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
@@ -106,6 +109,10 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
             perplexity_D, wanted_D = _score(texts, plain, models, result)
             changed = plain if augmenter is None else _augment(augmenter, plain, batch, texts, result)
             encoded = tokenizer.frame(changed, add_bos=settings.add_bos, add_eos=settings.add_eos)
+            mask = None
+            if parts is not None:
+                has_loss_T = parts.has_loss(changed, encoded, has_bos=settings.add_bos and tokenizer.bos_id is not None)
+                encoded, mask = _with_chats(encoded, has_loss_T, _chats(batch, texts, tokenizer, task, result))
             result.tokens += len(encoded.ids_T)
             result.unknown += 0 if tokenizer.unk_id is None else int((encoded.ids_T == tokenizer.unk_id).sum())
             offsets = pa.array(np.concatenate([[0], encoded.ends_D]))
@@ -116,8 +123,9 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
                 pa.array(wanted_D),
                 pa.LargeListArray.from_arrays(offsets, pa.array(encoded.ids_T.astype(ids_type))),
             ]
-            if parts is not None:
-                columns.append(parts.mask_column(changed, encoded, has_bos=settings.add_bos and tokenizer.bos_id is not None))
+            if mask is not None:
+                ends_D = np.cumsum(mask.num_runs_B)
+                columns.append(pa.ListArray.from_arrays(pa.array(np.append(0, ends_D).astype(np.int32)), pa.array(mask.runs_N)))
             table.write(pa.RecordBatch.from_arrays(columns, schema=schema))
     result.sha256 = table.digest
     return commit_result(task, result, table)
@@ -144,8 +152,14 @@ class _Parts:
         self.lengths_P = np.diff(encoded.ends_D, prepend=0)
         return Encoded(encoded.ids_T, encoded.ends_D[np.cumsum(self.num_parts_D) - 1])
 
-    def mask_column(self, changed: Encoded, framed: Encoded, *, has_bos: bool) -> pa.Array:
-        """Return the loss mask of the documents, with and without bos and eos. These belong to the first and last part."""
+    def has_loss(self, changed: Encoded, framed: Encoded, *, has_bos: bool) -> NDArray[np.bool_]:
+        """Return whether each token of the documents has a loss, with bos and eos. These belong to the first and last part.
+
+        Args:
+            changed: the documents without bos and eos, after augmentation.
+            framed: the documents with them.
+            has_bos: whether they begin with bos.
+        """
         sizes_D, framed_D = (np.diff(encoded.ends_D, prepend=0) for encoded in (changed, framed))
         firsts_D = np.cumsum(self.num_parts_D) - self.num_parts_D
         lengths_P, numbers_P = self.lengths_P.copy(), np.arange(len(self.lengths_P)) - np.repeat(firsts_D, self.num_parts_D)
@@ -154,8 +168,48 @@ class _Parts:
         lengths_P[firsts_D] += has_bos
         lengths_P[firsts_D + self.num_parts_D - 1] += framed_D - sizes_D - has_bos
         has_loss_P = (numbers_P % 2 == 1) | np.repeat(is_alone_D, self.num_parts_D)
-        mask = LossMask.of(np.repeat(has_loss_P, lengths_P), framed_D)
-        return pa.ListArray.from_arrays(pa.array(np.append(0, np.cumsum(mask.num_runs_B)).astype(np.int32)), pa.array(mask.runs_N))
+        return np.repeat(has_loss_P, lengths_P)
+
+
+def _chats(
+    batch: pa.RecordBatch, texts: Sequence[str], tokenizer: Tokenizer, task: TokenizeTask, result: TokenizeResult
+) -> dict[int, EncodedChat]:
+    """Return the conversations and pairs of a batch by their place in it, as they fit into a row. Count what does not fit.
+
+    One that cannot be used has no tokens, and a run of length 0, by which the selection knows that it was too long.
+    """
+    if "special" not in batch.schema.names:
+        return {}
+    special = batch.column("special").to_pylist()
+    parts = batch.column("parts").to_pylist()
+    places = [place for place, lengths in enumerate(special) if lengths]
+    encoded = encode_chats(
+        tokenizer, [texts[place] for place in places], [parts[place] for place in places], [special[place] for place in places]
+    )
+    config = task.config
+    cut = config.chat.too_long == "truncate" and not config.has_pairs
+    fitted = [chat.fitted(config.row_length, may_cut=cut) for chat in encoded]
+    if config.has_pairs:  # a tokenizer that has no token for an answer leaves a pair that cannot be cut in two
+        fitted = [chat if chat is not None and chat.num_answers == 2 else None for chat in fitted]
+    num_cut = sum(after is not None and after is not before for before, after in zip(encoded, fitted, strict=True))
+    counts = {"documents": len(encoded), "cut": num_cut, "too_long": fitted.count(None)}
+    result.chats = add_counts([result.chats, counts])
+    return {place: chat or EncodedChat.nothing() for place, chat in zip(places, fitted, strict=True)}
+
+
+def _with_chats(encoded: Encoded, has_loss_T: NDArray[np.bool_], chats: Mapping[int, EncodedChat]) -> tuple[Encoded, LossMask]:
+    """Return the documents with the conversations in their places, and their loss mask."""
+    if not chats:
+        return encoded, LossMask.of(has_loss_T, np.diff(encoded.ends_D, prepend=0))
+    arrays, masks = encoded.arrays(), np.split(has_loss_T, encoded.ends_D[:-1])
+    for place, chat in chats.items():
+        arrays[place], masks[place] = chat.ids_T, chat.has_loss_T
+    found = LossMask.of(np.concatenate(masks), np.array([len(ids) for ids in arrays], np.int64))
+    unusable = [place for place, chat in chats.items() if not len(chat.ids_T)]
+    firsts = (np.cumsum(found.num_runs_B) - found.num_runs_B)[unusable]
+    num_runs_B = found.num_runs_B.copy()
+    num_runs_B[unusable] += 1
+    return Encoded.of(arrays), LossMask(np.insert(found.runs_N, firsts, 0), num_runs_B)
 
 
 @lru_cache(maxsize=1)

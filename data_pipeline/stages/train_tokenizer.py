@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 
-from common.files import digest_bytes
+from common.files import digest_bytes, write_atomic
 from data_pipeline.config import TokenizerSettings
+from data_pipeline.conversations.chat_template import TEMPLATE_FILE, ChatTemplate
 from data_pipeline.dataset.layout import TOKENIZER
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.execution.tasks import commit_result
@@ -21,8 +22,11 @@ from data_pipeline.tokenizer.training import alphabet_of, sample_pieces, train_t
 __all__ = ["SampleResult", "SampleTask", "TrainTask", "TrainedTokenizer", "sample_partition", "train", "train_on_sample"]
 
 
-def train_on_sample(job: Job, split: Sequence[SplitResult]) -> TrainedTokenizer:
-    """Draw a sample of the training text and train the tokenizer on it, or use the tokenizer that the user supplies."""
+def train_on_sample(job: Job, split: Sequence[SplitResult], chat: ChatTemplate | None = None) -> TrainedTokenizer:
+    """Draw a sample of the training text and train the tokenizer on it, or use the tokenizer that the user supplies.
+
+    The folder of the tokenizer also gets the chat template, if there is one.
+    """
     settings = job.config.tokenizer
     sizes = [result.bytes["train"] for result in split]
     samples: list[SampleTask] = []
@@ -39,8 +43,9 @@ def train_on_sample(job: Job, split: Sequence[SplitResult]) -> TrainedTokenizer:
             for number in range(len(split))
         ]
         job.run("sample", sample_partition, samples, sizes, SampleResult)
-    outputs, special = tuple(sample.output for sample in samples), job.config.augment.special_tokens
-    task = TrainTask(outputs, settings, special, sum(sizes), job.work / TOKENIZER)
+    outputs = tuple(sample.output for sample in samples)
+    special = job.special_tokens if settings.path is None else job.config.augment.special_tokens
+    task = TrainTask(outputs, settings, special, sum(sizes), job.work / TOKENIZER, None if chat is None else chat.source)
     [tokenizer] = job.run("train", train, [task], [min(sum(sizes), settings.sample_bytes)], TrainedTokenizer)
     return tokenizer
 
@@ -89,6 +94,8 @@ class TrainTask:
     """Size of the whole training text."""
     output: Path
     """Folder of the tokenizer."""
+    chat: str | None = None
+    """The chat template that goes with it."""
 
 
 @dataclass(frozen=True)
@@ -115,4 +122,8 @@ def train(task: TrainTask) -> TrainedTokenizer:
     tokenizer = train_tokenizer(sample, task.settings, task.extra_special, task.num_bytes)
     save_tokenizer(tokenizer, task.output)
     trained = TrainedTokenizer.of(tokenizer)
+    if task.chat is not None:
+        content = task.chat.encode()
+        write_atomic(task.output / TEMPLATE_FILE, content)
+        trained = replace(trained, files={**trained.files, TEMPLATE_FILE: digest_bytes(content)})
     return commit_result(task, trained, files={task.output / name: digest for name, digest in trained.files.items()})

@@ -5,7 +5,7 @@ nor eos. Our own tokenizers decode every encoded text exactly, except `char`, wh
 unk. A supplied tokenizer can lose text, which `round_trip_failures` counts.
 """
 
-from data_pipeline.tokenizer.base import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Encoded, Tokenizer, round_trip_failures
+from data_pipeline.tokenizer.base import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Encoded, NamedToken, Tokenizer, round_trip_failures
 from data_pipeline.tokenizer.characters import ByteTokenizer, CharacterTokenizer
 from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer
 from data_pipeline.tokenizer.loading import load_tokenizer, open_supplied, save_tokenizer, supplied_files
@@ -20,6 +20,7 @@ __all__ = [
     "CharacterTokenizer",
     "Encoded",
     "HuggingFaceTokenizer",
+    "NamedToken",
     "SentencePieceTokenizer",
     "Tokenizer",
     "load_tokenizer",

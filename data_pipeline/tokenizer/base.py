@@ -24,6 +24,7 @@ __all__ = [
     "SPECIAL_IDS",
     "UNK_ID",
     "Encoded",
+    "NamedToken",
     "Tokenizer",
     "round_trip_failures",
 ]
@@ -70,6 +71,18 @@ class Encoded:
         return Encoded(ids_T, ends_D)
 
 
+@dataclass(frozen=True)
+class NamedToken:
+    """A special token that a chat template can write."""
+
+    name: str
+    id: int
+    strips_left: bool = False
+    """Whether the token takes the white space before it."""
+    strips_right: bool = False
+    """Whether the token takes the white space after it."""
+
+
 class Tokenizer(ABC):
     """A fixed mapping between text and ids in [0, vocab_size)."""
 
@@ -112,6 +125,16 @@ class Tokenizer(ABC):
     @abstractmethod
     def token_id(self, name: str) -> int | None:
         """Return the id of a special token, such as `<|fim_prefix|>`, or None if there is no such token."""
+
+    @property
+    @abstractmethod
+    def named_tokens(self) -> tuple[NamedToken, ...]:
+        """The special tokens with a name, which no ordinary text is encoded as."""
+
+    @property
+    @abstractmethod
+    def role_names(self) -> dict[str, str]:
+        """The name of the bos, eos, unk and pad token, by role, as far as the tokenizer has them."""
 
     def frame(self, encoded: Encoded, *, add_bos: bool, add_eos: bool) -> Encoded:
         """Return encoded texts with bos before or eos after each."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from common.files import canonical_json, digest_bytes
-from data_pipeline.tokenizer.base import NUM_SPECIAL, SPECIAL_IDS, UNK_ID, Encoded, Tokenizer
+from data_pipeline.tokenizer.base import NUM_SPECIAL, SPECIAL_IDS, UNK_ID, Encoded, NamedToken, Tokenizer
+from data_pipeline.tokenizer.special import OWN_NAMES
 
 __all__ = ["ByteTokenizer", "CharacterTokenizer"]
 
@@ -25,6 +26,11 @@ class _BuiltIn(Tokenizer):
         return self._end + len(self._extra)
 
     @property
+    def extra(self) -> tuple[str, ...]:
+        """The names of the additional special tokens, whose ids are the last ones."""
+        return self._extra
+
+    @property
     def digest(self) -> str:
         """`sha256:…` over kind, symbols and special ids."""
         return digest_bytes(self.to_bytes())
@@ -32,6 +38,17 @@ class _BuiltIn(Tokenizer):
     def token_id(self, name: str) -> int | None:
         """Return the id of the special token `name`, or None if there is no such token."""
         return self._end + self._extra.index(name) if name in self._extra else None
+
+    @property
+    def named_tokens(self) -> tuple[NamedToken, ...]:
+        """The four special tokens of all our tokenizers, and the additional ones."""
+        own = [NamedToken(OWN_NAMES[role], number) for role, number in SPECIAL_IDS.items()]
+        return (*own, *(NamedToken(name, self._end + place) for place, name in enumerate(self._extra)))
+
+    @property
+    def role_names(self) -> dict[str, str]:
+        """The names of the special tokens by role."""
+        return dict(OWN_NAMES)
 
     def _file(self, symbols: Mapping[str, str]) -> dict[str, bytes]:
         content = {"kind": self.kind, **symbols, "special": SPECIAL_IDS, **({"extra": list(self._extra)} if self._extra else {})}
@@ -51,6 +68,11 @@ class CharacterTokenizer(_BuiltIn):
         codes = np.frombuffer(alphabet.encode("utf-32-le"), np.uint32)
         self._id_of_code = np.full(int(codes.max(initial=0)) + 2, UNK_ID, np.int32)
         self._id_of_code[codes] = np.arange(NUM_SPECIAL, NUM_SPECIAL + len(codes), dtype=np.int32)
+
+    @property
+    def alphabet(self) -> str:
+        """The characters that have an id, in the order of their ids."""
+        return self._alphabet
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         """Return the ids of all texts in one array, without bos and eos; unk for characters outside the alphabet."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from common.errors import DataError
 from common.files import canonical_json, digest_bytes
-from data_pipeline.tokenizer.base import MAX_VOCAB_SIZE, Encoded, Tokenizer
+from data_pipeline.tokenizer.base import MAX_VOCAB_SIZE, Encoded, NamedToken, Tokenizer
 from data_pipeline.tokenizer.byte_level import borders_of
 from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, SpecialTokens, special_tokens
 from data_pipeline.tokenizer.word_cache import WordCache
@@ -117,6 +117,24 @@ class HuggingFaceTokenizer(Tokenizer):
         """Return the id of a token, or None if there is no such token."""
         number = self._library.token_to_id(name)
         return None if number is None else int(number)
+
+    @property
+    def named_tokens(self) -> tuple[NamedToken, ...]:
+        """The tokens that the file marks as special, and bos and eos."""
+        ends = {name for role in ("bos", "eos") if (name := self._special.names[role]) is not None}
+        found = self._library.get_added_tokens_decoder()
+        marked = {
+            token.content: NamedToken(token.content, number, token.lstrip, token.rstrip)
+            for number, token in sorted(found.items())
+            if token.special or token.content in ends
+        }
+        rest = {name: NamedToken(name, number) for name in sorted(ends) if (number := self.token_id(name)) is not None}
+        return tuple({**rest, **marked}.values())
+
+    @property
+    def role_names(self) -> dict[str, str]:
+        """The names of the special tokens by role."""
+        return {role: name for role, name in self._special.names.items() if name is not None}
 
     def _added_tokens(self) -> Iterable[tokenizers.AddedToken]:
         return self._library.get_added_tokens_decoder().values()

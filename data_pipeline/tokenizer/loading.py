@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from common.errors import ConfigError, PreparedDataError
-from common.files import read_input, write_atomic
+from common.files import UnusableFileError, read_input, write_atomic
 from data_pipeline.tokenizer.base import MAX_TOKENIZER_BYTES, Tokenizer
 from data_pipeline.tokenizer.characters import ByteTokenizer, CharacterTokenizer
 from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer
@@ -59,11 +59,22 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
 def open_supplied(path: Path, chosen: Mapping[str, str]) -> Tokenizer:
     """Return a supplied tokenizer: a `tokenizer.json` or SentencePiece `.model` file, or a folder with one of them.
 
+    The folder may also be that of a run or of prepared data. Its tokenizer may be of any kind, and it has the same digest again.
     `chosen` names special tokens by role (`pad`, `unk`, `bos`, `eos`) and overrides the names in the files.
 
     Raises:
         ConfigError: the file does not exist or cannot be read, or the tokenizer lacks a chosen token.
     """
+    if (own := _own_folder(path)) is not None:
+        if chosen:
+            raise ConfigError(
+                f"tokenizer.{next(iter(chosen))}_token is set, and tokenizer.path = {path} is a folder whose tokenizer is used as "
+                "it is; leave the setting out"
+            )
+        try:
+            return load_tokenizer(own)
+        except (PreparedDataError, UnusableFileError, OSError) as error:
+            raise ConfigError(f"tokenizer.path: {error}") from None
     file = _file_of(path)
     try:
         files = _read_with_siblings(file)
@@ -92,7 +103,15 @@ def supplied_files(path: Path) -> list[Path]:
     Raises:
         ConfigError: there is no tokenizer at this path.
     """
-    return _with_siblings(_file_of(path))
+    own = _own_folder(path)
+    return _with_siblings(_file_of(path) if own is None else next(file for name in _BUILDERS if (file := own / name).is_file()))
+
+
+def _own_folder(path: Path) -> Path | None:
+    """Return the folder of the tokenizer in a run or in prepared data; None if the path is something else."""
+    own = path / "tokenizer"
+    is_own = any((path / name).is_file() for name in ("record.json", "manifest.json"))
+    return own if is_own and any((own / name).is_file() for name in _BUILDERS) else None
 
 
 def _file_of(path: Path) -> Path:

@@ -9,11 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from common.files import digest_bytes
 
-__all__ = ["BPE", "UNIGRAM", "ModelSpec", "read_spec", "with_control_pieces", "without_dummy_prefix", "without_provenance"]
+__all__ = [
+    "BPE",
+    "UNIGRAM",
+    "ModelSpec",
+    "PieceKind",
+    "piece_kinds",
+    "read_spec",
+    "with_control_pieces",
+    "without_dummy_prefix",
+    "without_provenance",
+]
+
+PieceKind = Literal["text", "unknown", "control", "symbol", "unused", "byte"]
+"""The use of a piece. symbol: a user-defined symbol, which is found in a text before all other pieces."""
 
 UNIGRAM, BPE = 1, 2
 """Values of `ModelSpec.model_type`. An absent field means 1."""
@@ -21,6 +34,8 @@ UNIGRAM, BPE = 1, 2
 _PIECE, _TRAINER_SPEC, _NORMALIZER_SPEC = 1, 2, 3
 _INPUT, _MODEL_PREFIX, _MODEL_TYPE, _NUM_THREADS, _WHITESPACE_AS_SUFFIX, _BYTE_FALLBACK = 1, 2, 3, 16, 24, 35
 _PIECE_TYPE, _CONTROL = 3, 3
+_KINDS: tuple[PieceKind, ...] = ("text", "unknown", "control", "symbol", "unused", "byte")
+"""In the order of their numbers, which begin at 1. An absent field means 1."""
 _CHARSMAP, _ADD_DUMMY_PREFIX, _REMOVE_EXTRA_WHITESPACES, _ESCAPE_WHITESPACES = 2, 3, 4, 5
 
 
@@ -85,6 +100,19 @@ def read_spec(model: bytes) -> ModelSpec:
         remove_extra_whitespaces=bool(normalizer.get(_REMOVE_EXTRA_WHITESPACES, True)),
         escape_whitespaces=bool(normalizer.get(_ESCAPE_WHITESPACES, True)),
     )
+
+
+def piece_kinds(model: bytes) -> list[PieceKind]:
+    """Return the kind of each piece, in the order of the ids.
+
+    Raises:
+        ValueError: it is not a protocol buffer of this kind, or has a piece of an unknown kind.
+    """
+    numbers = [_values(field.value).get(_PIECE_TYPE, 1) for field in _fields(model) if field.number == _PIECE]
+    known = dict(enumerate(_KINDS, start=1))
+    if strange := [number for number in numbers if number not in known]:
+        raise ValueError(f"a piece has the kind {strange[0]!r}")
+    return [known[int(number)] for number in numbers]
 
 
 def without_provenance(model: bytes) -> bytes:

@@ -5,19 +5,28 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
 
 from common.files import canonical_json, digest_bytes
-from data_pipeline.tokenizer.base import Encoded, Tokenizer
-from data_pipeline.tokenizer.model_file import BPE, read_spec, with_control_pieces, without_dummy_prefix
+from data_pipeline.tokenizer.base import Encoded, NamedToken, Tokenizer
+from data_pipeline.tokenizer.model_file import (
+    BPE,
+    ModelSpec,
+    PieceKind,
+    piece_kinds,
+    read_spec,
+    with_control_pieces,
+    without_dummy_prefix,
+)
 from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, SpecialTokens, special_tokens
 from data_pipeline.tokenizer.subword_sampling import sample_bpe, sample_unigram
 from data_pipeline.tokenizer.word_cache import WordCache, places_to_cut
 
-__all__ = ["SPACE_MARK", "SentencePieceTokenizer"]
+__all__ = ["SPACE_MARK", "Piece", "SentencePieceTokenizer"]
 
 SPACE_MARK = "\u2581"
 """SentencePiece writes a space as this character, so it would decode the character itself as a space."""
@@ -25,6 +34,14 @@ SPACE_MARK = "\u2581"
 _SPACE_MARK_BYTES = SPACE_MARK.encode()
 _PROCESSOR_CHARS = 1 << 20  # longest text for one call of SentencePiece, which needs about 100 bytes of memory per character
 _SUPPLIED = "sentencepiece"
+
+
+class Piece(NamedTuple):
+    """An entry of the vocabulary."""
+
+    name: str
+    score: float
+    kind: PieceKind
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -67,6 +84,20 @@ class SentencePieceTokenizer(Tokenizer):
         return self._special
 
     @property
+    def spec(self) -> ModelSpec:
+        """The properties of the model."""
+        return self._spec
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The vocabulary, in the order of the ids. Bos and eos are control symbols, whatever the file says."""
+        ids = list(range(self.vocab_size))
+        columns = zip(
+            *(self._pieces, self._processor.get_score(ids), piece_kinds(self._model), self._processor.is_control(ids)), strict=True
+        )
+        return [Piece(name, score, "control" if is_control else kind) for name, score, kind, is_control in columns]
+
+    @property
     def vocab_size(self) -> int:
         """Number of ids, special ones included."""
         return int(self._processor.get_piece_size())
@@ -84,7 +115,7 @@ class SentencePieceTokenizer(Tokenizer):
         data = [text.encode() for text in texts]
         ends_D = np.cumsum(np.fromiter(map(len, data), np.int64, len(data)))
         joined, cuts = b"".join(data), ends_D
-        if self._spells_marks and (marks := _positions(joined, _SPACE_MARK_BYTES)):
+        if self.spells_marks and (marks := _positions(joined, _SPACE_MARK_BYTES)):
             cuts = np.unique(np.concatenate([ends_D, marks, np.add(marks, len(_SPACE_MARK_BYTES))]))
         return Encoded(*self._words.encode(joined, cuts, ends_D))
 
@@ -97,7 +128,7 @@ class SentencePieceTokenizer(Tokenizer):
         draw = random.Random(seed).random  # its results are the same in all versions of Python
         segment = sample_bpe if self._spec.model_type == BPE else sample_unigram
         ids: list[int] = []
-        for number, run in enumerate(text.split(SPACE_MARK) if self._spells_marks else [text]):
+        for number, run in enumerate(text.split(SPACE_MARK) if self.spells_marks else [text]):
             ids += self._space_mark_ids.tolist() if number else []
             normalized = self._processor.normalize(run)
             ids += (i for piece in segment(normalized, self._scores, alpha, draw) for i in self._ids_of(piece))
@@ -129,6 +160,17 @@ class SentencePieceTokenizer(Tokenizer):
         """Return the id of a piece such as a control symbol or user-defined symbol, or None if there is no such piece."""
         return self._id_of_piece(name)
 
+    @property
+    def named_tokens(self) -> tuple[NamedToken, ...]:
+        """The control symbols of the model, and bos and eos."""
+        silent = np.flatnonzero(self._is_silent).tolist()
+        return tuple(NamedToken(self._pieces[number], number) for number in silent)
+
+    @property
+    def role_names(self) -> dict[str, str]:
+        """The names of the special tokens by role."""
+        return {role: name for role, name in self._special.names.items() if name is not None}
+
     def _stands_for_text(self, number: int) -> bool:
         return not (self._processor.is_control(number) or self._processor.is_unknown(number))
 
@@ -137,7 +179,8 @@ class SentencePieceTokenizer(Tokenizer):
         return int(number) if self._pieces[number] == name else None
 
     @property
-    def _spells_marks(self) -> bool:
+    def spells_marks(self) -> bool:
+        """Whether U+2581 in a text is encoded as bytes. A supplied model encodes it as a space."""
         return self.kind != _SUPPLIED
 
     def _word_cache(self) -> WordCache | None:
@@ -147,7 +190,7 @@ class SentencePieceTokenizer(Tokenizer):
         processor, ids = self._processor, list(range(self.vocab_size))
         skip = np.array(processor.is_control(ids)) | processor.is_byte(ids) | processor.is_unknown(ids)
         pieces = [piece for piece, is_skipped in zip(self._pieces, skip, strict=True) if not is_skipped]
-        may_cut = places_to_cut(pieces, SPACE_MARK, (" ",) if self._spells_marks else (" ", SPACE_MARK))
+        may_cut = places_to_cut(pieces, SPACE_MARK, (" ",) if self.spells_marks else (" ", SPACE_MARK))
         return WordCache(may_cut, lambda words: self._encode_texts([word.decode() for word in words]))
 
     def _encode_texts(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
@@ -155,7 +198,7 @@ class SentencePieceTokenizer(Tokenizer):
         careful = {
             index: self._encode_with_care(text)
             for index, text in enumerate(texts)
-            if len(text) > _PROCESSOR_CHARS or (SPACE_MARK in text and self._spells_marks)
+            if len(text) > _PROCESSOR_CHARS or (SPACE_MARK in text and self.spells_marks)
         }
         plain = [text for index, text in enumerate(texts) if index not in careful] if careful else list(texts)
         encoded: list[NDArray[np.int32]] = self._parts_processor.encode(plain, return_type="numpy", num_threads=1)
@@ -166,7 +209,7 @@ class SentencePieceTokenizer(Tokenizer):
     def _encode_with_care(self, text: str) -> NDArray[np.int32]:
         """Encode space marks as bytes, and a long text in parts that no piece can span."""
         parts: list[NDArray[np.int32]] = []
-        for number, run in enumerate(text.split(SPACE_MARK) if self._spells_marks else [text]):
+        for number, run in enumerate(text.split(SPACE_MARK) if self.spells_marks else [text]):
             if number:
                 parts.append(self._space_mark_ids)
             cut = _cut_at_spaces(run, _PROCESSOR_CHARS) if self._spec.keeps_text else [run]

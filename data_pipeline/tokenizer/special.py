@@ -9,13 +9,15 @@ from typing import Any
 
 from common.files import canonical_json
 
-__all__ = ["CONFIG_FILE", "ROLES", "SIBLINGS", "SpecialTokens", "names_in_siblings", "special_tokens"]
+__all__ = ["CONFIG_FILE", "OWN_NAMES", "ROLES", "SIBLINGS", "SpecialTokens", "names_in_siblings", "special_tokens"]
 
 ROLES = ("pad", "unk", "bos", "eos")
 CONFIG_FILE = "tokenizer_config.json"
 SIBLINGS = (CONFIG_FILE, "special_tokens_map.json")
 """Files beside the tokenizer's file that may name the special tokens. The first that names a token decides."""
 
+OWN_NAMES = {"pad": "<pad>", "unk": "<unk>", "bos": "<s>", "eos": "</s>"}
+"""The names of these tokens in the tokenizers that `prepare` builds."""
 _USUAL_NAMES = {
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>", "<|endoftext|>"),
     "unk": ("<unk>", "[UNK]", "<|unk|>"),

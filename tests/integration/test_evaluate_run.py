@@ -19,6 +19,7 @@ from data_pipeline.dataset.layout import MANIFEST
 from data_pipeline.dataset.manifest import read_manifest
 from data_pipeline.tokenizer import CharacterTokenizer, load_tokenizer
 from tests.support.grouped import ROW_LENGTH, write_grouped
+from tests.support.harness_tasks import write_tasks
 from tests.support.runs import metrics, run_command, tiny_config
 from trainer.commands.evaluate import benchmark_run, evaluate_run
 from trainer.commands.generate import written_texts
@@ -174,39 +175,6 @@ def test_a_continuation_ends_before_its_stop_text(harness_model: HarnessModel) -
     )
     assert free
     assert stopped == free.split(" ")[0]
-
-
-def write_tasks(folder: Path) -> Path:
-    """Write a multiple-choice task and a perplexity task, each with a data file."""
-    folder.mkdir()
-    questions = [
-        {"text": f"{start} ", "choices": choices, "label": 0}
-        for start, choices in (("the cat sat on a", ["mat", "zzz"]), ("birds", ["sang", "qqq"]), ("old", ["ships", "xxx"]))
-    ]
-    (folder / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
-    (folder / "pages.jsonl").write_text("".join(json.dumps({"page": f"the dog ran to it {n} times " * 3}) + "\n" for n in range(2)))
-    for name, lines in {
-        "questions": [
-            "output_type: multiple_choice",
-            "doc_to_text: '{{text}}'",
-            "doc_to_choice: choices",
-            "doc_to_target: label",
-            "target_delimiter: ''",
-            "metric_list:",
-            "  - metric: acc",
-        ],
-        "pages": [
-            "output_type: loglikelihood_rolling",
-            "doc_to_text: ''",
-            "doc_to_target: '{{page}}'",
-            "metric_list:",
-            "  - metric: word_perplexity",
-            "  - metric: bits_per_byte",
-        ],
-    }.items():
-        head = [f"task: tiny_{name}", "dataset_path: json", "dataset_kwargs:", "  data_files:", f"    test: {folder / name}.jsonl"]
-        (folder / f"{name}.yaml").write_text("\n".join([*head, "test_split: test", *lines]) + "\n")
-    return folder
 
 
 @pytest.mark.optional

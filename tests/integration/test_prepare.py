@@ -236,9 +236,9 @@ def test_a_reader_that_comes_during_the_work_keeps_its_data_and_the_work_is_not_
     with ExitStack() as stack, monkeypatch.context() as patch:
         pack_all = prepare_module.pack_all
 
-        def pack_and_read(*arguments: Any) -> Any:
+        def pack_and_read(*arguments: Any, **settings: Any) -> Any:
             stack.enter_context(reading(tmp_path, "run late"))
-            return pack_all(*arguments)
+            return pack_all(*arguments, **settings)
 
         patch.setattr(prepare_module, "pack_all", pack_and_read)
         with pytest.raises(ConfigError, match="in use by run late, process"):
@@ -536,7 +536,7 @@ BAD_INPUT: dict[str, tuple[dict[str, bytes], tuple[str, ...], int, str]] = {
         3,
         "split.by = tail needs plain uncompressed text files; set split.by to content",
     ),
-    "unknown recipe": ({"a__jsonl": GOOD_LINES}, ("--recipe", "dmeo"), 2, "the recipes are auto, demo, "),
+    "unknown recipe": ({"a__jsonl": GOOD_LINES}, ("--recipe", "dmeo"), 2, "the recipes are auto, classify, demo, "),
 }
 
 

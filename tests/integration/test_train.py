@@ -21,9 +21,9 @@ from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.commands.evaluate import evaluate_run
 from trainer.commands.options.evaluate import EvaluateOptions
-from trainer.commands.saved_model import load_checkpoint
 from trainer.evaluation import evaluate as evaluations
 from trainer.loop import train
+from trainer.run.state import load_checkpoint
 from trainer.training import setup, training_run
 from trainer.verification import replay
 

@@ -17,7 +17,6 @@ from tests.support.runs import losses, metrics, start_ranks, tiny_config
 from trainer import loop
 from trainer.commands.evaluate import evaluate_run
 from trainer.commands.options.evaluate import EvaluateOptions
-from trainer.commands.saved_model import load_checkpoint
 from trainer.config import TrainConfig
 from trainer.data.loader import global_batch
 from trainer.data.order import UniformOrder
@@ -29,6 +28,7 @@ from trainer.model.forward import LossModule
 from trainer.optim.optimizers import build_optimizers
 from trainer.parallel.wrapping import wrap_for_training
 from trainer.run.context import RunContext
+from trainer.run.state import load_checkpoint
 from trainer.training.step import train_step
 from trainer.training.step_report import StepInputs, StepResults
 from trainer.training.trainable import Trainable, make_scaler

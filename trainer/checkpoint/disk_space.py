@@ -40,20 +40,27 @@ def space_of(directory: Path) -> DiskSpace:
     return DiskSpace(held, status.f_bavail * status.f_frsize)
 
 
-def check_space(directory: Path, bytes_per_checkpoint: int) -> None:
+def check_space(directory: Path, bytes_per_checkpoint: int, shared_bytes: int = 0) -> None:
     """Refuse a directory without room for two checkpoints: the one that is kept and the one that is written.
 
     Checkpoints that the run already has count towards the two. One more must always fit, because a save writes the new checkpoint
     before it deletes an old one.
+
+    Args:
+        directory: of the checkpoints; it may not exist yet.
+        bytes_per_checkpoint: what each checkpoint adds.
+        shared_bytes: what all checkpoints have in common, which is stored once.
 
     Raises:
         ConfigError: there is too little room. The message says how much is needed and how much is free.
     """
     space = space_of(directory)
     held, free = space.held, space.free
-    needed = max(_COPIES * bytes_per_checkpoint - held, bytes_per_checkpoint)
+    needed = max(shared_bytes + _COPIES * bytes_per_checkpoint - held, bytes_per_checkpoint)
     if free < needed:
+        shared = f" and {shared_bytes / 1e9:.3f} GB that they share" if shared_bytes else ""
         raise ConfigError(
             f"{directory}: {free / 1e9:.3f} GB are free, but checkpoints need {needed / 1e9:.3f} GB more ({_COPIES} checkpoints "
-            f"of {bytes_per_checkpoint / 1e9:.3f} GB, {held / 1e9:.3f} GB exist already); make room, or use another disk for --run"
+            f"of {bytes_per_checkpoint / 1e9:.3f} GB{shared}, {held / 1e9:.3f} GB exist already); make room, or use another disk "
+            "for --run"
         )

@@ -13,14 +13,24 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from common.files import parse_json
 
-__all__ = ["TensorSpec", "decode_tensors", "digest_of", "encode_header", "raw_bytes", "same_bytes", "spec_of"]
+__all__ = [
+    "TensorSpec",
+    "decode_tensors",
+    "digest_of",
+    "encode_header",
+    "raw_bytes",
+    "read_specs",
+    "read_tensor",
+    "same_bytes",
+    "spec_of",
+]
 
 _DTYPES = {
     "F64": torch.float64,
@@ -92,13 +102,13 @@ def raw_bytes(tensor: Tensor) -> memoryview:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def encode_header(specs: Mapping[str, TensorSpec]) -> tuple[bytes, list[str]]:
+def encode_header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None) -> tuple[bytes, list[str]]:
     """Return the beginning of a tensor file, and the names in the order in which the tensors must follow.
 
-    Wide types come first, so that the offset of each tensor is a multiple of its element size.
+    Wide types come first, so that the offset of each tensor is a multiple of its element size. `metadata` is for other programs.
     """
     order = sorted(specs, key=lambda name: (-specs[name].item_bytes, name))
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     for name in order:
         begin, end = end, end + specs[name].num_bytes
@@ -114,29 +124,40 @@ def decode_tensors(content: bytearray) -> dict[str, Tensor]:
     Raises:
         ValueError: `content` is not a tensor file, or its header does not describe exactly the bytes that follow.
     """
-    header_bytes = int.from_bytes(content[:8], "little")
-    if len(content) < 8 or header_bytes > min(len(content) - 8, _MAX_HEADER_BYTES):
-        raise ValueError(f"its header claims {header_bytes} bytes in a file of {len(content)}")
-    begin = 8 + header_bytes
-    try:
-        header = parse_json(bytes(content[8:begin]))
-        placed = sorted(_placed(header), key=lambda entry: entry[2:])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"its header is not the header of a tensor file: {error}") from None
-    end = 0
-    for name, spec, first, last in placed:
-        if first != end or last - first != spec.num_bytes:
+    begin = 8 + _header_bytes(content[:8], len(content))
+    tensors, offset = {}, begin
+    for name, spec in _in_order(content[8:begin], len(content)).items():
+        if offset % spec.item_bytes:
             raise ValueError(
-                f"tensor {name!r} of {spec.num_bytes} bytes claims bytes {first} to {last}, and must begin at byte {end}"
+                f"tensor {name!r} begins at byte {offset}, which is not a multiple of its element size {spec.item_bytes}"
             )
-        if (begin + first) % spec.item_bytes:
-            raise ValueError(
-                f"tensor {name!r} begins at byte {begin + first}, which is not a multiple of its element size {spec.item_bytes}"
-            )
-        end = last
-    if begin + end != len(content):
-        raise ValueError(f"its tensors end at byte {begin + end}, and the file at byte {len(content)}")
-    return {name: _view(content, spec, begin + first) for name, spec, first, _ in placed}
+        tensors[name] = _view(content, spec, offset)
+        offset += spec.num_bytes
+    return tensors
+
+
+def read_specs(file: BinaryIO, num_bytes: int) -> dict[str, TensorSpec]:
+    """Read the header of a tensor file of this size. Return the tensors in their order in the file, for `read_tensor`.
+
+    Raises:
+        ValueError: as `decode_tensors`.
+        OSError: the file cannot be read.
+    """
+    size = _header_bytes(file.read(8), num_bytes)
+    return _in_order(file.read(size), num_bytes)
+
+
+def read_tensor(file: BinaryIO, spec: TensorSpec) -> Tensor:
+    """Read the next tensor of a file behind its header.
+
+    Raises:
+        ValueError: the file is too short.
+        OSError: the file cannot be read.
+    """
+    content = bytearray(file.read(spec.num_bytes))
+    if len(content) != spec.num_bytes:
+        raise ValueError(f"it ends within a tensor: {len(content)} of {spec.num_bytes} bytes are there")
+    return _view(content, spec, 0)
 
 
 def digest_of(tensor: Tensor) -> str:
@@ -149,6 +170,32 @@ def same_bytes(first: Tensor, second: Tensor) -> bool:
     if spec_of(first) != spec_of(second):
         return False
     return torch.equal(*(tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (first, second)))
+
+
+def _header_bytes(first: bytes | bytearray, num_bytes: int) -> int:
+    """Return the size of the header, from the first 8 bytes of a file of `num_bytes`."""
+    size = int.from_bytes(first, "little")
+    if len(first) < 8 or size > min(num_bytes - 8, _MAX_HEADER_BYTES):
+        raise ValueError(f"its header claims {size} bytes in a file of {num_bytes}")
+    return size
+
+
+def _in_order(header: bytes | bytearray, num_bytes: int) -> dict[str, TensorSpec]:
+    """Return the tensors of a header in their order. They must fill a file of `num_bytes` without gaps."""
+    try:
+        placed = sorted(_placed(parse_json(bytes(header), unique=True)), key=lambda entry: entry[2:])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"its header is not the header of a tensor file: {error}") from None
+    begin, end = 8 + len(header), 0
+    for name, spec, first, last in placed:
+        if first != end or last - first != spec.num_bytes:
+            raise ValueError(
+                f"tensor {name!r} of {spec.num_bytes} bytes claims bytes {first} to {last}, and must begin at byte {end}"
+            )
+        end = last
+    if begin + end != num_bytes:
+        raise ValueError(f"its tensors end at byte {begin + end}, and the file at byte {num_bytes}")
+    return {name: spec for name, spec, _, _ in placed}
 
 
 def _placed(header: Any) -> Iterator[tuple[str, TensorSpec, int, int]]:

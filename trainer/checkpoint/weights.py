@@ -10,7 +10,12 @@ from torch import Tensor
 from common.errors import GuardError
 from trainer.checkpoint import Checkpoint
 
-__all__ = ["check_finite", "weights_digest"]
+__all__ = ["averaged_weights", "check_finite", "weights_digest"]
+
+
+def averaged_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Return the weights that evaluations use: the moving average of those that have one, and all others as they are."""
+    return {**checkpoint.model, **checkpoint.average}
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:

@@ -11,24 +11,25 @@ import numpy as np
 from common.errors import ConfigError, PreparedDataError
 from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import Manifest, read_manifest
-from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.commands.options.evaluate import EvaluateOptions
-from trainer.commands.saved_model import load_model
+from trainer.commands.saved_model import check_writes, load_model
 from trainer.data.adjustments import Adjustments
 from trainer.distributed.group import joined_group
 from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.table import describe_evaluation
 from trainer.evaluation.tally import Grouping
+from trainer.extensions.hooks import Extension
+from trainer.finetuning.choice import saved_objective
 from trainer.inference.lm_eval import describe_benchmarks, run_benchmarks
 from trainer.inference.text_model import TextModel
 from trainer.machine.determinism import configure_determinism
 from trainer.model.attention import choose_backend
-from trainer.model.forward import LossModule
 from trainer.run.bounds import most_rows
 from trainer.run.context import RunContext
 from trainer.run.directory import data_folder, load_config, settings_here
-from trainer.run.record import read_record
+from trainer.run.record import read_record, recorded_initial
+from trainer.training.trainable import hold_reference, new_loss
 
 __all__ = ["benchmark_run", "evaluate_run", "run"]
 
@@ -43,8 +44,12 @@ def run(options: EvaluateOptions) -> None:
         print(text)
 
 
-def evaluate_run(options: EvaluateOptions) -> str:
+def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
     """Return validation loss, perplexity and bits per byte of a checkpoint, as text or as a JSON object.
+
+    Args:
+        options: the options of the command.
+        as_language: measure the decoder as a language model, whatever the objective of its training was.
 
     Raises:
         CheckpointError: the run or the checkpoint does not exist or is damaged.
@@ -53,12 +58,15 @@ def evaluate_run(options: EvaluateOptions) -> str:
     """
     run, limit = options.run, options.limit
     config = settings_here(load_config(run))
+    if as_language:
+        config = config.model_copy(update={"objective": "language"})
     configure_determinism(config)
     directory = data_folder(run, options.data)
     with reading(directory, f"evaluate of run {run.absolute().name}"):
         manifest, tokenizer = read_manifest(directory), load_tokenizer(run / "tokenizer")
-        rows = Rows(directory, manifest, "val", verify=config.verify_data)
-        _check_fit(run, directory, manifest, tokenizer, len(rows), config.model.context)
+        objective = saved_objective(run, config)
+        rows = objective.rows(directory, manifest, "val", verify=config.verify_data)
+        _check_fit(run, directory, manifest, tokenizer, len(rows), config.model.context if config.encoder is None else None)
         settings = config.eval if limit is None else config.eval.model_copy(update={"max_rows": limit})
         micro = min(settings.micro or config.batch.micro_rows, most_rows(config.model, manifest.row_length))
         settings = settings.model_copy(update={"micro": micro})
@@ -68,15 +76,23 @@ def evaluate_run(options: EvaluateOptions) -> str:
             lost = _quarantined(run, manifest, step)
             backend = choose_backend(config.attention, group.device, config.number_format, config.model.head_size)
             context = RunContext(config.model_copy(update={"eval": settings}), manifest, group, backend)
-            grouping = Grouping.of(directory, manifest, tokenizer)
-            result = evaluate(LossModule(model, config.loss), context, rows.without(lost), grouping=grouping)
+            grouping = Grouping.of(directory, manifest, tokenizer if objective.predicts_tokens else None)
+            loss = new_loss(model, Extension(), objective, config)
+            if objective.reference is not None:
+                hold_reference(context, objective, recorded_initial(read_record(run)))
+            result = evaluate(loss, context, rows.without(lost), grouping=grouping, measures=objective.measures)
+    measured = None if result.measured is None else result.measured(step)
     left_out = rows.num_rows_in(lost, np.arange(len(rows)))
     if not options.as_json:
         note = f"\n\nleft out, as in the run: {left_out:,} of {len(rows):,} rows, from shards in quarantine" if left_out else ""
-        return describe_evaluation(result, step, options.groups) + note
+        lines = "" if measured is None or objective.measures is None else f"\n\n{objective.measures.lines(measured)}"
+        return describe_evaluation(result, step, options.groups) + lines + note
     total = {"val_loss" if name == "loss" else name: value for name, value in result.total.to_json().items()}
     groups = {f"by_{name}": {group: score.to_json() for group, score in result.groups[name].items()} for name in options.groups}
-    return json.dumps({"step": step, **total, "rows": result.num_rows, "left_out": left_out, **groups}, ensure_ascii=False)
+    facts = {"step": step, **total, "rows": result.num_rows, "left_out": left_out, **groups}
+    if measured is not None:
+        facts[measured.name] = {name: value for name, value in measured.to_json().items() if name not in ("event", "step")}
+    return json.dumps(facts, ensure_ascii=False)
 
 
 def _quarantined(run: Path, manifest: Manifest, step: int) -> frozenset[str]:
@@ -87,7 +103,7 @@ def _quarantined(run: Path, manifest: Manifest, step: int) -> frozenset[str]:
     return Adjustments.from_json(record.get("changes", ())).quarantined(step)
 
 
-def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, num_rows: int, context: int) -> None:
+def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, num_rows: int, context: int | None) -> None:
     """Raise if the model of a run cannot be evaluated on the data."""
     if manifest.tokenizer_digest != tokenizer.digest:
         raise ConfigError(
@@ -95,7 +111,7 @@ def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, 
             "the text with the tokenizer of the run. To compare models with different tokenizers, prepare the same text with each "
             "tokenizer, and compare bits per byte"
         )
-    if manifest.row_length > context:
+    if context is not None and manifest.row_length > context:
         raise ConfigError(
             f"{data}: its rows have {manifest.row_length} tokens, but the model of {run} accepts {context} (model.context); "
             f"prepare it with --row_length {context}"
@@ -113,6 +129,7 @@ def benchmark_run(options: EvaluateOptions, tasks: str) -> str:
     """
     run = options.run
     config = settings_here(load_config(run))
+    check_writes(run, config)
     configure_determinism(config)
     with joined_group(config.device) as group:
         if group.world_size > 1:

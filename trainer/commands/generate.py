@@ -15,6 +15,7 @@ from common.errors import ConfigError
 from common.files import plain
 from trainer.commands.options.generate import GenerateOptions
 from trainer.commands.saved_model import opened_text_model
+from trainer.inference.chat import opened_chat
 from trainer.inference.conversation import converse, read_prompts, stop_token_ids
 from trainer.inference.samples import perplexity
 from trainer.inference.sampling import Sampling
@@ -44,8 +45,11 @@ def run(options: GenerateOptions) -> None:
         import_module("readline")  # with it, `input` can edit lines and recall earlier lines with the arrow keys
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # a line that is not UTF-8 does not end the program
-    with _opened(options) as source:
-        converse(source.stream, _sampling(options, source), input, out)
+    with _opened(options) as source, opened_chat(source, options.run / "tokenizer", options.system) as chat:
+        if chat is None:
+            converse(source.stream, _sampling(options, source), input, out)
+        else:
+            converse(chat.answer, _sampling(options, source), input, out, forget=chat.forget)
 
 
 def written_texts(options: GenerateOptions) -> Iterator[str]:

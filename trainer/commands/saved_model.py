@@ -8,45 +8,30 @@ from pathlib import Path
 
 from torch import nn
 
-from common.errors import CheckpointError
+from common.errors import ConfigError
 from data_pipeline.tokenizer import load_tokenizer
-from trainer.checkpoint import Checkpoint, CheckpointStore
+from trainer.checkpoint.weights import averaged_weights
 from trainer.config import TrainConfig
 from trainer.distributed.group import joined_group
 from trainer.extensions.trust import run_extension
-from trainer.extensions.user_model import seeded_model
+from trainer.finetuning.choice import saved_objective
 from trainer.inference.text_model import TextModel
 from trainer.machine.determinism import configure_determinism
+from trainer.model.lora import merged_weights
 from trainer.parallel.fsdp import load_full
 from trainer.run.bounds import check_model_size
 from trainer.run.directory import load_config, settings_here
 from trainer.run.record import read_record
-from trainer.run.state import load_whole
+from trainer.run.state import load_checkpoint
+from trainer.training.trainable import new_model
 
-__all__ = ["load_checkpoint", "load_model", "opened_text_model"]
-
-
-def load_checkpoint(run: Path, which: str) -> Checkpoint:
-    """Return the verified checkpoint that `which` names: `latest`, `best` or a step.
-
-    Raises:
-        CheckpointError: the checkpoint does not exist or is damaged.
-    """
-    store = CheckpointStore(run / "checkpoints")
-    steps = store.steps()
-    if not steps:
-        raise CheckpointError(f"{run}: the run has no checkpoint yet; train until the first one is saved")
-    if which not in ("latest", "best") and not which.isdecimal():
-        raise CheckpointError(f"--checkpoint {which}: use latest, best, or one of the steps {', '.join(map(str, steps))}")
-    if which.isdecimal():
-        return load_whole(store, int(which))[0]
-    latest, state = load_whole(store, steps[-1])
-    best = state.progress.best_step
-    return latest if which == "latest" or best is None else load_whole(store, best)[0]
+__all__ = ["check_is_decoder", "check_writes", "load_model", "opened_text_model"]
 
 
 def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool = False) -> tuple[nn.Module, int]:
     """Return the model of a checkpoint, with the averaged weights if there are any, and the step of the checkpoint.
+
+    Adapters are merged into the matrices, so the model is the same as without `lora`.
 
     Raises:
         CheckpointError: the run or the checkpoint does not exist or is damaged.
@@ -55,12 +40,43 @@ def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool =
     extension = run_extension(run, read_record(run)["identity"].get("extension"), trust_code=trust_code)
     checkpoint = load_checkpoint(run, which)
     tokenizer = load_tokenizer(run / "tokenizer")
-    weights = checkpoint.average or checkpoint.model
+    weights = merged_weights(averaged_weights(checkpoint), config.lora)
+    objective = saved_objective(run, config)
     if extension.build_model is None:  # before the model takes memory, because the settings may not match the checkpoint
-        check_model_size(config.model, tokenizer.vocab_size, sum(tensor.numel() for tensor in checkpoint.model.values()))
-    model = seeded_model(extension, config.model, tokenizer.vocab_size, config.seed)
+        saved = sum(tensor.numel() for tensor in weights.values())
+        check_model_size(config.model, tokenizer.vocab_size, saved, objective.num_weights)
+    model = new_model(extension, objective, config.without_adapters, tokenizer.vocab_size)
     load_full(model, weights)
     return model.eval(), checkpoint.step
+
+
+def check_writes(run: Path, config: TrainConfig) -> None:
+    """Raise ConfigError if the model of a run does not continue texts."""
+    if not saved_objective(run, config).writes:
+        raise ConfigError(
+            f"{run}: it was trained with objective = {config.objective}, and its model does not continue texts; use the command "
+            "`evaluate` on it, or name a run with objective = language"
+        )
+
+
+def check_is_decoder(run: Path, config: TrainConfig, reason: str, *, trust_code: bool) -> None:
+    """Raise ConfigError if the model of a run is not the built-in decoder, or does not continue texts.
+
+    Args:
+        run: its directory.
+        config: its settings.
+        reason: why another model will not do, for the message: the rest of a sentence after "and".
+        trust_code: allow executing code of the run.
+    """
+    extension = run_extension(run, read_record(run)["identity"].get("extension"), trust_code=trust_code)
+    if extension.build_model is not None:
+        raise ConfigError(f"{run}: its extension defines build_model, and {reason}; name a run whose extension has no build_model")
+    objective = saved_objective(run, config)
+    if objective.model is not None or not objective.writes:
+        raise ConfigError(
+            f"{run}: with objective = {config.objective} the model is not the built-in decoder, and {reason}; name a run with "
+            "objective = language"
+        )
 
 
 @contextmanager
@@ -72,6 +88,7 @@ def opened_text_model(run: Path, which: str, *, use_cache: bool = True, trust_co
         ConfigError: code of the run needs consent; see `trainer.extensions.trust`.
     """
     config = settings_here(load_config(run))
+    check_writes(run, config)
     configure_determinism(config)
     with joined_group(config.device) as group:
         model, _ = load_model(run, config, which, trust_code=trust_code)

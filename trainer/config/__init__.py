@@ -2,7 +2,9 @@
 
 from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
 from trainer.config.effects import settings_without_effect
+from trainer.config.finetuning import ClassificationConfig, DistillationConfig, PreferenceConfig
 from trainer.config.health import Action, AlertAction, AlertsConfig, GuardConfig
+from trainer.config.lora import LoraConfig
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
 from trainer.config.run import BranchConfig, CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
@@ -16,17 +18,21 @@ __all__ = [
     "BatchConfig",
     "BranchConfig",
     "CheckpointConfig",
+    "ClassificationConfig",
+    "DistillationConfig",
     "EmaConfig",
     "EvalConfig",
     "GuardConfig",
     "LimitsConfig",
     "LoaderConfig",
     "LogConfig",
+    "LoraConfig",
     "LossConfig",
     "MixtureConfig",
     "ModelConfig",
     "OptimConfig",
     "Precision",
+    "PreferenceConfig",
     "ResumeConfig",
     "ScheduleConfig",
     "TrainConfig",

@@ -17,7 +17,7 @@ from typing import Any
 
 from trainer.config.model import ModelConfig
 
-__all__ = ["MINUTES", "MOST_EPOCHS", "SHAPES", "Facts", "choose", "choose_for", "tokens_per_weight"]
+__all__ = ["MINUTES", "MOST_EPOCHS", "SHAPES", "Facts", "choose", "choose_for", "num_gpus", "tokens_per_weight"]
 
 SHAPES = (
     *((2, 64, 2), (4, 128, 4), (4, 192, 6), (6, 256, 8), (6, 384, 6), (8, 512, 8)),
@@ -43,6 +43,7 @@ _FRACTIONS = ("limits.epochs", "limits.minutes")
 _NUMBERS = (
     *_FRACTIONS,
     *("limits.steps", "limits.tokens", "model.layers", "model.width", "model.heads", "batch.global_rows", "batch.micro"),
+    "lora.rank",
 )
 _LARGEST = 1e15
 
@@ -78,7 +79,7 @@ def choose_for(given: Mapping[str, Any], variables: Mapping[str, str] = os.envir
     manifest = import_module("data_pipeline.dataset.manifest").read_manifest(Path(given["data"]))  # loads NumPy
     tokens = sum(shard.tokens for shard in manifest.shards if shard.split == "train")
     ranks, nodes = _num_ranks(variables)
-    gpus = 0 if given.get("device") == "cpu" else _num_gpus(variables)
+    gpus = 0 if given.get("device") == "cpu" else num_gpus(variables)
     cores = len(os.sched_getaffinity(0))
     return choose(Facts(tokens, manifest.row_length, manifest.vocab_size, nodes * gpus, nodes * cores, ranks), given)
 
@@ -205,9 +206,9 @@ def _batch(facts: Facts, given: dict[str, Any], weights: int) -> tuple[int, int 
 
 
 def _rates(given: dict[str, Any], width: int) -> dict[str, Any]:
-    """Return optimizer and learning rates: Muon, except under FSDP, which cuts the matrices that Muon needs whole."""
+    """Return optimizer and learning rates: Muon, except for adapters and under FSDP, which cuts the matrices that Muon needs."""
     narrower = min(1.0, _LR_WIDTH / width)
-    if given.get("parallel") == "fsdp" or given.get("optim.kind", "muon") != "muon":
+    if given.get("parallel") == "fsdp" or "lora.rank" in given or given.get("optim.kind", "muon") != "muon":
         return {"optim.kind": "adamw", "optim.lr": _rounded(_ADAMW_LR * narrower)}
     return {"optim.kind": "muon", "optim.lr": _rounded(_LR * narrower), "optim.muon_lr": _MUON_LR}
 
@@ -226,11 +227,11 @@ def _num_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
     if (world := number("WORLD_SIZE")) is not None:
         return world, max(1, world // (number("LOCAL_WORLD_SIZE") or world))
     nodes = number("PET_NNODES") or 1
-    here = number("PET_NPROC_PER_NODE") or _num_gpus(variables) or number("CPU_RANKS") or 1
+    here = number("PET_NPROC_PER_NODE") or num_gpus(variables) or number("CPU_RANKS") or 1
     return here * nodes, nodes
 
 
-def _num_gpus(variables: Mapping[str, str]) -> int:
+def num_gpus(variables: Mapping[str, str]) -> int:
     """Return the number of NVIDIA GPUs that this process may use, without torch."""
     visible = variables.get("CUDA_VISIBLE_DEVICES")
     there = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from common.errors import ConfigError
+from common.settings.effects import OnlyIf
 from common.settings.model import Section
 
 __all__ = ["ModelConfig"]
@@ -21,10 +23,19 @@ class ModelConfig(Section):
     head_dim: int | None = Field(None, ge=2, le=1024, description="Width of one head; none: width / heads.")
     mlp_width: int | None = Field(None, ge=8, description="Hidden width of SwiGLU; none: 8/3 width, rounded up to multiples of 64.")
     context: int = Field(1024, ge=2, le=1 << 20, description="Length of the longest row that the model accepts, in tokens.")
+    qk_norm: bool = Field(True, description="Whether queries and keys are normalised, as in Qwen3. Llama does not normalise them.")
     rope_theta: float = Field(10_000.0, gt=1, description="Base of the rotary embedding.")
     norm_eps: float = Field(1e-6, gt=0, lt=1e-2, description="Epsilon of RMSNorm.")
     tie_embeddings: bool = Field(True, description="Whether the output projection shares the embedding's weights.")
-    vocab_multiple: int = Field(64, ge=1, le=1024, description="The vocabulary is padded to a multiple of this for faster kernels.")
+    vocab_multiple: Annotated[int, OnlyIf("not model.vocab_rows")] = Field(
+        64, ge=1, le=1024, description="The vocabulary is padded to a multiple of this for faster kernels."
+    )
+    vocab_rows: int | None = Field(
+        None,
+        ge=1,
+        le=1 << 24,
+        description="Rows of the embedding, for a published model; none: the tokens of the tokenizer, padded to vocab_multiple.",
+    )
     init_std: float = Field(0.02, gt=0, lt=1, description="Standard deviation of the initial weights.")
     base_width: int | None = Field(
         None,
@@ -64,6 +75,20 @@ class ModelConfig(Section):
         return max(self.attention_dropout, self.residual_dropout, self.embedding_dropout) > 0
 
     @property
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """Widths of input and output of each matrix of a layer, by its name."""
+        width_q, width_kv = self.heads * self.head_size, self.num_kv_heads * self.head_size
+        return {
+            "q_proj": (self.width, width_q),
+            "k_proj": (self.width, width_kv),
+            "v_proj": (self.width, width_kv),
+            "o_proj": (width_q, self.width),
+            "gate_proj": (self.width, self.mlp_size),
+            "up_proj": (self.width, self.mlp_size),
+            "down_proj": (self.mlp_size, self.width),
+        }
+
+    @property
     def head_size(self) -> int:
         """Width of one head."""
         return self.head_dim or self.width // self.heads
@@ -84,5 +109,16 @@ class ModelConfig(Section):
         return self.width / (self.base_width or self.width)
 
     def padded_vocab(self, vocab_size: int) -> int:
-        """Return the number of rows of the embedding for a tokenizer with `vocab_size` tokens."""
+        """Return the number of rows of the embedding for a tokenizer with `vocab_size` tokens.
+
+        Raises:
+            ConfigError: `vocab_rows` is smaller than the vocabulary.
+        """
+        if self.vocab_rows is not None:
+            if self.vocab_rows < vocab_size:
+                raise ConfigError(
+                    f"model.vocab_rows = {self.vocab_rows}, and the tokenizer has {vocab_size} tokens; each needs a row of the "
+                    "embedding: raise model.vocab_rows, or leave it out"
+                )
+            return self.vocab_rows
         return -(-vocab_size // self.vocab_multiple) * self.vocab_multiple

@@ -17,7 +17,10 @@ from common.settings.load import AUTO
 from common.settings.model import Settings
 from trainer.config.automatic import choose_for
 from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
+from trainer.config.finetuning import ClassificationConfig, DistillationConfig, PreferenceConfig
 from trainer.config.health import AlertsConfig, GuardConfig, WatchdogConfig
+from trainer.config.initial import initial_model
+from trainer.config.lora import LoraConfig
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
 from trainer.config.run import BranchConfig, CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
@@ -60,6 +63,14 @@ class TrainConfig(Settings):
     run: Path = Field(
         description="Directory of this run. A run in it is continued; without --data and --recipe, with its own settings."
     )
+    init: Path | None = Field(
+        None,
+        description="Directory of another run whose weights a new run begins with; none: new weights. Step, schedule and "
+        "optimizer begin anew. A run that has a checkpoint does not read it.",
+    )
+    init_checkpoint: Annotated[str, OnlyIf("init")] = Field(
+        "latest", pattern=r"^(latest|best|[0-9]{1,16})$", description="Checkpoint of `init`: latest, best, or its step."
+    )
     seed: int = Field(1337, ge=0, lt=1 << 63, description="Seed of the initial weights, the order of rows and the samples.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device to compute on; auto: GPUs if the machine has any.")
     threads: int | None = Field(
@@ -85,15 +96,32 @@ class TrainConfig(Settings):
     attention: Literal["auto", "varlen", "flex", "documents", "sdpa"] = Field(
         "auto", description="Kernel of the attention; auto: the fastest that the machine has."
     )
+    objective: Literal["language", "classification", "preference", "distillation"] = Field(
+        "language",
+        description="What the model learns. language: the next token; classification: the label of each document; preference: to "
+        "prefer the better answer of pairs (DPO); distillation: the next token, and the distributions of a teacher.",
+    )
+    teacher: Annotated[Path | None, OnlyIf("objective = distillation")] = Field(
+        None, description="Directory of the run whose newest checkpoint distillation learns from."
+    )
+    encoder: Annotated[Path | None, OnlyIf("objective = classification")] = Field(
+        None,
+        description="Directory with an encoder of Hugging Face (config.json and *.safetensors) that classification trains; "
+        "none: the decoder of `model`.",
+    )
     extension: Path | None = Field(None, description="Python file with your own callbacks, loss, model or training step.")
     compile: Literal["auto", "on", "off"] = Field("auto", description="Whether torch.compile is used; auto: on CUDA only.")
     verify_data: bool = Field(True, description="Whether a shard's digest is checked when it is first opened.")
     prefetch: int = Field(2, ge=1, le=64, description="Number of global batches that are read in advance.")
     loader: LoaderConfig = Field(LoaderConfig(), description="Threads and retries of the reading of rows.")
     model: ModelConfig = Field(ModelConfig(), description="Shape of the decoder.")
+    lora: LoraConfig = Field(LoraConfig(), description="Low-rank adapters, which are trained in place of the weights.")
     batch: BatchConfig = Field(BatchConfig(), description="Rows of one step.")
     mixture: MixtureConfig = Field(MixtureConfig(), description="Shares of the sources.")
+    preference: PreferenceConfig = Field(PreferenceConfig(), description="Loss of preference pairs")
     loss: LossConfig = Field(LossConfig(), description="Loss that is minimised.")
+    distillation: DistillationConfig = Field(DistillationConfig(), description="Loss of a model that learns from a teacher.")
+    classification: ClassificationConfig = Field(ClassificationConfig(), description="Classification of documents.")
     optim: OptimConfig = Field(OptimConfig(), description="Optimizer and clipping.")
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="Learning rate over the steps.")
     ema: EmaConfig = Field(EmaConfig(), description="Moving average of the weights.")
@@ -112,6 +140,11 @@ class TrainConfig(Settings):
     def chosen(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of the recipe `auto`. Raises PreparedDataError if the data is missing or damaged."""
         return choose_for(given)
+
+    @classmethod
+    def inherited(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the shape of the model of `init`. Raises CheckpointError if it is no run."""
+        return {} if given.get("init") is None else initial_model(given)
 
     @classmethod
     def recorded_in(cls, given: Mapping[str, Any]) -> Path | None:
@@ -143,6 +176,51 @@ class TrainConfig(Settings):
                 f"{schedule.needs_length} needs a number of steps, and limits.minutes gives none; set schedule.decay_steps or "
                 "another limit, or use schedule.kind = wsd, whose cool-down can begin in time for the end"
             )
+        return self
+
+    @property
+    def without_adapters(self) -> TrainConfig:
+        """The same settings for the model without adapters, or with merged ones."""
+        return self.model_copy(update={"lora": LoraConfig()})
+
+    @property
+    def as_language_model(self) -> TrainConfig:
+        """The same settings for the decoder that a training has left, used as a plain language model."""
+        return self.without_adapters.model_copy(
+            update={
+                "objective": "language",
+                "init": None,
+                "init_checkpoint": "latest",
+                "teacher": None,
+                "preference": PreferenceConfig(),
+                "distillation": DistillationConfig(),
+            }
+        )
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether a training pass drops numbers at any place."""
+        return self.model.has_dropout or (self.lora.rank is not None and self.lora.dropout > 0)
+
+    @model_validator(mode="after")
+    def _check_lora(self) -> Self:
+        if self.lora.rank is None:
+            return self
+        if self.optim.kind == "muon":
+            raise ValueError(
+                "lora.rank trains adapters, which need AdamW: Muon makes the update of a whole matrix orthogonal, and an adapter "
+                "is the product of two; set optim.kind = adamw and a rate for it, such as optim.lr = 3e-4"
+            )
+        if self.precision == "float8":
+            raise ValueError("lora.rank does not work with precision = float8, which replaces the same matrices; use bf16")
+        return self
+
+    @model_validator(mode="after")
+    def _check_encoder(self) -> Self:
+        if self.encoder is not None and self.init is not None:
+            raise ValueError("init and encoder both name the weights that the run begins with; remove one of them")
+        if self.encoder is not None and self.parallel == "fsdp":
+            raise ValueError("parallel = fsdp cannot split an encoder, whose micro-batches have different shapes; use ddp")
         return self
 
     @model_validator(mode="after")

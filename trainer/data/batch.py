@@ -50,7 +50,8 @@ class MicroBatch:
     positions: Tensor
     """int64 position of the token in its piece."""
     targets: Tensor
-    """int64 id of the next token of the same piece, IGNORE if there is none or the loss mask leaves it out."""
+    """int64 id of the next token of the same piece, IGNORE if there is none or the loss mask leaves it out; or the targets of the
+    rows themselves (`RowBatch.targets_BL`)."""
     weights: Tensor | None = None
     """fp32 1 / (targets in the piece), 0 without a target, so all pieces with a target weigh the same. None: not needed."""
     bounds: Tensor | None = None
@@ -157,6 +158,8 @@ def micro_batch(rows: RowBatch, *, with_weights: bool = False, with_bounds: bool
     if rows.has_loss_BL is not None:  # of the next token; the last token of a row has no target
         has_target_BL[:, :-1] &= rows.has_loss_BL[:, 1:]
     targets_BL = np.where(has_target_BL, np.roll(tokens_BL, -1), IGNORE)
+    if rows.targets_BL is not None:
+        targets_BL, has_target_BL = rows.targets_BL, rows.targets_BL != IGNORE
     weights_BL = bounds = None
     if with_weights:
         targets_P = np.add.reduceat(has_target_BL.reshape(-1), firsts_P, dtype=np.int64)

@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,11 +21,12 @@ from torch import Tensor
 
 from common.terminal_lines import progress_shown
 from data_pipeline.dataset.shards import Rows
-from trainer.data.batch import MicroBatch, micro_batch, share_of_rank
+from trainer.data.batch import IGNORE, MicroBatch, micro_batch, share_of_rank
 from trainer.evaluation.results import Evaluation
 from trainer.evaluation.tally import UNDIVIDED, Grouping, Tally
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
 from trainer.run.context import RunContext
+from trainer.run.measures import Measures
 
 __all__ = ["EvaluationStopped", "evaluate"]
 
@@ -47,8 +49,11 @@ def evaluate(
     after_batch: Callable[[], None] = lambda: None,
     grouping: Grouping = UNDIVIDED,
     stop: Callable[[], bool] | None = None,
+    measures: Measures | None = None,
 ) -> Evaluation:
     """Return the mean loss over the targets of the validation rows, in total and for each group of `grouping`.
+
+    If `loss` has an `own_score`, `measures` are those that it belongs to, and their table is part of the result.
 
     Each rank computes consecutive batches. Sums are integers, so neither their order nor the number of ranks changes a bit. The
     host adds up the losses of one batch while the device computes the next. Under FSDP all ranks make the same number of passes,
@@ -65,6 +70,7 @@ def evaluate(
     own = share_of_rank(num_batches, group)
     num_passes = -(-num_batches // group.world_size)
     tally = Tally(grouping, rows.row_length)
+    facts = _FactTable(measures)
     waiting: _Waiting = deque()
     was_training = loss.training
     loss.eval()
@@ -80,7 +86,7 @@ def evaluate(
                     ids = [] if grouping.documents is None else [rows.document_ids(number) for number in here.tolist()]
                     waiting.append((_on_its_way(losses_BL), batch, sources_B, ids))
                     if len(waiting) > 1:
-                        _take(waiting, tally)
+                        _take(waiting, tally, facts)
                     after_batch()
                 elif config.parallel == "fsdp":
                     forward_pass(
@@ -93,14 +99,35 @@ def evaluate(
     finally:
         loss.train(was_training)
     while waiting:
-        _take(waiting, tally)
+        _take(waiting, tally, facts)
     tally.table_GK = group.sum(torch.from_numpy(tally.table_GK).to(group.device)).cpu().numpy()
-    return tally.evaluation(num_rows)
+    evaluation = tally.evaluation(num_rows)
+    if measures is None:
+        return evaluation
+    table = group.sum(torch.from_numpy(facts.table).to(group.device)).cpu().numpy()
+    return replace(evaluation, measured=lambda step: measures.event(step, table))
 
 
-def _take(waiting: _Waiting, tally: Tally) -> None:
+class _FactTable:
+    """The sum of the tables of `Measures.count`."""
+
+    def __init__(self, measures: Measures | None) -> None:
+        self._measures = measures
+        nothing = np.empty((0, 0), np.float32), np.empty(0, np.int64)
+        self.table = np.zeros(0, np.int64) if measures is None else measures.count(*nothing)
+
+    def add(self, scores_BLK: NDArray[np.float32], targets_BL: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Count the facts of a batch, and return its losses, [B, L]. Without measures the scores are the losses."""
+        if self._measures is None:
+            return scores_BLK
+        is_target_BL = targets_BL != IGNORE
+        self.table = self.table + self._measures.count(scores_BLK[..., 1:][is_target_BL], targets_BL[is_target_BL])
+        return np.ascontiguousarray(scores_BLK[..., 0])
+
+
+def _take(waiting: _Waiting, tally: Tally, facts: _FactTable) -> None:
     arrived, batch, sources_B, ids = waiting.popleft()
-    tally.add(arrived(), batch, sources_B, ids)
+    tally.add(facts.add(arrived(), batch.targets.numpy()), batch, sources_B, ids)
 
 
 def _on_its_way(losses_BL: Tensor) -> Callable[[], NDArray[np.float32]]:

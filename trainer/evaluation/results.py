@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from trainer.run.events import EvalEvent, Score
+from trainer.run.events import EvalEvent, MeasuresEvent, Score
 
 __all__ = ["Evaluation", "Score"]
 
@@ -25,6 +25,8 @@ class Evaluation:
     """Scores by the kind of the target's document: `prose`, `web` or `code` (see `Grouping.documents` for older data)."""
     by_length: Mapping[str, Score] = field(default_factory=dict)
     """Scores by the length in tokens of the target's document, shortest first: see `length_ranges`."""
+    measured: Callable[[int], MeasuresEvent] | None = None
+    """Returns the event with the measures of the objective at a step; None if it has none."""
 
     @property
     def total(self) -> Score:

@@ -84,7 +84,7 @@ class MicroStep:
         config, device = self.config, self._context.group.device
         seed_micro_batch(config.seed, self.step, self.number, draw)
         keys_B = None
-        if config.model.has_dropout:
+        if config.has_dropout:
             num_rows = len(self.rows.tokens)
             keys_B = row_keys(config.seed, self.step, self.number * num_rows, num_rows, device, draw)
         return forward_pass(self._module, self.rows, config, device, self._context.backend, keys_B=keys_B, own=own)

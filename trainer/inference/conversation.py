@@ -43,15 +43,29 @@ HELP = "\n".join(
 )
 
 
-def converse(write_text: Writer, sampling: Sampling, read: Callable[[str], str], out: IO[str]) -> None:
+_CHAT_HELP = HELP.replace(
+    "Each line is a prompt; //text is the prompt /text.", "Each line is a message; //text is the message /text."
+)
+_CHAT_HELP = _CHAT_HELP.replace("ends a continuation", "ends an answer") + f"\n  {'/new':<23}Begin a new conversation."
+
+
+def converse(
+    write_text: Writer,
+    sampling: Sampling,
+    read: Callable[[str], str],
+    out: IO[str],
+    *,
+    forget: Callable[[], None] | None = None,
+) -> None:
     """Read lines until the input ends. A line that begins with `/` changes a setting; any other line is a prompt.
 
     Args:
-        write_text: continues a prompt.
+        write_text: continues a prompt, or answers in a conversation.
         sampling: settings at the start.
         read: shows its argument and returns the next line, in which lone surrogates stand for bytes that are no UTF-8; raises
             EOFError at the end of the input.
         out: stream that receives all output except the text that `read` shows.
+        forget: begins a new conversation. None: each line is a prompt, which is shown before its continuation.
     """
     while True:
         try:
@@ -65,10 +79,14 @@ def converse(write_text: Writer, sampling: Sampling, read: Callable[[str], str],
         except UnicodeError:
             out.write("the line is not UTF-8 text\n")
             continue
-        if line.startswith("/") and not line.startswith("//"):
-            sampling = _obey(line, sampling, out)
+        if line.strip() == "/new" and forget is not None:
+            forget()
+            out.write("a new conversation\n")
+        elif line.startswith("/") and not line.startswith("//"):
+            sampling = _obey(line, sampling, out, HELP if forget is None else _CHAT_HELP)
         elif line:
-            _continue(line.removeprefix("/") if line.startswith("//") else line, write_text, sampling, out)
+            prompt = line.removeprefix("/") if line.startswith("//") else line
+            _continue(prompt, write_text, sampling, out, shown=prompt if forget is None else "")
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -126,13 +144,13 @@ def _as_utf8(line: str) -> str:
     return line.encode(errors="surrogateescape").decode()
 
 
-def _obey(line: str, sampling: Sampling, out: IO[str]) -> Sampling:
+def _obey(line: str, sampling: Sampling, out: IO[str], text_of_help: str) -> Sampling:
     """Return the settings after a line that begins with `/`. A wrong line writes an error and changes nothing."""
     name, _, word = line[1:].partition(" ")
     if name == "settings":
         out.write("".join(f"{each} {getattr(sampling, each)}\n" for each in _SETTINGS))
     elif name not in _SETTINGS:
-        out.write(f"{HELP}\n" if name == "help" else f"/{name} is not a command; /help lists the commands\n")
+        out.write(f"{text_of_help}\n" if name == "help" else f"/{name} is not a command; /help lists the commands\n")
     else:
         parse, needed = _SETTINGS[name]
         try:
@@ -146,9 +164,9 @@ def _obey(line: str, sampling: Sampling, out: IO[str]) -> Sampling:
     return sampling
 
 
-def _continue(prompt: str, write_text: Writer, sampling: Sampling, out: IO[str]) -> None:
+def _continue(prompt: str, write_text: Writer, sampling: Sampling, out: IO[str], *, shown: str) -> None:
     pieces = write_text(prompt, sampling)
-    out.write(prompt)
+    out.write(shown)
     out.flush()
     try:
         with closing(pieces):
@@ -157,4 +175,6 @@ def _continue(prompt: str, write_text: Writer, sampling: Sampling, out: IO[str])
                 out.flush()
     except KeyboardInterrupt:
         pass
+    except ConfigError as error:
+        out.write(f"{error}")
     out.write("\n")

@@ -72,7 +72,11 @@ class TextModel:
 
     def stream(self, prompt: str, sampling: Sampling) -> Generator[str, None, None]:
         """Yield the continuation of a prompt in pieces. A piece has whole characters and cannot be the start of a stop text."""
-        batch = _Batch(self, [prompt], sampling, first_row=0)
+        yield from self.stream_after(self.prompt_tokens(prompt), sampling)
+
+    def stream_after(self, tokens: Sequence[int], sampling: Sampling) -> Generator[str, None, None]:
+        """Yield the continuation of tokens, at least one, as `stream` does."""
+        batch = _Batch(self, [""], [tokens], sampling, first_row=0)
         for _ in batch.steps():
             if piece := batch.writers[0].take():
                 yield piece
@@ -88,7 +92,7 @@ class TextModel:
         """
         if not prompts:
             return []
-        batch = _Batch(self, prompts, sampling, first_row=first_row)
+        batch = _Batch(self, prompts, [self.prompt_tokens(prompt) for prompt in prompts], sampling, first_row=first_row)
         with progress_shown(f"writing {len(prompts)} text{'s' * (len(prompts) > 1)}", sampling.max_tokens, sys.stderr) as advance:
             for _ in batch.steps():
                 advance()
@@ -254,9 +258,10 @@ class _Cached:
 class _Batch:
     """Prompts that are continued together, and the texts written so far."""
 
-    def __init__(self, source: TextModel, prompts: Sequence[str], sampling: Sampling, *, first_row: int) -> None:
+    def __init__(
+        self, source: TextModel, prompts: Sequence[str], starts: Sequence[Sequence[int]], sampling: Sampling, *, first_row: int
+    ) -> None:
         self._model, self._sampling = source.model, sampling
-        starts = [source.prompt_tokens(prompt) for prompt in prompts]
         self.writers = [_Writer(source.tokenizer, *pair, sampling) for pair in zip(prompts, starts, strict=True)]
         self._tokens = TokenRows(
             *(source.model, starts, source.tokenizer.vocab_size, sampling, source.context),

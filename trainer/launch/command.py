@@ -11,7 +11,7 @@ from typing import NoReturn
 from trainer.launch.command_table import COMMANDS
 from trainer.launch.stop_request import STOP_SIGNALS
 
-__all__ = ["become", "folder_of", "group_command", "num_ranks_command", "other_command", "training_arguments"]
+__all__ = ["become", "folder_of", "group_command", "num_ranks_command", "other_command", "training_arguments", "training_command"]
 
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
@@ -42,6 +42,13 @@ def group_command(arguments: Sequence[str]) -> list[str]:
     """
     tied = ("env", "--ignore-signal=INT,QUIT", "setpriv", "--pdeathsig", "KILL")
     return [*tied, *_python("trainer.launch.torchrun"), "-m", "trainer", "train", *arguments]
+
+
+def training_command(arguments: Sequence[str]) -> list[str]:
+    """Return the command that starts a launcher, which trains with these options. It is killed when this process ends."""
+    blocked = ",".join(number.name.removeprefix("SIG") for number in STOP_SIGNALS)
+    tied = ("env", f"--block-signal={blocked}", "setpriv", "--pdeathsig", "KILL")
+    return [*tied, *_python("trainer.launch"), "train", *arguments]
 
 
 def num_ranks_command(arguments: Sequence[str]) -> list[str]:

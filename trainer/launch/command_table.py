@@ -30,6 +30,12 @@ _PLAN = Command(
     "trainer.commands.plan:run",
     "Shows what a training with the same settings will do. Five steps are measured; nothing is written.",
 )
+_IMPORT = Command(
+    "import",
+    "make a run of a Qwen3 or Llama model of Hugging Face",
+    "trainer.commands.options.import_model:ImportOptions",
+    "trainer.commands.import_model:run",
+)
 _SCHEMA = Command(
     "schema",
     "print the JSON Schema of the settings of `train`; --env prints their environment variables",
@@ -41,6 +47,9 @@ _ROWS = (
     _PLAN,
     _command("evaluate", "EvaluateOptions", "compute validation loss and perplexity of a checkpoint"),
     _command("generate", "GenerateOptions", "write text with the model of a checkpoint"),
+    _command("classify", "ClassifyOptions", "print the label of each text, with the model of a classification"),
+    _command("compress", "CompressOptions", "write a smaller copy of a model: int8, int4 or pruned"),
+    _command("export", "ExportOptions", "write a model for transformers, vLLM, llama.cpp or ONNX"),
     _command(
         "verify",
         "VerifyOptions",
@@ -55,7 +64,9 @@ _ROWS = (
         "report", "ReportOptions", "write report.html and training_metrics.png: curves, evaluations, samples, settings, digests"
     ),
     _command("compare", "CompareOptions", "write one page that compares several runs"),
+    _command("tune", "TuneOptions", "search for the settings with the lowest validation loss"),
     _command("runs", "RunsOptions", "list the runs in a folder: state, steps, validation loss"),
+    _IMPORT,
     _command("stacks", "StacksOptions", "print the stacks of all threads of a running training"),
     _SCHEMA,
 )

@@ -19,9 +19,14 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class StopRequest:
-    """A request to stop. The first stop signal is passed on to the child as SIGTERM; later ones have no effect."""
+    """A request to stop. The first stop signal is passed on to the child as SIGTERM; later ones have no effect.
 
-    def __init__(self) -> None:
+    Args:
+        what_follows: for the message to users; empty: it depends on the child.
+    """
+
+    def __init__(self, what_follows: str = "") -> None:
+        self._what_follows = what_follows
         self._is_received = False
         self._child: int | None = None
         self._child_saves = False
@@ -89,7 +94,7 @@ class StopRequest:
             return
         self._is_received = True
         saves = self._child is not None and self._child_saves
-        what_follows = "finishing the step and saving" if saves else "nothing is started any more"
+        what_follows = self._what_follows or ("finishing the step and saving" if saves else "nothing is started any more")
         say(f"{signal.Signals(number).name} received; {what_follows}")
         self._pass_on()
 

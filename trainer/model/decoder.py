@@ -1,6 +1,7 @@
-"""The decoder: RMSNorm, rotary embeddings, grouped-query attention with QK-norm, SwiGLU.
+"""The decoder: RMSNorm, rotary embeddings, grouped-query attention with QK-norm or without, SwiGLU.
 
-Parameters have the names and meanings of Qwen3 in Hugging Face transformers, so an export only copies them.
+Parameters have the names and meanings of Qwen3 in Hugging Face transformers, or of Llama without QK-norm, so an export only copies
+them.
 
     B rows   L tokens of a row   D width of the residual stream   N query heads   K key and value heads   H width of a head
     F hidden width of SwiGLU     V vocabulary, padded        T new tokens of a row whose earlier tokens are in a cache
@@ -9,6 +10,7 @@ Parameters have the names and meanings of Qwen3 in Hugging Face transformers, so
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from functools import partial
 from typing import cast
 
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from trainer.config import ModelConfig
+from trainer.config import LoraConfig, ModelConfig
 from trainer.data.batch import MICRO_BATCH_BYTES
 from trainer.model.attention import Backend, Layout, attention_operators, cached_layout, layout_bytes
 from trainer.model.cost import FP32_BYTES
@@ -24,11 +26,13 @@ from trainer.model.dropout import EMBEDDING, below, dropout
 from trainer.model.kv_cache import KeyValueCache
 from trainer.model.layers import DecoderLayer, RMSNorm, rotary_bytes, rotary_table
 from trainer.model.linear import Linear, product_operators
+from trainer.model.lora import num_adapter_weights
 from trainer.model.parameters import parameters_by_name
 
-__all__ = ["LAST_NORM", "Decoder", "activation_bytes", "build_model", "flops_per_token", "num_weights"]
+__all__ = ["LAST_NORM", "Decoder", "DecoderBody", "activation_bytes", "build_body", "build_model", "flops_per_token", "num_weights"]
 
 
+_NO_ADAPTERS = LoraConfig()
 LAST_NORM = "model.norm.weight"
 """The weights of the norm after the last layer."""
 
@@ -43,17 +47,13 @@ class Backbone(nn.Module):
         self.norm = RMSNorm(config.width, config.norm_eps)
 
 
-class Decoder(nn.Module):
-    """A causal language model over packed rows."""
+class DecoderBody(nn.Module):
+    """The decoder without an output: it returns states."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
         self.config = config
-        padded = config.padded_vocab(vocab_size)
-        self.model = Backbone(config, padded)
-        self.lm_head = Linear(config.width, padded)
-        if config.tie_embeddings:
-            self.lm_head.weight = self.model.embed_tokens.weight
+        self.model = Backbone(config, config.padded_vocab(vocab_size))
 
     def hidden(self, tokens_BL: Tensor, layout: Layout, shift_BLD: Tensor | None = None) -> Tensor:
         """Return the last normalised state at each position, (B, L, D), in the type of the computation.
@@ -72,6 +72,26 @@ class Decoder(nn.Module):
             of_layer = layout if layout.keys_B is None else layout._replace(keys_B=below(layout.keys_B, number))
             x_BLD = self._through(layer, x_BLD, rotation, of_layer)
         return cast(Tensor, self.model.norm(x_BLD))
+
+    def _through(self, layer: nn.Module, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
+        how = self.config.activation_checkpointing
+        if how == "none" or not self.training:
+            return cast(Tensor, layer(x_BLD, rotation, layout))
+        if how == "full":
+            return cast(Tensor, checkpoint(layer, x_BLD, rotation, layout, use_reentrant=False))
+        keep = [*product_operators(), *attention_operators()]
+        context = partial(create_selective_checkpoint_contexts, keep)
+        return cast(Tensor, checkpoint(layer, x_BLD, rotation, layout, use_reentrant=False, context_fn=context))
+
+
+class Decoder(DecoderBody):
+    """A causal language model over packed rows."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__(config, vocab_size)
+        self.lm_head = Linear(config.width, config.padded_vocab(vocab_size))
+        if config.tie_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, tokens_BL: Tensor, layout: Layout) -> Tensor:
         """Return the logits of the next token, (B, L, V), in the type of the computation."""
@@ -97,16 +117,6 @@ class Decoder(nn.Module):
             x_BTD = layer(x_BTD, rotation, layout, layer_cache)
         return cast(Tensor, self.model.norm(x_BTD))
 
-    def _through(self, layer: nn.Module, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
-        how = self.config.activation_checkpointing
-        if how == "none" or not self.training:
-            return cast(Tensor, layer(x_BLD, rotation, layout))
-        if how == "full":
-            return cast(Tensor, checkpoint(layer, x_BLD, rotation, layout, use_reentrant=False))
-        keep = [*product_operators(), *attention_operators()]
-        context = partial(create_selective_checkpoint_contexts, keep)
-        return cast(Tensor, checkpoint(layer, x_BLD, rotation, layout, use_reentrant=False, context_fn=context))
-
 
 def build_model(config: ModelConfig, vocab_size: int, seed: int) -> Decoder:
     """Return a decoder with initial weights on the CPU in fp32. The same seed gives the same weights on every machine.
@@ -121,9 +131,15 @@ def build_model(config: ModelConfig, vocab_size: int, seed: int) -> Decoder:
     stays 1/sqrt(H). Use the same H at each width, so that a wider model has more heads.
     """
     model = Decoder(config, vocab_size)
+    build_body(model, config, seed)
+    return model
+
+
+def build_body(model: DecoderBody, config: ModelConfig, seed: int, but: Collection[str] = ()) -> torch.Generator:
+    """Give a model its initial weights (see `build_model`), except the parameters `but`. Return the generator for these."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in parameters_by_name(model).items():
-        if parameter.ndim < 2:
+        if parameter.ndim < 2 or name in but:
             continue
         writes_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
         std = config.init_std / math.sqrt(2 * config.layers) if writes_residual else config.init_std
@@ -133,7 +149,7 @@ def build_model(config: ModelConfig, vocab_size: int, seed: int) -> Decoder:
             parameter.normal_(0.0, std, generator=generator)
     with torch.no_grad():
         model.model.norm.weight.div_(config.width_ratio)
-    return model
+    return generator
 
 
 def num_weights(config: ModelConfig, vocab_size: int) -> int:
@@ -143,7 +159,7 @@ def num_weights(config: ModelConfig, vocab_size: int) -> int:
     return config.layers * layer + config.width + embeddings
 
 
-def flops_per_token(config: ModelConfig, vocab_size: int, attended_length: int) -> float:
+def flops_per_token(config: ModelConfig, vocab_size: int, attended_length: int, lora: LoraConfig = _NO_ADAPTERS) -> float:
     """Return the floating-point operations of the forward and backward pass of one token; an addition and a product are two.
 
         6 * (layers * (2 D N H + 2 D K H + 3 D F) + D V)  +  12 * layers * N * H * T
@@ -154,13 +170,23 @@ def flops_per_token(config: ModelConfig, vocab_size: int, attended_length: int) 
     and needs even less if documents are packed. Counting only what is needed would replace T by the mean number of earlier
     tokens, at most (T + 1) / 2. Operations that activation checkpointing repeats do not count.
 
+    With adapters the matrices are frozen and need no gradient of their weights, which is 2 of the 6 operations. The weights of the
+    adapters count with all 6:
+
+        4 * (layers * (2 D N H + 2 D K H + 3 D F) + D V)  +  6 * weights of the adapters  +  12 * layers * N * H * T
+
     Args:
         config: shape of the model.
         vocab_size: pieces of the tokenizer; the padding of the vocabulary is added here.
         attended_length: T, by convention the length of a row.
+        lora: settings of the adapters.
     """
     output_projection = 6 * config.width * config.padded_vocab(vocab_size)
-    return float(config.layers * DecoderLayer.flops(config, attended_length) + output_projection)
+    all_trained = config.layers * DecoderLayer.flops(config, attended_length) + output_projection
+    if lora.rank is None:
+        return float(all_trained)
+    frozen = config.layers * DecoderLayer.num_matrix_weights(config) + config.width * config.padded_vocab(vocab_size)
+    return float(all_trained - 2 * frozen + 6 * num_adapter_weights(config, lora))
 
 
 def activation_bytes(config: ModelConfig, row_length: int, micro: int, *, mixed: bool, backend: Backend) -> int:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "ADAPTERS",
     "ATTENTION_OUTPUT",
     "EMBEDDING",
     "HASH_BYTES",
@@ -43,6 +44,8 @@ HASH_BYTES = 24
 """Bytes for each number of a mask while it is computed: three int64 numbers. Afterwards one byte is kept for the backward pass."""
 _ATTENTION, ATTENTION_OUTPUT, MLP_OUTPUT = range(3)
 """The places within a layer that drop numbers."""
+ADAPTERS = 3
+"""The first of the places that drop inputs of adapters, one for each matrix of a layer."""
 _MASK = (1 << 32) - 1
 
 

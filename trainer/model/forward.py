@@ -19,7 +19,7 @@ from trainer.model.decoder import Decoder
 from trainer.model.dropout import row_keys
 from trainer.model.loss import cross_entropy_rows, cross_entropy_sum, linear_cross_entropy_rows, linear_cross_entropy_sum
 
-__all__ = ["LossModule", "OwnPass", "PassInputs", "autocast", "empty_micro_batch", "forward_pass"]
+__all__ = ["LossFunction", "LossModule", "OwnPass", "PassInputs", "autocast", "empty_micro_batch", "forward_pass"]
 
 LossFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Maps logits (B, L, V), targets (B, L) and weights (B, L) or None to the weighted sum over all targets, a fp32 scalar."""
@@ -41,7 +41,7 @@ class PassInputs(NamedTuple):
 
 
 class OwnPass(NamedTuple):
-    """A forward pass of an extension: `function(model, inputs, *tensors)`."""
+    """A forward pass of an extension or objective: `function(model, inputs, *tensors)`."""
 
     function: Callable[..., Any]
     tensors: tuple[Tensor, ...] = ()
@@ -50,11 +50,26 @@ class OwnPass(NamedTuple):
 class LossModule(nn.Module):
     """The model and its loss in one forward pass. This module is compiled, and DDP and FSDP wrap it."""
 
-    def __init__(self, model: nn.Module, settings: LossConfig, own_loss: LossFunction | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: LossConfig,
+        own_loss: LossFunction | None = None,
+        own_score: Callable[[nn.Module, PassInputs], Tensor] | None = None,
+    ) -> None:
+        """Join a model with its loss.
+
+        Args:
+            model: the decoder, or another model with its `forward`.
+            settings: settings of the loss.
+            own_loss: computes the loss of a training pass in place of the built-in one.
+            own_score: computes the result of an evaluation's pass: see `trainer.run.measures.Measures.score`.
+        """
         super().__init__()
         self.model = model
         self.settings = settings
         self.own_loss = own_loss
+        self.own_score = own_score
         self.most_rows: int | None = None
         """Most rows in one forward pass of an evaluation, because more rows ran out of memory; None: no limit."""
 
@@ -70,11 +85,13 @@ class LossModule(nn.Module):
     ) -> Any:
         """Return the sum of the loss over all targets, a fp32 scalar, or with `by_row` each position's cross-entropy, (B, L).
 
-        With `own` it returns the result of the extension's function.
+        With `own` it returns the result of the function in it, and with `by_row` that of `own_score` if there is one.
         """
         model = self.model
         if own is not None:
             return own.function(model, PassInputs(tokens_BL, layout, targets_BL, weights_BL), *own.tensors)
+        if by_row and self.own_score is not None:
+            return self.own_score(model, PassInputs(tokens_BL, layout, targets_BL, weights_BL))
         if isinstance(model, Decoder) and (by_row or self.own_loss is None):  # no logits of the whole micro-batch
             hidden_BLD = model.hidden(tokens_BL, layout)
             if by_row:
@@ -119,7 +136,7 @@ def forward_pass(
     """
     if by_row and config.parallel != "fsdp" and isinstance(module, LossModule):
         return _pass_in_parts(module, rows, config, device, backend)
-    if config.model.has_dropout and not by_row and keys_B is None:
+    if config.has_dropout and not by_row and keys_B is None:
         keys_B = row_keys(config.seed, 0, 0, len(rows.tokens), device)
     return _pass(module, rows, config, device, backend, keys_B=keys_B, by_row=by_row, own=own)
 

@@ -18,6 +18,7 @@ from trainer.model.cost import FP32_BYTES, ActivationBytes, computed_bytes
 from trainer.model.dropout import ATTENTION_OUTPUT, HASH_BYTES, MLP_OUTPUT, dropout
 from trainer.model.kv_cache import LayerCache
 from trainer.model.linear import Linear
+from trainer.model.lora import projected
 
 __all__ = ["Attention", "DecoderLayer", "RMSNorm", "SwiGLU", "rotary_bytes", "rotary_table", "rotate"]
 
@@ -72,7 +73,7 @@ def _normalised(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 class Attention(nn.Module):
-    """Grouped-query self-attention. Queries and keys are normalised, then rotated by their position in the document."""
+    """Grouped-query self-attention. Queries and keys are normalised (`qk_norm`), then rotated by their position in the document."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -83,20 +84,21 @@ class Attention(nn.Module):
         self.k_proj = Linear(config.width, width_kv)
         self.v_proj = Linear(config.width, width_kv)
         self.o_proj = Linear(width_q, config.width)
-        self.q_norm = RMSNorm(config.head_size, config.norm_eps)
-        self.k_norm = RMSNorm(config.head_size, config.norm_eps)
+        self.q_norm = RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
 
     def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout, cache: LayerCache | None = None) -> Tensor:
         """Return the contribution to the residual stream, (B, L, D). A `cache` holds the earlier tokens of each row."""
-        q_BLNH = rotate(self.q_norm(self._heads(self.q_proj(x_BLD))), rotation)
-        k_BLKH = rotate(self.k_norm(self._heads(self.k_proj(x_BLD))), rotation)
-        v_BLKH = self._heads(self.v_proj(x_BLD))
+        keys_B = layout.keys_B
+        q_BLNH = rotate(self.q_norm(self._heads(projected(self.q_proj, x_BLD, keys_B))), rotation)
+        k_BLKH = rotate(self.k_norm(self._heads(projected(self.k_proj, x_BLD, keys_B))), rotation)
+        v_BLKH = self._heads(projected(self.v_proj, x_BLD, keys_B))
         k_BKLH, v_BKLH = k_BLKH.transpose(1, 2), v_BLKH.transpose(1, 2)
         if cache is not None:
             assert layout.mask_B1LL is not None
             k_BKLH, v_BKLH = cache.extend(k_BKLH, v_BKLH, layout.positions_BL, layout.mask_B1LL.shape[-1])
         y_BNLH = attend(q_BLNH.transpose(1, 2), k_BKLH, v_BKLH, layout, dropout=self.dropout)
-        return cast(Tensor, self.o_proj(y_BNLH.transpose(1, 2).flatten(2)))
+        return projected(self.o_proj, y_BNLH.transpose(1, 2).flatten(2), keys_B)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], -1, int(self.head_dim))
@@ -111,16 +113,17 @@ class Attention(nn.Module):
         """Return the memory of one token, without the input of the block: that of `attend`, and the inputs of the two norms.
 
         With mixed precision each norm keeps two fp32 forms of its input (on the CPU; a GPU's kernel keeps less), and three
-        projections keep a cast input each. A norm keeps one fp32 statistic for each head. Selective checkpointing keeps the
-        outputs of the four projections.
+        projections keep a cast input each. A norm keeps one fp32 statistic for each head. Without `qk_norm` there are no norms.
+        Selective checkpointing keeps the outputs of the four projections.
         """
         size, heads = computed_bytes(mixed=mixed), config.heads + config.num_kv_heads
         normalised, casts = heads * config.head_size, 3 * size * config.width if mixed else 0
         projected = size * (normalised + config.num_kv_heads * config.head_size + config.width)
+        norms = (2 if mixed else 1) * FP32_BYTES * normalised + FP32_BYTES * heads if config.qk_norm else 0
         return attention_bytes(config, row_length, mixed=mixed, backend=backend) + ActivationBytes(
-            saved=(2 if mixed else 1) * FP32_BYTES * normalised + casts + FP32_BYTES * heads,
+            saved=norms + casts,
             selective=projected,
-            reused=0 if mixed else size * normalised,
+            reused=size * normalised if config.qk_norm and not mixed else 0,
         )
 
 
@@ -133,9 +136,10 @@ class SwiGLU(nn.Module):
         self.up_proj = Linear(config.width, config.mlp_size)
         self.down_proj = Linear(config.mlp_size, config.width)
 
-    def forward(self, x_BLD: Tensor) -> Tensor:
-        """Return the contribution to the residual stream, (B, L, D)."""
-        return cast(Tensor, self.down_proj(functional.silu(self.gate_proj(x_BLD)) * self.up_proj(x_BLD)))
+    def forward(self, x_BLD: Tensor, keys_B: Tensor | None = None) -> Tensor:
+        """Return the contribution to the residual stream, (B, L, D). `keys_B` are the keys of the layer for dropout."""
+        gate_BLF, up_BLF = projected(self.gate_proj, x_BLD, keys_B), projected(self.up_proj, x_BLD, keys_B)
+        return projected(self.down_proj, functional.silu(gate_BLF) * up_BLF, keys_B)
 
     @staticmethod
     def num_matrix_weights(config: ModelConfig) -> int:
@@ -173,7 +177,10 @@ class DecoderLayer(nn.Module):
         """Return the residual stream after this layer, (B, L, D)."""
         attended_BLD = self.self_attn(self.input_layernorm(x_BLD), rotation, layout, cache)
         x_BLD = x_BLD + dropout(attended_BLD, self.dropout, layout.keys_B, ATTENTION_OUTPUT)
-        return x_BLD + dropout(self.mlp(self.post_attention_layernorm(x_BLD)), self.dropout, layout.keys_B, MLP_OUTPUT)
+        normed_BLD = self.post_attention_layernorm(x_BLD)
+        # A module of an extension in place of SwiGLU takes no keys.
+        output_BLD = self.mlp(normed_BLD, layout.keys_B) if type(self.mlp) is SwiGLU else self.mlp(normed_BLD)
+        return x_BLD + dropout(output_BLD, self.dropout, layout.keys_B, MLP_OUTPUT)
 
     @staticmethod
     def num_matrix_weights(config: ModelConfig) -> int:
@@ -188,7 +195,7 @@ class DecoderLayer(nn.Module):
     @staticmethod
     def num_norm_weights(config: ModelConfig) -> int:
         """Return the number of weights in the norms, including those of queries and keys: 2 D + 2 H."""
-        return 2 * config.width + 2 * config.head_size
+        return 2 * config.width + (2 * config.head_size if config.qk_norm else 0)
 
     @staticmethod
     def num_live(config: ModelConfig) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-__all__ = ["Linear", "product", "product_operators"]
+__all__ = ["Linear", "multiplied", "product", "product_operators"]
 
 _HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 _FEWEST_ROWS = 32
@@ -30,9 +30,14 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x @ weight^T` over the last axis."""
-        if torch.is_grad_enabled() and _suits(x, self.weight):
-            return cast(Tensor, _Linear.apply(x, self.weight))  # type: ignore[no-untyped-call]
-        return product(x, self.weight)
+        return multiplied(x, self.weight)
+
+
+def multiplied(x: Tensor, weight_NK: Tensor) -> Tensor:
+    """Return `x @ weight^T` over the last axis. Those of the factors that need a gradient get one."""
+    if torch.is_grad_enabled() and _suits(x, weight_NK):
+        return cast(Tensor, _Linear.apply(x, weight_NK))  # type: ignore[no-untyped-call]
+    return product(x, weight_NK)
 
 
 def product(a: Tensor, b_NK: Tensor) -> Tensor:
@@ -55,7 +60,7 @@ def product_operators() -> list[Any]:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_NK: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight_NK)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight_NK)  # a frozen weight needs no input
         return _by_onednn(x, weight_NK)
 
     @staticmethod

@@ -149,7 +149,9 @@ def default_chunk_tokens(vocab_size: int, device_type: str = "cpu") -> int:
     return 1 << max(6, fitting.bit_length() - 1)
 
 
-def loss_bytes(settings: LossConfig, width: int, vocab_size: int, num_tokens: int, device_type: str, *, mixed: bool) -> int:
+def loss_bytes(
+    settings: LossConfig, width: int, vocab_size: int, num_tokens: int, device_type: str, *, mixed: bool, frozen: bool = False
+) -> int:
     """Return the most bytes that `linear_cross_entropy_sum` and its gradients hold at one time.
 
     These are the logits of a chunk and their softmax in fp32, with mixed precision both also in 16 bits; the gradient of every
@@ -163,10 +165,15 @@ def loss_bytes(settings: LossConfig, width: int, vocab_size: int, num_tokens: in
         num_tokens: positions of the micro-batch.
         device_type: "cpu" or "cuda", which decides the default size of a chunk.
         mixed: whether matrix products take two bytes a number.
+        frozen: whether the output projection is frozen, so that it has no gradient.
     """
     chunk_tokens = min(settings.chunk_tokens or default_chunk_tokens(vocab_size, device_type), num_tokens)
     logits = (3 if mixed else 2) * FP32_BYTES * vocab_size * chunk_tokens
-    return logits + 2 * FP32_BYTES * width * num_tokens + vocab_size * width * (2 * FP32_BYTES + (2 if mixed else 0))
+    return (
+        logits
+        + 2 * FP32_BYTES * width * num_tokens
+        + vocab_size * width * ((0 if frozen else 2 * FP32_BYTES) + (2 if mixed else 0))
+    )
 
 
 class _Plan(NamedTuple):

@@ -13,6 +13,7 @@ from trainer.model.attention import Backend
 from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import activation_bytes, num_weights
 from trainer.model.layers import DecoderLayer
+from trainer.model.lora import adapter_activation_bytes, num_adapter_weights
 from trainer.model.loss import loss_bytes
 
 __all__ = ["MemoryEstimate", "estimate"]
@@ -68,7 +69,8 @@ def estimate(
     """Return the memory of one of `world_size` ranks with micro-batches of `micro` rows of `row_length` tokens.
 
     A weight takes 4 bytes, its gradient 4, its optimizer state `optimizer_bytes`, and its moving average 4. FSDP divides these by
-    the number of ranks, but holds whole gradients while a rank sums over several micro-batches.
+    the number of ranks, but holds whole gradients while a rank sums over several micro-batches. With adapters only these have
+    gradients, optimizer state and a moving average.
 
     Args:
         config: all settings; `batch.micro` is not read.
@@ -83,6 +85,9 @@ def estimate(
     model = config.model
     layer = DecoderLayer.num_matrix_weights(model)
     weights, matrices = num_weights(model, vocab_size), model.layers * layer
+    adapters, frozen = num_adapter_weights(model, config.lora), config.lora.rank is not None
+    trained, trained_matrices = (adapters, 0) if frozen else (weights, matrices)
+    weights, matrices, layer = weights + adapters, matrices + adapters, layer + adapters // model.layers
     sharded = world_size if config.parallel == "fsdp" else 1
     of_matrix, of_other = optimizer_bytes
     micro_batches = -(-config.batch.global_rows // micro // world_size)
@@ -92,18 +97,23 @@ def estimate(
         # The weights outside the layers, those of a layer and the next layer, and the gradients of one group, or of all groups
         # while gradients are summed over micro-batches.
         others = weights - matrices
-        gathered = FP32_BYTES * (others + 2 * layer + (weights if micro_batches > 1 else max(layer, others)))
+        largest = adapters // model.layers if frozen else max(layer, others)
+        gradients = trained if micro_batches > 1 else largest
+        gathered = FP32_BYTES * (others + 2 * layer + gradients)
     return MemoryEstimate(
         micro=micro,
         weights=_share(FP32_BYTES * weights, sharded),
-        gradients=_share(FP32_BYTES * weights, sharded),
-        optimizer=_share(of_matrix * matrices + of_other * (weights - matrices), sharded),
-        average=_share(FP32_BYTES * weights, sharded) if config.ema.decay is not None else 0,
-        tree=FP32_BYTES * weights * max(1, (micro_batches - 1).bit_length()) if config.reproducibility == "elastic" else 0,
+        gradients=_share(FP32_BYTES * trained, sharded),
+        optimizer=_share(of_matrix * trained_matrices + of_other * (trained - trained_matrices), sharded),
+        average=_share(FP32_BYTES * trained, sharded) if config.ema.decay is not None else 0,
+        tree=FP32_BYTES * trained * max(1, (micro_batches - 1).bit_length()) if config.reproducibility == "elastic" else 0,
         casts=2 * matrices if mixed else 0,
         gathered=gathered,
-        activations=activation_bytes(model, row_length, micro, mixed=mixed, backend=backend),
-        loss=loss_bytes(config.loss, model.width, model.padded_vocab(vocab_size), micro * row_length, device_type, mixed=mixed),
+        activations=activation_bytes(model, row_length, micro, mixed=mixed, backend=backend)
+        + micro * row_length * model.layers * adapter_activation_bytes(model, config.lora, mixed=mixed),
+        loss=loss_bytes(
+            *(config.loss, model.width, model.padded_vocab(vocab_size), micro * row_length, device_type), mixed=mixed, frozen=frozen
+        ),
     )
 
 

@@ -28,12 +28,15 @@ def decay_at(config: EmaConfig, step: int) -> float:
 class WeightAverage:
     """The average of the weights of a model, in fp32 on their device, sharded if the weights are.
 
-    It starts with the weights that the model has when the average is created. A shared weight is averaged once.
+    It starts with the weights that the model has when the average is created. A shared weight is averaged once. Frozen weights have
+    no average, because it would be equal to them.
     """
 
     def __init__(self, model: nn.Module, config: EmaConfig) -> None:
         self._config = config
-        self._weights: dict[str, Tensor] = {name: weight.detach() for name, weight in parameters_by_name(model).items()}
+        parameters = parameters_by_name(model)
+        self._frozen = {name for name, weight in parameters.items() if not weight.requires_grad}
+        self._weights: dict[str, Tensor] = {name: one.detach() for name, one in parameters.items() if name not in self._frozen}
         self._averages = {name: weight.float().clone() for name, weight in self._weights.items()}
 
     def update(self, step: int, skip: Tensor | None = None) -> None:
@@ -58,13 +61,20 @@ class WeightAverage:
         """Return the average by the names of the weights. The tensors are not copied."""
         return dict(self._averages)
 
+    def begin_again(self) -> None:
+        """Start the average again with the weights that the model has now."""
+        for name, weight in self._weights.items():
+            self._averages[name].copy_(weight)
+
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore an average that `tensors` returned. It must be sharded if this average is.
 
         Raises:
             CheckpointError: names, shapes or types differ. The average is unchanged.
         """
-        overwrite(self._averages, tensors, "average of the weights")
+        # Earlier versions of this program averaged frozen weights too.
+        saved = {name: tensor for name, tensor in tensors.items() if name not in self._frozen}
+        overwrite(self._averages, saved, "average of the weights")
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:

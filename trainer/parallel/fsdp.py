@@ -10,7 +10,7 @@ All functions that gather are collective: all ranks must call them in the same o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MethodType
 from typing import Any, TypeVar, cast
 
@@ -119,23 +119,37 @@ def full_tensors(tensors: Mapping[str, Tensor], group: Group) -> dict[str, Tenso
     return full
 
 
-def load_full(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def load_full(
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    *,
+    new: Collection[str] = (),
+    remedy: str = "continue with the settings that wrote it, or start a new run",
+) -> None:
     """Copy whole weights by name into a model. Every rank passes the same tensors; a sharded model takes its part of each.
+
+    Args:
+        model: its weights are replaced.
+        tensors: weights by name, the same on every rank.
+        new: names of weights that `tensors` may lack. The model keeps its own.
+        remedy: end of the message of an error.
 
     Raises:
         CheckpointError: names or shapes differ from those of the model. Nothing is copied.
     """
     parameters = parameters_by_name(model)
     held, saved = ({name: tuple(tensor.shape) for name, tensor in each.items()} for each in (parameters, tensors))
-    if wrong := sorted(name for name in held.keys() | saved.keys() if held.get(name) != saved.get(name)):
+    kept = set(new).intersection(held) - saved.keys()
+    if wrong := sorted(name for name in (held.keys() | saved.keys()) - kept if held.get(name) != saved.get(name)):
         name = wrong[0]
         raise CheckpointError(
             f"{len(wrong)} weights of the checkpoint do not fit the model, such as {name}: saved {_shape(saved.get(name))}, "
-            f"needed {_shape(held.get(name))}; continue with the settings that wrote it, or start a new run"
+            f"needed {_shape(held.get(name))}; {remedy}"
         )
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(_like(parameter, tensors[name]))
+            if name not in kept:
+                parameter.copy_(_like(parameter, tensors[name]))
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

@@ -40,7 +40,7 @@ def wrap_for_training(loss: LossModule, context: RunContext) -> tuple[nn.Module,
                 layer.compile(dynamic=False)
         sharded = shard(loss, group)
         return sharded, FsdpAccumulation(sharded, list(loss.parameters()))
-    parameters = list(parameters_by_name(loss.model).values())
+    parameters = [one for one in parameters_by_name(loss.model).values() if one.requires_grad]
     if compiled:
         loss.compile(dynamic=False)
     if config.reproducibility == "elastic":

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from trainer.checkpoint import required_bytes
 from trainer.config import CheckpointConfig, TrainConfig
+from trainer.model.cost import FP32_BYTES
+from trainer.model.decoder import num_weights
 from trainer.model.memory_estimate import estimate
 from trainer.optim.optimizers import state_bytes_per_weight
 
-__all__ = ["checkpoint_bytes", "most_checkpoints"]
+__all__ = ["checkpoint_bytes", "frozen_bytes", "most_checkpoints"]
 
 
 def checkpoint_bytes(config: TrainConfig, vocab_size: int) -> int:
-    """Return the bytes of one checkpoint. This is an estimate, because an extension may build another model."""
+    """Return the bytes of one checkpoint without frozen weights. An estimate, because an extension may build another model."""
     whole = estimate(config, vocab_size, config.model.context, 1, 1, state_bytes_per_weight(config.optim))
-    return required_bytes([whole.weights, whole.optimizer, whole.average])
+    return required_bytes([whole.weights - frozen_bytes(config, vocab_size), whole.optimizer, whole.average])
+
+
+def frozen_bytes(config: TrainConfig, vocab_size: int) -> int:
+    """Return the bytes of the frozen weights, which all checkpoints share. There are none without adapters."""
+    return 0 if config.lora.rank is None else FP32_BYTES * num_weights(config.model, vocab_size)
 
 
 def most_checkpoints(settings: CheckpointConfig, num_steps: int) -> int:

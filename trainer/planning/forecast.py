@@ -10,7 +10,7 @@ from data_pipeline.dataset.manifest import Manifest
 from trainer.checkpoint import DiskSpace, space_of
 from trainer.config import TrainConfig
 from trainer.model.memory_estimate import MemoryEstimate
-from trainer.planning.checkpoints import checkpoint_bytes, most_checkpoints
+from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes, most_checkpoints
 from trainer.run.limits import Plan
 from trainer.run.progress import Progress
 
@@ -39,6 +39,8 @@ class Forecast:
     num_checkpoints: int
     """Most checkpoints that are on the disk at one time."""
     disk: DiskSpace
+    shared_bytes: int = 0
+    """Bytes of the frozen weights, which all checkpoints share."""
 
     @property
     def steps_left(self) -> int:
@@ -64,7 +66,7 @@ class Forecast:
     @property
     def disk_bytes(self) -> int:
         """Bytes that the checkpoints take on the disk at most, with those that exist already."""
-        return max(self.disk.held, self.num_checkpoints * self.bytes_per_checkpoint)
+        return max(self.disk.held, self.shared_bytes + self.num_checkpoints * self.bytes_per_checkpoint)
 
     def steps_in(self, minutes: float, step_s: float) -> int:
         """Return how many steps fit into a time, with the evaluations."""
@@ -115,4 +117,5 @@ def forecast(
         bytes_per_checkpoint=checkpoint_bytes(config, manifest.vocab_size),
         num_checkpoints=most_checkpoints(config.checkpoint, limits.expected_steps),
         disk=space_of(Path(config.run, "checkpoints")),
+        shared_bytes=frozen_bytes(config, manifest.vocab_size),
     )

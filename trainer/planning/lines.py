@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common.text import count, duration, rate, size, visible
+from trainer.config import TrainConfig
+from trainer.model.lora import num_adapter_weights
 from trainer.planning.forecast import Forecast
 
 __all__ = ["brief_lines", "plan_lines", "time_lines"]
@@ -32,8 +34,8 @@ def plan_lines(forecast: Forecast, *, place: str, free_bytes: int, step_s: float
         "data": f"{_short(config.data)}: {_counted(forecast.num_train_rows, 'training row')} and "
         f"{_counted(forecast.num_val_rows, 'validation row')} of {count(manifest.row_length)} tokens",
         "tokenizer": f"{manifest.tokenizer_kind}, {count(manifest.vocab_size)} tokens",
-        "model": f"{rate(forecast.num_weights)} weights: {_counted(model.layers, 'layer')}, width {count(model.width)}, "
-        f"{_counted(model.heads, 'head')}",
+        "model": f"{rate(forecast.num_weights)} weights{_adapters(config)}: {_counted(model.layers, 'layer')}, "
+        f"width {count(model.width)}, {_counted(model.heads, 'head')}",
         "runs on": place,
         "batch": f"{_counted(batch.global_rows, 'row')} ({rate(batch.global_rows * manifest.row_length)} tokens) for each step, in "
         f"micro-batches of {_counted(micro, 'row')}",
@@ -79,9 +81,15 @@ def _length(forecast: Forecast, step_s: float | None) -> str:
 
 def _disk(forecast: Forecast) -> str:
     copies = _counted(forecast.num_checkpoints, "checkpoint")
-    needed = f"up to {copies} of {size(forecast.bytes_per_checkpoint)}: {size(forecast.disk_bytes)}"
+    shared = f" and {size(forecast.shared_bytes)} that they share" if forecast.shared_bytes else ""
+    needed = f"up to {copies} of {size(forecast.bytes_per_checkpoint)}{shared}: {size(forecast.disk_bytes)}"
     held = f", {size(forecast.disk.held)} of it written" if forecast.disk.held else ""
     return f"{needed}{held}; {_free(forecast.disk.free, forecast.disk_bytes - forecast.disk.held)}"
+
+
+def _adapters(config: TrainConfig) -> str:
+    num_adapted = num_adapter_weights(config.model, config.lora)
+    return f", {rate(num_adapted)} of them in adapters" if num_adapted else ""
 
 
 def _free(free_bytes: int, needed_bytes: int) -> str:

@@ -149,7 +149,9 @@ def _settings(path: Path) -> Mapping[str, Any]:
 
 def _sorted(events: Iterable[Event]) -> tuple[dict[str, Curve], dict[type, list[Event]]]:
     """Return the metrics of the training steps as curves, and all other events by class."""
-    points: dict[str, tuple[list[float], list[float]]] = {one.name: ([], []) for one in fields(TrainEvent)}
+    points: dict[str, tuple[list[float], list[float]]] = {
+        one.name: ([], []) for one in fields(TrainEvent) if one.name != "measures"
+    }
     others: dict[type, list[Event]] = {}
     for event in events:
         if not isinstance(event, TrainEvent):

@@ -16,11 +16,12 @@ from common.text import count, duration, rate, share
 from common.untrusted import number
 from trainer.report.charts import GROUPS, hardware_charts, hardware_curves, loss_window, smoothed
 from trainer.report.recorded_run import RecordedRun, part
-from trainer.run.events import EvalEvent, HardwareEvent, SampleEvent, SaveEvent, Score, ScoresEvent
+from trainer.run.events import EvalEvent, HardwareEvent, MeasuresEvent, SampleEvent, SaveEvent, Score, ScoresEvent
 
 __all__ = [
     "STATUS",
     "Hardware",
+    "Labels",
     "Samples",
     "Speed",
     "Table",
@@ -30,6 +31,7 @@ __all__ = [
     "hardware",
     "headline",
     "introduction",
+    "labels",
     "samples",
     "scores",
     "speed",
@@ -42,6 +44,8 @@ STATUS = {"finished": "finished", "stopped": "stopped", "failed": "failed", "tra
 
 _MAX_EVALUATIONS = 40
 _MAX_SAMPLES = 8
+_MAX_LABELS = 20
+_MAX_LISTED = 200
 _MAX_SCORES = 12
 _MAX_SHOWN_CHARS = 4000
 _decimal = or_unknown(measured)
@@ -53,6 +57,8 @@ def introduction(run: RecordedRun) -> str:
     model, optimizer = part(run.config, "model"), part(run.config, "optim")
     identity, environment = part(run.record, "identity"), part(run.record, "environment")
     weights = f"{run.num_weights / 1e6:,.2f}M weights" if run.num_weights else "no checkpoint yet"
+    if run.record.get("trained_weights") is not None:
+        weights += f", of which {_short(run.record['trained_weights'])} are trained"
     ranks = int(environment.get("world_size", 1))
     gpus = ", ".join(dict.fromkeys(map(str, environment.get("gpus") or ())))
     device = str(identity.get("device", "cpu"))
@@ -154,6 +160,44 @@ def scores(run: RecordedRun) -> Table:
     names = dict.fromkeys(name for _, values in found for name in values)
     rows = [(name.replace("_", " "), [values.get(name) for _, values in chosen]) for name in names]
     return Table([f"step {step:,}" for step, _ in chosen], rows)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What evaluations measured besides the loss, and how often each label was predicted for each."""
+
+    step: int
+    """The step of the newest evaluation."""
+    steps: Table
+    """The measures without a `/` in their names, by step."""
+    each: Table
+    """The measures of each label, at the newest step."""
+    confusion: Table
+    """Counts by true and predicted label, at the newest step; empty if there are too many labels for a table."""
+
+
+def labels(run: RecordedRun) -> Labels:
+    """Return the measures of the evaluations; empty tables if the objective of the run has none."""
+    found = run.of(MeasuresEvent)
+    if not found:
+        return Labels(0, Table((), ()), Table((), ()), Table((), ()))
+    newest = found[-1]
+    columns = [name for name in newest.values if "/" not in name]
+    steps = [(f"{event.step:,}", [event.values.get(name) for name in columns]) for event in _spread(found, _MAX_EVALUATIONS)]
+    kinds = list(dict.fromkeys(name.partition("/")[0] for name in newest.values if "/" in name))
+    names = list(dict.fromkeys(name.partition("/")[2] for name in newest.values if "/" in name))
+    each = [(name, [newest.values.get(f"{kind}/{name}") for kind in kinds]) for name in names]
+    predicted = sorted({name for row in newest.confusion.values() for name in row} | newest.confusion.keys())
+    table: list[tuple[str, Sequence[float | None]]] = [
+        (true, [newest.confusion.get(true, {}).get(name, 0) for name in predicted]) for true in predicted
+    ]
+    shown = len(predicted) <= _MAX_LABELS
+    return Labels(
+        newest.step,
+        Table([name.replace("_", " ") for name in columns], steps),
+        Table(kinds, each[:_MAX_LISTED]),
+        Table(predicted if shown else (), table if shown else ()),
+    )
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ def render_report(run: RecordedRun) -> str:
         max_alerts=_MAX_ALERTS,
         evaluations=results.evaluations(run),
         groups_by=results.groups_by(run),
+        labels=results.labels(run),
         samples=results.samples(run),
         scores=results.scores(run),
         speed=results.speed(run),

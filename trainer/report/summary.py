@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from common.command_line import command_text
 from common.text import duration, visible
@@ -27,18 +29,25 @@ def summary_lines(run: Path) -> list[str]:
     progress = read_progress(store, store.steps()[-1])
     # The first evaluation shows the model before training, so it is not a result.
     evaluations = {event.step: event for event in read_events(run / METRICS) if isinstance(event, EvalEvent) and event.step > 0}
+    unit = "document" if record["identity"].get("objective") == "classification" else "token"
     last, best = evaluations.get(progress.evaluated_step), evaluations.get(progress.best_step or 0)
     report = run / REPORT
     lines = {
         "finished": f"{steps:,} steps in {duration(progress.seconds)} ({ended_by})",
-        "validation": "no evaluation" if last is None else f"{_scores(last)} at the last step",
-        "best": "no evaluation gave a number" if best is None else f"{_scores(best)} at step {best.step:,}",
+        "validation": "no evaluation" if last is None else f"{_scores(last, unit)} at the last step",
+        "best": "no evaluation gave a number" if best is None else f"{_scores(best, unit)} at step {best.step:,}",
         "report": str(report) if report.exists() else f"none yet; to write it: {command_text('report', run)}",
-        "next": command_text("generate", run, "--prompt", "The "),
+        "next": _next(run, record),
     }
     return [f"{name:<10}  {visible(text)}" for name, text in lines.items()]
 
 
-def _scores(evaluation: EvalEvent) -> str:
+def _next(run: Path, record: Mapping[str, Any]) -> str:
+    if record["identity"].get("objective") == "classification":
+        return command_text("classify", run, "FILE")
+    return command_text("generate", run, "--prompt", "The ")
+
+
+def _scores(evaluation: EvalEvent, unit: str) -> str:
     per_byte = "" if evaluation.bits_per_byte is None else f", {evaluation.bits_per_byte:.3f} bits per byte"
-    return f"{evaluation.val_loss:.4f} nats per token{per_byte}"
+    return f"{evaluation.val_loss:.4f} nats per {unit}{per_byte}"

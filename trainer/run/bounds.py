@@ -9,18 +9,21 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections.abc import Callable
 
 import torch
 
 from common.errors import CheckpointError, ConfigError
 from common.host_memory import available_host_bytes
 from common.text import format_bytes
-from trainer.config import ModelConfig
+from trainer.config import LoraConfig, ModelConfig
 from trainer.model.decoder import num_weights
 from trainer.model.layers import DecoderLayer
+from trainer.model.lora import num_adapter_weights
 
-__all__ = ["check_model_size", "check_ranks", "most_ranks", "most_rows", "most_threads"]
+__all__ = ["check_fits_memory", "check_model_size", "check_ranks", "most_ranks", "most_rows", "most_threads"]
 
+_NO_ADAPTERS = LoraConfig()
 _RANKS_PER_CORE = 4
 _THREADS_PER_CORE = 16
 _RANK_BYTES = 256 << 20
@@ -74,28 +77,41 @@ def check_ranks(recorded: object, threads: int, device: str) -> int:
     return recorded
 
 
-def check_model_size(model: ModelConfig, vocab_size: int, saved: int | None = None) -> None:
-    """Reject a decoder that cannot be built here, before memory is allocated for it.
+def check_model_size(
+    model: ModelConfig,
+    vocab_size: int,
+    saved: int | None = None,
+    counted: Callable[[ModelConfig, int], int] = num_weights,
+    lora: LoraConfig = _NO_ADAPTERS,
+) -> None:
+    """Reject a model that cannot be built here, before memory is allocated for it.
 
     Args:
         model: its shape.
         vocab_size: number of pieces of the tokenizer.
-        saved: number of weights in a checkpoint of the decoder, if there is one.
+        saved: number of weights in a checkpoint of the model, if there is one.
+        counted: returns the number of weights of the model without adapters.
+        lora: settings of its adapters.
 
     Raises:
         CheckpointError: the checkpoint has another number of weights.
         ConfigError: the weights alone are larger than the free memory.
     """
-    needed = num_weights(model, vocab_size)
+    needed = counted(model, vocab_size) + num_adapter_weights(model, lora)
     if saved is not None and needed != saved:
         raise CheckpointError(
             f"the settings describe a model of {needed} weights, and the checkpoint has {saved}; continue with the settings that "
             "wrote it, or start a new run"
         )
-    if needed * _WEIGHT_BYTES > (free := _free_bytes()):
+    check_fits_memory(needed)
+
+
+def check_fits_memory(num_weights: int) -> None:
+    """Raise ConfigError if the weights of a model, in fp32, are larger than the free memory."""
+    if num_weights * _WEIGHT_BYTES > (free := _free_bytes()):
         raise ConfigError(
-            f"the model has {needed} weights, which take {format_bytes(needed * _WEIGHT_BYTES)}, and {format_bytes(int(free))} of "
-            "memory are free; use a smaller model or a machine with more memory"
+            f"the model has {num_weights} weights, which take {format_bytes(num_weights * _WEIGHT_BYTES)}, and "
+            f"{format_bytes(int(free))} of memory are free; use a smaller model or a machine with more memory"
         )
 
 

@@ -23,4 +23,4 @@ class RunContext:
     backend: Backend
     """The backend of the attention."""
     own_step: bool = False
-    """Whether an extension makes the passes of each micro-batch itself."""
+    """Whether an extension or an objective makes the passes of each micro-batch itself."""

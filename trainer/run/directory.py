@@ -25,8 +25,20 @@ from data_pipeline.dataset.layout import MANIFEST
 from trainer.config import TrainConfig
 from trainer.distributed.devices import check_no_gpu_is_hidden
 
-__all__ = ["check_places", "data_folder", "foreign_files", "load_config", "make_folder", "open_own", "read_id", "settings_here"]
+__all__ = [
+    "REFERENCE",
+    "check_places",
+    "data_folder",
+    "foreign_files",
+    "load_config",
+    "make_folder",
+    "open_own",
+    "read_id",
+    "settings_here",
+]
 
+REFERENCE = "objective/reference.safetensors"
+"""The initial weights of a run whose objective compares the model with them."""
 _RESTORE = "put the file back as the run wrote it, or use another run"
 
 
@@ -101,12 +113,13 @@ _FILES = (
     r"record\.json|config\.toml|metrics\.jsonl|hardware-rank-\d+\.jsonl|change-\d+\.json|report\.html|training_metrics\.png"
     r"|\.lock|\.shared-[0-9a-f]{16}|\.wandb-id|\.mlflow-id"
     r"|ledger/steps\.jsonl|heartbeat/rank-\d+|stacks/rank-\d+\.txt|tensorboard/events\.out\.tfevents\.[^/]+"
+    r"|objective/reference\.safetensors"
     r"|checkpoints/(\.bad-|\.)?step-\d{8,}(-\d+|\.tmp|\.deleted)?/manifest\.json"
     r"|checkpoints/objects/[0-9a-f]{64}\.safetensors|checkpoints/objects/\.\d+\.tmp"
 )
 """Files that the program writes, in addition to the files that the record names."""
 _FOLDERS = (
-    r"tokenizer|ledger|heartbeat|stacks|tensorboard|checkpoints|checkpoints/objects"
+    r"tokenizer|objective|ledger|heartbeat|stacks|tensorboard|checkpoints|checkpoints/objects"
     r"|checkpoints/(\.bad-|\.)?step-\d{8,}(-\d+|\.tmp|\.deleted)?"
 )
 _CHECKED_LATER = re.compile(r"checkpoints/(?!objects$).*")
@@ -123,7 +136,7 @@ def check_places(run: Path) -> None:
     Raises:
         CheckpointError: one is a link, a pipe or another kind; the message names the first.
     """
-    own = re.compile(f"{_FILES}|extension\\.py|tokenizer/[^/]+")
+    own = re.compile(f"{_FILES}|extension\\.py|(tokenizer|objective)/[^/]+")
     for name, status in _entries(run, ""):
         is_folder = name == _OF_WANDB or re.fullmatch(_FOLDERS, name) is not None
         wanted = stat.S_ISDIR if is_folder else stat.S_ISREG

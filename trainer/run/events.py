@@ -25,6 +25,7 @@ __all__ = [
     "Event",
     "HardwareEvent",
     "LayersEvent",
+    "MeasuresEvent",
     "SampleEvent",
     "SaveEvent",
     "ScalarsEvent",
@@ -87,6 +88,8 @@ class TrainEvent(_Event):
     """Part of the step's duration spent waiting for data."""
     monitor_s: float | None = field(default=None, metadata={"digits": 6})
     """Time that all sinks took for the numbers, readings, alerts and layers of the step before. The monitor sets it."""
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """What the objective of the run measures in a step, as means over its targets; not in the file if there is nothing."""
 
     @property
     def perplexity(self) -> float:
@@ -96,7 +99,8 @@ class TrainEvent(_Event):
     def to_json(self) -> dict[str, Any]:
         """Return the fields by their names in the file, with the exact loss and the perplexity."""
         order = dict.fromkeys(("event", "step", "loss", "loss_hex", "loss_average", "perplexity"))
-        return order | super().to_json() | {"loss_hex": self.loss.hex(), "perplexity": self.perplexity}
+        facts = order | super().to_json() | {"loss_hex": self.loss.hex(), "perplexity": self.perplexity}
+        return facts if self.measures else {name: value for name, value in facts.items() if name != "measures"}
 
 
 @dataclass(frozen=True)
@@ -249,6 +253,18 @@ class ScalarsEvent(_Event):
 
 
 @dataclass(frozen=True)
+class MeasuresEvent(_Event):
+    """What an evaluation measures besides the loss, as the objective of the run defines it."""
+
+    name: ClassVar = "measures"
+    step: int
+    values: Mapping[str, float]
+    """Numbers by name. A `/` in a name divides a group from its members, such as `f1/python`."""
+    confusion: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Counts by true label and predicted label, without those that are 0; empty if the objective has no labels."""
+
+
+@dataclass(frozen=True)
 class LayersEvent(_Event):
     """Norms of each layer in one step, by the name of the layer."""
 
@@ -348,6 +364,7 @@ _Known = (
     | SampleEvent
     | ScoresEvent
     | ScalarsEvent
+    | MeasuresEvent
     | LayersEvent
     | HardwareEvent
     | SaveEvent
@@ -408,6 +425,10 @@ def _numbers(values: object) -> dict[str, float]:
     return {name: known for name, value in found.items() if (known := number(value)) is not None}
 
 
+def _counts(values: object) -> dict[str, int]:
+    return {name: _count(value) for name, value in values.items()} if isinstance(values, Mapping) else {}
+
+
 def _scores(groups: object) -> dict[str, Score]:
     tables = groups if isinstance(groups, Mapping) else {}
     return {
@@ -442,6 +463,9 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "str": lambda value: str(value or ""),
     "str | None": lambda value: None if value is None else str(value),
     "Mapping[str, float]": _numbers,
+    "Mapping[str, Mapping[str, int]]": lambda value: (
+        {name: _counts(row) for name, row in value.items()} if isinstance(value, Mapping) else {}
+    ),
     "Mapping[str, Any]": lambda value: value if isinstance(value, Mapping) else {},
     "tuple[int, ...]": lambda value: tuple(map(_count, _listed(value))),
     "tuple[Mapping[str, Any], ...]": lambda value: tuple(one for one in _listed(value) if isinstance(one, Mapping)),

@@ -15,7 +15,7 @@ from common.errors import ConfigError
 from common.files import sync_upwards
 from trainer.run.directory import open_own
 
-__all__ = ["locked_run"]
+__all__ = ["locked_run", "wait_until_free"]
 
 _NAME_ATTEMPTS, _NAME_WAIT_S = 100, 0.01
 
@@ -31,8 +31,13 @@ def _holder(file: TextIO) -> str:
 
 
 @contextmanager
-def locked_run(run: Path) -> Iterator[None]:
+def locked_run(run: Path, *, doing: str = "is training here", option: str = "--run") -> Iterator[None]:
     """Lock a run directory against a second trainer. The kernel frees the lock when the process ends, for any reason.
+
+    Args:
+        run: the directory.
+        doing: what the holder of the lock does, for the message.
+        option: names the directory on the command line, for the message.
 
     Raises:
         ConfigError: another process holds the lock; the message names it.
@@ -44,9 +49,29 @@ def locked_run(run: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"{run}: {_holder(file)} is training here; wait for it or use another --run") from None
+            raise ConfigError(f"{run}: {_holder(file)} {doing}; wait for it or use another {option}") from None
         file.seek(0)
         file.truncate()
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
         yield
+
+
+def wait_until_free(run: Path, timeout_s: float) -> None:
+    """Wait until no trainer holds the lock of a run directory, for example after its launcher was killed.
+
+    It returns at once if there is no run, and after `timeout_s` in any case: the next trainer then reports the holder.
+
+    Raises:
+        CheckpointError: the lock file is a link or no regular file.
+    """
+    if not (run / ".lock").exists():
+        return
+    deadline = time.monotonic() + timeout_s
+    with os.fdopen(open_own(run / ".lock", os.O_RDWR, run=run), "r+") as file:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                time.sleep(_NAME_WAIT_S)

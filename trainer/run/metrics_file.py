@@ -15,6 +15,7 @@ from trainer.run.events import (
     EndEvent,
     EvalEvent,
     Event,
+    MeasuresEvent,
     SampleEvent,
     ScalarsEvent,
     ScoresEvent,
@@ -27,7 +28,7 @@ __all__ = ["METRICS", "Known", "Selection", "events_until", "lines_until", "read
 
 METRICS = "metrics.jsonl"
 """The file's name in the run's directory."""
-_OF_EVALUATIONS = (EvalEvent, SampleEvent, ScoresEvent)
+_OF_EVALUATIONS = (EvalEvent, MeasuresEvent, SampleEvent, ScoresEvent)
 _RULES_OF_EVALUATIONS = ("plateau", "overfitting")
 
 

@@ -1,10 +1,13 @@
 """`record.json` of a run: identity, environment, result, and the digests of the other files.
 
 `identity` holds all that the bits of the run depend on. A run is resumed only if its identity is the same.
+An imported model has the status `imported`, no identity, and `imported` with the digests of the files that it was read from.
 `changes` lists the adjustments: from which step on micro-batches were smaller than in the identity, shards were left out, or the
 learning rate fell in time for the end of `limits.minutes`.
 `origin` names the checkpoint of another run that a branch began with.
+`initial` names the checkpoint of another run whose weights this run began with; their digest is also part of the identity.
 `precision` holds the setting, the number format that it gave, and the reason; the identity and `config.toml` hold the format.
+`trained_weights` and `total_weights` are their numbers, in a run that trains only some.
 `earlier` lists starts of the run with another identity or environment, oldest first: the last step, and the differing values.
 The record is sealed with a digest, and `files` holds the digests of the other files. It contains no host, user or path, and only
 those environment variables that this program names or that set torch.compile, so it contains no secret.
@@ -22,17 +25,20 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, cast, get_args
 
 import torch
 from pydantic import Field, field_validator
 
+from common.command_line import command_text
 from common.errors import CheckpointError, ConfigError, PreparedDataError, ProjectError
 from common.files import (
     UnusableFileError,
     commit_directory,
     is_unfinished,
     open_input,
+    own_folder,
     parse_json,
     sealed,
     unfinished_path,
@@ -73,26 +79,34 @@ from trainer.run.ledger import LEDGER
 from trainer.run.metrics_file import METRICS, Known, events_until
 
 __all__ = [
+    "COMPRESSED",
+    "IMPORTED",
+    "NEVER_TRAINED",
     "Before",
+    "Origin",
     "check_identity",
     "check_nothing_saved",
+    "check_was_trained",
     "complete_record",
     "identity_of",
     "leave_note",
     "note_adjustment",
+    "note_trained_weights",
     "open_record",
     "read_record",
     "read_record_if_any",
     "recorded_adjustments",
+    "recorded_initial",
     "recorded_micro",
     "recorded_precision",
 ]
 
 _log = logging.getLogger(__name__)
-_UNREPORTED = ("branch", "data", "recipe", "resume", "run")
+_UNREPORTED = ("branch", "data", "encoder", "init", "init_checkpoint", "recipe", "resume", "run", "teacher")
 _MAX_RANKS, _MAX_MICRO = 1 << 20, 65536
 _SETTINGS_THAT_CHANGE_BITS = (
     "model",
+    "lora",
     "batch",
     "mixture",
     "loss",
@@ -106,12 +120,26 @@ _SETTINGS_THAT_CHANGE_BITS = (
     "reproducibility",
     "parallel",
     "compile",
+    "objective",
+    "classification",
+    "distillation",
+    "preference",
 )
 
+IMPORTED = "imported"
+"""The status of a run that holds a published model and was never trained."""
+COMPRESSED = "compressed"
+"""The status of a run that holds the compressed model of another run."""
+NEVER_TRAINED = (IMPORTED, COMPRESSED)
 _FIXED = (
     *(f"model.{name}" for name in ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "tie_embeddings")),
     "model.vocab_multiple",
+    "model.vocab_rows",
+    "model.qk_norm",
+    "lora.rank",
+    "lora.targets",
     "optim.kind",
+    "objective",
 )
 """Settings that decide about the names and shapes of the tensors in checkpoints."""
 
@@ -125,10 +153,24 @@ class Before:
     """Step of the checkpoint from which the run resumes."""
 
 
-def identity_of(context: RunContext, *, decay_steps: int, extension_digest: str | None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Origin:
+    """A checkpoint of another run that a run began with."""
+
+    record: str
+    """Digest of the other run's `record.json`."""
+    step: int
+    weights: str
+    """Digest of the weights: those of the checkpoint, or their moving average."""
+
+
+def identity_of(
+    context: RunContext, *, decay_steps: int, extension_digest: str | None, digests: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
     """Return all that the bits of a run depend on, flat: `{"optim.lr": 0.001, "data": "sha256:…", "world_size": 2, …}`.
 
-    Under `elastic` the number of ranks is not part of it. `not_compared` names the values that count only on some devices.
+    `digests` has further digests: of the files of an objective, and of the weights that the run began with. Under `elastic` the
+    number of ranks is not part of the identity. `not_compared` names the values that count only on some devices.
     """
     config, group = context.config, context.group
     settings = config.model_dump(mode="json", include=set(_SETTINGS_THAT_CHANGE_BITS))
@@ -142,6 +184,7 @@ def identity_of(context: RunContext, *, decay_steps: int, extension_digest: str 
         "torch": torch.__version__,
         "nodes": group.num_nodes,
         "nccl": nccl_version() if group.device.type == "cuda" else None,
+        **digests,
     }
     return identity if config.reproducibility == "elastic" else identity | {"world_size": group.world_size}
 
@@ -189,6 +232,15 @@ def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str
 def _is_fixed(difference: Difference) -> bool:
     """Return whether checkpoints do not fit the new value, so that no resume is possible."""
     return difference.name in _FIXED or (difference.name == "ema.decay" and difference.recorded is None)
+
+
+def check_was_trained(run: Path, record: Mapping[str, Any] | None) -> None:
+    """Raise ConfigError if a run holds an imported or compressed model, which has no steps to continue or to train again."""
+    if record is not None and record["status"] in NEVER_TRAINED:
+        raise ConfigError(
+            f"{run}: its model is {record['status']} and was not trained here, so it has no steps; begin a new run with its "
+            f"weights: {command_text('train', '--init', run, '--run', 'NEW')}"
+        )
 
 
 def check_nothing_saved(run: Path, record: Mapping[str, Any] | None) -> None:
@@ -258,6 +310,11 @@ def note_adjustment(run: Path, adjustment: Adjustment) -> None:
     write_atomic(run / "record.json", sealed(record | {"changes": adjustments.to_json()}))
 
 
+def note_trained_weights(run: Path, trained: int, total: int) -> None:
+    """Write into the record how many weights the run trains, and how many the model has. Runs that train all do not say so."""
+    write_atomic(run / "record.json", sealed(read_record(run) | {"trained_weights": trained, "total_weights": total}))
+
+
 def leave_note(run: Path, adjustment: Adjustment, rank: int) -> None:
     """Note an adjustment for the next start of the run, durably. Any rank can do so, without communication."""
     write_atomic(run / f"change-{rank}.json", json.dumps(Adjustments((adjustment,)).to_json()).encode())
@@ -281,8 +338,12 @@ def open_record(
     adjustments: Adjustments,
     before: Before | None,
     precision: ChosenPrecision,
+    of_objective: Mapping[str, bytes] = MappingProxyType({}),
+    initial: Origin | None = None,
 ) -> None:
     """Write `config.toml`, the tokenizer, the extension's source and `record.json` of a run that starts or resumes.
+
+    `of_objective` has the files of the objective by name, which the folder `objective` keeps.
 
     A run that resumes from `before` logs how identity, environment and settings differ from those of the start before.
     """
@@ -303,8 +364,17 @@ def open_record(
         write_atomic(run / "extension.py", extension)
     else:
         (run / "extension.py").unlink(missing_ok=True)
+    if of_objective:
+        own_folder(run / "objective")
+    for name, data in of_objective.items():
+        write_atomic(run / "objective" / name, data)
     tokenizer = sorted(path.relative_to(run).as_posix() for path in (run / "tokenizer").iterdir())
-    names = ["config.toml", *tokenizer, *(["extension.py"] if extension is not None else [])]
+    names = [
+        "config.toml",
+        *tokenizer,
+        *(f"objective/{name}" for name in of_objective),
+        *(["extension.py"] if extension is not None else []),
+    ]
     record = {
         "format": 1,
         "status": "training",
@@ -316,6 +386,8 @@ def open_record(
         "earlier": earlier,
         "files": _digests(run, names),
     }
+    if initial is not None:
+        record["initial"] = asdict(initial)
     if before is not None and "origin" in before.record:
         record["origin"] = before.record["origin"]
     write_atomic(run / "record.json", sealed(record))
@@ -451,6 +523,29 @@ class _OriginForm(Form):
     weights: str
 
 
+class _ImportedForm(Form):
+    format: str
+    model_type: str
+    types: list[str]
+    files: dict[str, str]
+
+
+class _MeasuredForm(Form):
+    perplexity: float | None = None
+
+
+class _ComparisonForm(Form):
+    before: _MeasuredForm = Field(default_factory=_MeasuredForm)
+    after: _MeasuredForm = Field(default_factory=_MeasuredForm)
+
+
+class _CompressedForm(_OriginForm):
+    method: str
+    group_size: Count | None = None
+    share: float | None = None
+    comparison: _ComparisonForm | None = None
+
+
 class _EarlierForm(Form):
     until: Count
     was: dict[str, Plain]
@@ -465,8 +560,13 @@ class _RecordForm(Form):
     changes: list[Any] = Field(default_factory=list)
     earlier: list[_EarlierForm] = Field(default_factory=list)
     origin: _OriginForm | None = None
+    initial: _OriginForm | None = None
+    imported: _ImportedForm | None = None
+    compressed: _CompressedForm | None = None
     step: Count | None = None
     weights: str | None = None
+    trained_weights: Count | None = None
+    total_weights: Count | None = None
     ended_by: str | None = None
     alerts: dict[str, Count] = Field(default_factory=dict)
 
@@ -475,6 +575,12 @@ class _RecordForm(Form):
     def _check_adjustments(cls, changes: list[Any]) -> list[Any]:
         Adjustments.from_json(changes)
         return changes
+
+
+def recorded_initial(record: Mapping[str, Any] | None) -> Origin | None:
+    """Return the checkpoint of another run whose weights a run began with; None if there is none."""
+    found = None if record is None else record.get("initial")
+    return None if found is None else Origin(found["record"], found["step"], found["weights"])
 
 
 def recorded_micro(run: Path, record: Mapping[str, Any] | None) -> int | None:

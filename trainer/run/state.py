@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,11 +16,15 @@ from common.errors import CheckpointError
 from common.untrusted import Count, Finite, Form, check_form, copy_run_file, read_run_file
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, parse_manifest
+from trainer.checkpoint.packed import is_packed, num_unpacked, unpack
+from trainer.run.bounds import check_fits_memory
+from trainer.run.directory import REFERENCE
 from trainer.run.ledger import LEDGER, LedgerHead
 from trainer.run.metrics_file import METRICS, Known
 from trainer.run.progress import Progress
+from trainer.run.record import COMPRESSED, read_record
 
-__all__ = ["RunState", "copy_state", "load_whole", "read_progress"]
+__all__ = ["RunState", "copy_state", "load_checkpoint", "load_whole", "read_progress"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,12 @@ class RunState:
         """The events of the metrics that this state covers."""
         evaluated = self.progress.evaluated_step == self.progress.step
         return Known(self.progress.step, evaluated=evaluated, rollbacks=self.guard["rollbacks"])
+
+    @staticmethod
+    def of_new_run() -> RunState:
+        """Return the state before the first step of a run."""
+        guard = {"steps": [], "losses": [], "level_since": 0, "streaks": {}, "skips_in_row": 0, "rollbacks": 0}
+        return RunState(Progress(), {}, guard, {"total": 0.0, "steps": 0}, LedgerHead())
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; floats survive JSON exactly."""
@@ -85,6 +95,41 @@ def load_whole(store: CheckpointStore, step: int) -> tuple[Checkpoint, RunState]
         raise CheckpointError(f"{store.manifest_path(step)}: {error}; choose another checkpoint") from None
 
 
+def load_checkpoint(run: Path, which: str, *, option: str = "--checkpoint") -> Checkpoint:
+    """Return the verified checkpoint of a run that `which` names: `latest`, `best` or a step.
+
+    Args:
+        run: its directory, which is only read.
+        which: value of the option.
+        option: its name, for messages.
+
+    Raises:
+        CheckpointError: the checkpoint does not exist or is damaged.
+    """
+    store = CheckpointStore(run / "checkpoints")
+    steps = store.steps()
+    if not steps:
+        raise CheckpointError(f"{run}: the run has no checkpoint yet; train until the first one is saved")
+    if which not in ("latest", "best") and not which.isdecimal():
+        raise CheckpointError(f"{option} {which}: use latest, best, or one of the steps {', '.join(map(str, steps))}")
+    if which.isdecimal():
+        return _unpacked(run, load_whole(store, int(which))[0])
+    latest, state = load_whole(store, steps[-1])
+    best = state.progress.best_step
+    return _unpacked(run, latest if which == "latest" or best is None else load_whole(store, best)[0])
+
+
+def _unpacked(run: Path, checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with ordinary tensors if it is that of a compressed model."""
+    if not is_packed(checkpoint.model) or read_record(run)["status"] != COMPRESSED:
+        return checkpoint
+    try:
+        check_fits_memory(num_unpacked(checkpoint.model))  # a small file may hold a large matrix of zeros
+        return replace(checkpoint, model=unpack(checkpoint.model))
+    except ValueError as error:
+        raise CheckpointError(f"{run}: a weight of the compressed model is damaged: {error}; compress the run again") from None
+
+
 def read_progress(store: CheckpointStore, step: int) -> Progress:
     """Return the counters in the checkpoint of a step. The tensors are not read.
 
@@ -107,7 +152,10 @@ def copy_state(run: Path, other: Path, checkpoint: Checkpoint) -> None:
         CheckpointError: the ledger or the metrics are missing.
     """
     (other / LEDGER).parent.mkdir(parents=True, exist_ok=True)
-    for name in (METRICS, LEDGER.as_posix()):
+    kept = [REFERENCE] if (run / REFERENCE).is_file() else []
+    if kept:
+        (other / REFERENCE).parent.mkdir(exist_ok=True)
+    for name in (METRICS, LEDGER.as_posix(), *kept):
         copy_run_file(run, name, other / name)
     CheckpointStore(other / "checkpoints").save(checkpoint)
 

@@ -13,7 +13,6 @@ from common.errors import ConfigError, PreparedDataError
 from common.storage_errors import naming
 from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import Manifest, read_manifest
-from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import CheckpointStore, check_space
 from trainer.config import Precision, TrainConfig
@@ -22,12 +21,16 @@ from trainer.data.mixture import build_order
 from trainer.distributed.group import Group
 from trainer.distributed.shared_folders import check_same_data, check_shared
 from trainer.extensions.hooks import Extension
+from trainer.finetuning.choice import objective_of
+from trainer.finetuning.initial_weights import check_initial, check_same_initial, choose_initial
+from trainer.finetuning.lora import check_lora
+from trainer.finetuning.objective import Objective
 from trainer.machine.memory import PeakMeter
 from trainer.machine.precision import ChosenPrecision, with_precision
 from trainer.model.attention import backend_of
 from trainer.optim.optimizers import check_optimizer
 from trainer.parallel.fsdp import check_parallel
-from trainer.planning.checkpoints import checkpoint_bytes
+from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes
 from trainer.run.clock import Clock
 from trainer.run.context import RunContext
 from trainer.run.directory import check_places
@@ -35,12 +38,15 @@ from trainer.run.limits import Plan, plan_run, with_shorter_warmup
 from trainer.run.lock import locked_run
 from trainer.run.record import (
     Before,
+    Origin,
     check_identity,
     check_nothing_saved,
+    check_was_trained,
     identity_of,
     read_record,
     read_record_if_any,
     recorded_adjustments,
+    recorded_initial,
     recorded_micro,
     recorded_precision,
 )
@@ -60,6 +66,7 @@ class Fitted:
 
     context: RunContext
     precision: ChosenPrecision
+    objective: Objective
     data: RunData
     limits: Plan
     memory: PeakMeter
@@ -72,9 +79,12 @@ class Checked:
     context: RunContext
     precision: ChosenPrecision
     extension: Extension
+    objective: Objective
     data: RunData
     limits: Plan
     identity: Mapping[str, Any]
+    initial: Origin | None
+    """The checkpoint of another run whose weights the run began or begins with, None if there is none."""
     checkpoints: CheckpointStore
     before: Before | None
     """The previous start of the run, None if there is none. None on all ranks except rank 0."""
@@ -91,16 +101,18 @@ def fit(stack: ExitStack, config: TrainConfig, group: Group, extension: Extensio
     if config.run.resolve() == config.data.resolve():  # both have a report.html, a tokenizer and a lock
         raise ConfigError(f"{config.run}: run and data are the same folder; name another folder for the run (--run)")
     stack.enter_context(naming(config.run))  # a file that cannot be written from here on is a file of the run
+    group.on_main(lambda: _check_continued(config))
     manifest, tokenizer = group.on_all(lambda: _open_data(stack, config, group))
     check_same_data(config.data, manifest.root_digest, group)
-    train_rows = Rows(config.data, manifest, "train", verify=config.verify_data)
-    val_rows = Rows(config.data, manifest, "val", verify=config.verify_data)
-    recorded_rows, recorded_format = group.on_main(lambda: _first_look(config))
+    objective = group.on_all(lambda: objective_of(config, manifest, extension.hooks))
+    train_rows = objective.rows(config.data, manifest, "train", verify=config.verify_data)
+    val_rows = objective.rows(config.data, manifest, "val", verify=config.verify_data)
+    recorded_rows, recorded_format = group.on_main(lambda: _first_look(config, manifest))
     config, precision = with_precision(config, group, recorded_format)
     backend = backend_of(config, group.device)
     memory = PeakMeter(group.device)
-    context = RunContext(config, manifest, group, backend, extension.has_step)
-    context = with_micro(context, extension, recorded_rows)
+    context = RunContext(config, manifest, group, backend, extension.has_step or objective.step is not None)
+    context = with_micro(context, extension, recorded_rows, objective)
     _check_fit(context.config, manifest, len(train_rows), len(val_rows), group)
     check_parallel(context.config, group)
     check_optimizer(context.config)
@@ -108,7 +120,7 @@ def fit(stack: ExitStack, config: TrainConfig, group: Group, extension: Extensio
     context = replace(context, config=config)
     order = build_order(config.seed, train_rows, manifest.sources, config.mixture.weights)
     limits = plan_run(config, manifest, len(train_rows))
-    return Fitted(context, precision, RunData(context, train_rows, val_rows, order, tokenizer), limits, memory)
+    return Fitted(context, precision, objective, RunData(context, train_rows, val_rows, order, tokenizer), limits, memory)
 
 
 def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension, clock: Clock) -> Checked:
@@ -116,7 +128,13 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     fitted = fit(stack, config, group, extension)
     context, limits = fitted.context, fitted.limits
     config, manifest = context.config, context.manifest
-    identity = identity_of(context, decay_steps=limits.decay_steps, extension_digest=extension.digest)
+    initial = group.on_main(lambda: _initial(config))
+    identity = identity_of(
+        context,
+        decay_steps=limits.decay_steps,
+        extension_digest=extension.digest,
+        digests=fitted.objective.digests | ({} if initial is None else {"init": initial.weights}),
+    )
     checkpoints = CheckpointStore(config.run / "checkpoints")
     before: list[Before] = []
 
@@ -124,7 +142,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         stack.enter_context(locked_run(config.run))
         begin_branch(config)
         newest, record = _checked_run(config, checkpoints, identity)
-        check_space(config.run / "checkpoints", checkpoint_bytes(config, manifest.vocab_size))
+        _check_space(config, manifest.vocab_size)
         clear_heartbeats(config.run)
         if record is not None and newest is not None:
             check_cooldown(config, record, newest, limits.decay_steps)
@@ -138,9 +156,11 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         context=context,
         precision=fitted.precision,
         extension=extension,
+        objective=fitted.objective,
         data=fitted.data,
         limits=limits,
         identity=identity,
+        initial=initial,
         checkpoints=checkpoints,
         before=before[0] if before else None,
         newest=newest,
@@ -150,6 +170,11 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     )
 
 
+def _check_space(config: TrainConfig, vocab_size: int) -> None:
+    each, shared = checkpoint_bytes(config, vocab_size), frozen_bytes(config, vocab_size)
+    check_space(config.run / "checkpoints", each, shared)
+
+
 def _open_data(stack: ExitStack, config: TrainConfig, group: Group) -> tuple[Manifest, Tokenizer]:
     """Lock the data against a new preparation for the time of the run, and return its manifest and its tokenizer."""
     stack.enter_context(reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None))
@@ -157,16 +182,31 @@ def _open_data(stack: ExitStack, config: TrainConfig, group: Group) -> tuple[Man
     return manifest, _tokenizer(config.data, manifest)
 
 
-def _first_look(config: TrainConfig) -> tuple[int | None, Precision | None]:
-    """Return micro-batch and number format of an earlier start, or of the run to branch off.
-
-    No file of the run may be read before its places are checked.
-    """
+def _check_continued(config: TrainConfig) -> None:
+    """Check the places in the run before any file of it is read, and that the run which this start continues was trained."""
     check_places(config.run)
+    run = continued_run(config)
+    check_was_trained(run, read_record_if_any(run))
+
+
+def _first_look(config: TrainConfig, manifest: Manifest) -> tuple[int | None, Precision | None]:
+    """Return micro-batch and number format of an earlier start, or of the run to branch off. Compare a new run with `init`."""
     run = continued_run(config)
     record = read_record_if_any(run)
     continues = CheckpointStore(run / "checkpoints").steps()  # otherwise no weights exist that depend on the format
+    if not continues:
+        check_lora(config)
+        check_initial(config, manifest)
     return recorded_micro(run, record), recorded_precision(run, record) if continues else None
+
+
+def _initial(config: TrainConfig) -> Origin | None:
+    """Return the checkpoint of `init` that a new run begins with, or the recorded one of a run that continues."""
+    run = continued_run(config)
+    if not CheckpointStore(run / "checkpoints").steps():
+        return choose_initial(config)
+    check_same_initial(config, run)
+    return recorded_initial(read_record(run))
 
 
 def _checked_run(
@@ -194,7 +234,7 @@ def _tokenizer(data: Path, manifest: Manifest) -> Tokenizer:
 
 
 def _check_fit(config: TrainConfig, manifest: Manifest, train_rows: int, val_rows: int, group: Group) -> None:
-    if manifest.row_length > config.model.context:
+    if config.encoder is None and manifest.row_length > config.model.context:
         raise ConfigError(
             f"the rows in {config.data} have {manifest.row_length} tokens, but "
             f"model.context = {config.model.context}; raise model.context, or prepare with --row_length {config.model.context}"

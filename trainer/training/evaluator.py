@@ -54,19 +54,23 @@ class Evaluator:
         If a stop is requested during the evaluation, its result is discarded. The resumed run evaluates this step.
         """
         trainable, monitor = self.trainable, self.reporter.monitor
+        can_write = trainable.objective.writes
         try:
             with trainable.average.swapped_in() if trainable.average else nullcontext():
                 evaluation = self._evaluation(progress.step)
                 # Without a finite loss there are no probabilities to sample from.
-                samples = self._samples(progress.step) if math.isfinite(evaluation.loss) else None
+                samples = self._samples(progress.step) if can_write and math.isfinite(evaluation.loss) else None
                 # Rank 0 may need long for its samples. The others wait here and not in the next step.
                 self.data.context.group.smallest(0)
         except EvaluationStopped:
             return progress
         config, extension = self.data.context.config, trainable.extension
         after = progress.after_evaluation(evaluation.loss, self.reporter.train_losses.take())
-        comparable = is_comparable(config.loss, own_loss=extension.own_loss is not None or extension.has_step)
+        own_loss = extension.own_loss is not None or extension.has_step or not trainable.objective.comparable
+        comparable = is_comparable(config.loss, own_loss=own_loss)
         monitor.write(with_convergence(evaluation.event(progress.step), after.evaluations, config.eval, comparable=comparable))
+        if evaluation.measured is not None:
+            monitor.write(evaluation.measured(progress.step))
         if samples is not None:
             texts, scores = samples
             events = [SampleEvent(progress.step, one.prompt, one.text) for one in texts]
@@ -115,6 +119,7 @@ class Evaluator:
                 self.beat,
                 self.grouping,
                 lambda: self.reporter.stop_requested,
+                self.trainable.objective.measures,
             )
         except Exception as error:
             if context.config.parallel != "fsdp" or not is_out_of_memory(error):

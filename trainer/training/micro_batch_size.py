@@ -14,12 +14,13 @@ from common.text import format_bytes
 from trainer.config import BatchConfig, TrainConfig
 from trainer.extensions.hooks import Extension
 from trainer.extensions.micro_step import MicroStep
-from trainer.extensions.user_model import seeded_model
+from trainer.finetuning.objective import LANGUAGE, Objective
 from trainer.machine.memory import USABLE_SHARE, available_bytes, fits_in_memory, isolated_rng, release_memory
-from trainer.model.forward import LossModule, empty_micro_batch
+from trainer.model.forward import empty_micro_batch
 from trainer.model.memory_estimate import MemoryEstimate, estimate
 from trainer.optim.optimizers import state_bytes_per_weight
 from trainer.run.context import RunContext
+from trainer.training.trainable import hold_copy, new_loss, new_model, own_step_loss
 
 __all__ = ["choose_micro", "expected_memory", "micro_candidates", "probe", "with_micro"]
 
@@ -108,13 +109,14 @@ def expected_memory(context: RunContext, micro: int) -> MemoryEstimate:
     return estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, micro, state, context.backend, device)
 
 
-def with_micro(context: RunContext, extension: Extension, recorded: int | None) -> RunContext:
+def with_micro(context: RunContext, extension: Extension, recorded: int | None, objective: Objective = LANGUAGE) -> RunContext:
     """Return the context with a number for `batch.micro = auto`. The rank with the least memory decides.
 
     Args:
         context: settings, data and ranks. It is returned unchanged if `batch.micro` is a number.
         extension: may replace the model and the loss.
         recorded: the number of an earlier start of the run. It is used again, because the bits depend on it.
+        objective: may replace both too.
 
     Raises:
         ConfigError: no size fits into memory.
@@ -129,7 +131,7 @@ def with_micro(context: RunContext, extension: Extension, recorded: int | None) 
     micro = choose_micro(config, estimated, free, context.manifest.row_length, group.world_size)
     if config.parallel == "ddp":  # a pass of FSDP exchanges weights: if one rank ran out of memory, the others would wait for it
         candidates = [rows for rows in micro_candidates(config.batch.global_rows, group.world_size) if rows <= micro]
-        fitting = probe(_Trial(context, extension), candidates)
+        fitting = probe(_Trial(context, extension, objective), candidates)
         release_memory()  # the cache of the trial, because NCCL takes its memory outside of PyTorch's cache
         micro = group.smallest(fitting)
     _log.info("batch.micro = auto: %d rows; %s", micro, estimated(micro).describe())
@@ -139,11 +141,12 @@ def with_micro(context: RunContext, extension: Extension, recorded: int | None) 
 class _Trial:
     """Passes through a temporary model, while a placeholder takes the memory that gradients and optimizer will need."""
 
-    def __init__(self, context: RunContext, extension: Extension) -> None:
+    def __init__(self, context: RunContext, extension: Extension, objective: Objective) -> None:
         config, device = context.config, context.group.device
-        model = seeded_model(extension, config.model, context.manifest.vocab_size, config.seed).to(device)
-        self._loss = LossModule(model, config.loss, extension.own_loss)
-        self._context, self._extension = context, extension
+        model = new_model(extension, objective, config, context.manifest.vocab_size).to(device)
+        self._loss = new_loss(model, extension, objective, config)
+        self._context, self._extension, self._objective = context, extension, objective
+        hold_copy(context, objective)
         needs = expected_memory(context, 1)
         taken = needs.gradients + needs.optimizer + needs.average + needs.tree
         self._taken = torch.empty(taken, dtype=torch.uint8, device=device)
@@ -156,7 +159,7 @@ class _Trial:
         try:
             micro = MicroStep(self._loss, self._loss, empty, context, (0, 0), lambda loss_sum: loss_sum)
             if context.own_step:
-                self._extension.step_loss(micro)
+                own_step_loss(micro, self._extension, self._objective)
             else:
                 micro.backward(micro.loss_sum())
         finally:

@@ -17,10 +17,12 @@ from trainer.distributed.devices import num_gpus
 from trainer.distributed.group import joined_group
 from trainer.extensions.hooks import Extension
 from trainer.extensions.loading import load_extension
+from trainer.finetuning.objective import Objective
 from trainer.launch.local_ranks import expected_ranks
 from trainer.machine.determinism import configure_determinism
 from trainer.machine.memory import available_bytes, is_out_of_memory
 from trainer.model.decoder import num_weights
+from trainer.model.lora import num_adapter_weights
 from trainer.model.memory_estimate import estimate
 from trainer.optim.optimizers import state_bytes_per_weight
 from trainer.parallel.fsdp import check_parallel
@@ -34,7 +36,7 @@ from trainer.training.micro_batch_size import micro_candidates
 from trainer.training.setup import build_trainable
 from trainer.training.step import CannotContinueError, train_step
 from trainer.training.step_report import StepInputs
-from trainer.training.trainable import RunData, Trainable
+from trainer.training.trainable import RunData, Trainable, hold_copy
 
 __all__ = ["Rehearsal", "measured_step_s", "rehearse"]
 
@@ -81,7 +83,7 @@ def rehearse(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> 
         check_ranks(config, num_ranks)
         check_parallel(config, replace(group, world_size=num_ranks))
         free_bytes = available_bytes(group.device, here)
-        weights, step_s = _measured(replace(fitted.data, context=context), extension, num_ranks, now)
+        weights, step_s = _measured(replace(fitted.data, context=context), extension, fitted.objective, num_ranks, now)
         memory = estimate(
             *(config, manifest.vocab_size, manifest.row_length, num_ranks, config.batch.micro_rows),
             *(state_bytes_per_weight(config.optim), context.backend, group.device.type),
@@ -120,17 +122,20 @@ def _with_batch(context: RunContext, batch: BatchConfig) -> RunContext:
     return replace(context, config=context.config.model_copy(update={"batch": batch}))
 
 
-def _measured(data: RunData, extension: Extension, num_ranks: int, now: Callable[[], float]) -> tuple[int, float | None]:
+def _measured(
+    data: RunData, extension: Extension, objective: Objective, num_ranks: int, now: Callable[[], float]
+) -> tuple[int, float | None]:
     """Return the number of weights, and the expected seconds of a step; None if the memory is too small for one."""
     config, context = data.context.config, data.context
     micro_batches = -(-config.batch.micro_batches // num_ranks)
     probed = 1 << (min(micro_batches, _MOST_MICRO_BATCHES).bit_length() - 1)  # a power of two, as `elastic` needs
     micro = config.batch.micro_rows
     context = _with_batch(context, BatchConfig(global_rows=probed * micro, micro=micro))
-    weights = num_weights(config.model, context.manifest.vocab_size)
+    weights = num_weights(config.model, context.manifest.vocab_size) + num_adapter_weights(config.model, config.lora)
     try:
-        trainable, adjustments = build_trainable(context, extension, Adjustments(), 1)
-        weights = sum(parameter.numel() for parameter in trainable.parameters)
+        trainable, adjustments = build_trainable(context, extension, objective, Adjustments(), 1)
+        hold_copy(context, objective)
+        weights = trainable.num_weights
         step_s = None if adjustments.made else measured_step_s(trainable, replace(data, context=context), now)
     except Exception as error:
         if not isinstance(error, CannotContinueError) and not is_out_of_memory(error):

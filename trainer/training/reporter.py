@@ -79,6 +79,8 @@ class Reporter:
     stragglers: StragglerDetector
     own_loss: bool
     """Whether the training minimises a loss of an extension."""
+    of_steps: tuple[str, ...] = ()
+    """Names of the measures of a step."""
     forecast: Forecast | None = None
     """The expected length of the run, on rank 0."""
 
@@ -107,6 +109,7 @@ class Reporter:
             mfu=mfu(tokens_per_s, self.flops_each, self.peak, self.context.group.world_size),
             loader_wait_s=facts.loader_wait_s,
             seconds=seconds,
+            measures=dict(zip(self.of_steps, result.measures, strict=True)),
         )
         self.train_losses.add(result.loss)
         if result.step == 1 and self.own_loss:

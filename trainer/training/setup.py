@@ -17,6 +17,7 @@ from common.redaction import RedactingFormatter, secrets_of
 from common.settings.load import AUTO
 from common.storage_errors import naming
 from common.terminal_lines import LineHandler
+from data_pipeline.dataset.manifest import Manifest
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, steps_to_keep
 from trainer.config import CheckpointConfig, TrainConfig, settings_without_effect
 from trainer.data.adjustments import Adjustments
@@ -27,7 +28,9 @@ from trainer.evaluation.tally import Grouping
 from trainer.extensions.hooks import Extension
 from trainer.extensions.loading import load_extension
 from trainer.extensions.trust import note_trained_with
-from trainer.extensions.user_model import seeded_model
+from trainer.finetuning.initial_weights import read_initial
+from trainer.finetuning.objective import Objective
+from trainer.finetuning.reference import write_reference
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
 from trainer.machine.determinism import configure_determinism, device_name
@@ -39,7 +42,6 @@ from trainer.metrics.sinks.tensorboard_graph import model_graph
 from trainer.model.attention import describe_backend
 from trainer.model.decoder import Decoder, flops_per_token
 from trainer.model.float8 import convert_to_float8
-from trainer.model.forward import LossModule
 from trainer.model.parameters import parameters_by_name
 from trainer.optim.optimizers import build_optimizers
 from trainer.optim.weight_average import WeightAverage
@@ -52,6 +54,7 @@ from trainer.run.clock import Clock
 from trainer.run.context import RunContext
 from trainer.run.ledger import LEDGER, Ledger
 from trainer.run.progress import Progress
+from trainer.run.record import note_trained_weights
 from trainer.run.record import open_record as write_record
 from trainer.run.signals import StopRequest, stop_request
 from trainer.run.state import RunState, load_whole
@@ -63,7 +66,7 @@ from trainer.training.micro_batch_size import expected_memory
 from trainer.training.recovery import Recovery
 from trainer.training.reporter import Reporter
 from trainer.training.saver import Saver
-from trainer.training.trainable import Trainable, make_scaler
+from trainer.training.trainable import Trainable, hold_reference, make_scaler, new_loss, new_model
 from trainer.training.training_run import TrainingRun
 from trainer.watchdog.beat import Patience
 from trainer.watchdog.heartbeat import Heartbeat
@@ -126,45 +129,58 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
 
 def build(checked: Checked) -> tuple[Trainable, Adjustments]:
     """Return the model with new weights, wrapped for training, and the adjustments, with those that were needed to fit it."""
-    return build_trainable(checked.context, checked.extension, checked.adjustments, (checked.newest or 0) + 1)
+    step = (checked.newest or 0) + 1
+    return build_trainable(checked.context, checked.extension, checked.objective, checked.adjustments, step)
 
 
 def build_trainable(
-    context: RunContext, extension: Extension, adjustments: Adjustments, step: int
+    context: RunContext, extension: Extension, objective: Objective, adjustments: Adjustments, step: int
 ) -> tuple[Trainable, Adjustments]:
     """Return the model for a step with new weights, wrapped for training, and the adjustments, with those that it needed to fit."""
     config, group = context.config, context.group
     if extension.build_model is not None and config.model.base_width is not None:
         raise ConfigError("model.base_width scales the built-in model, and the extension builds another one; remove one of them")
     if extension.build_model is None:
-        check_model_size(config.model, context.manifest.vocab_size)
-    model = seeded_model(extension, config.model, context.manifest.vocab_size, config.seed)
+        check_model_size(config.model, context.manifest.vocab_size, counted=objective.num_weights, lora=config.lora)
+    model = new_model(extension, objective, config, context.manifest.vocab_size)
     if config.parallel == "ddp" or group.world_size == 1:
         model.to(group.device)  # FSDP moves each part when it cuts the weights
     if config.number_format == "float8":
         convert_to_float8(model, group.device)
-    loss = LossModule(model, config.loss, extension.own_loss)
+    loss = new_loss(model, extension, objective, config)
     module, accumulation, adjustments = wrapped(loss, context, adjustments, step)
+    adapted = config.lora.rank is not None  # muP has no rule for adapters, so their rate is the given one at each width
     trainable = Trainable(
         context=context,
         extension=extension,
+        objective=objective,
         loss=loss,
         module=module,
         accumulation=accumulation,
         scaler=make_scaler(context),
-        optimizers=build_optimizers(model, config.optim, config.model.width_ratio),
+        optimizers=build_optimizers(model, config.optim, 1.0 if adapted else config.model.width_ratio),
         average=None if config.ema.decay is None else WeightAverage(model, config.ema),
     )
     return trainable, adjustments
 
 
 def restore(checked: Checked, built: tuple[Trainable, Adjustments], heartbeat: Heartbeat) -> Restored:
-    """Restore the tensors of the newest checkpoint, if there is one."""
+    """Restore the tensors of the newest checkpoint, if there is one. Otherwise load the weights that a new run begins with."""
     trainable, adjustments = built
-    state = None
+    init, origin, state = checked.context.config.init, checked.initial, None
     if checked.newest is not None:
         checkpoint, state = load_whole(checked.checkpoints, checked.newest)
         trainable.restore(checkpoint, state)
+    elif init is not None and origin is not None:
+        weights = checked.context.group.on_all(lambda: read_initial(init, origin))
+        trainable.begin_with(weights)
+        _log.info("the weights are those of step %d of %s", origin.step, init)
+        if trainable.objective.reference is not None:
+            checked.context.group.on_main(lambda: write_reference(checked.context.config.run, weights))
+    elif (pretrained := checked.objective.pretrained) is not None:
+        trainable.begin_with(checked.context.group.on_all(pretrained))
+    if trainable.objective.reference is not None:
+        hold_reference(checked.context, trainable.objective, checked.initial)
     return Restored(trainable, state, adjustments, heartbeat)
 
 
@@ -173,7 +189,14 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
     context, trainable, heartbeat = checked.context, restored.trainable, restored.heartbeat
     config, group, step = context.config, context.group, restored.progress.step
     source, before, precision = checked.extension.source, checked.before, checked.precision
-    group.on_main(lambda: write_record(context, checked.identity, source, restored.adjustments, before, precision))
+    files, initial = checked.objective.files, checked.initial
+
+    def write() -> None:
+        write_record(context, checked.identity, source, restored.adjustments, before, precision, files, initial)
+        if trainable.num_trained < trainable.num_weights:
+            note_trained_weights(config.run, trainable.num_trained, trainable.num_weights)
+
+    group.on_main(write)
     if group.is_main and config.log.report:
         stack.callback(report_at_end, config.run)  # after everything else is closed, for any end of the run
     ending = stack.enter_context(opened_ending(config, group, step))
@@ -184,7 +207,8 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
     stack.callback(heartbeat.at, "save")  # runs first, because closing the sinks and writing the report may take long
     compared_steps = 0 if config.parallel == "fsdp" else config.watchdog.replicas_steps
     replica_check = ReplicaCheck(parameters_by_name(trainable.model), group, compared_steps, step)
-    grouping = Grouping.of(config.data, context.manifest, checked.data.tokenizer)
+    tokenizer = checked.data.tokenizer if checked.objective.predicts_tokens else None
+    grouping = Grouping.of(config.data, context.manifest, tokenizer)
     adjuster = Adjuster(context, restored.adjustments, monitor, ledger)
     reporter = _reporter(checked, restored, adjuster, ending, stop)
     saver = Saver(trainable, reporter, checked.limits, replica_check, checked.checkpoints, writer, checked.newest)
@@ -224,14 +248,21 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
         observer=LayerObserver(restored.trainable.model, group, config.log.layers_every_steps, config.log.histograms_every_steps),
         adjuster=adjuster,
         ending=ending,
-        flops_each=flops_per_token(config.model, manifest.vocab_size, manifest.row_length),
+        flops_each=_flops_per_target(checked.objective, config, manifest),
         peak=peak_flops(device_name(group.device), rate_kind(config.number_format, tf32=config.tf32)),
         stragglers=StragglerDetector(),
         own_loss=restored.trainable.extension.own_loss is not None or restored.trainable.extension.has_step,
+        of_steps=restored.trainable.objective.of_steps,
     )
     if restored.state is not None:
         reporter.restore(restored.state, rolled_back=False)
     return reporter
+
+
+def _flops_per_target(objective: Objective, config: TrainConfig, manifest: Manifest) -> float:
+    if objective.flops is not None:
+        return objective.flops(config.model, manifest)
+    return flops_per_token(config.model, manifest.vocab_size, manifest.row_length, config.lora)
 
 
 def introduce(run: TrainingRun, *, continued: bool) -> None:
@@ -254,8 +285,12 @@ def introduce(run: TrainingRun, *, continued: bool) -> None:
     if run.reporter.peak is None and device.type == "cuda":
         gpu = torch.cuda.get_device_name(device)
         _log.info("%s", unknown_mfu(gpu, rate_kind(config.number_format, tf32=config.tf32)))
-    if not continued and context.group.is_main and run.extension.build_model is None:  # a user's model may need real values
+    if not continued and context.group.is_main and _is_built_in(run):  # a user's model may need real values
         monitor.model(model_graph(partial(Decoder, config.model, context.manifest.vocab_size), context.manifest.row_length))
+
+
+def _is_built_in(run: TrainingRun) -> bool:
+    return run.extension.build_model is None and run.trainable.objective.model is None
 
 
 def _forecast(run: TrainingRun) -> Forecast:
@@ -264,15 +299,11 @@ def _forecast(run: TrainingRun) -> Forecast:
         context.config,
         context.manifest,
         run.limits,
-        num_weights=_num_weights(run),
+        num_weights=run.trainable.num_weights,
         num_rows=(len(data.train_rows), len(data.val_rows)),
         done=run.resumed,
         memory=run.expected_memory,
     )
-
-
-def _num_weights(run: TrainingRun) -> int:
-    return sum(parameter.numel() for parameter in run.trainable.parameters)
 
 
 def _chosen(run: TrainingRun) -> str:
@@ -294,7 +325,7 @@ def _warn_of_settings(context: RunContext, trainable: Trainable) -> None:
         device=context.group.device.type,
         num_ranks=context.group.world_size,
         watched=_is_watched(context.config),
-        own_loss=trainable.extension.own_loss is not None,
+        own_loss=trainable.extension.own_loss is not None or trainable.objective.step is not None,
         own_model=not isinstance(trainable.model, Decoder),
     ):
         _log.warning("%s", warning)
@@ -305,10 +336,16 @@ def _describe(run: TrainingRun, *, continued: bool) -> str:
     config, group = context.config, context.group
     return (
         f"{f'resuming {config.run} at step {run.resumed.step}' if continued else f'training in {config.run}'}  "
-        f"{_num_weights(run) / 1e6:.2f}M weights, vocabulary {context.manifest.vocab_size}, {len(data.train_rows)} training and "
+        f"{_weights(run.trainable)}, vocabulary {context.manifest.vocab_size}, {len(data.train_rows)} training and "
         f"{len(data.val_rows)} validation rows of {context.manifest.row_length} tokens, "
         f"{group.world_size} rank{'s' * (group.world_size > 1)} on {group.device.type}, {config.number_format}"
     )
+
+
+def _weights(trainable: Trainable) -> str:
+    trained, total = trainable.num_trained, trainable.num_weights
+    text = f"{total / 1e6:.2f}M weights"
+    return text if trained == total else f"{text}, of which {trained / 1e6:.3g}M ({trained / total:.2%}) are trained"
 
 
 def _open_ledger(stack: ExitStack, checked: Checked, state: RunState | None) -> Ledger | None:

@@ -18,7 +18,7 @@ from trainer.health.guard import Thresholds
 from trainer.machine.memory import is_out_of_memory, release_memory
 from trainer.optim.optimizers import step_unless
 from trainer.training.step_report import Gradient, PendingStep, StepInputs, StepReport, encode_report
-from trainer.training.trainable import Trainable
+from trainer.training.trainable import Trainable, own_step_loss
 
 __all__ = ["CannotContinueError", "train_step"]
 
@@ -57,7 +57,8 @@ def train_step(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs, *, 
     if gradient is None:  # not in an exception handler, where the error keeps the tensors of the failed pass alive
         exchange_without_gradient(trainable, batch, inputs.step, began=began)
     group = trainable.context.group
-    report = StepReport(group.sum(encode_report(group, batch, inputs, gradient)), batch)
+    num_measures = len(trainable.objective.of_steps)
+    report = StepReport(group.sum(encode_report(group, batch, inputs, gradient, num_measures)), batch)
     void = report.failed_ranks > 0 if previous is None else (report.failed_ranks > 0) | previous.void
     skip = (void | ~within(inputs.thresholds, report.loss, report.gradient_norm)).float()
     if gradient is not None:
@@ -66,7 +67,7 @@ def train_step(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs, *, 
         inputs.observer.after_update(inputs.step)
         trainable.scaler.update()
         trainable.restore_scaler(scaler_before, where=void)
-    return PendingStep(inputs.step, report, skip, void, batch, ran_out=gradient is None)
+    return PendingStep(inputs.step, report, skip, void, batch, ran_out=gradient is None, num_measures=num_measures)
 
 
 def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> Gradient | None:
@@ -84,7 +85,11 @@ def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> 
     own = share_of_rank(batch.num_micro_batches, group)
     factor = (group.world_size if accumulation.averages else 1) / batch.normaliser
     losses = torch.zeros(batch.num_micro_batches, dtype=torch.float64, device=group.device)
+    measures = losses.new_zeros(len(trainable.objective.of_steps), batch.num_micro_batches)
     own_time = OwnTime(0.0, 0.0)
+
+    def own_loss_sum(micro: MicroStep) -> Tensor:
+        return own_step_loss(micro, trainable.extension, trainable.objective)
 
     def scaled(loss_sum: Tensor) -> Tensor:
         return trainable.scaler.scale(loss_sum * factor)
@@ -96,7 +101,9 @@ def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> 
             last = number == own[-1]
             micro = MicroStep(trainable.loss, trainable.module, rows, context, (inputs.step, number), scaled)
             with accumulation.micro_batch(last=last):
-                loss_sum = trainable.extension.step_loss(micro) if context.own_step else micro.loss_sum()
+                loss_sum = own_loss_sum(micro) if context.own_step else micro.loss_sum()
+                if len(measures):
+                    measures[:, number], loss_sum = loss_sum[1:], loss_sum[0]
                 if last:
                     own_time = inputs.before_exchange()  # from here on this rank may have to wait for others
                 if not context.own_step:
@@ -105,7 +112,7 @@ def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> 
         accumulation.finish()
         trainable.unscale_gradients()
         inputs.observer.before_update(inputs.step)
-        return Gradient(clip_gradient(trainable), losses, own_time)
+        return Gradient(clip_gradient(trainable), losses, own_time, measures.flatten() if len(measures) else None)
     except Exception as error:
         if not is_out_of_memory(error):
             raise

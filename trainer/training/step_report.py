@@ -21,7 +21,8 @@ __all__ = ["Gradient", "PendingStep", "StepInputs", "StepReport", "StepResult", 
 
 _NUM_NOTES = 8
 _STOP, _SECONDS, _ENDING, _NORM, _SAVE_FAILED, _ACKNOWLEDGED, _MEMORY, _DATA = range(_NUM_NOTES)
-"""Indices of the first numbers of a report. The own times of the ranks and the losses of the micro-batches follow."""
+"""Indices of the first numbers of a report. The own times of the ranks, what the objective measures in each micro-batch, and the
+losses of the micro-batches follow."""
 
 
 class _NoObserver:
@@ -63,15 +64,20 @@ class Gradient:
     losses: Tensor
     """Loss sums by micro-batch of the global batch, fp64. The elements of other ranks are zero."""
     own_time: OwnTime
+    measures: Tensor | None = None
+    """Sums that the objective measures, fp64: those of its first measure by micro-batch, then those of the second. None: no
+    measures."""
 
 
-def encode_report(group: Group, batch: GlobalBatch, inputs: StepInputs, gradient: Gradient | None) -> Tensor:
-    """Return this rank's part of the report of a step, fp64: notes, the own times of the ranks in pairs, losses of micro-batches.
+def encode_report(group: Group, batch: GlobalBatch, inputs: StepInputs, gradient: Gradient | None, num_measures: int = 0) -> Tensor:
+    """Return this rank's part of the report of a step, fp64: notes, the own times of the ranks in pairs, measures, losses.
 
     A rank without a gradient reports zero losses. Its step is void, so its loss is not used.
     """
     num_notes, device = _NUM_NOTES + 2 * group.world_size, group.device
-    losses = torch.zeros(batch.num_micro_batches, dtype=torch.float64, device=device) if gradient is None else gradient.losses
+    losses = torch.zeros((1 + num_measures) * batch.num_micro_batches, dtype=torch.float64, device=device)
+    if gradient is not None:
+        losses = gradient.losses if gradient.measures is None else torch.cat([gradient.measures, gradient.losses])
     # Written on the host and copied from pinned memory, because writing a number into a tensor on a GPU waits for the GPU.
     notes = torch.zeros(num_notes, dtype=torch.float64, pin_memory=losses.is_cuda)
     notes[_STOP], notes[_MEMORY], notes[_DATA] = inputs.stop_requested, gradient is None, batch.fault is not None
@@ -128,6 +134,8 @@ class StepResult:
     """Number of ranks that could not read their rows."""
     fault: DataFault | None
     """The data that this rank could not read. Only this field differs between ranks."""
+    measures: tuple[float, ...] = ()
+    """What the objective measures, as means over the targets of the global batch."""
 
     @property
     def void(self) -> bool:
@@ -145,9 +153,21 @@ class PendingStep:
         void: true on the device if a rank failed in this step or in a previous step whose result has not been read.
         batch: this rank's part of the global batch.
         ran_out: whether this rank ran out of memory in this step or in a previous step whose result has not been read.
+        num_measures: number of measures of the objective.
     """
 
-    def __init__(self, step: int, report: StepReport, skip: Tensor, void: Tensor, batch: GlobalBatch, *, ran_out: bool) -> None:
+    def __init__(
+        self,
+        step: int,
+        report: StepReport,
+        skip: Tensor,
+        void: Tensor,
+        batch: GlobalBatch,
+        *,
+        ran_out: bool,
+        num_measures: int = 0,
+    ) -> None:
+        self._num_measures = num_measures
         self.skip, self.void, self.ran_out = skip, void, ran_out
         self._step = step
         self._num_losses, self._normaliser, self._fault = batch.num_micro_batches, batch.normaliser, batch.fault
@@ -166,7 +186,9 @@ class PendingStep:
         if self._arrived is not None:
             self._arrived.synchronize()
         skip, votes, seconds, ending_s, norm, save_failed, acknowledged, memory_votes, data_votes, *rest = self._numbers.tolist()
-        own_s, losses = rest[: len(rest) - self._num_losses], rest[len(rest) - self._num_losses :]
+        size, num_measures = self._num_losses, self._num_measures
+        own_s, sums = rest[: len(rest) - (1 + num_measures) * size], rest[len(rest) - (1 + num_measures) * size :]
+        losses = sums[num_measures * size :]
         return StepResult(
             step=self._step,
             loss=math.fsum(losses) / self._normaliser,
@@ -181,6 +203,9 @@ class PendingStep:
             memory_votes=int(memory_votes),
             data_votes=int(data_votes),
             fault=self._fault,
+            measures=tuple(
+                math.fsum(sums[number * size : (number + 1) * size]) / self._normaliser for number in range(num_measures)
+            ),
         )
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from common.errors import ConfigError
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer
 from trainer.checkpoint import Checkpoint
+from trainer.config import TrainConfig
 from trainer.data.adjustments import Adjustments
 from trainer.data.batch import GlobalBatch
 from trainer.data.loader import prefetched_batches
 from trainer.data.order import RowOrder
 from trainer.extensions.hooks import Extension, RunView
+from trainer.extensions.micro_step import MicroStep
+from trainer.extensions.user_model import seeded_model
+from trainer.finetuning.objective import LANGUAGE, Objective
+from trainer.finetuning.reference import read_reference
 from trainer.model.forward import LossModule
+from trainer.model.lora import adapter_names, add_adapters
 from trainer.model.parameters import parameters_by_name
 from trainer.optim.optimizers import optimizer_tensors, restore_optimizer
 from trainer.optim.weight_average import WeightAverage
@@ -25,9 +32,10 @@ from trainer.parallel.accumulation import Accumulation
 from trainer.parallel.fsdp import distribute_like, full_tensors, load_full
 from trainer.run.context import RunContext
 from trainer.run.progress import Progress
+from trainer.run.record import Origin
 from trainer.run.state import RunState
 
-__all__ = ["RunData", "Trainable", "make_scaler"]
+__all__ = ["RunData", "Trainable", "hold_copy", "hold_reference", "make_scaler", "new_loss", "new_model", "own_step_loss"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,7 @@ class Trainable:
     optimizers: tuple[torch.optim.Optimizer, ...]
     average: WeightAverage | None = None
     """The moving average of the weights, None if the settings turn it off."""
+    objective: Objective = LANGUAGE
 
     @property
     def model(self) -> nn.Module:
@@ -85,6 +94,16 @@ class Trainable:
     def parameters(self) -> list[nn.Parameter]:
         """All weights, in the order of their names."""
         return list(parameters_by_name(self.model).values())
+
+    @property
+    def num_weights(self) -> int:
+        """Number of all weights."""
+        return sum(parameter.numel() for parameter in self.parameters)
+
+    @property
+    def num_trained(self) -> int:
+        """Number of the weights that are not frozen."""
+        return sum(parameter.numel() for parameter in self.parameters if parameter.requires_grad)
 
     def view(self, progress: Progress) -> RunView:
         """Return the view of the run that extensions receive."""
@@ -100,6 +119,20 @@ class Trainable:
         moments = full_tensors(optimizer_tensors(self.model, self.optimizers), self.context.group)
         average = full_tensors(self.average.tensors(), self.context.group) if self.average else {}
         return Checkpoint(state.progress.step, self.weights(), moments, state.to_json(), average)
+
+    def begin_with(self, weights: Mapping[str, Tensor]) -> None:
+        """Replace the weights of a new model, and its moving average, by those of another run.
+
+        The objective names the weights that only one of the two models has. Adapters stay as they are.
+
+        Raises:
+            CheckpointError: other names, or the shapes, differ from those of the model.
+        """
+        common = {name: weight for name, weight in weights.items() if name not in self.objective.dropped}
+        new = self.objective.fresh | adapter_names(self.model)
+        load_full(self.model, common, new=new, remedy="choose another init, or the extension that built its model")
+        if self.average is not None:
+            self.average.begin_again()
 
     def restore(self, checkpoint: Checkpoint, state: RunState) -> None:
         """Restore the weights, the state of the optimizers, the moving average and the scaler."""
@@ -124,6 +157,50 @@ class Trainable:
         """Restore a state of `copy_of_scaler` if `where` is true on the device."""
         for now, earlier in zip(_tensors_of(self.scaler), before, strict=True):
             now.copy_(torch.where(where, earlier, now))
+
+
+def new_model(extension: Extension, objective: Objective, config: TrainConfig, vocab_size: int) -> nn.Module:
+    """Return the model of a run with new weights, on the CPU in fp32. Raises the errors of `seeded_model`."""
+    if objective.model is not None:
+        model = objective.model(config.model, vocab_size, config.seed)
+    else:
+        model = seeded_model(extension, config.model, vocab_size, config.seed)
+    add_adapters(model, config.lora, config.seed, trained=objective.fresh)
+    return model
+
+
+def new_loss(model: nn.Module, extension: Extension, objective: Objective, config: TrainConfig) -> LossModule:
+    """Return a model with the loss of its run."""
+    score = None if objective.measures is None else objective.measures.score
+    return LossModule(model, config.loss, extension.own_loss or objective.loss, score)
+
+
+def hold_reference(context: RunContext, objective: Objective, origin: Origin | None) -> None:
+    """Hand a copy of the model with the initial weights of the run to the objective. All ranks must call this.
+
+    Raises:
+        ConfigError: the run did not begin with the weights of another run.
+        CheckpointError: the file with the weights is missing or damaged.
+    """
+    config = context.config
+    if origin is None:
+        raise ConfigError(f"{config.run}: objective = {config.objective} needs the weights of another run; begin a run with --init")
+    weights = context.group.on_all(lambda: read_reference(config.run, origin.weights))
+    hold_copy(context, objective, weights)
+
+
+def hold_copy(context: RunContext, objective: Objective, weights: Mapping[str, Tensor] | None = None) -> None:
+    """Hand a copy of the model without adapters to an objective that needs one, with these weights; without them for a trial."""
+    if objective.reference is not None:
+        model = new_model(Extension(), objective, context.config.without_adapters, context.manifest.vocab_size)
+        if weights is not None:
+            load_full(model, weights)
+        objective.reference(model.to(context.group.device))
+
+
+def own_step_loss(micro: MicroStep, extension: Extension, objective: Objective) -> Tensor:
+    """Let the extension or the objective make all passes over a micro-batch. Return the sum of its losses, without a gradient."""
+    return extension.step_loss(micro) if objective.step is None else objective.step(micro).detach().float()
 
 
 def make_scaler(context: RunContext) -> torch.amp.GradScaler:

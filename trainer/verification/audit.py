@@ -30,9 +30,10 @@ from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import OtherFormatError, parse_manifest
 from trainer.data.mixture import build_order
 from trainer.data.order import RowOrder
-from trainer.run.directory import data_folder
+from trainer.finetuning.choice import saved_objective
+from trainer.run.directory import data_folder, load_config
 from trainer.run.ledger import LEDGER, LedgerHead, read_ledger
-from trainer.run.record import read_record
+from trainer.run.record import check_was_trained, read_record
 from trainer.run.state import RunState
 from trainer.verification.auditor import Auditor, AuditReport, Targets
 
@@ -51,6 +52,7 @@ def audit_run(run: Path, data: Path | None = None) -> AuditReport:
         CheckpointError: ledger, record or a checkpoint is missing or damaged, or they do not agree.
     """
     record = read_record(run)
+    check_was_trained(run, record)
     with opened_data(run, data) as (directory, manifest, rows):
         checkpoints = _saved(run)
         ends = {saved.head.lines: saved for saved in checkpoints}
@@ -93,7 +95,8 @@ def opened_data(run: Path, data: Path | None) -> Iterator[tuple[Path, Manifest, 
     directory = data_folder(run, data)
     with reading(directory, f"audit of run {run.absolute().name}"):
         manifest = read_manifest(directory)
-        yield directory, manifest, Rows(directory, manifest, "train", verify=True)
+        rows = saved_objective(run, load_config(run)).rows
+        yield directory, manifest, rows(directory, manifest, "train", verify=True)
 
 
 def order_builder(run: Path, directory: Path, manifest: Manifest, rows: Rows) -> Callable[[Mapping[str, Any]], RowOrder]:

@@ -28,11 +28,13 @@ from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.tensor_file import same_bytes, spec_of
 from trainer.config import TrainConfig
 from trainer.extensions.trust import EXTENSION, checked_extension
+from trainer.finetuning.choice import saved_objective
+from trainer.finetuning.initial_weights import read_initial
 from trainer.run.bounds import check_model_size, check_ranks
 from trainer.run.directory import data_folder, load_config
 from trainer.run.events import EvalEvent, TrainEvent
 from trainer.run.metrics_file import METRICS, read_events
-from trainer.run.record import read_record
+from trainer.run.record import read_record, recorded_initial
 from trainer.run.state import copy_state, load_whole
 from trainer.verification.child import run_tied
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
@@ -115,14 +117,18 @@ def replay_run(
     num_ranks = _num_ranks(config, record)
     if extension is None and store.steps():
         vocab_size = load_tokenizer(run / "tokenizer").vocab_size
-        check_model_size(config.model, vocab_size, store.num_weights(store.steps()[-1]))
+        counted = saved_objective(run, config).num_weights
+        check_model_size(config.model, vocab_size, store.num_weights(store.steps()[-1]), counted, config.lora)
     compared: list[int] = []
     with tempfile.TemporaryDirectory(prefix="replay-") as name:
         again = Path(name) / "run"
         copy = None if extension is None else Path(name) / EXTENSION
         if copy is not None and extension is not None:
             copy.write_bytes(extension)  # executes exactly the bytes that were checked
-        settings = config.model_copy(update={"data": data_folder(run, data).absolute(), "extension": copy})
+        initial = _initial_settings(config, record, begin)
+        settings = config.model_copy(
+            update={"data": data_folder(run, data).absolute(), "extension": copy, "encoder": _absolute(config.encoder)} | initial
+        )
         begin_again(run, again, begin)
         before = begin
         for stop in [*(step for step in store.steps() if begin < step < end), end]:
@@ -138,6 +144,29 @@ def replay_run(
                 return Replay(begin, end, tuple(compared), num_ranks, difference)
             before = stop
     return Replay(begin, end, tuple(compared), num_ranks)
+
+
+def _initial_settings(config: TrainConfig, record: Mapping[str, Any], begin: int) -> dict[str, Any]:
+    """Return the settings `init` of a replay. Only a replay from step 0 needs the other run: it is checked before any training.
+
+    Raises:
+        CheckpointError: its weights are missing or have changed.
+    """
+    origin = recorded_initial(record)
+    if origin is None or begin:
+        return {"init": None, "init_checkpoint": "latest"}
+    if config.init is None or not (config.init / "checkpoints").is_dir():
+        raise CheckpointError(
+            f"the run began with the weights {origin.weights} of step {origin.step} of another run, and a replay from step 0 needs "
+            f"them: put that run back to {'its place' if config.init is None else config.init.absolute()}, or begin with a "
+            "checkpoint of this run (--from)"
+        )
+    read_initial(config.init, origin)
+    return {"init": config.init.absolute(), "init_checkpoint": str(origin.step)}
+
+
+def _absolute(path: Path | None) -> Path | None:
+    return None if path is None else path.absolute()
 
 
 def choose_start(saved: list[int], last: int, num_steps: int, wanted: int | None) -> int:

@@ -23,7 +23,6 @@ from trainer.verification.auditor import difference
 __all__ = ["show_step"]
 
 _SHOWN_CHARS = 300
-_FILL_IN = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 
 
 def show_step(run: Path, step: int, *, data: Path | None = None, full: bool = False, as_json: bool = False) -> str:
@@ -91,7 +90,7 @@ def _text(ids: Iterable[int], tokenizer: Tokenizer, *, full: bool) -> str:
 
 
 def _pieces(ids: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    special = [(name, tokenizer.token_id(name)) for name in _FILL_IN]
+    special: list[tuple[str, int | None]] = [(token.name, token.id) for token in tokenizer.named_tokens]
     special += [("⟨unk⟩", tokenizer.unk_id), ("⟨bos⟩", tokenizer.bos_id), ("⟨eos⟩", tokenizer.eos_id)]
     names = {number: name for name, number in special if number is not None}
     plain: list[int] = []

@@ -32,7 +32,7 @@ from trainer.run.directory import data_folder, foreign_files, load_config, setti
 from trainer.run.events import TrainEvent
 from trainer.run.ledger import LEDGER, LedgerStep, read_ledger
 from trainer.run.metrics_file import METRICS, read_events
-from trainer.run.record import read_record
+from trainer.run.record import NEVER_TRAINED, check_was_trained, read_record, recorded_initial
 from trainer.verification.audit import audit_run
 from trainer.verification.auditor import AuditReport
 from trainer.verification.data_check import prepare_again
@@ -75,6 +75,11 @@ def verify_run(
         ConfigError: see `replay_run`.
     """
     levels = LEVELS[: LEVELS.index(level) + 1]
+    if read_record(run)["status"] in NEVER_TRAINED:
+        if num_steps or levels[-1] in ("data", "replay"):
+            check_was_trained(run, read_record(run))
+        yield _check_untrained(run)
+        return
     yield check_integrity(run, data)
     here = environment_facts() if len(levels) > 1 or num_steps else {}
     differences = compare_environment(run, here) if here else ()
@@ -119,6 +124,9 @@ def check_integrity(run: Path, data: Path | None = None) -> Outcome:
     origin = record.get("origin")
     if origin is not None and origin["step"] in store.steps():
         _check_origin(run, store, origin)
+    initial = recorded_initial(record)
+    if initial is not None and record["identity"].get("init") != initial.weights:
+        raise CheckpointError(f"{run / 'record.json'}: identity and `initial` name different weights; restore it from a copy")
     lost = {shard for one in Adjustments.from_json(record.get("changes", ())).made for shard in one.shards}
     directory = data_folder(run, data)
     with reading(directory, f"verify of run {run.absolute().name}"):
@@ -137,14 +145,37 @@ def check_integrity(run: Path, data: Path | None = None) -> Outcome:
         "ledger_lines": report.lines,
         "foreign": foreign,
         "origin": origin,
+        "initial": None if initial is None else asdict(initial),
     }
     text = (
         f"integrity    {len(record['files'])} files of the run, checkpoints {', '.join(map(str, store.steps())) or 'none'}, "
         f"{report.lines} ledger lines, {num_events} events of metrics and {num_files} files of the data are unchanged"
         + (f"; not checked, because the run left them out: {', '.join(sorted(lost))}" if lost else "")
         + ("" if origin is None else f"\n  the run branches off another run at step {origin['step']}: `origin` in record.json")
+        + (
+            ""
+            if initial is None
+            else f"\n  the run began with weights of another run: `initial` in record.json, step {initial.step}"
+        )
         + _foreign_text(foreign)
     )
+    return Outcome("integrity", text, facts)
+
+
+def _check_untrained(run: Path) -> Outcome:
+    """Read and check every file of an imported or compressed model."""
+    record, store = read_record(run), CheckpointStore(run / "checkpoints")
+    for name, digest in record["files"].items():
+        _check_file(run, name, digest)
+    found = weights_digest(store.load(0).model)
+    if found != record.get("weights"):
+        raise CheckpointError(
+            f"{run}: the digest of the weights is {found}, but the record says {record.get('weights')}; restore the run from a copy"
+        )
+    foreign = foreign_files(run, record["files"])
+    status = record["status"]
+    facts = {"status": status, "files": len(record["files"]), "checkpoints": [0], "foreign": foreign}
+    text = f"integrity    {len(record['files'])} files and the weights of the {status} model are unchanged{_foreign_text(foreign)}"
     return Outcome("integrity", text, facts)
 
 

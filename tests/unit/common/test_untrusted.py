@@ -28,7 +28,7 @@ from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
 from tests.support.tampered_cases import chain_ledger
 from trainer.checkpoint import CheckpointStore
-from trainer.commands.saved_model import load_checkpoint, load_model
+from trainer.commands.saved_model import load_model
 from trainer.config import TrainConfig
 from trainer.extensions.loading import load_extension
 from trainer.inference.conversation import read_prompts
@@ -38,6 +38,7 @@ from trainer.run.directory import load_config, settings_here
 from trainer.run.ledger import LEDGER, read_ledger
 from trainer.run.metrics_file import METRICS, Known, events_until, read_events
 from trainer.run.record import read_record, recorded_adjustments, recorded_micro, recorded_precision
+from trainer.run.state import load_checkpoint
 from trainer.verification.audit import audit_run
 from trainer.verification.verify import check_integrity
 

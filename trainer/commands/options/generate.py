@@ -34,16 +34,27 @@ class GenerateOptions(SamplingOptions, CheckpointOptions):
         None, description="Run whose latest model computes the perplexity of --score. Without it, the model that generates."
     )
     raw: bool = Field(False, description="Write control characters of the text to the terminal unchanged.")
-    interactive: bool = Field(False, description="Read prompts from the terminal. /help shows its commands.")
+    interactive: bool = Field(
+        False,
+        description="Read prompts from the terminal, or hold a conversation if the data of the run has a chat template. "
+        "/help shows its commands.",
+    )
+    system: Annotated[str | None, Place(metavar="TEXT")] = Field(
+        None, description="System message of a conversation (--interactive, with a chat template)."
+    )
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.interactive and (self.prompt or self.prompts or self.as_json or self.score):
             raise ValueError("--interactive reads prompts from the terminal; leave out --prompt, --prompts, --json and --score")
+        if self.system is not None and not self.interactive:
+            raise ValueError("--system is the system message of a conversation; add --interactive, or leave out --system")
         if self.reference is not None and not self.score:
             raise ValueError(
                 "--reference names the run that computes the perplexity of --score; add --score, or leave out --reference"
             )
+        if self.system is not None and not _is_utf8(self.system):
+            raise ValueError("--system is not UTF-8 text")
         if not all(map(_is_utf8, self.prompt)):
             raise ValueError("--prompt is not UTF-8 text; write it into a file and use --prompts")
         return self

@@ -14,7 +14,10 @@ __all__ = ["VerifyOptions"]
 
 
 class VerifyOptions(TrustOptions):
-    """Checks a run, level by level. The first check that fails ends the command with exit code 3 (data) or 4 (run)."""
+    """Checks a run, level by level. The first check that fails ends the command with exit code 3 (data) or 4 (run).
+
+    If the directory is not of a run but was written by `export`, its files are checked.
+    """
 
     level: Literal["integrity", "environment", "data", "replay"] = Field("environment", description="The highest level to check.")
     replay: Annotated[int | None, Place(metavar="N")] = Field(
@@ -29,6 +32,9 @@ class VerifyOptions(TrustOptions):
     sources: Annotated[tuple[str, ...], Place(metavar="PATH")] = Field(
         (), description="Sources that the level `data` prepares again. NAME=PATH gives a source a name."
     )
+    export: Annotated[Path | None, Place(metavar="DIR")] = Field(
+        None, description="Directory that `export` wrote from the run. It is compared with the run, and no level is checked."
+    )
     as_json: Annotated[bool, Place("--json")] = Field(False, description="Print one JSON object.")
 
     @model_validator(mode="after")
@@ -37,4 +43,9 @@ class VerifyOptions(TrustOptions):
             raise ValueError("--from sets the first step of a replay; add --replay N or --level replay, or leave out --from")
         if self.sources and self.level not in ("data", "replay"):
             raise ValueError("--sources is only for a level that prepares data again; add --level data, or leave out --sources")
+        if self.export is not None and (self.replay or self.sources or self.data or "level" in self.model_fields_set):
+            raise ValueError(
+                "--export compares a directory with the run and checks no level; leave out --level, --replay, --data and "
+                "--sources, or run verify a second time with them"
+            )
         return self

@@ -20,8 +20,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 from common.errors import CheckpointError
 from common.files import UnusableFileError, open_input, write_atomic
-from trainer.metrics.sinks.points import EXTENSION_EVALUATION
-from trainer.run.events import AlertEvent, EvalEvent, SampleEvent, ScoresEvent
+from trainer.metrics.sinks.points import EXTENSION_EVALUATION, MEASURES
+from trainer.run.events import AlertEvent, EvalEvent, MeasuresEvent, SampleEvent, ScoresEvent
 from trainer.run.metrics_file import Known, Selection
 
 __all__ = ["cut_event_files"]
@@ -32,6 +32,7 @@ _OF_EACH_START = ("custom_scalars__config__", "_hparams_/", "data/document_lengt
 _KINDS: dict[str, type] = {
     "validation": EvalEvent,
     EXTENSION_EVALUATION: EvalEvent,
+    MEASURES: MeasuresEvent,
     "sample": SampleEvent,
     "scores": ScoresEvent,
     "alert/": AlertEvent,

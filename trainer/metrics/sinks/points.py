@@ -6,9 +6,9 @@ from typing import Any
 
 from trainer.health.alerts import Alert
 from trainer.metrics.step_metrics import StepMetrics, encodable
-from trainer.run.events import EvalEvent, Event, HardwareEvent, LayersEvent, SaveEvent, ScalarsEvent, ScoresEvent
+from trainer.run.events import EvalEvent, Event, HardwareEvent, LayersEvent, MeasuresEvent, SaveEvent, ScalarsEvent, ScoresEvent
 
-__all__ = ["EXTENSION_EVALUATION", "FINAL_METRICS", "Points", "points_of"]
+__all__ = ["EXTENSION_EVALUATION", "FINAL_METRICS", "MEASURES", "Points", "points_of"]
 
 Points = dict[str, float]
 
@@ -16,6 +16,9 @@ FINAL_METRICS = ("validation/loss", "validation/perplexity", "train/loss_average
 """The curves whose last value runs are compared by."""
 EXTENSION_EVALUATION = "extension_evaluation/"
 """The beginning of the names of curves that an extension logs in evaluations."""
+
+MEASURES = "measures/"
+"""The beginning of the names of curves that the objective of a run measures in evaluations."""
 
 
 def points_of(event: Event) -> Points:
@@ -36,7 +39,7 @@ def points_of(event: Event) -> Points:
                 "speed/loader_wait_share": event.loader_wait_share,
                 "speed/monitor_share": event.monitor_share,
                 "health/non_finite_steps": float(event.non_finite_steps),
-            }
+            } | {encodable(f"train/{name}"): value for name, value in event.measures.items()}
         case EvalEvent():
             points = {
                 "validation/loss": event.val_loss,
@@ -49,6 +52,8 @@ def points_of(event: Event) -> Points:
                 points |= {encodable(f"validation_{by}/{name}"): score.perplexity for name, score in scores.items()}
         case ScoresEvent():
             points = {f"scores/{name}": value for name, value in event.numbers.items()}
+        case MeasuresEvent():
+            points = {encodable(f"{MEASURES}{name}"): value for name, value in event.values.items()}
         case ScalarsEvent():
             folder = EXTENSION_EVALUATION if event.hook == "on_evaluate" else "extension/"
             points = {f"{folder}{name}": value for name, value in event.values.items()}

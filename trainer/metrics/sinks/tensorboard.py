@@ -17,12 +17,12 @@ from trainer.health.alerts import Alert
 from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerReading
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.sinks.event_files import cut_event_files
-from trainer.metrics.sinks.points import FINAL_METRICS, points_of
-from trainer.metrics.sinks.tensorboard_figures import Picture, length_histogram, perplexity_bars
+from trainer.metrics.sinks.points import FINAL_METRICS, MEASURES, points_of
+from trainer.metrics.sinks.tensorboard_figures import Picture, confusion_picture, length_histogram, perplexity_bars
 from trainer.metrics.sinks.tensorboard_layout import LAYOUT, hyper_parameters
 from trainer.metrics.step_metrics import RunFacts, StepMetrics, encodable
 from trainer.run.directory import make_folder
-from trainer.run.events import EvalEvent, Event, SampleEvent, ScoresEvent
+from trainer.run.events import EvalEvent, Event, MeasuresEvent, SampleEvent, ScoresEvent
 from trainer.run.metrics_file import Known
 
 __all__ = ["TensorBoardSink"]
@@ -84,6 +84,9 @@ class TensorBoardSink(Sink):
                     picture = perplexity_bars(scores, f"Perplexity by {by}, step {event.step}")
                     self._writer.add_image(f"validation/perplexity_by_{by}", picture, event.step, dataformats="HWC")
             self._writer.flush()
+        if isinstance(event, MeasuresEvent) and event.confusion:
+            picture = confusion_picture(event.confusion, f"Confusion of labels, step {event.step}")
+            self._writer.add_image(f"{MEASURES}confusion", picture, event.step, dataformats="HWC")
 
     def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
         """Add the texts, as blocks that keep their line breaks, and a point for each score."""

@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 from trainer.metrics.step_metrics import encodable
 from trainer.run.events import Score
 
-__all__ = ["Picture", "length_histogram", "perplexity_bars"]
+__all__ = ["Picture", "confusion_picture", "length_histogram", "perplexity_bars"]
 
 Picture = NDArray[np.uint8]
 _BLUE, _ORANGE = "#3465a4", "#ce5c00"
 _MOST_BARS = 40
 _LONGEST_NAME = 40
+_MOST_LABELS, _MOST_NUMBERS = 40, 20
+"""Labels in a picture of a confusion, and labels up to which it shows the counts."""
+_DARK = 0.5
 _CHARACTER = 0.09
 """Width of a character of ten points, in inches."""
 
@@ -65,6 +68,33 @@ def perplexity_bars(scores: Mapping[str, Score], title: str) -> Picture:
     axes.invert_yaxis()
     axes.set_xlim(0, max(*heights, 1.0) / (1 - label_width / bars_width))
     axes.set(xlabel="perplexity", title=title)
+    return _drawn(figure)
+
+
+def confusion_picture(counts: Mapping[str, Mapping[str, int]], title: str) -> Picture:
+    """Return a table of the share of each true label's documents that each label is predicted for.
+
+    If there are too many labels for one picture, those with the most documents are shown.
+    """
+    totals = {name: sum(row.values()) for name, row in counts.items()}
+    for name in {name for row in counts.values() for name in row}:
+        totals.setdefault(name, 0)
+    names = sorted(sorted(totals, key=lambda name: -totals[name])[:_MOST_LABELS])
+    shares = np.array([[counts.get(true, {}).get(name, 0) / max(1, totals[true]) for name in names] for true in names])
+    shown = [_literal(name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…") for name in names]
+    side = 2.5 + 0.45 * len(names)
+    figure = Figure(figsize=(side, side), layout="constrained")
+    axes = figure.add_subplot()
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    if len(names) <= _MOST_NUMBERS:
+        for row, true in enumerate(names):
+            for column, name in enumerate(names):
+                count = counts.get(true, {}).get(name, 0)
+                colour = "white" if shares[row, column] > _DARK else "black"
+                axes.text(column, row, f"{count:,}", ha="center", va="center", fontsize=8, color=colour)
+    axes.set_xticks(range(len(names)), shown, rotation=90)
+    axes.set_yticks(range(len(names)), shown)
+    axes.set(xlabel="predicted label", ylabel="true label", title=title)
     return _drawn(figure)
 
 

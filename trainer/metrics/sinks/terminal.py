@@ -15,7 +15,7 @@ from common.terminal_lines import Colour, write_line
 from common.text import duration, rate
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.step_metrics import StepMetrics
-from trainer.run.events import AlertEvent, EvalEvent, Event, SampleEvent, ScoresEvent
+from trainer.run.events import AlertEvent, EvalEvent, Event, MeasuresEvent, SampleEvent, ScoresEvent
 from trainer.run.metrics_file import Known
 
 __all__ = ["TerminalSink"]
@@ -76,6 +76,11 @@ class TerminalSink(Sink):
                     f"({event.targets} targets in {event.num_rows} rows)",
                     "green" if lowest else None,
                 )
+            case MeasuresEvent():
+                found = ", ".join(
+                    f"{name.replace('_', ' ')} {value:.4f}" for name, value in event.values.items() if "/" not in name
+                )
+                self._line(f"step {event.step}  {found}")
             case AlertEvent():
                 self._line(printable(f"{event.severity}: {event.message}"), "red" if event.severity == "critical" else "yellow")
 

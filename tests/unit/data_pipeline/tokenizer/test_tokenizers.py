@@ -14,9 +14,11 @@ from data_pipeline.tokenizer import (
     CharacterTokenizer,
     Tokenizer,
     load_tokenizer,
+    open_supplied,
     round_trip_failures,
     save_tokenizer,
     sentence_pieces,
+    supplied_files,
 )
 from data_pipeline.tokenizer.training import alphabet_of, fitting_vocab_size, sample_pieces, train_tokenizer
 
@@ -103,6 +105,24 @@ def test_special_ids_stand_for_no_text(tokenizer_of: Callable[[str], Tokenizer],
     ids = [tokenizer.bos_id, *tokenizer.encode("return x"), tokenizer.eos_id, tokenizer.pad_id]
     assert tokenizer.decode(ids) == "return x"
     assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id) == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "char", "byte"])
+@pytest.mark.parametrize("note", ["record.json", "manifest.json"])
+def test_a_run_or_prepared_data_supplies_its_tokenizer_with_the_same_digest(kind: str, note: str, tmp_path: Path) -> None:
+    tokenizer = trained(kind)
+    save_tokenizer(tokenizer, tmp_path / "run" / "tokenizer")
+    with pytest.raises(ConfigError, match="holds no tokenizer"):
+        open_supplied(tmp_path / "run", {})
+    (tmp_path / "run" / note).write_text("{}")
+    supplied = open_supplied(tmp_path / "run", {})
+    assert (supplied.kind, supplied.digest, supplied.token_id(EXTRA[0])) == (kind, tokenizer.digest, tokenizer.token_id(EXTRA[0]))
+    assert supplied_files(tmp_path / "run") == [tmp_path / "run" / "tokenizer" / tokenizer.file_name]
+    with pytest.raises(ConfigError, match=r"eos_token is set, and tokenizer.path = .* is used as it is; leave"):
+        open_supplied(tmp_path / "run", {"eos": "</s>"})
+    (tmp_path / "run" / "tokenizer" / tokenizer.file_name).write_bytes(b"[]")
+    with pytest.raises(ConfigError, match=r"tokenizer\.path: .*not a tokenizer that can be read"):
+        open_supplied(tmp_path / "run", {})
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char", "byte"])

@@ -504,3 +504,16 @@ def test_too_little_room_for_the_checkpoints_is_refused_with_the_numbers(
         with pytest.raises(ConfigError, match=r"are free, but checkpoints need 0\.00\d* GB more \(2 checkpoints of 0\.001 GB,"):
             check_space(directory, 1_000_000)
     assert asked == [directory if held else tmp_path]
+
+
+@pytest.mark.parametrize(("held", "free", "fits"), [(0, 5_000_000, True), (0, 4_999_999, False), (4_000_000, 1_000_000, True)])
+def test_what_checkpoints_share_needs_room_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int, free: int, fits: bool
+) -> None:
+    (tmp_path / "object").write_bytes(bytes(held))
+    monkeypatch.setattr("trainer.checkpoint.disk_space.os.statvfs", lambda _: Free(free, 1))
+    if fits:
+        check_space(tmp_path, 1_000_000, 3_000_000)
+    else:
+        with pytest.raises(ConfigError, match=r"2 checkpoints of 0\.001 GB and 0\.003 GB that they share"):
+            check_space(tmp_path, 1_000_000, 3_000_000)

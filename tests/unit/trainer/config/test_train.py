@@ -35,6 +35,9 @@ def test_every_recipe_is_complete_and_valid(recipe: str) -> None:
         ("--limits.steps 5 --model.heads 6 --model.kv_heads 4", "model.kv_heads = 4 must divide model.heads = 6"),
         ("--limits.steps 5 --model.head_dim 5", "cannot be rotated in pairs"),
         ("--limits.steps 5 --batch.global_rows 30 --batch.micro 8", "not a multiple of batch.micro = 8; use 32, or change"),
+        ("--limits.steps 5 --lora.rank 8 --optim.kind muon", "lora.rank trains adapters, which need AdamW"),
+        ("--limits.steps 5 --lora.rank 8 --precision float8", "lora.rank does not work with precision = float8"),
+        ("--limits.steps 5 --lora.rank 8 --lora.targets lm_head", "lora.targets"),
         ("--limits.steps 5 --reproducibility always", "input should be 'off', 'run' or 'elastic'"),
     ],
 )

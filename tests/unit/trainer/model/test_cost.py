@@ -25,6 +25,8 @@ def test_a_block_counts_the_weights_of_its_matrices(block: type[Attention | SwiG
     assert block.num_matrix_weights(CONFIG) == sum(weight.numel() for weight in block(CONFIG).parameters() if weight.ndim == 2)
 
 
-def test_a_layer_counts_the_weights_of_its_norms() -> None:
-    [layer, _] = Decoder(CONFIG, 50).model.layers
-    assert DecoderLayer.num_norm_weights(CONFIG) == sum(weight.numel() for weight in layer.parameters() if weight.ndim == 1)
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_a_layer_counts_the_weights_of_its_norms(*, qk_norm: bool) -> None:
+    config = CONFIG.model_copy(update={"qk_norm": qk_norm})
+    [layer, _] = Decoder(config, 50).model.layers
+    assert DecoderLayer.num_norm_weights(config) == sum(weight.numel() for weight in layer.parameters() if weight.ndim == 1)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from common.errors import ConfigError
 from trainer.config import ModelConfig
 from trainer.model.attention import Backend, Layout, make_layout
 from trainer.model.decoder import Decoder, build_model
@@ -197,6 +198,22 @@ def test_parameter_names_are_those_of_a_qwen3_checkpoint() -> None:
         *(f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")),
     }
     assert names == {"model.embed_tokens.weight", "model.norm.weight", *(f"model.layers.0.{name}" for name in layer)}
+
+
+def test_without_the_norms_of_queries_and_keys_the_names_are_those_of_llama_and_the_other_weights_the_same() -> None:
+    with_norms, without = (
+        parameters_by_name(build_model(CONFIG.model_copy(update={"qk_norm": qk_norm}), 50, 0)) for qk_norm in (True, False)
+    )
+    assert {name.rpartition("self_attn.")[2] for name in with_norms.keys() - without.keys()} == {"q_norm.weight", "k_norm.weight"}
+    assert all(torch.equal(weight, with_norms[name]) for name, weight in without.items())
+
+
+def test_the_rows_of_the_embedding_can_be_set() -> None:
+    model = ModelConfig(vocab_rows=317)
+    assert model.padded_vocab(283) == 317
+    assert build_model(CONFIG.model_copy(update={"vocab_rows": 317}), 283, 0).model.embed_tokens.num_embeddings == 317
+    with pytest.raises(ConfigError, match=r"vocab_rows = 317, and the tokenizer has 318 tokens"):
+        model.padded_vocab(318)
 
 
 def test_the_vocabulary_is_padded_to_a_multiple() -> None:

@@ -226,3 +226,16 @@ def test_sharded_weights_have_the_same_average_as_whole_ones() -> None:
         average.update(step)
     assert outcome.average == outcome.inside_swap == bits(average.tensors())
     assert outcome.after_swap == bits(parameters_by_name(model))
+
+
+def test_frozen_weights_have_no_average_and_those_of_an_older_checkpoint_are_ignored() -> None:
+    model = new_model()
+    whole = copies(WeightAverage(model, EMA).tensors())
+    parameters_by_name(model)["model.norm.weight"].requires_grad_(requires_grad=False)
+    average = WeightAverage(model, EMA)
+    assert average.tensors().keys() == whole.keys() - {"model.norm.weight"}
+    average.update(1)
+    average.restore(whole)
+    assert bits(average.tensors()) == bits({name: whole[name] for name in average.tensors()})
+    with pytest.raises(CheckpointError, match="unknown"):
+        average.restore(whole | {"other": torch.zeros(1)})

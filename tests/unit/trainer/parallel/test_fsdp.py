@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from common.errors import ConfigError
+from common.errors import CheckpointError, ConfigError
 from tests.support.ranks import RankError, run_ranks
 from tests.support.runs import tiny_config
 from trainer.config import ModelConfig
@@ -237,6 +237,25 @@ def test_a_state_saved_under_one_is_the_same_state_under_the_other(outcomes: lis
     load_full(alone, saved.weights)
     assert torch.equal(loaded.logits, alone(*batch(999)[:2]))
     assert outcomes[0][f"{first} to {then}"].losses == pytest.approx(outcomes[0]["ddp"].losses[5:], abs=1e-6, rel=0)
+
+
+def test_only_the_weights_that_are_listed_as_new_may_be_missing() -> None:
+    source, model = build_model(MODEL, VOCAB, seed=0), build_model(MODEL, VOCAB, seed=1)
+    weights = {name: weight.detach() for name, weight in parameters_by_name(source).items()}
+    norm = "model.norm.weight"
+    model.get_parameter(norm).data.fill_(3.0)
+    without = {name: weight for name, weight in weights.items() if name != norm}
+    with pytest.raises(CheckpointError, match=rf"1 weights .* such as {norm}: saved nothing, needed 16; ask again"):
+        load_full(model, without, remedy="ask again")
+    with pytest.raises(CheckpointError, match="such as surplus: saved 2, needed nothing"):
+        load_full(model, weights | {"surplus": torch.zeros(2)}, new=["surplus"])
+    with pytest.raises(CheckpointError, match=f"such as {norm}: saved 2, needed 16"):
+        load_full(model, without | {norm: torch.zeros(2)}, new=[norm])
+    load_full(model, without, new=[norm])
+    assert model.get_parameter(norm).unique().item() == 3.0
+    assert same({name: weight.detach() for name, weight in parameters_by_name(model).items() if name != norm}, without)
+    load_full(model, weights, new=[norm])
+    assert model.get_parameter(norm).unique().item() == 1.0
 
 
 def test_a_run_under_fsdp_goes_on_with_the_bits_of_one_that_was_not_stopped(outcomes: list[dict[str, Any]]) -> None:

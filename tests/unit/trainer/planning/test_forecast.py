@@ -13,6 +13,8 @@ from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
 from trainer.checkpoint import DiskSpace
 from trainer.config import CheckpointConfig
+from trainer.model.decoder import num_weights
+from trainer.model.lora import num_adapter_weights
 from trainer.model.memory_estimate import estimate
 from trainer.planning.checkpoints import checkpoint_bytes, most_checkpoints
 from trainer.planning.forecast import Forecast, forecast
@@ -46,6 +48,15 @@ def test_steps_become_epochs_tokens_and_space(tmp_path: Path) -> None:
     assert found.bytes_per_checkpoint == checkpoint_bytes(found.config, found.manifest.vocab_size)
     assert found.num_checkpoints == 3  # steps 5, 10 and 12
     assert found.disk_bytes == 3 * found.bytes_per_checkpoint
+
+
+def test_checkpoints_share_the_frozen_weights(tmp_path: Path) -> None:
+    found, whole = facts(tmp_path, lora={"rank": 2}), facts(tmp_path)
+    adapters = num_adapter_weights(found.config.model, found.config.lora)
+    frozen = 4 * num_weights(found.config.model, found.manifest.vocab_size)
+    assert (found.shared_bytes, whole.shared_bytes) == (frozen, 0)
+    assert whole.bytes_per_checkpoint - found.bytes_per_checkpoint == 3 * (frozen - 4 * adapters)
+    assert found.disk_bytes == frozen + 3 * found.bytes_per_checkpoint
 
 
 def test_space_that_the_run_has_taken_already_counts(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from trainer.run.events import (
     Event,
     HardwareEvent,
     LayersEvent,
+    MeasuresEvent,
     SampleEvent,
     SaveEvent,
     ScalarsEvent,
@@ -60,6 +61,10 @@ WRITTEN: list[tuple[Event, str]] = [
     (
         ScalarsEvent(3, "on_step_end", {"own/curve": 0.5, "n": math.nan}),
         '{"event": "scalars", "step": 3, "hook": "on_step_end", "values": {"own/curve": 0.5, "n": "nan"}}',
+    ),
+    (
+        MeasuresEvent(5, {"accuracy": 0.5}, {"c": {"c": 1, "python": 1}}),
+        '{"event": "measures", "step": 5, "values": {"accuracy": 0.5}, "confusion": {"c": {"c": 1, "python": 1}}}',
     ),
     (
         LayersEvent(5, {"norm": 1.0}, {"norm": 0.0}, {"norm": math.inf}),

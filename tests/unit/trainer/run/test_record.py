@@ -11,7 +11,7 @@ from trainer.machine.determinism import flags
 from trainer.machine.environment import flattened
 from trainer.run.record import _SETTINGS_THAT_CHANGE_BITS, check_identity
 
-RESOLVED = {"data", "attention", "extension", "threads", "device"}
+RESOLVED = {"data", "attention", "encoder", "extension", "init", "init_checkpoint", "teacher", "threads", "device"}
 """The identity holds what these settings lead to (a digest, a kernel, a number), not the settings."""
 WITHOUT_EFFECT_ON_BITS = {
     "recipe",

@@ -1,0 +1,136 @@
+"""Chat templates: the text form of a conversation, and the special tokens in it.
+
+A template is a Jinja program in the file `chat_template.jinja`, as Hugging Face's libraries use it. Prepared data has it in the
+folder of its tokenizer, so that a run can hold conversations in the same form.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError, PreparedDataError
+from common.files import UnusableFileError, read_input
+from data_pipeline.config import ChatSettings, TokenizerSettings
+from data_pipeline.tokenizer import NamedToken, Tokenizer, open_supplied, supplied_files
+from data_pipeline.tokenizer.special import CONFIG_FILE, OWN_NAMES
+
+__all__ = ["TEMPLATE_FILE", "ChatTemplate", "chosen_template", "saved_template", "template_source"]
+
+TEMPLATE_FILE = "chat_template.jinja"
+_MAX_BYTES = 1 << 20
+_MAX_CONFIG_BYTES = 64 << 20
+_SPACE = r"\s*"
+_NAMED = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A chat template with the special tokens that it can write."""
+
+    source: str
+    """The Jinja program."""
+    variables: Mapping[str, str]
+    """Values that the template can use, such as `bos_token`."""
+    special: tuple[NamedToken, ...]
+    """Special tokens whose names in the text of the template stand for the tokens. The ids are not used here."""
+
+    @staticmethod
+    def of(source: str, tokenizer: Tokenizer) -> ChatTemplate:
+        """Return a template for a tokenizer."""
+        variables = {f"{role}_token": name for role, name in tokenizer.role_names.items()}
+        return ChatTemplate(source, variables, tokenizer.named_tokens)
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str] | None:
+        """Matches a special token with the white space that it takes; None if there are none. The longest name wins."""
+        tokens = sorted((token for token in self.special if token.name), key=lambda token: -len(token.name))
+        forms = [
+            (_SPACE if token.strips_left else "") + re.escape(token.name) + (_SPACE if token.strips_right else "")
+            for token in tokens
+        ]
+        return re.compile("|".join(forms)) if forms else None
+
+    def special_in(self, text: str) -> list[tuple[int, int]]:
+        """Return start and end of each special token in a text."""
+        return [] if self.pattern is None else [match.span() for match in self.pattern.finditer(text)]
+
+
+def chosen_template(chat: ChatSettings, tokenizer: TokenizerSettings, extra_special: Iterable[str] = ()) -> ChatTemplate | None:
+    """Return the template of the settings, before a tokenizer is trained; None if there is none.
+
+    Args:
+        chat: settings of the template.
+        tokenizer: settings of the tokenizer.
+        extra_special: names of the special tokens that a trained tokenizer will have besides those of its settings.
+
+    Raises:
+        ConfigError: the supplied tokenizer has no template, or it cannot be read.
+    """
+    if not chat.is_on:
+        return None
+    source = template_source(chat, tokenizer)
+    if tokenizer.path is not None:
+        chosen = {role: name for role in OWN_NAMES if (name := getattr(tokenizer, f"{role}_token")) is not None}
+        return ChatTemplate.of(source, open_supplied(tokenizer.path, chosen))
+    names = dict.fromkeys((*OWN_NAMES.values(), *tokenizer.extra_special, *extra_special))
+    variables = {f"{role}_token": name for role, name in OWN_NAMES.items()}
+    return ChatTemplate(source, variables, tuple(NamedToken(name, -1) for name in names))
+
+
+def template_source(chat: ChatSettings, tokenizer: TokenizerSettings) -> str:
+    """Return the Jinja program of the settings.
+
+    Raises:
+        ConfigError: the supplied tokenizer has no template, or it cannot be read.
+    """
+    if chat.template != "tokenizer":
+        return (_NAMED / f"{chat.template}.jinja").read_text(encoding="utf-8")
+    assert tokenizer.path is not None  # the settings check it
+    folder = supplied_files(tokenizer.path)[0].parent
+    try:
+        return _source_in(folder)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"chat.template = tokenizer: {folder} has neither a {TEMPLATE_FILE} nor a chat_template in its {CONFIG_FILE}; add one "
+            "of them, or name a built-in template"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"chat.template: a file in {folder} cannot be read: {error.strerror}") from None
+    except (UnusableFileError, ValueError, RecursionError) as error:
+        raise ConfigError(f"chat.template = tokenizer: {error}; correct the file, or name a built-in template") from None
+
+
+def saved_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """Return the template in the tokenizer folder of a run or of prepared data; None if there is none.
+
+    Raises:
+        PreparedDataError: the file cannot be read.
+    """
+    path = folder / TEMPLATE_FILE
+    try:
+        return ChatTemplate.of(read_input(path, _MAX_BYTES, below=folder).decode(), tokenizer)
+    except FileNotFoundError:
+        return None
+    except (OSError, UnusableFileError, UnicodeDecodeError) as error:
+        raise PreparedDataError(f"{path}: the chat template cannot be read ({error}); restore the file from a copy") from None
+
+
+def _source_in(folder: Path) -> str:
+    """Return the template in the folder of a supplied tokenizer. Raises FileNotFoundError if it has none."""
+    if (folder / TEMPLATE_FILE).is_file():
+        return read_input(folder / TEMPLATE_FILE, _MAX_BYTES).decode()
+    config: Any = json.loads(read_input(folder / CONFIG_FILE, _MAX_CONFIG_BYTES))
+    found = config.get("chat_template") if isinstance(config, dict) else None
+    if isinstance(found, list):  # several templates with names
+        found = next((one.get("template") for one in found if isinstance(one, dict) and one.get("name") == "default"), None)
+    if found is None:
+        raise FileNotFoundError
+    if not isinstance(found, str) or len(found.encode()) > _MAX_BYTES:
+        raise ValueError(f"the chat_template in {folder / CONFIG_FILE} is no text of at most {_MAX_BYTES} bytes")
+    return found

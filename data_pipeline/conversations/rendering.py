@@ -1,0 +1,243 @@
+"""Turns conversations into text with marked parts, by a chat template that runs in a confined process.
+
+Text of a conversation that spells a special token must not become this token. So before the template runs, each such name in the
+conversation is replaced by a character that the conversation does not contain, and put back afterwards. What then still spells a
+special token comes from the template.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, islice, pairwise
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError, WorkerError
+from data_pipeline.conversations.chat_template import ChatTemplate
+from data_pipeline.conversations.messages import Message, MessagesError, read_chat
+from data_pipeline.documents import Document, Reason, Rejection
+from data_pipeline.execution.confined import ConfinedProgram, ProgramEndedError
+
+__all__ = ["ChatRenderer", "Rendered"]
+
+_CHILD = Path(__file__).with_name("template_child.py")
+_SILENCE_S = 600.0  # wall time; the child's own limit is processor time, which a busy machine does not change
+_SECONDS = 5  # a conversation takes less than a millisecond
+_MEMORY_BYTES = 256 << 20
+_MAX_ANSWER_BYTES = 128 << 20
+_FIRST_PRIVATE = 0xF0000  # private characters, of which a conversation rarely contains one
+_ENDED_BY_THE_TEMPLATE = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGXCPU)
+_USER, _ANSWER = "How are you?", "I am well."
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """The text of a conversation."""
+
+    text: str
+    parts: tuple[int, ...]
+    """Lengths in characters of its parts, alternately without and with a loss."""
+    special: tuple[int, ...]
+    """Lengths in characters of its pieces, alternately ordinary text and a special token."""
+
+    @staticmethod
+    def join(all_rendered: Sequence[Rendered]) -> Rendered:
+        """Return the text of several conversations, one after the other."""
+        return Rendered(
+            "".join(one.text for one in all_rendered),
+            _joined([one.parts for one in all_rendered]),
+            _joined([one.special for one in all_rendered]),
+        )
+
+    def of_last_answer(self) -> Rendered:
+        """Return the text up to the end of the last answer, the only one with a loss then."""
+        ends = list(accumulate(self.parts))
+        last = len(ends) // 2 * 2 - 1  # parts with an odd number have a loss
+        start, end = ends[last - 1], ends[last]
+        kept: list[int] = []
+        for length in self.special:
+            kept.append(min(length, end - sum(kept)))
+        return Rendered(self.text[:end], (start, end - start), tuple(kept[: _num_needed(kept)]))
+
+    def pieces(self) -> list[tuple[str, bool]]:
+        """Return the pieces of the text, and whether each is a special token."""
+        return [
+            (self.text[start:end], number % 2 == 1)
+            for number, (start, end) in enumerate(pairwise(accumulate(self.special, initial=0)))
+            if end > start
+        ]
+
+
+class ChatRenderer:
+    """Renders conversations. Its process starts with the first one, in about 0.1 s; use it as a context manager."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._names = sorted((token.name for token in template.special if token.name), key=len, reverse=True)
+        self._program: ConfinedProgram | None = None
+
+    def __enter__(self) -> ChatRenderer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process. The next conversation starts another."""
+        program, self._program = self._program, None
+        if program is not None:
+            program.close()
+
+    def document(self, document: Document) -> Document | Rejection:
+        """Return a document, whose text is the JSON of a conversation or pair, with the rendered text; or its rejection."""
+        try:
+            found = [self.conversation(messages) for messages in read_chat(document.text)]
+            rendered = found[0] if len(found) == 1 else Rendered.join([one.of_last_answer() for one in found])
+        except MessagesError as error:
+            return Rejection.of_bytes(error.reason, document.path, document.line, document.text.encode(), str(error))
+        return replace(document, text=rendered.text, markup="plain", parts=rendered.parts, special=rendered.special)
+
+    def conversation(self, messages: Sequence[Message]) -> Rendered:
+        """Return the text of a conversation. Its parts with a loss are the answers with their end of turn.
+
+        Raises:
+            MessagesError: the template cannot be used for the conversation.
+            WorkerError: the process was killed from outside.
+        """
+        text, spans, names = self._rendered(messages, prompt=False)
+        if not any(end > start for start, end in spans):
+            raise MessagesError(Reason.TEMPLATE_REFUSED, "the text of the template has no answer")
+        return _cut(text, spans, self._template.special_in(text), names)
+
+    def prompt(self, messages: Sequence[Message]) -> Rendered:
+        """Return the text before the next answer. Raises as `conversation` does."""
+        text, _, names = self._rendered(messages, prompt=True)
+        return _cut(text, [], self._template.special_in(text), names)
+
+    def end_of_turn(self) -> tuple[str, bool]:
+        """Return the text that ends an answer, and whether it is a special token.
+
+        Raises:
+            ConfigError: the template cannot be used for any conversation.
+        """
+        messages = [{"role": "user", "content": _USER}, {"role": "assistant", "content": _ANSWER}]
+        try:
+            rendered = self.conversation(messages)
+        except MessagesError as error:
+            raise ConfigError(f"the chat template cannot be used: {error}") from None
+        ends = list(accumulate(rendered.parts))
+        answer = rendered.text[ends[0] : ends[1]]
+        end = answer.partition(_ANSWER)[2]
+        if found := self._template.special_in(end):
+            return end[slice(*found[0])].strip() or end[slice(*found[0])], True
+        if not end:
+            raise ConfigError("the chat template marks no end of an answer; use a template that ends each answer with a token")
+        return end, False
+
+    def _rendered(self, messages: Sequence[Message], *, prompt: bool) -> tuple[str, list[list[int]], dict[str, str]]:
+        """Return the text with placeholders, the spans of the answers in it, and the name for each placeholder."""
+        content = json.dumps(messages, ensure_ascii=False)
+        used = set(content) | set(self._template.source)
+        free = (character for number in range(_FIRST_PRIVATE, 0x110000) if (character := chr(number)) not in used)
+        marks = "".join(islice(free, 2))
+        place_of = {name: next(free) for name in self._names if json.dumps(name, ensure_ascii=False)[1:-1] in content}
+        safe = _replaced(list(messages), place_of) if place_of else messages
+        answer = self._asked({"messages": safe, "marks": marks, "prompt": prompt})
+        if "refused" in answer:
+            raise MessagesError(Reason.TEMPLATE_REFUSED, answer["refused"])
+        if any("\ud800" <= character <= "\udfff" for character in answer["text"]):
+            raise MessagesError(Reason.TEMPLATE_REFUSED, "the text of the template contains a lone surrogate")
+        return answer["text"], answer["spans"], {place: name for name, place in place_of.items()}
+
+    def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer of the process. If a used process fails, a fresh one tries again."""
+        was_fresh = self._program is None
+        answer = self._asked_once(request)
+        if answer is None and not was_fresh:
+            answer = self._asked_once(request)
+        return answer or {"refused": f"the template takes more than {_SECONDS} s of processor time, or too much memory"}
+
+    def _asked_once(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        if self._program is None:
+            self._program = ConfinedProgram(_CHILD, _SILENCE_S)
+            variables = dict(self._template.variables)
+            setup = {"template": self._template.source, "variables": variables, "seconds": _SECONDS, "memory_bytes": _MEMORY_BYTES}
+            self._program.write(_message(setup))
+        try:
+            self._program.write(_message(request))
+            [length] = struct.unpack("<q", self._program.read(8))
+            if not 0 <= length <= _MAX_ANSWER_BYTES:
+                self.close()
+                return {"refused": f"the text of the template has more than {_MAX_ANSWER_BYTES} bytes"}
+            answer: dict[str, Any] = json.loads(self._program.read(length))
+            return answer
+        except ProgramEndedError as error:
+            self.close()
+            if error.signal_number in _ENDED_BY_THE_TEMPLATE or not error.signal_number:
+                return None
+            raise WorkerError(
+                f"the process that renders chat templates {error}; if the machine lacks memory, use fewer --workers; "
+                "finished work is kept: run the same command again"
+            ) from None
+
+
+def _message(value: dict[str, Any]) -> bytes:
+    data = json.dumps(value).encode()
+    return struct.pack("<q", len(data)) + data
+
+
+def _replaced(value: Any, place_of: dict[str, str]) -> Any:
+    """Return a value with each name of a special token in its texts replaced by a placeholder."""
+    if isinstance(value, str):
+        for name, place in place_of.items():  # the longest name first
+            value = value.replace(name, place)
+        return value
+    if isinstance(value, list):
+        return [_replaced(one, place_of) for one in value]
+    if isinstance(value, dict):
+        return {_replaced(name, place_of): _replaced(one, place_of) for name, one in value.items()}
+    return value
+
+
+def _cut(text: str, spans: Sequence[Sequence[int]], special: Sequence[tuple[int, int]], names: dict[str, str]) -> Rendered:
+    """Return the text with the names in the place of the placeholders, and the lengths of its parts and pieces."""
+
+    def outside(border: int) -> int:
+        """Return the end of the special token that a border cuts: a token can take white space that is not part of an answer."""
+        return next((end for start, end in special if start < border < end), border)
+
+    whole = [[outside(border) for border in span] for span in spans]
+    return Rendered(_restored(text, names), _lengths(text, whole, names), _lengths(text, special, names))
+
+
+def _lengths(text: str, spans: Sequence[Sequence[int]], names: dict[str, str]) -> tuple[int, ...]:
+    """Return the lengths of the texts between the spans and in them, alternately, after the placeholders are replaced."""
+    borders = [0, *(border for span in spans for border in span), len(text)]
+    return tuple(len(_restored(text[start:end], names)) for start, end in pairwise(borders))
+
+
+def _restored(text: str, names: dict[str, str]) -> str:
+    for place, name in names.items():
+        text = text.replace(place, name)
+    return text
+
+
+def _num_needed(lengths: Sequence[int]) -> int:
+    """Return the number of lengths up to the last one that is not 0."""
+    return max((number for number, length in enumerate(lengths, 1) if length), default=0)
+
+
+def _joined(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return alternating lengths of several texts, one after the other."""
+    joined: list[int] = []
+    for lengths in lists:
+        if len(joined) % 2 and lengths:  # the last length and the first one are of the same sort
+            joined[-1] += lengths[0]
+            joined += lengths[1:]
+        else:
+            joined += lengths
+    return tuple(joined)

@@ -1,0 +1,212 @@
+"""Renders conversations with a chat template in a separate process. `rendering` starts this file as a script.
+
+A chat template is a Jinja program that may come from a stranger. Jinja's sandbox keeps it from Python's internals, but not from
+endless loops and huge texts. So it runs in this process, with limits on processor time and memory for each conversation.
+
+The template gets the values and functions that transformers gives it, with three differences. There is no `strftime_now`, because
+a date would make the same data differ from day to day. Memory and time are limited. A block `{% generation %}` puts a mark before
+and after its text, from which the parent learns which text is the answer.
+
+Messages in both directions are a 64-bit length, little-endian, and a JSON object of that length. The first message has
+`template`, `variables`, `seconds` and `memory_bytes`. Each later one has `messages`, `marks` (two characters that the conversation
+does not contain), and `prompt`: whether only the text before the next answer is needed. The answers are:
+
+    {"text": …, "spans": [[start, end], …], "has_marks": …}     the text, and the part of each answer in it
+    {"refused": …}                                              the template cannot be used for this conversation
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import struct
+import sys
+import time
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.runtime
+import jinja2.sandbox
+import jinja2.utils
+
+_SHOWN_CHARS = 200
+
+
+class _Refused(Exception):  # noqa: N818 - an outcome of rendering, not a fault
+    """The template cannot be used for a conversation."""
+
+
+def main() -> None:
+    """Answer requests until standard input ends."""
+    source, sink = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
+    for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
+        resource.setrlimit(limit, (0, 0))
+    setup = _read(source)
+    assert setup is not None
+    _limit_memory(setup["memory_bytes"])
+    _limit_time(setup["seconds"])
+    template: jinja2.Template | str
+    try:
+        template = _environment().from_string(setup["template"])
+    except (jinja2.TemplateError, RecursionError) as error:
+        template = f"the template is not valid: {_shown(error)}"
+    while (request := _read(source)) is not None:
+        _limit_time(setup["seconds"])
+        answer: dict[str, Any]
+        try:
+            if isinstance(template, str):
+                raise _Refused(template)
+            answer = _answer(template, setup["variables"], request)
+        except _Refused as error:
+            answer = {"refused": str(error)}
+        except MemoryError:
+            answer = {"refused": "the template needs too much memory"}
+        except Exception as error:  # the template may be hostile, so any error is possible
+            answer = {"refused": _shown(error)}
+        data = json.dumps(answer).encode()
+        sink.write(struct.pack("<q", len(data)) + data)
+        sink.flush()
+
+
+def _read(source: Any) -> dict[str, Any] | None:
+    header = source.read(8)
+    if len(header) < 8:
+        return None
+    request: dict[str, Any] = json.loads(source.read(struct.unpack("<q", header)[0]))
+    return request
+
+
+def _limit_time(seconds: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + seconds + 1, resource.RLIM_INFINITY))
+
+
+def _limit_memory(memory_bytes: int) -> None:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as usage:  # noqa: PTH123 - importing pathlib takes longer than the rest
+            in_use = int(usage.read().split()[0]) * resource.getpagesize()
+    except OSError:  # only Linux says how much is in use
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + memory_bytes, in_use + memory_bytes))
+
+
+def _answer(template: jinja2.Template, variables: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
+    messages, marks = request["messages"], request["marks"]
+
+    def render(number: int, *, prompt: bool) -> str:
+        text = template.render(
+            messages=messages[:number], tools=None, documents=None, add_generation_prompt=prompt, _marks=marks, **variables
+        )
+        return str(text)
+
+    if request["prompt"]:
+        text = render(len(messages), prompt=True)
+        return {"text": text.replace(marks[0], "").replace(marks[1], ""), "spans": [], "has_marks": False}
+    whole = render(len(messages), prompt=False)
+    if marks[0] in whole:
+        text, spans = _marked_spans(whole, marks)
+        return {"text": text, "spans": spans, "has_marks": True}
+    answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    spans = [_span(whole, render(number, prompt=True), render(number + 1, prompt=False), messages[number]) for number in answers]
+    return {"text": whole, "spans": spans, "has_marks": False}
+
+
+def _span(whole: str, before: str, after: str, message: dict[str, Any]) -> list[int]:
+    """Return start and end of an answer with its end of turn, from the text before the answer and that up to its end."""
+    if not whole.startswith(after):
+        place = _num_common(whole, after)
+        raise _Refused(
+            "the text of the first messages is not the beginning of the text of all messages (they differ after "
+            f"{whole[max(place - 20, 0) : place]!r}), so it is unknown which text is the answer; use a template that never "
+            "changes earlier turns, or one with {% generation %} blocks"
+        )
+    if not after.startswith(before):
+        place = _num_common(before, after)
+        raise _Refused(
+            f"the prompt of an answer ends with {before[place:][:40]!r}, but the text with the answer continues with "
+            f"{after[place:][:40]!r} there; use a template whose prompt is the beginning of the text, or one with "
+            "{% generation %} blocks"
+        )
+    answer = after[len(before) :]
+    content = str(message.get("content") or "").rstrip()
+    trimmed = answer.rstrip()
+    # White space after the end of a turn belongs to the template. It is the end of the turn only if nothing else is.
+    return [len(before), len(before) + len(answer if trimmed.endswith(content) and content else trimmed)]
+
+
+def _num_common(first: str, second: str) -> int:
+    """Return the number of characters with which both texts begin."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
+
+
+def _marked_spans(text: str, marks: str) -> tuple[str, list[list[int]]]:
+    spans: list[list[int]] = []
+    pieces: list[str] = []
+    length = 0
+    for number, piece in enumerate(text.replace(marks[1], marks[0]).split(marks[0])):
+        if number % 2:
+            spans.append([length, length + len(piece)])
+        pieces.append(piece)
+        length += len(piece)
+    return "".join(pieces), spans
+
+
+class _Generation(jinja2.ext.Extension):
+    """Puts marks around the text of `{% generation %} … {% endgeneration %}`."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        marks = jinja2.nodes.Name("_marks", "load")
+        return jinja2.nodes.CallBlock(self.call_method("_marked", [marks]), [], [], body).set_lineno(line)
+
+    def _marked(self, marks: str, caller: jinja2.runtime.Macro) -> str:
+        return f"{marks[0]}{caller()}{marks[1]}"
+
+
+class _Dict:
+    """`dict` for templates, without access to the type."""
+
+    def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
+        return dict(*args, **values)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["dict"] = _Dict()
+    return environment
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
+    """Return JSON without the escapes for HTML that Jinja's own filter makes."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> None:
+    raise _Refused(f"the template refuses the conversation: {_shown(message)}")
+
+
+def _shown(error: object) -> str:
+    text = " ".join(str(error).split())
+    if "'strftime_now' is undefined" in text:
+        return "the template asks for the date, which would make the data differ from day to day; remove the date from it"
+    name = f"{type(error).__name__}: " if isinstance(error, Exception) else ""
+    return f"{name}{text}"[:_SHOWN_CHARS]
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()

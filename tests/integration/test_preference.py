@@ -1,0 +1,161 @@
+"""Preference pairs through the ordinary loop: what the model learns, the same bits after a kill and on more ranks, and replays."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.errors import CheckpointError, ConfigError
+from data_pipeline.dataset.manifest import read_manifest
+from data_pipeline.repack import repack
+from tests.support.pairs import pair_config, pair_records, write_pairs, write_trunk
+from tests.support.runs import ROOT, arguments, losses, metrics, start_ranks, wait_for_step
+from trainer.commands.evaluate import evaluate_run
+from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.loop import train
+from trainer.run.record import read_record
+from trainer.verification.audit import audit_run
+from trainer.verification.replay import replay_run
+from trainer.verification.verify import check_integrity
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pairs")
+    write_pairs(folder)
+    write_trunk(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Path:
+    train(pair_config(folder / "pairs", folder / "trunk", folder / "whole"))
+    return folder / "whole"
+
+
+def test_training_raises_accuracy_and_margin_on_held_out_pairs(whole: Path) -> None:
+    measured = [one["values"] for one in metrics(whole, "measures")]
+    assert measured[0] == {"accuracy": 0.0, "margin": 0.0}
+    assert measured[-1]["accuracy"] > 0.9
+    assert measured[-1]["margin"] > measured[1]["margin"] > 0
+    evaluations = [one["val_loss"] for one in metrics(whole, "eval")]
+    assert evaluations[0] == pytest.approx(0.693147, abs=1e-6)
+    assert evaluations[-1] < evaluations[0]
+    steps = [one["measures"] for one in metrics(whole, "train")]
+    assert steps[0] == {"accuracy": 0.0, "margin": 0.0}
+    assert steps[-1]["margin"] > 0
+    printed = json.loads(evaluate_run(EvaluateOptions(run=whole, as_json=True)))
+    assert printed["measures"]["values"] == measured[-1]
+
+
+def test_the_run_can_be_audited_verified_and_replayed(whole: Path) -> None:
+    assert audit_run(whole).steps == 8
+    assert "unchanged" in check_integrity(whole).text
+    for start in (0, 6):
+        assert not replay_run(whole, 2, train=train, start=start).difference
+
+
+def test_a_resume_gives_the_same_bits_without_the_initial_run(folder: Path, whole: Path, tmp_path: Path) -> None:
+    trunk = shutil.copytree(folder / "trunk", tmp_path / "trunk")
+    config = pair_config(folder / "pairs", trunk, tmp_path / "run")
+    train(config.model_copy(update={"limits": config.limits.model_copy(update={"steps": 4})}))
+    shutil.rmtree(trunk)
+    train(config)
+    assert read_record(tmp_path / "run")["weights"] == read_record(whole)["weights"]
+    assert losses(tmp_path / "run") == losses(whole)
+    assert metrics(tmp_path / "run", "measures") == metrics(whole, "measures")
+
+
+def test_a_run_whose_initial_weights_were_changed_is_refused(folder: Path, tmp_path: Path) -> None:
+    config = pair_config(folder / "pairs", folder / "trunk", tmp_path / "run", limits={"steps": 2})
+    train(config)
+    path = tmp_path / "run" / "objective" / "reference.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"reference\.safetensors: the weights have the digest"):
+        train(pair_config(folder / "pairs", folder / "trunk", tmp_path / "run", limits={"steps": 4}))
+
+
+def test_another_beta_is_another_run(folder: Path, tmp_path: Path) -> None:
+    train(pair_config(folder / "pairs", folder / "trunk", tmp_path / "run", limits={"steps": 2}))
+    with pytest.raises(ConfigError, match=r"preference\.beta was 0\.1 and is 0\.5"):
+        train(pair_config(folder / "pairs", folder / "trunk", tmp_path / "run", preference={"beta": 0.5}))
+
+
+@pytest.mark.long
+def test_a_killed_run_continues_with_the_same_bits(folder: Path, tmp_path: Path) -> None:
+    steps = {"limits": {"steps": 40}, "schedule": {"decay_steps": 40}}
+    train(pair_config(folder / "pairs", folder / "trunk", tmp_path / "plain", **steps))
+    config = pair_config(folder / "pairs", folder / "trunk", tmp_path / "killed", **steps)
+    with subprocess.Popen([sys.executable, "-m", "trainer", "train", *arguments(config)], cwd=ROOT) as process:
+        wait_for_step(config.run, 6)
+        process.kill()
+    assert process.returncode < 0
+    train(config)
+    assert read_record(config.run)["weights"] == read_record(tmp_path / "plain")["weights"]
+    assert losses(config.run) == losses(tmp_path / "plain")
+
+
+@pytest.mark.long
+def test_one_and_two_ranks_give_the_same_bits(folder: Path, tmp_path: Path) -> None:
+    weights = []
+    for num_ranks in (1, 2):
+        run = tmp_path / str(num_ranks)
+        config = pair_config(
+            folder / "pairs", folder / "trunk", run, reproducibility="elastic", preference={"label_smoothing": 0.1}
+        )
+        assert start_ranks(config, num_ranks).wait(timeout=300) == 0
+        weights.append((read_record(run)["weights"], losses(run), metrics(run, "measures")))
+    assert weights[0] == weights[1]
+
+
+def test_pairs_are_not_cut_when_they_are_packed_again(folder: Path, tmp_path: Path) -> None:
+    again = repack(folder / "pairs", tmp_path / "wide", 512, workers=1)
+    assert again.has_pairs
+    assert sum(shard.targets for shard in again.shards) == sum(shard.targets for shard in read_manifest(folder / "pairs").shards)
+    with pytest.raises(ConfigError, match="a pair cannot be cut"):
+        repack(folder / "pairs", tmp_path / "narrow", 64, workers=1)
+
+
+BAD = [
+    ("messages-malformed", {"prompt": "x", "chosen": "a", "rejected": 3}),
+    ("messages-malformed", {"prompt": "", "chosen": "a", "rejected": "b"}),
+    ("messages-malformed", {"prompt": "x", "chosen": [], "rejected": "b"}),
+    ("no-answer", {"prompt": "x", "chosen": " ", "rejected": "b"}),
+    ("no-answer", {"prompt": "x", "chosen": [{"role": "user", "content": "x"}], "rejected": "b"}),
+    ("equal-pair", {"prompt": "x", "chosen": "a", "rejected": "a"}),
+    ("unknown-role", {"prompt": [{"role": "you", "content": "x"}], "chosen": "a", "rejected": "b"}),
+    ("no-text-field", {"prompt": "x", "chosen": "a"}),
+]
+
+
+def test_pairs_that_cannot_be_used_are_rejected_with_a_counted_reason(tmp_path: Path) -> None:
+    lines = [json.dumps(one) for one in (*pair_records(30), *(record for _, record in BAD))]
+    (tmp_path / "some.jsonl").write_text("\n".join(lines))
+    too_long = {"prompt": "x" * 200, "chosen": "a", "rejected": "b"}
+    (tmp_path / "more.jsonl").write_text(json.dumps(too_long))
+    paths = (str(tmp_path / "some.jsonl"), str(tmp_path / "more.jsonl"))
+    directory = write_pairs(tmp_path, sources=paths, limits={"max_rejected_fraction": 0.5})
+    counts = {reason: [one for one, _ in BAD].count(reason) for reason, _ in BAD}
+    rejected = read_manifest(directory).totals["rejected"]
+    assert rejected["read"] == counts
+    assert rejected["quality"] == {"too-many-tokens": 1}
+
+
+def test_pairs_may_be_messages_or_repeat_their_prompt(folder: Path, tmp_path: Path) -> None:
+    records = []
+    for number, one in enumerate(pair_records(60)):
+        prompt = [{"role": "user", "content": one["prompt"]}]
+        before = prompt if number % 2 else []
+        answers = {name: [*before, {"role": "assistant", "content": one[name]}] for name in ("chosen", "rejected")}
+        records.append({"prompt": prompt if number % 3 else one["prompt"], **answers})
+    (tmp_path / "messages.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    directory = write_pairs(tmp_path, sources=(str(tmp_path / "messages.jsonl"),))
+    shards = [shard.sha256 for shard in read_manifest(directory).shards]
+    assert shards == [shard.sha256 for shard in read_manifest(folder / "pairs").shards]

@@ -1,0 +1,119 @@
+"""Small models in Hugging Face directories, as transformers saves them, written without transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+
+from trainer.checkpoint.tensor_file import encode_header, raw_bytes, spec_of
+from trainer.config import ModelConfig
+from trainer.model.decoder import build_model
+from trainer.model.parameters import parameters_by_name
+
+__all__ = ["CONFIGS", "SENTENCES", "published_weights", "write_published", "write_tensors", "write_tokenizer"]
+
+SENTENCES = [f"the {number} birds of the old sea sang to the cat and ran" for number in range(40)]
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 317,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "attention_bias": False,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3": _SHAPE
+    | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True, "use_sliding_window": False}
+    | {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}, "layer_types": ["full_attention"] * 2},
+    "llama": _SHAPE
+    | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False, "mlp_bias": False}
+    | {"rope_theta": 5e5, "rope_scaling": None, "pretraining_tp": 1},
+}
+"""The content of `config.json`: of newer versions of transformers for Qwen3, of older ones for Llama."""
+
+
+def write_tokenizer(directory: Path) -> tokenizers.Tokenizer:
+    """Write a byte-level tokenizer of 283 tokens, with an end but no beginning of documents, as Qwen3 has it."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<|endoftext|>", "<|pad|>"]
+    trainer = trainers.BpeTrainer(vocab_size=283, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "tokenizer.json").write_text(tokenizer.to_str())
+    names = {"bos_token": None, "eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(names))
+    return tokenizer
+
+
+def published_weights(config: Mapping[str, Any], dtype: torch.dtype = torch.float32, seed: int = 0) -> dict[str, Tensor]:
+    """Return random weights for the content of a `config.json`. Those of norms are not one."""
+    model = build_model(
+        ModelConfig(
+            layers=config["num_hidden_layers"],
+            width=config["hidden_size"],
+            heads=config["num_attention_heads"],
+            kv_heads=config["num_key_value_heads"],
+            head_dim=config["head_dim"],
+            mlp_width=config["intermediate_size"],
+            qk_norm=config["model_type"] == "qwen3",
+            tie_embeddings=config["tie_word_embeddings"],
+            vocab_rows=config["vocab_size"],
+            init_std=0.2,
+        ),
+        1,
+        seed,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    weights = {name: weight.detach() for name, weight in parameters_by_name(model).items()}
+    for weight in (weight for weight in weights.values() if weight.ndim == 1):
+        weight.add_(torch.randn(weight.shape, generator=generator), alpha=0.3)
+    return {name: weight.to(dtype) for name, weight in weights.items()}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a file in the safetensors format."""
+    header, order = encode_header({name: spec_of(tensor) for name, tensor in tensors.items()})
+    path.write_bytes(b"".join([header, *(bytes(raw_bytes(tensors[name])) for name in order)]))
+
+
+def write_published(
+    directory: Path,
+    kind: str = "qwen3",
+    *,
+    weights: Mapping[str, Tensor] | None = None,
+    dtype: torch.dtype = torch.float32,
+    num_files: int = 1,
+    **changes: Any,
+) -> Path:
+    """Write a model with its tokenizer, in one file or with an index. `changes` replace fields of `config.json`."""
+    write_tokenizer(directory)
+    config = CONFIGS[kind] | changes
+    (directory / "config.json").write_text(json.dumps(config))
+    weights = published_weights(config, dtype) if weights is None else weights
+    if num_files == 1:
+        write_tensors(directory / "model.safetensors", weights)
+        return directory
+    places = {}
+    for number in range(num_files):
+        file = f"model-{number + 1:05d}-of-{num_files:05d}.safetensors"
+        part = dict(list(weights.items())[number::num_files])
+        write_tensors(directory / file, part)
+        places |= dict.fromkeys(part, file)
+    index = {"metadata": {"total_size": sum(weight.nbytes for weight in weights.values())}, "weight_map": places}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    return directory

@@ -1,0 +1,220 @@
+"""The loss of preference pairs, compared with its formula, and rows that do not consist of pairs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from common.errors import CheckpointError, ConfigError, PreparedDataError
+from data_pipeline.dataset.manifest import read_manifest
+from data_pipeline.dataset.shards import RowBatch, Rows
+from tests.support.pairs import pair_records, write_pairs
+from tests.support.prepared import write_prepared
+from tests.support.runs import tiny_config
+from trainer.checkpoint.weights import weights_digest
+from trainer.config import ModelConfig
+from trainer.data.batch import IGNORE, MicroBatch, micro_batch
+from trainer.finetuning.choice import objective_of
+from trainer.finetuning.objective import Objective
+from trainer.finetuning.preference import PairRows, make_preference, pair_losses
+from trainer.finetuning.reference import read_reference, write_reference
+from trainer.model.attention import make_layout
+from trainer.model.decoder import Decoder, build_model
+from trainer.model.forward import PassInputs
+
+MODEL = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, context=256)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pairs(tmp_path_factory.mktemp("pairs"))
+
+
+def rows_of(pairs: Path, cls: type[Rows] = PairRows) -> Rows:
+    return cls(pairs, read_manifest(pairs), "train")
+
+
+def inputs_of(batch: MicroBatch) -> PassInputs:
+    return PassInputs(batch.tokens, make_layout(batch.segments, batch.positions), batch.targets, None)
+
+
+def model_with(seed: int) -> Decoder:
+    return build_model(MODEL, 262, seed)
+
+
+def objective_with(tmp_path: Path, label_smoothing: float = 0.0) -> Objective:
+    return make_preference(tiny_config(tmp_path, tmp_path, preference={"beta": 0.5, "label_smoothing": label_smoothing}), {})
+
+
+def answer_log_probability(model: Decoder, tokens: Tensor, prompt: int) -> Tensor:
+    """Return the sum of the log probabilities of all tokens after the prompt, from whole logits of one sequence alone."""
+    layout = make_layout(torch.zeros_like(tokens)[None], torch.arange(len(tokens))[None])
+    log_probabilities = functional.log_softmax(model(tokens[None], layout)[0].float(), -1)
+    return log_probabilities[torch.arange(prompt - 1, len(tokens) - 1), tokens[prompt:]].sum()
+
+
+def expected_margins(batch: RowBatch, model: Decoder, reference: Decoder, beta: float) -> list[Tensor]:
+    margins = []
+    assert batch.has_loss_BL is not None
+    for tokens_L, segments_L, has_loss_L in zip(batch.tokens_BL, batch.segments_BL, batch.has_loss_BL, strict=True):
+        for pair in range((int(segments_L.max()) + 1) // 2):
+            ratios = []
+            for segment in (2 * pair, 2 * pair + 1):
+                tokens = torch.from_numpy(tokens_L[segments_L == segment].astype(np.int64))
+                prompt = int((~has_loss_L[segments_L == segment]).sum())
+                ratios.append(
+                    answer_log_probability(model, tokens, prompt) - answer_log_probability(reference, tokens, prompt).detach()
+                )
+            margins.append(beta * (ratios[0] - ratios[1]))
+    return margins
+
+
+class Micro:
+    """A micro-batch whose backward pass is that of the sum."""
+
+    def __init__(self, model: Decoder, batch: MicroBatch) -> None:
+        self.model, self.rows = model, batch
+
+    def forward(self, function, *tensors, draw=None):  # type: ignore[no-untyped-def]
+        return function(self.model, inputs_of(self.rows), *tensors)
+
+    def backward(self, loss_sum: Tensor) -> None:
+        loss_sum.backward()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+def test_loss_and_gradient_are_those_of_the_formula(pairs: Path, tmp_path: Path, label_smoothing: float) -> None:
+    rows = rows_of(pairs)
+    batch = rows.read(np.arange(3))
+    objective = objective_with(tmp_path, label_smoothing)
+    model, reference = model_with(1), model_with(2)
+    assert objective.reference is not None
+    assert objective.step is not None
+    objective.reference(reference)
+    sums = objective.step(Micro(model, micro_batch(batch)))  # type: ignore[arg-type]
+    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    margins = torch.stack(expected_margins(batch, model, reference, beta=0.5))
+    expected = -(1 - label_smoothing) * functional.logsigmoid(margins) - label_smoothing * functional.logsigmoid(-margins)
+    expected.sum().backward()  # type: ignore[no-untyped-call]
+    assert len(margins) == int(rows.num_targets(np.arange(3)).sum()) > 3
+    torch.testing.assert_close(sums[0], expected.sum(), rtol=1e-5, atol=1e-5)
+    assert sums[1] == (margins > 0).sum()
+    torch.testing.assert_close(sums[2], margins.sum(), rtol=1e-4, atol=1e-4)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-3, atol=1e-5)
+    assert all(parameter.grad is None for parameter in reference.parameters())
+
+
+def test_the_score_of_a_row_has_the_same_bits_in_any_batch(pairs: Path, tmp_path: Path) -> None:
+    objective = objective_with(tmp_path)
+    model = model_with(1)
+    assert objective.reference is not None
+    assert objective.measures is not None
+    objective.reference(model_with(2))
+    batch = rows_of(pairs).read(np.arange(3))
+    with torch.no_grad():
+        together = objective.measures.score(model, inputs_of(micro_batch(batch)))
+        is_target = micro_batch(batch).targets != IGNORE
+        for row in range(3):
+            parts = {name: value[row : row + 1] for name, value in vars(batch).items() if value is not None}
+            alone = objective.measures.score(model, inputs_of(micro_batch(RowBatch(**parts))))
+            assert torch.equal(alone[is_target[row : row + 1]], together[row][is_target[row]])
+
+
+def test_a_model_that_equals_its_reference_has_a_margin_of_zero(pairs: Path, tmp_path: Path) -> None:
+    objective = objective_with(tmp_path)
+    assert objective.reference is not None
+    assert objective.measures is not None
+    objective.reference(model_with(1))
+    batch = micro_batch(rows_of(pairs).read(np.arange(2)))
+    with torch.no_grad():
+        scores = objective.measures.score(model_with(1), inputs_of(batch))
+    found = scores[batch.targets != IGNORE]
+    assert found[:, 1].tolist() == [0.0] * len(found)
+    assert found[:, 0].tolist() == pytest.approx([math.log(2)] * len(found), abs=1e-6)
+
+
+def test_a_large_margin_has_no_loss_and_a_negative_one_a_large_loss() -> None:
+    losses = pair_losses(torch.tensor([100.0, -100.0]), 0.0)
+    assert losses.tolist() == pytest.approx([0.0, 100.0])
+
+
+def test_each_pair_has_one_target_the_first_token_of_its_better_answer(pairs: Path) -> None:
+    rows, manifest = rows_of(pairs), read_manifest(pairs)
+    val = PairRows(pairs, manifest, "val")
+    numbers, of_val = np.arange(len(rows)), np.arange(len(val))
+    assert int(rows.num_targets(numbers).sum()) + int(val.num_targets(of_val).sum()) == 60
+    targets = rows.read(numbers).targets_BL
+    assert targets is not None
+    assert ((targets != IGNORE).sum(axis=1) == rows.num_targets(numbers)).all()
+    first_bytes = {one["chosen"].encode()[0] + 4 for one in pair_records(60)}
+    assert set(targets[targets != IGNORE].tolist()) <= first_bytes
+
+
+def test_both_answers_of_a_pair_are_neighbours_in_a_row(pairs: Path) -> None:
+    rows = rows_of(pairs)
+    for number in range(len(rows)):
+        ids = rows.document_ids(number)
+        assert len(ids) % 2 == 0
+        assert (ids[::2] == ids[1::2]).all()
+        assert len(set(ids.tolist())) == len(ids) // 2
+
+
+@pytest.mark.parametrize("damage", ["no-mask", "no-answer", "shifted", "odd"])
+def test_rows_that_do_not_consist_of_pairs_are_refused(pairs: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    batch = rows_of(pairs, Rows).read(np.arange(2))
+    assert batch.has_loss_BL is not None
+    segments = batch.segments_BL.copy()
+    has_loss: np.ndarray | None = batch.has_loss_BL.copy()
+    if damage == "no-mask":
+        has_loss = None
+    elif damage == "no-answer":
+        has_loss[segments == 1] = False  # type: ignore[index]
+    elif damage == "shifted":
+        has_loss[0, np.flatnonzero(has_loss[0])[0]] = False  # type: ignore[index]
+    else:
+        segments[segments == segments[0].max()] = -1
+    monkeypatch.setattr(Rows, "read", lambda _self, _indices: replace(batch, segments_BL=segments, has_loss_BL=has_loss))
+    with pytest.raises(PreparedDataError, match="prepare the data again"):
+        rows_of(pairs).read(np.arange(2))
+
+
+def test_data_and_objective_must_fit(pairs: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="would train on the worse answers too"):
+        objective_of(tiny_config(pairs, tmp_path / "run"), read_manifest(pairs), {})
+    with pytest.raises(ConfigError, match="with --init"):
+        objective_of(tiny_config(pairs, tmp_path / "run", objective="preference"), read_manifest(pairs), {})
+    plain = write_prepared(tmp_path / "plain")
+    with pytest.raises(ConfigError, match="needs preference pairs"):
+        objective_of(tiny_config(plain, tmp_path / "run", objective="preference"), read_manifest(plain), {})
+
+
+def test_the_file_of_the_reference_is_checked(tmp_path: Path) -> None:
+    weights = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(1)}
+    write_reference(tmp_path, weights)
+    found = read_reference(tmp_path, weights_digest(weights))
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    path = tmp_path / "objective" / "reference.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="the run began with"):
+        read_reference(tmp_path, weights_digest(weights))
+    path.write_bytes(data[:20])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_reference(tmp_path, weights_digest(weights))
+    path.unlink()
+    with pytest.raises(CheckpointError, match="are missing"):
+        read_reference(tmp_path, weights_digest(weights))
+    (tmp_path / "other").write_bytes(data)
+    path.symlink_to(tmp_path / "other")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_reference(tmp_path, weights_digest(weights))

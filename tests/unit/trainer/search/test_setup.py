@@ -1,0 +1,111 @@
+"""The facts of a search, and the refusal of a folder of another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import ConfigError
+from tests.support.prepared import write_prepared
+from trainer.search.options import SearchOptions
+from trainer.search.setup import SETUP, claim, gpus_of_slot, open_setup, trial_config
+
+_RECIPE = """[train]
+device = "cpu"
+[train.model]
+layers = 2
+width = 32
+heads = 4
+context = 32
+[train.limits]
+steps = 30
+"""
+_VARIABLES = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def options_of(folder: Path, **changes: Any) -> SearchOptions:
+    (folder / "recipe.toml").write_text(changes.pop("recipe", _RECIPE))
+    (folder / "space.toml").write_text(changes.pop("space", "model.heads = {choices = [2, 4, 6]}\n"))
+    if not (folder / "data").exists():
+        write_prepared(folder / "data")
+    given = {
+        "recipe": str(folder / "recipe.toml"),
+        "space": folder / "space.toml",
+        "output": folder / "out",
+        "data": folder / "data",
+    }
+    return SearchOptions(**given | {"trials": 3} | changes)
+
+
+def claimed(options: SearchOptions) -> None:
+    setup = open_setup(options, _VARIABLES)
+    setup.directory.mkdir()
+    claim(setup)
+
+
+def test_the_limits_of_the_command_replace_those_of_the_recipe(tmp_path: Path) -> None:
+    setup = open_setup(options_of(tmp_path, limits={"tokens": 500, "steps": None}), _VARIABLES)
+    assert (setup.config.limits.steps, setup.config.limits.tokens) == (None, 500)
+
+
+def test_a_trial_has_the_shared_settings_and_its_own_values(tmp_path: Path) -> None:
+    setup = open_setup(options_of(tmp_path), _VARIABLES)
+    config = trial_config(setup, {"model.heads": 2, "mixture.weights.a": 2.0}, tmp_path / "run")
+    assert (config.model.heads, config.model.width, config.mixture.weights) == (2, 32, {"a": 2.0})
+    with pytest.raises(ConfigError, match=r"model\.width = 32 is not a multiple of model.heads = 6"):
+        trial_config(setup, {"model.heads": 6}, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 1}, "--seed = 1 instead of 0"),
+        ({"sampler": "random"}, "--sampler = random instead of tpe"),
+        ({"space": "model.heads = {choices = [2, 4]}\n"}, "space: model.heads"),
+        ({"recipe": _RECIPE + "[train.optim]\nlr = 1e-3\n"}, "optim.lr = 0.001 instead of 0.0006"),
+        ({"limits": {"steps": 31}}, "limits.steps = 31 instead of 30"),
+    ],
+)
+def test_a_folder_of_another_search_is_refused_with_the_difference(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    claimed(options_of(tmp_path))
+    with pytest.raises(ConfigError, match=rf"it holds another search, which differs: {message}"):
+        open_setup(options_of(tmp_path, **changes), _VARIABLES)
+
+
+def test_other_data_is_refused(tmp_path: Path) -> None:
+    claimed(options_of(tmp_path))
+    with pytest.raises(ConfigError, match="differs: data = sha256"):
+        open_setup(options_of(tmp_path, data=write_prepared(tmp_path / "other", seed=1)), _VARIABLES)
+
+
+def test_more_trials_more_time_and_other_parallel_trials_continue_a_search_with_the_same_threads(tmp_path: Path) -> None:
+    claimed(options_of(tmp_path))
+    before = open_setup(options_of(tmp_path), _VARIABLES).config.threads
+    again = open_setup(options_of(tmp_path, trials=9, minutes=5.0, parallel=2), _VARIABLES)
+    assert again.config.threads == before
+
+
+def test_a_folder_with_other_files_and_a_changed_file_are_refused(tmp_path: Path) -> None:
+    options = options_of(tmp_path)
+    options.output.mkdir()
+    (options.output / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="holds other files and no search"):
+        open_setup(options, _VARIABLES)
+    (options.output / SETUP).write_text('{"format":1}')
+    with pytest.raises(ConfigError, match="not the facts of a search"):
+        open_setup(options, _VARIABLES)
+
+
+def test_several_nodes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="PET_NNODES = 2, but a search runs on one node"):
+        open_setup(options_of(tmp_path), _VARIABLES | {"PET_NNODES": "2", "PET_MASTER_ADDR": "a"})
+
+
+def test_gpus_are_divided_evenly_over_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.search.setup.num_gpus", lambda variables: 4)
+    assert [gpus_of_slot(slot, 2, {}) for slot in range(2)] == ["0,1", "2,3"]
+    assert [gpus_of_slot(slot, 2, {"CUDA_VISIBLE_DEVICES": "7,5,3,1"}) for slot in range(2)] == ["7,5", "3,1"]
+    assert [gpus_of_slot(slot, 6, {}) for slot in range(6)] == ["0", "1", "2", "3", "0", "1"]
+    assert gpus_of_slot(0, 1, {}) is None

@@ -1,0 +1,87 @@
+"""`classify`: predicts labels of texts with the model of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import ConfigError
+from common.files import UnusableFileError, parse_json, read_input
+from common.untrusted import MAX_PROMPTS_BYTES
+from trainer.commands.options.classify import ClassifyOptions
+from trainer.commands.saved_model import load_model
+from trainer.distributed.group import joined_group
+from trainer.finetuning.choice import saved_objective
+from trainer.finetuning.predictions import Classifier
+from trainer.machine.determinism import configure_determinism
+from trainer.run.directory import load_config, settings_here
+
+__all__ = ["classified_lines", "run"]
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A text and its place."""
+
+    file: Path
+    line: int | None
+    """From 1; None if the file is one text."""
+    text: str
+
+
+def run(options: ClassifyOptions) -> None:
+    """Print a JSON object for each text. Raises the errors of `classified_lines`."""
+    for line in classified_lines(options):
+        print(line, flush=True)
+
+
+def classified_lines(options: ClassifyOptions) -> Iterator[str]:
+    """Yield a JSON object for each text, in their order: file, line, label, and the probability of each label.
+
+    Raises:
+        CheckpointError: the run or the checkpoint does not exist or is damaged.
+        ConfigError: the run does not classify, or a file cannot be read.
+    """
+    run = options.run
+    config = settings_here(load_config(run))
+    if config.objective != "classification":
+        raise ConfigError(f"{run}: it was trained with objective = {config.objective}; name a run with objective = classification")
+    texts = [text for path in options.files for text in _texts_of(path, options)]
+    configure_determinism(config)
+    with joined_group(config.device) as group:
+        if group.world_size > 1:
+            raise ConfigError(f"classify works on one rank and was started on {group.world_size}; start it without torchrun")
+        model, _ = load_model(run, config, options.checkpoint, trust_code=options.trust_code)
+        classifier = Classifier.of(run, model.to(group.device), config, group.device, saved_objective(run, config).files)
+        for first in range(0, len(texts), options.batch):
+            some = texts[first : first + options.batch]
+            for text, found in zip(some, classifier.probabilities([one.text for one in some]), strict=True):
+                place = {"file": str(text.file)} | ({} if text.line is None else {"line": text.line})
+                label = max(found, key=lambda name: found[name])
+                yield json.dumps(place | {"label": label, "probabilities": found}, ensure_ascii=False)
+
+
+def _texts_of(path: Path, options: ClassifyOptions) -> Iterator[_Text]:
+    try:
+        content = read_input(path, MAX_PROMPTS_BYTES).decode("utf-8-sig")
+    except (OSError, UnusableFileError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path}: cannot be read ({reason}); name UTF-8 text files or .jsonl files") from None
+    if path.suffix != ".jsonl" and not options.lines:
+        yield _Text(path, None, content)
+        return
+    for number, line in enumerate(content.replace("\r\n", "\n").split("\n"), 1):
+        if line.strip():
+            yield _Text(path, number, _text_in(path, number, line, options.field) if path.suffix == ".jsonl" else line)
+
+
+def _text_in(path: Path, number: int, line: str, field: str) -> str:
+    try:
+        text = parse_json(line.encode())[field]
+        if not isinstance(text, str):
+            raise TypeError("it is no text")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}, line {number}: no object with a text in the field {field!r} ({error}); see --field") from None
+    return text

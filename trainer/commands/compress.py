@@ -1,0 +1,119 @@
+"""`compress`: writes a smaller copy of a model, and compares both."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from common.command_line import command_text
+from common.errors import ConfigError, PreparedDataError
+from common.files import commit_directory, sealed, unfinished_path, write_atomic
+from common.untrusted import digest_run_file
+from data_pipeline.dataset.manifest import read_manifest
+from trainer.commands.evaluate import evaluate_run
+from trainer.commands.options.compress import CompressOptions
+from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.saved_model import check_is_decoder, load_model, opened_text_model
+from trainer.compression.comparison import Measured, num_bytes, speeds, table
+from trainer.compression.methods import Compression
+from trainer.exchange.source import ExportSource, open_source
+from trainer.run.directory import data_folder, load_config, settings_here
+from trainer.run.record import COMPRESSED, read_record
+from trainer.run.untrained import write_untrained
+
+__all__ = ["run"]
+
+_NOTE = "note        only the files are smaller: in memory the weights are fp32 again, so the speed is about the same"
+
+
+def run(options: CompressOptions) -> None:
+    """Write the new run, and print the table or the JSON object.
+
+    Raises:
+        CheckpointError: the run or the checkpoint does not exist or is damaged.
+        ConfigError: the output exists, the model is not the built-in decoder, a setting does not fit the method, or code of the run
+            needs consent.
+        PreparedDataError: the data that `--data` names is missing or damaged.
+    """
+    output = options.output
+    if output.exists() or output.is_symlink():
+        raise ConfigError(f"{output} exists already; name a new folder (--output)")
+    _check_model(options)
+    source = open_source(options.run, options.checkpoint)
+    compression = Compression(options.method, options.group_size, options.share)
+    stored = compression.stored(source.weights)
+    perplexity = _perplexity(options, options.run, options.checkpoint)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = unfinished_path(output)
+    try:
+        facts = compression.to_json() | _origin(source)
+        config = source.config.as_language_model.model_copy(update={"run": output})
+        write_untrained(
+            temporary, config, source.tokenizer, stored, status=COMPRESSED, source=facts, data_digest=source.data_digest or ""
+        )
+        on_disk = num_bytes(source.weights.values()), num_bytes(stored.values())
+        perplexities = perplexity, _perplexity(options, temporary, "latest")
+        measured = zip(on_disk, *_loaded(options, temporary), perplexities, strict=True)
+        before, after = (Measured(*values) for values in measured)
+        comparison = {"before": before.to_json(), "after": after.to_json()}
+        record = read_record(temporary)
+        write_atomic(temporary / "record.json", sealed({**record, COMPRESSED: facts | {"comparison": comparison}}))
+        commit_directory(temporary, output)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    if options.as_json:
+        print(json.dumps(facts | comparison | {"output": str(output)}, ensure_ascii=False))
+        return
+    print(
+        f"{table(before, after)}\n{_NOTE}\nwritten     {output}\nnext        {command_text('generate', output, '--prompt', 'The ')}"
+    )
+
+
+def _check_model(options: CompressOptions) -> None:
+    record = read_record(options.run)
+    if record["status"] == COMPRESSED:
+        raise ConfigError(f"{options.run}: it is compressed already; name the run that it was made from")
+    check_is_decoder(options.run, load_config(options.run), "only that can be compressed", trust_code=options.trust_code)
+
+
+def _origin(source: ExportSource) -> dict[str, object]:
+    """Return what the record says about the model before its compression."""
+    return {
+        "record": digest_run_file(source.run, "record.json"),
+        "step": source.step,
+        "average": source.is_average,
+        "weights": source.weights_digest,
+    }
+
+
+def _loaded(options: CompressOptions, compressed: Path) -> tuple[list[int], list[float]]:
+    """Return for the model and the compressed one the bytes of the loaded weights, and the tokens a second."""
+    with opened_text_model(options.run, options.checkpoint, trust_code=options.trust_code) as before:
+        model, _ = load_model(compressed, settings_here(load_config(compressed)), "latest")
+        device = next(before.model.parameters()).device
+        both = [before, replace(before, model=model.to(device))]
+        return [num_bytes(one.model.parameters()) for one in both], speeds(both)
+
+
+def _perplexity(options: CompressOptions, run: Path, checkpoint: str) -> float | None:
+    """Return the perplexity on the validation data, None if the run names data that is not there or has pairs of answers.
+
+    Raises:
+        ConfigError: the data that `--data` names has pairs of answers, or does not fit the model.
+        PreparedDataError: the data that `--data` names is missing or damaged.
+    """
+    words = {"run": run, "checkpoint": checkpoint, "data": options.data, "limit": options.limit, "as_json": True}
+    try:
+        if read_manifest(data_folder(run, options.data)).has_pairs:
+            if options.data is None:
+                return None
+            raise ConfigError(f"{options.data} has preference pairs, and a worse answer is no text to predict; name other data")
+        evaluated = evaluate_run(EvaluateOptions.model_validate(words | {"trust_code": options.trust_code}), as_language=True)
+        return float(json.loads(evaluated)["perplexity"])
+    except PreparedDataError:
+        if options.data is not None:
+            raise
+        return None

@@ -1,0 +1,31 @@
+"""Options of `export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from common.settings.model import Place
+from trainer.commands.options.saved_run import CheckpointOptions
+
+__all__ = ["ExportOptions"]
+
+
+class ExportOptions(CheckpointOptions):
+    """Writes the model of a checkpoint as a directory that other programs read.
+
+    The averaged weights are written if there are any.
+    """
+
+    format: Literal["hf", "onnx"] = Field(
+        "hf",
+        description="Format of the files. hf: Hugging Face, for transformers, vLLM and llama.cpp; onnx: graphs for ONNX Runtime.",
+    )
+    output: Annotated[Path, Place(metavar="DIR")] = Field(description="New or empty directory that receives the files.")
+    dtype: Literal["fp32", "bf16"] = Field("fp32", description="Type of the weights. bf16 rounds them and halves the size.")
+    replace: bool = Field(False, description="Replace an earlier export in the directory. Other files are never replaced.")
+    inexact_tokenizer: bool = Field(
+        False, description="Export also a tokenizer that gives other ids for some texts, such as those of kind unigram."
+    )

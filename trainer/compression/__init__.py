@@ -1,0 +1,1 @@
+"""Smaller weights of a trained model: quantised or pruned, and what that costs."""

@@ -1,0 +1,70 @@
+"""The methods of compression, and the weights that each of them changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from common.errors import ConfigError
+from trainer.checkpoint.packed import pack_sparse
+from trainer.compression.prune import magnitude_pruned, two_of_four
+from trainer.compression.quantize import quantised
+
+__all__ = ["METHODS", "Compression", "Method"]
+
+Method = Literal["int8", "int4", "prune", "prune-2-4"]
+METHODS: tuple[str, ...] = get_args(Method)
+_EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+@dataclass(frozen=True)
+class Compression:
+    """A method with its settings."""
+
+    method: Method
+    group_size: int = 32
+    """Columns of an int4 matrix that share a scale."""
+    share: float = 0.5
+    """Share of the weights that `prune` removes from each matrix."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the method and the settings that it uses, for the record."""
+        used: dict[str, dict[str, Any]] = {"int4": {"group_size": self.group_size}, "prune": {"share": self.share}}
+        return {"method": self.method} | used.get(self.method, {})
+
+    def stored(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors to store for all weights of a decoder, by name.
+
+        The matrices of the layers are compressed. Quantisation also compresses the embedding and the output projection, always to 8
+        bits: with 4 bits they cost more loss than all layers together. Pruning leaves them as they are, because each row belongs to
+        one token. Norms stay as they are.
+
+        Raises:
+            ConfigError: torchao is not installed, or the group size does not fit a matrix.
+        """
+        stored: dict[str, Tensor] = {}
+        for name, weight in weights.items():
+            parts = self._parts(name, weight.float()) if weight.ndim == 2 else None
+            if parts is None:
+                stored[name] = weight
+            else:
+                stored |= {f"{name}.{part}": tensor.contiguous() for part, tensor in parts.items()}
+        return stored
+
+    def _parts(self, name: str, weight_NK: Tensor) -> dict[str, Tensor] | None:
+        if name in _EMBEDDINGS:
+            return quantised(weight_NK, bits=8) if self.method in ("int8", "int4") else None
+        if self.method == "int8":
+            return quantised(weight_NK, bits=8)
+        if self.method == "int4":
+            num_columns = weight_NK.shape[1]
+            if num_columns % self.group_size or num_columns % 2:
+                raise ConfigError(
+                    f"{name} has {num_columns} columns, and --group_size {self.group_size} does not divide them; choose another"
+                )
+            return quantised(weight_NK, bits=4, group_size=self.group_size)
+        pruned = magnitude_pruned(weight_NK, self.share) if self.method == "prune" else two_of_four(weight_NK)
+        return pack_sparse(pruned)

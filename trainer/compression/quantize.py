@@ -1,0 +1,60 @@
+"""Quantisation of weights to 8 or 4 bits by torchao, which chooses the scales."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from common.errors import ConfigError
+from trainer.checkpoint.packed import pack_int4
+
+__all__ = ["quantised"]
+
+
+def quantised(weight_NK: Tensor, *, bits: int, group_size: int | None = None) -> dict[str, Tensor]:
+    """Return the stored tensors of a quantised matrix, by the last part of their names: see `trainer.checkpoint.packed`.
+
+    Scales are symmetric: a scale is the largest magnitude of its weights over the largest integer.
+
+    Args:
+        weight_NK: fp32 matrix on the CPU.
+        bits: 8 or 4.
+        group_size: number of columns that share a scale; None: a whole row. With 4 bits it must divide the number of columns.
+
+    Raises:
+        ConfigError: torchao is not installed.
+    """
+    torchao = _torchao()
+    layer = nn.Linear(weight_NK.shape[1], weight_NK.shape[0], bias=False)
+    layer.weight = nn.Parameter(weight_NK, requires_grad=False)
+    four_bits: Any = vars(torch)["int4"]  # the stubs of torch do not name it
+    if bits == 8:
+        torchao.quantize_(layer, torchao.Int8WeightOnlyConfig())
+    else:
+        granularity = torchao.granularity.PerGroup(group_size or weight_NK.shape[1])
+        torchao.quantize_(layer, torchao.IntxWeightOnlyConfig(weight_dtype=four_bits, granularity=granularity))
+    stored: Any = layer.weight
+    integers_NK, scale_NS = stored.qdata.clone(), stored.scale.float().clone()
+    return {"qdata": integers_NK if bits == 8 else pack_int4(integers_NK), "scale": scale_NS}
+
+
+def _torchao() -> Any:
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # about kernels for other machines
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module("torchao.quantization.granularity")
+            return importlib.import_module("torchao.quantization")
+    except ImportError as error:
+        raise ConfigError(
+            f"quantisation needs torchao, which cannot be loaded ({error}); install it with "
+            "`pip install --no-deps --require-hashes -r env/requirements-models.lock`"
+        ) from None
+    finally:
+        logging.disable(level)

@@ -1,0 +1,1 @@
+"""Models in and out: formats of other programs."""

@@ -1,0 +1,199 @@
+"""Reads the weights of a Hugging Face directory: one file of tensors, or several with an index.
+
+The directory may come from anyone. All headers are read first, and names, types and shapes must be those of the model before memory
+is allocated for a weight. One tensor is read at a time. No link in the directory is followed, and the index can only name files in
+it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import torch
+from torch import Tensor
+
+from common.errors import CheckpointError, ConfigError
+from common.files import UnusableFileError, open_input, parse_json, read_input
+from trainer.checkpoint.tensor_file import TensorSpec, read_specs, read_tensor
+
+__all__ = ["PublishedWeights", "open_weights"]
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_MAX_INDEX_BYTES = 64 << 20
+_MOST_FILES = 10_000
+_TYPES = ("F32", "F16", "BF16")
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
+_COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+"""A table that follows from `rope_theta`. Old Llama files store it."""
+_EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+_PICKLES = ("*.bin", "*.pt", "*.pth")
+_COPY = "put the directory there again from its source"
+
+
+@dataclass(frozen=True)
+class PublishedWeights:
+    """The files with the weights of a model. Their headers are checked."""
+
+    directory: Path
+    files: Mapping[str, Mapping[str, TensorSpec]]
+    """For each file its tensors, in their order in the file."""
+    expected: Mapping[str, tuple[int, ...]]
+    """The shapes of the weights of the model, by name."""
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The types of the weights in the files, such as `BF16`."""
+        return tuple(sorted({spec.dtype for specs in self.files.values() for spec in specs.values()}))
+
+    def read(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Return the weights by name in fp32, and the digest of each file.
+
+        Raises:
+            CheckpointError: a file has changed since `open_weights`, a weight is not finite, or the output projection of a model
+                with tied embeddings is another one.
+        """
+        weights: dict[str, Tensor] = {}
+        digests: dict[str, str] = {}
+        for name in self.files:
+            for tensor_name, tensor in self._tensors(name, digests):
+                if not tensor.isfinite().all():
+                    raise CheckpointError(f"{self.directory / name}: {tensor_name} has numbers that are not finite; {_COPY}")
+                weights[tensor_name] = tensor.float()
+        tied = weights.pop(_OUTPUT, None) if _OUTPUT not in self.expected else None
+        if tied is not None and not torch.equal(tied, weights[_EMBEDDING]):
+            raise CheckpointError(
+                f"{self.directory}: tie_word_embeddings is true, but {_OUTPUT} differs from {_EMBEDDING}; set it to false in "
+                "config.json if the output projection is to be used"
+            )
+        return {name: weights[name] for name in self.expected}, digests
+
+    def _tensors(self, name: str, digests: dict[str, str]) -> Iterator[tuple[str, Tensor]]:
+        specs = self.files[name]
+        with _opened(self.directory, name) as file:
+            reader = _Hashing(file)
+            if _specs(reader, file) != specs:
+                raise ValueError("it changed while it was read")
+            for tensor_name, spec in specs.items():
+                tensor = read_tensor(cast("BinaryIO", reader), spec)
+                if not _COMPUTED.fullmatch(tensor_name):
+                    yield tensor_name, tensor
+        digests[name] = f"sha256:{reader.digest.hexdigest()}"
+
+
+class _Hashing:
+    """A file whose bytes are hashed as they are read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        self.digest.update(data)
+        return data
+
+
+def open_weights(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> PublishedWeights:
+    """Return the weights in a directory after a check of all headers.
+
+    Args:
+        directory: with `model.safetensors`, or with `model.safetensors.index.json` and the files that it names.
+        expected: the shapes of the weights of the model, by name.
+
+    Raises:
+        ConfigError: there are no such files, or they hold other types of numbers or other weights than the model has.
+        CheckpointError: a file is missing or damaged, or no regular file.
+    """
+    names, places = _file_names(directory)
+    files: dict[str, Mapping[str, TensorSpec]] = {}
+    for name in names:
+        with _opened(directory, name) as file:
+            files[name] = _specs(file, file)
+    found: dict[str, str] = {}
+    for name, specs in files.items():
+        for tensor_name, spec in specs.items():
+            if tensor_name in found:
+                raise CheckpointError(f"{directory}: {tensor_name} is in {found[tensor_name]} and in {name}; {_COPY}")
+            if places is not None and places.get(tensor_name) != name:
+                raise CheckpointError(f"{directory / INDEX}: {tensor_name} is in {name}, and the index does not say so; {_COPY}")
+            found[tensor_name] = name
+            _check_tensor(directory / name, tensor_name, spec, expected)
+    if missing := sorted(expected.keys() - found.keys()):
+        raise ConfigError(
+            f"{directory}: {len(missing)} weights of the model are in no file, such as {missing[0]}; config.json describes another "
+            "model than the weights"
+        )
+    return PublishedWeights(directory, files, expected)
+
+
+def _check_tensor(path: Path, name: str, spec: TensorSpec, expected: Mapping[str, tuple[int, ...]]) -> None:
+    if _COMPUTED.fullmatch(name):
+        return
+    shape = expected.get(name) or (expected[_EMBEDDING] if name == _OUTPUT else None)
+    if shape is None:
+        raise ConfigError(f"{path}: the model has no weight {name}, so this decoder would compute other logits; it is not imported")
+    if spec.dtype not in _TYPES:
+        raise ConfigError(f"{path}: {name} is of type {spec.dtype}; weights of the types {', '.join(_TYPES)} can be imported")
+    if spec.shape != shape:
+        raise ConfigError(
+            f"{path}: {name} has the shape {_text(spec.shape)}, and config.json describes {_text(shape)}; they are of two models"
+        )
+
+
+def _text(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _file_names(directory: Path) -> tuple[list[str], Mapping[str, str] | None]:
+    """Return the names of the files, and the file of each tensor if there is an index."""
+    if (directory / WEIGHTS).exists():
+        return [WEIGHTS], None
+    path = directory / INDEX
+    try:
+        content = read_input(path, _MAX_INDEX_BYTES, below=directory)
+        places = parse_json(content, unique=True)["weight_map"]
+        if not isinstance(places, dict) or not places:
+            raise ValueError("weight_map is no table of files")
+        names = sorted(set(map(_file_name, places.values())))
+        if len(names) > _MOST_FILES:
+            raise ValueError(f"it names {len(names)} files; at most {_MOST_FILES} are read")
+    except FileNotFoundError:
+        pickles = sorted(path.name for pattern in _PICKLES for path in directory.glob(pattern))
+        advice = f"{pickles[0]} is a pickle, which can run code: save the model as safetensors" if pickles else "name another one"
+        raise ConfigError(f"{directory}: neither {WEIGHTS} nor {INDEX} is there; {advice}") from None
+    except UnusableFileError as error:
+        raise CheckpointError(f"{error}; {_COPY}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: not an index of tensor files ({error}); {_COPY}") from None
+    return names, places
+
+
+def _file_name(value: object) -> str:
+    if not isinstance(value, str) or not _FILE.fullmatch(value):
+        raise ValueError(f"{str(value)[:80]!r} is not the name of a .safetensors file in this directory")
+    return value
+
+
+def _specs(reader: BinaryIO | _Hashing, file: BinaryIO) -> dict[str, TensorSpec]:
+    return read_specs(cast("BinaryIO", reader), os.fstat(file.fileno()).st_size)
+
+
+@contextmanager
+def _opened(directory: Path, name: str) -> Iterator[BinaryIO]:
+    path = directory / name
+    try:
+        with open_input(path, below=directory) as file:
+            yield file
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing, and {INDEX} names it; {_COPY}") from None
+    except UnusableFileError as error:
+        raise CheckpointError(f"{error}; copy the directory with the files themselves (cp -rL)") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}; {_COPY}") from None

@@ -1,0 +1,129 @@
+"""Compares an exported tokenizer with ours on odd texts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import tokenizers
+
+from common.errors import ConfigError
+from data_pipeline.tokenizer import SentencePieceTokenizer, Tokenizer
+from data_pipeline.tokenizer.model_file import BPE
+from data_pipeline.tokenizer.sentence_pieces import SPACE_MARK
+
+__all__ = ["ODD_TEXTS", "check_tokenizer", "first_difference"]
+
+ODD_TEXTS = (
+    "",
+    " ",
+    "  two before, two after  ",
+    "\t\ttabs\t and\t\tmore\t",
+    "lines\r\nof\rthree\n\n\nkinds\n",
+    "no\u00a0break\u202fspace\u2003em\u3000wide",
+    "zero\u200bwidth\u200cand\u200djoiners\u2060\ufeff",
+    "e\u0301 \u00e9 n\u0303 \u1e9b\u0323 \u0915\u094d\u0937\u093f",  # combining marks, composed and not
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 \U0001f1ea\U0001f1fa \U0001f44b\U0001f3fd \u2764\ufe0f",
+    "\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd \u0645\u0631\u062d\u0628\u0627 \u202babc\u202c",  # right to left
+    "\u6f22\u5b57\u304b\u306a\u4ea4\u3058\u308a\u6587\u3002\ud55c\uad6d\uc5b4 \u0e44\u0e17\u0e22",
+    "\u041f\u0440\u0438\u0432\u0435\u0442 \u0393\u03b5\u03b9\u03ac \u0531\u0580\u0587 \u10d2\u10d0\u10db",
+    "\u2581 a\u2581b \u2581\u2581 \u2585 \ufffd \0 \x01\x7f \x80\x9f \U0010ffff \uffff \u0378",
+    "<0x0A> <0xE2><0x96> &lt;s&gt; <s </s <unk >",
+    "def f(x):\n    if x < 0:\n\treturn {'a': -x}  # 0x1F, 3.14e-10\n" + " " * 17 + "}\n",
+    "I'm, don't; WE'LL -- (twice) ... \"quoted\" `code` http://a.b/c?d=e&f#g 1234567890 1,000.00 $5 50%",
+    "x" * 5000,
+    "ab" * 1500,
+    "abc" * 700 + "\u00e9" * 300,
+    *(character * count for character in " \n\t-=." for count in (2, 3, 5, 7, 15, 16, 17, 33, 77, 300)),
+)
+"""Texts in which tokenizers differ if they differ at all."""
+_ADVICE = (
+    "prepare with a tokenizer of kind bpe, byte or char, or add --inexact_tokenizer to export it although some texts get other ids"
+)
+_NAMES = 300
+_MIXED = 200
+_PERIODIC_PIECES = 300
+
+
+def check_tokenizer(tokenizer: Tokenizer, library: tokenizers.Tokenizer, *, exact: bool) -> None:
+    """Check that an exported tokenizer gives the ids and the texts of ours, with the beginning-of-text token before the ids.
+
+    Args:
+        tokenizer: ours.
+        library: the exported one.
+        exact: whether the ids must be equal too. If not, only the texts of ids must be.
+
+    Raises:
+        ConfigError: a text has other ids, or is decoded to another text; the message has the first such text.
+    """
+    if exact and (reason := _inexact(tokenizer)):
+        raise ConfigError(f"{reason}; {_ADVICE}")
+    if difference := first_difference(tokenizer, library, _texts(tokenizer, library), exact=exact):
+        raise ConfigError(
+            f"the tokenizer of kind {tokenizer.kind} cannot be exported exactly: {difference}{f'; {_ADVICE}' * exact}"
+        )
+
+
+def _inexact(tokenizer: Tokenizer) -> str | None:
+    """Return why ids can differ even if the texts of this module have the same ids, None if there is no such reason."""
+    if isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.spec.model_type != BPE:
+        return (
+            "a unigram tokenizer cannot be exported exactly: SentencePiece adds the scores of pieces in 32 bits and a "
+            "tokenizer.json in 64 bits, so some texts get other ids for the same text"
+        )
+    return None
+
+
+def first_difference(
+    tokenizer: Tokenizer, library: tokenizers.Tokenizer, texts: Sequence[str], *, exact: bool = True
+) -> str | None:
+    """Return how the first text that both treat differently differs, None if there is no such text. For `exact` see above."""
+    first = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    for text, ours in zip(texts, tokenizer.encode_batch(texts), strict=True):
+        try:
+            theirs = library.encode(text, add_special_tokens=True).ids
+        except Exception as error:  # the library raises plain exceptions
+            return f"it cannot encode the text {_shown(text)} ({error})"
+        if exact and theirs != [*first, *ours]:
+            place = _num_common(theirs, [*first, *ours])
+            found, expected = theirs[place : place + 4], [*first, *ours][place : place + 4]
+            return f"the text {_shown(text)} has the ids {found} instead of {expected} from token {place} on"
+        decoded = library.decode(ours, skip_special_tokens=True)
+        if decoded != (expected_text := tokenizer.decode(ours)):
+            return f"the text {_shown(text)} is decoded as {_shown(decoded)} instead of {_shown(expected_text)}"
+    return None
+
+
+def _texts(tokenizer: Tokenizer, library: tokenizers.Tokenizer) -> list[str]:
+    names = [token.content for token in library.get_added_tokens_decoder().values()][:_NAMES]
+    periodic = list(_periodic(tokenizer)) if isinstance(tokenizer, SentencePieceTokenizer) else []
+    named = [text for name in names for text in (name, f"a{name}b", f" {name} {name}{name}\n", name[:-1], name[1:])]
+    draw = random.Random(0)
+    parts = [text for text in (*ODD_TEXTS, *named, *periodic, " the", "of ", "a", "I", "0") if len(text) < 100]
+    mixed = ["".join(draw.choices(parts, k=4)) for _ in range(_MIXED)]
+    return [*ODD_TEXTS, *named, *periodic, *mixed]
+
+
+def _periodic(tokenizer: SentencePieceTokenizer) -> Iterator[str]:
+    """Yield repetitions of pieces that repeat a shorter text. Several ways to merge such a piece may compete in a text."""
+    names = [piece.name.replace(SPACE_MARK, " ") for piece in tokenizer.pieces if piece.kind == "text"]
+    found = {name: period for name in names if (period := _period(name)) < len(name)}
+    for name, period in list(found.items())[:_PERIODIC_PIECES]:
+        for extra in range(1, 2 * len(name) + 2):
+            text = (name[:period] * (extra + len(name)))[: len(name) + extra]
+            yield text
+            yield f"{name[-1]}x{text}"
+
+
+def _period(text: str) -> int:
+    """Return the smallest shift by which a text overlaps with itself; its length if there is none."""
+    return next((shift for shift in range(1, len(text)) if text.startswith(text[shift:])), len(text))
+
+
+def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    shorter = min(len(one), len(other))
+    return next((place for place in range(shorter) if one[place] != other[place]), shorter)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,0 +1,223 @@
+"""Distillation: a small model learns the distributions of a larger one, its teacher.
+
+The loss of a target is that of Hinton et al., "Distilling the Knowledge in a Neural Network" (2015):
+
+    (1 - mix) * cross-entropy  +  mix * T^2 * KL(softmax(t / T) || softmax(s / T))
+
+t and s are the logits of teacher and student at the position, and T is the temperature. T^2 keeps the gradient of the second part
+at the same size for every temperature. The teacher stays as it is. It sees the same documents, with the same borders.
+
+    B rows   L tokens of a row   N positions of a pass   C positions of a chunk   D width   V vocabulary
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from common.errors import ConfigError
+from common.files import canonical_json
+from data_pipeline.dataset.manifest import Manifest
+from data_pipeline.tokenizer import load_tokenizer
+from trainer.checkpoint.weights import averaged_weights, weights_digest
+from trainer.config import LossConfig, ModelConfig, TrainConfig
+from trainer.data.batch import IGNORE
+from trainer.finetuning.objective import Objective, Passes
+from trainer.model.decoder import Decoder
+from trainer.model.forward import PassInputs
+from trainer.model.lora import merged_weights
+from trainer.model.loss import cross_entropy_sum, default_chunk_tokens
+from trainer.model.parameters import parameters_by_name
+from trainer.run.bounds import check_model_size
+from trainer.run.directory import load_config
+from trainer.run.record import read_record
+from trainer.run.state import load_checkpoint
+
+__all__ = ["distillation_sums", "gather_teacher", "make_distillation"]
+
+_FACTS = "teacher.json"
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """The model of a run, with the numbers that decide what it computes."""
+
+    shape: ModelConfig
+    vocab_size: int
+    weights: Mapping[str, Tensor]
+
+
+def gather_teacher(config: TrainConfig, manifest: Manifest) -> Mapping[str, bytes]:
+    """Check that the teacher fits the data. Return the file with the digest of its weights, which the run keeps.
+
+    Raises:
+        ConfigError: no teacher is named, it is not there, or it has another tokenizer, or a model that is not the built-in decoder.
+        CheckpointError: the teacher has no checkpoint, or it is damaged.
+    """
+    if config.teacher is None:
+        raise ConfigError("objective = distillation needs a trained model to learn from; name its run with --teacher")
+    if not (config.teacher / "record.json").is_file():
+        raise ConfigError(
+            f"teacher = {config.teacher}: no record.json, so this is not a run; put it back, or name where it is now with --teacher"
+        )
+    tokenizer = load_tokenizer(config.teacher / "tokenizer").digest
+    if tokenizer != manifest.tokenizer_digest:
+        raise ConfigError(
+            f"teacher = {config.teacher}: its tokenizer is {tokenizer}, and {config.data} was prepared with "
+            f"{manifest.tokenizer_digest}; prepare the text with `--tokenizer.path {config.teacher}`"
+        )
+    loaded = _load(config)
+    if loaded.shape.context < manifest.row_length:
+        raise ConfigError(
+            f"teacher = {config.teacher}: it reads {loaded.shape.context} tokens (model.context), and a row of {config.data} has "
+            f"{manifest.row_length}; prepare the text with `--row_length {loaded.shape.context}`"
+        )
+    return {_FACTS: canonical_json({"weights": weights_digest(loaded.weights)})}
+
+
+def make_distillation(config: TrainConfig, files: Mapping[str, bytes]) -> Objective:
+    """Return the objective. The teacher is loaded before the first pass, so a saved model can be used without it."""
+    return Objective(step=_Distillation(config, files).step, of_steps=("divergence",), comparable=False)
+
+
+@dataclass
+class _Distillation:
+    """The passes, and the teacher once it is loaded."""
+
+    config: TrainConfig
+    files: Mapping[str, bytes]
+    _teacher: list[tuple[Decoder, int]] = field(default_factory=list)
+
+    def step(self, micro: Passes) -> Tensor:
+        """Make the passes over a micro-batch."""
+        teacher, vocab_size = self._on(micro.rows.tokens.device)
+        settings = self.config.distillation
+        function = partial(
+            distillation_sums,
+            teacher=teacher,
+            vocab_size=vocab_size,
+            loss=self.config.loss,
+            temperature=settings.temperature,
+            mix=settings.mix,
+        )
+        sums: Tensor = micro.forward(function)
+        micro.backward(sums[0])
+        return sums
+
+    def _on(self, device: torch.device) -> tuple[Decoder, int]:
+        """Return the teacher on a device, and the number of its tokens.
+
+        Raises:
+            ConfigError: it is not the teacher that the run began with.
+        """
+        if not self._teacher:
+            loaded = _load(self.config)
+            found, wanted = weights_digest(loaded.weights), json.loads(self.files[_FACTS])["weights"]
+            if found != wanted:
+                raise ConfigError(f"teacher = {self.config.teacher}: its weights changed during the start ({wanted} to {found})")
+            model = Decoder(loaded.shape, loaded.vocab_size)
+            with torch.no_grad():
+                for name, parameter in parameters_by_name(model).items():
+                    parameter.copy_(loaded.weights[name])
+            self._teacher.append((model.to(device).eval().requires_grad_(requires_grad=False), loaded.vocab_size))
+        return self._teacher[0]
+
+
+def _load(config: TrainConfig) -> _Loaded:
+    """Return the model of the teacher's newest checkpoint, with the averaged weights if there are any."""
+    assert config.teacher is not None
+    run = config.teacher
+    record, settings = read_record(run), load_config(run)
+    if "extension" in record["identity"] and record["identity"]["extension"] is not None:
+        raise ConfigError(f"teacher = {run}: it was trained with an extension; only the built-in decoder can be a teacher")
+    found = load_checkpoint(run, "latest")
+    weights = merged_weights(averaged_weights(found), settings.lora)
+    vocab_size = load_tokenizer(run / "tokenizer").vocab_size
+    check_model_size(settings.model, vocab_size, sum(weight.numel() for weight in weights.values()))
+    with torch.device("meta"):
+        wanted = parameters_by_name(Decoder(settings.model, vocab_size))
+    if {name: weight.shape for name, weight in weights.items()} != {name: weight.shape for name, weight in wanted.items()}:
+        raise ConfigError(f"teacher = {run}: its weights are not those of the built-in decoder; only that can be a teacher")
+    return _Loaded(settings.model, vocab_size, weights)
+
+
+def distillation_sums(
+    model: nn.Module,
+    inputs: PassInputs,
+    *,
+    teacher: Decoder,
+    vocab_size: int,
+    loss: LossConfig,
+    temperature: float,
+    mix: float,
+) -> Tensor:
+    """Return the loss and the divergence KL(teacher || student) at T, summed over all targets, fp32 (2,).
+
+    The logits of both models exist for one chunk of positions at a time, and are computed again for the gradient.
+
+    Args:
+        model: the student.
+        inputs: the micro-batch.
+        teacher: the teacher, on the same device.
+        vocab_size: number of tokens. The rows that pad the vocabularies of both models do not count in the divergence.
+        loss: settings of the cross-entropy.
+        temperature: T.
+        mix: weight of the second part of the loss.
+    """
+    assert isinstance(model, Decoder)
+    with torch.no_grad():
+        plain = inputs.layout._replace(keys_B=None)  # no dropout
+        expected_ND = teacher.hidden(inputs.tokens, plain).flatten(0, 1)
+    hidden_ND = model.hidden(inputs.tokens, inputs.layout).flatten(0, 1)
+    targets_N = inputs.targets.flatten()
+    weights_N = torch.ones_like(targets_N, dtype=torch.float32) if inputs.weights is None else inputs.weights.flatten()
+    largest = max(model.lm_head.weight.shape[0], teacher.lm_head.weight.shape[0])
+    size = default_chunk_tokens(largest, hidden_ND.device.type)
+    chunk = partial(_chunk_sums, vocab_size=vocab_size, loss=loss, temperature=temperature, mix=mix)
+    sums = [
+        cast(
+            Tensor,
+            checkpoint(
+                chunk,
+                *(tensor[first : first + size] for tensor in (hidden_ND, expected_ND, targets_N, weights_N)),
+                model.lm_head.weight,
+                teacher.lm_head.weight,
+                use_reentrant=False,
+                preserve_rng_state=False,
+            ),
+        )
+        for first in range(0, len(targets_N), size)
+    ]
+    return torch.stack(sums).sum(0)
+
+
+def _chunk_sums(
+    hidden_CD: Tensor,
+    expected_CD: Tensor,
+    targets_C: Tensor,
+    weights_C: Tensor,
+    own_VD: Tensor,
+    of_teacher_VD: Tensor,
+    *,
+    vocab_size: int,
+    loss: LossConfig,
+    temperature: float,
+    mix: float,
+) -> Tensor:
+    logits_CV = functional.linear(hidden_CD, own_VD)
+    with torch.no_grad():
+        expected_CV = functional.linear(expected_CD, of_teacher_VD)
+    plain = cross_entropy_sum(logits_CV[None], targets_C[None], weights_C[None], loss)
+    own_CV = functional.log_softmax(logits_CV[:, :vocab_size].float() / temperature, dim=1)
+    teacher_CV = functional.log_softmax(expected_CV[:, :vocab_size].float() / temperature, dim=1)
+    divergence_C = (teacher_CV.exp() * (teacher_CV - own_CV)).sum(1)
+    divergence = torch.where(targets_C == IGNORE, 0.0, divergence_C * weights_C).sum()
+    return torch.stack([(1 - mix) * plain + mix * temperature**2 * divergence, divergence.detach()])

@@ -1,0 +1,261 @@
+"""Encoders of Hugging Face for classification. Only this module imports `transformers`, an optional dependency.
+
+An encoder sees the tokens of a document in both directions, and knows no packed rows. So the documents of a micro-batch become a
+batch of their own, padded to the longest one, and each one's logits go to the place of its last token. Only `config.json` and
+`*.safetensors` are read, and no code of the directory is executed.
+
+B rows   L tokens of a row   T tokens of a micro-batch   N documents   M tokens of the longest one   C labels   D width
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from common.errors import CheckpointError, ConfigError
+from common.files import UnusableFileError, canonical_json, digest_bytes, parse_json, read_input
+from data_pipeline.dataset.manifest import Manifest
+from data_pipeline.tokenizer import open_supplied
+from trainer.checkpoint.tensor_file import decode_tensors
+from trainer.model.attention import Layout
+
+__all__ = [
+    "ENCODER_FILE",
+    "WEIGHTS_FILE",
+    "EncoderClassifier",
+    "build_encoder",
+    "check_length",
+    "encoder_files",
+    "num_encoder_weights",
+    "read_encoder",
+]
+
+ENCODER_FILE, WEIGHTS_FILE = "encoder.json", "encoder_weights.json"
+"""Files of the objective: `config.json` of the encoder, and the digests of its tensor files."""
+_log = logging.getLogger(__name__)
+_MAX_CONFIG_BYTES = 1 << 20
+_MAX_TENSOR_BYTES = 16 << 30
+_MAX_NUMBER = 1 << 24
+_MAX_LAYERS = 512
+_INSTALL = "pip install --no-deps --require-hashes -r env/requirements-models.lock"
+_OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
+"""Ends of names in files of the first BERT models."""
+_CODE = ("auto_map", "custom_pipelines")
+
+Pooling = Literal["mean", "cls"]
+
+
+def transformers() -> Any:
+    """Return the library.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module("transformers")
+    except ImportError:
+        raise ConfigError(f"an encoder needs the package transformers, which is not installed; install it: {_INSTALL}") from None
+
+
+def encoder_files(directory: Path, manifest: Manifest) -> dict[str, bytes]:
+    """Return the small files that stand for an encoder in a run: its configuration, and the digests of its tensor files.
+
+    Raises:
+        ConfigError: the directory holds no encoder, or the data was prepared with another tokenizer.
+    """
+    content = _read(directory / "config.json", _MAX_CONFIG_BYTES)
+    facts = _facts(content, ConfigError)
+    tensors = sorted(directory.glob("*.safetensors"))
+    if not tensors:
+        raise ConfigError(
+            f"encoder = {directory}: no *.safetensors in it, and no other form of weights is read; save the model with "
+            "save_pretrained of transformers"
+        )
+    if manifest.vocab_size > (known := facts.get("vocab_size", 0)):
+        raise ConfigError(
+            f"encoder = {directory}: it knows {known} tokens, and the data has {manifest.vocab_size}; prepare the data with the "
+            f"tokenizer of the encoder (--tokenizer.path {directory})"
+        )
+    if (directory / "tokenizer.json").is_file() and open_supplied(directory, {}).digest != manifest.tokenizer_digest:
+        raise ConfigError(
+            f"encoder = {directory}: the data was prepared with another tokenizer; prepare it with --tokenizer.path {directory}"
+        )
+    digests = {path.name: digest_bytes(_read(path, _MAX_TENSOR_BYTES)) for path in tensors}
+    return {ENCODER_FILE: content, WEIGHTS_FILE: canonical_json(digests)}
+
+
+def read_encoder(directory: Path, files: Mapping[str, bytes], num_labels: int, pooling: Pooling) -> dict[str, Tensor]:
+    """Return the pretrained weights of an encoder by their names in `EncoderClassifier`, in fp32.
+
+    Raises:
+        ConfigError: a tensor file was changed since the run began, or is none; or weights are missing.
+    """
+    wanted = dict(build_encoder(files[ENCODER_FILE], 0, num_labels, pooling).encoder.named_parameters())
+    found: dict[str, Tensor] = {}
+    for name, digest in parse_json(files[WEIGHTS_FILE]).items():
+        content = _read(directory / name, _MAX_TENSOR_BYTES)
+        if digest_bytes(content) != digest:
+            raise ConfigError(f"{directory / name}: the file was changed while the run began; start the run again")
+        try:
+            found |= decode_tensors(bytearray(content))
+        except ValueError as error:
+            raise ConfigError(f"{directory / name}: not a tensor file ({error}); save the encoder again") from None
+    named = {_plain_name(name, wanted.keys()): tensor for name, tensor in found.items()}
+    if missing := [name for name in wanted if name not in named or named[name].shape != wanted[name].shape]:
+        raise ConfigError(
+            f"encoder = {directory}: {len(missing)} of {len(wanted)} weights are missing or have another shape, such as "
+            f"{missing[0]}; name a directory that save_pretrained of transformers wrote"
+        )
+    _log.info("encoder: %d tensors of %s; %d others are not used", len(wanted), directory, len(found) - len(wanted))
+    return {f"encoder.{name}": named[name].to(torch.float32) for name in wanted}
+
+
+def build_encoder(config: bytes, seed: int, num_labels: int, pooling: Pooling) -> EncoderClassifier:
+    """Return an encoder with a head, with random weights that depend on the seed (CPU, fp32).
+
+    Raises:
+        ConfigError: `transformers` is not installed, or cannot build this encoder.
+        CheckpointError: a number in the configuration is out of range.
+    """
+    library = transformers()
+    facts = _facts(config, CheckpointError)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        encoder, settings = _new_encoder(library, facts)
+        model = EncoderClassifier(encoder, settings.hidden_size, num_labels, pooling, settings.pad_token_id or 0)
+        with torch.no_grad():
+            model.head.weight.normal_(0.0, float(facts.get("initializer_range", 0.02)))
+            model.head.bias.zero_()
+    return model.float()
+
+
+def num_encoder_weights(config: bytes, num_labels: int) -> int:
+    """Return the number of weights of `build_encoder`, without memory for them. Raises the same errors."""
+    with torch.device("meta"):
+        encoder, settings = _new_encoder(transformers(), _facts(config, CheckpointError))
+    return sum(parameter.numel() for parameter in encoder.parameters()) + (int(settings.hidden_size) + 1) * num_labels
+
+
+class EncoderClassifier(nn.Module):
+    """An encoder and a linear head, with the interface of the decoder."""
+
+    def __init__(self, encoder: nn.Module, width: int, num_labels: int, pooling: Pooling, pad_id: int) -> None:
+        """Join the parts.
+
+        Args:
+            encoder: model of `transformers`; called with `input_ids` and `attention_mask`.
+            width: D.
+            num_labels: C.
+            pooling: state of a document: the mean over its tokens, or the state of its first token.
+            pad_id: id of padding, both in rows and for the encoder. A piece that begins with it is no document.
+        """
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.Linear(width, num_labels)
+        self.pooling = pooling
+        self.pad_id = pad_id
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # each micro-batch has other numbers of documents and tokens
+    def forward(self, tokens_BL: Tensor, layout: Layout) -> Tensor:
+        """Return logits (B, L, C): those of each document at its last token, 0 at all other tokens."""
+        tokens_T, positions_T = tokens_BL.flatten(), layout.positions_BL.flatten()
+        firsts_P = torch.nonzero(positions_T == 0).flatten()
+        lengths_P = torch.diff(firsts_P, append=firsts_P.new_tensor([len(tokens_T)]))
+        is_document_P = tokens_T[firsts_P] != self.pad_id
+        if not bool(is_document_P.any()):  # the weights need a gradient, and it is 0
+            is_document_P = torch.arange(len(firsts_P), device=firsts_P.device) == 0
+        firsts_N, lengths_N = firsts_P[is_document_P], lengths_P[is_document_P]
+        places_M = torch.arange(int(lengths_N.max()), device=firsts_N.device)
+        is_token_NM = places_M < lengths_N[:, None]
+        tokens_NM = tokens_T[(firsts_N[:, None] + places_M).clamp(max=len(tokens_T) - 1)].masked_fill(~is_token_NM, self.pad_id)
+        states_NMD = self.encoder(input_ids=tokens_NM, attention_mask=is_token_NM.long()).last_hidden_state
+        logits_NC = self.head(self._pooled(states_NMD, is_token_NM, lengths_N))
+        logits_TC = logits_NC.new_zeros(len(tokens_T), logits_NC.shape[1]).index_copy(0, firsts_N + lengths_N - 1, logits_NC)
+        logits_BLC: Tensor = logits_TC.view(*tokens_BL.shape, -1)
+        return logits_BLC
+
+    def _pooled(self, states_NMD: Tensor, is_token_NM: Tensor, lengths_N: Tensor) -> Tensor:
+        if self.pooling == "cls":
+            return states_NMD[:, 0]
+        mean_ND: Tensor = (states_NMD * is_token_NM[..., None]).sum(dim=1) / lengths_N[:, None]
+        return mean_ND
+
+
+def check_length(model: EncoderClassifier, row_length: int, vocab_size: int) -> None:
+    """Raise ConfigError if the encoder cannot take a document of `row_length` tokens."""
+    token = next(number for number in range(vocab_size) if number != model.pad_id)
+    tokens_1M = torch.full((1, row_length), token)
+    training = model.training
+    try:
+        with torch.no_grad():
+            model.eval().encoder(input_ids=tokens_1M, attention_mask=torch.ones_like(tokens_1M))
+    except (IndexError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"the encoder cannot take documents of {row_length} tokens, the length of the data's rows ({error}); prepare the data "
+            "with a smaller --row_length"
+        ) from None
+    finally:
+        model.train(training)
+
+
+def _new_encoder(library: Any, facts: Mapping[str, Any]) -> tuple[nn.Module, Any]:
+    kind = facts["model_type"]
+    settings = {name: value for name, value in facts.items() if name not in ("model_type", "dtype", "torch_dtype")}
+    try:
+        config = library.AutoConfig.for_model(kind, **settings)
+        # The plain products of `eager` have the same bits in each run; a fused kernel of a GPU may not.
+        encoder = library.AutoModel.from_config(config, attn_implementation="eager", trust_remote_code=False)
+    except Exception as error:
+        raise ConfigError(
+            f"transformers cannot build the encoder of type {kind!r} ({type(error).__name__}: {error}); use a BERT or RoBERTa model"
+        ) from None
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None  # its weights would have no gradient
+    return encoder, config
+
+
+def _facts(content: bytes, error: type[ConfigError | CheckpointError]) -> dict[str, Any]:
+    """Return the configuration of an encoder, without the names of code.
+
+    Raises:
+        ConfigError, CheckpointError: as `error` says; it is no configuration of an encoder, or a number is out of range.
+    """
+    try:
+        facts = parse_json(content)
+        if not isinstance(facts, dict) or not isinstance(facts.get("model_type"), str):
+            raise ValueError("no JSON object with model_type")
+        if facts.get("is_encoder_decoder") or facts.get("is_decoder"):
+            raise ValueError("the model has a decoder, and an encoder is needed")
+        for name, value in facts.items():
+            if isinstance(value, int | float) and not -1 <= value <= _MAX_NUMBER:
+                raise ValueError(f"{name} is out of range")
+        for name in ("num_hidden_layers", "n_layers"):
+            if facts.get(name) is not None and not 1 <= facts[name] <= _MAX_LAYERS:
+                raise ValueError(f"{name} is {facts[name]!r}, but 1 to {_MAX_LAYERS} layers are possible")
+    except (ValueError, TypeError) as found:
+        raise error(f"{ENCODER_FILE} (config.json of the encoder): {found}; restore it from a copy, or use another model") from None
+    return {name: value for name, value in facts.items() if name not in _CODE}
+
+
+def _plain_name(name: str, wanted: Collection[str]) -> str:
+    """Return the name of a tensor in the encoder itself: without the prefix of a model with another head, and in its newer form."""
+    for old, new in _OLD_NAMES.items():
+        name = name.removesuffix(old) + new if name.endswith(old) else name
+    without_prefix = name.partition(".")[2]
+    return without_prefix if name not in wanted and without_prefix in wanted else name
+
+
+def _read(path: Path, max_bytes: int) -> bytes:
+    try:
+        return read_input(path, max_bytes)
+    except (OSError, UnusableFileError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"encoder: {path} cannot be read ({reason}); name a directory with config.json and *.safetensors"
+        ) from None

@@ -1,0 +1,239 @@
+"""Direct preference optimisation: the model learns to prefer the better answer of each pair.
+
+The loss of a pair is that of Rafailov et al., "Direct Preference Optimization" (2023), equation 7:
+
+    -log sigmoid(margin),    margin = beta * ((log p(chosen) - log r(chosen)) - (log p(rejected) - log r(rejected)))
+
+p is the probability of an answer after its prompt under the trained model, and r that under the reference: the initial weights,
+which stay as they are. With label smoothing e the loss is -(1 - e) log sigmoid(margin) - e log sigmoid(-margin) (Mitchell, "A note
+on DPO with noisy preferences", 2023).
+
+Both answers of a pair are consecutive segments of one row. The pair has one target: the first token of its better answer. So the
+loss is divided by the number of pairs, and the target's place says how long the prompt is.
+
+    B rows   L tokens of a row   N pairs of a pass   E chunks   C positions of a chunk   D width   V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from common.errors import ConfigError, PreparedDataError
+from data_pipeline.dataset.manifest import Manifest
+from data_pipeline.dataset.shards import RowBatch, Rows
+from trainer.config import TrainConfig
+from trainer.data.batch import IGNORE
+from trainer.finetuning.objective import Objective, Passes
+from trainer.model.decoder import Decoder
+from trainer.model.forward import PassInputs
+from trainer.model.loss import cross_entropy_rows, default_chunk_tokens
+from trainer.run.events import MeasuresEvent
+from trainer.run.measures import Measures
+
+__all__ = ["PairRows", "gather_preference", "make_preference", "pair_losses"]
+
+_UNITS = 1 << 24
+"""Steps of a nat in the integer sums of an evaluation, which have the same bits for any number of ranks."""
+_MOST_NATS = float(1 << 30)
+
+
+def gather_preference(config: TrainConfig, manifest: Manifest) -> Mapping[str, bytes]:
+    """Check that the data has preference pairs and that there are initial weights. There are no files.
+
+    Raises:
+        ConfigError: it does not, or there are none.
+    """
+    if not manifest.has_pairs:
+        raise ConfigError(
+            f"objective = preference needs preference pairs, and {config.data} has none; prepare records with "
+            "--records.chosen_field and --records.rejected_field"
+        )
+    if config.init is None and not (config.run / "record.json").is_file():
+        raise ConfigError(
+            "objective = preference compares the model with its initial weights; name the run that has learnt to answer with --init"
+        )
+    return {}
+
+
+def make_preference(config: TrainConfig, _files: Mapping[str, bytes]) -> Objective:
+    """Return the objective."""
+    preference = _Preference(config.preference.beta, config.preference.label_smoothing)
+    return Objective(
+        rows=PairRows,
+        step=preference.step,
+        of_steps=("accuracy", "margin"),
+        measures=Measures(preference.score, _count, _event, _lines),
+        comparable=False,
+        reference=preference.hold,
+    )
+
+
+class PairRows(Rows):
+    """The rows of preference pairs. Each pair has one target, at the last token of the prompt of its better answer."""
+
+    def read(self, indices: NDArray[np.int64]) -> RowBatch:
+        """Return rows with the targets of their pairs. Raises PreparedDataError if a row does not consist of pairs."""
+        rows = super().read(indices)
+        targets_BL = np.full(rows.tokens_BL.shape, IGNORE, np.int64)
+        if not (rows.segments_BL >= 0).any():  # padding in place of a shard that was left out
+            return replace(rows, targets_BL=targets_BL)
+        if rows.has_loss_BL is None:
+            raise PreparedDataError("a row of preference pairs has no loss mask; prepare the data again")
+        for row, (segments_L, has_loss_L) in enumerate(zip(rows.segments_BL, rows.has_loss_BL, strict=True)):
+            targets_L, tokens_L = targets_BL[row], rows.tokens_BL[row]
+            for place in _ends_of_prompts(segments_L, has_loss_L, int(indices[row])):
+                targets_L[place] = tokens_L[place + 1]
+        return replace(rows, targets_BL=targets_BL)
+
+    def num_targets(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of pairs in each of these rows, shape [B]."""
+        return self.num_sequences(indices)
+
+    def num_sequences(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of pairs in each of these rows, shape [B]."""
+        return super().num_sequences(indices) // 2
+
+
+def _ends_of_prompts(segments_L: NDArray[np.int32], has_loss_L: NDArray[np.bool_], row: int) -> NDArray[np.int64]:
+    """Return the place of the last prompt token of each better answer.
+
+    Raises:
+        PreparedDataError: a segment is not a prompt and an answer, or the prompts of a pair have different lengths.
+    """
+    is_own_L = segments_L >= 0
+    num_segments = int(segments_L.max(initial=-1)) + 1
+    sizes = np.bincount(segments_L[is_own_L], minlength=num_segments)
+    answers = np.bincount(segments_L[is_own_L & has_loss_L], minlength=num_segments)
+    firsts = np.cumsum(sizes) - sizes
+    prompts = sizes - answers
+    begins_L = np.flatnonzero(is_own_L[1:] & has_loss_L[1:] & ~(has_loss_L[:-1] & (segments_L[:-1] == segments_L[1:]))) + 1
+    is_right = num_segments % 2 == 0 and (prompts > 0).all() and np.array_equal(begins_L, firsts + prompts)
+    if not is_right or not np.array_equal(prompts[::2], prompts[1::2]):
+        raise PreparedDataError(f"row {row} does not consist of preference pairs; prepare the data again")
+    return cast(NDArray[np.int64], (firsts + prompts - 1)[::2])
+
+
+def pair_losses(margins_N: Tensor, label_smoothing: float) -> Tensor:
+    """Return the loss of each pair from its margin, fp32."""
+    losses_N = -functional.logsigmoid(margins_N)
+    if label_smoothing:
+        losses_N = (1 - label_smoothing) * losses_N - label_smoothing * functional.logsigmoid(-margins_N)
+    return losses_N
+
+
+class _Preference:
+    """The loss, and the reference that it compares the model with."""
+
+    def __init__(self, beta: float, label_smoothing: float) -> None:
+        self._beta, self._smoothing = beta, label_smoothing
+        self._reference: list[Decoder] = []
+
+    def hold(self, model: nn.Module) -> None:
+        """Keep the model with the initial weights."""
+        assert isinstance(model, Decoder)
+        self._reference = [model.eval().requires_grad_(requires_grad=False)]
+
+    def step(self, micro: Passes) -> Tensor:
+        """Make the passes over a micro-batch."""
+        sums: Tensor = micro.forward(self.sums)
+        micro.backward(sums[0])
+        return sums
+
+    def sums(self, model: nn.Module, inputs: PassInputs) -> Tensor:
+        """Return the sum of the losses of all pairs, the number of those whose better answer wins, and the sum of margins, fp32."""
+        margins_BL = self._margins(model, inputs)
+        losses_BL = pair_losses(margins_BL, self._smoothing)
+        numbers_BLK = torch.stack([losses_BL, (margins_BL.detach() > 0).float(), margins_BL.detach()], -1)
+        return torch.where((inputs.targets == IGNORE)[..., None], 0.0, numbers_BLK).sum((0, 1))
+
+    def score(self, model: nn.Module, inputs: PassInputs) -> Tensor:
+        """Return loss and margin of each pair at its target, (B, L, 2)."""
+        margins_BL = self._margins(model, inputs)
+        return torch.stack([pair_losses(margins_BL, self._smoothing), margins_BL], -1)
+
+    def _margins(self, model: nn.Module, inputs: PassInputs) -> Tensor:
+        """Return the margin of each pair at its target, (B, L), fp32. Other positions have numbers without a meaning."""
+        [reference] = self._reference  # the trainer hands it over before the first pass
+        targets_BL, pairs_BL, signs_BL = _answers(inputs)
+        with torch.no_grad():
+            plain = inputs._replace(layout=inputs.layout._replace(keys_B=None))  # no dropout
+            expected_BL = _log_probabilities(reference, plain, targets_BL)
+        ratios_BL = (_log_probabilities(model, inputs, targets_BL) - expected_BL) * signs_BL
+        # Sums by pair: `index_add` on one axis has the same bits in each run, also on a GPU.
+        sums = torch.zeros(ratios_BL.numel(), dtype=torch.float32, device=ratios_BL.device)
+        sums = sums.index_add(0, pairs_BL.flatten(), ratios_BL.flatten())
+        return self._beta * sums[pairs_BL.flatten()].view_as(ratios_BL)
+
+
+def _answers(inputs: PassInputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the tokens of the answers as targets, the number of each position's pair, and 1 or -1 for its better or worse answer.
+
+    Each (B, L). Padding and prompts have no targets. Numbers of pairs are below B * L, and differ between rows.
+    """
+    positions_BL = inputs.layout.positions_BL
+    num_rows, length = positions_BL.shape
+    # The padding at the end of a row is the last segment, and begins with position 0 too.
+    segments_BL = (positions_BL == 0).cumsum(1) - 1
+    in_row_BL = segments_BL // 2
+    rows_B1 = torch.arange(num_rows, device=positions_BL.device)[:, None] * length
+    pairs_BL = rows_B1 + in_row_BL
+    prompts = torch.zeros(num_rows * length, dtype=torch.int64, device=positions_BL.device)
+    has_target_BL = inputs.targets != IGNORE
+    # Each pair has one target, so each sum has one term that is not 0.
+    prompts = prompts.index_add(0, pairs_BL.flatten(), torch.where(has_target_BL, positions_BL + 1, 0).flatten())
+    prompts_BL = prompts[pairs_BL.flatten()].view_as(pairs_BL)  # 0 for the padding
+    is_next_BL = functional.pad(positions_BL[:, 1:] >= prompts_BL[:, 1:], (0, 1), value=False)
+    continues_BL = functional.pad(positions_BL[:, 1:] > 0, (0, 1), value=False)
+    targets_BL = torch.where(is_next_BL & continues_BL & (prompts_BL > 0), inputs.tokens.roll(-1, 1), IGNORE)
+    return targets_BL, pairs_BL, 1.0 - 2.0 * (segments_BL % 2)
+
+
+def _log_probabilities(model: nn.Module, inputs: PassInputs, targets_BL: Tensor) -> Tensor:
+    """Return the logarithm of the probability of each target, (B, L), fp32, 0 without one. The logits of a chunk exist at a time.
+
+    All chunks have the same shape, so the numbers of a row do not depend on other rows.
+    """
+    assert isinstance(model, Decoder)
+    hidden_BLD, weight_VD = model.hidden(inputs.tokens, inputs.layout), model.lm_head.weight
+    num_positions = targets_BL.numel()
+    size = min(default_chunk_tokens(weight_VD.shape[0], hidden_BLD.device.type), _LARGEST_CHUNK)
+    beyond = -num_positions % size
+    hidden_ND = functional.pad(hidden_BLD.flatten(0, 1), (0, 0, 0, beyond))
+    targets_N = functional.pad(targets_BL.flatten(), (0, beyond), value=IGNORE)
+    losses = [
+        cast(Tensor, checkpoint(_chunk_losses, hidden_CD, weight_VD, targets_C, use_reentrant=False, preserve_rng_state=False))
+        for hidden_CD, targets_C in zip(torch.split(hidden_ND, size), torch.split(targets_N, size), strict=True)
+    ]
+    return -torch.cat(losses)[:num_positions].view_as(targets_BL)
+
+
+_LARGEST_CHUNK = 1024
+
+
+def _chunk_losses(hidden_CD: Tensor, weight_VD: Tensor, targets_C: Tensor) -> Tensor:
+    return cross_entropy_rows(functional.linear(hidden_CD, weight_VD)[None], targets_C[None])[0]
+
+
+def _count(facts_NK: NDArray[np.float32], targets_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the number of pairs, of those whose better answer wins, and the sum of the margins in units."""
+    margins_N = facts_NK[:, :1].ravel().astype(np.float64)
+    units = np.rint(np.clip(np.nan_to_num(margins_N), -_MOST_NATS, _MOST_NATS) * _UNITS).astype(np.int64)
+    return np.array([len(targets_N), int((margins_N > 0).sum()), int(units.sum())], np.int64)
+
+
+def _event(step: int, table: NDArray[np.int64]) -> MeasuresEvent:
+    pairs, wins, units = table.tolist()
+    return MeasuresEvent(step, {"accuracy": wins / max(pairs, 1), "margin": units / _UNITS / max(pairs, 1)})
+
+
+def _lines(event: MeasuresEvent) -> str:
+    return f"pairs: accuracy {event.values['accuracy']:.3f}, margin {event.values['margin']:.4f} nats"

@@ -1,0 +1,94 @@
+"""Conversations with a model that was trained on a chat template: roles, history, and the end of a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from common.errors import ConfigError
+from data_pipeline.conversations.chat_template import saved_template
+from data_pipeline.conversations.encoding import encode_pieces
+from data_pipeline.conversations.messages import Message, MessagesError
+from data_pipeline.conversations.rendering import ChatRenderer
+from trainer.inference.sampling import Sampling
+from trainer.inference.text_model import TextModel
+
+__all__ = ["Chat", "opened_chat"]
+
+
+@dataclass
+class Chat:
+    """A conversation, and the model that answers in it."""
+
+    model: TextModel
+    renderer: ChatRenderer
+    system: str | None
+    """Text of the system message; None: no such message."""
+    end: str
+    """Text that ends an answer."""
+    is_token: bool
+    """Whether `end` is a special token."""
+    history: list[Message] = field(default_factory=list)
+    """The messages so far, without the system message."""
+
+    def answer(self, text: str, sampling: Sampling) -> Generator[str, None, None]:
+        """Yield the answer to a message of the user in pieces. What was written before an interruption stays in the history.
+
+        Raises:
+            ConfigError: the chat template refuses the conversation.
+        """
+        question = {"role": "user", "content": text}
+        tokens = self._prompt_tokens([*self.history, question])
+        self.history.append(question)
+        written: list[str] = []
+        try:
+            for piece in self.model.stream_after(tokens, self._ending(sampling)):
+                written.append(piece)
+                yield piece
+        finally:
+            self.history.append({"role": "assistant", "content": "".join(written)})
+
+    def forget(self) -> None:
+        """Begin a new conversation."""
+        self.history.clear()
+
+    def _prompt_tokens(self, messages: list[Message]) -> list[int]:
+        system: list[Message] = [] if self.system is None else [{"role": "system", "content": self.system}]
+        try:
+            rendered = self.renderer.prompt([*system, *messages])
+        except MessagesError as error:
+            raise ConfigError(f"the chat template refuses the conversation: {error}; begin a new one with /new") from None
+        tokenizer = self.model.tokenizer
+        return encode_pieces(tokenizer, rendered.pieces()) or [tokenizer.pad_id]
+
+    def _ending(self, sampling: Sampling) -> Sampling:
+        if not self.is_token:
+            return replace(sampling, stop=(*sampling.stop, self.end))
+        number = next(token.id for token in self.model.tokenizer.named_tokens if token.name == self.end)
+        return replace(sampling, stop_tokens=(*sampling.stop_tokens, number))
+
+
+@contextmanager
+def opened_chat(model: TextModel, tokenizer_folder: Path, system: str | None) -> Iterator[Chat | None]:
+    """Yield a new conversation with a model; None if the data of its run has no chat template.
+
+    Args:
+        model: the model that answers.
+        tokenizer_folder: folder `tokenizer` of the run.
+        system: text of the system message, if there is one.
+
+    Raises:
+        ConfigError: there is a system message but no chat template, or the template cannot be used.
+        PreparedDataError: the template cannot be read.
+    """
+    template = saved_template(tokenizer_folder, model.tokenizer)
+    if template is None:
+        if system is not None:
+            raise ConfigError("--system needs data with a chat template, but the data of this run has none; leave it out")
+        yield None
+        return
+    with ChatRenderer(template) as renderer:
+        end, is_token = renderer.end_of_turn()
+        yield Chat(model, renderer, system, end, is_token)

@@ -1,0 +1,232 @@
+"""Prepares a search: its settings, its space, and the check that an existing folder belongs to the same search."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from common.errors import ConfigError
+from common.files import UnusableFileError, digest_file, own_folder, read_input, sealed, unsealed, write_atomic
+from common.redaction import redacted_settings
+from common.settings.load import MAX_SETTINGS_BYTES, load_settings
+from common.settings.messages import explain
+from common.settings.options import help_parser
+from data_pipeline.dataset.manifest import Manifest, read_manifest
+from trainer.config import TrainConfig
+from trainer.config.automatic import num_gpus
+from trainer.launch.settings import check_variables, openmp_threads
+from trainer.launch.supervisor import RESTART_VARIABLES
+from trainer.machine.environment import flattened
+from trainer.search.options import SearchOptions
+from trainer.search.space import Space, Value, read_space
+
+__all__ = ["FOLDERS", "SETUP", "SearchSetup", "claim", "gpus_of_slot", "open_setup", "trial_config"]
+
+SETUP = "search.json"
+"""Name of the file with the facts of a search, in its folder."""
+FOLDERS = ("runs", "recipes", "logs")
+"""Folders of a search: of the runs of its trials, their recipes, and their output."""
+_FORMAT = 1
+_OPTIONS = ("sampler", "seed", "pruner", "prune_from")
+"""Options of the search that stay the same."""
+_UNCOMPARED = ("data", "recipe", "run", "resume", "log")
+_SHOWN, _MOST_THREADS = 4, 1024
+
+
+@dataclass(frozen=True)
+class SearchSetup:
+    """A search, checked."""
+
+    options: SearchOptions
+    space: Space
+    config: TrainConfig
+    """The settings that all trials share. `run` is the folder of the runs, and `threads` is set."""
+    manifest: Manifest
+    facts: Mapping[str, Any]
+    """What must be the same at each start of the search, as the file of the search holds it."""
+
+    @property
+    def directory(self) -> Path:
+        """The folder of the search."""
+        return self.options.output
+
+    @property
+    def runs(self) -> Path:
+        """The folder of the runs of the trials."""
+        return self.directory / "runs"
+
+    @property
+    def prune_from(self) -> int:
+        """The first step at which a trial may end early."""
+        return self.options.prune_from or self.config.eval.every_steps
+
+
+def open_setup(options: SearchOptions, variables: Mapping[str, str] = os.environ) -> SearchSetup:
+    """Load the settings of a search, and check that its folder is new or of this search. Nothing is written.
+
+    Raises:
+        ConfigError: a setting or the space is wrong, the folder is of another search, or it holds other files.
+        PreparedDataError: the data is missing or damaged.
+    """
+    check_variables(variables)
+    if (variables.get("PET_NNODES") or "1") != "1":
+        raise ConfigError(f"PET_NNODES = {variables['PET_NNODES']}, but a search runs on one node; start it without this variable")
+    space, config = read_space(options.space), _shared_settings(options, variables)
+    manifest = read_manifest(config.data)
+    facts = _facts(options, space, config, manifest, variables)
+    path = options.output / SETUP
+    if path.exists():
+        recorded = _recorded(path)
+        if config.threads is None:
+            facts["settings"]["threads"] = _recorded_threads(path, recorded)
+        _check_same(options.output, recorded, facts)
+    else:
+        if options.output.exists() and (not options.output.is_dir() or any(_foreign(options.output))):
+            raise ConfigError(f"{options.output}: it holds other files and no search; name a new folder with --output")
+        if config.threads is None:
+            facts["settings"]["threads"] = _threads(options, variables)
+    return SearchSetup(options, space, config.model_copy(update={"threads": facts["settings"]["threads"]}), manifest, facts)
+
+
+def claim(setup: SearchSetup) -> None:
+    """Write the facts of a new search into its folder, and create the folders of its trials."""
+    if not (setup.directory / SETUP).exists():
+        write_atomic(setup.directory / SETUP, sealed(dict(setup.facts)))
+    for name in FOLDERS:
+        own_folder(setup.directory / name)
+
+
+def trial_config(setup: SearchSetup, values: Mapping[str, Value], run: Path) -> TrainConfig:
+    """Return the settings of a trial.
+
+    Raises:
+        ConfigError: the values do not go together.
+    """
+    settings = setup.config.model_dump(mode="json") | {"run": str(run), "recipe": None}
+    for name, value in values.items():
+        *sections, leaf = name.split(".")
+        target = settings
+        for section in sections:
+            target = target[section]
+        target[leaf] = value
+    try:
+        return TrainConfig.model_validate(settings)
+    except ValidationError as error:
+        raise ConfigError(explain(TrainConfig, error)) from None
+
+
+def gpus_of_slot(slot: int, parallel: int, variables: Mapping[str, str]) -> str | None:
+    """Return CUDA_VISIBLE_DEVICES of one of several trials at the same time; None if the variable stays as it is.
+
+    The GPUs are divided evenly. If there are fewer GPUs than trials, trials share a GPU.
+    """
+    count = num_gpus(variables)
+    if parallel == 1 or count == 0:
+        return None
+    visible = variables.get("CUDA_VISIBLE_DEVICES")
+    names = [str(number) for number in range(count)] if visible is None else [name.strip() for name in visible.split(",")][:count]
+    each = count // parallel
+    return ",".join(names[slot * each : (slot + 1) * each]) if each else names[slot % count]
+
+
+def _shared_settings(options: SearchOptions, variables: Mapping[str, str]) -> TrainConfig:
+    words = ["--recipe", options.recipe, "--run", str(options.output / "runs")]
+    words += [] if options.data is None else ["--data", str(options.data)]
+    for name in sorted(options.limits.model_fields_set):
+        value = getattr(options.limits, name)
+        words += [f"--limits.{name}", "none" if value is None else str(value)]
+    own = {name: value for name, value in variables.items() if name not in RESTART_VARIABLES}
+    config = load_settings(TrainConfig, words, help_parser(TrainConfig, "trainer tune", ""), own)
+    places = {name: path.absolute() for name in ("data", "extension") if (path := getattr(config, name)) is not None}
+    if config.branch.run is not None:
+        places["branch"] = config.branch.model_copy(update={"run": config.branch.run.absolute()})
+    return config.model_copy(update=places)
+
+
+def _facts(
+    options: SearchOptions, space: Space, config: TrainConfig, manifest: Manifest, variables: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what must be the same at each start of a search."""
+    settings = {name: value for name, value in config.model_dump(mode="json").items() if name not in _UNCOMPARED}
+    if config.extension is not None:
+        try:
+            settings["extension"] = digest_file(config.extension)
+        except FileNotFoundError:
+            raise ConfigError(f"extension = {config.extension}: there is no such file") from None
+    return {
+        "format": _FORMAT,
+        **{name: getattr(options, name) for name in _OPTIONS},
+        "ranks": _num_ranks(options, variables, config),
+        "data": manifest.root_digest,
+        "space": space.to_json(),
+        "settings": redacted_settings(settings),
+    }
+
+
+def _num_ranks(options: SearchOptions, variables: Mapping[str, str], config: TrainConfig) -> int | str:
+    """Return the number of ranks of one trial."""
+    gpus = 0 if config.device == "cpu" else num_gpus(variables)
+    each = max(1, gpus // options.parallel) if gpus else 0
+    named = variables.get("PET_NPROC_PER_NODE") or each or variables.get("CPU_RANKS") or 1
+    return int(named) if str(named).isdecimal() else str(named)
+
+
+def _threads(options: SearchOptions, variables: Mapping[str, str]) -> int:
+    ranks = variables.get("PET_NPROC_PER_NODE") or variables.get("CPU_RANKS") or "1"
+    each = options.parallel * (int(ranks) if ranks.isdecimal() else 1)
+    return openmp_threads(variables) or max(1, len(os.sched_getaffinity(0)) // max(1, each))
+
+
+def _recorded(path: Path) -> dict[str, Any]:
+    try:
+        found = unsealed(read_input(path, MAX_SETTINGS_BYTES, below=path.parent))
+    except (ValueError, UnusableFileError) as error:
+        raise ConfigError(f"{path}: not the facts of a search ({error}); restore it from a copy, or use another --output") from None
+    if found.get("format") != _FORMAT or not isinstance(found.get("settings"), dict):
+        raise ConfigError(f"{path}: format {found.get('format')!r}, but this version reads {_FORMAT}; use another --output")
+    return found
+
+
+def _recorded_threads(path: Path, recorded: Mapping[str, Any]) -> int:
+    """Return the threads of a trial at the first start, when `--parallel` may have been another."""
+    found = recorded["settings"].get("threads")
+    if type(found) is not int or not 1 <= found <= _MOST_THREADS:
+        raise ConfigError(
+            f"{path}: threads = {_word(found)}, but a number from 1 to {_MOST_THREADS} was expected; restore the file"
+        )
+    return found
+
+
+def _check_same(directory: Path, recorded: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Raise ConfigError with the differences if the folder is of another search."""
+    before, now = (_compared(one) for one in (recorded, facts))
+    names = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+    if not names:
+        return
+    shown = ", ".join(f"{name} = {_word(now.get(name))} instead of {_word(before.get(name))}" for name in names[:_SHOWN])
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    raise ConfigError(
+        f"{directory}: it holds another search, which differs: {shown}{more}; use the same recipe, space, data and options, "
+        "or another --output"
+    )
+
+
+def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts flat: settings by their names, and the entries of the space as `space: NAME`."""
+    found = {f"--{name}": facts.get(name) for name in _OPTIONS} | {name: facts.get(name) for name in ("ranks", "data")}
+    found |= flattened(facts["settings"])
+    space = facts.get("space")
+    return found | ({f"space: {name}": entry for name, entry in space.items()} if isinstance(space, dict) else {})
+
+
+def _word(value: object) -> str:
+    return "none" if value is None else str(value)[:80]
+
+
+def _foreign(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir() if path.name != ".lock"]

@@ -1,0 +1,307 @@
+"""The space of a search: which settings of `train` the trials vary, and between which values."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from common.errors import ConfigError
+from common.files import UnusableFileError, read_input
+from common.settings.guesses import guess
+from common.settings.load import MAX_SETTINGS_BYTES
+from common.settings.model import is_list, none_word, section_model, setting_names, user_tables
+from common.settings.toml import parse_toml
+from trainer.config import TrainConfig
+
+__all__ = ["Choices", "Dimension", "Range", "Space", "Value", "read_space"]
+
+Value = bool | int | float | str | None
+"""The value of a setting in a trial."""
+_FIXED = {
+    "run": "each trial has its own run",
+    "data": "losses on different data cannot be compared",
+    "recipe": "the recipe is the same for all trials",
+    "extension": "the code is the same for all trials",
+    "threads": "all trials have the same number of threads",
+    "eval": "losses of different evaluations cannot be compared",
+    "resume": "it holds for one start alone",
+    "log": "it has no effect on the loss",
+}
+"""Settings and sections that a search cannot vary, with the reason."""
+_KEYS = ("low", "high", "log", "step", "choices")
+_MOST_CHOICES, _MOST_COMBINATIONS = 1000, 100_000
+
+
+@dataclass(frozen=True)
+class Choices:
+    """A setting that takes one of several values."""
+
+    values: tuple[Value, ...]
+
+    def holds(self, value: object) -> bool:
+        """Return whether a value is one of them."""
+        return any(type(value) is type(one) and value == one for one in self.values)
+
+    def grid(self, _name: str) -> tuple[Value, ...]:
+        """Return all values."""
+        return self.values
+
+    @property
+    def size(self) -> int | None:
+        """Number of values."""
+        return len(self.values)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as the file of the space has it."""
+        return {"choices": list(self.values)}
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number between two bounds, both included."""
+
+    low: float
+    high: float
+    log: bool = False
+    """Whether the logarithm of the value is spread evenly."""
+    step: float | None = None
+    """Distance between neighbouring values, counted from `low`; None: any value. Integers without `log` have one, at least 1."""
+    whole: bool = False
+    """Whether only integers are allowed."""
+
+    def holds(self, value: object) -> bool:
+        """Return whether a value lies in the range and has its type. Distances are compared with a tolerance for rounding."""
+        if type(value) is not (int if self.whole else float) or not isinstance(value, int | float):
+            return False
+        if not self.low <= value <= self.high:
+            return False
+        steps = (value - self.low) / self.step if self.step else 0.0
+        return abs(steps - round(steps)) < 1e-6
+
+    def grid(self, name: str) -> tuple[Value, ...]:
+        """Return all values.
+
+        Raises:
+            ConfigError: there are too many, or infinitely many.
+        """
+        count = self.size
+        if count is None:
+            raise ConfigError(f"space: {name} has no step, so a grid cannot list its values; give step, or choices")
+        if count > _MOST_COMBINATIONS:
+            raise ConfigError(
+                f"space: {name} has {count} values, but a grid holds {_MOST_COMBINATIONS} trials at most; use a larger step"
+            )
+        if self.whole:
+            return tuple(int(self.low) + number * int(self.step or 1) for number in range(count))
+        return tuple(min(self.high, self.low + number * (self.step or 0.0)) for number in range(count))  # rounding may exceed it
+
+    @property
+    def size(self) -> int | None:
+        """Number of values; None: infinitely many."""
+        step = self.step or (1 if self.whole else None)
+        return None if step is None else math.floor((self.high - self.low) / step + 1e-9) + 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as the file of the space has it."""
+        found = asdict(self)
+        del found["whole"]
+        return {name: value for name, value in found.items() if value not in (None, False)}
+
+
+Dimension = Choices | Range
+
+
+@dataclass(frozen=True)
+class Space:
+    """The settings that the trials vary."""
+
+    dimensions: Mapping[str, Dimension]
+    """By the dotted names of the settings, sorted."""
+
+    @property
+    def size(self) -> int | None:
+        """Number of combinations; None: infinitely many."""
+        sizes = [dimension.size for dimension in self.dimensions.values()]
+        return math.prod(size for size in sizes if size is not None) if None not in sizes else None
+
+    def combinations(self, seed: int) -> list[dict[str, Value]]:
+        """Return all combinations, in an order that depends on the seed.
+
+        Raises:
+            ConfigError: there are more than 100,000, or infinitely many.
+        """
+        grids = {name: dimension.grid(name) for name, dimension in self.dimensions.items()}
+        count = math.prod(map(len, grids.values()))
+        if count > _MOST_COMBINATIONS:
+            raise ConfigError(f"space: it has {count:,} combinations, but a grid holds {_MOST_COMBINATIONS:,} trials at most")
+        found = [dict(zip(grids, values, strict=True)) for values in itertools.product(*grids.values())]
+        random.Random(seed).shuffle(found)
+        return found
+
+    def holds(self, values: Mapping[str, object]) -> bool:
+        """Return whether these are the values of a trial: one of each setting, as its entry allows."""
+        return values.keys() == self.dimensions.keys() and all(
+            dimension.holds(values[name]) for name, dimension in self.dimensions.items()
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entries by the names of their settings."""
+        return {name: dimension.to_json() for name, dimension in self.dimensions.items()}
+
+
+def read_space(path: Path) -> Space:
+    """Return the space in a TOML file.
+
+    Raises:
+        ConfigError: the file is missing or no TOML; a name is no setting of `train`, or a search cannot vary it; or an entry has a
+            value that the setting does not allow. The message names the entry.
+    """
+    try:
+        tables = parse_toml(read_input(path, MAX_SETTINGS_BYTES))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"--space {path}: there is no such file; docs/search.md shows what it holds") from None
+    except UnusableFileError as error:
+        raise ConfigError(f"--space {error}; name a .toml file") from None
+    except ValueError as error:
+        raise ConfigError(f"--space {path}: not valid TOML: {error}") from None
+    known = setting_names(TrainConfig)
+    found = {name: _dimension(path, name, entry, _field(path, name, known)) for name, entry in _entries(path, tables, known)}
+    if not found:
+        raise ConfigError(
+            f"--space {path}: it names no setting; write for example optim.lr = {{low = 1e-4, high = 1e-2, log = true}}"
+        )
+    return Space(dict(sorted(found.items())))
+
+
+def _entries(
+    path: Path, values: Mapping[str, Any], known: Mapping[str, FieldInfo], prefix: str = ""
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the entries of the file by their dotted names. A table that is no entry is a section."""
+    for name, value in values.items():
+        dotted = prefix + name
+        if not isinstance(value, dict):
+            raise ConfigError(
+                f"--space {path}: {dotted} = {value!r} must be a table: {{choices = [..]}}, or {{low = .., high = ..}}"
+            )
+        if dotted in known or not value or any(key in value for key in _KEYS):
+            yield dotted, value
+        else:
+            yield from _entries(path, value, known, f"{dotted}.")
+
+
+def _field(path: Path, name: str, known: Mapping[str, FieldInfo]) -> FieldInfo:
+    """Return the field of a setting. Raises ConfigError if there is none, or if a search cannot vary it."""
+    for fixed, reason in _FIXED.items():
+        if f"{name}.".startswith(f"{fixed}."):
+            raise ConfigError(f"--space {path}: a search cannot vary {name}: {reason}; set it in the recipe")
+    if name in known:
+        field = known[name]
+        if is_list(field):
+            raise ConfigError(f"--space {path}: a search cannot vary {name}, because its value is a list; set it in the recipe")
+        return field
+    for table in user_tables(TrainConfig):
+        if name.startswith(f"{table}.") and "." not in name.removeprefix(f"{table}."):
+            return FieldInfo.from_annotation(typing.get_args(_user_table(table).annotation)[1])
+    raise ConfigError(f"--space {path}: {name} is not a setting of `train`{guess(name, {one: one for one in known})}")
+
+
+def _user_table(name: str) -> FieldInfo:
+    model: Any = TrainConfig
+    *sections, leaf = name.split(".")
+    for section in sections:
+        model = section_model(model.model_fields[section].annotation)
+    field: FieldInfo = model.model_fields[leaf]
+    return field
+
+
+def _dimension(path: Path, name: str, entry: Mapping[str, Any], field: FieldInfo) -> Dimension:
+    """Return the entry of a setting, checked. Raises ConfigError otherwise."""
+    place = f"--space {path}: {name}"
+    for key in entry:
+        if key not in _KEYS:
+            raise ConfigError(
+                f"{place}: {key} is not a key of an entry{guess(key, {one: one for one in _KEYS})}; use {', '.join(_KEYS)}"
+            )
+    if "choices" in entry:
+        if len(entry) > 1:
+            raise ConfigError(f"{place}: choices goes without {', '.join(key for key in entry if key != 'choices')}; leave one out")
+        return _choices(place, entry["choices"], field)
+    if missing := [key for key in ("low", "high") if key not in entry]:
+        raise ConfigError(f"{place}: {' and '.join(missing)} missing; give low and high, or choices")
+    return _range(place, entry, field)
+
+
+def _choices(place: str, values: Any, field: FieldInfo) -> Choices:
+    if not isinstance(values, list) or not 1 <= len(values) <= _MOST_CHOICES:
+        raise ConfigError(f"{place}: choices must be a list of 1 to {_MOST_CHOICES} values")
+    found = tuple(_checked(place, none_word(field, value), field) for value in values)
+    for number, value in enumerate(found):
+        if Choices(found[:number]).holds(value):
+            raise ConfigError(f"{place}: choices has {value!r} twice; name each value once")
+    return Choices(found)
+
+
+def _range(place: str, entry: Mapping[str, Any], field: FieldInfo) -> Range:
+    kind = _number_kind(field.annotation)
+    if kind is None:
+        raise ConfigError(f"{place}: the setting is not a number, so it has no low and high; give choices")
+    numbers = {key: entry[key] for key in ("low", "high", "step") if key in entry}
+    for key, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or (kind is int and not isinstance(value, int)):
+            raise ConfigError(f"{place}: {key} = {value!r} must be {'an integer' if kind is int else 'a number'}")
+    low, high = (_checked(place, kind(numbers[key]), field) for key in ("low", "high"))
+    step, log = numbers.get("step"), entry.get("log", False)
+    assert isinstance(low, int | float)
+    assert isinstance(high, int | float)
+    if not low < high:
+        raise ConfigError(f"{place}: low = {low} must be below high = {high}")
+    if not isinstance(log, bool):
+        raise ConfigError(f"{place}: log = {log!r} must be true or false")
+    if log and (low <= 0 or step is not None):
+        what = (
+            "a step, and a logarithmic range has none"
+            if step is not None
+            else f"low = {low}, but a logarithmic range needs low above 0"
+        )
+        raise ConfigError(f"{place}: it has {what}")
+    if step is not None and not 0 < step <= high - low:
+        raise ConfigError(f"{place}: step = {step} must be above 0 and at most high - low = {high - low}")
+    if step is not None and not math.isclose((high - low) / step, round((high - low) / step), rel_tol=1e-9):
+        raise ConfigError(f"{place}: high = {high} is not low plus a multiple of step = {step}; change one of them")
+    return Range(low, high, log, kind(step) if step is not None else 1 if kind is int and not log else None, kind is int)
+
+
+def _checked(place: str, value: Any, field: FieldInfo) -> Value:
+    """Return a value if the setting allows it, with the type that the setting gives it."""
+    try:
+        found = TypeAdapter(field.rebuild_annotation()).validate_python(value)
+    except ValidationError as error:
+        message = error.errors(include_url=False)[0]["msg"]
+        raise ConfigError(f"{place}: the value {value!r} is not allowed: {message[:1].lower()}{message[1:]}") from None
+    if isinstance(found, Path):
+        return str(found)
+    if not isinstance(found, bool | int | float | str | None):
+        raise ConfigError(f"{place}: {value!r} is no number, text or truth value; set it in the recipe")
+    return found
+
+
+def _number_kind(annotation: Any) -> type[int] | type[float] | None:
+    """Return the type of the numbers that a setting takes; None if it takes none."""
+    if annotation is int or annotation is float:
+        return int if annotation is int else float
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return _number_kind(arguments[0])
+    if origin in (types.UnionType, typing.Union):
+        return next((kind for one in arguments if (kind := _number_kind(one))), None)
+    return None

@@ -1,0 +1,177 @@
+"""The run of a trial: its recipe, its process, and the evaluations in its metrics."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from common.errors import CheckpointError
+from common.files import UnusableFileError, open_input, open_output, parse_json, write_atomic
+from common.redaction import redacted
+from common.settings.toml import to_toml
+from common.text import visible
+from common.untrusted import read_lines
+from trainer.config import TrainConfig
+from trainer.launch.command import training_command
+from trainer.launch.supervisor import RESTART_VARIABLES
+from trainer.run.events import EvalEvent, TrainEvent, parse_event
+from trainer.run.lock import wait_until_free
+from trainer.run.metrics_file import METRICS
+
+__all__ = ["Progress", "TrialRun", "read_progress", "recipe_of"]
+
+_FREE_S = 120.0
+"""The longest wait for the ranks of an earlier start, whose launcher was killed."""
+_TAIL_BYTES = 16 << 10
+_MOST_CHARS = 300
+_OF_ONE_START = ("recipe", "resume", "run")
+_ERROR = re.compile(r"^(?:error|stopped): (.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come."""
+
+    losses: Mapping[int, float]
+    """Validation loss of each evaluation, by step."""
+    step: int
+    """The last training step."""
+
+
+def recipe_of(config: TrainConfig) -> str:
+    """Return the settings as a recipe, without those that hold for one start or one place."""
+    settings = config.model_dump(mode="json")
+    return to_toml("train", {name: value for name, value in settings.items() if name not in _OF_ONE_START})
+
+
+def read_progress(run: Path) -> Progress:
+    """Return the evaluations in the metrics of a run, which may be in progress. A line that is not complete ends the reading.
+
+    Raises:
+        CheckpointError: the metrics are no regular file of the run.
+    """
+    losses: dict[int, float] = {}
+    newest = b""
+    try:
+        for line in read_lines(run / METRICS, run):
+            if not line.endswith(b"\n"):
+                break
+            if b'"event": "train"' in line:
+                newest = line
+            elif b'"event": "eval"' in line and isinstance(event := _parsed(line), EvalEvent):
+                losses[event.step] = event.val_loss
+    except FileNotFoundError:
+        pass
+    last = _parsed(newest)
+    return Progress(losses, last.step if isinstance(last, TrainEvent) else 0)
+
+
+class TrialRun:
+    """The process of a trial.
+
+    Args:
+        directory: folder of the search.
+        name: of the trial.
+        config: its settings.
+        gpus: CUDA_VISIBLE_DEVICES of the process; None: unchanged.
+    """
+
+    def __init__(self, directory: Path, name: str, config: TrainConfig, gpus: str | None) -> None:
+        self.run = config.run
+        self.asked: Literal["", "prune", "stop"] = ""
+        """Why the run was asked to stop."""
+        self._directory = directory
+        self._log = directory / "logs" / f"{name}.log"
+        self._recipe = directory / "recipes" / f"{name}.toml"
+        self._config, self._gpus = config, gpus
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began = time.monotonic()
+        self._seen: tuple[int, int] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Time since the start of the process."""
+        return time.monotonic() - self._began
+
+    def start(self) -> None:
+        """Start the training, or continue it from its newest checkpoint.
+
+        Raises:
+            CheckpointError: the log or the lock of the run is a link or no regular file.
+            OSError: a file cannot be written, or the process cannot be started.
+        """
+        wait_until_free(self.run, _FREE_S)
+        write_atomic(self._recipe, recipe_of(self._config).encode())
+        try:
+            log = open_output(self._log, os.O_WRONLY | os.O_APPEND, below=self._directory)
+        except UnusableFileError as error:
+            raise CheckpointError(f"{error}; remove it, or use another --output") from None
+        try:
+            self._process = subprocess.Popen(
+                training_command(["--recipe", str(self._recipe.absolute()), "--run", str(self.run)]),
+                env=self._variables(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a Ctrl-C in the terminal reaches the search alone, which then stops the runs in order
+            )
+        finally:
+            os.close(log)
+        self._began, self._seen = time.monotonic(), None
+
+    def ask_to_stop(self, why: Literal["prune", "stop"]) -> None:
+        """Ask the run to save a checkpoint and to end. A later reason does not replace the first one."""
+        if self.asked or self._process is None:
+            return
+        self.asked = why
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+
+    def exit_code(self) -> int | None:
+        """Return the exit code of the process; None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def progress(self) -> Progress | None:
+        """Return how far the run has come; None if its metrics have not changed since the last call."""
+        try:
+            status = (self.run / METRICS).stat()
+        except FileNotFoundError:
+            return None
+        seen = (status.st_ino, status.st_size)
+        if seen == self._seen:
+            return None
+        self._seen = seen
+        return read_progress(self.run)
+
+    def last_error(self) -> str:
+        """Return the last error in the output of the trial, in one line; empty if there is none."""
+        try:
+            with open_input(self._log, below=self._directory) as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                text = file.read(_TAIL_BYTES).decode(errors="replace")
+        except (OSError, UnusableFileError):
+            return ""
+        lines = [line for line in text.splitlines() if line.strip()]
+        found = _ERROR.findall(text) or lines[-1:]
+        return visible(redacted(found[-1]))[:_MOST_CHARS] if found else ""
+
+    def _variables(self) -> dict[str, str]:
+        """Return the environment. The recipe holds all settings, so no variable may replace one."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("TRAIN_") or name in RESTART_VARIABLES}
+        threads = {"OMP_NUM_THREADS": str(self._config.threads)}
+        return kept | threads | ({} if self._gpus is None else {"CUDA_VISIBLE_DEVICES": self._gpus})
+
+
+def _parsed(line: bytes) -> object:
+    """Return the event in a line; None if there is none."""
+    with suppress(ValueError, KeyError, TypeError):
+        return parse_event(parse_json(line))
+    return None

@@ -1,0 +1,95 @@
+"""The trials of a search, and the rules that stop a trial early."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trainer.search.space import Value
+
+__all__ = ["COUNTED", "Pruner", "State", "Trial", "best_of", "is_pruned"]
+
+State = Literal["running", "finished", "pruned", "failed"]
+COUNTED = ("finished", "pruned")
+"""States of the trials that count towards `--trials`. A failed trial is replaced by another one."""
+Pruner = Literal["median", "asha", "none"]
+_STARTUP_TRIALS = 4
+"""The median is compared once this many trials are finished."""
+_FACTOR = 3
+"""One in this many trials reaches the next rung (Li et al., A System for Massively Parallel Hyperparameter Tuning, 2020)."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial as the study has recorded it."""
+
+    number: int
+    values: Mapping[str, Value]
+    """The settings that it varies."""
+    state: State = "running"
+    loss: float | None = None
+    """Lowest validation loss in nats per token; None if it has none."""
+    losses: Mapping[int, float] = field(default_factory=dict)
+    """Validation loss of each evaluation, by step."""
+    seconds: float = 0.0
+    """Time of its starts together."""
+    reason: str = ""
+    """Why it was pruned or has failed."""
+
+    @property
+    def name(self) -> str:
+        """Name of its run."""
+        return f"trial-{self.number:04d}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields for programs."""
+        facts = {"trial": self.number, "state": self.state, "values": dict(self.values), "loss": self.loss}
+        losses = {str(step): loss for step, loss in self.losses.items()}
+        return facts | {"losses": losses, "seconds": round(self.seconds, 3), "reason": self.reason, "run": f"runs/{self.name}"}
+
+
+def best_of(trials: Sequence[Trial]) -> Trial | None:
+    """Return the finished trial with the lowest loss, the first one if several are equal; None if none has a loss."""
+    finished = [trial for trial in trials if trial.state == "finished" and trial.loss is not None]
+    return min(finished, key=lambda trial: (trial.loss, trial.number), default=None)
+
+
+def is_pruned(pruner: Pruner, own: Mapping[int, float], others: Sequence[Trial], step: int, first_step: int) -> str:
+    """Return why a trial ends early at an evaluation; an empty string if it goes on.
+
+    The answer is a pure function of the losses, so a search that was killed decides in the same way again.
+
+    Args:
+        pruner: the rule. median: the lowest loss so far is above the median of the finished trials at the same step. asha: at the
+            steps `first_step * 3**k` the lowest loss so far is not among the best third of all trials that came as far.
+        own: loss of each evaluation by step, up to `step`.
+        others: the other trials.
+        step: step of the evaluation.
+        first_step: no trial is pruned before this step.
+    """
+    if pruner == "none" or step < first_step:
+        return ""
+    lowest = min((loss for at, loss in own.items() if at <= step and math.isfinite(loss)), default=math.inf)
+    if pruner == "median":
+        rivals = [trial.losses[step] for trial in others if trial.state == "finished" and step in trial.losses]
+        if len(rivals) < _STARTUP_TRIALS or lowest <= (middle := statistics.median(rivals)):
+            return ""
+        return f"loss {lowest:.4f} at step {step} is above the median {middle:.4f} of {len(rivals)} trials"
+    if not _is_rung(step, first_step):
+        return ""
+    reached = [trial.losses for trial in others if any(at >= step for at in trial.losses)]
+    found = sorted([lowest, *(min(loss for at, loss in losses.items() if at <= step) for losses in reached if min(losses) <= step)])
+    limit = found[max(1, len(found) // _FACTOR) - 1]
+    if lowest <= limit:
+        return ""
+    return f"loss {lowest:.4f} at step {step} is not among the best {max(1, len(found) // _FACTOR)} of {len(found)} trials"
+
+
+def _is_rung(step: int, first_step: int) -> bool:
+    rung = first_step
+    while rung < step:
+        rung *= _FACTOR
+    return rung == step
