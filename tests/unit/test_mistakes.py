@@ -31,7 +31,10 @@ MISTAKES = {  # the words after `trainer`, and parts of the answer
     "a word for a number": (f"{TRAIN} --limits.steps ten", "limits.steps = 'ten': input should be a valid integer"),
     "a number out of bounds": (f"{TRAIN} --limits.steps 5 --optim.lr -1", "optim.lr = '-1': input should be greater than 0"),
     "no end of the training": (TRAIN, "no limit is set; give limits.steps, limits.epochs, limits.tokens or limits.minutes"),
-    "a recipe that does not exist": (f"{TRAIN} --recipe smok", "recipe 'smok': no file … smok.toml; the recipes are auto, classify, demo, "),
+    "a recipe that does not exist": (
+        f"{TRAIN} --recipe smok",
+        "recipe 'smok': no file … smok.toml; the recipes are auto, classify, demo, ",
+    ),
     "data that does not exist": ("train --data other --run runs/first --limits.steps 5", "run `trainer prepare --output other`"),
     "text instead of prepared data": (
         "train --data text --run runs/first --limits.steps 5",
