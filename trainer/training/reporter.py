@@ -15,6 +15,7 @@ from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
 from trainer.machine.peak_rates import mfu
 from trainer.metrics import Monitor, StepFacts, StepMetrics
+from trainer.metrics.ending import Ending
 from trainer.metrics.layers import LayerObserver
 from trainer.planning.forecast import Forecast
 from trainer.planning.lines import time_lines
@@ -28,7 +29,6 @@ from trainer.run.progress import Progress
 from trainer.run.signals import StopRequest
 from trainer.run.state import RunState
 from trainer.training.adjuster import Adjuster
-from trainer.training.ending import Ending
 from trainer.training.step_report import StepResult
 
 __all__ = ["GoBack", "RepeatStep", "Reporter", "RollBack"]

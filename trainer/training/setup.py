@@ -37,6 +37,7 @@ from trainer.machine.determinism import configure_determinism, device_name
 from trainer.machine.environment import unlocked_here
 from trainer.machine.peak_rates import peak_flops, rate_kind, unknown_mfu
 from trainer.metrics import Monitor, opened_monitor
+from trainer.metrics.ending import Ending, opened_ending
 from trainer.metrics.layers import LayerObserver
 from trainer.metrics.sinks.tensorboard_graph import model_graph
 from trainer.model.attention import describe_backend
@@ -60,7 +61,6 @@ from trainer.run.signals import StopRequest, stop_request
 from trainer.run.state import RunState, load_whole
 from trainer.training.adjuster import Adjuster, wrapped
 from trainer.training.checks import Checked, check
-from trainer.training.ending import Ending, opened_ending
 from trainer.training.evaluator import Evaluator
 from trainer.training.micro_batch_size import expected_memory
 from trainer.training.recovery import Recovery
