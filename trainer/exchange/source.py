@@ -13,6 +13,7 @@ from torch import Tensor
 
 from common.errors import CheckpointError
 from common.files import digest_bytes
+from data_pipeline.conversations.chat_template import ChatTemplate, saved_template
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.weights import averaged_weights, weights_digest
@@ -43,6 +44,8 @@ class ExportSource:
     """By name, on the CPU, in fp32. A shared weight appears once."""
     is_average: bool
     """Whether the weights are the moving average."""
+    chat_template: ChatTemplate | None = None
+    """The chat template of the data, if it has one."""
 
     @property
     def data_digest(self) -> str | None:
@@ -88,4 +91,5 @@ def open_source(run: Path, which: str) -> ExportSource:
         manifest_digest=digest_bytes(manifest),
         weights={name: weights[name].float() for name in sorted(weights)},
         is_average=bool(checkpoint.average),
+        chat_template=saved_template(run / "tokenizer", tokenizer),
     )
