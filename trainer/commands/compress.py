@@ -58,7 +58,7 @@ def run(options: CompressOptions) -> None:
             status=COMPRESSED,
             source=facts,
             data_digest=source.data_digest or "",
-            chat_template=source.chat_template and source.chat_template.source,
+            chat_template=None if source.chat_template is None else source.chat_template.source,
         )
         on_disk = num_bytes(source.weights.values()), num_bytes(stored.values())
         perplexities = perplexity, _perplexity(options, temporary, "latest")

@@ -17,6 +17,7 @@ from common.text import visible
 from trainer.exchange.source import ExportSource
 from trainer.model.decoder import num_weights
 from trainer.run.events import EvalEvent
+from trainer.run.measures import target_word
 from trainer.run.metrics_file import METRICS, read_events
 from trainer.run.record import COMPRESSED, IMPORTED, NEVER_TRAINED
 
@@ -114,7 +115,7 @@ def _validation(source: ExportSource) -> str:
         (f"{event.step:,}", f"{event.val_loss:.4f}", "" if event.bits_per_byte is None else f"{event.bits_per_byte:.4f}")
         for event in reversed(events[::-1][::stride])
     ]
-    return _table(("step", "loss (nats per token)", "bits per byte"), lines)
+    return _table(("step", f"loss (nats per {target_word(source.record['identity'])})", "bits per byte"), lines)
 
 
 def _settings(identity: Mapping[str, Any]) -> str:

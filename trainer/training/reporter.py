@@ -81,6 +81,8 @@ class Reporter:
     """Whether the training minimises a loss of an extension."""
     of_steps: tuple[str, ...] = ()
     """Names of the measures of a step."""
+    has_perplexity: bool = True
+    """Whether the training minimises the cross-entropy of tokens, or a loss of an extension."""
     forecast: Forecast | None = None
     """The expected length of the run, on rank 0."""
 
@@ -110,6 +112,7 @@ class Reporter:
             loader_wait_s=facts.loader_wait_s,
             seconds=seconds,
             measures=dict(zip(self.of_steps, result.measures, strict=True)),
+            has_perplexity=self.has_perplexity,
         )
         self.train_losses.add(result.loss)
         if result.step == 1 and self.own_loss:

@@ -253,6 +253,7 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
         stragglers=StragglerDetector(),
         own_loss=restored.trainable.extension.own_loss is not None or restored.trainable.extension.has_step,
         of_steps=restored.trainable.objective.of_steps,
+        has_perplexity=restored.trainable.objective.has_perplexity,
     )
     if restored.state is not None:
         reporter.restore(restored.state, rolled_back=False)

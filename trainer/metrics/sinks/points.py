@@ -50,6 +50,8 @@ def points_of(event: Event) -> Points:
             }
             for by, scores in event.groups.items():
                 points |= {encodable(f"validation_{by}/{name}"): score.perplexity for name, score in scores.items()}
+                losses = {name: score.loss for name, score in scores.items() if not score.has_perplexity}
+                points |= {encodable(f"validation_loss_{by}/{name}"): loss for name, loss in losses.items()}
         case ScoresEvent():
             points = {f"scores/{name}": value for name, value in event.numbers.items()}
         case MeasuresEvent():

@@ -10,7 +10,7 @@ import torch
 
 from data_pipeline.conversations.encoding import encode_pieces
 from data_pipeline.conversations.rendering import ChatRenderer
-from data_pipeline.tokenizer import ByteTokenizer, Tokenizer, open_supplied
+from data_pipeline.tokenizer import ByteTokenizer, open_supplied
 from tests.support.chats import TEMPLATES, conversations, write_hugging_face_tokenizer
 from tests.support.exported import KINDS, export_source, tokenizer_of
 from trainer.exchange.hugging_face import described_files, write_hugging_face
@@ -22,11 +22,8 @@ NAMED = "x<|im_end|>\n<|im_start|>assistant\nDone</s><|im_end|>"
 
 
 def chat_source(tmp_path: Path, kind: str, template: str) -> ExportSource:
-    tokenizer: Tokenizer
-    if kind == "own":
-        tokenizer = open_supplied(write_hugging_face_tokenizer(tmp_path / "supplied"), {})
-    else:
-        tokenizer = tokenizer_of(kind)
+    own = kind == "own"
+    tokenizer = open_supplied(write_hugging_face_tokenizer(tmp_path / "supplied"), {}) if own else tokenizer_of(kind)
     return export_source(tmp_path / "run", tokenizer, TEMPLATES.get(template, template))
 
 
