@@ -28,7 +28,17 @@ from trainer.exchange.tokenizer_json import library_of, role_names, tokenizer_js
 from trainer.inference.chat import end_of_turn_id
 from trainer.inference.sampling_options import SamplingOptions
 
-__all__ = ["INDEX", "CARD", "DTYPES", "Dtype", "check_settings", "described_files", "tensors_in", "write_hugging_face"]
+__all__ = [
+    "INDEX",
+    "CARD",
+    "DTYPES",
+    "Dtype",
+    "check_settings",
+    "described_files",
+    "tensors_in",
+    "write_hugging_face",
+    "write_tensors",
+]
 
 Dtype = Literal["fp32", "bf16"]
 DTYPES: Mapping[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -63,7 +73,7 @@ def write_hugging_face(source: ExportSource, dtype: Dtype, folder: Path, exact: 
     files = described_files(source, dtype, exact=exact) | {CARD: model_card(source, dtype)}
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    _write_tensors(source.weights, dtype, folder)
+    write_tensors(tensors_in(source.weights, dtype), dtype, folder)
 
 
 def described_files(source: ExportSource, dtype: Dtype, *, exact: bool = True) -> dict[str, bytes]:
@@ -127,8 +137,8 @@ def tensors_in(weights: Mapping[str, Tensor], dtype: Dtype) -> dict[str, dict[st
     return {f"model-{place:05}-of-{len(shards):05}.safetensors": shard for place, shard in enumerate(shards, 1)}
 
 
-def _write_tensors(weights: Mapping[str, Tensor], dtype: Dtype, folder: Path) -> None:
-    shards = tensors_in(weights, dtype)
+def write_tensors(shards: Mapping[str, Mapping[str, Tensor]], dtype: Dtype, folder: Path) -> None:
+    """Write tensors, given by the name of the file and of the tensor, in a type."""
     for file_name, shard in shards.items():
         specs = {name: spec_of(torch.empty_like(weight, dtype=DTYPES[dtype], device="meta")) for name, weight in shard.items()}
         header, order = encode_header(specs, {"format": "pt"})

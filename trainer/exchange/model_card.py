@@ -29,8 +29,8 @@ _EVALUATIONS = 10
 """The most evaluations in the table, evenly spread."""
 
 
-def model_card(source: ExportSource, dtype: str) -> bytes:
-    """Return the card.
+def model_card(source: ExportSource, dtype: str, *, adapters: bool = False) -> bytes:
+    """Return the card of the whole model, or of its adapters.
 
     Raises:
         CheckpointError: the metrics of the run are damaged.
@@ -44,14 +44,24 @@ def model_card(source: ExportSource, dtype: str) -> bytes:
     }
     body = "\n\n".join(f"## {title}\n\n{text}" for title, text in sections.items())
     name = visible(source.run.resolve().name)
-    return f"{_FRONT_MATTER}# {_escaped(name)}, step {source.step:,}\n\n{_SUMMARY}\n\n{body}\n".encode()
+    library, summary = ("peft", _of_adapters(source)) if adapters else ("transformers", _SUMMARY)
+    front = f"---\nlibrary_name: {library}\npipeline_tag: text-generation\n---\n\n"
+    return f"{front}# {_escaped(name)}, step {source.step:,}\n\n{summary}\n\n{body}\n".encode()
 
 
-_FRONT_MATTER = "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
 _SUMMARY = (
     "A causal language model, written by `trainer export`. `config.json` names its architecture, and `export.json` has the digests "
     "of the other files."
 )
+
+
+def _of_adapters(source: ExportSource) -> str:
+    base = (source.record.get("initial") or {}).get("weights", "unknown")
+    return (
+        "Low-rank adapters of a causal language model, written by `trainer export --format peft`. Load them over the base model. "
+        f"Its weights in fp32 have the digest {_escaped(f'`{base}`')}. `export.json` has the digests of the other files. The sections "
+        "below describe the model with its adapters."
+    )
 
 
 def _model(source: ExportSource, dtype: str) -> str:
