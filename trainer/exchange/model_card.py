@@ -59,8 +59,8 @@ def _of_adapters(source: ExportSource) -> str:
     base = (source.record.get("initial") or {}).get("weights", "unknown")
     return (
         "Low-rank adapters of a causal language model, written by `trainer export --format peft`. Load them over the base model. "
-        f"Its weights in fp32 have the digest {_escaped(f'`{base}`')}. `export.json` has the digests of the other files. The sections "
-        "below describe the model with its adapters."
+        f"Its weights in fp32 have the digest {_escaped(f'`{base}`')}. `export.json` has the digests of the other files. "
+        "The sections below describe the model with its adapters."
     )
 
 
