@@ -20,7 +20,7 @@ from data_pipeline.config import ChatSettings, TokenizerSettings
 from data_pipeline.tokenizer import NamedToken, Tokenizer, open_supplied, supplied_files
 from data_pipeline.tokenizer.special import CONFIG_FILE, OWN_NAMES
 
-__all__ = ["TEMPLATE_FILE", "ChatTemplate", "chosen_template", "saved_template", "template_source"]
+__all__ = ["TEMPLATE_FILE", "ChatTemplate", "chosen_template", "published_template", "saved_template", "template_source"]
 
 TEMPLATE_FILE = "chat_template.jinja"
 _MAX_BYTES = 1 << 20
@@ -121,11 +121,30 @@ def saved_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
         raise PreparedDataError(f"{path}: the chat template cannot be read ({error}); restore the file from a copy") from None
 
 
-def _source_in(folder: Path) -> str:
-    """Return the template in the folder of a supplied tokenizer. Raises FileNotFoundError if it has none."""
+def published_template(directory: Path) -> str | None:
+    """Return the template in the directory of a published model, in which no link is followed; None if there is none.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return _source_in(directory, below=directory)
+    except FileNotFoundError:
+        return None
+    except (OSError, UnusableFileError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{directory}: its chat template cannot be read ({reason}); correct the file, or remove it") from None
+
+
+def _source_in(folder: Path, below: Path | None = None) -> str:
+    """Return the template in the folder of a supplied tokenizer. For `below` see `open_input`.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
     if (folder / TEMPLATE_FILE).is_file():
-        return read_input(folder / TEMPLATE_FILE, _MAX_BYTES).decode()
-    config: Any = json.loads(read_input(folder / CONFIG_FILE, _MAX_CONFIG_BYTES))
+        return read_input(folder / TEMPLATE_FILE, _MAX_BYTES, below=below).decode()
+    config: Any = json.loads(read_input(folder / CONFIG_FILE, _MAX_CONFIG_BYTES, below=below))
     found = config.get("chat_template") if isinstance(config, dict) else None
     if isinstance(found, list):  # several templates with names
         found = next((one.get("template") for one in found if isinstance(one, dict) and one.get("name") == "default"), None)

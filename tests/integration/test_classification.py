@@ -19,6 +19,7 @@ from trainer.commands.evaluate import evaluate_run
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.config import TrainConfig
 from trainer.loop import train
+from trainer.report.summary import summary_lines
 from trainer.verification.audit import audit_run
 from trainer.verification.replay import replay_run
 
@@ -97,6 +98,9 @@ def test_evaluate_prints_the_measures_of_the_last_evaluation(finished: tuple[Pat
     run, _ = finished
     printed = json.loads(evaluate_run(EvaluateOptions(run=run, as_json=True)))
     assert printed["measures"]["values"] == metrics(run, "measures")[-1]["values"]
+    assert "perplexity" not in printed
+    assert not [line for line in (run / "metrics.jsonl").read_text().splitlines() if "perplexity" in line]
+    assert f"accuracy {printed['measures']['values']['accuracy']:.4f}" in summary_lines(run)[1]
     assert "macro F1" in evaluate_run(EvaluateOptions(run=run))
 
 

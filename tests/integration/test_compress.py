@@ -186,6 +186,9 @@ def test_a_run_that_learned_from_pairs_is_compressed_as_a_language_model(
     assert isinstance(after, dict)
     assert after["perplexity"] == pytest.approx(before["perplexity"], rel=0.05)
     assert load_config(small).objective == "language"
+    template = "tokenizer/chat_template.jinja"
+    assert (small / template).read_bytes() == (preferring / template).read_bytes()
+    assert template in read_record(small)["files"]
     shutil.move(preferring.parent / "trunk", preferring.parent / "gone")  # the compressed run needs no reference
     found = json.loads(evaluate_run(EvaluateOptions(run=small, data=preferring.parent / "chats", as_json=True)))
     assert found["perplexity"] == after["perplexity"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from common.errors import ConfigError
+from common.errors import CheckpointError, ConfigError
 from data_pipeline.tokenizer import CharacterTokenizer, save_tokenizer
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, start_ranks, tiny_config
@@ -159,3 +159,20 @@ def test_a_teacher_with_another_tokenizer_is_refused_with_the_command(folder: Pa
     save_tokenizer(CharacterTokenizer("abc"), teacher / "tokenizer")
     with pytest.raises(ConfigError, match=rf"prepare the text with `--tokenizer\.path {teacher}`"):
         train(student(folder, tmp_path / "run", teacher=teacher))
+
+
+def test_the_checkpoint_of_the_teacher_can_be_chosen_and_a_resume_needs_no_other(folder: Path, whole: Path, tmp_path: Path) -> None:
+    teacher = shutil.copytree(folder / "teacher", tmp_path / "teacher")
+    first, *_, last = CheckpointStore(teacher / "checkpoints").steps()
+    train(student(folder, tmp_path / "last", teacher=teacher, teacher_checkpoint=str(last)))
+    assert losses(tmp_path / "last") == losses(whole)  # the newest one is the default
+    chosen = student(folder, tmp_path / "run", teacher=teacher, teacher_checkpoint=str(first))
+    train(chosen.model_copy(update={"limits": chosen.limits.model_copy(update={"steps": 4})}))
+    assert losses(tmp_path / "run") != losses(whole)[:4]
+    for step in CheckpointStore(teacher / "checkpoints").steps()[1:]:
+        shutil.rmtree(teacher / "checkpoints" / f"step-{step:08d}")
+    with pytest.raises(CheckpointError, match=f"step-{last:08d}"):
+        train(student(folder, tmp_path / "gone", teacher=teacher, teacher_checkpoint=str(last)))
+    train(chosen)
+    train(student(folder, tmp_path / "again", teacher=teacher, teacher_checkpoint=str(first)))
+    assert losses(tmp_path / "run") == losses(tmp_path / "again")

@@ -28,6 +28,7 @@ from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.commands.saved_model import load_model
 from trainer.config import TrainConfig
 from trainer.exchange.export import write_export
+from trainer.exchange.hugging_face import Dtype
 from trainer.exchange.source import open_source
 from trainer.exchange.verify_export import verify_export
 from trainer.loop import train
@@ -237,6 +238,84 @@ def test_settings_of_a_stranger_that_do_not_fit_the_tensors_are_refused(adapted_
         (run / "config.toml").write_text(settings.replace("rank = 2", rank))
         with pytest.raises(CheckpointError, match=named):
             load_model(run, load_config(run), "latest")
+
+
+def adapters_exported(run: Path, output: Path, dtype: Dtype = "fp32") -> dict[str, torch.Tensor]:
+    write_export(open_source(run, "latest"), output, kind="peft", dtype=dtype)
+    return decode_tensors(bytearray((output / "adapter_model.safetensors").read_bytes()))
+
+
+def test_exported_adapters_give_the_merged_weights_by_the_formula_of_peft(adapted_run: Path, base: Path, tmp_path: Path) -> None:
+    tensors = adapters_exported(adapted_run, tmp_path / "out")
+    settings = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert (settings["peft_type"], settings["task_type"], settings["r"], settings["lora_alpha"]) == ("LORA", "CAUSAL_LM", 2, 4)
+    assert len(settings["target_modules"]) == 7
+    weights, merged = open_source(base, "latest").weights, open_source(adapted_run, "latest").weights
+    names = {name.removeprefix("base_model.model.").removesuffix(".lora_A.weight") for name in tensors if "lora_A" in name}
+    assert {name.rpartition(".")[2] for name in names} == set(settings["target_modules"])
+    assert len(tensors) == 2 * len(names) == 2 * 2 * 7
+    for name in names:
+        a_RI, b_OR = (tensors[f"base_model.model.{name}.lora_{part}.weight"] for part in "AB")
+        expected = weights[f"{name}.weight"] + settings["lora_alpha"] / settings["r"] * (b_OR @ a_RI)
+        assert not torch.equal(merged[f"{name}.weight"], weights[f"{name}.weight"])
+        torch.testing.assert_close(merged[f"{name}.weight"], expected)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "library_name: peft" in card
+    assert weights_digest(weights) in card
+    assert "config.json" not in {path.name for path in (tmp_path / "out").iterdir()}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_exported_adapters_are_verified_bit_for_bit(adapted_run: Path, tmp_path: Path, dtype: Dtype) -> None:
+    tensors = adapters_exported(adapted_run, tmp_path / "out", dtype)
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32 if dtype == "fp32" else torch.bfloat16}
+    assert verify_export(tmp_path / "out", adapted_run)["compared_with_run"]
+    verify_export(tmp_path / "out")
+    path = tmp_path / "out" / "adapter_model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"the first tensor that differs from the run is base_model\.model\..*lora_B\.weight"):
+        verify_export(tmp_path / "out", adapted_run)
+
+
+def test_a_run_without_adapters_has_none_to_export(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--format peft writes adapters, and .* has none"):
+        adapters_exported(base, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.optional
+@pytest.mark.filterwarnings("ignore")
+def test_exported_adapters_over_the_base_model_in_transformers_give_the_logits_of_the_run(
+    adapted_run: Path, base: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - an optional package
+
+    tensors = adapters_exported(adapted_run, tmp_path / "out")
+    write_export(open_source(base, "latest"), tmp_path / "base", kind="hf", dtype="fp32")
+    settings = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    tokens_1L = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / "out")("the cat ran to the sea").input_ids])
+    ours, _ = load_model(adapted_run, load_config(adapted_run), "latest")
+    changed = 0
+    with torch.no_grad():
+        before = theirs(tokens_1L).logits
+        for name, module in theirs.named_modules():
+            if name.rpartition(".")[2] in settings["target_modules"]:
+                a_RI, b_OR = (tensors[f"base_model.model.{name}.lora_{part}.weight"] for part in "AB")
+                module.register_forward_hook(added(a_RI, b_OR, settings["lora_alpha"] / settings["r"]))
+                changed += 1
+        expected = ours(tokens_1L, make_layout(torch.zeros_like(tokens_1L), torch.arange(tokens_1L.shape[1])[None]))
+        found = theirs(tokens_1L).logits
+    assert 2 * changed == len(tensors)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
+    assert (found - before).abs().max() > 1e-3, "the adapters make no difference here"
+
+
+def added(a_RI: torch.Tensor, b_OR: torch.Tensor, factor: float) -> Any:
+    """Return a hook that adds what PEFT adds to the output of a matrix."""
+    return lambda _module, inputs, output: output + factor * (inputs[0] @ a_RI.T @ b_OR.T)
 
 
 def test_an_export_has_the_merged_weights_and_verifies(adapted_run: Path, tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from tests.support.runs import ROOT, arguments, losses, metrics, start_ranks, wa
 from trainer.commands.evaluate import evaluate_run
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.loop import train
+from trainer.report.summary import summary_lines
+from trainer.report.write import write_report
 from trainer.run.record import read_record
 from trainer.verification.audit import audit_run
 from trainer.verification.replay import replay_run
@@ -51,6 +53,21 @@ def test_training_raises_accuracy_and_margin_on_held_out_pairs(whole: Path) -> N
     assert steps[-1]["margin"] > 0
     printed = json.loads(evaluate_run(EvaluateOptions(run=whole, as_json=True)))
     assert printed["measures"]["values"] == measured[-1]
+
+
+def test_the_measures_of_pairs_take_the_place_of_the_perplexity(whole: Path) -> None:
+    last = metrics(whole, "measures")[-1]["values"]
+    words = f"accuracy {last['accuracy']:.4f}, margin {last['margin']:.4f}"
+    shown = evaluate_run(EvaluateOptions(run=whole, by="source"))
+    assert f"accuracy {last['accuracy']:.3f}" in shown
+    assert f"nats per pair, {words}" in summary_lines(whole)[1]
+    write_report(whole)
+    page = (whole / "report.html").read_text()
+    assert words in page
+    assert "nats per pair" in page
+    found = [evaluate_run(EvaluateOptions(run=whole, as_json=True)), shown, *summary_lines(whole), page]
+    found.append((whole / "metrics.jsonl").read_text())
+    assert not [text for text in found if "perplexity" in text.lower()]
 
 
 def test_the_run_can_be_audited_verified_and_replayed(whole: Path) -> None:

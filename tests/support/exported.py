@@ -9,7 +9,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from common.files import digest_bytes
-from data_pipeline.config import TokenizerSettings
+from data_pipeline.config import ChatSettings, TokenizerSettings
+from data_pipeline.conversations.chat_template import ChatTemplate, template_source
 from data_pipeline.tokenizer import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from data_pipeline.tokenizer.training import train_tokenizer
 from tests.support.run_example import example_events, write_run
@@ -33,7 +34,7 @@ SAMPLE = [
 """Text with code, several scripts, markup, and long runs of one character."""
 KINDS = ("bpe", "char", "byte", "sentencepiece", "huggingface")
 """The kinds that can be exported exactly."""
-_EXTRA = ("<|user|>", "<|fim_prefix|>")
+_EXTRA = ("<|user|>", "<|fim_prefix|>", "<|im_start|>", "<|im_end|>")
 
 
 def tokenizer_of(kind: str) -> Tokenizer:
@@ -45,8 +46,11 @@ def tokenizer_of(kind: str) -> Tokenizer:
     return train_tokenizer(SAMPLE, TokenizerSettings(kind=kind, vocab_size=380), _EXTRA)
 
 
-def export_source(run: Path, tokenizer: Tokenizer | None = None, **model: Any) -> ExportSource:
-    """Write a run without checkpoints, and return a checkpoint of random weights that it could have."""
+def export_source(run: Path, tokenizer: Tokenizer | None = None, chat: str | None = None, **model: Any) -> ExportSource:
+    """Write a run without checkpoints, and return a checkpoint of random weights that it could have.
+
+    `chat` is the Jinja program of a chat template, or the name of a built-in one.
+    """
     tokenizer = tokenizer or ByteTokenizer()
     write_run(run, example_events())
     config = tiny_config(Path("data"), run, model=model)
@@ -61,7 +65,13 @@ def export_source(run: Path, tokenizer: Tokenizer | None = None, **model: Any) -
             name: weight.detach() for name, weight in parameters_by_name(build_model(config.model, tokenizer.vocab_size, 0)).items()
         },
         is_average=False,
+        chat_template=None if chat is None else ChatTemplate.of(_template(chat), tokenizer),
     )
+
+
+def _template(chat: str) -> str:
+    named = chat in ("chatml", "llama3", "plain")
+    return template_source(ChatSettings.model_validate({"template": chat}), TokenizerSettings()) if named else chat
 
 
 def _supplied() -> HuggingFaceTokenizer:

@@ -44,7 +44,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 """The content of `config.json`: of newer versions of transformers for Qwen3, of older ones for Llama."""
 
 
-def write_tokenizer(directory: Path) -> tokenizers.Tokenizer:
+def write_tokenizer(directory: Path, chat_template: str | None = None) -> tokenizers.Tokenizer:
     """Write a byte-level tokenizer of 283 tokens, with an end but no beginning of documents, as Qwen3 has it."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -56,7 +56,8 @@ def write_tokenizer(directory: Path) -> tokenizers.Tokenizer:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "tokenizer.json").write_text(tokenizer.to_str())
     names = {"bos_token": None, "eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}
-    (directory / "tokenizer_config.json").write_text(json.dumps(names))
+    template = {} if chat_template is None else {"chat_template": chat_template}
+    (directory / "tokenizer_config.json").write_text(json.dumps(names | template))
     return tokenizer
 
 

@@ -51,7 +51,14 @@ def run(options: CompressOptions) -> None:
         facts = compression.to_json() | _origin(source)
         config = source.config.as_language_model.model_copy(update={"run": output})
         write_untrained(
-            temporary, config, source.tokenizer, stored, status=COMPRESSED, source=facts, data_digest=source.data_digest or ""
+            temporary,
+            config,
+            source.tokenizer,
+            stored,
+            status=COMPRESSED,
+            source=facts,
+            data_digest=source.data_digest or "",
+            chat_template=None if source.chat_template is None else source.chat_template.source,
         )
         on_disk = num_bytes(source.weights.values()), num_bytes(stored.values())
         perplexities = perplexity, _perplexity(options, temporary, "latest")

@@ -45,7 +45,9 @@ def run(options: EvaluateOptions) -> None:
 
 
 def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
-    """Return validation loss, perplexity and bits per byte of a checkpoint, as text or as a JSON object.
+    """Return validation loss, perplexity and bits per byte of a checkpoint, or the measures of the run's objective with the loss.
+
+    The result is text or a JSON object.
 
     Args:
         options: the options of the command.

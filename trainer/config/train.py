@@ -102,7 +102,10 @@ class TrainConfig(Settings):
         "prefer the better answer of pairs (DPO); distillation: the next token, and the distributions of a teacher.",
     )
     teacher: Annotated[Path | None, OnlyIf("objective = distillation")] = Field(
-        None, description="Directory of the run whose newest checkpoint distillation learns from."
+        None, description="Directory of the run that distillation learns from."
+    )
+    teacher_checkpoint: Annotated[str, OnlyIf("objective = distillation")] = Field(
+        "latest", pattern=r"^(latest|best|[0-9]{1,16})$", description="Checkpoint of `teacher`: latest, best, or its step."
     )
     encoder: Annotated[Path | None, OnlyIf("objective = classification")] = Field(
         None,
@@ -192,6 +195,7 @@ class TrainConfig(Settings):
                 "init": None,
                 "init_checkpoint": "latest",
                 "teacher": None,
+                "teacher_checkpoint": "latest",
                 "preference": PreferenceConfig(),
                 "distillation": DistillationConfig(),
             }

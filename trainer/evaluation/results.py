@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trainer.run.events import EvalEvent, MeasuresEvent, Score
 
@@ -26,16 +26,17 @@ class Evaluation:
     by_length: Mapping[str, Score] = field(default_factory=dict)
     """Scores by the length in tokens of the target's document, shortest first: see `length_ranges`."""
     measured: Callable[[int], MeasuresEvent] | None = None
-    """Returns the event with the measures of the objective at a step; None if it has none."""
+    """Returns the event with the measures of the objective at a step; None if it has none. With them the loss is that of the
+    objective, so there is no perplexity."""
 
     @property
     def total(self) -> Score:
         """The score of all targets."""
-        return Score(self.loss, self.num_targets, self.num_bytes)
+        return Score(self.loss, self.num_targets, self.num_bytes, self.measured is None)
 
     @property
-    def perplexity(self) -> float:
-        """`exp(loss)`, infinite if that overflows."""
+    def perplexity(self) -> float | None:
+        """`exp(loss)`, infinite if that overflows; None if it has no meaning."""
         return self.total.perplexity
 
     @property
@@ -46,8 +47,19 @@ class Evaluation:
     @property
     def groups(self) -> dict[str, Mapping[str, Score]]:
         """All groups, by the property that divides them: source, kind, length."""
-        return {"source": self.by_source, "kind": self.by_kind, "length": self.by_length}
+        groups = {"source": self.by_source, "kind": self.by_kind, "length": self.by_length}
+        if self.measured is None:
+            return groups
+        return {by: {name: replace(score, has_perplexity=False) for name, score in groups[by].items()} for by in groups}
 
     def event(self, step: int) -> EvalEvent:
         """Return the event of this evaluation at a step."""
-        return EvalEvent(step, self.loss, self.num_targets, self.bits_per_byte, self.groups, self.num_rows)
+        return EvalEvent(
+            step,
+            self.loss,
+            self.num_targets,
+            self.bits_per_byte,
+            self.groups,
+            self.num_rows,
+            has_perplexity=self.measured is None,
+        )

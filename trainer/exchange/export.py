@@ -11,6 +11,7 @@ import torch
 
 from common.errors import CheckpointError, ConfigError
 from common.files import commit_directory, unfinished_path
+from trainer.exchange.adapters import write_adapters
 from trainer.exchange.export_record import EXPORT_RECORD, export_record, foreign_entries, read_export_record
 from trainer.exchange.hugging_face import INDEX, Dtype, described_files, write_hugging_face
 from trainer.exchange.onnx import check_installed, write_onnx
@@ -44,7 +45,11 @@ def write_graphs(source: ExportSource, dtype: Dtype, folder: Path, exact: bool =
     _log.info("%s: the logits of ONNX Runtime differ by at most %.2g", " and ".join(found.files), found.difference)
 
 
-FORMATS: dict[str, Callable[[ExportSource, Dtype, Path, bool], None]] = {"hf": write_hugging_face, "onnx": write_graphs}
+FORMATS: dict[str, Callable[[ExportSource, Dtype, Path, bool], None]] = {
+    "hf": write_hugging_face,
+    "onnx": write_graphs,
+    "peft": write_adapters,
+}
 """Writes all files of a format but `export.json` into an empty folder, from source, type of the weights, folder and whether the
 tokenizer must be exact. The option `--format` has the names."""
 

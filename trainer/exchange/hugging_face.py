@@ -16,17 +16,29 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from common.files import canonical_json
+from data_pipeline.conversations.chat_template import TEMPLATE_FILE
 from data_pipeline.tokenizer import SentencePieceTokenizer
 from data_pipeline.tokenizer.model_file import BPE
 from trainer.checkpoint.tensor_file import encode_header, raw_bytes, spec_of
 from trainer.config import ModelConfig
 from trainer.exchange.model_card import model_card
 from trainer.exchange.source import ExportSource
-from trainer.exchange.tokenizer_check import check_tokenizer
+from trainer.exchange.tokenizer_check import check_chat, check_tokenizer
 from trainer.exchange.tokenizer_json import library_of, role_names, tokenizer_json
+from trainer.inference.chat import end_of_turn_id
 from trainer.inference.sampling_options import SamplingOptions
 
-__all__ = ["INDEX", "CARD", "DTYPES", "Dtype", "check_settings", "described_files", "tensors_in", "write_hugging_face"]
+__all__ = [
+    "INDEX",
+    "CARD",
+    "DTYPES",
+    "Dtype",
+    "check_settings",
+    "described_files",
+    "tensors_in",
+    "write_hugging_face",
+    "write_tensors",
+]
 
 Dtype = Literal["fp32", "bf16"]
 DTYPES: Mapping[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -61,7 +73,7 @@ def write_hugging_face(source: ExportSource, dtype: Dtype, folder: Path, exact: 
     files = described_files(source, dtype, exact=exact) | {CARD: model_card(source, dtype)}
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    _write_tensors(source.weights, dtype, folder)
+    write_tensors(tensors_in(source.weights, dtype), dtype, folder)
 
 
 def described_files(source: ExportSource, dtype: Dtype, *, exact: bool = True) -> dict[str, bytes]:
@@ -83,6 +95,9 @@ def described_files(source: ExportSource, dtype: Dtype, *, exact: bool = True) -
     }
     if isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.spec.model_type == BPE:
         files["tokenizer.model"] = tokenizer.to_bytes()  # llama.cpp reads no tokenizer.json that it does not know
+    if source.chat_template is not None:
+        check_chat(tokenizer, library_of(content), source.chat_template, exact=exact)
+        files[TEMPLATE_FILE] = source.chat_template.source.encode()
     shards = tensors_in(source.weights, dtype)
     return files | ({INDEX: canonical_json(_index(shards, dtype))} if len(shards) > 1 else {})
 
@@ -122,8 +137,8 @@ def tensors_in(weights: Mapping[str, Tensor], dtype: Dtype) -> dict[str, dict[st
     return {f"model-{place:05}-of-{len(shards):05}.safetensors": shard for place, shard in enumerate(shards, 1)}
 
 
-def _write_tensors(weights: Mapping[str, Tensor], dtype: Dtype, folder: Path) -> None:
-    shards = tensors_in(weights, dtype)
+def write_tensors(shards: Mapping[str, Mapping[str, Tensor]], dtype: Dtype, folder: Path) -> None:
+    """Write tensors, given by the name of the file and of the tensor, in a type."""
     for file_name, shard in shards.items():
         specs = {name: spec_of(torch.empty_like(weight, dtype=DTYPES[dtype], device="meta")) for name, weight in shard.items()}
         header, order = encode_header(specs, {"format": "pt"})
@@ -175,20 +190,32 @@ def _special_ids(source: ExportSource) -> dict[str, int | None]:
 
 
 def _generation_config(source: ExportSource) -> dict[str, Any]:
-    """Return the defaults of `generate`, and the ids that pad the vocabulary, which are never drawn."""
+    """Return the defaults of `generate`, the ids that end a text, and those that pad the vocabulary, which are never drawn."""
     usual = SamplingOptions()
     size = source.tokenizer.vocab_size
     padding = list(range(size, source.config.model.padded_vocab(size)))
     sampling = {"do_sample": True, "temperature": usual.temperature, "top_k": usual.top_k or 0, "top_p": usual.top_p}
-    return _special_ids(source) | sampling | ({"suppress_tokens": padding} if padding else {})
+    return _special_ids(source) | _ends(source) | sampling | ({"suppress_tokens": padding} if padding else {})
+
+
+def _ends(source: ExportSource) -> dict[str, list[int]]:
+    """Return the ids that end a text of a chat model: the token that ends a turn, and eos; nothing if eos alone ends it."""
+    if source.chat_template is None:
+        return {}
+    eos = source.tokenizer.eos_id
+    turn = end_of_turn_id(source.chat_template, source.tokenizer)
+    return {} if turn is None or turn == eos else {"eos_token_id": [turn, *([] if eos is None else [eos])]}
 
 
 def _tokenizer_config(source: ExportSource) -> dict[str, Any]:
-    """Return the settings with which transformers treats the name of a special token in a text as text, as we do."""
+    """Return the settings with which transformers treats the name of a special token in a text as text, as we do.
+
+    A chat template writes the names of its tokens into the text that transformers then encodes, so they must be tokens there.
+    """
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": source.config.model.context,
         "clean_up_tokenization_spaces": False,
-        "split_special_tokens": True,
+        "split_special_tokens": source.chat_template is None,
         **{f"{role}_token": name for role, name in role_names(source.tokenizer).items()},
     }

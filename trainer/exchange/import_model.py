@@ -15,10 +15,12 @@ import torch
 from common.errors import ConfigError
 from common.files import commit_directory, unfinished_path
 from common.untrusted import digest_run_file
+from data_pipeline.conversations.chat_template import ChatTemplate, published_template
 from data_pipeline.tokenizer import Tokenizer, open_supplied
 from trainer.config import ModelConfig, TrainConfig
 from trainer.exchange.published_weights import open_weights
 from trainer.exchange.shapes import CONFIG, read_architecture
+from trainer.inference.chat import end_of_turn_id
 from trainer.model.decoder import Decoder
 from trainer.model.parameters import parameters_by_name
 from trainer.run.bounds import check_model_size
@@ -45,6 +47,10 @@ class Imported:
     """The roles `bos` and `eos` that no token of the tokenizer has."""
     weights: str
     """Digest of the weights."""
+    has_chat_template: bool
+    """Whether the run has the chat template of the directory."""
+    template_refused: str | None
+    """Why the chat template of the directory is not in the run, None if it is or if there is none."""
 
 
 def import_model(directory: Path, output: Path) -> Imported:
@@ -64,6 +70,7 @@ def import_model(directory: Path, output: Path) -> Imported:
     tokenizer = open_supplied(directory, {})
     model = _with_vocabulary(directory, architecture.model, tokenizer)
     check_model_size(model, tokenizer.vocab_size)
+    template, refused = _chat_template(directory, tokenizer)
     published = open_weights(directory, _shapes(model, tokenizer.vocab_size))
     weights, files = published.read()
     config = _settings(directory, output, model)
@@ -76,14 +83,35 @@ def import_model(directory: Path, output: Path) -> Imported:
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = unfinished_path(output)
     try:
-        digest = write_untrained(temporary, config, tokenizer, weights, status=IMPORTED, source=source)
+        digest = write_untrained(temporary, config, tokenizer, weights, status=IMPORTED, source=source, chat_template=template)
         commit_directory(temporary, output)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     num_weights = sum(weight.numel() for weight in weights.values())
     lacking = tuple(role for role, number in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id)) if number is None)
-    return Imported(architecture.model_type, num_weights, published.types, tokenizer.vocab_size, lacking, digest)
+    return Imported(
+        model_type=architecture.model_type,
+        num_weights=num_weights,
+        types=published.types,
+        vocab_size=tokenizer.vocab_size,
+        lacking=lacking,
+        weights=digest,
+        has_chat_template=template is not None,
+        template_refused=refused,
+    )
+
+
+def _chat_template(directory: Path, tokenizer: Tokenizer) -> tuple[str | None, str | None]:
+    """Return the chat template of the directory, and why it is left out if no conversation can use it."""
+    source = published_template(directory)
+    if source is None:
+        return None, None
+    try:
+        end_of_turn_id(ChatTemplate.of(source, tokenizer), tokenizer)
+    except ConfigError as error:
+        return None, str(error)
+    return source, None
 
 
 def _with_vocabulary(directory: Path, model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:

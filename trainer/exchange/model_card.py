@@ -17,6 +17,7 @@ from common.text import visible
 from trainer.exchange.source import ExportSource
 from trainer.model.decoder import num_weights
 from trainer.run.events import EvalEvent
+from trainer.run.measures import target_word
 from trainer.run.metrics_file import METRICS, read_events
 from trainer.run.record import COMPRESSED, IMPORTED, NEVER_TRAINED
 
@@ -28,8 +29,8 @@ _EVALUATIONS = 10
 """The most evaluations in the table, evenly spread."""
 
 
-def model_card(source: ExportSource, dtype: str) -> bytes:
-    """Return the card.
+def model_card(source: ExportSource, dtype: str, *, adapters: bool = False) -> bytes:
+    """Return the card of the whole model, or of its adapters.
 
     Raises:
         CheckpointError: the metrics of the run are damaged.
@@ -43,14 +44,24 @@ def model_card(source: ExportSource, dtype: str) -> bytes:
     }
     body = "\n\n".join(f"## {title}\n\n{text}" for title, text in sections.items())
     name = visible(source.run.resolve().name)
-    return f"{_FRONT_MATTER}# {_escaped(name)}, step {source.step:,}\n\n{_SUMMARY}\n\n{body}\n".encode()
+    library, summary = ("peft", _of_adapters(source)) if adapters else ("transformers", _SUMMARY)
+    front = f"---\nlibrary_name: {library}\npipeline_tag: text-generation\n---\n\n"
+    return f"{front}# {_escaped(name)}, step {source.step:,}\n\n{summary}\n\n{body}\n".encode()
 
 
-_FRONT_MATTER = "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
 _SUMMARY = (
     "A causal language model, written by `trainer export`. `config.json` names its architecture, and `export.json` has the digests "
     "of the other files."
 )
+
+
+def _of_adapters(source: ExportSource) -> str:
+    base = (source.record.get("initial") or {}).get("weights", "unknown")
+    return (
+        "Low-rank adapters of a causal language model, written by `trainer export --format peft`. Load them over the base model. "
+        f"Its weights in fp32 have the digest {_escaped(f'`{base}`')}. `export.json` has the digests of the other files. "
+        "The sections below describe the model with its adapters."
+    )
 
 
 def _model(source: ExportSource, dtype: str) -> str:
@@ -114,7 +125,7 @@ def _validation(source: ExportSource) -> str:
         (f"{event.step:,}", f"{event.val_loss:.4f}", "" if event.bits_per_byte is None else f"{event.bits_per_byte:.4f}")
         for event in reversed(events[::-1][::stride])
     ]
-    return _table(("step", "loss (nats per token)", "bits per byte"), lines)
+    return _table(("step", f"loss (nats per {target_word(source.record['identity'])})", "bits per byte"), lines)
 
 
 def _settings(identity: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ from torch import Tensor
 
 from common.errors import CheckpointError
 from common.files import digest_bytes
+from data_pipeline.conversations.chat_template import ChatTemplate, saved_template
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import TrainConfig
 from trainer.model.decoder import Decoder
-from trainer.model.lora import merged_weights
+from trainer.model.lora import is_adapter, merged_weights
 from trainer.model.parameters import parameters_by_name
 from trainer.run.bounds import check_model_size
 from trainer.run.directory import load_config
@@ -43,6 +44,10 @@ class ExportSource:
     """By name, on the CPU, in fp32. A shared weight appears once."""
     is_average: bool
     """Whether the weights are the moving average."""
+    chat_template: ChatTemplate | None = None
+    """The chat template of the data, if it has one."""
+    adapters: Mapping[str, Tensor] = field(default_factory=dict)
+    """The matrices of the adapters by name, on the CPU, in fp32; empty without adapters. `weights` contains their products."""
 
     @property
     def data_digest(self) -> str | None:
@@ -66,7 +71,8 @@ def open_source(run: Path, which: str) -> ExportSource:
     config, record = load_config(run), read_record(run)
     checkpoint = load_checkpoint(run, which)
     tokenizer = load_tokenizer(run / "tokenizer")
-    weights = merged_weights(averaged_weights(checkpoint), config.lora)
+    saved = averaged_weights(checkpoint)
+    weights = merged_weights(saved, config.lora)
     check_model_size(config.model, tokenizer.vocab_size, sum(tensor.numel() for tensor in weights.values()))
     with torch.device("meta"):
         expected = parameters_by_name(Decoder(config.model, tokenizer.vocab_size))
@@ -88,4 +94,6 @@ def open_source(run: Path, which: str) -> ExportSource:
         manifest_digest=digest_bytes(manifest),
         weights={name: weights[name].float() for name in sorted(weights)},
         is_average=bool(checkpoint.average),
+        chat_template=saved_template(run / "tokenizer", tokenizer),
+        adapters={name: tensor.float() for name, tensor in sorted(saved.items()) if is_adapter(name)},
     )

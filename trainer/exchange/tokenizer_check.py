@@ -8,11 +8,15 @@ from collections.abc import Iterator, Sequence
 import tokenizers
 
 from common.errors import ConfigError
+from data_pipeline.conversations.chat_template import ChatTemplate
+from data_pipeline.conversations.encoding import encode_pieces
+from data_pipeline.conversations.messages import Message, MessagesError
+from data_pipeline.conversations.rendering import ChatRenderer
 from data_pipeline.tokenizer import SentencePieceTokenizer, Tokenizer
 from data_pipeline.tokenizer.model_file import BPE
 from data_pipeline.tokenizer.sentence_pieces import SPACE_MARK
 
-__all__ = ["ODD_TEXTS", "check_tokenizer", "first_difference"]
+__all__ = ["ODD_TEXTS", "check_chat", "check_tokenizer", "first_difference"]
 
 ODD_TEXTS = (
     "",
@@ -37,6 +41,8 @@ ODD_TEXTS = (
     *(character * count for character in " \n\t-=." for count in (2, 3, 5, 7, 15, 16, 17, 33, 77, 300)),
 )
 """Texts in which tokenizers differ if they differ at all."""
+_CHAT_TEXTS = [text for text in ODD_TEXTS if text.strip() and len(text) < 300]
+"""Messages of the check with a chat template. Many templates refuse or change an empty message."""
 _ADVICE = (
     "prepare with a tokenizer of kind bpe, byte or char, or add --inexact_tokenizer to export it although some texts get other ids"
 )
@@ -62,6 +68,42 @@ def check_tokenizer(tokenizer: Tokenizer, library: tokenizers.Tokenizer, *, exac
         raise ConfigError(
             f"the tokenizer of kind {tokenizer.kind} cannot be exported exactly: {difference}{f'; {_ADVICE}' * exact}"
         )
+
+
+def check_chat(tokenizer: Tokenizer, library: tokenizers.Tokenizer, template: ChatTemplate, *, exact: bool) -> None:
+    """Check that an exported tokenizer encodes the text of the chat template as ours, with the ids of its special tokens.
+
+    The messages of the check have no names of special tokens. Afterwards such names in a text are tokens to `library`.
+
+    Args:
+        tokenizer: ours.
+        library: the exported one.
+        template: the chat template of the data.
+        exact: whether all ids must be equal. If not, only the special tokens must be.
+
+    Raises:
+        ConfigError: the text of a conversation has other ids; the message has the first such text.
+    """
+    library.encode_special_tokens = False
+    special = {token.id for token in tokenizer.named_tokens}
+    with ChatRenderer(template) as renderer:
+        for text in _CHAT_TEXTS:
+            messages: list[Message] = [{"role": "user", "content": text}, {"role": "assistant", "content": f"a{text}b"}]
+            try:
+                rendered = renderer.prompt([*messages, {"role": "user", "content": f"{text} {text}"}])
+            except MessagesError as error:
+                raise ConfigError(f"the chat template cannot be used: {error}; prepare the data with another one") from None
+            ours = encode_pieces(tokenizer, rendered.pieces())
+            theirs = library.encode(rendered.text, add_special_tokens=False).ids
+            if not exact:
+                ours, theirs = ([number for number in ids if number in special] for ids in (ours, theirs))
+            if ours != theirs:
+                place = _num_common(theirs, ours)
+                raise ConfigError(
+                    f"the tokenizer of kind {tokenizer.kind} cannot be exported exactly with the chat template: the text "
+                    f"{_shown(rendered.text)} has the ids {theirs[place : place + 4]} instead of {ours[place : place + 4]} from "
+                    f"token {place} on; prepare with another tokenizer, or with another chat.template"
+                )
 
 
 def _inexact(tokenizer: Tokenizer) -> str | None:

@@ -12,6 +12,7 @@ from common.errors import CheckpointError
 from common.files import read_input
 from trainer.checkpoint.tensor_file import decode_tensors, same_bytes
 from trainer.checkpoint.weights import weights_digest
+from trainer.exchange.adapters import adapter_files, adapter_tensors
 from trainer.exchange.export_record import EXPORT_RECORD, check_files, foreign_entries, read_export_record
 from trainer.exchange.hugging_face import DTYPES, INDEX, described_files, tensors_in
 from trainer.exchange.source import ExportSource, open_source
@@ -26,9 +27,10 @@ _WRITE_AGAIN = "write it again with `trainer export --replace`, or restore it fr
 def verify_export(directory: Path, run: Path | None = None) -> dict[str, Any]:
     """Check an exported directory, and return the facts that `verify --json` prints.
 
-    Without a run: the seal of `export.json`, the digest of every file, and for fp32 the digest of the weights. With a run also: the
-    checkpoint, data and tokenizer that `export.json` names are those of the run, each tensor has the bits of the checkpoint after
-    the conversion to its type, and the files that describe model and tokenizer are those that an export writes today.
+    Without a run: the seal of `export.json`, the digest of every file, and for a whole model in fp32 the digest of the weights.
+    With a run also: the checkpoint, data and tokenizer that `export.json` names are those of the run, each tensor has the bits of
+    the checkpoint after the conversion to its type, and the files that describe model and tokenizer are those that an export
+    writes today.
 
     Raises:
         CheckpointError: something differs; the message names the first file, or the first tensor of a file.
@@ -51,7 +53,7 @@ def verify_export(directory: Path, run: Path | None = None) -> dict[str, Any]:
         if source is not None and (tensor := _first_difference(tensors, name, source, record)):
             raise CheckpointError(f"{directory / name}: the tensor {tensor} differs from the checkpoint of the run; {_WRITE_AGAIN}")
         found |= tensors if source is None and record["dtype"] == "fp32" else {}
-    if found and weights_digest(found) != record["weights"]:
+    if found and record["kind"] != "peft" and weights_digest(found) != record["weights"]:
         raise CheckpointError(f"{directory}: its weights are not those that {EXPORT_RECORD} names; {_WRITE_AGAIN}")
     return {
         "kind": record["kind"],
@@ -68,7 +70,7 @@ def verify_export(directory: Path, run: Path | None = None) -> dict[str, Any]:
 def describe_export(facts: Mapping[str, Any]) -> str:
     """Return the facts of `verify_export` as text."""
     compared = (
-        f"{'all tensors, ' if facts['kind'] == 'hf' else ''}the tokenizer and the settings are those of the run"
+        f"{'' if facts['kind'] == 'onnx' else 'all tensors, '}the tokenizer and the settings are those of the run"
         if facts["compared_with_run"]
         else "not compared with a run; `trainer verify RUN --export DIR` does so"
     )
@@ -95,7 +97,8 @@ def _check_origin(directory: Path, record: Mapping[str, Any], source: ExportSour
 
 
 def _check_described(directory: Path, record: Mapping[str, Any], source: ExportSource) -> None:
-    for name, content in described_files(source, record["dtype"], exact=record["tokenizer"]["exact"]).items():
+    described = adapter_files if record["kind"] == "peft" else described_files
+    for name, content in described(source, record["dtype"], exact=record["tokenizer"]["exact"]).items():
         if name == INDEX and record["kind"] != "hf":
             continue
         if name not in record["files"] or read_input(directory / name, len(content) + 1, below=directory) != content:
@@ -121,7 +124,8 @@ def _read_tensors(directory: Path, name: str, record: Mapping[str, Any]) -> dict
 
 def _first_difference(tensors: Mapping[str, Tensor], file_name: str, source: ExportSource, record: Mapping[str, Any]) -> str | None:
     """Return the name of the first tensor of a file whose bits are not those of the checkpoint in the type of the export."""
-    expected = tensors_in(source.weights, record["dtype"]).get(file_name, {})
+    shards = adapter_tensors(source) if record["kind"] == "peft" else tensors_in(source.weights, record["dtype"])
+    expected = shards.get(file_name, {})
     for name in sorted({*expected, *tensors}):
         if name not in expected or name not in tensors or not same_bytes(tensors[name], expected[name].to(DTYPES[record["dtype"]])):
             return name

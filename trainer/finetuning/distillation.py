@@ -132,13 +132,13 @@ class _Distillation:
 
 
 def _load(config: TrainConfig) -> _Loaded:
-    """Return the model of the teacher's newest checkpoint, with the averaged weights if there are any."""
+    """Return the model of the teacher's checkpoint, with the averaged weights if there are any."""
     assert config.teacher is not None
     run = config.teacher
     record, settings = read_record(run), load_config(run)
     if "extension" in record["identity"] and record["identity"]["extension"] is not None:
         raise ConfigError(f"teacher = {run}: it was trained with an extension; only the built-in decoder can be a teacher")
-    found = load_checkpoint(run, "latest")
+    found = load_checkpoint(run, config.teacher_checkpoint, option="teacher_checkpoint")
     weights = merged_weights(averaged_weights(found), settings.lora)
     vocab_size = load_tokenizer(run / "tokenizer").vocab_size
     check_model_size(settings.model, vocab_size, sum(weight.numel() for weight in weights.values()))

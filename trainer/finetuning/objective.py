@@ -109,6 +109,11 @@ class Objective:
         return self.rows is Rows
 
     @property
+    def has_perplexity(self) -> bool:
+        """Whether the training loss is the cross-entropy of tokens, so that `exp(loss)` is a perplexity."""
+        return self.predicts_tokens and self.step is None
+
+    @property
     def digests(self) -> dict[str, str]:
         """The entries of the run's identity for `files`."""
         return {f"objective.{name}": f"sha256:{hashlib.sha256(data).hexdigest()}" for name, data in sorted(self.files.items())}

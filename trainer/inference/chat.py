@@ -8,14 +8,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.errors import ConfigError
-from data_pipeline.conversations.chat_template import saved_template
+from data_pipeline.conversations.chat_template import ChatTemplate, saved_template
 from data_pipeline.conversations.encoding import encode_pieces
 from data_pipeline.conversations.messages import Message, MessagesError
 from data_pipeline.conversations.rendering import ChatRenderer
+from data_pipeline.tokenizer import Tokenizer
 from trainer.inference.sampling import Sampling
 from trainer.inference.text_model import TextModel
 
-__all__ = ["Chat", "opened_chat"]
+__all__ = ["Chat", "end_of_turn_id", "opened_chat"]
 
 
 @dataclass
@@ -66,8 +67,7 @@ class Chat:
     def _ending(self, sampling: Sampling) -> Sampling:
         if not self.is_token:
             return replace(sampling, stop=(*sampling.stop, self.end))
-        number = next(token.id for token in self.model.tokenizer.named_tokens if token.name == self.end)
-        return replace(sampling, stop_tokens=(*sampling.stop_tokens, number))
+        return replace(sampling, stop_tokens=(*sampling.stop_tokens, _id_of(self.end, self.model.tokenizer)))
 
 
 @contextmanager
@@ -92,3 +92,18 @@ def opened_chat(model: TextModel, tokenizer_folder: Path, system: str | None) ->
     with ChatRenderer(template) as renderer:
         end, is_token = renderer.end_of_turn()
         yield Chat(model, renderer, system, end, is_token)
+
+
+def end_of_turn_id(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
+    """Return the id of the special token that ends an answer; None if ordinary text ends it.
+
+    Raises:
+        ConfigError: the template cannot be used for any conversation.
+    """
+    with ChatRenderer(template) as renderer:
+        end, is_token = renderer.end_of_turn()
+    return _id_of(end, tokenizer) if is_token else None
+
+
+def _id_of(name: str, tokenizer: Tokenizer) -> int:
+    return next(token.id for token in tokenizer.named_tokens if token.name == name)

@@ -28,6 +28,7 @@ __all__ = [
     "add_adapters",
     "adapter_activation_bytes",
     "adapter_names",
+    "is_adapter",
     "merged_weights",
     "num_adapter_weights",
     "projected",
@@ -101,7 +102,12 @@ def add_adapters(model: nn.Module, lora: LoraConfig, seed: int, *, trained: Coll
 
 def adapter_names(model: nn.Module) -> frozenset[str]:
     """Return the names of the adapters' parameters."""
-    return frozenset(name for name, _ in model.named_parameters() if name.endswith((_A, _B)))
+    return frozenset(name for name, _ in model.named_parameters() if is_adapter(name))
+
+
+def is_adapter(name: str) -> bool:
+    """Return whether a weight of this name belongs to an adapter."""
+    return name.endswith((_A, _B))
 
 
 def num_adapter_weights(model: ModelConfig, lora: LoraConfig) -> int:
@@ -140,7 +146,7 @@ def merged_weights(weights: Mapping[str, Tensor], lora: LoraConfig) -> dict[str,
             f"the settings have lora.rank = {'none' if lora.rank is None else lora.rank}, and the checkpoint has {found}; "
             "restore config.toml of the run from a copy"
         )
-    merged = {name: weight for name, weight in weights.items() if not name.endswith((_A, _B))}
+    merged = {name: weight for name, weight in weights.items() if not is_adapter(name)}
     for name in adapted:
         a_RI, b_OR, weight_OI = (weights.get(name + end) for end in (_A, _B, ".weight"))
         if a_RI is None or b_OR is None or weight_OI is None or not _fit(a_RI, b_OR, weight_OI, lora.rank):

@@ -46,27 +46,24 @@ _MAX_GPUS = 8
 
 
 def main_charts(run: RecordedRun) -> list[Chart]:
-    """Return the charts of loss, perplexity, learning rate and gradient norm."""
+    """Return the charts of loss, perplexity if it has a meaning, learning rate and gradient norm."""
     loss, average = run.curve("loss"), smoothed(run, "loss")
     window = loss_window(run)
     validation, perplexity = run.validation("val_loss"), run.validation("perplexity")
     smooth = f"training, mean of {window} steps" if window > 1 else "training"
     step_by_step = Line("training, each step", loss, look=6, faint=True)
-    with np.errstate(over="ignore"):
-        perplexity_of_training = Curve(average.x_N, np.exp(average.y_N))
+    perplexities = [Line("validation", perplexity, look=1, points=True)] if run.target == "token" else []
+    if run.objective == "language":
+        with np.errstate(over="ignore"):
+            perplexities.insert(0, Line(smooth, Curve(average.x_N, np.exp(average.y_N))))
     return [
         Chart(
             "Loss",
-            "nats per token",
+            f"nats per {run.target}",
             (*((step_by_step,) if window > 1 else ()), Line(smooth, average), Line("validation", validation, look=1, points=True)),
             log_from=WIDE,
         ),
-        Chart(
-            "Perplexity",
-            "exp(loss)",
-            (Line(smooth, perplexity_of_training), Line("validation", perplexity, look=1, points=True)),
-            log_from=WIDE,
-        ),
+        *([Chart("Perplexity", "exp(loss)", tuple(perplexities), log_from=WIDE)] if perplexities else []),
         Chart("Learning rate", "rate", (Line("learning rate", run.curve("learning_rate")),), from_zero=True),
         Chart("Gradient norm", "before clipping", _with_average("gradient norm", run.curve("grad_norm")), log_from=WIDE),
     ]
@@ -126,7 +123,7 @@ def group_charts(run: RecordedRun) -> list[Chart]:
         curves = _by_group(run, by)
         if 1 < len(curves) <= _MAX_GROUPS:
             lines = tuple(Line(name, curve, look=look, points=True) for look, (name, curve) in enumerate(curves.items()))
-            charts.append(Chart(f"Validation loss by {words}", "nats per token", lines, log_from=WIDE))
+            charts.append(Chart(f"Validation loss by {words}", f"nats per {run.target}", lines, log_from=WIDE))
     return charts
 
 

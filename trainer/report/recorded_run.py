@@ -20,6 +20,7 @@ from common.untrusted import read_run_file
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import parse_manifest
 from trainer.run.events import AlertEvent, EvalEvent, Event, TrainEvent
+from trainer.run.measures import target_word
 from trainer.run.metrics_file import METRICS, read_events
 from trainer.run.record import read_record
 
@@ -90,6 +91,16 @@ class RecordedRun:
     def evaluations(self) -> Sequence[EvalEvent]:
         """All evaluations, in order."""
         return self.of(EvalEvent)
+
+    @property
+    def objective(self) -> str:
+        """What the run was trained for."""
+        return str(part(self.record, "identity").get("objective", "language"))
+
+    @property
+    def target(self) -> str:
+        """The word for a target: token, document or pair."""
+        return target_word(part(self.record, "identity"))
 
     @property
     def alerts(self) -> Sequence[AlertEvent]:

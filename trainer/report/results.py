@@ -89,7 +89,7 @@ def headline(run: RecordedRun) -> list[tuple[str, str, str]]:
         (
             "best validation loss",
             _decimal(best.val_loss if best else None),
-            f"step {best.step:,}, perplexity {_decimal(best.perplexity)}" if best else "no evaluation yet",
+            f"step {best.step:,}, {_about(run, best)}" if best else "no evaluation yet",
         ),
         ("tokens", _short(tokens), "trained on, repeats counted"),
         ("training time", duration(run.seconds) if tokens else UNKNOWN, "without evaluations and saves"),
@@ -100,6 +100,14 @@ def headline(run: RecordedRun) -> list[tuple[str, str, str]]:
         ),
         ("alerts", count(len(run.alerts)), "listed below" if run.alerts else "no rule was broken"),
     ]
+
+
+def _about(run: RecordedRun, best: EvalEvent) -> str:
+    """Return the perplexity of an evaluation, or what the objective of the run measured in it."""
+    if run.target == "token":
+        return f"perplexity {_decimal(best.perplexity)}"
+    measured = next((event.words for event in run.of(MeasuresEvent) if event.step == best.step), "not measured")
+    return f"nats per {run.target}; {measured}"
 
 
 def alert_kinds(run: RecordedRun) -> str:

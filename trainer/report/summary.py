@@ -10,7 +10,8 @@ from common.command_line import command_text
 from common.text import duration, visible
 from trainer.checkpoint import CheckpointStore
 from trainer.report.write import REPORT
-from trainer.run.events import EvalEvent
+from trainer.run.events import EvalEvent, MeasuresEvent
+from trainer.run.measures import target_word
 from trainer.run.metrics_file import METRICS, read_events
 from trainer.run.record import read_record
 from trainer.run.state import read_progress
@@ -19,7 +20,7 @@ __all__ = ["summary_lines"]
 
 
 def summary_lines(run: Path) -> list[str]:
-    """Return the summary of a finished run: end, validation loss, best step, report, next command.
+    """Return the summary of a finished run: end, validation loss and measures, best step, report, next command.
 
     Raises:
         CheckpointError: a file of the run is missing or damaged.
@@ -28,14 +29,20 @@ def summary_lines(run: Path) -> list[str]:
     steps, ended_by = record.get("step"), record.get("ended_by")
     progress = read_progress(store, store.steps()[-1])
     # The first evaluation shows the model before training, so it is not a result.
-    evaluations = {event.step: event for event in read_events(run / METRICS) if isinstance(event, EvalEvent) and event.step > 0}
-    unit = "document" if record["identity"].get("objective") == "classification" else "token"
+    evaluations: dict[int, EvalEvent] = {}
+    measures: dict[int, MeasuresEvent] = {}
+    for event in read_events(run / METRICS):
+        if isinstance(event, EvalEvent) and event.step > 0:
+            evaluations[event.step] = event
+        elif isinstance(event, MeasuresEvent):
+            measures[event.step] = event
+    unit = target_word(record["identity"])
     last, best = evaluations.get(progress.evaluated_step), evaluations.get(progress.best_step or 0)
     report = run / REPORT
     lines = {
         "finished": f"{steps:,} steps in {duration(progress.seconds)} ({ended_by})",
-        "validation": "no evaluation" if last is None else f"{_scores(last, unit)} at the last step",
-        "best": "no evaluation gave a number" if best is None else f"{_scores(best, unit)} at step {best.step:,}",
+        "validation": "no evaluation" if last is None else f"{_scores(last, unit, measures)} at the last step",
+        "best": "no evaluation gave a number" if best is None else f"{_scores(best, unit, measures)} at step {best.step:,}",
         "report": str(report) if report.exists() else f"none yet; to write it: {command_text('report', run)}",
         "next": _next(run, record),
     }
@@ -48,6 +55,7 @@ def _next(run: Path, record: Mapping[str, Any]) -> str:
     return command_text("generate", run, "--prompt", "The ")
 
 
-def _scores(evaluation: EvalEvent, unit: str) -> str:
+def _scores(evaluation: EvalEvent, unit: str, measures: Mapping[int, MeasuresEvent]) -> str:
     per_byte = "" if evaluation.bits_per_byte is None else f", {evaluation.bits_per_byte:.3f} bits per byte"
-    return f"{evaluation.val_loss:.4f} nats per {unit}{per_byte}"
+    measured = measures.get(evaluation.step)
+    return f"{evaluation.val_loss:.4f} nats per {unit}{per_byte}{'' if measured is None else f', {measured.words}'}"

@@ -90,17 +90,25 @@ class TrainEvent(_Event):
     """Time that all sinks took for the numbers, readings, alerts and layers of the step before. The monitor sets it."""
     measures: Mapping[str, float] = field(default_factory=dict)
     """What the objective of the run measures in a step, as means over its targets; not in the file if there is nothing."""
+    has_perplexity: bool = True
+    """Whether the loss is the cross-entropy of tokens, so that `exp(loss)` is a perplexity. The file has none otherwise."""
 
     @property
-    def perplexity(self) -> float:
-        """`exp(loss)`, infinite if that overflows."""
-        return perplexity(self.loss)
+    def perplexity(self) -> float | None:
+        """`exp(loss)`, infinite if that overflows; None if it has no meaning."""
+        return perplexity(self.loss) if self.has_perplexity else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields by their names in the file, with the exact loss and the perplexity."""
         order = dict.fromkeys(("event", "step", "loss", "loss_hex", "loss_average", "perplexity"))
         facts = order | super().to_json() | {"loss_hex": self.loss.hex(), "perplexity": self.perplexity}
-        return facts if self.measures else {name: value for name, value in facts.items() if name != "measures"}
+        kept = {"has_perplexity": False, "measures": bool(self.measures), "perplexity": self.has_perplexity}
+        return {name: value for name, value in facts.items() if kept.get(name, True)}
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> Self:
+        """Return the event with these fields."""
+        return super().from_json({**facts, "has_perplexity": "perplexity" in facts})
 
 
 @dataclass(frozen=True)
@@ -112,11 +120,13 @@ class Score:
     num_targets: int
     num_bytes: int = 0
     """UTF-8 bytes of the targets' text; 0 if they were not counted."""
+    has_perplexity: bool = True
+    """See `TrainEvent`."""
 
     @property
-    def perplexity(self) -> float:
-        """`exp(loss)`, infinite if that overflows."""
-        return perplexity(self.loss)
+    def perplexity(self) -> float | None:
+        """`exp(loss)`, infinite if that overflows; None if it has no meaning."""
+        return perplexity(self.loss) if self.has_perplexity else None
 
     @property
     def bits_per_byte(self) -> float | None:
@@ -125,7 +135,8 @@ class Score:
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers by name; one that is not finite is text, because JSON has no word for it."""
-        numbers = {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
+        perplexities = {"perplexity": self.perplexity} if self.has_perplexity else {}
+        numbers = {"loss": self.loss, **perplexities, "bits_per_byte": self.bits_per_byte}
         return {**plain(numbers), "targets": self.num_targets, "bytes": self.num_bytes}
 
 
@@ -152,11 +163,13 @@ class EvalEvent(_Event):
     """`val_loss - train_loss`, None if the two cannot be compared: see `trainer.health.convergence`."""
     trend: float | None = None
     """Slope of the validation loss over the last evaluations, in nats per 1,000 steps; None if there are too few."""
+    has_perplexity: bool = True
+    """See `TrainEvent`."""
 
     @property
-    def perplexity(self) -> float:
-        """`exp(val_loss)`, infinite if that overflows."""
-        return perplexity(self.val_loss)
+    def perplexity(self) -> float | None:
+        """`exp(val_loss)`, infinite if that overflows; None if it has no meaning."""
+        return perplexity(self.val_loss) if self.has_perplexity else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields by their names in the file."""
@@ -165,7 +178,7 @@ class EvalEvent(_Event):
             "step": self.step,
             "val_loss": self.val_loss,
             "val_loss_hex": self.val_loss.hex(),
-            "perplexity": self.perplexity,
+            **({"perplexity": self.perplexity} if self.has_perplexity else {}),
             "targets": self.targets,
         }
         more = {
@@ -190,6 +203,7 @@ class EvalEvent(_Event):
             train_loss=number(facts.get("train_loss")),
             gap=number(facts.get("gap")),
             trend=number(facts.get("trend_per_1000_steps")),
+            has_perplexity="perplexity" in facts,
         )
 
 
@@ -262,6 +276,11 @@ class MeasuresEvent(_Event):
     """Numbers by name. A `/` in a name divides a group from its members, such as `f1/python`."""
     confusion: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Counts by true label and predicted label, without those that are 0; empty if the objective has no labels."""
+
+    @property
+    def words(self) -> str:
+        """The numbers that belong to no group, as text."""
+        return ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in self.values.items() if "/" not in name)
 
 
 @dataclass(frozen=True)
@@ -432,7 +451,7 @@ def _counts(values: object) -> dict[str, int]:
 def _scores(groups: object) -> dict[str, Score]:
     tables = groups if isinstance(groups, Mapping) else {}
     return {
-        name: Score(loss, _count(values.get("targets")), _count(values.get("bytes")))
+        name: Score(loss, _count(values.get("targets")), _count(values.get("bytes")), "perplexity" in values)
         for name, values in tables.items()
         if isinstance(values, Mapping) and (loss := number(values.get("loss"))) is not None
     }
@@ -457,6 +476,7 @@ def _rounded(value: Any, digits: int | None) -> Any:
 
 _READERS: dict[str, Callable[[Any], Any]] = {
     "int": _count,
+    "bool": bool,
     "int | None": lambda value: value,
     "float": float,
     "float | None": number,

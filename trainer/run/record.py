@@ -102,7 +102,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-_UNREPORTED = ("branch", "data", "encoder", "init", "init_checkpoint", "recipe", "resume", "run", "teacher")
+_UNREPORTED = ("branch", "data", "encoder", "init", "init_checkpoint", "recipe", "resume", "run", "teacher", "teacher_checkpoint")
 _MAX_RANKS, _MAX_MICRO = 1 << 20, 65536
 _SETTINGS_THAT_CHANGE_BITS = (
     "model",

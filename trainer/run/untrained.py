@@ -11,6 +11,7 @@ from torch import Tensor
 from common.files import sealed, write_atomic
 from common.settings.toml import to_toml
 from common.untrusted import digest_run_file
+from data_pipeline.conversations.chat_template import TEMPLATE_FILE
 from data_pipeline.tokenizer import Tokenizer, save_tokenizer
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.weights import weights_digest
@@ -30,6 +31,7 @@ def write_untrained(
     status: str,
     source: Mapping[str, Any],
     data_digest: str = "",
+    chat_template: str | None = None,
 ) -> str:
     """Write the files of such a run into a new directory, and return the digest of its tensors.
 
@@ -41,14 +43,17 @@ def write_untrained(
         status: the status of the run in its record. It is also the name under which the record has `source`.
         source: facts about the origin of the model.
         data_digest: root digest of the data that the model was trained on, if it is known.
+        chat_template: the Jinja program of its chat template, if it has one.
     """
     run.mkdir()
     write_atomic(run / "config.toml", to_toml("train", config.model_dump(mode="json")).encode())
     save_tokenizer(tokenizer, run / "tokenizer")
+    if chat_template is not None:
+        write_atomic(run / "tokenizer" / TEMPLATE_FILE, chat_template.encode())
     store = CheckpointStore(run / "checkpoints")
     store.save(Checkpoint(0, tensors, {}, RunState.of_new_run().to_json()))
     digest = weights_digest(tensors)
-    names = ["config.toml", *sorted(f"tokenizer/{name}" for name in tokenizer.files())]
+    names = ["config.toml", *sorted(f"tokenizer/{path.name}" for path in (run / "tokenizer").iterdir())]
     names.append(store.manifest_path(0).relative_to(run).as_posix())
     record = {
         "format": 1,

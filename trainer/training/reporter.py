@@ -64,6 +64,8 @@ class TrainLoss:
     """Whether the training minimises a loss of an extension."""
     measures: tuple[str, ...] = ()
     """Names of the measures of a step besides the loss."""
+    has_perplexity: bool = True
+    """Whether it is the cross-entropy of tokens, or that of an extension."""
 
 
 @dataclass
@@ -114,6 +116,7 @@ class Reporter:
             loader_wait_s=facts.loader_wait_s,
             seconds=seconds,
             measures=dict(zip(self.loss.measures, result.measures, strict=True)),
+            has_perplexity=self.loss.has_perplexity,
         )
         self.train_losses.add(result.loss)
         if result.step == 1 and self.loss.own:

@@ -256,6 +256,7 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
         loss=TrainLoss(
             own=restored.trainable.extension.own_loss is not None or restored.trainable.extension.has_step,
             measures=restored.trainable.objective.of_steps,
+            has_perplexity=restored.trainable.objective.has_perplexity,
         ),
     )
     if restored.state is not None:

@@ -19,9 +19,10 @@ class ExportOptions(CheckpointOptions):
     The averaged weights are written if there are any.
     """
 
-    format: Literal["hf", "onnx"] = Field(
+    format: Literal["hf", "onnx", "peft"] = Field(
         "hf",
-        description="Format of the files. hf: Hugging Face, for transformers, vLLM and llama.cpp; onnx: graphs for ONNX Runtime.",
+        description="Format of the files. hf: Hugging Face, for transformers, vLLM and llama.cpp; onnx: graphs for ONNX Runtime; "
+        "peft: the adapters alone, for PEFT and vLLM.",
     )
     output: Annotated[Path, Place(metavar="DIR")] = Field(description="New or empty directory that receives the files.")
     dtype: Literal["fp32", "bf16"] = Field("fp32", description="Type of the weights. bf16 rounds them and halves the size.")

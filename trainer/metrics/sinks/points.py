@@ -77,6 +77,8 @@ def _points_of_evaluation(event: EvalEvent | ScoresEvent | MeasuresEvent) -> dic
     }
     for by, scores in event.groups.items():
         points |= {encodable(f"validation_{by}/{name}"): score.perplexity for name, score in scores.items()}
+        losses = {name: score.loss for name, score in scores.items() if not score.has_perplexity}
+        points |= {encodable(f"validation_loss_{by}/{name}"): loss for name, loss in losses.items()}
     return points
 
 

@@ -80,7 +80,7 @@ class TensorBoardSink(Sink):
         self._add_points(event)
         if isinstance(event, EvalEvent):
             for by, scores in event.groups.items():
-                if scores:
+                if scores and event.has_perplexity:
                     picture = perplexity_bars(scores, f"Perplexity by {by}, step {event.step}")
                     self._writer.add_image(f"validation/perplexity_by_{by}", picture, event.step, dataformats="HWC")
             self._writer.flush()

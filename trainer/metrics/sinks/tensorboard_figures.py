@@ -52,10 +52,10 @@ def perplexity_bars(scores: Mapping[str, Score], title: str) -> Picture:
     shown = list(scores.items())
     if len(shown) > _MOST_BARS:
         shown = sorted(shown, key=lambda item: -item[1].loss)[:_MOST_BARS]
-    values = [score.perplexity for _, score in shown]
+    values = [np.nan if score.perplexity is None else score.perplexity for _, score in shown]
     heights = [value if np.isfinite(value) else 0.0 for value in values]
     names = [_literal(name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…") for name, _ in shown]
-    labels = [f"{score.perplexity:.4g}  ({score.num_targets:,} targets)" for _, score in shown]
+    labels = [f"{value:.4g}  ({score.num_targets:,} targets)" for value, (_, score) in zip(values, shown, strict=True)]
     width, height = 8.0, 1 + 0.35 * len(shown)
     left = 0.3 + _CHARACTER * max(map(len, names))
     bars_width = width - 0.2 - left

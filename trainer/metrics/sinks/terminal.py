@@ -69,18 +69,16 @@ class TerminalSink(Sink):
                 self._train(event)
             case EvalEvent():
                 bits = "" if event.bits_per_byte is None else f"  {event.bits_per_byte:.3f} bits per byte"
+                perplexity = "" if event.perplexity is None else f"  perplexity {event.perplexity:.2f}"
                 lowest = event.val_loss < self._lowest
                 self._lowest = min(self._lowest, event.val_loss)
                 self._line(
-                    f"step {event.step}  validation loss {event.val_loss:.4f}  perplexity {event.perplexity:.2f}{bits}  "
+                    f"step {event.step}  validation loss {event.val_loss:.4f}{perplexity}{bits}  "
                     f"({event.targets} targets in {event.num_rows} rows)",
                     "green" if lowest else None,
                 )
             case MeasuresEvent():
-                found = ", ".join(
-                    f"{name.replace('_', ' ')} {value:.4f}" for name, value in event.values.items() if "/" not in name
-                )
-                self._line(f"step {event.step}  {found}")
+                self._line(f"step {event.step}  {event.words}")
             case AlertEvent():
                 self._line(printable(f"{event.severity}: {event.message}"), "red" if event.severity == "critical" else "yellow")
 

@@ -11,10 +11,12 @@ from pydantic import Field
 from safetensors.torch import load_file
 
 from common.errors import ConfigError
+from data_pipeline.tokenizer import ByteTokenizer, Tokenizer
 from tests.support.exported import export_source, tokenizer_of
 from trainer.config import ModelConfig
 from trainer.exchange import hugging_face
 from trainer.exchange.hugging_face import check_settings, described_files, write_hugging_face
+from trainer.exchange.tokenizer_json import Json, tokenizer_json
 
 
 def written(folder: Path, source: object, dtype: str = "fp32") -> dict[str, bytes]:
@@ -120,3 +122,43 @@ def test_a_model_without_norms_of_queries_and_keys_is_a_llama_model(tmp_path: Pa
 def test_the_rows_of_an_imported_vocabulary_stay(tmp_path: Path) -> None:
     config = json.loads(described_files(export_source(tmp_path / "run", vocab_rows=300), "fp32")["config.json"])
     assert config["vocab_size"] == 300
+
+
+CHAT_TOKENIZER = ByteTokenizer(("<|im_start|>", "<|im_end|>"))
+
+
+def test_a_chat_model_has_its_template_and_ends_at_the_end_of_a_turn(tmp_path: Path) -> None:
+    source = export_source(tmp_path / "run", CHAT_TOKENIZER, "chatml")
+    files = described_files(source, "fp32")
+    assert source.chat_template is not None
+    assert files["chat_template.jinja"].decode() == source.chat_template.source
+    assert json.loads(files["tokenizer_config.json"])["split_special_tokens"] is False
+    ends = [CHAT_TOKENIZER.token_id("<|im_end|>"), CHAT_TOKENIZER.eos_id]
+    assert json.loads(files["generation_config.json"])["eos_token_id"] == ends
+    assert json.loads(files["config.json"])["eos_token_id"] == CHAT_TOKENIZER.eos_id
+
+
+@pytest.mark.parametrize(("chat", "tokenizer"), [("plain", CHAT_TOKENIZER), ("chatml", ByteTokenizer())])
+def test_a_turn_that_ends_with_eos_or_with_text_leaves_the_end_of_the_tokenizer(
+    tmp_path: Path, chat: str, tokenizer: ByteTokenizer
+) -> None:
+    files = described_files(export_source(tmp_path / "run", tokenizer, chat), "fp32")
+    assert json.loads(files["generation_config.json"])["eos_token_id"] == tokenizer.eos_id
+
+
+def test_a_model_without_a_chat_template_treats_names_of_special_tokens_as_text(tmp_path: Path) -> None:
+    files = described_files(export_source(tmp_path / "run"), "fp32")
+    assert "chat_template.jinja" not in files
+    assert json.loads(files["tokenizer_config.json"])["split_special_tokens"] is True
+
+
+def test_a_tokenizer_that_encodes_the_template_in_another_way_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_the_end(tokenizer: Tokenizer) -> Json:
+        content = tokenizer_json(tokenizer)
+        return content | {"added_tokens": [token for token in content["added_tokens"] if token["content"] != "<|im_end|>"]}
+
+    source = export_source(tmp_path / "run", CHAT_TOKENIZER, "chatml")
+    described_files(source, "fp32")
+    monkeypatch.setattr(hugging_face, "tokenizer_json", without_the_end)
+    with pytest.raises(ConfigError, match=r"cannot be exported exactly with the chat template: the text .* has the ids"):
+        described_files(source, "fp32")

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from common.errors import CheckpointError, ConfigError, PreparedDataError
-from common.files import digest_file
+from common.files import digest_bytes, digest_file
+from data_pipeline.config import ChatSettings, TokenizerSettings
+from data_pipeline.conversations.chat_template import saved_template, template_source
 from data_pipeline.tokenizer import load_tokenizer, open_supplied
-from tests.support.published import CONFIGS, SENTENCES, published_weights, write_published, write_tensors
+from tests.support.published import CONFIGS, SENTENCES, published_weights, write_published, write_tensors, write_tokenizer
 from tests.support.runs import tiny_config
 from tests.support.sentence_piece_models import model_with_dummy_prefix
 from trainer.checkpoint.weights import weights_digest
@@ -23,6 +25,7 @@ from trainer.commands.options.import_model import ImportOptions
 from trainer.commands.saved_model import load_model
 from trainer.config import GuardConfig
 from trainer.exchange.import_model import import_model
+from trainer.exchange.source import open_source
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
 from trainer.loop import train
@@ -186,3 +189,51 @@ def test_a_run_that_holds_too_few_rows_for_its_tokenizer_is_refused(tmp_path: Pa
     (run / "config.toml").write_text(settings.replace("vocab_rows = 317", "vocab_rows = 200"))
     with pytest.raises(ConfigError, match=r"model.vocab_rows = 200, and the tokenizer has 283 tokens"):
         load_model(run, load_config(run), "latest")
+
+
+TEMPLATE = "{% for m in messages %}{{ m.role + ': ' + m.content }}{{ eos_token if m.role == 'assistant' else '\n' }}{% endfor %}"
+TEMPLATE += "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+
+
+@pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
+def test_the_chat_template_of_the_directory_is_kept(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = write_published(tmp_path / "published")
+    if place == "tokenizer_config.json":
+        write_tokenizer(directory, TEMPLATE)
+    else:
+        (directory / place).write_text(TEMPLATE)
+    imported = tmp_path / "run"
+    run(ImportOptions(directory=directory, output=imported))
+    assert f"trainer generate {imported} --interactive" in capsys.readouterr().out
+    tokenizer = load_tokenizer(imported / "tokenizer")
+    template = saved_template(imported / "tokenizer", tokenizer)
+    assert template is not None
+    assert template.source == TEMPLATE
+    assert read_record(imported)["files"]["tokenizer/chat_template.jinja"] == digest_bytes(TEMPLATE.encode())
+    assert template_source(ChatSettings(template="tokenizer"), TokenizerSettings(path=imported)) == TEMPLATE
+    assert open_source(imported, "latest").chat_template == template
+
+
+def test_a_directory_without_a_chat_template_gives_a_run_without_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(ImportOptions(directory=write_published(tmp_path / "published"), output=tmp_path / "run"))
+    assert not (tmp_path / "run" / "tokenizer" / "chat_template.jinja").exists()
+    assert "chat" not in capsys.readouterr().out
+
+
+def test_a_chat_template_that_no_conversation_can_use_is_left_out_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = write_published(tmp_path / "published")
+    (directory / "chat_template.jinja").write_text("{{ strftime_now('%d') }}")
+    run(ImportOptions(directory=directory, output=tmp_path / "run"))
+    assert "chat template   left out: the chat template cannot be used: the template asks for the date" in capsys.readouterr().out
+    assert not (tmp_path / "run" / "tokenizer" / "chat_template.jinja").exists()
+
+
+def test_a_chat_template_behind_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(TEMPLATE)
+    directory = write_published(tmp_path / "published")
+    (directory / "chat_template.jinja").symlink_to(tmp_path / "secret")
+    with pytest.raises(ConfigError, match="its chat template cannot be read"):
+        import_model(directory, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

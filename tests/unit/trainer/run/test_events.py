@@ -56,6 +56,27 @@ WRITTEN: list[tuple[Event, str]] = [
         '{"event": "eval", "step": 3, "val_loss": 0.5, "val_loss_hex": "0x1.0000000000000p-1", "perplexity": 1.6487212707001282, '
         '"targets": 60, "train_loss": 0.25, "gap": 0.25, "trend_per_1000_steps": -1.5}',
     ),
+    (
+        EvalEvent(4, 0.5, 60, groups={"source": {"a": Score(0.5, 60, has_perplexity=False)}}, has_perplexity=False),
+        '{"event": "eval", "step": 4, "val_loss": 0.5, "val_loss_hex": "0x1.0000000000000p-1", "targets": 60, '
+        '"by_source": {"a": {"loss": 0.5, "bits_per_byte": null, "targets": 60, "bytes": 0}}}',
+    ),
+    (
+        TrainEvent(
+            step=5,
+            loss=0.5,
+            grad_norm=1.0,
+            learning_rate=1e-3,
+            targets=10,
+            tokens_per_s=1.0,
+            loader_wait_s=0.0,
+            measures={"margin": 0.25},
+            has_perplexity=False,
+        ),
+        '{"event": "train", "step": 5, "loss": 0.5, "loss_hex": "0x1.0000000000000p-1", "loss_average": null, "grad_norm": 1.0, '
+        '"lr": 0.001, "muon_lr": null, "tokens": 10, "tokens_per_s": 1.0, "mfu": null, "seconds": null, "loader_wait_s": 0.0, '
+        '"monitor_s": null, "measures": {"margin": 0.25}}',
+    ),
     (SampleEvent(3, "Once ", "upon"), '{"event": "sample", "step": 3, "prompt": "Once ", "text": "Once upon"}'),
     (ScoresEvent(4, {"mtld": None, "distinct_1": 0.5}), '{"event": "scores", "step": 4, "mtld": null, "distinct_1": 0.5}'),
     (

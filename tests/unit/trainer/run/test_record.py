@@ -12,6 +12,7 @@ from trainer.machine.environment import flattened
 from trainer.run.record import _SETTINGS_THAT_CHANGE_BITS, check_identity
 
 RESOLVED = {"data", "attention", "encoder", "extension", "init", "init_checkpoint", "teacher", "threads", "device"}
+RESOLVED |= {"teacher_checkpoint"}
 """The identity holds what these settings lead to (a digest, a kernel, a number), not the settings."""
 WITHOUT_EFFECT_ON_BITS = {
     "recipe",
