@@ -22,8 +22,7 @@ def run(options: DoctorOptions) -> None:
     """
     if options.log is not None and options.bundle is None:
         raise ConfigError("--log names a file for the archive, and there is none; add --bundle FILE")
-    rows = machine_checks(
-        Folders(options.run, options.data, Path(os.environ.get("TMPDIR") or "/tmp")), os.environ, fast=options.fast
-    )
+    folders = Folders(options.run, options.data, Path(os.environ.get("TMPDIR") or "/tmp"))
+    rows = machine_checks(folders, os.environ, fast=options.fast)
     write_checks(rows, sys.stdout, as_json=options.as_json)
     refuse_errors(rows)

@@ -111,7 +111,9 @@ def check_sums(sums: Sums) -> Check:
     ranks = f"{sums.backend} on {sums.num_ranks} ranks"
     if sums.error:
         remedy = (
-            "set NCCL_DEBUG=INFO and run the doctor again" if sums.backend == "nccl" else "look at the message; a firewall on lo?"
+            "set NCCL_DEBUG=INFO and run the doctor again"
+            if sums.backend == "nccl"
+            else "check that the interface lo is up, and run the doctor again"
         )
         return Check("all-reduce", f"{ranks}: {sums.error}", Severity.ERROR, needed, remedy)
     rate = f"{sums.bytes_per_s / 1e9:.1f} GB/s"

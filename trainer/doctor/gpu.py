@@ -77,7 +77,7 @@ def read_gpus(run: Runner, signs: Sequence[str]) -> GpuReading:
     said = run(_query(_FIELDS))
     if said.is_missing:
         return GpuReading(signs=tuple(signs))
-    fields = _FIELDS
+    fields: Sequence[str] = _FIELDS
     if "not a valid field" in f"{said.text} {said.error}":
         fields = _BASIC
         said = run(_query(_BASIC))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,11 +36,11 @@ class LimitReading:
 
 def read_limits(shm: Path = _SHM) -> LimitReading:
     """Return the limits of this process."""
-    try:
+    total: int | None = None
+    free: int | None = None
+    with suppress(OSError):
         status = os.statvfs(shm)
         total, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
-    except OSError:
-        total = free = None
     return LimitReading(
         total,
         free,

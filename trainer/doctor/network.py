@@ -62,7 +62,7 @@ def reach(meeting: Meeting, timeout_s: float = _TIMEOUT_S) -> Reached:
     except OSError:
         return "unknown host"
     if meeting.is_first:
-        return _listen(meeting.port, addresses)
+        return _listen(meeting)
     for family, kind, protocol, _, address in addresses:
         with closing(socket.socket(family, kind, protocol)) as connection:
             connection.settimeout(timeout_s)
@@ -78,13 +78,8 @@ def reach(meeting: Meeting, timeout_s: float = _TIMEOUT_S) -> Reached:
     return found
 
 
-def _listen(
-    port: int,
-    addresses: list[
-        tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]]
-    ],
-) -> Reached:
-    for family, kind, protocol, _, address in addresses:
+def _listen(meeting: Meeting) -> Reached:
+    for family, kind, protocol, _, address in socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_STREAM):
         with closing(socket.socket(family, kind, protocol)) as own:
             try:
                 own.bind((address[0], 0))
@@ -93,7 +88,7 @@ def _listen(
         with closing(socket.socket(family, kind, protocol)) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                listener.bind((address[0], port))
+                listener.bind(address)
                 listener.listen(1)
                 return "free"
             except OSError as error:

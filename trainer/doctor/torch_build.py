@@ -27,14 +27,13 @@ def check_seen_gpus(count: int, refusal: str) -> Check:
     build = f"torch {torch.__version__}, {'no CUDA' if torch.version.cuda is None else f'CUDA {torch.version.cuda}'}"
     if not count:
         return Check("torch", f"{build}; training uses the CPU")
-    missing = [
-        number for number in range(count) if not kernels_for(torch.cuda.get_device_capability(number), torch.cuda.get_arch_list())
-    ]
+    built = torch.cuda.get_arch_list()
+    missing = [number for number in range(count) if not kernels_for(torch.cuda.get_device_capability(number), built)]
     if missing:
         capability = ".".join(map(str, torch.cuda.get_device_capability(missing[0])))
         remedy = "use another GPU, or a build of PyTorch with kernels for this one"
         found = f"{build}, without kernels for GPU {missing[0]} (compute capability {capability})"
-        return Check("torch", found, Severity.ERROR, f"one of {', '.join(torch.cuda.get_arch_list())}", remedy)
+        return Check("torch", found, Severity.ERROR, f"one of {', '.join(built)}", remedy)
     return Check("torch", f"{build}, {count} GPU{'s' * (count > 1)}")
 
 
