@@ -8,8 +8,12 @@ from pathlib import Path
 
 from common.errors import ConfigError
 from trainer.commands.options.doctor import DoctorOptions
+from trainer.doctor.bundle import check_place, read_contents, write_bundle
 from trainer.doctor.check import refuse_errors, write_checks
 from trainer.doctor.machine import Folders, machine_checks
+from trainer.doctor.redactor import redactor_here
+from trainer.machine.environment import library_versions
+from trainer.machine.locks import installed_packages
 
 __all__ = ["run"]
 
@@ -18,11 +22,19 @@ def run(options: DoctorOptions) -> None:
     """Print one row for each check.
 
     Raises:
-        ConfigError: a row is an error.
+        ConfigError: a row is an error, or the archive cannot have its name.
+        CheckpointError: a file of the run cannot be used for the archive.
     """
     if options.log is not None and options.bundle is None:
         raise ConfigError("--log names a file for the archive, and there is none; add --bundle FILE")
+    if options.bundle is not None:
+        check_place(options.bundle)
     folders = Folders(options.run, options.data, Path(os.environ.get("TMPDIR") or "/tmp"))
     rows = machine_checks(folders, os.environ, fast=options.fast)
     write_checks(rows, sys.stdout, as_json=options.as_json)
+    if options.bundle is not None:
+        contents = read_contents(options.run if options.run is not None and options.run.exists() else None, options.log)
+        versions = {**library_versions(), "packages": installed_packages()}
+        listed = write_bundle(options.bundle, rows, versions, contents, redactor_here())
+        print("\n".join((f"{options.bundle} holds:", *(f"  {line}" for line in listed))), file=sys.stderr)
     refuse_errors(rows)
