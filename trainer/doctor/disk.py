@@ -96,7 +96,8 @@ def read_disk(name: str, path: Path, *, writes: bool) -> DiskReading:
 def _try_out(place: Path, *, writes: bool) -> None:
     """Raise the OSError that a training would get in this folder. It names a file in the folder."""
     if not writes:
-        next(os.scandir(place), None)
+        with os.scandir(place) as entries:
+            next(entries, None)
         return
     probe = _probe(place)
     try:
