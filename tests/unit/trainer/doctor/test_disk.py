@@ -68,11 +68,11 @@ def test_a_problem_of_a_folder_is_an_error_with_its_remedy() -> None:
     ("free", "files", "severity"),
     [
         (10**12, 10**6, Severity.OK),
+        (10**12, None, Severity.OK),
         (5 * 10**9, 10**6, Severity.WARNING),
         (5 * 10**7, 10**6, Severity.ERROR),
         (10**12, 0, Severity.ERROR),
-    ]
-    + [(10**12, None, Severity.OK)],
+    ],
 )
 def test_a_full_disk_is_an_error_and_one_with_little_space_a_warning(free: int, files: int | None, severity: Severity) -> None:
     row = rows(replace(GOOD, free_bytes=free, free_files=files))["run space"]

@@ -45,8 +45,16 @@ def test_a_gpu_has_its_model_memory_capability_and_formats() -> None:
 
 @pytest.mark.parametrize(
     ("capability", "formats"),
-    [("7.0", ("fp16",)), ("7.5", ("fp16",)), ("8.0", ("bf16", "tf32", "fp16")), ("8.6", ("bf16", "tf32", "fp16"))]
-    + [("8.9", ("fp8", "bf16", "tf32", "fp16")), ("12.0", ("fp4", "fp8", "bf16", "tf32", "fp16")), ("6.1", ()), ("", ())],
+    [
+        ("", ()),
+        ("6.1", ()),
+        ("7.0", ("fp16",)),
+        ("7.5", ("fp16",)),
+        ("8.0", ("bf16", "tf32", "fp16")),
+        ("8.6", ("bf16", "tf32", "fp16")),
+        ("8.9", ("fp8", "bf16", "tf32", "fp16")),
+        ("12.0", ("fp4", "fp8", "bf16", "tf32", "fp16")),
+    ],
 )
 def test_the_formats_of_the_tensor_cores_follow_from_the_compute_capability(capability: str, formats: tuple[str, ...]) -> None:
     assert formats_of(capability) == formats
