@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from common.redaction import redacted, secrets_of
+from common.redaction import HIDDEN, redacted, secrets_of
 
 __all__ = ["Redactor", "redactor_here"]
 
@@ -59,15 +59,15 @@ class Redactor:
     def without_secrets(self, text: str) -> str:
         """Return text without the values of secret variables; all else stays."""
         for secret in self.secrets:
-            text = text.replace(secret, "<secret>")
+            text = text.replace(secret, HIDDEN)
         return text
 
     def text(self, text: str) -> str:
         """Return text without secrets, addresses, names and home folders."""
         text = _URL.sub(lambda found: f"{found.group().partition('://')[0]}://<address>", redacted(self.without_secrets(text)))
-        text = _ASSIGNED.sub(r"\1<secret>", text)
-        text = _BEARER.sub(r"\1 <secret>", text)
-        text = _KNOWN_FORM.sub("<secret>", text)
+        text = _ASSIGNED.sub(rf"\1{HIDDEN}", text)
+        text = _BEARER.sub(rf"\1 {HIDDEN}", text)
+        text = _KNOWN_FORM.sub(HIDDEN, text)
         for home in self.homes:
             text = text.replace(home, "<home>")
         text = _HOME.sub("<home>", text)
