@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import IO
 
 from common.errors import ConfigError
-from common.terminal import printable
+from common.terminal import PrintableStream, printable
 from common.terminal_lines import Colour, bar_columns, coloured
 
 __all__ = ["Check", "Severity", "refuse_errors", "table_lines", "to_json", "write_checks"]
@@ -96,7 +96,8 @@ def write_checks(checks: Sequence[Check], stream: IO[str], *, as_json: bool) -> 
         return coloured(text, _COLOURS.get(severity), stream)
 
     columns = bar_columns(stream) if stream.isatty() else 80
-    stream.write("\n".join(table_lines(checks, columns, paint)) + "\n")
+    painted = stream.behind if isinstance(stream, PrintableStream) else stream  # the lines are printable, except for the colours
+    painted.write("\n".join(table_lines(checks, columns, paint)) + "\n")
 
 
 def refuse_errors(checks: Iterable[Check]) -> None:

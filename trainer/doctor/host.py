@@ -42,7 +42,7 @@ def host_checks(variables: Mapping[str, str], run: Runner, root: Path = Path("/"
     wanted = variables.get("GPUS", "") != "none"
     has_gpus = wanted and bool(gpus.gpus or gpus.signs)
     rows = [*check_engine(engine, needs, has_gpus=has_gpus), *check_gpus(gpus, needs, wanted=wanted), *check_links(gpus)]
-    if engine.version and has_gpus and not fast:
+    if engine.passes_gpus and has_gpus and not fast:
         image = variables.get("IMAGE") or run(("docker", "compose", "config", "--images")).text.partition("\n")[0]
         started = start_gpu_container(run, image)
         if started is not None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import sys
 
 import pytest
 
 from common.errors import ConfigError, ExitCode
+from common.terminal import printable_stdout
+from tests.support.terminals import terminal_as
 from trainer.doctor.check import Check, Severity, refuse_errors, table_lines, to_json, write_checks
 
 ROWS = (
@@ -28,6 +32,18 @@ def test_the_table_fits_80_columns_and_shows_a_remedy_for_each_problem() -> None
 
 def test_a_path_that_would_control_the_terminal_is_printed_as_text() -> None:
     assert "\x1b" not in "".join(table_lines([Check("run folder", "/tmp/\x1b[31m")], 80))
+
+
+def test_a_terminal_shows_severities_in_colours_in_lines_of_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with terminal_as("stdout") as shown, printable_stdout():
+        write_checks(ROWS, sys.stdout, as_json=False)
+        sys.stdout.flush()
+        text = shown()
+    assert "\x1b[31merror    \x1b[0mrun folder" in text
+    assert "U+001B" not in text
+    assert max(len(re.sub(r"\x1b\[\d+m", "", line)) for line in text.splitlines()) <= 80
 
 
 def test_json_has_every_field_and_says_whether_training_can_work() -> None:
