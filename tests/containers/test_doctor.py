@@ -169,6 +169,8 @@ def test_a_workspace_of_another_user_has_the_command_that_gives_it_away(host: Ho
     assert (code, row["severity"]) == (2, "error")
     assert row["found"] == f"{workspace} belongs to user {owner}, group {workspace.stat().st_gid}, mode 755"
     assert f"chown -R {owner + 1000}:1000 {workspace}" in row["remedy"]
+    workspace.chmod(0o775)
+    assert "volume owner" not in host.rows(WORKSPACE=str(workspace), RUN_UID="4711", RUN_GID=str(workspace.stat().st_gid))[1]
     code, rows = host.rows(WORKSPACE=str(workspace), RUN_UID=str(owner))
     assert (code, "volume owner" in rows) == (0, False)
     assert rows["workspace disk"]["found"].startswith("write ")

@@ -23,17 +23,17 @@ def run(options: DoctorOptions) -> None:
 
     Raises:
         ConfigError: a row is an error, or the archive cannot have its name.
-        CheckpointError: a file of the run cannot be used for the archive.
+        OSError, UnusableFileError: the log cannot be read, or the archive cannot be written.
     """
     if options.log is not None and options.bundle is None:
         raise ConfigError("--log names a file for the archive, and there is none; add --bundle FILE")
     if options.bundle is not None:
         check_place(options.bundle)
+    contents = read_contents(options.run if options.bundle is not None else None, options.log)
     folders = Folders(options.run, options.data, Path(os.environ.get("TMPDIR") or "/tmp"))
     rows = machine_checks(folders, os.environ, fast=options.fast)
     write_checks(rows, sys.stdout, as_json=options.as_json)
     if options.bundle is not None:
-        contents = read_contents(options.run if options.run is not None and options.run.exists() else None, options.log)
         versions = {**library_versions(), "packages": installed_packages()}
         listed = write_bundle(options.bundle, rows, versions, contents, redactor_here())
         print("\n".join((f"{options.bundle} holds:", *(f"  {line}" for line in listed))), file=sys.stderr)

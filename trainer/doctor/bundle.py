@@ -13,9 +13,10 @@ import re
 import tarfile
 import typing
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic.fields import FieldInfo
 
@@ -31,6 +32,7 @@ from trainer.doctor.redactor import Redactor
 
 __all__ = ["Contents", "check_place", "kept_facts", "kept_lines", "kept_settings", "read_contents", "write_bundle"]
 
+_PartT = TypeVar("_PartT")
 _SUFFIX = ".tar.gz"
 _LAST_LINES, _LAST_EVENTS = 200, 200
 _LOG_BYTES = 1 << 20
@@ -59,33 +61,54 @@ _QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'|“[^”]*”|`[^`]*`")
 _PLAIN_QUOTE = re.compile(r".[\w./:=<>-]{0,60}.")
 
 
-class Contents(typing.NamedTuple):
+@dataclass(frozen=True)
+class Contents:
     """What a run gives to the archive; None for a part that is missing."""
 
     settings: dict[str, Any] | None = None
     record: dict[str, Any] | None = None
     metrics: list[dict[str, Any]] | None = None
     log: list[str] | None = None
+    problems: tuple[str, ...] = ()
+    """One line for each file that cannot be read: a damaged run needs a report of a bug most."""
 
 
 def read_contents(run: Path | None, log: Path | None) -> Contents:
     """Return what a run and a log file give to the archive.
 
     Raises:
-        CheckpointError: the run has no settings, or a file of it cannot be used.
         OSError, UnusableFileError: the log file cannot be read.
     """
     lines = None if log is None else kept_lines(_last_lines(log))
     if run is None:
         return Contents(log=lines)
-    try:
-        settings = parse_toml(read_run_file(run / "config.toml", MAX_SETTINGS_BYTES, run)).get("train", {})
-    except FileNotFoundError:
-        raise CheckpointError(f"{run}: no config.toml, so this is not a run; name another one with --run") from None
-    except ValueError as error:
-        raise CheckpointError(f"{run / 'config.toml'}: the settings cannot be read ({error}); use another run") from None
-    record = _json_of(run, "record.json")
-    return Contents(kept_settings(settings), None if record is None else kept_facts(record), _metrics(run), lines)
+    problems: list[str] = []
+
+    def tried(name: str, read: Callable[[Path], _PartT]) -> _PartT | None:
+        try:
+            return read(run)
+        except FileNotFoundError:
+            problems.append(f"{name} is missing")
+        except (CheckpointError, OSError, ValueError) as error:
+            problems.append(f"{name} cannot be read: {error}")
+        return None
+
+    settings, record = tried("config.toml", _settings), tried("record.json", _record)
+    return Contents(settings, record, tried("metrics.jsonl", _metrics), lines, tuple(problems))
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    settings = parse_toml(read_run_file(run / "config.toml", MAX_SETTINGS_BYTES, run)).get("train")
+    if not isinstance(settings, dict):
+        raise ValueError("it has no table [train]")
+    return kept_settings(settings)
+
+
+def _record(run: Path) -> dict[str, Any]:
+    record = parse_json(read_run_file(run / "record.json", MAX_RECORD_BYTES, run))
+    if not isinstance(record, dict):
+        raise ValueError("it is not a table")
+    return kept_facts(record)
 
 
 def kept_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,13 +160,9 @@ def kept_facts(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "environment": {name: environment[name] for name in _ENVIRONMENT if name in environment}}
 
 
-def _metrics(run: Path) -> list[dict[str, Any]] | None:
-    """Return the last events with their numbers; None if there is no such file."""
-    last: deque[bytes] = deque(maxlen=_LAST_EVENTS)
-    try:
-        last.extend(read_lines(run / "metrics.jsonl", run))
-    except FileNotFoundError:
-        return None
+def _metrics(run: Path) -> list[dict[str, Any]]:
+    """Return the last events with their numbers."""
+    last = deque(read_lines(run / "metrics.jsonl", run), maxlen=_LAST_EVENTS)
     events = []
     for line in last:
         try:
@@ -195,16 +214,6 @@ def _without_text(found: re.Match[str]) -> str:
     return found.group() if _PLAIN_QUOTE.fullmatch(found.group()) else "<text>"
 
 
-def _json_of(run: Path, name: str) -> dict[str, Any] | None:
-    try:
-        value = parse_json(read_run_file(run / name, MAX_RECORD_BYTES, run))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise CheckpointError(f"{run / name}: it cannot be read ({error}); use another run") from None
-    return value if isinstance(value, dict) else None
-
-
 def check_place(path: Path) -> None:
     """Check the name of the archive before the work begins.
 
@@ -249,6 +258,7 @@ def write_bundle(
     if contents.log is not None:
         files["log.json"] = (redactor.value(contents.log), f"the last {len(contents.log)} lines of the log that hold no texts")
     listed = [f"{name:<15} {meaning}" for name, (_, meaning) in files.items()]
+    listed += [redactor.text(f"not in it: {problem}") for problem in contents.problems]
     members = {name: canonical_json(plain(value)) for name, (value, _) in files.items()}
     members["README.txt"] = "\n".join((*listed, "", *_LEFT_OUT, "")).encode()
     write_atomic(path, _archive(members))

@@ -60,8 +60,9 @@ def check_workspace(variables: Mapping[str, str], *, fast: bool) -> list[Check]:
         reading = reading if fast else with_rates(reading, writes=True)
         rows += check_disk(reading, writes=True)
         user = _number(variables.get("RUN_UID", ""), _IMAGE_USER)
-        if path.is_dir() and reading.owner != user and not reading.mode & 0o002:
-            group = _number(variables.get("RUN_GID", ""), _IMAGE_USER)
+        group = _number(variables.get("RUN_GID", ""), _IMAGE_USER)
+        by_group = reading.owner_group == group and reading.mode & 0o020
+        if path.is_dir() and reading.owner != user and not by_group and not reading.mode & 0o002:
             remedy = f"sudo chown -R {user}:{group} {path}"
             if reading.owner != 0:
                 remedy += f"; or set RUN_UID={reading.owner} and RUN_GID={reading.owner_group} in .env"

@@ -75,7 +75,7 @@ class Redactor:
         text = _ADDRESS.sub("<address>", text)
         for names, shown in ((self.hosts, "<host>"), (self.users, "<user>")):
             for name in names:
-                text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", shown, text, flags=re.IGNORECASE)
+                text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}[0-9]*(?![A-Za-z0-9])", shown, text, flags=re.IGNORECASE)
         return text
 
     def value(self, value: Any) -> Any:
@@ -99,7 +99,8 @@ def redactor_here(variables: Mapping[str, str] = os.environ) -> Redactor:
         homes.add(entry.pw_dir)
     hosts = {socket.gethostname(), os.uname().nodename}
     for name in _HOST_VARIABLES:
-        hosts |= {word.rpartition(":")[0] or word for word in re.split(r"[\s,]+", variables.get(name, ""))}
+        listed = re.sub(r"\[[^\]]*\]|:\d+$", " ", variables.get(name, ""))  # node[01-04] of Slurm, and ports
+        hosts |= set(re.split(r"[\s,]+", listed))
     hosts |= {host.partition(".")[0] for host in hosts if not host.replace(".", "").isdecimal()}
     return Redactor(
         secrets=_longest_first(value for value in secrets if len(value) >= _FEWEST_CHARS and value.lower() not in _NO_SECRETS),

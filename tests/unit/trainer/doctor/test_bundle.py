@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from common.errors import CheckpointError, ConfigError, StorageError
+from common.errors import ConfigError, StorageError
 from common.files import sealed
 from common.settings.toml import to_toml
 from trainer.config import TrainConfig
@@ -181,18 +181,25 @@ def test_an_archive_replaces_no_file_and_a_failed_write_leaves_none(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["x.tar.gz"]
 
 
-def test_a_folder_that_is_no_run_and_a_damaged_run_are_refused(tmp_path: Path, run: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no config\.toml"):
-        read_contents(tmp_path, None)
+def test_a_damaged_run_gives_what_can_be_read_and_says_what_cannot(tmp_path: Path, run: Path) -> None:
     (run / "record.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"record\.json"):
-        read_contents(run, None)
-    (run / "record.json").unlink()
-    assert read_contents(run, None).record is None
-    (run / "config.toml").unlink()
-    (run / "config.toml").symlink_to("/etc/passwd")
-    with pytest.raises(CheckpointError):
-        read_contents(run, None)
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").symlink_to("/etc/passwd")
+    found = read_contents(run, None)
+    assert (found.settings is None, found.record, found.metrics) == (False, None, None)
+    listed = write_bundle(tmp_path / "x.tar.gz", [], {}, found, redactor_here(VARIABLES))
+    assert "not in it: record.json cannot be read" in listed[-2]
+    assert "symbolic link" in listed[-1]
+    assert "not in it: record.json" in written(tmp_path / "x.tar.gz")["README.txt"]
+    (run / "config.toml").write_text("train = 3")
+    assert read_contents(run, None).problems[0] == "config.toml cannot be read: it has no table [train]"
+    empty = read_contents(tmp_path / "none", None)
+    assert empty.problems == ("config.toml is missing", "record.json is missing", "metrics.jsonl is missing")
+
+
+def test_the_nodes_of_a_cluster_are_no_secret_to_the_redactor() -> None:
+    redactor = redactor_here({"SLURM_JOB_NODELIST": "zebra[01-04,07],lion3", "PET_RDZV_ENDPOINT": "giraffe:29500"})
+    assert redactor.text("zebra03 and lion3 and giraffe:29500") == "<host> and <host> and <host>:29500"
 
 
 def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
+from tests.support.runs import tiny_config
 from trainer.doctor import machine
 from trainer.doctor.check import Check, Severity, refuse_errors
 from trainer.doctor.limits import UNLIMITED, LimitReading, check_limits, check_shared_memory, read_limits
 from trainer.doctor.machine import check_start
+from trainer.training import setup
 
 GOOD = LimitReading(8 << 30, 8 << 30, 1 << 20, UNLIMITED, UNLIMITED)
 DOCKER = replace(GOOD, shm_bytes=64 << 20, shm_free_bytes=64 << 20)
@@ -77,3 +79,20 @@ def test_the_start_of_a_training_warns_of_a_small_shared_memory_and_refuses_one_
     access = False
     with pytest.raises(ConfigError, match="SHM_SIZE=2gb"):
         check_start(2, DOCKER)
+
+
+@pytest.mark.parametrize("local_rank", ["0", "1"])
+def test_the_first_rank_of_a_node_checks_the_machine_before_it_joins_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_rank: str
+) -> None:
+    checked: list[int] = []
+
+    def joined(*_: object) -> None:
+        raise ConfigError("joins")
+
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    monkeypatch.setattr(setup, "check_start", checked.append)
+    monkeypatch.setattr(setup, "joined_group", joined)
+    with pytest.raises(ConfigError, match="joins"), setup.opened_run(tiny_config(tmp_path, tmp_path / "run")):
+        pass
+    assert checked == ([0] if local_rank == "0" else [])
