@@ -1,13 +1,16 @@
 # Every target runs an executable that also works without make. `make` without a target prints this list.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help demo up down image base smoke test test-all test-optional faults gpu lint docs reference recordings compose-env lock
+.PHONY: help demo doctor up down image base smoke test test-all test-optional faults gpu lint docs reference recordings compose-env lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## prepare text and train a small model once; in containers, or natively without an engine (DEMO=native|docker)
 	@env/demo
+
+doctor: ## check this machine for the containers: engine, Compose, GPUs, driver, folders (ARGS=--json, ARGS=--fast)
+	@env/doctor $(ARGS)
 
 up: ## inspect this machine, write .env once, then docker compose up (ARGS=-d: in the background)
 	@env/up $(ARGS)

@@ -7,7 +7,7 @@ setup(
     package_dir={"common.env": "env", "common.env.recipes": "env/recipes"},
     package_data={
         "": ["*.css", "*.js", "*.jinja"],
-        "common.env": ["requirements*.lock", "versions.env"],
+        "common.env": ["requirements*.lock", "versions.env", "host.env"],
         "common.env.recipes": ["*.toml"],
     },
 )

@@ -38,6 +38,7 @@ esac
 """
 
 
+FILES = ("env/up", "env/versions.env", "env/host.env", "env/build-secrets", "env/empty", "docker-compose.yml", "Dockerfile")
 SETTINGS = ("env/settings/data-prep.yml", "env/settings/train.yml")
 PROGRAMS = (
     *("bash", "cat", "chown", "cksum", "cut", "dirname", "env", "git", "grep", "head", "id", "mkdir", "nproc", "paste"),
@@ -89,7 +90,7 @@ class Machine:
 def machine(tmp_path: Path) -> Machine:
     """A machine without a GPU: the search path contains no nvidia-smi, even if this machine has one."""
     checkout = tmp_path / "checkout"
-    for name in ("env/up", "env/versions.env", "env/build-secrets", "env/empty", "docker-compose.yml", "Dockerfile", *SETTINGS):
+    for name in (*FILES, *SETTINGS):
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, checkout / name)
     (checkout / "text").mkdir()

@@ -24,7 +24,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.commands.evaluate import evaluate_run
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.loop import train
-from trainer.machine import environment
+from trainer.machine import environment, locks
 from trainer.machine.environment import Difference, environment_facts
 from trainer.run.ledger import LEDGER
 from trainer.run.record import read_record
@@ -465,8 +465,9 @@ def test_no_secret_gets_into_anything_that_a_run_writes(tmp_path: Path) -> None:
 def test_packages_that_differ_from_the_lock_are_named_at_the_start_and_by_verify_and_are_recorded(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    installed = {**environment._packages(), "tqdm": "4.0.1"}
-    monkeypatch.setattr(environment, "_packages", lambda: installed)
+    installed = {**locks.installed_packages(), "tqdm": "4.0.1"}
+    for module in (environment, locks):
+        monkeypatch.setattr(module, "installed_packages", lambda: installed)
     train(tiny_config(data, tmp_path / "run"))
     [named] = [message for message in caplog.messages if "env/requirements.lock" in message]
     assert "tqdm 4.0.1 (lock: 4." in named

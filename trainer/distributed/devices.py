@@ -14,14 +14,10 @@ from pathlib import Path
 import torch
 
 from common.errors import ConfigError
+from trainer.distributed.gpu_signs import DEVICE_NODES, KERNEL_MODULE, signs_of_gpus
 
-__all__ = ["check_no_gpu_is_hidden", "num_gpus", "signs_of_gpus"]
+__all__ = ["check_no_gpu_is_hidden", "num_gpus"]
 
-_DEVICE_NODES = "dev/nvidia[0-9]*"
-_KERNEL_MODULE = "proc/driver/nvidia/gpus/*"
-_WSL_DEVICE = "dev/dxg"
-"""Windows provides this device for GPUs of all vendors."""
-_WSL_LIBRARIES = ("usr/lib/wsl/lib/libcuda.so*", "usr/lib/wsl/drivers/*/libcuda.so*")
 _NO_GPU_WANTED = {
     "CUDA_VISIBLE_DEVICES": ("", "-1", "NoDevFiles"),  # Slurm sets NoDevFiles for a job without GPUs
     "NVIDIA_VISIBLE_DEVICES": ("none", "void"),
@@ -72,17 +68,9 @@ def check_no_gpu_is_hidden(environment: Mapping[str, str] = os.environ, root: Pa
     )
 
 
-def signs_of_gpus(root: Path = Path("/")) -> list[str]:
-    """Return the paths that exist only on a machine with an NVIDIA GPU, device nodes first."""
-    found = [*sorted(root.glob(_DEVICE_NODES)), *sorted(root.glob(_KERNEL_MODULE))]
-    if (device := root / _WSL_DEVICE).exists() and any(any(root.glob(pattern)) for pattern in _WSL_LIBRARIES):
-        found.append(device)
-    return list(map(str, found))
-
-
 def _hint(root: Path = Path("/")) -> str:
     """Return the advice for a container without access to the GPUs of its machine, or nothing."""
-    if any(root.glob(_DEVICE_NODES)) or not any(root.glob(_KERNEL_MODULE)):
+    if any(root.glob(DEVICE_NODES)) or not any(root.glob(KERNEL_MODULE)):
         return ""
     return " There is no device node /dev/nvidia0: if this is a container, give it the GPUs (docker run --gpus all)."
 

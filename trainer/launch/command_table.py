@@ -29,7 +29,7 @@ _TRAIN = Command(
 )
 _PLAN = Command(
     "plan",
-    "show the length, memory, disk space and time of a training, without training",
+    "show the length, memory, disk space and time of a training",
     "trainer.config:TrainConfig",
     "trainer.commands.plan:run",
     "Shows what a training with the same settings will do. Five steps are measured; nothing is written.",
@@ -71,6 +71,7 @@ _ROWS = (
     _command("tune", "TuneOptions", "search for the settings with the lowest validation loss"),
     _inspection("runs", "RunsOptions", "list the runs in a folder: state, steps, validation loss"),
     _IMPORT,
+    _command("doctor", "DoctorOptions", "check GPUs, driver, disks, network and versions of this machine"),
     _inspection("stacks", "StacksOptions", "print the stacks of all threads of a running training"),
     _SCHEMA,
 )

@@ -8,8 +8,6 @@ import re
 import subprocess
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import torch
 from common.files import digest_file
 from common.places import ENV
 from trainer.machine.gpus import driver_version
-from trainer.machine.locks import describe_unlocked, lock_name, unlocked_packages
+from trainer.machine.locks import describe_unlocked, installed_packages, lock_name, unlocked_packages_here
 
 __all__ = [
     "Difference",
@@ -26,6 +24,7 @@ __all__ = [
     "find_differences",
     "flattened",
     "from_cpuinfo",
+    "library_versions",
     "nccl_version",
     "same_facts",
     "unlocked_here",
@@ -70,15 +69,12 @@ def environment_facts() -> dict[str, Any]:
     """
     return {
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": _dotted(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
-        "nccl": nccl_version(),
+        **library_versions(),
         "driver": driver_version(),
-        "packages": _packages(),
+        "packages": installed_packages(),
         "locks": {path.name: digest_file(path) for path in sorted(ENV.glob("requirements*.lock"))},
         "lock": lock_name(),
-        "unlocked": _unlocked(),
+        "unlocked": unlocked_packages_here(),
         "processor": next(iter(from_cpuinfo("model name")), platform.machine()),
         "platform": platform.platform(),
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
@@ -101,12 +97,17 @@ def same_facts(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[d
 
 def unlocked_here() -> str:
     """Return one sentence about the installed packages that differ from the lock; empty if there are none."""
-    return describe_unlocked(lock_name(), _unlocked())
+    return describe_unlocked(lock_name(), unlocked_packages_here())
 
 
-def _unlocked() -> dict[str, str]:
-    lock = lock_name()
-    return {} if lock is None else unlocked_packages((ENV / lock).read_text(encoding="utf-8"), _packages())
+def library_versions() -> dict[str, str | None]:
+    """Return the versions of PyTorch, CUDA, cuDNN and NCCL; None for a part that this PyTorch does not have."""
+    return {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": _dotted(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+        "nccl": nccl_version(),
+    }
 
 
 def nccl_version() -> str | None:
@@ -138,12 +139,6 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in values.items():
         flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return flat
-
-
-@cache
-def _packages() -> dict[str, str]:
-    # A half-removed package has no name.
-    return {name.lower(): found.version for found in distributions() if (name := found.metadata["Name"])}
 
 
 def from_cpuinfo(*names: str) -> list[str]:

@@ -13,22 +13,12 @@ from typing import Any, TypeAlias, TypeVar
 
 import pynvml
 
-__all__ = ["GpuReading", "Gpus", "KernelLog", "NvmlGpus", "driver_version", "opened_gpus", "throttle_reasons", "xids_in"]
+from trainer.machine.throttling import throttle_reasons
+
+__all__ = ["GpuReading", "Gpus", "KernelLog", "NvmlGpus", "driver_version", "opened_gpus", "xids_in"]
 
 _log = logging.getLogger(__name__)
 _ValueT = TypeVar("_ValueT")
-_REASONS = {
-    0x001: "idle",
-    0x002: "application_clocks",
-    0x004: "power_cap",
-    0x008: "hw_slowdown",
-    0x010: "sync_boost",
-    0x020: "sw_thermal",
-    0x040: "hw_thermal",
-    0x080: "hw_power_brake",
-    0x100: "display_clocks",
-}
-"""Names of the bits of NVML's clocks event reasons (nvml.h)."""
 _XID = re.compile(r"NVRM: Xid \((?P<device>PCI:[0-9A-Fa-f:.]+)\): (?P<number>\d+)")
 _MIB = 2**20
 
@@ -55,12 +45,6 @@ class GpuReading:
     ecc_corrected: int | None = None
     """Corrected memory errors since the driver was loaded."""
     ecc_uncorrected: int | None = None
-
-
-def throttle_reasons(bits: int) -> tuple[str, ...]:
-    """Return the names of the bits that are set, lowest first. A bit without a name is `0x…`."""
-    named = [1 << place for place in range(bits.bit_length()) if bits >> place & 1]
-    return tuple(_REASONS.get(bit, f"{bit:#x}") for bit in named)
 
 
 def xids_in(text: str) -> tuple[int, ...]:

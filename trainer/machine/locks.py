@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import distributions
 
 from common.places import ENV
 
-__all__ = ["describe_unlocked", "lock_name", "unlocked_packages"]
+__all__ = ["describe_unlocked", "installed_packages", "lock_name", "unlocked_packages", "unlocked_packages_here"]
 
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)[ \t]*(;[^\\\n]*)?", re.MULTILINE)
 _MOST_NAMED = 8
@@ -21,6 +23,19 @@ def lock_name() -> str | None:
     """
     name = "requirements-image.lock" if os.environ.get("IMAGE_REVISION") else "requirements.lock"
     return name if (ENV / name).is_file() else None
+
+
+@cache
+def installed_packages() -> dict[str, str]:
+    """Return the version of each installed package by its name in lower case."""
+    # A half-removed package has no name.
+    return {name.lower(): found.version for found in distributions() if (name := found.metadata["Name"])}
+
+
+def unlocked_packages_here() -> dict[str, str]:
+    """Return the installed packages that differ from the lock of this installation; see `unlocked_packages`."""
+    lock = lock_name()
+    return {} if lock is None else unlocked_packages((ENV / lock).read_text(encoding="utf-8"), installed_packages())
 
 
 def unlocked_packages(lock: str, installed: Mapping[str, str]) -> dict[str, str]:

@@ -21,9 +21,11 @@ from data_pipeline.dataset.manifest import Manifest
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, steps_to_keep
 from trainer.config import CheckpointConfig, TrainConfig, settings_without_effect
 from trainer.data.adjustments import Adjustments
+from trainer.distributed.devices import num_gpus
 from trainer.distributed.group import Group, joined_group
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.distributed.stragglers import DeviceMark, HostMark, OwnTimer, StragglerDetector
+from trainer.doctor.machine import check_start
 from trainer.evaluation.tally import Grouping
 from trainer.extensions.hooks import Extension
 from trainer.extensions.loading import load_extension
@@ -112,6 +114,8 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
     extension = load_extension(config.extension)
     with ExitStack() as stack:
         stop = stack.enter_context(stop_request())
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            check_start(min(num_gpus(config.device), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         group = stack.enter_context(joined_group(config.device, config.watchdog.slow_s))
         _log_to_stderr(logging.INFO if group.is_main else logging.WARNING, secrets_of(config.log.mlflow_uri or ""))
         if trust_extension and extension.digest is not None and group.is_main:

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from trainer.machine import gpus
 from trainer.machine import host as host_module
-from trainer.machine.gpus import GpuReading, KernelLog, NoGpus, NvmlGpus, opened_gpus, throttle_reasons, xids_in
+from trainer.machine.gpus import GpuReading, KernelLog, NoGpus, NvmlGpus, opened_gpus, xids_in
 from trainer.machine.host import Host, HostReading
 from trainer.machine.sampler import HardwareReading, HardwareSampler
+from trainer.machine.throttling import throttle_reasons
 from trainer.run.events import HardwareEvent
 
 UUID = "5f0e6f2a-1c7b-4f5d-9a57-6b1f8f7d2f10"

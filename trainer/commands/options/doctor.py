@@ -1,0 +1,31 @@
+"""Options of `doctor`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from common.settings.model import Options, Place
+
+__all__ = ["DoctorOptions"]
+
+
+class DoctorOptions(Options):
+    """Checks this machine: GPUs, driver, memory, disks, network between nodes, versions. Each problem has a remedy."""
+
+    run: Annotated[Path | None, Place(metavar="RUN", variable="TRAIN_RUN")] = Field(
+        None, description="Directory of a run, whose disk is checked; with --bundle its record, settings and metrics are added."
+    )
+    data: Annotated[Path | None, Place(metavar="DATA", variable="TRAIN_DATA")] = Field(
+        None, description="Directory of prepared data, whose disk is checked."
+    )
+    fast: bool = Field(False, description="Leave out what takes seconds: sums over all ranks, and rates of disks.")
+    as_json: Annotated[bool, Place("--json")] = Field(False, description="Print one JSON object.")
+    bundle: Annotated[Path | None, Place(metavar="FILE")] = Field(
+        None, description="Also write an archive (.tar.gz) for a report of a bug, without texts, secrets and names."
+    )
+    log: Annotated[Path | None, Place(metavar="FILE")] = Field(
+        None, description="File with the output of a training, whose last lines --bundle adds."
+    )

@@ -1,0 +1,229 @@
+"""Checks of the folders of a training: access, owner, free space, rates. Standard library alone."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from common.files import UnusableFileError, open_input
+from common.storage_errors import explain_os_error
+from common.text import size
+from trainer.doctor.check import Check, Severity
+
+__all__ = ["DiskReading", "Rates", "check_disk", "check_space", "measure_rates", "read_disk", "with_rates"]
+
+_FULL_BYTES, _LOW_BYTES = 100_000_000, 10_000_000_000
+_LOW_TEMPORARY_BYTES = 500_000_000
+_SLOW_BYTES_PER_S, _SLOW_FSYNC_S = 50_000_000, 0.2
+_MEASURED_BYTES, _BLOCK_BYTES = 128 << 20, 4 << 20
+_LONGEST_S = 8.0
+"""A measurement of a slow disk ends after this time."""
+_SYNCS = 5
+_MOST_VISITED = 1000
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast a disk is. A value is None if it was not measured."""
+
+    written_per_s: float | None = None
+    """Bytes, with the sync at the end."""
+    read_per_s: float | None = None
+    """Bytes that were not in the cache of the kernel."""
+    fsync_s: float | None = None
+    """Median time of a sync of 4 KiB."""
+
+
+@dataclass(frozen=True)
+class DiskReading:
+    """A folder, or its nearest parent if it does not exist."""
+
+    name: str
+    """What the folder is for: `run`, `data` or `temporary`."""
+    path: Path
+    user: int
+    group: int
+    owner: int
+    owner_group: int
+    mode: int
+    free_bytes: int
+    total_bytes: int
+    free_files: int | None
+    """None if the file system does not limit the number of files."""
+    problem: str = ""
+    """Why this user cannot use the folder; empty if it can."""
+    remedy: str = ""
+    rates: Rates | None = None
+    """None if they were not measured."""
+
+
+def read_disk(name: str, path: Path, *, writes: bool) -> DiskReading:
+    """Return the state of a folder.
+
+    Args:
+        name: what the folder is for.
+        path: the folder, which may not exist yet.
+        writes: whether a training writes there. If so, a file is created there and removed.
+    """
+    place = next((one for one in (path, *path.absolute().parents) if one.is_dir()), Path("/"))
+    status, disk = place.stat(), os.statvfs(place)
+    problem = remedy = ""
+    try:
+        _try_out(place, writes=writes)
+    except OSError as error:
+        problem, _, remedy = explain_os_error(error).partition("; ")
+    return DiskReading(
+        name,
+        place,
+        user=os.geteuid(),
+        group=os.getegid(),
+        owner=status.st_uid,
+        owner_group=status.st_gid,
+        mode=status.st_mode & 0o7777,
+        free_bytes=disk.f_bavail * disk.f_frsize,
+        total_bytes=disk.f_blocks * disk.f_frsize,
+        free_files=disk.f_favail if disk.f_files else None,
+        problem=problem,
+        remedy=remedy,
+    )
+
+
+def _try_out(place: Path, *, writes: bool) -> None:
+    """Raise the OSError that a training would get in this folder. It names a file in the folder."""
+    if not writes:
+        with os.scandir(place) as entries:
+            next(entries, None)
+        return
+    probe = _probe(place)
+    try:
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(place)) from None
+    try:
+        try:
+            os.write(descriptor, bytes(4096))
+            os.fsync(descriptor)  # a quota or a full disk may be reported only here
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(place)) from None
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def with_rates(reading: DiskReading, *, writes: bool) -> DiskReading:
+    """Return the reading with rates, for which up to 128 MiB are written and read. A folder that cannot be used has none."""
+    if reading.problem or reading.free_bytes < 4 * _MEASURED_BYTES:
+        return reading
+    with suppress(OSError, UnusableFileError):
+        rates = measure_rates(reading.path) if writes else Rates(read_per_s=_read_rate(_large_file(reading.path)))
+        return replace(reading, rates=rates)
+    return reading
+
+
+def measure_rates(folder: Path, num_bytes: int = _MEASURED_BYTES, clock: Callable[[], float] = time.monotonic) -> Rates:
+    """Write a file in this folder, read it back without the cache of the kernel, remove it, and return the rates.
+
+    Raises:
+        OSError: it cannot be written or read.
+    """
+    probe, block = _probe(folder), secrets.token_bytes(_BLOCK_BYTES)  # random, because a file system may compress
+    try:
+        with probe.open("xb", buffering=0) as file:
+            written, begin = 0, clock()
+            while written < num_bytes and clock() - begin < _LONGEST_S:
+                written += file.write(block)
+            os.fsync(file.fileno())
+            write_s = clock() - begin
+            syncs = []
+            for _ in range(_SYNCS):
+                begin = clock()
+                file.write(block[:4096])
+                os.fsync(file.fileno())
+                syncs.append(clock() - begin)
+        read = _read_rate(probe, clock)
+    finally:
+        probe.unlink(missing_ok=True)
+    return Rates(written / max(write_s, 1e-9), read, sorted(syncs)[len(syncs) // 2])
+
+
+def _read_rate(path: Path | None, clock: Callable[[], float] = time.monotonic) -> float | None:
+    """Return the bytes per second of reading a file; None if there is none, or if it is in memory anyway."""
+    if path is None:
+        return None
+    with open_input(path) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        read, begin = 0, clock()
+        while read < _MEASURED_BYTES and clock() - begin < _LONGEST_S and (block := file.read(_BLOCK_BYTES)):
+            read += len(block)
+        return read / max(clock() - begin, 1e-9) if read >= _BLOCK_BYTES else None
+
+
+def _large_file(folder: Path) -> Path | None:
+    """Return the largest of the first files in a folder of data, or None."""
+    found: list[tuple[int, Path]] = []
+    for number, path in enumerate(folder.rglob("*.arrow")):
+        if path.is_file() and not path.is_symlink():
+            found.append((path.stat().st_size, path))
+        if number >= _MOST_VISITED:
+            break
+    return max(found, default=(0, None))[1]
+
+
+def _probe(folder: Path) -> Path:
+    return folder / f".doctor-{os.getpid()}-{secrets.token_hex(8)}.tmp"
+
+
+def check_disk(reading: DiskReading, *, writes: bool) -> list[Check]:
+    """Return the rows of a folder: access, space, rates."""
+    return [_access(reading, writes=writes), *([check_space(reading)] if writes and not reading.problem else []), *_speed(reading)]
+
+
+def _access(reading: DiskReading, *, writes: bool) -> Check:
+    needed = f"user {reading.user} can {'write' if writes else 'read'}"
+    owner = f"{reading.path} belongs to user {reading.owner}, group {reading.owner_group}, mode {reading.mode:03o}"
+    if reading.problem:
+        return Check(f"{reading.name} folder", reading.problem, Severity.ERROR, needed, reading.remedy)
+    return Check(f"{reading.name} folder", owner, Severity.OK, needed)
+
+
+def check_space(reading: DiskReading) -> Check:
+    """Return the row of the free space of a folder that a training or the engine writes to."""
+    name = f"{reading.name} space"
+    found = f"{size(reading.free_bytes)} of {size(reading.total_bytes)} free"
+    low = _LOW_TEMPORARY_BYTES if reading.name == "temporary" else _LOW_BYTES
+    needed = f"{size(low)} or more"
+    remedy = f"make room on the disk of {reading.path}, or name a folder on another disk"
+    if reading.free_files == 0:
+        return Check(name, "no more files fit on this file system", Severity.ERROR, needed, remedy)
+    if reading.free_bytes < _FULL_BYTES:
+        return Check(name, found, Severity.ERROR, needed, remedy)
+    if reading.free_bytes < low:
+        more = "" if reading.name == "temporary" else "; `trainer plan` shows the size of the checkpoints"
+        return Check(name, found, Severity.WARNING, needed, remedy + more)
+    return Check(name, found, Severity.OK, needed)
+
+
+def _speed(reading: DiskReading) -> list[Check]:
+    rates = reading.rates
+    if rates is None:
+        return []
+    parts, slow = [], False
+    for label, rate in (("write", rates.written_per_s), ("read", rates.read_per_s)):
+        if rate is not None:
+            parts.append(f"{label} {size(rate)}/s")
+            slow = slow or rate < _SLOW_BYTES_PER_S
+    if rates.fsync_s is not None:
+        parts.append(f"fsync {rates.fsync_s * 1000:.1f} ms")
+        slow = slow or rates.fsync_s > _SLOW_FSYNC_S
+    if not parts:
+        return []
+    needed = f"{size(_SLOW_BYTES_PER_S)}/s, fsync below {_SLOW_FSYNC_S * 1000:.0f} ms"
+    severity = Severity.WARNING if slow else Severity.OK
+    remedy = "use a local SSD for this folder; raise checkpoint.every_steps if saves take long"
+    return [Check(f"{reading.name} disk", ", ".join(parts), severity, needed, remedy if slow else "")]

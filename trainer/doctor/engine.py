@@ -1,0 +1,134 @@
+"""Checks of the container engine on the host: engine, Compose, NVIDIA container toolkit. Standard library alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.doctor.check import Check, Severity
+from trainer.doctor.programs import Output, Runner
+from trainer.doctor.versions import Needs, at_least
+
+__all__ = ["EngineReading", "check_engine", "check_gpu_container", "read_engine", "start_gpu_container"]
+
+_CDI_FOLDERS = ("etc/cdi", "var/run/cdi")
+_INSTALL = "on Debian: env/install-docker.sh; elsewhere follow https://docs.docker.com/engine/install. Without an engine: make demo"
+_TOOLKIT = (
+    "install the NVIDIA Container Toolkit (package nvidia-container-toolkit), then: sudo nvidia-ctk runtime configure "
+    "--runtime=docker && sudo systemctl restart docker; or train without GPUs: GPUS=none make up"
+)
+_CAUSES: tuple[tuple[str, str, str], ...] = (
+    ("could not select device driver", "the engine knows no NVIDIA runtime", _TOOLKIT),
+    (
+        "driver/library version mismatch",
+        "the loaded driver and its libraries differ",
+        "restart the machine after the update of the driver",
+    ),
+    (
+        "nvidia-container-cli",
+        "the NVIDIA Container Toolkit cannot use the driver",
+        "run nvidia-smi on the host; if it works, restart the engine: sudo systemctl restart docker",
+    ),
+    ("unknown flag: --gpus", "the engine is older than 19.03", _INSTALL),
+)
+"""Parts of messages of `docker run --gpus`, with their cause and remedy."""
+
+
+@dataclass(frozen=True)
+class EngineReading:
+    """What the engine says."""
+
+    has_program: bool = True
+    version: str = ""
+    error: str = ""
+    """Why it does not respond; empty if it does."""
+    compose: str = ""
+    """Version of Compose; empty if there is none."""
+    passes_gpus: bool = False
+    """Whether the engine has an nvidia runtime, or the machine a CDI description of its GPUs."""
+
+
+def read_engine(run: Runner, root: Path = Path("/")) -> EngineReading:
+    """Return what `docker` says. `root` is the folder with `etc` and `var`."""
+    engine = run(("docker", "info", "--format", "{{.ServerVersion}}"))
+    if engine.is_missing:
+        return EngineReading(has_program=False)
+    compose = run(("docker", "compose", "version", "--short"))
+    found = compose.text.splitlines()[-1].strip().removeprefix("v") if compose.code == 0 and compose.text else ""
+    if engine.code != 0 or not engine.text:
+        return EngineReading(error=engine.error or engine.text or f"exit code {engine.code}, without a version", compose=found)
+    runtimes = run(("docker", "info", "--format", "{{json .Runtimes}}"))
+    described = any(any((root / folder).glob("*nvidia*")) for folder in _CDI_FOLDERS)
+    return EngineReading(version=engine.text, compose=found, passes_gpus=described or "nvidia" in _names(runtimes.text))
+
+
+def check_engine(reading: EngineReading, needs: Needs, *, has_gpus: bool) -> list[Check]:
+    """Return the rows of engine, Compose and toolkit.
+
+    Args:
+        reading: what the engine says.
+        needs: has the lowest version of Compose.
+        has_gpus: whether GPUs are to be passed to containers.
+    """
+    if not reading.has_program:
+        return [Check("engine", "there is no program docker", Severity.ERROR, "a Docker engine", _INSTALL)]
+    needed = f"{needs.compose} or later"
+    rows = [_engine(reading)]
+    if not reading.compose:
+        rows.append(Check("Compose", "not found", Severity.ERROR, needed, f"install the Compose plugin; {_INSTALL}"))
+    elif not at_least(needs.compose, reading.compose):
+        rows.append(Check("Compose", reading.compose, Severity.ERROR, needed, f"update the Compose plugin; {_INSTALL}"))
+    else:
+        rows.append(Check("Compose", reading.compose, Severity.OK, needed))
+    if has_gpus and not reading.error:
+        if reading.passes_gpus:
+            rows.append(Check("NVIDIA toolkit", "the engine can pass GPUs to containers"))
+        else:
+            rows.append(
+                Check("NVIDIA toolkit", "the engine has no nvidia runtime", Severity.ERROR, "the nvidia runtime or CDI", _TOOLKIT)
+            )
+    return rows
+
+
+def _engine(reading: EngineReading) -> Check:
+    if not reading.error:
+        return Check("engine", f"Docker {reading.version}")
+    denied = "permission denied" in reading.error.lower()
+    remedy = (
+        "add your user to the group docker (sudo usermod -aG docker $USER), then log in again"
+        if denied
+        else "start it: sudo systemctl start docker, or on Debian env/install-docker.sh --start"
+    )
+    return Check("engine", f"it does not respond: {reading.error}", Severity.ERROR, "an engine that responds", remedy)
+
+
+def start_gpu_container(run: Runner, image: str) -> Output | None:
+    """Start a container with all GPUs that lists them, and return its output; None if the image has not been built."""
+    if not image or run(("docker", "image", "inspect", "--format", "{{.Id}}", image)).code != 0:
+        return None
+    return run(("docker", "run", "--rm", "--network", "none", "--gpus", "all", "--entrypoint", "nvidia-smi", image, "-L"))
+
+
+def check_gpu_container(output: Output) -> Check:
+    """Return the row of a container that was started with all GPUs."""
+    needed = "a container sees all GPUs"
+    if output.code == 0:
+        return Check(
+            "GPUs in container", f"{sum(line.startswith('GPU ') for line in output.text.splitlines())} seen", needed=needed
+        )
+    said = f"{output.text} {output.error}".strip()
+    for part, cause, remedy in _CAUSES:
+        if part in said.lower():
+            return Check("GPUs in container", f"{cause}: {said}", Severity.ERROR, needed, remedy)
+    remedy = "start it by hand for the whole message: docker run --rm --gpus all --entrypoint nvidia-smi IMAGE"
+    return Check("GPUs in container", said or f"exit code {output.code}", Severity.ERROR, needed, remedy)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return ()
+    return tuple(value) if isinstance(value, Mapping) else ()

@@ -1,0 +1,242 @@
+"""Checks of the GPUs as the driver describes them: driver, model, clocks, memory errors, links. Standard library alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trainer.doctor.check import Check, Severity
+from trainer.doctor.programs import Runner
+from trainer.doctor.versions import Needs, at_least
+from trainer.machine.throttling import throttle_reasons
+
+__all__ = ["Gpu", "GpuReading", "check_gpus", "check_links", "formats_of", "gpus_in", "links_in", "read_gpus"]
+
+_FIELDS = (
+    "index",
+    "name",
+    "driver_version",
+    "memory.total",
+    "compute_cap",
+    "clocks.sm",
+    "clocks.max.sm",
+    "ecc.mode.current",
+    "ecc.errors.uncorrected.volatile.total",
+    "clocks_throttle_reasons.active",
+    "temperature.gpu",
+)
+"""Fields of `nvidia-smi --query-gpu`."""
+_BASIC = _FIELDS[:4]
+"""The fields that every driver has. nvidia-smi refuses a query with one field that it does not know."""
+_HARMFUL = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+_FORMATS = ((10, 0, "fp4"), (8, 9, "fp8"), (8, 0, "bf16"), (8, 0, "tf32"), (7, 0, "fp16"))
+"""The first compute capability whose tensor cores have a number format."""
+_REPAIR = "repair the driver: restart the machine after an update of the driver, or install it again"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU. A value is None if the driver does not report it."""
+
+    index: int
+    name: str
+    driver: str
+    memory_mib: float | None = None
+    capability: str | None = None
+    """Compute capability, such as `9.0`."""
+    sm_clock_mhz: float | None = None
+    max_sm_clock_mhz: float | None = None
+    ecc: str | None = None
+    """`Enabled` or `Disabled`."""
+    uncorrected_errors: float | None = None
+    """Memory errors that ECC could not correct, since the driver was loaded."""
+    throttle: tuple[str, ...] = ()
+    """Reasons why the clock rate is limited, with the names of `throttle_reasons`."""
+    temperature_c: float | None = None
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    """What the driver says about this machine."""
+
+    has_program: bool = False
+    """Whether there is an nvidia-smi."""
+    error: str = ""
+    """What nvidia-smi says if it fails."""
+    signs: tuple[str, ...] = ()
+    """Paths that exist only on a machine with a GPU."""
+    gpus: tuple[Gpu, ...] = ()
+    links: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    """The kind of link of each pair of GPUs, such as `NV12` or `SYS`; see `nvidia-smi topo -m`."""
+
+
+def read_gpus(run: Runner, signs: Sequence[str]) -> GpuReading:
+    """Return what nvidia-smi says. `signs` are paths that exist only on a machine with a GPU."""
+    said = run(_query(_FIELDS))
+    if said.is_missing:
+        return GpuReading(signs=tuple(signs))
+    fields: Sequence[str] = _FIELDS
+    if "not a valid field" in f"{said.text} {said.error}":
+        fields = _BASIC
+        said = run(_query(_BASIC))
+    if said.code != 0:
+        reason = " ".join(f"{said.text} {said.error}".split()) or f"exit code {said.code}"
+        return GpuReading(has_program=True, error=reason, signs=tuple(signs))
+    gpus = gpus_in(said.text, fields)
+    topology = run(("nvidia-smi", "topo", "-m")) if len(gpus) > 1 else None
+    links = links_in(topology.text) if topology is not None and topology.code == 0 else {}
+    return GpuReading(True, "", tuple(signs), gpus, links)
+
+
+def _query(fields: Sequence[str]) -> tuple[str, ...]:
+    return ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+
+
+def gpus_in(text: str, fields: Sequence[str] = _FIELDS) -> tuple[Gpu, ...]:
+    """Return the GPUs in the output of `nvidia-smi --query-gpu=…  --format=csv,noheader,nounits`. Other lines are ignored."""
+    rows = (dict(zip(fields, (cell.strip() for cell in line.split(",")), strict=False)) for line in text.splitlines())
+    return tuple(_gpu(row) for row in rows if len(row) == len(fields) and row["index"].isdecimal())
+
+
+def _gpu(row: Mapping[str, str]) -> Gpu:
+    known = {name: value for name, value in row.items() if value and not value.startswith(("[", "N/A"))}
+
+    def number(name: str) -> float | None:
+        return float(known[name]) if re.fullmatch(r"\d+(\.\d+)?", known.get(name, "")) else None
+
+    bits = known.get("clocks_throttle_reasons.active", "")
+    return Gpu(
+        index=int(row["index"]),
+        name=known.get("name", "unknown"),
+        driver=known.get("driver_version", ""),
+        memory_mib=number("memory.total"),
+        capability=known.get("compute_cap"),
+        sm_clock_mhz=number("clocks.sm"),
+        max_sm_clock_mhz=number("clocks.max.sm"),
+        ecc=known.get("ecc.mode.current"),
+        uncorrected_errors=number("ecc.errors.uncorrected.volatile.total"),
+        throttle=throttle_reasons(int(bits, 16)) if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", bits) else (),
+        temperature_c=number("temperature.gpu"),
+    )
+
+
+def links_in(text: str) -> dict[tuple[int, int], str]:
+    """Return the link of each pair of GPUs in the output of `nvidia-smi topo -m`, the lower index first."""
+    links: dict[tuple[int, int], str] = {}
+    columns: list[str] = []
+    for line in _ESCAPE.sub("", text).splitlines():
+        cells = [cell.strip() for cell in line.split("\t")]
+        if not columns and "GPU0" in cells[1:]:
+            columns = cells[1:]
+        elif columns and (own := re.fullmatch(r"GPU(\d+)", cells[0])):
+            for column, link in zip(columns, cells[1:], strict=False):
+                other = re.fullmatch(r"GPU(\d+)", column)
+                if other and link and int(own[1]) < int(other[1]):
+                    links[int(own[1]), int(other[1])] = link
+    return links
+
+
+def formats_of(capability: str) -> tuple[str, ...]:
+    """Return the number formats of the tensor cores of a compute capability such as `8.9`, the shortest first."""
+    numbers = [int(part) for part in re.findall(r"\d+", capability)[:2]]
+    return tuple(name for major, minor, name in _FORMATS if numbers >= [major, minor])
+
+
+def check_gpus(reading: GpuReading, needs: Needs, cuda: str | None = None, *, wanted: bool = True) -> list[Check]:
+    """Return the rows of the driver and of each GPU.
+
+    Args:
+        reading: what the driver says.
+        needs: has the lowest driver.
+        cuda: the CUDA version of the installed torch; None: that of the image.
+        wanted: False if the user chose to train on the CPU. No row is then worse than a note.
+    """
+    worst = Severity.ERROR if wanted else Severity.NOTE
+    if not reading.has_program:
+        if not reading.signs:
+            return [Check("GPU", "none; training uses the CPU", Severity.NOTE)]
+        needed = "nvidia-smi, a program of the driver"
+        remedy = "install the tools of the driver, or choose the CPU (GPUS=none in containers, --device cpu natively)"
+        return [Check("driver", f"a GPU ({reading.signs[0]}), but no nvidia-smi", worst, needed, remedy)]
+    if reading.error:
+        return [Check("driver", f"nvidia-smi fails: {reading.error}", worst, "a driver that responds", _REPAIR)]
+    if not reading.gpus:
+        return [Check("GPU", "nvidia-smi lists no GPU; training uses the CPU", Severity.NOTE)]
+    return [_driver(reading.gpus[0].driver, needs, cuda, worst), *(row for gpu in reading.gpus for row in _rows(gpu))]
+
+
+def _driver(driver: str, needs: Needs, cuda: str | None, worst: Severity) -> Check:
+    version, floor = cuda or needs.cuda, needs.driver(cuda)
+    needed = f"{floor} or later, for CUDA {version}" if floor else ""
+    if not floor or at_least(floor, driver):
+        return Check("driver", driver or "unknown", Severity.OK, needed)
+    remedy = f"install driver {floor} or later, or take a base image for older drivers (docs/containers.md, 'Another base image')"
+    return Check("driver", driver or "unknown", worst, needed, remedy)
+
+
+def _rows(gpu: Gpu) -> list[Check]:
+    name = f"GPU {gpu.index}"
+    memory = "" if gpu.memory_mib is None else f", {gpu.memory_mib / 1024:.0f} GiB"
+    capability = "" if gpu.capability is None else f", compute capability {gpu.capability}"
+    formats = formats_of(gpu.capability or "")
+    cores = f", tensor cores: {', '.join(formats)}" if formats else ", no tensor cores" if gpu.capability else ""
+    severity, needed, remedy = Severity.OK, "", ""
+    if gpu.capability and "bf16" not in formats:
+        severity, needed = Severity.NOTE, "8.0 or higher for bf16"
+        remedy = "train with precision = fp16, which precision = auto chooses"
+    rows = [Check(name, f"{gpu.name}{memory}{capability}{cores}", severity, needed, remedy)]
+    return rows + [row for row in (_memory_errors(name, gpu), _clocks(name, gpu)) if row is not None]
+
+
+def _memory_errors(name: str, gpu: Gpu) -> Check | None:
+    if gpu.ecc is None:
+        return None
+    row = f"{name} ECC"
+    if gpu.uncorrected_errors:
+        found = f"{gpu.uncorrected_errors:.0f} uncorrected memory errors since the driver was loaded"
+        remedy = f"reset the GPU (nvidia-smi --gpu-reset -i {gpu.index}) or restart; if they return, replace the GPU"
+        return Check(row, found, Severity.WARNING, "none", remedy)
+    if gpu.ecc != "Enabled":
+        remedy = f"nvidia-smi --ecc-config=1 -i {gpu.index}, then restart"
+        return Check(row, "off, so memory errors are not detected", Severity.NOTE, "on", remedy)
+    return Check(row, "on, no uncorrected errors")
+
+
+def _clocks(name: str, gpu: Gpu) -> Check | None:
+    if gpu.sm_clock_mhz is None or gpu.max_sm_clock_mhz is None:
+        return None
+    limits = [reason for reason in gpu.throttle if reason != "idle"]
+    heat = "" if gpu.temperature_c is None else f", {gpu.temperature_c:.0f} °C"
+    why = f", limited by {', '.join(limits)}" if limits else ""
+    found = f"{gpu.sm_clock_mhz:.0f} of {gpu.max_sm_clock_mhz:.0f} MHz{heat}{why}"
+    if _HARMFUL & set(limits):
+        remedy = "look at cooling, power supply and power limit: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
+        return Check(f"{name} clocks", found, Severity.WARNING, "no limit by heat or power supply", remedy)
+    return Check(f"{name} clocks", found, Severity.NOTE if limits else Severity.OK)
+
+
+def check_links(reading: GpuReading, can_access: Callable[[int, int], bool] | None = None) -> list[Check]:
+    """Return the row of the links between GPUs; none if there are fewer than two.
+
+    Args:
+        reading: has the links by pair.
+        can_access: returns whether a GPU can access the memory of another; None if that is not known.
+    """
+    if len(reading.gpus) < 2 or not reading.links:
+        return []
+    slow = sorted({link for link in reading.links.values() if not link.startswith("NV")})
+    kinds = ", ".join(sorted(set(reading.links.values())))
+    pairs = "pair" if len(reading.links) == 1 else "pairs"
+    blocked = [pair for pair in reading.links if can_access is not None and not can_access(*pair)]
+    access = "" if can_access is None else "; peer access " + (f"missing for {len(blocked)}" if blocked else "for all")
+    found = f"{kinds} between {len(reading.links)} {pairs} of GPUs{access}"
+    needed = "NVLink (NV…), or one PCIe switch (PIX, PXB), and peer access"
+    if blocked:
+        remedy = "give the container all GPUs of a board; on bare metal, turn off IOMMU and PCIe ACS; NCCL copies through /dev/shm"
+        return [Check("GPU links", found, Severity.WARNING, needed, remedy)]
+    if "SYS" in slow:
+        remedy = "choose GPUs of one CPU socket with CUDA_VISIBLE_DEVICES, as `nvidia-smi topo -m` groups them"
+        return [Check("GPU links", found, Severity.NOTE, needed, remedy)]
+    return [Check("GPU links", found, Severity.OK, needed)]

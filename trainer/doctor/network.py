@@ -1,0 +1,143 @@
+"""Check of the address at which the nodes of a training meet. It imports the standard library and `trainer.launch`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Literal
+
+from common.errors import ConfigError
+from trainer.doctor.check import Check, Severity
+from trainer.launch.environment import missing_variables
+from trainer.launch.settings import check_variables
+
+__all__ = ["Meeting", "Reached", "check_meeting", "meeting_of", "reach"]
+
+_DEFAULT_PORT = 29500
+"""The port of torchrun."""
+_TIMEOUT_S = 2.0
+Reached = Literal["open", "refused", "no answer", "no route", "unknown host", "free", "in use", "not own"]
+"""Result of a try: of a connection to the first node, or, on the first node, of listening on the port."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The address at which the nodes meet."""
+
+    host: str
+    port: int
+    num_nodes: int
+    is_first: bool
+    """Whether this node is the first one, which listens at the address."""
+
+
+def meeting_of(variables: Mapping[str, str]) -> Meeting | None:
+    """Return where the nodes meet, from the variables of torchrun, Slurm or SkyPilot; None if there is one node.
+
+    Raises:
+        ConfigError: a variable cannot be used.
+    """
+    known = {**variables, **missing_variables(variables, lambda: "0", len(os.sched_getaffinity(0)))}
+    check_variables(known)
+    num_nodes = int((known.get("PET_NNODES") or "1").rpartition(":")[2])
+    if num_nodes < 2:
+        return None
+    host, port = known.get("PET_MASTER_ADDR") or "", known.get("PET_MASTER_PORT") or ""
+    if endpoint := known.get("PET_RDZV_ENDPOINT"):
+        host, _, port = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", port)
+    if port and not port.isdecimal():
+        raise ConfigError(f"PET_RDZV_ENDPOINT = {known.get('PET_RDZV_ENDPOINT')} must be HOST:PORT")
+    is_first = known.get("PET_NODE_RANK", "") == "0"
+    return Meeting(host.strip("[]"), int(port or _DEFAULT_PORT), num_nodes, is_first)
+
+
+def reach(meeting: Meeting, timeout_s: float = _TIMEOUT_S) -> Reached:
+    """Try to connect to the first node; on the first node, try to listen on its port."""
+    try:
+        addresses = socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_STREAM)
+    except OSError:
+        return "unknown host"
+    if meeting.is_first:
+        return _listen(meeting)
+    for family, kind, protocol, _, address in addresses:
+        with closing(socket.socket(family, kind, protocol)) as connection:
+            connection.settimeout(timeout_s)
+            try:
+                connection.connect(address)
+                return "open"
+            except TimeoutError:
+                found: Reached = "no answer"
+            except ConnectionRefusedError:
+                found = "refused"
+            except OSError:
+                found = "no route"
+    return found
+
+
+def _listen(meeting: Meeting) -> Reached:
+    for family, kind, protocol, _, address in socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_STREAM):
+        with closing(socket.socket(family, kind, protocol)) as own:
+            try:
+                own.bind((address[0], 0))
+            except OSError:
+                continue  # an address of another machine
+        with closing(socket.socket(family, kind, protocol)) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(address)
+                listener.listen(1)
+                return "free"
+            except OSError as error:
+                return "in use" if error.errno == errno.EADDRINUSE else "not own"
+    return "not own"
+
+
+def check_meeting(meeting: Meeting | None, reached: Reached | None) -> Check:
+    """Return the row of the address at which the nodes meet."""
+    if meeting is None or reached is None:
+        return Check("nodes", "one node, which needs no network")
+    place = f"{meeting.host}:{meeting.port}"
+    needed = f"the {meeting.num_nodes} nodes reach the first one at PET_MASTER_ADDR and PET_MASTER_PORT"
+    found, severity, remedy = _FINDINGS[reached]
+    return Check("nodes", f"{place}: {found}", severity, needed, remedy)
+
+
+_FINDINGS: dict[Reached, tuple[str, Severity, str]] = {
+    "open": ("it accepts connections", Severity.OK, ""),
+    "free": ("this is the first node, and the port is free", Severity.OK, ""),
+    "refused": (
+        "the host responds, but nothing listens there yet",
+        Severity.NOTE,
+        "start the first node, and run the doctor again to see the connection",
+    ),
+    "no answer": (
+        "no response within 2 s, so the port is probably blocked",
+        Severity.ERROR,
+        "open this port, and those above 1024 between the nodes, in the firewall or security group of the first node",
+    ),
+    "no route": (
+        "the host cannot be reached",
+        Severity.ERROR,
+        "set PET_MASTER_ADDR to an address of the first node in the network that all nodes share",
+    ),
+    "unknown host": (
+        "no address is known for this name",
+        Severity.ERROR,
+        "set PET_MASTER_ADDR to a name that each node can look up, or to an IP address",
+    ),
+    "in use": (
+        "another program listens on this port",
+        Severity.ERROR,
+        "end that program (ss -ltnp shows it), or set PET_MASTER_PORT to another port on all nodes",
+    ),
+    "not own": (
+        "this is node 0, but the address belongs to another machine",
+        Severity.ERROR,
+        "set PET_MASTER_ADDR to an address of node 0, or PET_NODE_RANK to the number of this node",
+    ),
+}
+"""What a result means, how severe it is, and what to do."""

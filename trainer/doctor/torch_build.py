@@ -1,0 +1,60 @@
+"""Checks of PyTorch with the GPUs of this machine. This module loads torch."""
+
+from __future__ import annotations
+
+import torch
+
+from common.errors import ConfigError
+from trainer.distributed.devices import num_gpus
+from trainer.doctor.check import Check, Severity
+
+__all__ = ["can_access", "check_seen_gpus", "kernels_for", "seen_gpus"]
+
+
+def seen_gpus(device: str = "auto") -> tuple[int, str]:
+    """Return the number of GPUs that a training would use, and why it would be refused; empty if it would not."""
+    try:
+        return num_gpus(device), ""
+    except ConfigError as error:
+        return 0, str(error)
+
+
+def check_seen_gpus(count: int, refusal: str) -> Check:
+    """Return the row of what torch sees, with the refusal of `trainer train` if there is one."""
+    if refusal:
+        found, _, remedy = refusal.partition(". ")
+        return Check("torch", found, Severity.ERROR, "torch sees the GPUs of this machine", remedy or "run nvidia-smi")
+    build = f"torch {torch.__version__}, {'no CUDA' if torch.version.cuda is None else f'CUDA {torch.version.cuda}'}"
+    if not count:
+        return Check("torch", f"{build}; training uses the CPU")
+    built = torch.cuda.get_arch_list()
+    missing = [number for number in range(count) if not kernels_for(torch.cuda.get_device_capability(number), built)]
+    if missing:
+        capability = ".".join(map(str, torch.cuda.get_device_capability(missing[0])))
+        remedy = "use another GPU, or a build of PyTorch with kernels for this one"
+        found = f"{build}, without kernels for GPU {missing[0]} (compute capability {capability})"
+        return Check("torch", found, Severity.ERROR, f"one of {', '.join(built)}", remedy)
+    return Check("torch", f"{build}, {count} GPU{'s' * (count > 1)}")
+
+
+def kernels_for(capability: tuple[int, int], built: list[str]) -> bool:
+    """Return whether a build has kernels for a GPU: binary code of its major version up to its minor one, or earlier PTX.
+
+    Args:
+        capability: of the GPU, such as (9, 0).
+        built: what the build has, such as `["sm_80", "sm_90", "compute_90"]`.
+    """
+    for name in built:
+        kind, _, number = name.partition("_")
+        digits = "".join(filter(str.isdigit, number))
+        if not digits:
+            continue
+        own = (int(digits[:-1] or 0), int(digits[-1]))
+        if (kind == "sm" and own[0] == capability[0] and own <= capability) or (kind == "compute" and own <= capability):
+            return True
+    return False
+
+
+def can_access(one: int, other: int) -> bool:
+    """Return whether a GPU can access the memory of another one."""
+    return torch.cuda.can_device_access_peer(one, other)

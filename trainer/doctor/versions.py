@@ -1,0 +1,86 @@
+"""The versions that a training needs, and checks of the installed ones: the lock, PyTorch. Standard library alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.places import ENV
+from trainer.doctor.check import Check, Severity
+from trainer.machine.locks import describe_unlocked
+
+__all__ = ["Needs", "at_least", "check_lock", "check_versions", "read_needs", "read_variables"]
+
+_INSTALL = "install the lock: env/make-venv .venv; in containers build the image again: make image"
+_LIBRARIES = {"TORCH_VERSION": "torch", "CUDA_VERSION": "cuda", "NCCL_VERSION": "nccl", "CUDNN_VERSION": "cudnn"}
+"""Names of versions.env, and of the same versions in the environment of a run."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Versions as text, such as `580`. Empty if a file does not have one."""
+
+    compose: str
+    cuda: str
+    """The CUDA version of the image."""
+    drivers: dict[str, str]
+    """The lowest driver, by the major version of CUDA."""
+    versions: dict[str, str]
+    """The lines of versions.env: TORCH_VERSION, CUDA_VERSION, NCCL_VERSION, CUDNN_VERSION."""
+
+    def driver(self, cuda: str | None = None) -> str:
+        """Return the lowest driver for a CUDA version such as `13.0`, that of the image by default; empty if it is unknown."""
+        return self.drivers.get((cuda or self.cuda).partition(".")[0], "")
+
+
+def read_needs(folder: Path = ENV) -> Needs:
+    """Return the versions in the files of a folder. A missing file counts as empty."""
+    versions, host = (read_variables(folder / name) for name in ("versions.env", "host.env"))
+    drivers = {name.removeprefix("DRIVER_FLOOR_"): value for name, value in host.items() if name.startswith("DRIVER_FLOOR_")}
+    return Needs(host.get("COMPOSE_FLOOR", ""), versions.get("CUDA_VERSION", ""), drivers, versions)
+
+
+def read_variables(path: Path) -> dict[str, str]:
+    """Return the NAME=VALUE lines of a file; none if it is missing. The last line of a name counts, as in Compose."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.split("=", 1) for line in lines if re.match(r"[A-Za-z_][A-Za-z0-9_]*=", line))
+    return {name: value.strip().strip("\"'") for name, value in pairs}
+
+
+def at_least(floor: str, found: str) -> bool:
+    """Return whether a version such as `2.26.1` is not below `floor`. Parts that are not numbers count as 0."""
+    return _parts(found) >= _parts(floor)
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:4])
+
+
+def check_lock(lock: str | None, unlocked: Mapping[str, str]) -> Check:
+    """Return the row of the packages that differ from the lock; see `trainer.machine.locks`."""
+    if found := describe_unlocked(lock, unlocked):
+        return Check("packages", found, Severity.WARNING, "the versions of the lock, so that runs can be repeated", _INSTALL)
+    return Check("packages", f"all as in env/{lock}")
+
+
+def check_versions(found: Mapping[str, str | None], needs: Needs) -> Check:
+    """Return the row of PyTorch and its libraries.
+
+    Args:
+        found: versions by the names `torch`, `cuda`, `nccl` and `cudnn`; None for a part that this build of PyTorch does not have.
+        needs: has the expected versions.
+    """
+    shown = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+    different = []
+    for name, own in _LIBRARIES.items():
+        wanted, version = needs.versions.get(name), found.get(own)
+        if wanted and version and version.partition("+")[0] != wanted:
+            different.append(f"{own} {wanted}")
+    if different:
+        return Check("versions", shown, Severity.WARNING, ", ".join(different), _INSTALL)
+    return Check("versions", shown)
