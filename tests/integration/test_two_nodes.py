@@ -111,7 +111,7 @@ def test_a_node_that_is_killed_and_started_again_meets_the_other_one_which_waits
             os.kill(process, signal.SIGKILL)
         nodes.launchers[killed].wait()
         nodes.start_again(killed)
-        assert codes_of(nodes) == [ExitCode.DONE] * 2, nodes.log(0) + nodes.log(1)
+        assert [launcher.wait(2 * LONG_S) for launcher in nodes.launchers] == [ExitCode.DONE] * 2, nodes.log(0) + nodes.log(1)
         assert "resuming " in nodes.log(0)
         assert "starting again from the newest checkpoint" in nodes.log(1 - killed)
         assert nodes.weights() == expected

@@ -49,7 +49,7 @@ SUPPRESSED = ("failed (exitcode", "Sending process", "Received ", "Error waiting
 OTHER_NODES_S = 30.0
 """A node whose ranks are done waits this long for the other nodes, which need its store. A node that was killed never arrives."""
 
-NOTICED_S = 10.0
+NOTICED_S = 3.0
 """Ranks that have joined a group notice within this time that the first node has ended, and say so."""
 
 ALONE = "alone"
@@ -124,8 +124,9 @@ class Agent(LocalElasticAgent):
         """
         wait_for_end(first_node, port)
         time.sleep(NOTICED_S)
-        say("the torchrun of the first node has ended, so the ranks of this node are ended")
-        self._send(signal.SIGKILL)
+        if not self._asked:  # else the ranks stop in order, and `_ask_ranks` limits their time
+            say("the torchrun of the first node has ended, so the ranks of this node are ended")
+            self._send(signal.SIGKILL)
 
     def _ask_ranks(self, _number: int, _frame: FrameType | None) -> None:
         """Send SIGTERM to the ranks for every stop signal, because they do not handle the others; later SIGKILL."""
