@@ -25,7 +25,12 @@ def weights(services: Services, run: str) -> str:
 
 @pytest.mark.parametrize("killed", ["train", "train-1"])
 def test_a_node_that_is_killed_and_started_again_ends_with_the_bits_of_one_node(services: Services, killed: str) -> None:
-    settings = {"TRAIN_REPRODUCIBILITY": "elastic", "TRAIN_LIMITS__STEPS": "300", "TRAIN_CHECKPOINT__EVERY_STEPS": "20", "CPU_RANKS": "1"}
+    settings = {
+        "TRAIN_REPRODUCIBILITY": "elastic",
+        "TRAIN_LIMITS__STEPS": "300",
+        "TRAIN_CHECKPOINT__EVERY_STEPS": "20",
+        "CPU_RANKS": "1",
+    }
     one = services.with_variables(RUN_NAME="one-node", **settings)
     one.compose("up", "--detach", timeout_s=600)
     assert one.wait("train") == ExitCode.DONE, one.compose("logs", "data-prep", "train").stdout[-4000:]

@@ -18,7 +18,7 @@ import yaml
 
 __all__ = ["strict"]
 
-_KEPT = ("type", "enum", "required", "pattern", "format", "minimum", "maximum", "maxLength", "minLength", "maxItems", "minItems", "anyOf")
+_KEPT = ("type", "enum", "required", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "anyOf")
 
 
 def strict(schema: Mapping[str, Any], values: Iterable[Any]) -> dict[str, Any]:

@@ -109,8 +109,9 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         Agent.has_started = True
         started: dict[int, Any] = super()._start_workers(worker_group)
-        if worker_group.group_rank:
-            address = worker_group.master_addr, worker_group.master_port
+        group: Any = worker_group  # torch declares its address as None
+        if group.group_rank:
+            address = group.master_addr, group.master_port
             threading.Thread(target=self._end_after, args=address, name="first-node", daemon=True).start()
         for number in STOP_SIGNALS:
             signal.signal(number, self._ask_ranks)

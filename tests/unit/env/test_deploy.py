@@ -55,6 +55,8 @@ def documents(name: str) -> dict[str, dict[str, Any]]:
 
 
 RUNTIME = documents("kubeflow/runtime.yaml")["ClusterTrainingRuntime"]
+JOB_SET = RUNTIME["spec"]["template"]["spec"]
+NODES = JOB_SET["replicatedJobs"][0]["template"]["spec"]
 TRAIN_JOB = documents("kubeflow/train.yaml")["TrainJob"]
 PREPARE_JOB = documents("kubeflow/prepare.yaml")["Job"]
 RAY_JOB = documents("ray/prepare.yaml")["RayJob"]
@@ -108,10 +110,9 @@ def test_the_job_that_prepares_has_the_form_of_a_job_of_the_runtime() -> None:
 
 def pods() -> dict[str, dict[str, Any]]:
     """Return the pod templates of all Kubernetes objects."""
-    node = RUNTIME["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]
     cluster = RAY_JOB["spec"]["rayClusterSpec"]
     return {
-        "node": node["template"],
+        "node": NODES["template"],
         "prepare": PREPARE_JOB["spec"]["template"],
         "head": cluster["headGroupSpec"]["template"],
         "worker": cluster["workerGroupSpecs"][0]["template"],
@@ -144,7 +145,7 @@ def test_the_network_policies_select_the_pods() -> None:
 
 @pytest.mark.parametrize("name", ["node", "prepare"])
 def test_in_kubernetes_75_replaces_the_pod_and_a_code_that_would_come_again_fails_the_job(name: str) -> None:
-    spec = PREPARE_JOB["spec"] if name == "prepare" else RUNTIME["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]
+    spec = PREPARE_JOB["spec"] if name == "prepare" else NODES
     stopped, final, disrupted = spec["podFailurePolicy"]["rules"]
     assert spec["template"]["spec"]["restartPolicy"] == "Never"  # Kubernetes refuses the policy otherwise
     assert (stopped["action"], stopped["onExitCodes"]["values"]) == ("Ignore", [ExitCode.STOPPED])
@@ -157,10 +158,9 @@ def test_in_kubernetes_75_replaces_the_pod_and_a_code_that_would_come_again_fail
 
 
 def test_kubeflow_starts_all_nodes_again_after_a_crash_but_not_after_a_failed_job() -> None:
-    spec = RUNTIME["spec"]["template"]["spec"]
-    assert spec["replicatedJobs"][0]["template"]["spec"]["backoffLimit"] == 0
-    assert spec["failurePolicy"]["maxRestarts"] > 0
-    [rule] = spec["failurePolicy"]["rules"]
+    assert NODES["backoffLimit"] == 0
+    assert JOB_SET["failurePolicy"]["maxRestarts"] > 0
+    [rule] = JOB_SET["failurePolicy"]["rules"]
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
 
 
@@ -191,7 +191,8 @@ def test_the_ray_version_is_that_of_the_lock_of_the_image() -> None:
 
 def training_options() -> dict[str, list[str]]:
     script = (DEPLOY / "slurm/train.sbatch").read_text().split("train.sbatch \\\n#", 1)[1].partition("\n")[0]
-    return {"kubeflow": TRAIN_JOB["spec"]["trainer"]["args"], "skypilot": TASK["envs"]["ARGUMENTS"].split(), "slurm": script.split()}
+    arguments = TRAIN_JOB["spec"]["trainer"]["args"]
+    return {"kubeflow": arguments, "skypilot": TASK["envs"]["ARGUMENTS"].split(), "slurm": script.split()}
 
 
 @pytest.mark.parametrize("engine", training_options())
@@ -213,9 +214,12 @@ def test_the_options_of_the_preparation_are_valid_and_make_the_data_of_the_train
     assert config.engine == ("ray" if engine == "ray" else "local")
 
 
-def told_to_torchrun(variables: Mapping[str, str], arguments: list[str], monkeypatch: pytest.MonkeyPatch, *, gpus: str) -> list[Any]:
-    """Return what torchrun reads from its command line and PET_* variables on a node: nodes, node, ranks, address, port, command."""
-    known = {**variables, **missing_variables(variables, lambda: gpus, 16)}
+def told_to_torchrun(variables: Mapping[str, str], arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return what torchrun reads from its command line and PET_* variables on a node with 8 GPUs.
+
+    That is: number of nodes, node, ranks, address, port, command.
+    """
+    known = {**variables, **missing_variables(variables, lambda: "8", 16)}
     check_variables(known)
     for name in [name for name in os.environ if name.startswith("PET_")]:
         monkeypatch.delenv(name)
@@ -245,7 +249,7 @@ def test_what_torchrun_is_told_under_kubeflow(node: int, monkeypatch: pytest.Mon
         "PET_MASTER_PORT": "29400",
     }
     assert container["command"] == ["train"]
-    found = told_to_torchrun(variables, arguments, monkeypatch, gpus="8")
+    found = told_to_torchrun(variables, arguments, monkeypatch)
     assert found == ["4", node, "auto", "trainer-node-0-0.trainer", 29400, ["trainer", "train", *arguments]]
 
 
@@ -290,7 +294,7 @@ def test_what_torchrun_is_told_under_slurm(slurm: Stage, node: int, monkeypatch:
     program = words.index("/app/entrypoints/train")
     assert words[program + 1 :] == arguments
     assert {"--container-image=registry.example.com#trainer:1", "--container-mounts=/shared/trainer:/workspace"} < set(words)
-    found = told_to_torchrun(variables | {"SLURM_NODEID": str(node)}, words[program + 1 :], monkeypatch, gpus="8")
+    found = told_to_torchrun(variables | {"SLURM_NODEID": str(node)}, words[program + 1 :], monkeypatch)
     assert found == ["4", node, "8", "gpu01", 23456, ["trainer", "train", *arguments]]
 
 
@@ -359,7 +363,7 @@ def test_what_torchrun_is_told_under_skypilot(tmp_path: Path, node: int, monkeyp
     assert {"--gpus", "--read-only", "--init"} < set(words[:image])
     arguments = words[image + 1 :]
     assert arguments == TASK["envs"]["ARGUMENTS"].split()
-    found = told_to_torchrun(inside, arguments, monkeypatch, gpus="0")
+    found = told_to_torchrun(inside, arguments, monkeypatch)
     assert found == ["2", node, "8", "10.0.0.4", 29400, ["trainer", "train", *arguments]]
 
 
