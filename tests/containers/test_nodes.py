@@ -27,7 +27,7 @@ def weights(services: Services, run: str) -> str:
 def test_a_node_that_is_killed_and_started_again_ends_with_the_bits_of_one_node(services: Services, killed: str) -> None:
     settings = {
         "TRAIN_REPRODUCIBILITY": "elastic",
-        "TRAIN_LIMITS__STEPS": "300",
+        "TRAIN_LIMITS__STEPS": "150",
         "TRAIN_CHECKPOINT__EVERY_STEPS": "20",
         "CPU_RANKS": "1",
     }
