@@ -55,6 +55,9 @@ NOTICED_S = 3.0
 ALONE = "alone"
 """Name of the rendezvous of a single node."""
 
+STATIC = "static"
+"""torchrun's rendezvous at PET_MASTER_ADDR. The first node serves its store until it ends. Others may have a store elsewhere."""
+
 __all__ = ["Agent", "Alone", "launch"]
 
 
@@ -110,7 +113,7 @@ class Agent(LocalElasticAgent):
         Agent.has_started = True
         started: dict[int, Any] = super()._start_workers(worker_group)
         group: Any = worker_group  # torch declares its address as None
-        if group.group_rank:
+        if group.group_rank and group.spec.rdzv_handler.get_backend() == STATIC:
             address = group.master_addr, group.master_port
             threading.Thread(target=self._end_after, args=address, name="first-node", daemon=True).start()
         for number in STOP_SIGNALS:
