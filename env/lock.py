@@ -7,6 +7,7 @@ All files come from one resolution, so a package has the same version in all of 
     requirements-cuda.lock   the CUDA libraries that the registry's torch wheel needs
     requirements-image.lock  what the image adds to its base, which already has torch
     requirements-ray.lock    what `prepare --engine ray` adds to either of the two
+    requirements-ray-cluster.lock  what the image of a Ray cluster adds to the image (env/deploy/ray)
     requirements-eval.lock   what `evaluate --lm-eval` adds to either of the two
     requirements-tracking.lock  what Weights & Biases and MLflow add to either of the two
     requirements-models.lock    what ONNX, encoders of Hugging Face, `compress` and `tune` add to either of the two
@@ -46,6 +47,7 @@ INPUTS = {
     "requirements-cuda.lock": ("requirements.in", "requirements-torch.in"),
     "requirements-image.lock": ("requirements.in",),
     "requirements-ray.lock": ("requirements-ray.in",),
+    "requirements-ray-cluster.lock": ("requirements-ray-cluster.in",),
     "requirements-eval.lock": ("requirements-eval.in",),
     "requirements-tracking.lock": ("requirements-tracking.in",),
     "requirements-models.lock": ("requirements-models.in",),
@@ -126,6 +128,7 @@ def main() -> None:
         native = compile_lock("requirements-torch.in", Path(pins.name))
         image = compile_lock("requirements.in", Path(pins.name))
         ray = compile_lock("requirements-ray.in", Path(pins.name))
+        cluster = compile_lock("requirements-ray-cluster.in", Path(pins.name))
         harness = compile_lock("requirements-eval.in", Path(pins.name))
         tracking = compile_lock("requirements-tracking.in", Path(pins.name))
         models = compile_lock("requirements-models.in", Path(pins.name))
@@ -140,6 +143,7 @@ def main() -> None:
     write("requirements-cuda.lock", cuda)
     write("requirements-image.lock", image)
     write("requirements-ray.lock", beyond(ray, image))
+    write("requirements-ray-cluster.lock", beyond(cluster, image))
     write("requirements-eval.lock", beyond(harness, native | cuda))
     write("requirements-tracking.lock", beyond(tracking, native | cuda))
     write("requirements-models.lock", beyond(models, native | cuda))

@@ -197,3 +197,17 @@ def test_the_example_of_settings_names_settings_that_compose_uses() -> None:
     named = re.findall(r"^#([A-Z_]+)=\S+$", (ROOT / ".env.example").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(named) >= 20
     assert [name for name in named if f"${{{name}:-" not in compose and name not in passed_on] == []
+
+
+def test_the_override_for_two_nodes_changes_only_what_makes_two_nodes_of_the_service() -> None:
+    services = load("docker-compose.nodes.yml")["services"]
+    assert sorted(services) == ["train", "train-1"]
+    first, second = (services[name]["environment"] for name in ("train", "train-1"))
+    assert second == first | {"PET_NODE_RANK": 1}
+    assert (first["PET_NNODES"], first["PET_NODE_RANK"], first["PET_MASTER_ADDR"]) == (2, 0, "train")
+    assert services["train-1"]["extends"] == {"file": "docker-compose.yml", "service": "train"}
+    for service in services.values():
+        assert service["deploy"] == "!reset"  # two nodes cannot share the GPUs
+        assert not {"ports", "volumes", "network_mode", "privileged"} & service.keys()
+    (device,) = {service["environment"]["NVIDIA_VISIBLE_DEVICES"] for service in services.values()}
+    assert device == "none"

@@ -98,6 +98,25 @@ def test_the_death_of_a_rank_ends_both_nodes_with_1_and_both_resume_to_the_same_
     assert finished(config) == bench.weights
 
 
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_node_that_is_killed_and_started_again_meets_the_other_one_which_waits_for_it(bench: Bench, killed: int) -> None:
+    elastic: dict[str, Any] = {"reproducibility": "elastic", "checkpoint": {"every_steps": 4}}
+    with running(bench.config(f"elastic-{killed}", **elastic), 1, CPU_RANKS="1") as node:
+        assert codes_of(node) == [ExitCode.DONE], node.log(0)
+        expected = node.weights()
+    config = bench.config(f"restarted-{killed}", **elastic)
+    with running(config, 2, TRAIN_MAX_RESTARTS="3", TRAIN_RESTART_DELAY_S="1") as nodes:
+        wait_for_step(nodes, 5)
+        for process in nodes.members(killed, "node", random.Random(0)):
+            os.kill(process, signal.SIGKILL)
+        nodes.launchers[killed].wait()
+        nodes.start_again(killed)
+        assert [launcher.wait(2 * LONG_S) for launcher in nodes.launchers] == [ExitCode.DONE] * 2, nodes.log(0) + nodes.log(1)
+        assert "resuming " in nodes.log(0)
+        assert "starting again from the newest checkpoint" in nodes.log(1 - killed)
+        assert nodes.weights() == expected
+
+
 def test_a_rank_that_is_stuck_is_named_by_its_node_and_the_healthy_rank_of_the_other_node_is_not_blamed(bench: Bench) -> None:
     config = bench.config("frozen")
     with running(config, 2) as nodes:

@@ -14,9 +14,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -96,8 +97,16 @@ class Nodes:
     """The launchers of a run. Each writes to `<run>-<node>.log` next to the run."""
 
     config: TrainConfig
-    launchers: list[subprocess.Popen[bytes]]
+    starts: list[Callable[[], subprocess.Popen[bytes]]]
+    launchers: list[subprocess.Popen[bytes]] = field(init=False)
     struck_node: int = 0
+
+    def __post_init__(self) -> None:
+        self.launchers = [start() for start in self.starts]
+
+    def start_again(self, node: int) -> None:
+        """Start a node whose processes have all ended, as a scheduler does."""
+        self.launchers[node] = self.starts[node]()
 
     def log(self, node: int) -> str:
         """Return the output of a node."""
@@ -134,12 +143,12 @@ class Nodes:
 @contextmanager
 def running(config: TrainConfig, num_nodes: int, *, places: Sequence[Place] = (), **environment: str) -> Iterator[Nodes]:
     """Start a run, and kill all of its processes at the end of the block. Node i is started in `places[i]`."""
-    launchers = []
+    starts = []
     for node, variables in enumerate(_variables(num_nodes)):
         place = places[node] if places else Place()
         command = [*place.command, *_command(place.config or config)]
-        launchers.append(_started(command, _log_file(config, node), variables | place.variables | environment))
-    nodes = Nodes(config, launchers)
+        starts.append(partial(_started, command, _log_file(config, node), variables | place.variables | environment))
+    nodes = Nodes(config, list(starts))
     try:
         yield nodes
     finally:

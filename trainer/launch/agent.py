@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,6 +38,7 @@ from torch.distributed.run import get_args_parser, parse_min_max_nnodes, run
 
 from common.errors import ConfigError, ExitCode
 from trainer.distributed.network import STORE_VARIABLE
+from trainer.launch.notices import say
 from trainer.launch.stop_request import STOP_SIGNALS
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE, LAUNCHER_VARIABLE
 
@@ -46,8 +49,14 @@ SUPPRESSED = ("failed (exitcode", "Sending process", "Received ", "Error waiting
 OTHER_NODES_S = 30.0
 """A node whose ranks are done waits this long for the other nodes, which need its store. A node that was killed never arrives."""
 
+NOTICED_S = 3.0
+"""Ranks that have joined a group notice within this time that the first node has ended, and say so."""
+
 ALONE = "alone"
 """Name of the rendezvous of a single node."""
+
+STATIC = "static"
+"""torchrun's rendezvous at PET_MASTER_ADDR. The first node serves its store until it ends. Others may have a store elsewhere."""
 
 __all__ = ["Agent", "Alone", "launch"]
 
@@ -103,9 +112,25 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         Agent.has_started = True
         started: dict[int, Any] = super()._start_workers(worker_group)
+        group: Any = worker_group  # torch declares its address as None
+        if group.group_rank and group.spec.rdzv_handler.get_backend() == STATIC:
+            address = group.master_addr, group.master_port
+            threading.Thread(target=self._end_after, args=address, name="first-node", daemon=True).start()
         for number in STOP_SIGNALS:
             signal.signal(number, self._ask_ranks)
         return started
+
+    def _end_after(self, first_node: str, port: int) -> None:
+        """End the ranks of this node if the torchrun of the first node has ended and the ranks have not noticed.
+
+        A node that is started while the others still end meets them in a store that is about to close. Its ranks would then wait
+        for ranks that have another store.
+        """
+        wait_for_end(first_node, port)
+        time.sleep(NOTICED_S)
+        if not self._asked:  # else the ranks stop in order, and `_ask_ranks` limits their time
+            say("the torchrun of the first node has ended, so the ranks of this node are ended")
+            self._send(signal.SIGKILL)
 
     def _ask_ranks(self, _number: int, _frame: FrameType | None) -> None:
         """Send SIGTERM to the ranks for every stop signal, because they do not handle the others; later SIGKILL."""
@@ -165,6 +190,14 @@ def launch(arguments: Sequence[str]) -> ExitCode:
         found = str(error) or "an assertion about its settings failed"
         raise ConfigError(f"torchrun refuses its settings ({found}); correct the PET_* variable and start again") from error
     return ExitCode.DONE
+
+
+def wait_for_end(host: str, port: int) -> None:
+    """Wait until the process that listens on a port has ended. If its machine is unreachable, this waits for as long."""
+    with suppress(OSError), socket.create_connection((host, port)) as connection:
+        connection.settimeout(None)
+        while connection.recv(1024):
+            pass
 
 
 @contextmanager
