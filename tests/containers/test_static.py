@@ -95,16 +95,6 @@ def test_tensorboard_starts_after_train_so_that_a_port_in_use_cannot_prevent_tra
     assert services["tensorboard"]["depends_on"] == {"train": {"condition": "service_started"}}
 
 
-def test_a_variable_says_whether_train_asks_for_the_gpus(services: dict[str, Any]) -> None:
-    assert services["train"]["extends"] == {"file": "docker-compose.gpus.yml", "service": "gpus-${GPUS:-all}"}
-    assert "deploy" not in services["train"]
-    choices = load("docker-compose.gpus.yml")["services"]
-    (device,) = choices.pop("gpus-all")["deploy"]["resources"]["reservations"]["devices"]
-    assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
-    settings = {"file": "env/settings/train.yml", "service": "train"}
-    assert choices == {"gpus-none": {"extends": settings, "environment": {"NVIDIA_VISIBLE_DEVICES": "none"}}}
-
-
 def test_each_checkout_has_a_project_and_an_image_of_its_own(services: dict[str, Any]) -> None:
     assert load("docker-compose.yml")["name"] == "trainer-${PWD}"
     assert {service["image"] for service in services.values()} == {"${IMAGE:-trainer:${COMPOSE_PROJECT_NAME}}"}
@@ -196,4 +186,4 @@ def test_the_example_of_settings_names_settings_that_compose_uses() -> None:
     passed_on = {name for service in SERVICES for name in re.findall(r"^ *([A-Z_]+):$", content(service), re.MULTILINE)}
     named = re.findall(r"^#([A-Z_]+)=\S+$", (ROOT / ".env.example").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(named) >= 20
-    assert [name for name in named if f"${{{name}:-" not in compose and name not in passed_on] == []
+    assert [name for name in named if f"${{{name}:" not in compose and name not in passed_on] == []
