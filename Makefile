@@ -13,7 +13,7 @@ up: ## inspect this machine, write .env once, then docker compose up (ARGS=-d: i
 	@env/up $(ARGS)
 
 down: ## stop and remove the services; the volume with data and runs is kept
-	@docker compose down
+	@docker compose --profile '*' down
 
 image: ## build the image on the base that .env names (make image writes .env if needed, as make up does)
 	@env/up --env

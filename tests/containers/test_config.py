@@ -1,12 +1,12 @@
-"""The services as `docker compose config` prints them for the settings of a user. No engine is needed, but the program docker is."""
+"""The services as `docker compose config` prints them for the settings of a user. No engine is needed, but Docker Compose is."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,3 +95,56 @@ def test_gpus_that_cannot_be_meant_are_refused_in_one_line(variables: Mapping[st
     assert result.returncode != 0
     assert result.stderr.count("\n") == 1
     assert f'service "{missing}" not found in docker-compose.gpus.yml' in result.stderr
+
+
+PROFILES = [(), ("debug",), ("notebook",), ("debug", "notebook")]
+CHANGES: list[dict[str, str]] = [{}, {"GPUS": "none"}, {"GPU_IDS": "0,3"}, {"WORKSPACE": "./workspace"}]
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
+@pytest.mark.parametrize("profiles", PROFILES, ids=str)
+def test_every_combination_is_accepted_and_safe(profiles: tuple[str, ...], changes: Mapping[str, str]) -> None:
+    found = config(*(word for name in profiles for word in ("--profile", name)), **changes)["services"]
+    assert sorted(found) == sorted(("data-prep", "train", "tensorboard", *profiles))
+    for name, one in found.items():
+        assert one["cap_drop"] == ["ALL"], name
+        assert one["security_opt"] == ["no-new-privileges:true"], name
+        assert one["read_only"] is True, name
+        assert one["init"] is True, name
+        assert not {"privileged", "devices", "ipc"} & one.keys(), name
+        assert all(",size=" in mount for mount in one["tmpfs"]), name
+        assert all(port["host_ip"] == "127.0.0.1" for port in one.get("ports", [])), name
+        assert "docker.sock" not in str(one["volumes"]), name
+        if name != "debug":
+            assert one["user"] == "1000:1000", name
+            assert not {"cap_add", "pid", "network_mode"} & one.keys(), name
+        if name not in ("data-prep", "train"):
+            (workspace,) = [mount for mount in one["volumes"] if mount["target"] == "/workspace"]
+            assert workspace["read_only"] is True, name
+
+
+def test_debug_sees_the_processes_of_train_and_nothing_else() -> None:
+    debug = config("--profile", "debug")["services"]["debug"]
+    assert debug["pid"] == "service:train"
+    assert debug["cap_add"] == ["SYS_PTRACE"]
+    assert debug["network_mode"] == "none"
+    assert debug["user"] == "0:0"  # the capability has no effect for another user
+    assert debug["build"]["target"] == "debug"
+
+
+def test_a_notebook_has_a_token_that_is_never_empty_by_accident() -> None:
+    """Without JUPYTER_TOKEN, JupyterLab makes a token. An empty value must not become a login without one."""
+    for variables, token in (({}, None), ({"JUPYTER_TOKEN": "secret"}, "secret")):
+        notebook = config("--profile", "notebook", **variables)["services"]["notebook"]
+        assert notebook["environment"]["JUPYTER_TOKEN"] == token
+        assert not any("token" in word or "password" in word for word in notebook["command"])
+    (port,) = notebook["ports"]
+    assert (port["host_ip"], port["published"], port["target"]) == ("127.0.0.1", "8888", 8888)
+    assert notebook["build"]["target"] == "notebook"
+
+
+def test_every_image_is_built_on_the_same_pinned_base() -> None:
+    found = config("--profile", "*")["services"]
+    bases = {one["build"]["args"]["BASE_IMAGE"] for one in found.values() if "build" in one}
+    assert len(bases) == 1
+    assert re.fullmatch(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}", bases.pop())

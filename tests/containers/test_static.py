@@ -77,7 +77,8 @@ def test_the_entrypoint_sees_the_name_of_which_compose_makes_the_run_directory(s
 
 
 def test_the_image_takes_rights_away_and_lists_its_packages_after_the_last_of_them_is_installed() -> None:
-    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8").rpartition("\nFROM ")[2]
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    dockerfile = text.partition("\nFROM ${BASE_IMAGE} AS trainer\n")[2].partition("\nFROM ")[0]
     installed = dockerfile.rindex("apt-get install")
     assert dockerfile.index("-perm /6000 ! -type l -exec chmod ug-s {} +") > installed
     assert dockerfile.index(">/app/apt-packages.txt") > installed
@@ -118,8 +119,10 @@ def test_the_base_image_is_pinned_by_digest_in_one_form_everywhere(services: dic
     for name in ("Dockerfile", "docker-compose.yml", "docs/containers.md"):
         for reference in re.findall(r"pytorch/pytorch:[^\s`}]+@[^\s`}]*", (ROOT / name).read_text(encoding="utf-8")):
             assert DIGEST_PIN.fullmatch(reference), f"{name}: {reference}"
-    stages = re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)
-    assert set(stages) == {"${BASE_IMAGE}"}
+    stages = re.findall(r"^FROM (.+)", dockerfile, re.MULTILINE)
+    made = {name for stage in stages for name in re.findall(r" AS (\w+)$", stage)}
+    assert {stage.partition(" ")[0] for stage in stages} - made == {"${BASE_IMAGE}"}
+    assert stages[-1] == "trainer"  # without a target, a build makes the image of the services, not that of a tool
 
 
 def test_the_expected_versions_are_those_of_the_locked_wheels() -> None:
