@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,3 +151,104 @@ def test_every_image_is_built_on_the_same_pinned_base() -> None:
     bases = {one["build"]["args"]["BASE_IMAGE"] for one in found.values() if "build" in one}
     assert len(bases) == 1
     assert re.fullmatch(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}", bases.pop())
+
+
+def test_code_of_the_user_is_mounted_read_only_and_must_exist() -> None:
+    for variables, folder in (({}, ROOT / "extensions"), ({"EXTENSIONS_DIR": "/srv/code"}, Path("/srv/code"))):
+        (mount,) = [one for one in service("train", **variables)["volumes"] if one["target"] == "/extensions"]
+        assert (mount["type"], Path(mount["source"]), mount["read_only"]) == ("bind", folder, True)
+        assert not mount["bind"].get("create_host_path")
+
+
+def test_memory_has_a_limit_only_if_the_user_sets_one() -> None:
+    assert "mem_limit" not in service("train")
+    assert service("train", MEMORY_LIMIT="64g")["mem_limit"] == str(64 << 30)
+    refused = compose("config", MEMORY_LIMIT="lots")
+    assert (refused.returncode != 0, "mem_limit': invalid size: 'lots'" in refused.stderr) == (True, True)
+    for name, one in config(TMP_SIZE="4g")["services"].items():
+        assert {mount.rpartition("size=")[2] for mount in one["tmpfs"]} == {"4g"}, name
+
+
+@pytest.mark.parametrize(("variables", "expected_s"), [({}, (120, 60)), ({"STOP_GRACE_PERIOD": "10m"}, (600, 60))])
+def test_the_engine_waits_longer_than_the_ranks_need_to_save(variables: Mapping[str, str], expected_s: tuple[int, int]) -> None:
+    train = service("train", **variables)
+    minutes, seconds = re.fullmatch(r"(\d+)m(\d+)s", train["stop_grace_period"]).groups()  # type: ignore[union-attr]
+    grace_s, shutdown_s = int(minutes) * 60 + int(seconds), int(train["environment"]["PET_SHUTDOWN_TIMEOUT"])
+    assert (grace_s, shutdown_s) == expected_s
+    assert grace_s > shutdown_s
+
+
+SECRETS = ("-f", "docker-compose.yml", "-f", "docker-compose.secrets.yml")
+
+
+def test_keys_in_files_are_in_no_setting_of_the_services(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("hf_canary\n")
+    result = compose(*SECRETS, "--profile", "*", "config", HF_TOKEN_FILE=str(key))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "hf_canary" not in result.stdout
+    found = yaml.safe_load(result.stdout)
+    assert found["secrets"]["hf_token"]["file"] == str(key)
+    assert found["secrets"]["netrc"]["file"] == str(ROOT / "env/empty")
+    given = {name: sorted(one["source"] for one in of.get("secrets", [])) for name, of in found["services"].items()}
+    assert given["train"] == ["aws_credentials", "hf_token", "netrc"]
+    assert given["data-prep"] == ["aws_credentials", "hf_token"]
+    assert given["tensorboard"] == given["debug"] == given["notebook"] == []
+    for name in ("train", "data-prep"):
+        paths = {value for value in found["services"][name]["environment"].values() if str(value).startswith("/run/secrets/")}
+        assert paths == {f"/run/secrets/{secret}" for secret in given[name]}
+
+
+def test_clients_read_the_files_of_keys_and_an_empty_file_is_no_key(tmp_path: Path) -> None:
+    environment = yaml.safe_load((ROOT / "docker-compose.secrets.yml").read_text())["services"]["data-prep"]["environment"]
+    token, aws = tmp_path / "hf", tmp_path / "aws"
+    names = dict(zip(environment, (str(token), str(aws)), strict=True))
+    code = (
+        "import huggingface_hub, botocore.session as b; c = b.Session().get_credentials();"
+        "print(huggingface_hub.get_token(), c and c.secret_key)"
+    )
+    for content, said in (
+        (("hf_canary", "[default]\naws_access_key_id = a\naws_secret_access_key = canary\n"), "hf_canary canary"),
+        (("", ""), "None None"),
+    ):
+        for path, text in zip((token, aws), content, strict=True):
+            path.write_text(text)
+        variables = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true", **names}
+        result = subprocess.run(
+            [sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=120, check=True
+        )
+        assert result.stdout.strip() == said
+
+
+@pytest.mark.parametrize(
+    "files",
+    [(), SECRETS, ("-f", "docker-compose.yml", "-f", "docker-compose.watch.yml"), (*SECRETS, "-f", "docker-compose.watch.yml")],
+    ids=lambda files: " ".join(files[1::2]) or "plain",
+)
+@pytest.mark.parametrize("gpus", ["all", "none", "2"])
+def test_every_combination_of_files_is_accepted_with_all_profiles(files: tuple[str, ...], gpus: str) -> None:
+    found = config(*files, "--profile", "*", GPUS=gpus)["services"]
+    assert sorted(found) == ["data-prep", "debug", "notebook", "tensorboard", "train"]
+
+
+def test_watched_sources_are_those_of_the_image_and_a_change_restarts_train() -> None:
+    files = ("-f", "docker-compose.yml", "-f", "docker-compose.watch.yml")
+    train = config(*files)["services"]["train"]
+    synced = {Path(one["path"]): one["target"] for one in train["develop"]["watch"] if one["action"] == "sync+restart"}
+    assert synced == {ROOT / name: f"/app/{name}" for name in ("common", "data_pipeline", "trainer", "entrypoints", "env/recipes")}
+    rebuilt = {Path(one["path"]) for one in train["develop"]["watch"] if one["action"] == "rebuild"}
+    assert rebuilt == {ROOT / "Dockerfile", ROOT / "env/requirements-image.lock"}
+    assert not train.get("read_only")
+    assert train["environment"]["PYTHONPYCACHEPREFIX"] == "/tmp/bytecode"
+    assert train["build"]["target"] == "develop"
+    assert (train["cap_drop"], train["user"]) == (["ALL"], "1000:1000")
+    assert train["image"] != config()["services"]["train"]["image"]
+
+
+def test_the_development_container_is_a_target_of_the_dockerfile_and_needs_no_gpu() -> None:
+    settings = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text(encoding="utf-8"))
+    assert (ROOT / ".devcontainer" / settings["build"]["dockerfile"]).resolve() == ROOT / "Dockerfile"
+    assert f"\nFROM trainer AS {settings['build']['target']}\n" in (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert settings["remoteUser"] == "trainer"
+    assert "--gpus" not in str(settings)
+    assert os.access(ROOT / settings["postCreateCommand"].split()[0], os.X_OK)

@@ -49,6 +49,7 @@ def copy_compose_files(folder: Path) -> None:
     for name in ("docker-compose.yml", "docker-compose.gpus.yml", "docker-compose.tools.yml"):
         shutil.copy(ROOT / name, folder)
     shutil.copytree(ROOT / "env" / "settings", folder / "env" / "settings")
+    (folder / "extensions").mkdir()
 
 
 def said(services: Services, *names: str) -> str:

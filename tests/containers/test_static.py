@@ -177,11 +177,12 @@ def test_the_users_text_is_mounted_read_only_and_must_exist(services: dict[str, 
     assert mount["bind"] == {"create_host_path": False}
 
 
-def test_users_text_stays_out_of_the_repository_and_out_of_the_image() -> None:
-    assert (ROOT / "text/.gitignore").read_text().split("\n", 1)[1].split() == ["*", "!.gitignore", "!README.md"]
+def test_text_and_code_of_the_user_stay_out_of_the_repository_and_out_of_the_image() -> None:
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert ignored[1] == "*"
-    assert "!text" not in ignored
+    for folder in ("text", "extensions"):
+        assert (ROOT / folder / ".gitignore").read_text().split("\n", 1)[1].split() == ["*", "!.gitignore", "!README.md"]
+        assert f"!{folder}" not in ignored
 
 
 def test_the_example_of_settings_names_settings_that_compose_uses() -> None:
