@@ -21,8 +21,8 @@ image: ## build the image on the base that .env names (make image writes .env if
 base: ## build the stand-in base image, for machines that reach no registry
 	@env/base/build
 
-smoke: .venv/dev ## test the image and all three services on a Docker engine; fails if there is none
-	@.venv/bin/python -m pytest tests/containers -m containers
+smoke: .venv/dev ## test the image and all three services on a Docker engine; fails if there is none (ARGS=--junitxml=FILE: a report)
+	@.venv/bin/python -m pytest tests/containers -m containers $(ARGS)
 
 TESTS = .venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 

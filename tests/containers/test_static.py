@@ -149,12 +149,23 @@ def test_the_compose_file_reads_in_one_sitting() -> None:
     assert len((ROOT / "docker-compose.yml").read_text(encoding="utf-8").splitlines()) <= 130
 
 
-def test_actions_of_the_workflow_are_pinned_by_commit() -> None:
-    text = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", [".github/workflows/ci.yml", "examples/ci/github.yml"])
+def test_actions_of_a_workflow_are_pinned_by_commit(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
     used = re.findall(r"uses: (\S+)", text)
     assert used
     assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action) for action in used), used
     assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
+
+
+def test_the_example_for_ci_tests_the_services_and_keeps_the_report_of_junit_also_after_a_failure() -> None:
+    steps = yaml.safe_load((ROOT / "examples/ci/github.yml").read_text(encoding="utf-8"))["jobs"]["smoke"]["steps"]
+    (report,) = [found[1] for step in steps if (found := re.fullmatch(r"make smoke ARGS=--junitxml=(\S+)", step.get("run", "")))]
+    assert (steps[-1]["with"]["path"], steps[-1]["if"]) == (report, "${{ !cancelled() }}")
+    assert "actions/upload-artifact@" in steps[-1]["uses"]
+    command = ["make", "--dry-run", "--always-make", "smoke", "ARGS=--junitxml=x.xml"]
+    recipe = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "pytest tests/containers -m containers --junitxml=x.xml" in recipe
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
