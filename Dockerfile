@@ -25,7 +25,7 @@ COPY data_pipeline data_pipeline
 COPY trainer trainer
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash common data_pipeline trainer env
 
-FROM ${BASE_IMAGE}
+FROM ${BASE_IMAGE} AS trainer
 # PYTHONSAFEPATH: Python imports nothing from the working directory, which may be the run folder of a stranger.
 ENV LANG=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/app PYTHONSAFEPATH=1 \
     PATH=/app/entrypoints:/opt/venv/bin:$PATH
@@ -71,3 +71,40 @@ LABEL org.opencontainers.image.title="trainer" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.base.name="${BASE_IMAGE}" \
       org.opencontainers.image.revision="${REVISION}"
+
+# For docker-compose.watch.yml and .devcontainer, which write into /app and need the tools of a checkout.
+FROM trainer AS develop
+USER root
+RUN apt-get update \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends git make python3-venv \
+ && apt-get clean && rm -rf /var/lib/apt/lists/* \
+ && find / -xdev -perm /6000 ! -type l -exec chmod ug-s {} + \
+ && chmod -R a+rwX /app
+USER 1000:1000
+
+# The two services of docker-compose.tools.yml, which are built only when they are named.
+FROM trainer AS debug
+USER root
+RUN apt-get update \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends gdb procps \
+ && apt-get clean && rm -rf /var/lib/apt/lists/* \
+ && find / -xdev -perm /6000 ! -type l -exec chmod ug-s {} +
+RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
+    if [ -s /run/secrets/ca_bundle ]; then export PIP_CERT=/run/secrets/ca_bundle; fi \
+ && if [ -s /run/secrets/pip_conf ]; then export PIP_CONFIG_FILE=/run/secrets/pip_conf; fi \
+ && python3 -m pip --python /opt/venv/bin/python install --progress-bar off --no-cache-dir --disable-pip-version-check \
+        --root-user-action=ignore --no-deps --require-hashes -r /app/env/requirements-debug.lock
+
+FROM trainer AS notebook
+USER root
+RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
+    if [ -s /run/secrets/ca_bundle ]; then export PIP_CERT=/run/secrets/ca_bundle; fi \
+ && if [ -s /run/secrets/pip_conf ]; then export PIP_CONFIG_FILE=/run/secrets/pip_conf; fi \
+ && python3 -m pip --python /opt/venv/bin/python install --progress-bar off --no-cache-dir --disable-pip-version-check \
+        --root-user-action=ignore --no-deps --require-hashes -r /app/env/requirements-notebook.lock
+# A new volume takes its content and its mode from the image: the examples, and any user may write.
+COPY examples/notebooks /notebooks
+RUN chmod -R a+rwX /notebooks && chmod 1777 /notebooks
+USER 1000:1000
+
+FROM trainer

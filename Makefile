@@ -16,7 +16,7 @@ up: ## inspect this machine, write .env once, then docker compose up (ARGS=-d: i
 	@env/up $(ARGS)
 
 down: ## stop and remove the services; the volume with data and runs is kept
-	@docker compose down
+	@docker compose --profile '*' down
 
 image: ## build the image on the base that .env names (make image writes .env if needed, as make up does)
 	@env/up --env
@@ -24,8 +24,8 @@ image: ## build the image on the base that .env names (make image writes .env if
 base: ## build the stand-in base image, for machines that reach no registry
 	@env/base/build
 
-smoke: .venv/dev ## test the image and all three services on a Docker engine; fails if there is none
-	@.venv/bin/python -m pytest tests/containers -m containers
+smoke: .venv/dev ## test the image and all three services on a Docker engine; fails if there is none (ARGS=--junitxml=FILE: a report)
+	@.venv/bin/python -m pytest tests/containers -m containers $(ARGS)
 
 TESTS = .venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 

@@ -11,6 +11,8 @@ All files come from one resolution, so a package has the same version in all of 
     requirements-eval.lock   what `evaluate --lm-eval` adds to either of the two
     requirements-tracking.lock  what Weights & Biases and MLflow add to either of the two
     requirements-models.lock    what ONNX, encoders of Hugging Face, `compress` and `tune` add to either of the two
+    requirements-notebook.lock  JupyterLab, which the target `notebook` of the Dockerfile adds to the image
+    requirements-debug.lock     py-spy, which the target `debug` of the Dockerfile adds to the image
     requirements-dev.lock    tests, linters and types, on top of requirements.lock
     requirements-docs.lock   what `make docs` runs on
     requirements-tools.lock  what this script runs on
@@ -51,6 +53,8 @@ INPUTS = {
     "requirements-eval.lock": ("requirements-eval.in",),
     "requirements-tracking.lock": ("requirements-tracking.in",),
     "requirements-models.lock": ("requirements-models.in",),
+    "requirements-notebook.lock": ("requirements-notebook.in",),
+    "requirements-debug.lock": ("requirements-debug.in",),
     "requirements-dev.lock": ("requirements.in", "requirements-torch.in", "requirements-ray.in", "requirements-dev.in"),
     "requirements-docs.lock": ("requirements-docs.in",),
     "requirements-tools.lock": ("requirements-tools.in",),
@@ -132,6 +136,8 @@ def main() -> None:
         harness = compile_lock("requirements-eval.in", Path(pins.name))
         tracking = compile_lock("requirements-tracking.in", Path(pins.name))
         models = compile_lock("requirements-models.in", Path(pins.name))
+        notebook = compile_lock("requirements-notebook.in", Path(pins.name))
+        debug = compile_lock("requirements-debug.in", Path(pins.name))
         site = compile_lock("requirements-docs.in", Path(pins.name))
         base = compile_lock("base/requirements.in", Path(pins.name))
     cuda = {name: native.pop(name) for name in list(native) if is_of_cuda(name)}
@@ -147,6 +153,8 @@ def main() -> None:
     write("requirements-eval.lock", beyond(harness, native | cuda))
     write("requirements-tracking.lock", beyond(tracking, native | cuda))
     write("requirements-models.lock", beyond(models, native | cuda))
+    write("requirements-notebook.lock", beyond(notebook, image))
+    write("requirements-debug.lock", beyond(debug, image))
     write("requirements-dev.lock", beyond(everything, native | cuda))
     write("requirements-docs.lock", site)
     write("requirements-tools.lock", compile_lock("requirements-tools.in"))

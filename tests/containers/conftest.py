@@ -14,7 +14,8 @@ from tests.containers.services import IMAGE, PROJECT, ROOT, Services
 # Variables that a developer may have set for other runs.
 OWN_VARIABLES = (
     *("PREP_", "TRAIN_", "COMPOSE_", "RUN_", "DATA_", "WORKSPACE", "TEXT_DIR", "RECIPE", "TENSORBOARD_", "CPU_RANKS", "GPUS"),
-    *("RESTART", "TMP_SIZE", "SHM_SIZE", "NCCL_", "PET_", "CUDA_VISIBLE_DEVICES"),
+    *("RESTART", "TMP_SIZE", "SHM_SIZE", "NCCL_", "PET_", "CUDA_VISIBLE_DEVICES", "GPU_IDS", "EXTENSIONS_DIR", "MEMORY_LIMIT"),
+    *("STOP_GRACE_PERIOD", "JUPYTER_", "NOTEBOOK_"),
 )
 
 

@@ -46,9 +46,10 @@ def expected(disturbed: Services) -> list[tuple[int, str]]:
 
 def copy_compose_files(folder: Path) -> None:
     """Copy what `docker compose` reads of a checkout."""
-    for name in ("docker-compose.yml", "docker-compose.gpus.yml"):
+    for name in ("docker-compose.yml", "docker-compose.gpus.yml", "docker-compose.tools.yml"):
         shutil.copy(ROOT / name, folder)
     shutil.copytree(ROOT / "env" / "settings", folder / "env" / "settings")
+    (folder / "extensions").mkdir()
 
 
 def said(services: Services, *names: str) -> str:

@@ -77,7 +77,8 @@ def test_the_entrypoint_sees_the_name_of_which_compose_makes_the_run_directory(s
 
 
 def test_the_image_takes_rights_away_and_lists_its_packages_after_the_last_of_them_is_installed() -> None:
-    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8").rpartition("\nFROM ")[2]
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    dockerfile = text.partition("\nFROM ${BASE_IMAGE} AS trainer\n")[2].partition("\nFROM ")[0]
     installed = dockerfile.rindex("apt-get install")
     assert dockerfile.index("-perm /6000 ! -type l -exec chmod ug-s {} +") > installed
     assert dockerfile.index(">/app/apt-packages.txt") > installed
@@ -93,16 +94,6 @@ def test_train_waits_for_the_data_and_has_time_to_save(services: dict[str, Any])
 
 def test_tensorboard_starts_after_train_so_that_a_port_in_use_cannot_prevent_training(services: dict[str, Any]) -> None:
     assert services["tensorboard"]["depends_on"] == {"train": {"condition": "service_started"}}
-
-
-def test_a_variable_says_whether_train_asks_for_the_gpus(services: dict[str, Any]) -> None:
-    assert services["train"]["extends"] == {"file": "docker-compose.gpus.yml", "service": "gpus-${GPUS:-all}"}
-    assert "deploy" not in services["train"]
-    choices = load("docker-compose.gpus.yml")["services"]
-    (device,) = choices.pop("gpus-all")["deploy"]["resources"]["reservations"]["devices"]
-    assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
-    settings = {"file": "env/settings/train.yml", "service": "train"}
-    assert choices == {"gpus-none": {"extends": settings, "environment": {"NVIDIA_VISIBLE_DEVICES": "none"}}}
 
 
 def test_each_checkout_has_a_project_and_an_image_of_its_own(services: dict[str, Any]) -> None:
@@ -128,8 +119,10 @@ def test_the_base_image_is_pinned_by_digest_in_one_form_everywhere(services: dic
     for name in ("Dockerfile", "docker-compose.yml", "docs/containers.md"):
         for reference in re.findall(r"pytorch/pytorch:[^\s`}]+@[^\s`}]*", (ROOT / name).read_text(encoding="utf-8")):
             assert DIGEST_PIN.fullmatch(reference), f"{name}: {reference}"
-    stages = re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)
-    assert set(stages) == {"${BASE_IMAGE}"}
+    stages = re.findall(r"^FROM (.+)", dockerfile, re.MULTILINE)
+    made = {name for stage in stages for name in re.findall(r" AS (\w+)$", stage)}
+    assert {stage.partition(" ")[0] for stage in stages} - made == {"${BASE_IMAGE}"}
+    assert stages[-1] == "trainer"  # without a target, a build makes the image of the services, not that of a tool
 
 
 def test_the_expected_versions_are_those_of_the_locked_wheels() -> None:
@@ -156,12 +149,23 @@ def test_the_compose_file_reads_in_one_sitting() -> None:
     assert len((ROOT / "docker-compose.yml").read_text(encoding="utf-8").splitlines()) <= 130
 
 
-def test_actions_of_the_workflow_are_pinned_by_commit() -> None:
-    text = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", [".github/workflows/ci.yml", "examples/ci/github.yml"])
+def test_actions_of_a_workflow_are_pinned_by_commit(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
     used = re.findall(r"uses: (\S+)", text)
     assert used
     assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action) for action in used), used
     assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
+
+
+def test_the_example_for_ci_tests_the_services_and_keeps_the_report_of_junit_also_after_a_failure() -> None:
+    steps = yaml.safe_load((ROOT / "examples/ci/github.yml").read_text(encoding="utf-8"))["jobs"]["smoke"]["steps"]
+    (report,) = [found[1] for step in steps if (found := re.fullmatch(r"make smoke ARGS=--junitxml=(\S+)", step.get("run", "")))]
+    assert (steps[-1]["with"]["path"], steps[-1]["if"]) == (report, "${{ !cancelled() }}")
+    assert "actions/upload-artifact@" in steps[-1]["uses"]
+    command = ["make", "--dry-run", "--always-make", "smoke", "ARGS=--junitxml=x.xml"]
+    recipe = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "pytest tests/containers -m containers --junitxml=x.xml" in recipe
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -184,11 +188,12 @@ def test_the_users_text_is_mounted_read_only_and_must_exist(services: dict[str, 
     assert mount["bind"] == {"create_host_path": False}
 
 
-def test_users_text_stays_out_of_the_repository_and_out_of_the_image() -> None:
-    assert (ROOT / "text/.gitignore").read_text().split("\n", 1)[1].split() == ["*", "!.gitignore", "!README.md"]
+def test_text_and_code_of_the_user_stay_out_of_the_repository_and_out_of_the_image() -> None:
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert ignored[1] == "*"
-    assert "!text" not in ignored
+    for folder in ("text", "extensions"):
+        assert (ROOT / folder / ".gitignore").read_text().split("\n", 1)[1].split() == ["*", "!.gitignore", "!README.md"]
+        assert f"!{folder}" not in ignored
 
 
 def test_the_example_of_settings_names_settings_that_compose_uses() -> None:
@@ -196,7 +201,7 @@ def test_the_example_of_settings_names_settings_that_compose_uses() -> None:
     passed_on = {name for service in SERVICES for name in re.findall(r"^ *([A-Z_]+):$", content(service), re.MULTILINE)}
     named = re.findall(r"^#([A-Z_]+)=\S+$", (ROOT / ".env.example").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(named) >= 20
-    assert [name for name in named if f"${{{name}:-" not in compose and name not in passed_on] == []
+    assert [name for name in named if f"${{{name}:" not in compose and name not in passed_on] == []
 
 
 def test_the_override_for_two_nodes_changes_only_what_makes_two_nodes_of_the_service() -> None:

@@ -38,7 +38,8 @@ esac
 """
 
 
-FILES = ("env/up", "env/versions.env", "env/host.env", "env/build-secrets", "env/empty", "docker-compose.yml", "Dockerfile")
+COMPOSE = ("docker-compose.yml", "docker-compose.gpus.yml")
+FILES = ("env/up", "env/versions.env", "env/host.env", "env/build-secrets", "env/empty", *COMPOSE, "Dockerfile")
 SETTINGS = ("env/settings/data-prep.yml", "env/settings/train.yml")
 PROGRAMS = (
     *("bash", "cat", "chown", "cksum", "cut", "dirname", "env", "git", "grep", "head", "id", "mkdir", "nproc", "paste"),
@@ -124,6 +125,33 @@ def test_gpus_that_work_are_handed_over(machine: Machine) -> None:
     assert "2 GPU(s) with driver 580.65.06" in said
     assert machine.written["GPUS"] == "all"
     assert "CPU_RANKS" not in machine.written
+
+
+@pytest.mark.parametrize("variables", [{"GPUS": "2"}, {"GPUS": "1"}, {"GPU_IDS": "0,3"}, {"GPU_IDS": "MIG-c7384736-a75d-5afc"}])
+def test_some_of_the_gpus_can_be_asked_for(machine: Machine, variables: dict[str, str]) -> None:
+    machine.nvidia_smi(WORKING)
+    machine.engine_says("runtimes", NVIDIA)
+    code, said = machine.up(**variables)
+    assert code == 0, said
+    assert f"set for this command alone: {next(iter(variables))}" in said
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"GPUS": "3"}, "GPUS=3, but this machine has 2 GPU(s)"),
+        ({"GPUS": "0"}, "GPUS=0 is unknown; use all, none, or a number"),
+        ({"GPUS": "0,3"}, "GPUS=0,3 is unknown; use all, none, or a number from 1 to 8, or 16. Chosen GPUs: GPU_IDS=0,3"),
+        ({"GPU_IDS": "0, 3"}, "GPU_IDS=0, 3 must be indexes or UUIDs"),
+        ({"GPU_IDS": "0,3", "GPUS": "2"}, "GPU_IDS=0,3 chooses GPUs, so GPUS=2 must be all"),
+    ],
+)
+def test_gpus_that_cannot_be_meant_are_refused(machine: Machine, variables: dict[str, str], reason: str) -> None:
+    machine.nvidia_smi(WORKING)
+    machine.engine_says("runtimes", NVIDIA)
+    code, said = machine.up(**variables)
+    assert (code, reason in said) == (1, True), said
+    assert not any(call.startswith("build") for call in machine.calls)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import urlsplit
@@ -11,7 +12,22 @@ from pydantic import Field, model_validator
 from common.settings.effects import OnlyIf
 from common.settings.model import Section
 
-__all__ = ["BranchConfig", "CheckpointConfig", "EvalConfig", "LimitsConfig", "LogConfig", "ResumeConfig"]
+__all__ = ["BranchConfig", "CheckpointConfig", "EvalConfig", "LimitsConfig", "LogConfig", "ResumeConfig", "step_range"]
+
+_MAX_PROFILED = 100
+_STEP_RANGE = re.compile(r"([1-9][0-9]{0,8})\.\.([1-9][0-9]{0,8})")
+
+
+def step_range(text: str) -> tuple[int, int]:
+    """Return the first and last step of a range such as `10..15`. Raises ValueError if it is none, or too long for a profile."""
+    found = _STEP_RANGE.fullmatch(text)
+    first, last = (int(found[1]), int(found[2])) if found else (1, 0)
+    if not first <= last < first + _MAX_PROFILED:
+        raise ValueError(
+            f"log.profile_steps = {text} must be the first and the last step with two points between them, at most {_MAX_PROFILED} "
+            "steps, such as 10..15"
+        )
+    return first, last
 
 
 class LimitsConfig(Section):
@@ -87,11 +103,22 @@ class LogConfig(Section):
     )
     histograms_every_steps: int = Field(1000, ge=0, description="Steps between histograms of gradients and weights; 0: none.")
     hardware_every_s: float = Field(10.0, ge=0, le=3600, description="Seconds between measurements of GPUs and host; 0: none.")
+    profile_steps: str | None = Field(
+        None,
+        description="First and last step of a profile, such as 10..15: a trace of each rank in the folder profile of the run, and "
+        "a snapshot of the memory on GPUs; none: no profile.",
+    )
     wandb_project: str | None = Field(None, description="Project in Weights & Biases that shows this run too; none: off.")
     mlflow_uri: str | None = Field(None, description="Address or folder of the MLflow store that shows this run too; none: off.")
     mlflow_experiment: Annotated[str, OnlyIf("log.mlflow_uri")] = Field(
         "trainer", min_length=1, description="Name of the experiment in the MLflow store."
     )
+
+    @model_validator(mode="after")
+    def _check_profile(self) -> Self:
+        if self.profile_steps is not None:
+            step_range(self.profile_steps)
+        return self
 
     @model_validator(mode="after")
     def _check_secrets(self) -> Self:

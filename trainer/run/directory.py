@@ -119,13 +119,14 @@ _FILES = (
     r"record\.json|config\.toml|metrics\.jsonl|hardware-rank-\d+\.jsonl|change-\d+\.json|report\.html|training_metrics\.png"
     r"|\.lock|\.shared-[0-9a-f]{16}|\.wandb-id|\.mlflow-id"
     r"|ledger/steps\.jsonl|heartbeat/rank-\d+|stacks/rank-\d+\.txt|tensorboard/events\.out\.tfevents\.[^/]+"
+    r"|profile/rank-\d+-steps-\d+-\d+\.(json|pickle)"
     r"|objective/reference\.safetensors"
     r"|checkpoints/(\.bad-|\.)?step-\d{8,}(-\d+|\.tmp|\.deleted)?/manifest\.json"
     r"|checkpoints/objects/[0-9a-f]{64}\.safetensors|checkpoints/objects/\.\d+\.tmp"
 )
 """Files that the program writes, in addition to the files that the record names."""
 _FOLDERS = (
-    r"tokenizer|objective|ledger|heartbeat|stacks|tensorboard|checkpoints|checkpoints/objects"
+    r"tokenizer|objective|ledger|heartbeat|stacks|profile|tensorboard|checkpoints|checkpoints/objects"
     r"|checkpoints/(\.bad-|\.)?step-\d{8,}(-\d+|\.tmp|\.deleted)?"
 )
 _CHECKED_LATER = re.compile(r"checkpoints/(?!objects$).*")

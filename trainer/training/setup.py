@@ -38,6 +38,7 @@ from trainer.health.guard import Guard
 from trainer.machine.determinism import configure_determinism, device_name
 from trainer.machine.environment import unlocked_here
 from trainer.machine.peak_rates import Flops, peak_flops, rate_kind, unknown_mfu
+from trainer.machine.profiler import StepProfiler
 from trainer.metrics import Monitor, opened_monitor
 from trainer.metrics.ending import Ending, opened_ending
 from trainer.metrics.layers import LayerObserver
@@ -215,6 +216,8 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
     grouping = Grouping.of(config.data, context.manifest, tokenizer)
     adjuster = Adjuster(context, restored.adjustments, monitor, ledger)
     reporter = _reporter(checked, restored, adjuster, ending, stop)
+    profiler = StepProfiler(config.run, config.log.profile_steps, group.rank, group.device)
+    stack.callback(profiler.close)
     saver = Saver(trainable, reporter, checked.limits, replica_check, checked.checkpoints, writer, checked.newest)
     return TrainingRun(
         data=checked.data,
@@ -232,6 +235,7 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
         recovery=Recovery(trainable, saver, reporter, adjuster, replica_check, heartbeat),
         expected_memory=expected_memory(context, adjuster.adjustments.batch(config.batch, step + 1).micro_rows),
         memory=checked.memory,
+        profiler=profiler,
     )
 
 

@@ -16,6 +16,7 @@ from trainer.distributed.replica_check import ReplicaCheck
 from trainer.distributed.stragglers import OwnTime, OwnTimer
 from trainer.extensions.hooks import Extension, RunView
 from trainer.machine.memory import PeakMeter
+from trainer.machine.profiler import StepProfiler
 from trainer.metrics import LearningRates
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.optim.optimizers import set_learning_rate
@@ -58,6 +59,7 @@ class TrainingRun:
     expected_memory: MemoryEstimate
     """The estimate for one rank."""
     memory: PeakMeter
+    profiler: StepProfiler
 
     @property
     def extension(self) -> Extension:
@@ -75,6 +77,7 @@ class TrainingRun:
 
     def next_batch(self, batches: Iterator[GlobalBatch], step: int) -> tuple[GlobalBatch, float]:
         """Return the batch of a step, and how long the step waited for it, in seconds."""
+        self.profiler.before_step(step)
         self.heartbeat.at("data", step)
         begin = time.monotonic()
         batch = next(batches)
@@ -120,6 +123,8 @@ class TrainingRun:
             self.replica_check.begin(step)
         if self.trainable.average is not None:
             self.trainable.average.update(step, pending.skip)
+        with self.clock.paused():
+            self.profiler.after_step(step)
 
     def may_reach_targets(self, progress: Progress) -> bool:
         """Return whether one more step could reach the limit on targets.

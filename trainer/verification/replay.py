@@ -222,7 +222,7 @@ def replay_config(
     settings["schedule"]["decay_steps"] = identity.get("schedule.decay_steps")
     settings["eval"]["patience"] = None
     settings["alerts"] = {name: "log" if value == "stop" else value for name, value in settings["alerts"].items()}
-    settings["log"] |= {"report": False, "wandb_project": None, "mlflow_uri": None}
+    settings["log"] |= {"report": False, "profile_steps": None, "wandb_project": None, "mlflow_uri": None}
     settings["prefetch"] = min(config.prefetch, _PREFETCH)
     try:
         return TrainConfig(**settings)

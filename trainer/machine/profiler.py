@@ -1,0 +1,96 @@
+"""Profiles of a few steps: a trace of the operations, and on a GPU a snapshot of its memory.
+
+Each rank writes `profile/rank-N-steps-A-B.json` into the run, a Chrome trace for ui.perfetto.dev, and on a GPU
+`….pickle`, which pytorch.org/memory_viz shows. This program never reads them. The profiler watches and changes no bit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from common.files import UnusableFileError, own_folder, unfinished_path
+from trainer.config.run import step_range
+
+__all__ = ["FOLDER", "StepProfiler"]
+
+_log = logging.getLogger(__name__)
+
+FOLDER = "profile"
+"""The folder of the profiles in a run."""
+_MAX_EVENTS = 200_000
+"""Most allocations and releases in a snapshot."""
+
+
+class StepProfiler:
+    """Records the steps of `log.profile_steps` once. A profile that cannot be written is a warning, and the training continues.
+
+    Args:
+        run: directory of the run.
+        steps: `log.profile_steps`, such as `10..15`; None: nothing is recorded.
+        rank: of this process.
+        device: that the steps run on.
+    """
+
+    def __init__(self, run: Path, steps: str | None, rank: int, device: torch.device) -> None:
+        self._folder = run / FOLDER
+        self._range = None if steps is None else step_range(steps)
+        self._rank = rank
+        self._on_gpu = device.type == "cuda"
+        self._profile: profile | None = None
+        self._first = self._last = 0
+
+    def before_step(self, step: int) -> None:
+        """Begin to record if `step` is one of the steps. Call this before its rows are read."""
+        if self._profile is not None or self._range is None or not self._range[0] <= step <= self._range[1]:
+            return
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_gpu else [])]
+        self._first = self._last = step
+        if self._on_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.memory._record_memory_history(max_entries=_MAX_EVENTS)
+        self._profile = profile(activities=activities, record_shapes=True, acc_events=True)
+        self._profile.start()
+
+    def after_step(self, step: int) -> None:
+        """Note that `step` was made, and write the profile if it was the last one."""
+        if self._profile is None:
+            return
+        self._last = step
+        if self._range is not None and step >= self._range[1]:
+            self.close()
+
+    def close(self) -> None:
+        """Write the profile of the steps that were recorded until now. Does nothing if no profile is recorded."""
+        recorded, self._profile, self._range = self._profile, None, None
+        if recorded is None:
+            return
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        recorded.stop()
+        path = self._folder / f"rank-{self._rank}-steps-{self._first}-{self._last}.json"
+        try:
+            own_folder(self._folder)
+            _write(path, lambda name: recorded.export_chrome_trace(str(name)))
+            if self._on_gpu:
+                dump: Callable[[str], None] = torch.cuda.memory._dump_snapshot
+                _write(path.with_suffix(".pickle"), lambda name: dump(str(name)))
+            _log.info("profile of steps %d to %d in %s", self._first, self._last, path)
+        except (OSError, RuntimeError, UnusableFileError) as error:
+            _log.warning("the profile of steps %d to %d was not written: %s", self._first, self._last, error)
+        finally:
+            if self._on_gpu:
+                torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def _write(path: Path, export: Callable[[Path], object]) -> None:
+    temporary = unfinished_path(path)
+    try:
+        export(temporary)
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
