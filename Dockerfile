@@ -13,6 +13,7 @@ ARG FILE_DATE=2020-01-01T00:00:00Z
 # compileall fails for the files in some packages that are templates and no Python; pip would skip them too.
 FROM ${BASE_IMAGE} AS venv
 ARG FILE_DATE
+ENV PYTHONDONTWRITEBYTECODE=1
 RUN python3 -m venv --system-site-packages --without-pip /opt/venv
 COPY env/requirements-image.lock /tmp/requirements-image.lock
 RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
@@ -22,7 +23,7 @@ RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
  && pip install --progress-bar off --no-cache-dir --root-user-action=ignore --no-compile --no-deps --require-hashes \
         -r /tmp/requirements-image.lock \
  && pip check \
- && { PYTHONHASHSEED=0 python3 -m compileall -qq --invalidation-mode unchecked-hash /opt/venv/lib || true; } \
+ && { PYTHONHASHSEED=0 python3 -m compileall -qq -f --invalidation-mode unchecked-hash /opt/venv/lib || true; } \
  && find /opt/venv -exec touch --no-dereference --date="$FILE_DATE" {} +
 COPY env/versions.env env/check_versions.py /tmp/
 RUN /opt/venv/bin/python /tmp/check_versions.py
@@ -35,7 +36,7 @@ COPY entrypoints entrypoints
 COPY common common
 COPY data_pipeline data_pipeline
 COPY trainer trainer
-RUN PYTHONHASHSEED=0 python3 -m compileall -q --invalidation-mode unchecked-hash common data_pipeline trainer env \
+RUN PYTHONHASHSEED=0 python3 -m compileall -q -f --invalidation-mode unchecked-hash common data_pipeline trainer env \
  && chmod -R u=rwX,go=rX /app \
  && find /app -exec touch --no-dereference --date="$FILE_DATE" {} +
 
@@ -61,9 +62,9 @@ RUN --mount=type=bind,source=env/apt,target=/tmp/apt \
  && if old=$(getent passwd 1000 | cut -d: -f1) && [ -n "$old" ]; then \
         usermod --login trainer --gid 1000 --groups '' --home /home/trainer --shell /bin/bash "$old"; \
     else useradd --uid 1000 --gid 1000 --no-create-home --shell /bin/bash trainer; fi \
- && install -d -o 1000 -g 1000 -m 1777 /home/trainer && install -d -o 1000 -g 1000 /workspace && install -d -m 1777 /cache \
+ && install -d -o 1000 -g 1000 -m 1777 /home/trainer && install -d -o 1000 -g 1000 /workspace && install -d -m 1777 /cache && install -d /app /opt/venv \
  && find / -xdev -perm /6000 ! -type l -exec chmod ug-s {} + \
- && install -d /app && dpkg-query --show --showformat='${binary:Package}=${Version}\n' >/app/apt-packages.txt \
+ && dpkg-query --show --showformat='${binary:Package}=${Version}\n' >/app/apt-packages.txt \
  && find /var/log /var/cache/ldconfig -type f -newer /tmp/begin -exec truncate --size=0 {} + \
  && find / -xdev -newer /tmp/begin ! -path '/tmp/apt*' ! -path /etc/hosts ! -path /etc/resolv.conf -exec touch --no-dereference --date="$FILE_DATE" {} + \
  && rm /tmp/begin && touch --date="$FILE_DATE" /tmp
