@@ -59,15 +59,18 @@ RUN --mount=type=bind,source=env/apt,target=/tmp/apt \
     touch --date='1 second ago' /tmp/begin \
  && /tmp/apt/install && rm -f /usr/lib/python3*/config-*/libpython*.a \
  && export SOURCE_DATE_EPOCH=$(date --date="$FILE_DATE" +%s) \
- && if old=$(getent group 1000 | cut -d: -f1) && [ -n "$old" ]; then groupmod --new-name trainer "$old"; else groupadd --gid 1000 trainer; fi \
+ && if old=$(getent group 1000 | cut -d: -f1) && [ -n "$old" ]; then groupmod --new-name trainer "$old"; \
+    else groupadd --gid 1000 trainer; fi \
  && if old=$(getent passwd 1000 | cut -d: -f1) && [ -n "$old" ]; then \
         usermod --login trainer --gid 1000 --groups '' --home /home/trainer --shell /bin/bash "$old"; \
     else useradd --uid 1000 --gid 1000 --no-create-home --shell /bin/bash trainer; fi \
- && install -d -o 1000 -g 1000 -m 1777 /home/trainer && install -d -o 1000 -g 1000 /workspace && install -d -m 1777 /cache && install -d /app /opt/venv \
+ && install -d -o 1000 -g 1000 -m 1777 /home/trainer && install -d -o 1000 -g 1000 /workspace && install -d -m 1777 /cache \
+ && install -d /app /opt/venv \
  && find / -xdev -perm /6000 ! -type l -exec chmod ug-s {} + \
  && dpkg-query --show --showformat='${binary:Package}=${Version}\n' >/app/apt-packages.txt \
  && find /var/log /var/cache/ldconfig -type f -newer /tmp/begin -exec truncate --size=0 {} + \
- && find / -xdev -newer /tmp/begin ! -path '/tmp/apt*' ! -path /etc/hosts ! -path /etc/resolv.conf -exec touch --no-dereference --date="$FILE_DATE" {} + \
+ && find / -xdev -regextype egrep -regex '/(dev|proc|sys|tmp/apt|etc/hosts|etc/resolv.conf)' -prune \
+        -o -newer /tmp/begin -exec touch --no-dereference --date="$FILE_DATE" {} + \
  && rm /tmp/begin && touch --date="$FILE_DATE" /tmp
 
 # Libraries write only to a tmpfs (home) or a volume (cache). /cache must allow execution, for the kernels that torch.compile builds.

@@ -1,6 +1,6 @@
 """Writes every hash-pinned lock file from the `.in` files beside it (`make lock`).
 
-All files come from one resolution, so a package has the same version in all of them:
+All files but those for tools come from one resolution, so a package has the same version in all of them:
 
     requirements.lock        native installation, with torch but without its CUDA libraries
     requirements-cpu.lock    only torch's CPU build, tried first on machines without a GPU
@@ -12,6 +12,7 @@ All files come from one resolution, so a package has the same version in all of 
     requirements-models.lock    what ONNX, encoders of Hugging Face, `compress` and `tune` add to either of the two
     requirements-dev.lock    tests, linters and types, on top of requirements.lock
     requirements-docs.lock   what `make docs` runs on
+    requirements-sbom.lock   what `make sbom` runs on
     requirements-tools.lock  what this script runs on
     base/requirements.lock   the stand-in base image
 
@@ -51,6 +52,7 @@ INPUTS = {
     "requirements-models.lock": ("requirements-models.in",),
     "requirements-dev.lock": ("requirements.in", "requirements-torch.in", "requirements-ray.in", "requirements-dev.in"),
     "requirements-docs.lock": ("requirements-docs.in",),
+    "requirements-sbom.lock": ("requirements-sbom.in",),
     "requirements-tools.lock": ("requirements-tools.in",),
     "base/requirements.lock": ("base/requirements.in",),
 }
@@ -145,6 +147,7 @@ def main() -> None:
     write("requirements-models.lock", beyond(models, native | cuda))
     write("requirements-dev.lock", beyond(everything, native | cuda))
     write("requirements-docs.lock", site)
+    write("requirements-sbom.lock", compile_lock("requirements-sbom.in"))
     write("requirements-tools.lock", compile_lock("requirements-tools.in"))
     write("base/requirements.lock", base)
 
