@@ -1,4 +1,4 @@
-"""Where the recipes and the locks are: in `env/` of the repository, or in the package of an installation; and files of the image."""
+"""Folders of recipes and locks: in `env/` of the repository, or in the package of an installation; and files of the image."""
 
 from __future__ import annotations
 

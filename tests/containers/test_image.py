@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import pytest
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.containers
 
 MAX_ADDED_BYTES = 650_000_000
 """Most bytes above the base. 70 MB of it are the compiler that torch.compile needs, and 80 MB bytecode (docs/decisions.md)."""
-DATE_OF_FILES = datetime(2020, 1, 1, tzinfo=timezone.utc).timestamp()
+DATE_OF_FILES = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
 """FILE_DATE of the Dockerfile."""
 
 PROBE = """
@@ -44,7 +44,8 @@ DATES = """
 import json, pathlib
 files = [path for folder in ("/app", "/opt/venv") for path in (pathlib.Path(folder), *pathlib.Path(folder).rglob("*"))]
 pycs = [path for path in files if path.suffix == ".pyc"]
-written = [pathlib.Path("/var/log/dpkg.log"), pathlib.Path("/var/cache/ldconfig/aux-cache"), *pathlib.Path("/var/log/apt").glob("*")]
+log, cache = pathlib.Path("/var/log"), pathlib.Path("/var/cache/ldconfig/aux-cache")
+written = [cache, log / "alternatives.log", log / "dpkg.log", *(log / "apt").glob("*")]
 print(json.dumps({
     "dates": sorted({path.lstat().st_mtime for path in files}),
     "num_pycs": len(pycs),
@@ -111,7 +112,7 @@ def test_the_image_says_what_it_was_made_from_and_holds_no_secret() -> None:
     assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?|unknown(-dirty)?", labels["revision"])
     assert labels["base.digest"] == (base.partition("@")[2] or base_id) == environment["IMAGE_BASE_DIGEST"]
     assert (labels["version"], labels["licenses"]) == (VERSION, "Apache-2.0")
-    assert datetime.fromisoformat(labels["created"]) == datetime.fromisoformat(image["Created"]).astimezone(timezone.utc)
+    assert datetime.fromisoformat(labels["created"]) == datetime.fromisoformat(image["Created"]).astimezone(UTC)
     assert labels["source"]
     lock = docker("run", "--rm", "--network", "none", IMAGE, "sha256sum", "/app/env/requirements-image.lock").split()[0]
     assert labels["trainer.lock.digest"] == f"sha256:{lock}"
