@@ -1,7 +1,7 @@
 # Every target runs an executable that also works without make. `make` without a target prints this list.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help demo doctor up down image base smoke test test-all test-optional faults gpu lint docs reference recordings compose-env lock
+.PHONY: help demo doctor up down image base smoke rebuild sbom release test test-all test-optional faults gpu lint docs reference recordings compose-env lock pins
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,7 +25,16 @@ base: ## build the stand-in base image, for machines that reach no registry
 	@env/base/build
 
 smoke: .venv/dev ## test the image and all three services on a Docker engine; fails if there is none (ARGS=--junitxml=FILE: a report)
-	@.venv/bin/python -m pytest tests/containers -m containers $(ARGS)
+	@.venv/bin/python -m pytest tests/containers -m 'containers and not rebuild' $(ARGS)
+
+rebuild: .venv/dev ## build the image twice, the second time without cache, and compare the layers
+	@.venv/bin/python -m pytest tests/containers -m rebuild
+
+sbom: ## list all Python packages of the image with licenses and hashes, in sbom.cdx.json (CycloneDX)
+	@env/sbom
+
+release: ## build the image with SBOM and provenance, and push it: make release IMAGE=registry/name:tag
+	@env/release $(IMAGE)
 
 TESTS = .venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
@@ -71,6 +80,9 @@ lock: ## resolve env/requirements*.in again and write all locks
 	@python3 -m venv .venv-lock
 	@.venv-lock/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r env/requirements-tools.lock
 	@.venv-lock/bin/python env/lock.py
+
+pins: ## ask for new digests of the base images and new versions of the image's Debian packages, and write both
+	@env/pins
 
 .PHONY: .venv/dev
 .venv/dev:

@@ -1,6 +1,6 @@
 """Writes every hash-pinned lock file from the `.in` files beside it (`make lock`).
 
-All files come from one resolution, so a package has the same version in all of them:
+All files but those for tools come from one resolution, so a package has the same version in all of them:
 
     requirements.lock        native installation, with torch but without its CUDA libraries
     requirements-cpu.lock    only torch's CPU build, tried first on machines without a GPU
@@ -15,6 +15,7 @@ All files come from one resolution, so a package has the same version in all of 
     requirements-debug.lock     py-spy, which the target `debug` of the Dockerfile adds to the image
     requirements-dev.lock    tests, linters and types, on top of requirements.lock
     requirements-docs.lock   what `make docs` runs on
+    requirements-sbom.lock   what `make sbom` runs on
     requirements-tools.lock  what this script runs on
     base/requirements.lock   the stand-in base image
 
@@ -57,6 +58,7 @@ INPUTS = {
     "requirements-debug.lock": ("requirements-debug.in",),
     "requirements-dev.lock": ("requirements.in", "requirements-torch.in", "requirements-ray.in", "requirements-dev.in"),
     "requirements-docs.lock": ("requirements-docs.in",),
+    "requirements-sbom.lock": ("requirements-sbom.in",),
     "requirements-tools.lock": ("requirements-tools.in",),
     "base/requirements.lock": ("base/requirements.in",),
 }
@@ -157,6 +159,7 @@ def main() -> None:
     write("requirements-debug.lock", beyond(debug, image))
     write("requirements-dev.lock", beyond(everything, native | cuda))
     write("requirements-docs.lock", site)
+    write("requirements-sbom.lock", compile_lock("requirements-sbom.in"))
     write("requirements-tools.lock", compile_lock("requirements-tools.in"))
     write("base/requirements.lock", base)
 

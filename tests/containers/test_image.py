@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+from datetime import UTC, datetime
 
 import pytest
 
+from common.places import VERSION
 from tests.containers.services import IMAGE, ROOT, Services
 
 pytestmark = pytest.mark.containers
+
+MAX_ADDED_BYTES = 650_000_000
+"""Most bytes above the base. 70 MB of it are the compiler that torch.compile needs, and 80 MB bytecode (docs/decisions.md)."""
+DATE_OF_FILES = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
+"""FILE_DATE of the Dockerfile."""
 
 PROBE = """
 import json, os, pathlib, sys
@@ -29,6 +37,20 @@ print(json.dumps({
                                        os.environ["HOME"], "/cache") if writable(folder)],
     "socket": pathlib.Path("/var/run/docker.sock").exists(),
     "safe_path": sys.flags.safe_path,
+}))
+"""
+
+DATES = """
+import json, pathlib
+files = [path for folder in ("/app", "/opt/venv") for path in (pathlib.Path(folder), *pathlib.Path(folder).rglob("*"))]
+pycs = [path for path in files if path.suffix == ".pyc"]
+log, cache = pathlib.Path("/var/log"), pathlib.Path("/var/cache/ldconfig/aux-cache")
+written = [cache, log / "alternatives.log", log / "dpkg.log", *(log / "apt").glob("*")]
+print(json.dumps({
+    "dates": sorted({path.lstat().st_mtime for path in files}),
+    "num_pycs": len(pycs),
+    "timestamp_pycs": [str(path) for path in pycs if path.read_bytes()[4] != 1],
+    "logs": [str(path) for path in written if path.is_file() and path.stat().st_size],
 }))
 """
 
@@ -83,10 +105,37 @@ def test_a_gpu_that_the_driver_does_not_serve_is_refused() -> None:
 def test_the_image_says_what_it_was_made_from_and_holds_no_secret() -> None:
     (image,) = json.loads(docker("image", "inspect", IMAGE))
     assert image["Config"]["User"] == "1000:1000"
-    assert image["Config"]["Labels"]["org.opencontainers.image.revision"]
+    labels = {name.removeprefix("org.opencontainers.image."): value for name, value in image["Config"]["Labels"].items()}
+    base = labels["base.name"]
+    (base_id,) = (inspected["Id"] for inspected in json.loads(docker("image", "inspect", base)))
+    environment = dict(line.split("=", 1) for line in image["Config"]["Env"])
+    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?|unknown(-dirty)?", labels["revision"])
+    assert labels["base.digest"] == (base.partition("@")[2] or base_id) == environment["IMAGE_BASE_DIGEST"]
+    assert (labels["version"], labels["licenses"]) == (VERSION, "Apache-2.0")
+    assert datetime.fromisoformat(labels["created"]) == datetime.fromisoformat(image["Created"]).astimezone(UTC)
+    assert labels["source"]
+    lock = docker("run", "--rm", "--network", "none", IMAGE, "sha256sum", "/app/env/requirements-image.lock").split()[0]
+    assert labels["trainer.lock.digest"] == f"sha256:{lock}"
+    assert "unknown" not in {value for name, value in labels.items() if name not in ("revision", "source")}
     history = docker("image", "history", "--no-trunc", "--format", "{{.CreatedBy}}", IMAGE)
     assert "-----BEGIN" not in history
     assert docker("run", "--rm", "--network", "none", IMAGE, "bash", "-c", "ls -A /run/secrets 2>/dev/null || true") == ""
+
+
+@pytest.mark.usefixtures("services")
+def test_the_image_adds_no_more_than_its_budget_to_the_base() -> None:
+    base = json.loads(docker("image", "inspect", IMAGE))[0]["Config"]["Labels"]["org.opencontainers.image.base.name"]
+    image_bytes, base_bytes = (json.loads(docker("image", "inspect", name))[0]["Size"] for name in (IMAGE, base))
+    assert 0 < image_bytes - base_bytes <= MAX_ADDED_BYTES
+
+
+@pytest.mark.usefixtures("services")
+def test_no_file_that_the_build_wrote_holds_the_time_of_the_build() -> None:
+    found = json.loads(docker("run", "--rm", "--network", "none", "--user", "0", IMAGE, "python", "-c", DATES))
+    assert found["dates"] == [DATE_OF_FILES], "files of /app and /opt/venv"
+    assert found["timestamp_pycs"] == []
+    assert found["num_pycs"] > 1000
+    assert found["logs"] == []
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_the_entrypoint_sees_the_name_of_which_compose_makes_the_run_directory(s
 def test_the_image_takes_rights_away_and_lists_its_packages_after_the_last_of_them_is_installed() -> None:
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     dockerfile = text.partition("\nFROM ${BASE_IMAGE} AS trainer\n")[2].partition("\nFROM ")[0]
-    installed = dockerfile.rindex("apt-get install")
+    installed = dockerfile.rindex("apt/install")
     assert dockerfile.index("-perm /6000 ! -type l -exec chmod ug-s {} +") > installed
     assert dockerfile.index(">/app/apt-packages.txt") > installed
     assert "PYTHONSAFEPATH=1" in dockerfile

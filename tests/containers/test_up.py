@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
 import shutil
 import socket
 import subprocess
@@ -10,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from common.places import VERSION
 from tests.containers.services import ROOT
 
 DOCKER = r"""#!/usr/bin/env bash
@@ -41,9 +45,13 @@ esac
 COMPOSE = ("docker-compose.yml", "docker-compose.gpus.yml")
 FILES = ("env/up", "env/versions.env", "env/host.env", "env/build-secrets", "env/empty", *COMPOSE, "Dockerfile")
 SETTINGS = ("env/settings/data-prep.yml", "env/settings/train.yml")
+FILES = (
+    *("env/up", "env/versions.env", "env/build-secrets", "env/image-arguments", "env/empty", "env/requirements-image.lock"),
+    *("common/places.py", "docker-compose.yml", "Dockerfile"),
+)
 PROGRAMS = (
-    *("bash", "cat", "chown", "cksum", "cut", "dirname", "env", "git", "grep", "head", "id", "mkdir", "nproc", "paste"),
-    *("realpath", "sed", "seq", "sh", "sort", "tail", "timeout", "touch", "tr", "wc"),
+    *("bash", "cat", "chown", "cksum", "cut", "date", "dirname", "env", "git", "grep", "head", "id", "mkdir", "nproc", "paste"),
+    *("realpath", "sed", "seq", "sh", "sha256sum", "sort", "tail", "timeout", "touch", "tr", "wc"),
 )
 """All programs that env/up and the stand-ins call, except docker and nvidia-smi."""
 
@@ -245,6 +253,37 @@ def test_the_digest_of_the_image_is_written_with_the_revision_that_was_built_and
     code, said = machine.up()
     assert code == 0, said
     assert machine.written["IMAGE_DIGEST"].endswith("b" * 64), "changed while a run trains in a container of the image before"
+
+
+def test_the_build_is_told_what_the_image_is_made_from_and_no_token(machine: Machine) -> None:
+    git = ("git", "-C", str(machine.checkout), "-c", "user.name=a", "-c", "user.email=a@example.org")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first", "--date=2026-01-01T00:00:00Z"]):
+        subprocess.run([*git, *command], check=True, env=os.environ | {"GIT_COMMITTER_DATE": "2026-01-02T03:04:05Z"})
+    subprocess.run([*git, "remote", "add", "origin", "https://name:token@example.org/trainer.git"], check=True)
+    (machine.checkout / ".git/info/exclude").write_text(".env\n")
+    pinned = f"pytorch/pytorch:1@sha256:{'c' * 64}"
+    code, said = machine.up(BASE_IMAGE=pinned)
+    assert code == 0, said
+    build = next(call for call in machine.calls if call.startswith("build "))
+    arguments = dict(re.findall(r"--build-arg ([A-Z_]+)=(\S+)", build))
+    revision = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert arguments == {
+        "BASE_IMAGE": pinned,
+        "BASE_DIGEST": f"sha256:{'c' * 64}",
+        "REVISION": revision,
+        "VERSION": VERSION,
+        "SOURCE": "https://example.org/trainer.git",
+        "SOURCE_DATE_EPOCH": "1767323045",
+        "CREATED": "2026-01-02T03:04:05Z",
+        "LOCK_DIGEST": f"sha256:{hashlib.sha256((ROOT / 'env/requirements-image.lock').read_bytes()).hexdigest()}",
+    }
+
+
+def test_the_digest_of_a_base_that_was_built_here_is_its_id(machine: Machine) -> None:
+    machine.engine_says("image-id", f"sha256:{'d' * 64}")
+    code, said = machine.up(BASE_IMAGE="own:1")
+    assert code == 0, said
+    assert f"--build-arg BASE_DIGEST=sha256:{'d' * 64} " in next(call for call in machine.calls if call.startswith("build "))
 
 
 def test_a_path_too_long_for_the_name_of_an_image_is_shortened(machine: Machine) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from common.files import digest_file
-from common.places import ENV
+from common.places import ENV, SYSTEM_PACKAGES
 from trainer.machine.gpus import driver_version
 from trainer.machine.locks import describe_unlocked, installed_packages, lock_name, unlocked_packages_here
 
@@ -31,7 +31,10 @@ __all__ = [
 ]
 
 _CPUINFO = Path("/proc/cpuinfo")
-_CHANGES_BITS = {"device", "torch", "threads", "attention", "cuda", "gpus", "processor", "image", "code", "nccl", "cudnn", "nodes"}
+_CHANGES_BITS = {
+    *("device", "torch", "threads", "attention", "cuda", "gpus", "processor", "code", "nccl", "cudnn", "nodes"),
+    *("image", "image_base", "system_packages"),  # the compiler that torch.compile calls is a system package
+}
 _CHANGES_BITS_BELOW = ("flags.", "packages.torch", "packages.triton", "packages.nvidia-", "packages.mkl")
 
 
@@ -65,7 +68,9 @@ def find_differences(
 def environment_facts() -> dict[str, Any]:
     """Return the environment of this process: facts by name.
 
-    `lock` is the name of the lock for this installation, and `unlocked` has the packages whose versions differ from it.
+    `lock` is the name of the lock for this installation, and `unlocked` has the packages whose versions differ from it. In the
+    image, `image` has its revision and base, `image_base` the digest of the base, and `system_packages` the digest of the list of
+    Debian packages; they are None elsewhere.
     """
     return {
         "python": platform.python_version(),
@@ -80,7 +85,9 @@ def environment_facts() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
         "gpu_memory_bytes": [torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count())],
         "image": os.environ.get("IMAGE_REVISION"),
+        "image_base": os.environ.get("IMAGE_BASE_DIGEST"),
         "image_digest": _image_digest(os.environ),
+        "system_packages": digest_file(SYSTEM_PACKAGES) if SYSTEM_PACKAGES.is_file() else None,
         "code": os.environ.get("CODE_REVISION") or _git_revision(),
     }
 

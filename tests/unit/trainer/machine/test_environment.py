@@ -17,7 +17,8 @@ def test_a_package_that_was_removed_by_half_is_no_part_of_the_environment(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "name", ["device", "torch", "threads", "code", "flags.MKL_CBWR", "packages.nvidia-cublas", "gpus", "nccl", "nodes"]
+    "name",
+    ["device", "torch", "threads", "code", "flags.MKL_CBWR", "packages.nvidia-cublas", "gpus", "nccl", "nodes", "image_base"],
 )
 def test_what_can_change_bits_is_marked(name: str) -> None:
     [found] = find_differences({name: "1", "same": 1}, {name: "2", "same": 1})
@@ -67,6 +68,24 @@ def test_without_a_revision_there_is_no_digest_of_an_image(monkeypatch: pytest.M
     monkeypatch.setenv("CODE_REVISION", "")
     monkeypatch.setenv("IMAGE_DIGEST", f"@{DIGEST}")
     assert environment_facts()["image_digest"] is None
+
+
+def test_the_base_of_the_image_and_its_system_packages_are_part_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("IMAGE_BASE_DIGEST", raising=False)
+    outside = environment_facts()
+    assert (outside["image_base"], outside["system_packages"]) == (None, None)
+    packages = tmp_path / "apt-packages.txt"
+    monkeypatch.setattr(environment, "SYSTEM_PACKAGES", packages)
+    monkeypatch.setenv("IMAGE_BASE_DIGEST", DIGEST)
+    packages.write_text("g++=4:12.2.0-3\n")
+    recorded = environment_facts()
+    assert recorded["image_base"] == DIGEST
+    monkeypatch.setenv("IMAGE_BASE_DIGEST", DIGEST.replace("0", "f"))
+    packages.write_text("g++=4:12.2.0-4\n")
+    differing = [(one.name, one.changes_bits) for one in find_differences(*same_facts(recorded, environment_facts()))]
+    assert differing == [("image_base", True), ("system_packages", True)]
 
 
 def test_the_environment_names_gpus_their_memory_driver_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
