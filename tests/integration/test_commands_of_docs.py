@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import re
 import shlex
@@ -11,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.labelled import labelled_records
+from tests.support.published import write_published
 from tests.support.runs import ROOT
 
 PAGES = [Path("README.md"), *sorted(path.relative_to(ROOT) for path in (ROOT / "docs/guide").glob("*.md"))]
@@ -20,6 +24,7 @@ NOT_RUN = {
     "docker compose up": "needs a Docker engine; tests/containers runs it",
     "env/make-venv .venv": "installs packages; every installation runs it",
     "source .venv/bin/activate": "changes the shell",
+    "pip install --no-deps --require-hashes -r env/requirements-models.lock": "installs packages; env/test-optional runs it",
     "TENSORBOARD_LOGDIR=runs entrypoints/tensorboard": "serves until it is stopped; tests/containers runs it",
 }
 LANGUAGES = {"sh", "text", "python", "toml", ""}
@@ -36,7 +41,7 @@ def commands(page: Path) -> list[str]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder with small documents, an empty folder for containers, the entrypoints, and the program on the path."""
+    """A folder with what the pages begin with, an empty folder for containers, the entrypoints, and the program on the path."""
     (tmp_path / "my-text").mkdir()
     for number in range(40):
         lines = [
@@ -44,6 +49,9 @@ def place(tmp_path: Path) -> Path:
             *(f"The {word} of page {number * line} turns {line} times." for line, word in enumerate(WORDS)),
         ]
         (tmp_path / f"my-text/page-{number}.md").write_text("\n".join(lines))
+    write_chats(tmp_path / "my-chats.jsonl")
+    write_snippets(tmp_path)
+    write_published(tmp_path / "models/small", max_position_embeddings=512)
     (tmp_path / "text").mkdir()
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin/trainer"
@@ -53,20 +61,59 @@ def place(tmp_path: Path) -> Path:
 
 
 WORDS = ["wheel", "river", "engine", "letter", "garden", "window", "market", "bridge", "candle", "forest"]
+TYPED = "What does wheel 3 do?\n"
+"""What a reader types when a command asks for text."""
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("page", PAGES, ids=str)
-def test_the_commands_of_a_page_work_one_after_the_other(page: Path, place: Path) -> None:
+def write_chats(path: Path) -> None:
+    """Write short conversations, as docs/guide/chat.md shows them."""
+    asked = [(f"What does {word} {number} do?", f"The {word} turns {number} times.") for number in range(8) for word in WORDS]
+    turns = [[{"role": "user", "content": question}, {"role": "assistant", "content": answer}] for question, answer in asked]
+    path.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in turns))
+
+
+def write_snippets(folder: Path) -> None:
+    """Write texts with labels as CSV, and a text without one, as docs/guide/classify.md has them."""
+    with (folder / "snippets.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["text", "label"])
+        writer.writeheader()
+        writer.writerows(labelled_records(240))
+    (folder / "new-snippet.txt").write_text(labelled_records(241)[-1]["text"])
+
+
+def run_commands(page: Path, place: Path) -> dict[str, str]:
+    """Run the commands of a page in their order. Return what each one wrote to stdout."""
     own = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    outputs = {}
     for command in commands(page):
         if command in NOT_RUN:
             continue
         done = subprocess.run(
-            ["bash", "-c", command], cwd=place, env=os.environ | own, capture_output=True, text=True, timeout=300, check=False
+            ["bash", "-c", command],
+            cwd=place,
+            env=os.environ | own,
+            input=TYPED,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
         assert done.returncode == 0, f"{command}\n{done.stderr}"
         assert "Traceback" not in done.stderr
+        outputs[command] = done.stdout
+    return outputs
+
+
+NEED_PACKAGES = {Path("docs/guide/shrink.md")}
+"""Pages whose commands need packages of an optional lock."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.optional if page in NEED_PACKAGES else ()) for page in PAGES], ids=str
+)
+def test_the_commands_of_a_page_work_one_after_the_other(page: Path, place: Path) -> None:
+    run_commands(page, place)
 
 
 def test_no_reason_is_left_of_a_command_that_is_gone() -> None:
