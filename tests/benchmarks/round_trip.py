@@ -96,7 +96,7 @@ def same_greedy_tokens(model: TextModel, exported: Path, texts: Sequence[str], n
 
 def compressed_perplexity(run: Path, output: Path, method: str) -> tuple[float, float]:
     """Compress a run, and return the perplexity on its validation rows before and after."""
-    found = json.loads(called("compress", run, "--method", method, "--output", output, "--json"))["comparison"]
+    found = json.loads(called("compress", run, "--method", method, "--output", output, "--json"))
     return found["before"]["perplexity"], found["after"]["perplexity"]
 
 

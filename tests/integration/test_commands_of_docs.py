@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import os
+import random
 import re
 import shlex
+import shutil
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.labelled import labelled_records
-from tests.support.published import write_published
+from tests.support.published import write_published, write_tokenizer
 from tests.support.runs import ROOT
 
 PAGES = [Path("README.md"), *sorted(path.relative_to(ROOT) for path in (ROOT / "docs/guide").glob("*.md"))]
@@ -74,11 +78,15 @@ def write_chats(path: Path) -> None:
 
 def write_snippets(folder: Path) -> None:
     """Write texts with labels as CSV, and a text without one, as docs/guide/classify.md has them."""
+    letters = random.Random(0)
+    records = labelled_records(241)
+    for record in records:  # enough words for the vocabulary of the recipe
+        record["text"] += "".join(" " + "".join(letters.choices(string.ascii_lowercase, k=9)) for _ in range(25))
     with (folder / "snippets.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, ["text", "label"])
         writer.writeheader()
-        writer.writerows(labelled_records(240))
-    (folder / "new-snippet.txt").write_text(labelled_records(241)[-1]["text"])
+        writer.writerows(records[:-1])
+    (folder / "new-snippet.txt").write_text(records[-1]["text"])
 
 
 def run_commands(page: Path, place: Path) -> dict[str, str]:
@@ -104,14 +112,12 @@ def run_commands(page: Path, place: Path) -> dict[str, str]:
     return outputs
 
 
-NEED_PACKAGES = {Path("docs/guide/shrink.md")}
-"""Pages whose commands need packages of an optional lock."""
+SHRINK = Path("docs/guide/shrink.md")
+"""A page whose commands need packages of an optional lock. A test of its own runs them, and the programs of the page."""
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=pytest.mark.optional if page in NEED_PACKAGES else ()) for page in PAGES], ids=str
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if page != SHRINK], ids=str)
 def test_the_commands_of_a_page_work_one_after_the_other(page: Path, place: Path) -> None:
     run_commands(page, place)
 
@@ -126,3 +132,41 @@ def test_commands_are_in_blocks_that_are_run(page: Path) -> None:
         assert language in LANGUAGES
         assert language == "sh" or not re.search(r"^(\$ )?(trainer|make|docker|env/\S+) \S", text, re.MULTILINE), text
     assert all(shlex.split(command) for command in commands(page))
+
+
+@pytest.mark.long
+@pytest.mark.optional
+def test_a_published_model_that_transformers_has_saved_is_fine_tuned_as_on_its_page(place: Path) -> None:
+    transformers = importlib.import_module("transformers")
+    directory, shape = place / "models/small", {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+    shutil.rmtree(directory)
+    write_tokenizer(directory)
+    config = transformers.Qwen3Config(
+        vocab_size=300, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, **shape
+    )
+    transformers.Qwen3ForCausalLM(config).save_pretrained(directory)
+    run_commands(Path("docs/guide/published-model.md"), place)
+    again = transformers.AutoModelForCausalLM.from_pretrained(place / "models/adapted")
+    assert type(again).__name__ == "Qwen3ForCausalLM"
+
+
+@pytest.mark.long
+@pytest.mark.optional
+@pytest.mark.filterwarnings("ignore")
+def test_the_programs_of_the_page_about_exports_load_what_its_commands_wrote(place: Path) -> None:
+    run_commands(SHRINK, place)
+    programs = [text for language, text in blocks(SHRINK) if language == "python"]
+    assert len(programs) == 2
+    for program in programs:
+        own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=place,
+            env=os.environ | own,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(("The option", "(1, "))
