@@ -144,6 +144,22 @@ def test_a_bad_trial_ends_at_an_evaluation_and_its_run_can_be_continued(tmp_path
     assert trials_of(tmp_path)[-1] == last
 
 
+def test_the_checkpoints_of_the_best_trial_alone_stay_and_the_output_is_a_json_object(tmp_path: Path) -> None:
+    space = "optim.lr = {choices = [1e-2, 3e-3, 1e-5]}\n"
+    command = words(tmp_path, "--sampler", "grid", "--keep_checkpoints", "best", "--json", space=space)
+    done = run_command(*command, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    listed = json.loads((tmp_path / "out" / "trials.json").read_text())
+    assert results == {"recipe": str(tmp_path / "out" / "best.toml")} | listed
+    assert [trial["state"] for trial in listed["trials"]] == ["finished"] * 3
+    runs = {trial["trial"]: tmp_path / "out" / trial["run"] for trial in listed["trials"]}
+    assert {number for number, run in runs.items() if (run / "checkpoints").exists()} == {listed["best"]}
+    assert all(len(losses(run)) == 24 for run in runs.values())
+    again = run_command(*command, OMP_NUM_THREADS="1")
+    assert (again.returncode, json.loads(again.stdout)["trials"]) == (0, listed["trials"])
+
+
 def test_ctrl_c_stops_the_trials_in_order_and_the_same_command_continues(tmp_path: Path) -> None:
     recipe = _RECIPE.replace("steps = 24", "steps = 600")
     command = words(tmp_path, "--trials", "2", "--parallel", "2", recipe=recipe)

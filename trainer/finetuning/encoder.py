@@ -1,17 +1,18 @@
 """Encoders of Hugging Face for classification. Only this module imports `transformers`, an optional dependency.
 
-An encoder sees the tokens of a document in both directions, and knows no packed rows. So the documents of a micro-batch become a
-batch of their own, padded to the longest one, and each one's logits go to the place of its last token. Only `config.json` and
-`*.safetensors` are read, and no code of the directory is executed.
+An encoder sees the tokens of a document in both directions, and knows no packed rows. So the documents of a micro-batch become
+batches of their own, each padded to its longest document, and the logits of a document go to the place of its last token. Documents
+of similar length share a batch. Only `config.json` and `*.safetensors` are read, and no code of the directory is executed.
 
-B rows   L tokens of a row   T tokens of a micro-batch   N documents   M tokens of the longest one   C labels   D width
+B rows   L tokens of a row   T tokens of a micro-batch   N documents   G documents of a batch   M tokens of its longest one
+C labels   D width
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ __all__ = [
     "WEIGHTS_FILE",
     "EncoderClassifier",
     "build_encoder",
+    "by_length",
     "check_length",
     "encoder_files",
     "num_encoder_weights",
@@ -46,6 +48,8 @@ _MAX_LAYERS = 512
 _INSTALL = "pip install --no-deps --require-hashes -r env/requirements-models.lock"
 _OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 """Ends of names in files of the first BERT models."""
+_SHORTEST = 2 / 3
+"""Share of the longest document of a batch that each other document has at least."""
 _CODE = ("auto_map", "custom_pipelines")
 
 Pooling = Literal["mean", "cls"]
@@ -171,20 +175,43 @@ class EncoderClassifier(nn.Module):
         if not bool(is_document_P.any()):  # the weights need a gradient, and it is 0
             is_document_P = torch.arange(len(firsts_P), device=firsts_P.device) == 0
         firsts_N, lengths_N = firsts_P[is_document_P], lengths_P[is_document_P]
-        places_M = torch.arange(int(lengths_N.max()), device=firsts_N.device)
-        is_token_NM = places_M < lengths_N[:, None]
-        tokens_NM = tokens_T[(firsts_N[:, None] + places_M).clamp(max=len(tokens_T) - 1)].masked_fill(~is_token_NM, self.pad_id)
-        states_NMD = self.encoder(input_ids=tokens_NM, attention_mask=is_token_NM.long()).last_hidden_state
-        logits_NC = self.head(self._pooled(states_NMD, is_token_NM, lengths_N))
-        logits_TC = logits_NC.new_zeros(len(tokens_T), logits_NC.shape[1]).index_copy(0, firsts_N + lengths_N - 1, logits_NC)
+        parts = by_length(lengths_N.tolist())
+        logits_GC = [self._logits(tokens_T, firsts_N[part], lengths_N[part]) for part in parts]
+        order_N = torch.tensor([number for part in parts for number in part], device=firsts_N.device)
+        lasts_N = (firsts_N + lengths_N - 1)[order_N]
+        logits_NC = torch.cat(logits_GC)
+        logits_TC = logits_NC.new_zeros(len(tokens_T), logits_NC.shape[1]).index_copy(0, lasts_N, logits_NC)
         logits_BLC: Tensor = logits_TC.view(*tokens_BL.shape, -1)
         return logits_BLC
 
-    def _pooled(self, states_NMD: Tensor, is_token_NM: Tensor, lengths_N: Tensor) -> Tensor:
+    def _logits(self, tokens_T: Tensor, firsts_G: Tensor, lengths_G: Tensor) -> Tensor:
+        """Return the logits of documents that share a batch, (G, C)."""
+        places_M = torch.arange(int(lengths_G.max()), device=firsts_G.device)
+        is_token_GM = places_M < lengths_G[:, None]
+        tokens_GM = tokens_T[(firsts_G[:, None] + places_M).clamp(max=len(tokens_T) - 1)].masked_fill(~is_token_GM, self.pad_id)
+        states_GMD = self.encoder(input_ids=tokens_GM, attention_mask=is_token_GM.long()).last_hidden_state
+        logits_GC: Tensor = self.head(self._pooled(states_GMD, is_token_GM, lengths_G))
+        return logits_GC
+
+    def _pooled(self, states_GMD: Tensor, is_token_GM: Tensor, lengths_G: Tensor) -> Tensor:
         if self.pooling == "cls":
-            return states_NMD[:, 0]
-        mean_ND: Tensor = (states_NMD * is_token_NM[..., None]).sum(dim=1) / lengths_N[:, None]
-        return mean_ND
+            return states_GMD[:, 0]
+        mean_GD: Tensor = (states_GMD * is_token_GM[..., None]).sum(dim=1) / lengths_G[:, None]
+        return mean_GD
+
+
+def by_length(lengths: Sequence[int]) -> list[list[int]]:
+    """Return the numbers of the documents in batches, longest documents first.
+
+    A batch has documents of at least `_SHORTEST` of the length of its longest one, so that little of it is padding. The batches are
+    a pure function of the lengths.
+    """
+    batches: list[list[int]] = []
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        if not batches or lengths[number] < _SHORTEST * lengths[batches[-1][0]]:
+            batches.append([])
+        batches[-1].append(number)
+    return batches
 
 
 def check_length(model: EncoderClassifier, row_length: int, vocab_size: int) -> None:

@@ -48,6 +48,11 @@ class SearchOptions(Options):
     prune_from: Annotated[int | None, Place(metavar="STEP")] = Field(
         None, ge=1, description="First step at which a trial may end early. Without it, eval.every_steps of the recipe."
     )
+    keep_checkpoints: Literal["all", "best"] = Field(
+        "all",
+        description="Trials whose checkpoints stay. best: those of the best trial and of unfinished ones; all other files of the "
+        "runs stay.",
+    )
     seed: int = Field(0, ge=0, lt=1 << 32, description="Seed of the choice of values. The seed of the trainings is in the recipe.")
     limits: LimitsConfig = Field(LimitsConfig(), description="Limits of each trial, in place of those of the recipe.")
 

@@ -24,15 +24,16 @@ BEST, REPORT, TRIALS = "best.toml", "report.html", "trials.json"
 _BUILTIN = {"stdlib-code", "stdlib-manual"}
 
 
-def write_results(setup: SearchSetup, trials: Sequence[Trial], seconds: float) -> None:
-    """Write all files. Each one is replaced atomically."""
+def write_results(setup: SearchSetup, trials: Sequence[Trial], seconds: float) -> dict[str, Any]:
+    """Write all files. Each one is replaced atomically. Returns the content of `trials.json`."""
     best = best_of(trials)
     if best is not None:
         write_atomic(setup.directory / BEST, best_recipe(setup, best).encode())
     write_atomic(setup.directory / REPORT, render_search(setup, trials, seconds).encode())
     facts = {"best": None if best is None else best.number, "seconds": round(seconds, 3)}
-    listed = facts | {"trials": [trial.to_json() for trial in trials]}
-    write_atomic(setup.directory / TRIALS, (json.dumps(plain(listed), ensure_ascii=False, indent=1) + "\n").encode())
+    listed: dict[str, Any] = plain(facts | {"trials": [trial.to_json() for trial in trials]})
+    write_atomic(setup.directory / TRIALS, (json.dumps(listed, ensure_ascii=False, indent=1) + "\n").encode())
+    return listed
 
 
 def best_recipe(setup: SearchSetup, best: Trial) -> str:

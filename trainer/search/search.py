@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common.errors import ConfigError, ExitCode, PreparedDataError, StoppedBySignal, StorageError
 from common.text import duration
@@ -16,7 +17,7 @@ from trainer.search.options import SearchOptions
 from trainer.search.results import BEST, write_results
 from trainer.search.setup import SearchSetup, claim, gpus_of_slot, open_setup, trial_config
 from trainer.search.study import Study, check_installed, propose
-from trainer.search.trial_run import Progress, TrialRun, read_progress
+from trainer.search.trial_run import Progress, TrialRun, drop_checkpoints, read_progress
 from trainer.search.trials import COUNTED, State, Trial, best_of, is_pruned
 
 __all__ = ["search"]
@@ -33,7 +34,7 @@ _KILLED = 128
 Announce = Callable[[str], None]
 
 
-def search(options: SearchOptions, announce: Announce) -> Path:
+def search(options: SearchOptions, announce: Announce) -> tuple[Path, dict[str, Any]]:
     """Run trials until a limit of the search is reached.
 
     Args:
@@ -41,7 +42,7 @@ def search(options: SearchOptions, announce: Announce) -> Path:
         announce: shows a line to the user.
 
     Returns:
-        The path of the recipe of the best trial.
+        The path of the recipe of the best trial, and the content of `trials.json`.
 
     Raises:
         ConfigError: Optuna is missing, a setting is wrong, the folder is of another search or in use, or no trial has finished.
@@ -88,8 +89,8 @@ class _Search:
         self._failed_in_row = 0
         self._error: Exception | None = None
 
-    def run(self) -> Path:
-        """Run the search to its end. Returns the path of the best recipe."""
+    def run(self) -> tuple[Path, dict[str, Any]]:
+        """Run the search to its end. Returns the path of the best recipe, and the content of `trials.json`."""
         self._stop.install()
         try:
             while self._begin_trials() or self._active:
@@ -99,8 +100,9 @@ class _Search:
             for active in self._active:  # only after an error of the search itself
                 active.run.ask_to_stop("stop")
             self._study.set_seconds(self._seconds)
-        write_results(self._setup, self._study.trials(), self._seconds)
-        return self._conclude()
+        results = write_results(self._setup, self._study.trials(), self._seconds)
+        self._drop_checkpoints()
+        return self._conclude(), results
 
     @property
     def _seconds(self) -> float:
@@ -244,6 +246,17 @@ class _Search:
             self._error = ConfigError(f"{self._failed_in_row} trials in a row have failed; the last one: {reason}")
         if state != "failed" or limit == _MOST_FAILED:
             write_results(self._setup, trials, self._seconds)
+            self._drop_checkpoints()
+
+    def _drop_checkpoints(self) -> None:
+        """Remove the checkpoints that `--keep_checkpoints best` does not keep. The end of each of these trials is recorded."""
+        if self._setup.options.keep_checkpoints == "all":
+            return
+        trials = self._study.trials()
+        best = best_of(trials)
+        for trial in trials:
+            if trial.state != "running" and trial != best:
+                drop_checkpoints(self._setup.runs / trial.name)
 
     def _conclude(self) -> Path:
         """Return the path of the best recipe, or raise the reason why the search has stopped."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from common.errors import CheckpointError
+from common.errors import CheckpointError, ConfigError
 from common.files import UnusableFileError, open_input, open_output, parse_json, write_atomic
 from common.redaction import redacted
 from common.settings.toml import to_toml
@@ -22,11 +23,11 @@ from common.untrusted import read_lines
 from trainer.config import TrainConfig
 from trainer.launch.command import training_command
 from trainer.launch.supervisor import RESTART_VARIABLES
-from trainer.run.directory import wait_until_free
+from trainer.run.directory import locked_run, wait_until_free
 from trainer.run.events import EvalEvent, TrainEvent, parse_event
 from trainer.run.metrics_file import METRICS
 
-__all__ = ["Progress", "TrialRun", "read_progress", "recipe_of"]
+__all__ = ["Progress", "TrialRun", "drop_checkpoints", "read_progress", "recipe_of"]
 
 _FREE_S = 120.0
 """The longest wait for the ranks of an earlier start, whose launcher was killed."""
@@ -72,6 +73,19 @@ def read_progress(run: Path) -> Progress:
         pass
     last = _parsed(newest)
     return Progress(losses, last.step if isinstance(last, TrainEvent) else 0)
+
+
+def drop_checkpoints(run: Path) -> None:
+    """Remove the checkpoints of a run. A link in place of a folder stays, and so do the checkpoints of a run that is trained now.
+
+    Raises:
+        CheckpointError: the lock of the run is a link or no regular file.
+    """
+    folder = run / "checkpoints"
+    if run.is_symlink() or folder.is_symlink() or not folder.is_dir():
+        return
+    with suppress(ConfigError), locked_run(run):
+        shutil.rmtree(folder)
 
 
 class TrialRun:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from common.errors import CheckpointError, ConfigError
 from trainer.finetuning import encoder
-from trainer.finetuning.encoder import EncoderClassifier, build_encoder
+from trainer.finetuning.encoder import EncoderClassifier, build_encoder, by_length
 from trainer.model.attention import make_layout
 
 PAD = 9
@@ -63,8 +63,17 @@ def test_a_document_has_the_same_logits_alone_and_among_others(pooling: str) -> 
     alone = logits_of(model, [[[4, 5]]], 2)
     torch.testing.assert_close(together[0, 4], alone[0, 1])
     torch.testing.assert_close(together[1, 0], logits_of(model, [[[6]]], 1)[0, 0])
-    assert model.encoder.shapes[0] == (3, 3)  # three documents, padded to the longest, without the padding of the rows
+    # documents of similar length share a batch, padded to its longest one, without the padding of the rows
+    assert model.encoder.shapes[:2] == [(2, 3), (1, 1)]
     assert not together[0, [0, 1, 3, 5]].any()
+
+
+def test_each_document_is_in_one_batch_with_documents_of_similar_length() -> None:
+    lengths = [7, 100, 3, 60, 67, 99, 66, 100, 1]
+    batches = by_length(lengths)
+    assert sorted(number for batch in batches for number in batch) == list(range(len(lengths)))
+    assert [[lengths[number] for number in batch] for batch in batches] == [[100, 100, 99, 67], [66, 60], [7], [3], [1]]
+    assert batches[0][:2] == [1, 7]  # documents of equal length stay in their order
 
 
 def test_a_micro_batch_of_padding_gives_every_weight_a_gradient_of_zero() -> None:

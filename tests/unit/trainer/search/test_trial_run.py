@@ -13,7 +13,8 @@ from common.settings.options import help_parser
 from tests.support.runs import tiny_config
 from trainer.config import TrainConfig
 from trainer.run.events import EvalEvent, TrainEvent
-from trainer.search.trial_run import TrialRun, read_progress, recipe_of
+from trainer.run.lock import locked_run
+from trainer.search.trial_run import TrialRun, drop_checkpoints, read_progress, recipe_of
 
 
 def line(event: EvalEvent | TrainEvent) -> str:
@@ -53,3 +54,25 @@ def test_the_last_error_of_the_output_is_the_reason(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "trial-0001.log").write_text("error: the first\nstep 2\nerror: model.context is too short\nmore\n")
     assert run.last_error() == "model.context is too short"
+
+
+def test_checkpoints_are_removed_but_no_other_file_no_target_of_a_link_and_not_while_the_run_is_trained(tmp_path: Path) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for folder in (run / "checkpoints", elsewhere / "checkpoints"):
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").touch()
+    (run / "metrics.jsonl").touch()
+    (tmp_path / "link").symlink_to(elsewhere)
+    drop_checkpoints(tmp_path / "link")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/checkpoints").symlink_to(elsewhere / "checkpoints")
+    drop_checkpoints(tmp_path / "linked")
+    assert (elsewhere / "checkpoints/manifest.json").exists()
+    with locked_run(run):
+        drop_checkpoints(run)
+    assert (run / "checkpoints/manifest.json").exists()
+    drop_checkpoints(run)
+    drop_checkpoints(run)
+    assert sorted(path.name for path in run.iterdir()) == [".lock", "metrics.jsonl"]
+    drop_checkpoints(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
