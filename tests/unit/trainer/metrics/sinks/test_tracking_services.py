@@ -5,6 +5,7 @@ import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -341,6 +342,9 @@ def test_the_real_wandb_takes_everything_without_a_network(tmp_path: Path, monke
     sink.begin(FACTS)
     everything(sink)
     [kept] = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    deadline = time.monotonic() + 60  # another process writes the file
+    while kept.stat().st_size <= 1000 and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert kept.stat().st_size > 1000
 
 
