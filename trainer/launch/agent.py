@@ -126,8 +126,7 @@ class Agent(LocalElasticAgent):
         A node that is started while the others still end meets them in a store that is about to close. Its ranks would then wait
         for ranks that have another store.
         """
-        wait_for_end(first_node, port)
-        time.sleep(NOTICED_S)
+        wait_for_end(first_node, port, NOTICED_S)
         if not self._asked:  # else the ranks stop in order, and `_ask_ranks` limits their time
             say("the torchrun of the first node has ended, so the ranks of this node are ended")
             self._send(signal.SIGKILL)
@@ -192,12 +191,21 @@ def launch(arguments: Sequence[str]) -> ExitCode:
     return ExitCode.DONE
 
 
-def wait_for_end(host: str, port: int) -> None:
-    """Wait until the process that listens on a port has ended. If its machine is unreachable, this waits for as long."""
-    with suppress(OSError), socket.create_connection((host, port)) as connection:
-        connection.settimeout(None)
-        while connection.recv(1024):
-            pass
+def wait_for_end(host: str, port: int, absent_s: float) -> None:
+    """Wait until nothing has listened on a port for `absent_s` seconds. A connection that only breaks is made again."""
+    absent_since: float | None = None
+    while absent_since is None or time.monotonic() < absent_since + absent_s:
+        try:
+            with socket.create_connection((host, port)) as connection:
+                absent_since = None
+                connection.settimeout(None)
+                while connection.recv(1024):
+                    pass
+        except ConnectionRefusedError:
+            absent_since = absent_since or time.monotonic()
+        except OSError:  # the network, not the process
+            absent_since = None
+        time.sleep(min(0.2, absent_s))
 
 
 @contextmanager

@@ -8,19 +8,26 @@ import threading
 from trainer.launch.agent import wait_for_end
 
 
-def test_the_wait_lasts_until_the_process_behind_the_port_closes_its_connections() -> None:
+ABSENT_S = 0.2
+
+
+def test_the_wait_lasts_while_a_process_listens_even_if_it_closes_a_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as store:
-        waiting = threading.Thread(target=wait_for_end, args=store.getsockname())
+        waiting = threading.Thread(target=wait_for_end, args=(*store.getsockname(), ABSENT_S), daemon=True)
         waiting.start()
-        connection, _ = store.accept()
-        waiting.join(0.3)
-        assert waiting.is_alive()
-        connection.close()
+        for _ in range(2):
+            connection, _ = store.accept()
+            waiting.join(2 * ABSENT_S)
+            assert waiting.is_alive()
+            connection.close()
+        again, _ = store.accept()
+        store.close()
+        again.close()
         waiting.join(10)
         assert not waiting.is_alive()
 
 
-def test_the_wait_is_over_at_once_if_nothing_listens() -> None:
+def test_the_wait_is_over_after_its_time_if_nothing_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as store:
         address = store.getsockname()
-    wait_for_end(*address)
+    wait_for_end(*address, ABSENT_S)
