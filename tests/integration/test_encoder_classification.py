@@ -11,7 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from common.errors import ConfigError, ExitCode
+from common.errors import CheckpointError, ConfigError, ExitCode
 from tests.support.labelled import labelled_records, prepare_labelled
 from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config
 from trainer.config import TrainConfig
@@ -131,6 +131,27 @@ def test_a_saved_run_needs_no_encoder_directory(prepared: tuple[Path, Path], tmp
     done = run_command("trainer", "classify", str(run), str(tmp_path / "new.txt"))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["label"] == "metal"
+
+
+def test_a_resume_needs_no_encoder_directory_and_refuses_a_changed_configuration(
+    prepared: tuple[Path, Path], tmp_path: Path
+) -> None:
+    whole = configured(prepared, tmp_path / "whole")
+    last_line = train(whole)
+    moved = tmp_path / "encoder"
+    moved.symlink_to(prepared[0])
+    parts = configured((moved, prepared[1]), tmp_path / "parts")
+    train(parts.model_copy(update={"limits": parts.limits.model_copy(update={"steps": 6})}))
+    moved.unlink()
+    kept = parts.run / "objective" / "encoder.json"
+    content = kept.read_bytes()
+    kept.write_bytes(content + b" ")
+    with pytest.raises((ConfigError, CheckpointError), match=r"objective|encoder"):
+        train(parts)
+    kept.write_bytes(content)
+    assert train(parts) == last_line
+    with pytest.raises(ConfigError, match=r"encoder: .*config\.json cannot be read"):
+        train(parts.model_copy(update={"run": tmp_path / "new"}))
 
 
 def test_what_does_not_fit_is_refused(prepared: tuple[Path, Path], tmp_path: Path) -> None:

@@ -13,14 +13,12 @@ from data_pipeline.dataset.manifest import Manifest
 from trainer.config import TrainConfig
 from trainer.finetuning import classification
 from trainer.finetuning.distillation import gather_teacher, make_distillation
-from trainer.finetuning.objective import LANGUAGE, Kind, Objective
+from trainer.finetuning.objective import LANGUAGE, OBJECTIVE, Kind, Objective
 from trainer.finetuning.preference import gather_preference, make_preference
 from trainer.run.record import read_record
 
-__all__ = ["KINDS", "OBJECTIVE", "objective_of", "saved_objective"]
+__all__ = ["KINDS", "objective_of", "saved_objective"]
 
-OBJECTIVE = "objective"
-"""The folder in a run with the files of its objective."""
 _MAX_FILE_BYTES = 64 << 20
 _REPLACED = ("build_model", "loss", "training_step")
 

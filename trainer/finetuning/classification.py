@@ -32,11 +32,12 @@ from trainer.finetuning.encoder import (
     build_encoder,
     check_length,
     encoder_files,
+    kept_encoder_files,
     num_encoder_weights,
     read_encoder,
 )
 from trainer.finetuning.labelled_rows import LabelledRows
-from trainer.finetuning.objective import Objective
+from trainer.finetuning.objective import OBJECTIVE, Objective
 from trainer.model.attention import Layout
 from trainer.model.decoder import DecoderBody, build_body, flops_per_token, num_weights
 from trainer.model.forward import LossFunction, PassInputs
@@ -87,7 +88,7 @@ def gather(config: TrainConfig, manifest: Manifest) -> dict[str, bytes]:
         )
     files = {LABELS_FILE: canonical_json(facts.model_dump())}
     if config.encoder is not None:
-        files |= encoder_files(config.encoder, manifest)
+        files |= kept_encoder_files(config.encoder, config.run / OBJECTIVE) or encoder_files(config.encoder, manifest)
         check_length(build_encoder(files[ENCODER_FILE], 0, len(names), "mean"), manifest.row_length, manifest.vocab_size)
     return files
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from common.errors import CheckpointError, ConfigError
 from common.files import UnusableFileError, canonical_json, digest_bytes, parse_json, read_input
+from common.untrusted import read_run_file
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.tokenizer import open_supplied
 from trainer.checkpoint.tensor_file import decode_tensors
@@ -34,6 +35,7 @@ __all__ = [
     "by_length",
     "check_length",
     "encoder_files",
+    "kept_encoder_files",
     "num_encoder_weights",
     "read_encoder",
 ]
@@ -92,6 +94,26 @@ def encoder_files(directory: Path, manifest: Manifest) -> dict[str, bytes]:
         )
     digests = {path.name: digest_bytes(_read(path, _MAX_TENSOR_BYTES)) for path in tensors}
     return {ENCODER_FILE: content, WEIGHTS_FILE: canonical_json(digests)}
+
+
+def kept_encoder_files(directory: Path, objective: Path) -> dict[str, bytes]:
+    """Return what `encoder_files` returned when a run began, if the directory of the encoder is gone; else nothing.
+
+    The identity of the run holds the digests of these files, so a changed one is refused like any other setting that differs.
+
+    Args:
+        directory: of the encoder.
+        objective: folder of the run with the files of its objective.
+
+    Raises:
+        CheckpointError: a file in the run is no regular file or too large.
+    """
+    if directory.exists():
+        return {}
+    try:
+        return {name: read_run_file(objective / name, _MAX_CONFIG_BYTES, objective.parent) for name in (ENCODER_FILE, WEIGHTS_FILE)}
+    except FileNotFoundError:
+        return {}
 
 
 def read_encoder(directory: Path, files: Mapping[str, bytes], num_labels: int, pooling: Pooling) -> dict[str, Tensor]:

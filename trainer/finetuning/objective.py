@@ -37,7 +37,10 @@ from trainer.model.decoder import num_weights
 from trainer.model.forward import LossFunction
 from trainer.run.measures import Measures
 
-__all__ = ["LANGUAGE", "Kind", "Objective", "Passes"]
+__all__ = ["LANGUAGE", "OBJECTIVE", "Kind", "Objective", "Passes"]
+
+OBJECTIVE = "objective"
+"""The folder in a run with the files of its objective."""
 
 
 class Passes(Protocol):
