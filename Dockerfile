@@ -94,6 +94,8 @@ RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
  && if [ -s /run/secrets/pip_conf ]; then export PIP_CONFIG_FILE=/run/secrets/pip_conf; fi \
  && python3 -m pip --python /opt/venv/bin/python install --progress-bar off --no-cache-dir --disable-pip-version-check \
         --root-user-action=ignore --no-deps --require-hashes -r /app/env/requirements-debug.lock
+# gdb would read the programs of train in train's own root, for which it has no right. The files here are the same.
+RUN mkdir -p /etc/gdb && echo "set sysroot /" >>/etc/gdb/gdbinit
 
 FROM trainer AS notebook
 USER root
