@@ -6,8 +6,6 @@ with the unfinished tasks. Results are used in the order of the tasks, so the nu
 
 from __future__ import annotations
 
-import logging
-
 from common.storage_errors import naming
 from data_pipeline.config import PrepareConfig
 from data_pipeline.conversations.chat_template import chosen_template
@@ -18,7 +16,7 @@ from data_pipeline.execution.runner import open_runner_of
 from data_pipeline.publishing.assemble import Prepared, assemble
 from data_pipeline.publishing.fingerprint import fingerprint_of, key_of_work, settings_of
 from data_pipeline.publishing.ownership import exclusive, work_directory
-from data_pipeline.publishing.publish import find_finished, settle
+from data_pipeline.publishing.publish import reuse_finished
 from data_pipeline.publishing.replacement import check_may_replace
 from data_pipeline.reports.totals import Results, make_report
 from data_pipeline.sources.ignored import IgnoredFiles
@@ -38,8 +36,6 @@ from data_pipeline.stages.train_tokenizer import train_on_sample
 
 __all__ = ["prepare"]
 
-logger = logging.getLogger(__name__)
-
 
 def prepare(config: PrepareConfig) -> Manifest:
     """Prepare the sources under `config.output` and return the manifest. Data that is already prepared is not prepared again.
@@ -57,12 +53,7 @@ def prepare(config: PrepareConfig) -> Manifest:
         remember_digests(inputs, output / INPUTS)
         settings = settings_of(config)
         fingerprint = fingerprint_of(settings, [file.identity for file in inputs])
-        finished = find_finished(output, fingerprint, rejects=config.keep_rejects)
-        if finished is not None:
-            settle(output, finished)
-            logger.info("%s already holds the data of these settings and inputs: nothing to do", output)
-            if ignored.differ_from(finished.totals.get("ignored")):
-                logger.warning("%s: other files are ignored now than when it was prepared; its report lists those of then", output)
+        if (finished := reuse_finished(output, fingerprint, ignored, rejects=config.keep_rejects)) is not None:
             return finished
         check_may_replace(output, fingerprint, settings, [file.identity for file in inputs], replace=config.replace)
 
@@ -76,7 +67,6 @@ def prepare(config: PrepareConfig) -> Manifest:
             duplicates = drop_duplicates(job, read)
             checks.warn_of_losses(duplicates, config)
             split = split_all(job, read, duplicates)
-            checks.warn_of_overlaps(read, split, config)
             checks.check_split(read, split, config)
             tokenizer = train_on_sample(job, split, chat)
             classifier = train_quality(job, split)

@@ -1,7 +1,7 @@
 """Checks the heartbeats of a run: exit code 0 if a rank has written one lately, else 1. Prints one line.
 
-Only ranks that are running in this container count; see `trainer.run.running_ranks`. While there are none, the check fails, which
-Docker shows as "starting" during the service's `start_period`.
+Only ranks that are running in this container count; see `trainer.machine.running_ranks`. While there are none, the check fails,
+which Docker shows as "starting" during the service's `start_period`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from trainer.run.running_ranks import ranks_of
+from trainer.machine.running_ranks import ranks_of
 
 __all__ = ["main"]
 

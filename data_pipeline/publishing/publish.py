@@ -37,11 +37,24 @@ from data_pipeline.dataset.layout import (
 from data_pipeline.dataset.locks import replacing
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.publishing.ownership import check_nothing_foreign, noted_files, own_files, work_folders, write_note
+from data_pipeline.sources.ignored import IgnoredFiles
 
-__all__ = ["find_finished", "publish", "settle"]
+__all__ = ["find_finished", "publish", "reuse_finished", "settle"]
 
 logger = logging.getLogger(__name__)
 _NOT_ALWAYS_WRITTEN = (REFERENCE, REJECTS, REJECTED, TOKENS, CHOSEN, DOCUMENTS, LABELS)
+
+
+def reuse_finished(directory: Path, fingerprint: str, ignored: IgnoredFiles, *, rejects: KeptRejects) -> Manifest | None:
+    """Return the manifest of finished data that need not be prepared again: see `find_finished`. Remove its work, and log it."""
+    finished = find_finished(directory, fingerprint, rejects=rejects)
+    if finished is None:
+        return None
+    settle(directory, finished)
+    logger.info("%s already holds the data of these settings and inputs: nothing to do", directory)
+    if ignored.differ_from(finished.totals.get("ignored")):
+        logger.warning("%s: other files are ignored now than when it was prepared; its report lists those of then", directory)
+    return finished
 
 
 def find_finished(directory: Path, fingerprint: str, *, rejects: KeptRejects = "none") -> Manifest | None:

@@ -1,6 +1,6 @@
 """Turn the bytes of an input file into documents, and malformed input into rejections. No content of a file raises an error.
 
-The formats are read in `text_files`, `json_lines`, `tables`, `columnar` and `archives`. `decoding` checks the text.
+The formats are read in `parsers` and `archives`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from data_pipeline.config import Kind, PrepareConfig
 from data_pipeline.dataset.splits import tail_offset
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.archives import ArchiveError, Member, read_tar, read_zip
-from data_pipeline.sources.columnar import read_rows_of_columns
-from data_pipeline.sources.decoding import Origin, is_chat
 from data_pipeline.sources.formats import Format
 from data_pipeline.sources.inputs import Part
-from data_pipeline.sources.json_lines import parse_json_line
+from data_pipeline.sources.parsers.columnar import read_rows_of_columns
+from data_pipeline.sources.parsers.decoding import Origin, is_chat
+from data_pipeline.sources.parsers.json_lines import parse_json_line
+from data_pipeline.sources.parsers.tables import read_table
+from data_pipeline.sources.parsers.text_files import read_pieces, read_topics, read_whole
 from data_pipeline.sources.storage import check_unchanged, open_file
 from data_pipeline.sources.streams import Budget, Readable, StreamError, decompress, join_blocks, raw_blocks, read_lines
-from data_pipeline.sources.tables import read_table
-from data_pipeline.sources.text_files import read_pieces, read_topics, read_whole
 
 __all__ = ["read_part"]
 

@@ -32,7 +32,6 @@ __all__ = [
     "check_split",
     "check_trusted",
     "warn_of_losses",
-    "warn_of_overlaps",
 ]
 
 logger = logging.getLogger(__name__)
@@ -140,7 +139,8 @@ def _place(sample: Mapping[str, Any]) -> str:
 
 
 def check_split(read: Sequence[ReadResult], split: Sequence[SplitResult], config: PrepareConfig) -> None:
-    """Raise SourceError if there are no training documents or too few validation documents."""
+    """Warn about sources that overlap with benchmarks. Raise SourceError if training or validation documents are missing."""
+    _warn_of_overlaps(read, split, config)
     train_documents, val_documents = (sum(result.kept[side] for result in split) for side in SPLITS)
     if not train_documents:
         raise SourceError(
@@ -223,7 +223,7 @@ def warn_of_losses(duplicates: Duplicates, config: PrepareConfig) -> None:
         )
 
 
-def warn_of_overlaps(read: Sequence[ReadResult], split: Sequence[SplitResult], config: PrepareConfig) -> None:
+def _warn_of_overlaps(read: Sequence[ReadResult], split: Sequence[SplitResult], config: PrepareConfig) -> None:
     """Warn about sources that lose more than `dedup.benchmark_alarm_fraction` of their text because it overlaps with benchmarks."""
     for source, share in share_lost_to_benchmarks(read, split).items():
         if share > config.dedup.benchmark_alarm_fraction:

@@ -26,12 +26,12 @@ import zstandard
 
 from data_pipeline.config import LimitSettings, PrepareConfig, RecordSettings
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.sources.decoding import Origin
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs
-from data_pipeline.sources.json_lines import parse_json_line
+from data_pipeline.sources.parsers.decoding import Origin
+from data_pipeline.sources.parsers.json_lines import parse_json_line
+from data_pipeline.sources.parsers.text_files import read_whole
 from data_pipeline.sources.readers import read_part
 from data_pipeline.sources.streams import Line
-from data_pipeline.sources.text_files import read_whole
 from tests.support.claims import tried
 from tests.support.faults import count, peak_growth_bytes, seeds
 from tests.support.json_cases import GOOD, LINES

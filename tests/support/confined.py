@@ -73,12 +73,12 @@ _MODULES = (
     "data_pipeline.repack",
     "torch._inductor",
     "trainer.__main__",
-    "trainer.commands.audit",
+    "trainer.commands.inspection.audit",
     "trainer.commands.evaluate",
     "trainer.commands.generate",
-    "trainer.commands.report",
+    "trainer.commands.inspection.report",
     "trainer.commands.train",
-    "trainer.commands.verify",
+    "trainer.commands.inspection.verify",
 )
 
 

@@ -1,7 +1,7 @@
 """The commands of the trainer: one row for each command. The launcher reads the table too, so it must load quickly.
 
-The options of a command are in the module of its name in `trainer/commands/options/`, its work in the module of its name in
-`trainer/commands/`.
+The work of a command is in the module of its name in `trainer/commands/`. If it shows or checks existing runs, it is in
+`trainer/commands/inspection/`. Its options are in the module of its name in the folder `options` beside this module.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ from common.command_line import Command
 __all__ = ["COMMANDS"]
 
 
-def _command(name: str, options: str, summary: str) -> Command:
-    return Command(name, summary, f"trainer.commands.options.{name}:{options}", f"trainer.commands.{name}:run")
+def _command(name: str, options: str, summary: str, folder: str = "trainer.commands") -> Command:
+    return Command(name, summary, f"{folder}.options.{name}:{options}", f"{folder}.{name}:run")
+
+
+def _inspection(name: str, options: str, summary: str) -> Command:
+    return _command(name, options, summary, "trainer.commands.inspection")
 
 
 _TRAIN = Command(
@@ -50,24 +54,24 @@ _ROWS = (
     _command("classify", "ClassifyOptions", "print the label of each text, with the model of a classification"),
     _command("compress", "CompressOptions", "write a smaller copy of a model: int8, int4 or pruned"),
     _command("export", "ExportOptions", "write a model for transformers, vLLM, llama.cpp or ONNX"),
-    _command(
+    _inspection(
         "verify",
         "VerifyOptions",
         "check that a run's files are intact, that the environment is the same, and that steps give the same bits again",
     ),
-    _command(
+    _inspection(
         "audit",
         "AuditOptions",
         "prove that no row was trained twice or left out, or show the text of one step",
     ),
-    _command(
+    _inspection(
         "report", "ReportOptions", "write report.html and training_metrics.png: curves, evaluations, samples, settings, digests"
     ),
-    _command("compare", "CompareOptions", "write one page that compares several runs"),
+    _inspection("compare", "CompareOptions", "write one page that compares several runs"),
     _command("tune", "TuneOptions", "search for the settings with the lowest validation loss"),
-    _command("runs", "RunsOptions", "list the runs in a folder: state, steps, validation loss"),
+    _inspection("runs", "RunsOptions", "list the runs in a folder: state, steps, validation loss"),
     _IMPORT,
-    _command("stacks", "StacksOptions", "print the stacks of all threads of a running training"),
+    _inspection("stacks", "StacksOptions", "print the stacks of all threads of a running training"),
     _SCHEMA,
 )
 COMMANDS = {command.name: command for command in _ROWS}

@@ -6,11 +6,14 @@ here. A variable that is set is never changed. An empty variable counts as not s
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-__all__ = ["first_host", "may_have_gpu", "missing_variables"]
+from trainer.launch.settings import check_variables
+
+__all__ = ["expected_ranks", "first_host", "may_have_gpu", "missing_variables"]
 
 _SHUTDOWN_S = 60
 """Seconds that ranks have to save: longer than a save takes, and shorter than `stop_grace_period` in docker-compose.yml."""
@@ -37,6 +40,22 @@ def missing_variables(variables: Mapping[str, str], count_gpus: Callable[[], str
     if _NUM_RANKS.fullmatch(num_ranks):  # torchrun would set 1 thread for each rank, and other cores would be idle
         known.setdefault("OMP_NUM_THREADS", str(max(1, num_cores // int(num_ranks))))
     return {name: value for name, value in known.items() if variables.get(name) != value}
+
+
+def expected_ranks(variables: Mapping[str, str], num_gpus: int) -> tuple[int, int]:
+    """Return the number of ranks on this node, and the number of nodes, with which the launcher would start a training.
+
+    Args:
+        variables: of this process.
+        num_gpus: number of GPUs that the training uses on this node.
+
+    Raises:
+        ConfigError: a variable cannot be used.
+    """
+    known = {**variables, **missing_variables(variables, lambda: str(num_gpus), len(os.sched_getaffinity(0)))}
+    check_variables(known)
+    ranks, nodes = known["PET_NPROC_PER_NODE"], known.get("PET_NNODES") or "1"
+    return (int(ranks) if ranks.isdecimal() else max(1, num_gpus)), int(nodes.rpartition(":")[2])
 
 
 def first_host(nodes: str) -> str:

@@ -16,7 +16,7 @@ from typing import Literal
 
 from trainer.config import Precision
 
-__all__ = ["PEAK_RATES", "PeakRates", "RateKind", "mfu", "peak_flops", "rate_kind", "unknown_mfu"]
+__all__ = ["PEAK_RATES", "Flops", "PeakRates", "RateKind", "peak_flops", "rate_kind", "unknown_mfu"]
 
 RateKind = Literal["fp32", "tf32", "bf16", "fp16", "float8"]
 
@@ -153,16 +153,23 @@ def peak_flops(device_name: str, kind: RateKind) -> float | None:
     return None
 
 
-def mfu(tokens_per_s: float, flops_each: float, peak: float | None, num_gpus: int) -> float | None:
-    """Return model FLOPs utilisation, 0 to 1: the operations that the model needs, divided by the peak of the GPUs.
+@dataclass(frozen=True)
+class Flops:
+    """Floating-point operations that the model needs, and those that a device can do."""
 
-    Args:
-        tokens_per_s: tokens per second of all GPUs together, without padding.
-        flops_each: operations per token, from `flops_per_token`.
-        peak: peak of one GPU in operations per second, from `peak_flops`. If it is None, the result is None.
-        num_gpus: GPUs of the run.
-    """
-    return None if peak is None else tokens_per_s * flops_each / (peak * num_gpus)
+    each: float
+    """Operations per token, from `flops_per_token`."""
+    peak: float | None
+    """Peak rate of one device in operations per second, from `peak_flops`; None if unknown."""
+
+    def mfu(self, tokens_per_s: float, num_gpus: int) -> float | None:
+        """Return model FLOPs utilisation, 0 to 1: the operations that the model needs, divided by the peak of the GPUs.
+
+        Args:
+            tokens_per_s: tokens per second of all GPUs together, without padding.
+            num_gpus: GPUs of the run.
+        """
+        return None if self.peak is None else tokens_per_s * self.each / (self.peak * num_gpus)
 
 
 def unknown_mfu(device_name: str, kind: RateKind) -> str:

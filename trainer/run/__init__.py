@@ -1,1 +1,1 @@
-"""State and files of a run besides tensors: events, ledger, record, limits, lock."""
+"""State and files of a run besides tensors: events, ledger, record, limits, folder with its lock."""

@@ -336,7 +336,7 @@ class AlertEvent(_Event):
 
 @dataclass(frozen=True)
 class EndEvent(_Event):
-    """The end of the run: see `trainer.training.ending`."""
+    """The end of the run: see `trainer.metrics.ending`."""
 
     name: ClassVar = "end"
     step: int

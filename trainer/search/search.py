@@ -11,7 +11,7 @@ from pathlib import Path
 from common.errors import ConfigError, ExitCode, PreparedDataError, StoppedBySignal, StorageError
 from common.text import duration
 from trainer.launch.stop_request import StopRequest
-from trainer.run.lock import locked_run
+from trainer.run.directory import locked_run
 from trainer.search.options import SearchOptions
 from trainer.search.results import BEST, write_results
 from trainer.search.setup import SearchSetup, claim, gpus_of_slot, open_setup, trial_config

@@ -22,8 +22,8 @@ from common.untrusted import read_lines
 from trainer.config import TrainConfig
 from trainer.launch.command import training_command
 from trainer.launch.supervisor import RESTART_VARIABLES
+from trainer.run.directory import wait_until_free
 from trainer.run.events import EvalEvent, TrainEvent, parse_event
-from trainer.run.lock import wait_until_free
 from trainer.run.metrics_file import METRICS
 
 __all__ = ["Progress", "TrialRun", "read_progress", "recipe_of"]

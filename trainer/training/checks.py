@@ -33,9 +33,8 @@ from trainer.parallel.fsdp import check_parallel
 from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes
 from trainer.run.clock import Clock
 from trainer.run.context import RunContext
-from trainer.run.directory import check_places
+from trainer.run.directory import check_places, locked_run
 from trainer.run.limits import Plan, plan_run, with_shorter_warmup
-from trainer.run.lock import locked_run
 from trainer.run.record import (
     Before,
     Origin,

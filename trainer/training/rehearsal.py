@@ -18,7 +18,7 @@ from trainer.distributed.group import joined_group
 from trainer.extensions.hooks import Extension
 from trainer.extensions.loading import load_extension
 from trainer.finetuning.objective import Objective
-from trainer.launch.local_ranks import expected_ranks
+from trainer.launch.environment import expected_ranks
 from trainer.machine.determinism import configure_determinism
 from trainer.machine.memory import available_bytes, is_out_of_memory
 from trainer.model.decoder import num_weights

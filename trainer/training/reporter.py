@@ -13,8 +13,9 @@ from trainer.extensions.initial_loss import initial_loss_warning
 from trainer.health.alerts import Alert, guard_alert
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
-from trainer.machine.peak_rates import mfu
+from trainer.machine.peak_rates import Flops
 from trainer.metrics import Monitor, StepFacts, StepMetrics
+from trainer.metrics.ending import Ending
 from trainer.metrics.layers import LayerObserver
 from trainer.planning.forecast import Forecast
 from trainer.planning.lines import time_lines
@@ -28,10 +29,9 @@ from trainer.run.progress import Progress
 from trainer.run.signals import StopRequest
 from trainer.run.state import RunState
 from trainer.training.adjuster import Adjuster
-from trainer.training.ending import Ending
 from trainer.training.step_report import StepResult
 
-__all__ = ["GoBack", "RepeatStep", "Reporter", "RollBack"]
+__all__ = ["GoBack", "RepeatStep", "Reporter", "RollBack", "TrainLoss"]
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +56,16 @@ class RepeatStep(GoBack):
         self.result, self.facts = result, facts
 
 
+@dataclass(frozen=True)
+class TrainLoss:
+    """The kind of a step's loss."""
+
+    own: bool
+    """Whether the training minimises a loss of an extension."""
+    measures: tuple[str, ...] = ()
+    """Names of the measures of a step besides the loss."""
+
+
 @dataclass
 class Reporter:
     """Hands the results of steps to sinks, ledger and guard."""
@@ -72,15 +82,9 @@ class Reporter:
     observer: LayerObserver
     adjuster: Adjuster
     ending: Ending
-    flops_each: float
-    """Floating-point operations per token."""
-    peak: float | None
-    """Peak rate of one device in floating-point operations per second, None if unknown."""
+    flops: Flops
     stragglers: StragglerDetector
-    own_loss: bool
-    """Whether the training minimises a loss of an extension."""
-    of_steps: tuple[str, ...] = ()
-    """Names of the measures of a step."""
+    loss: TrainLoss
     forecast: Forecast | None = None
     """The expected length of the run, on rank 0."""
 
@@ -106,13 +110,13 @@ class Reporter:
             muon_lr=facts.rates.muon,
             targets=facts.progress.targets,
             tokens_per_s=tokens_per_s,
-            mfu=mfu(tokens_per_s, self.flops_each, self.peak, self.context.group.world_size),
+            mfu=self.flops.mfu(tokens_per_s, self.context.group.world_size),
             loader_wait_s=facts.loader_wait_s,
             seconds=seconds,
-            measures=dict(zip(self.of_steps, result.measures, strict=True)),
+            measures=dict(zip(self.loss.measures, result.measures, strict=True)),
         )
         self.train_losses.add(result.loss)
-        if result.step == 1 and self.own_loss:
+        if result.step == 1 and self.loss.own:
             self._check_own_loss(result.loss, facts.progress)
         metrics = self.monitor.train(metrics)
         self.monitor.layers(self.observer.reading(result.step))

@@ -35,9 +35,10 @@ from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
 from trainer.machine.determinism import configure_determinism, device_name
 from trainer.machine.environment import unlocked_here
-from trainer.machine.peak_rates import peak_flops, rate_kind, unknown_mfu
+from trainer.machine.peak_rates import Flops, peak_flops, rate_kind, unknown_mfu
 from trainer.machine.profiler import StepProfiler
 from trainer.metrics import Monitor, opened_monitor
+from trainer.metrics.ending import Ending, opened_ending
 from trainer.metrics.layers import LayerObserver
 from trainer.metrics.sinks.tensorboard_graph import model_graph
 from trainer.model.attention import describe_backend
@@ -61,11 +62,10 @@ from trainer.run.signals import StopRequest, stop_request
 from trainer.run.state import RunState, load_whole
 from trainer.training.adjuster import Adjuster, wrapped
 from trainer.training.checks import Checked, check
-from trainer.training.ending import Ending, opened_ending
 from trainer.training.evaluator import Evaluator
 from trainer.training.micro_batch_size import expected_memory
 from trainer.training.recovery import Recovery
-from trainer.training.reporter import Reporter
+from trainer.training.reporter import Reporter, TrainLoss
 from trainer.training.saver import Saver
 from trainer.training.trainable import Trainable, hold_reference, make_scaler, new_loss, new_model
 from trainer.training.training_run import TrainingRun
@@ -252,11 +252,15 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
         observer=LayerObserver(restored.trainable.model, group, config.log.layers_every_steps, config.log.histograms_every_steps),
         adjuster=adjuster,
         ending=ending,
-        flops_each=_flops_per_target(checked.objective, config, manifest),
-        peak=peak_flops(device_name(group.device), rate_kind(config.number_format, tf32=config.tf32)),
+        flops=Flops(
+            each=_flops_per_target(checked.objective, config, manifest),
+            peak=peak_flops(device_name(group.device), rate_kind(config.number_format, tf32=config.tf32)),
+        ),
         stragglers=StragglerDetector(),
-        own_loss=restored.trainable.extension.own_loss is not None or restored.trainable.extension.has_step,
-        of_steps=restored.trainable.objective.of_steps,
+        loss=TrainLoss(
+            own=restored.trainable.extension.own_loss is not None or restored.trainable.extension.has_step,
+            measures=restored.trainable.objective.of_steps,
+        ),
     )
     if restored.state is not None:
         reporter.restore(restored.state, rolled_back=False)
@@ -286,7 +290,7 @@ def introduce(run: TrainingRun, *, continued: bool) -> None:
         run.reporter.forecast = _forecast(run)
         for line in brief_lines(run.reporter.forecast):
             _log.info("%s", line)
-    if run.reporter.peak is None and device.type == "cuda":
+    if run.reporter.flops.peak is None and device.type == "cuda":
         gpu = torch.cuda.get_device_name(device)
         _log.info("%s", unknown_mfu(gpu, rate_kind(config.number_format, tf32=config.tf32)))
     if not continued and context.group.is_main and _is_built_in(run):  # a user's model may need real values

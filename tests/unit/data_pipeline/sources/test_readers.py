@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from common.errors import SourceError
 from data_pipeline.config import LimitSettings, PrepareConfig, TextSettings
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.sources.decoding import Origin
 from data_pipeline.sources.inputs import InputFile, Part, cut_into_partitions, find_inputs
+from data_pipeline.sources.parsers.decoding import Origin
+from data_pipeline.sources.parsers.text_files import read_pieces
 from data_pipeline.sources.readers import read_part
-from data_pipeline.sources.text_files import read_pieces
 
 
 def files_in(folder: Path, **settings: Any) -> tuple[tuple[InputFile, ...], PrepareConfig]:

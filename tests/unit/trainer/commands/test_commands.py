@@ -167,7 +167,7 @@ def test_verify_prints_levels_as_they_hold_and_its_json_holds_an_error_too(
         yield Outcome("integrity", "all files match", {"files": 3})
         raise CheckpointError("step 2 differs")
 
-    monkeypatch.setattr("trainer.commands.verify.verify_run", levels)
+    monkeypatch.setattr("trainer.commands.inspection.verify.verify_run", levels)
     words = ["verify", "run", "--level", "replay", "--replay", "4", "--from", "2", "--data", "d", "--sources", "a", "b=c"]
     with pytest.raises(CheckpointError):
         main([*words, "--trust-code"])

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.launch.environment import first_host, may_have_gpu, missing_variables
+from common.errors import ConfigError
+from trainer.launch.environment import expected_ranks, first_host, may_have_gpu, missing_variables
 
 SLURM = {"SLURM_JOB_NODELIST": "gpu[03-04,09]", "SLURM_NNODES": "3", "SLURM_NODEID": "1"}
 SKYPILOT = {
@@ -104,3 +105,25 @@ def test_each_sign_of_a_gpu_is_seen(sign: str, tmp_path: Path) -> None:
     assert not may_have_gpu(tmp_path)
     (tmp_path / sign).mkdir()
     assert may_have_gpu(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variables", "num_gpus", "expected"),
+    [
+        ({}, 0, (1, 1)),
+        ({}, 4, (4, 1)),
+        ({"CPU_RANKS": "3"}, 0, (3, 1)),
+        ({"CPU_RANKS": "3"}, 2, (2, 1)),
+        ({"PET_NPROC_PER_NODE": "auto"}, 2, (2, 1)),
+        ({"PET_NPROC_PER_NODE": "gpu"}, 0, (1, 1)),
+        ({"PET_NNODES": "2", "PET_MASTER_ADDR": "a", "PET_NPROC_PER_NODE": "8"}, 8, (8, 2)),
+        ({"PET_NNODES": "1:4", "PET_MASTER_ADDR": "a"}, 1, (1, 4)),
+    ],
+)
+def test_plan_expects_the_ranks_of_the_launcher(variables: dict[str, str], num_gpus: int, expected: tuple[int, int]) -> None:
+    assert expected_ranks(variables, num_gpus) == expected
+
+
+def test_no_ranks_are_expected_with_a_wrong_variable() -> None:
+    with pytest.raises(ConfigError, match="CPU_RANKS = many"):
+        expected_ranks({"CPU_RANKS": "many"}, 0)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.config import ModelConfig
-from trainer.machine.peak_rates import PEAK_RATES, PeakRates, RateKind, mfu, peak_flops, rate_kind, unknown_mfu
+from trainer.machine.peak_rates import PEAK_RATES, Flops, PeakRates, RateKind, peak_flops, rate_kind, unknown_mfu
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model, flops_per_token
 
@@ -163,16 +163,16 @@ def test_a_rate_that_the_gpu_does_not_have_is_unknown(name: str, kind: RateKind)
 def test_mfu_of_n_gpus_is_that_of_one_with_the_nth_part_of_the_tokens(
     tokens_per_s: float, flops_each: float, peak: float, num_gpus: int
 ) -> None:
-    share = mfu(tokens_per_s / num_gpus, flops_each, peak, 1)
-    assert mfu(tokens_per_s, flops_each, peak, num_gpus) == pytest.approx(share)
+    share = Flops(flops_each, peak).mfu(tokens_per_s / num_gpus, 1)
+    assert Flops(flops_each, peak).mfu(tokens_per_s, num_gpus) == pytest.approx(share)
 
 
 def test_mfu_is_one_where_the_model_needs_all_that_the_gpus_can_do() -> None:
-    assert mfu(1000.0, 2e9, 1e12, 2) == 1.0
+    assert Flops(2e9, 1e12).mfu(1000.0, 2) == 1.0
 
 
 def test_an_unknown_peak_makes_an_unknown_mfu_which_names_the_device_and_the_file() -> None:
-    assert mfu(1000.0, 2e9, None, 2) is None
+    assert Flops(2e9, None).mfu(1000.0, 2) is None
     text = unknown_mfu("NVIDIA GB300", "bf16")
     assert all(word in text for word in ("unknown", '"NVIDIA GB300"', "bf16", "trainer/machine/peak_rates.py"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from common.errors import ProjectError
-from trainer.commands.options.audit import AuditOptions
+from trainer.commands.inspection.options.audit import AuditOptions
 from trainer.verification.audit import audit_run
 from trainer.verification.step_text import show_step
 

@@ -15,7 +15,7 @@ import orjson
 
 from data_pipeline.config import LimitSettings, RecordSettings
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.sources.decoding import (
+from data_pipeline.sources.parsers.decoding import (
     BOM,
     MalformedError,
     Origin,

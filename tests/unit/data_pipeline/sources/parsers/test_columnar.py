@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from data_pipeline.config import LimitSettings, RecordSettings
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.sources import columnar, columnar_child
-from data_pipeline.sources.columnar import ColumnarFormat, read_rows_of_columns
-from data_pipeline.sources.decoding import Origin
+from data_pipeline.sources.parsers import columnar, columnar_child
+from data_pipeline.sources.parsers.columnar import ColumnarFormat, read_rows_of_columns
+from data_pipeline.sources.parsers.decoding import Origin
 from data_pipeline.sources.streams import Budget, StreamError
 
 ORIGIN = Origin("a.parquet", "web", "html")

@@ -16,7 +16,7 @@ from typing import Literal
 from data_pipeline.config import LimitSettings, RecordSettings
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.execution.confined import ConfinedProgram, ProgramEndedError
-from data_pipeline.sources.decoding import Origin, chat_fields, explain_bytes, with_end
+from data_pipeline.sources.parsers.decoding import Origin, chat_fields, explain_bytes, with_end
 from data_pipeline.sources.streams import Budget, Readable, StreamError
 
 __all__ = ["ColumnarFormat", "read_rows_of_columns"]

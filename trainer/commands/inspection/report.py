@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.commands.options.report import ReportOptions
+from trainer.commands.inspection.options.report import ReportOptions
 from trainer.report import write_report
 
 __all__ = ["run"]

@@ -8,7 +8,7 @@ from common.errors import SourceError
 from data_pipeline.config import LimitSettings, TextSettings
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.builtin import parse_topics
-from data_pipeline.sources.decoding import Origin, decode
+from data_pipeline.sources.parsers.decoding import Origin, decode
 from data_pipeline.sources.streams import Line, join_blocks, read_lines
 
 __all__ = ["read_pieces", "read_topics", "read_whole"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ProjectError
-from trainer.commands.options.verify import VerifyOptions
+from trainer.commands.inspection.options.verify import VerifyOptions
 from trainer.exchange.export_record import EXPORT_RECORD
 from trainer.exchange.verify_export import describe_export, verify_export
 from trainer.loop import train

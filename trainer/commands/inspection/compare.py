@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.commands.options.compare import CompareOptions
+from trainer.commands.inspection.options.compare import CompareOptions
 from trainer.report import write_comparison
 
 __all__ = ["run"]

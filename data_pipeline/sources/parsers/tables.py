@@ -15,7 +15,7 @@ from typing import Literal
 
 from data_pipeline.config import LimitSettings, RecordSettings
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.sources.decoding import BOM, MalformedError, Origin, chat_fields, has_surrogate, metadata_json, with_end
+from data_pipeline.sources.parsers.decoding import BOM, MalformedError, Origin, chat_fields, has_surrogate, metadata_json, with_end
 from data_pipeline.sources.streams import Line, read_lines
 
 __all__ = ["read_rows", "read_table"]

@@ -6,7 +6,7 @@ import json
 
 from common.errors import ConfigError
 from common.text import visible
-from trainer.commands.options.runs import RunsOptions
+from trainer.commands.inspection.options.runs import RunsOptions
 from trainer.report.overview import ListedRun, listed_runs
 
 __all__ = ["run"]

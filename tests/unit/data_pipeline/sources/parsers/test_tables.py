@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from data_pipeline.config import LimitSettings, RecordSettings
 from data_pipeline.documents import Document, Rejection
-from data_pipeline.sources.decoding import Origin
-from data_pipeline.sources.tables import read_rows, read_table
+from data_pipeline.sources.parsers.decoding import Origin
+from data_pipeline.sources.parsers.tables import read_rows, read_table
 
 ORIGIN = Origin("a.csv")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from common.errors import ConfigError
 from common.files import open_input
-from trainer.commands.options.stacks import StacksOptions
-from trainer.run.running_ranks import Rank, ranks_of
+from trainer.commands.inspection.options.stacks import StacksOptions
+from trainer.machine.running_ranks import Rank, ranks_of
 from trainer.watchdog.beat import Beat
 from trainer.watchdog.files import stacks_file
 from trainer.watchdog.processes import process_state, send_signal

@@ -1,0 +1,1 @@
+"""Turns the bytes of each format into documents."""

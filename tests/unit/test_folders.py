@@ -1,0 +1,43 @@
+"""A folder of product code is small enough to read its list of modules, and has tests at the same place below `tests/unit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("common", "data_pipeline", "trainer")
+FEWEST, MOST = 3, 14
+
+
+def folders_below(place: Path) -> dict[str, list[str]]:
+    """The names of the modules in each folder that has any, `__init__` not counted."""
+    found = [place, *(path for path in sorted(place.rglob("*")) if path.is_dir() and path.name != "__pycache__")]
+    modules = {path: sorted(one.stem for one in path.glob("*.py") if one.stem != "__init__") for path in found}
+    return {path.relative_to(place.parent).as_posix(): names for path, names in modules.items() if any(path.glob("*.py"))}
+
+
+def out_of_bounds(folders: dict[str, list[str]]) -> dict[str, int]:
+    return {folder: len(names) for folder, names in folders.items() if not FEWEST <= len(names) <= MOST}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_folder_has_at_least_3_and_at_most_14_modules(package: str) -> None:
+    assert out_of_bounds(folders_below(ROOT / package)) == {}, "merge modules, or move some to where a newcomer looks for them"
+
+
+@pytest.mark.parametrize(("modules", "is_allowed"), [(2, False), (3, True), (14, True), (15, False)])
+def test_only_modules_are_counted(tmp_path: Path, modules: int, is_allowed: bool) -> None:
+    place = tmp_path / "package" / "folder"
+    (place / "__pycache__").mkdir(parents=True)
+    for name in ("__init__.py", "page.html", *(f"module_{number}.py" for number in range(modules))):
+        (place / name).touch()
+    assert ("package/folder" not in out_of_bounds(folders_below(tmp_path / "package"))) == is_allowed
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_folder_of_tests_has_the_name_of_a_package(package: str) -> None:
+    tests = {path.relative_to(ROOT / "tests" / "unit") for path in (ROOT / "tests" / "unit" / package).rglob("test_*.py")}
+    assert tests, f"tests/unit/{package} holds no tests"
+    assert {path.parent.as_posix() for path in tests if not (ROOT / path.parent / "__init__.py").is_file()} == set()

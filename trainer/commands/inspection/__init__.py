@@ -1,0 +1,1 @@
+"""The commands that show, compare and check existing runs."""
