@@ -72,14 +72,13 @@ LABEL org.opencontainers.image.title="trainer" \
       org.opencontainers.image.base.name="${BASE_IMAGE}" \
       org.opencontainers.image.revision="${REVISION}"
 
-# For docker-compose.watch.yml and .devcontainer, which write into /app and need the tools of a checkout.
+# For docker-compose.watch.yml and .devcontainer, with the tools of a checkout.
 FROM trainer AS develop
 USER root
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends git make python3-venv \
  && apt-get clean && rm -rf /var/lib/apt/lists/* \
- && find / -xdev -perm /6000 ! -type l -exec chmod ug-s {} + \
- && chmod -R a+rwX /app
+ && find / -xdev -perm /6000 ! -type l -exec chmod ug-s {} +
 USER 1000:1000
 
 # The two services of docker-compose.tools.yml, which are built only when they are named.

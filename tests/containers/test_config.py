@@ -241,7 +241,8 @@ def test_watched_sources_are_those_of_the_image_and_a_change_restarts_train() ->
     assert not train.get("read_only")
     assert train["environment"]["PYTHONPYCACHEPREFIX"] == "/tmp/bytecode"
     assert train["build"]["target"] == "develop"
-    assert (train["cap_drop"], train["user"]) == (["ALL"], "1000:1000")
+    assert (train["cap_drop"], sorted(train["cap_add"])) == (["ALL"], ["KILL", "SETGID", "SETUID"])
+    assert train["entrypoint"] == ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "train"]
     assert train["image"] != config()["services"]["train"]["image"]
 
 
