@@ -105,14 +105,13 @@ LABEL org.opencontainers.image.title="trainer" \
       org.opencontainers.image.version="${VERSION}" \
       trainer.lock.digest="${LOCK_DIGEST}"
 
-# For docker-compose.watch.yml and .devcontainer, which write into /app and need the tools of a checkout.
+# For docker-compose.watch.yml and .devcontainer, with the tools of a checkout.
 FROM trainer AS develop
 USER root
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends git make python3-venv \
  && apt-get clean && rm -rf /var/lib/apt/lists/* \
- && find / -xdev -perm /6000 ! -type l -exec chmod ug-s {} + \
- && chmod -R a+rwX /app
+ && find / -xdev -perm /6000 ! -type l -exec chmod ug-s {} +
 USER 1000:1000
 
 # The two services of docker-compose.tools.yml, which are built only when they are named.
@@ -127,6 +126,8 @@ RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
  && if [ -s /run/secrets/pip_conf ]; then export PIP_CONFIG_FILE=/run/secrets/pip_conf; fi \
  && python3 -m pip --python /opt/venv/bin/python install --progress-bar off --no-cache-dir --disable-pip-version-check \
         --root-user-action=ignore --no-deps --require-hashes -r /app/env/requirements-debug.lock
+# gdb would read the programs of train in train's own root, for which it has no right. The files here are the same.
+RUN mkdir -p /etc/gdb && echo "set sysroot /" >>/etc/gdb/gdbinit
 
 FROM trainer AS notebook
 USER root

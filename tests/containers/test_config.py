@@ -129,9 +129,9 @@ def test_every_combination_is_accepted_and_safe(profiles: tuple[str, ...], chang
 def test_debug_sees_the_processes_of_train_and_nothing_else() -> None:
     debug = config("--profile", "debug")["services"]["debug"]
     assert debug["pid"] == "service:train"
-    assert debug["cap_add"] == ["SYS_PTRACE"]
+    assert sorted(debug["cap_add"]) == ["DAC_OVERRIDE", "SYS_PTRACE"]
     assert debug["network_mode"] == "none"
-    assert debug["user"] == "0:0"  # the capability has no effect for another user
+    assert debug["user"] == "0:0"  # the capabilities have no effect for another user
     assert debug["build"]["target"] == "debug"
 
 
@@ -241,7 +241,8 @@ def test_watched_sources_are_those_of_the_image_and_a_change_restarts_train() ->
     assert not train.get("read_only")
     assert train["environment"]["PYTHONPYCACHEPREFIX"] == "/tmp/bytecode"
     assert train["build"]["target"] == "develop"
-    assert (train["cap_drop"], train["user"]) == (["ALL"], "1000:1000")
+    assert (train["cap_drop"], sorted(train["cap_add"])) == (["ALL"], ["KILL", "SETGID", "SETUID"])
+    assert train["entrypoint"] == ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "train"]
     assert train["image"] != config()["services"]["train"]["image"]
 
 
