@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from tests.support.peaks import peak_of
 from tests.support.runs import tiny_config
 from trainer.config import TrainConfig
-from trainer.finetuning import distillation
+from trainer.data.batch import IGNORE
+from trainer.finetuning import distillation, preference
 from trainer.finetuning.distillation import distillation_sums, make_distillation
 from trainer.finetuning.encoder import build_encoder, encoder_memory, num_encoder_weights
 from trainer.finetuning.objective import LANGUAGE, Objective
@@ -87,6 +88,34 @@ def test_an_estimate_of_preference_has_the_whole_reference(tmp_path: Path, paral
     assert found.total == plain.total + found.frozen
     assert "frozen" in found.describe()
     assert "frozen" not in plain.describe()
+
+
+def test_an_estimate_of_preference_is_what_a_step_takes_or_somewhat_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preference, "default_chunk_tokens", lambda _size, _device="cpu": 64)
+    config = config_of(tmp_path, objective="preference")
+    objective = make_preference(config, {})
+    found = expected_memory(context_of(config), ROWS, objective)
+    half = LENGTH // 2
+    segments_BL = (torch.arange(LENGTH) // half).int().expand(ROWS, LENGTH).contiguous()
+    layout = make_layout(segments_BL, (torch.arange(LENGTH) % half).expand(ROWS, LENGTH).contiguous())
+    targets_BL = torch.full((ROWS, LENGTH), IGNORE)
+    targets_BL[:, 8] = 1  # the last token of a prompt
+    inputs = PassInputs(random_tokens(), layout, targets_BL, None)
+
+    def loss(model: nn.Module) -> Tensor:
+        sums: list[Tensor] = []
+        micro = SimpleNamespace(forward=lambda function: function(model, inputs), backward=sums.append)
+        assert objective.step is not None
+        objective.step(cast("Any", micro))
+        return sums[0]
+
+    def step() -> None:
+        assert objective.reference is not None
+        objective.reference(build_model(config.model, VOCAB, seed=1))
+        two_steps(build_model(config.model, VOCAB, seed=0), loss)
+
+    share = peak_of(step) / found.total
+    assert 0.7 <= share <= 1.0, found
 
 
 ENCODER = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 256, "vocab_size": 1000}
