@@ -32,6 +32,7 @@ from trainer.finetuning.encoder import (
     build_encoder,
     check_length,
     encoder_files,
+    encoder_memory,
     kept_encoder_files,
     num_encoder_weights,
     read_encoder,
@@ -42,6 +43,8 @@ from trainer.model.attention import Layout
 from trainer.model.decoder import DecoderBody, build_body, flops_per_token, num_weights
 from trainer.model.forward import LossFunction, PassInputs
 from trainer.model.loss import cross_entropy_rows, cross_entropy_sum
+from trainer.model.memory_estimate import MemoryEstimate
+from trainer.run.context import RunContext
 from trainer.run.events import MeasuresEvent
 from trainer.run.measures import Measures
 
@@ -135,6 +138,7 @@ def make(config: TrainConfig, files: Mapping[str, bytes]) -> Objective:
             event=partial(measured, names=facts.names),
             lines=describe,
         ),
+        memory=None if encoder is None else encoder.memory,
         comparable=weights is None,
         writes=False,
     )
@@ -155,6 +159,10 @@ class _EncoderParts:
     def num_weights(self, _model: ModelConfig, _vocab_size: int) -> int:
         """See `Objective.num_weights`."""
         return num_encoder_weights(self.files[ENCODER_FILE], self.num_labels)
+
+    def memory(self, estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
+        """See `Objective.memory`."""
+        return encoder_memory(estimate, context, config=self.files[ENCODER_FILE], num_labels=self.num_labels)
 
     def pretrained(self) -> Mapping[str, Tensor]:
         """See `Objective.pretrained`."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
@@ -31,19 +31,24 @@ from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import LossConfig, ModelConfig, TrainConfig
 from trainer.data.batch import IGNORE
 from trainer.finetuning.objective import Objective, Passes
-from trainer.model.decoder import Decoder
+from trainer.model.cost import FP32_BYTES
+from trainer.model.decoder import Decoder, num_weights
 from trainer.model.forward import PassInputs
 from trainer.model.lora import merged_weights
 from trainer.model.loss import cross_entropy_sum, default_chunk_tokens
+from trainer.model.memory_estimate import MemoryEstimate
 from trainer.model.parameters import parameters_by_name
 from trainer.run.bounds import check_model_size
+from trainer.run.context import RunContext
 from trainer.run.directory import load_config
 from trainer.run.record import read_record
 from trainer.run.state import load_checkpoint
 
-__all__ = ["distillation_sums", "gather_teacher", "make_distillation"]
+__all__ = ["distillation_sums", "gather_teacher", "make_distillation", "teacher_memory"]
 
 _FACTS = "teacher.json"
+_CHUNK_ARRAYS = 6
+"""Arrays of the size of a chunk's logits that exist at one time, besides those of the cross-entropy."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,27 @@ def gather_teacher(config: TrainConfig, manifest: Manifest) -> Mapping[str, byte
 
 def make_distillation(config: TrainConfig, files: Mapping[str, bytes]) -> Objective:
     """Return the objective. The teacher is loaded before the first pass, so a saved model can be used without it."""
-    return Objective(step=_Distillation(config, files).step, of_steps=("divergence",), comparable=False)
+    return Objective(step=_Distillation(config, files).step, of_steps=("divergence",), comparable=False, memory=teacher_memory)
+
+
+def teacher_memory(estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
+    """Return the estimate with the teacher, which each rank holds whole and in fp32.
+
+    Besides its weights these are its last hidden states, and for a chunk the logits, log-probabilities and probabilities of both
+    models and the terms of the divergence, in fp32.
+    """
+    config, vocab_size = context.config, context.manifest.vocab_size
+    assert config.teacher is not None
+    shape = load_config(config.teacher).model
+    num_tokens = estimate.micro * context.manifest.row_length
+    rows = max(model.padded_vocab(vocab_size) for model in (config.model, shape))
+    chunk = min(num_tokens, default_chunk_tokens(rows, context.group.device.type))
+    return replace(
+        estimate,
+        frozen=FP32_BYTES * num_weights(shape, vocab_size),
+        activations=estimate.activations + FP32_BYTES * shape.width * num_tokens,
+        loss=estimate.loss + _CHUNK_ARRAYS * FP32_BYTES * rows * chunk,
+    )
 
 
 @dataclass

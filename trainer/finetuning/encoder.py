@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,10 @@ from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.tokenizer import open_supplied
 from trainer.checkpoint.tensor_file import decode_tensors
 from trainer.model.attention import Layout
+from trainer.model.cost import FP32_BYTES, computed_bytes
+from trainer.model.decoder import num_weights
+from trainer.model.memory_estimate import MemoryEstimate
+from trainer.run.context import RunContext
 
 __all__ = [
     "ENCODER_FILE",
@@ -36,6 +41,7 @@ __all__ = [
     "check_length",
     "encoder_files",
     "kept_encoder_files",
+    "encoder_memory",
     "num_encoder_weights",
     "read_encoder",
 ]
@@ -166,6 +172,37 @@ def num_encoder_weights(config: bytes, num_labels: int) -> int:
     with torch.device("meta"):
         encoder, settings = _new_encoder(transformers(), _facts(config, CheckpointError))
     return sum(parameter.numel() for parameter in encoder.parameters()) + (int(settings.hidden_size) + 1) * num_labels
+
+
+def encoder_memory(estimate: MemoryEstimate, context: RunContext, *, config: bytes, num_labels: int) -> MemoryEstimate:
+    """Return the estimate for an encoder in place of the decoder, as if each document filled a row. Raises as `build_encoder`.
+
+    The passes keep the probabilities of the attention, because the products of `eager` write them.
+    """
+    weights = num_encoder_weights(config, num_labels)
+    of_decoder = num_weights(context.config.model, context.manifest.vocab_size)
+    with torch.device("meta"):
+        encoder, settings = _new_encoder(transformers(), _facts(config, CheckpointError))
+    embeddings = sum(module.weight.numel() for module in encoder.modules() if isinstance(module, nn.Embedding))
+    mixed = context.config.number_format != "fp32"
+    size, width, inner = computed_bytes(mixed=mixed), int(settings.hidden_size), int(getattr(settings, "intermediate_size", 0))
+    inner = inner or 4 * width
+    # Inputs of the products, of both norms and of GELU, masks of dropout; and of each pair of tokens softmax, mask and product.
+    token = width * (5 * size + (2 if mixed else 0) + 4 * FP32_BYTES + 2) + 2 * size * inner
+    pair = int(settings.num_attention_heads) * (FP32_BYTES + 1 + size)
+    length = context.manifest.row_length
+    layers, at_once = int(settings.num_hidden_layers), 3 * FP32_BYTES * int(settings.num_attention_heads) * length
+    activations = estimate.micro * length * (layers * (token + pair * length) + max(at_once, 2 * FP32_BYTES * inner))
+    scaled = {name: getattr(estimate, name) * weights // of_decoder for name in ("optimizer", "average", "tree")}
+    return replace(
+        estimate,
+        weights=FP32_BYTES * weights,
+        gradients=FP32_BYTES * weights,
+        casts=2 * (weights - embeddings) if mixed else 0,
+        activations=activations,
+        loss=2 * FP32_BYTES * num_labels * estimate.micro * length,
+        **scaled,
+    )
 
 
 class EncoderClassifier(nn.Module):

@@ -11,6 +11,7 @@ and each part has a default that changes nothing:
     loss        `LossModule`, in training                   cross-entropy of the targets, with the settings of `loss`
     step        `trainer.training.step.accumulate`          one pass with `loss`, forward and backward
     measures    `LossModule` and `evaluate`                 cross-entropy of the targets
+    memory      `micro_batch_size.expected_memory`          the estimate for the decoder
 
 `trainer.finetuning.choice` has the kinds by name. A new kind needs a module here with two functions, `gather` and `make` (see
 `Kind`), an entry in `KINDS`, its name in the type of the setting `objective`, and a section for its settings in `trainer.config`.
@@ -35,6 +36,8 @@ from trainer.config import ModelConfig, TrainConfig
 from trainer.data.batch import MicroBatch
 from trainer.model.decoder import num_weights
 from trainer.model.forward import LossFunction
+from trainer.model.memory_estimate import MemoryEstimate
+from trainer.run.context import RunContext
 from trainer.run.measures import Measures
 
 __all__ = ["LANGUAGE", "OBJECTIVE", "Kind", "Objective", "Passes"]
@@ -97,6 +100,8 @@ class Objective:
     """Names of the numbers besides the loss that `step` measures. The event of a step has their means over the targets."""
     measures: Measures | None = None
     """What an evaluation measures."""
+    memory: Callable[[MemoryEstimate, RunContext], MemoryEstimate] | None = None
+    """Returns the memory of one rank, from the estimate for the training of the decoder as a language model; None: the same."""
     reference: Callable[[nn.Module], None] | None = None
     """Takes a copy of the model with the weights that the run began with, on the device of the run, before the first pass. The run
     must begin with the weights of another run, and keeps them in its folder."""

@@ -33,13 +33,16 @@ from data_pipeline.dataset.shards import RowBatch, Rows
 from trainer.config import TrainConfig
 from trainer.data.batch import IGNORE
 from trainer.finetuning.objective import Objective, Passes
-from trainer.model.decoder import Decoder
+from trainer.model.cost import FP32_BYTES
+from trainer.model.decoder import Decoder, num_weights
 from trainer.model.forward import PassInputs
 from trainer.model.loss import cross_entropy_rows, default_chunk_tokens
+from trainer.model.memory_estimate import MemoryEstimate
+from trainer.run.context import RunContext
 from trainer.run.events import MeasuresEvent
 from trainer.run.measures import Measures
 
-__all__ = ["PairRows", "gather_preference", "make_preference", "pair_losses"]
+__all__ = ["PairRows", "gather_preference", "make_preference", "pair_losses", "reference_memory"]
 
 _UNITS = 1 << 24
 """Steps of a nat in the integer sums of an evaluation, which have the same bits for any number of ranks."""
@@ -74,7 +77,13 @@ def make_preference(config: TrainConfig, _files: Mapping[str, bytes]) -> Objecti
         measures=Measures(preference.score, _count, _event, _lines),
         comparable=False,
         reference=preference.hold,
+        memory=reference_memory,
     )
+
+
+def reference_memory(estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
+    """Return the estimate with the reference, which each rank holds whole and in fp32."""
+    return replace(estimate, frozen=FP32_BYTES * num_weights(context.config.model, context.manifest.vocab_size))
 
 
 class PairRows(Rows):

@@ -41,6 +41,8 @@ class MemoryEstimate:
     """Activations that the forward pass keeps for the backward pass, and the gradients inside one layer."""
     loss: int
     """Logits of a chunk, and the gradients that the loss computes in its forward pass."""
+    frozen: int = 0
+    """Weights of another model that the objective holds and does not train. FSDP does not divide them."""
 
     @property
     def total(self) -> int:

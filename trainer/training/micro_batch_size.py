@@ -102,11 +102,12 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // divisor for divisor in small)})
 
 
-def expected_memory(context: RunContext, micro: int) -> MemoryEstimate:
+def expected_memory(context: RunContext, micro: int, objective: Objective) -> MemoryEstimate:
     """Return the memory that one rank needs with micro-batches of `micro` rows."""
     config, manifest, group = context.config, context.manifest, context.group
     state, device = state_bytes_per_weight(config.optim), group.device.type
-    return estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, micro, state, context.backend, device)
+    found = estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, micro, state, context.backend, device)
+    return found if objective.memory is None else objective.memory(found, context)
 
 
 def with_micro(context: RunContext, extension: Extension, recorded: int | None, objective: Objective = LANGUAGE) -> RunContext:
@@ -126,7 +127,7 @@ def with_micro(context: RunContext, extension: Extension, recorded: int | None, 
         return context
     if recorded is not None:
         return _with(context, recorded)
-    estimated = partial(expected_memory, context)
+    estimated = partial(expected_memory, context, objective=objective)
     free = group.smallest(available_bytes(group.device, group.local_world_size))
     micro = choose_micro(config, estimated, free, context.manifest.row_length, group.world_size)
     if config.parallel == "ddp":  # a pass of FSDP exchanges weights: if one rank ran out of memory, the others would wait for it
@@ -147,7 +148,7 @@ class _Trial:
         self._loss = new_loss(model, extension, objective, config)
         self._context, self._extension, self._objective = context, extension, objective
         hold_copy(context, objective)
-        needs = expected_memory(context, 1)
+        needs = expected_memory(context, 1, objective)
         taken = needs.gradients + needs.optimizer + needs.average + needs.tree
         self._taken = torch.empty(taken, dtype=torch.uint8, device=device)
 

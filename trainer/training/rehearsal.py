@@ -23,8 +23,6 @@ from trainer.machine.determinism import configure_determinism
 from trainer.machine.memory import available_bytes, is_out_of_memory
 from trainer.model.decoder import num_weights
 from trainer.model.lora import num_adapter_weights
-from trainer.model.memory_estimate import estimate
-from trainer.optim.optimizers import state_bytes_per_weight
 from trainer.parallel.fsdp import check_parallel
 from trainer.planning.forecast import Forecast, forecast
 from trainer.run.clock import UNTIMED_STEPS
@@ -32,7 +30,7 @@ from trainer.run.context import RunContext
 from trainer.run.progress import Progress
 from trainer.run.state import read_progress
 from trainer.training.checks import check_ranks, fit
-from trainer.training.micro_batch_size import micro_candidates
+from trainer.training.micro_batch_size import expected_memory, micro_candidates
 from trainer.training.setup import build_trainable
 from trainer.training.step import CannotContinueError, train_step
 from trainer.training.step_report import StepInputs
@@ -84,10 +82,8 @@ def rehearse(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> 
         check_parallel(config, replace(group, world_size=num_ranks))
         free_bytes = available_bytes(group.device, here)
         weights, step_s = _measured(replace(fitted.data, context=context), extension, fitted.objective, num_ranks, now)
-        memory = estimate(
-            *(config, manifest.vocab_size, manifest.row_length, num_ranks, config.batch.micro_rows),
-            *(state_bytes_per_weight(config.optim), context.backend, group.device.type),
-        )
+        of_ranks = replace(context, group=replace(group, world_size=num_ranks))
+        memory = expected_memory(of_ranks, config.batch.micro_rows, fitted.objective)
         store = CheckpointStore(config.run / "checkpoints")
         steps = store.steps()
         facts = forecast(

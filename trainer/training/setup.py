@@ -233,7 +233,7 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
         saver=saver,
         evaluator=Evaluator(checked.data, trainable, reporter, adjuster, saver, grouping, heartbeat.beat),
         recovery=Recovery(trainable, saver, reporter, adjuster, replica_check, heartbeat),
-        expected_memory=expected_memory(context, adjuster.adjustments.batch(config.batch, step + 1).micro_rows),
+        expected_memory=expected_memory(context, adjuster.adjustments.batch(config.batch, step + 1).micro_rows, checked.objective),
         memory=checked.memory,
         profiler=profiler,
     )

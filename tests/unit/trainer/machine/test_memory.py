@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.profiler import ProfilerActivity, profile
 
 from common.errors import ConfigError
 from common.host_memory import available_host_bytes
 from common.text import format_bytes
+from tests.support.peaks import peak_of
 from trainer.config import ModelConfig, TrainConfig
 from trainer.distributed.group import Group
 from trainer.extensions.hooks import Extension
@@ -60,19 +60,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def peak_of(action: Callable[[], None]) -> int:
-    """Return the peak bytes of tensors during `action`, minus the bytes before it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        action()
-    assert recorded.profiler is not None
-    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak
 
 
 def measured_activations(config: ModelConfig, micro: int, *, mixed: bool) -> tuple[int, Decoder]:

@@ -34,7 +34,7 @@ from trainer.metrics.sinks import json_lines
 from trainer.metrics.sinks.points import points_of
 from trainer.metrics.totals import RunningNumbers
 from trainer.model.loss import perplexity
-from trainer.run.events import Event, HardwareEvent, LayersEvent, SampleEvent, ScoresEvent, TrainEvent
+from trainer.run.events import Event, HardwareEvent, LayersEvent, MeasuresEvent, SampleEvent, ScoresEvent, TrainEvent
 from trainer.run.metrics_file import Known, events_until, read_events
 
 HOST = HostReading(1500.0, 1000.0, 16000.0, 0.5, 100.0)
@@ -496,3 +496,12 @@ def test_a_run_is_shown_in_the_experiment_that_is_set(tmp_path: Path, monkeypatc
     )
     with opened_monitor(config, Group(0, 1, 0, torch.device("cpu")), last_step=None, known=None):
         assert opened == [(tmp_path, "store", "night", config.log.every_steps)]
+
+
+def test_an_evaluation_without_a_perplexity_has_the_losses_of_its_groups() -> None:
+    by_source = {"code": Score(1.0, 40), "prose": Score(0.5, 20)}
+    event = MeasuresEvent(5, {"accuracy": 0.5})
+    with_measures = Evaluation(0.75, 4, 60, by_source=by_source, measured=lambda _step: event).event(5)
+    points = points_of(with_measures)
+    assert points == {"validation/loss": 0.75, "validation_loss_source/code": 1.0, "validation_loss_source/prose": 0.5}
+    assert "validation_source/code" in points_of(Evaluation(0.75, 4, 60, by_source=by_source).event(5))
