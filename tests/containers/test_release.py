@@ -1,4 +1,4 @@
-"""make release and make pins, with a stand-in for docker that records its calls. No engine is needed."""
+"""make release, make pins and env/rebuild, with a stand-in for docker that records its calls. No engine is needed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,18 @@ DOCKER = r"""#!/usr/bin/env bash
 echo "$*" >>"$STAND_IN/calls"
 case "$*" in
     "buildx imagetools inspect "*) [ ! -e "$STAND_IN/digest" ] && exit 1; cat "$STAND_IN/digest" ;;
+    *"image.base.name"*) echo own:1 ;;
+    *"image.revision"*) git rev-parse HEAD ;;
+    "image inspect --format {{range"*own:1) echo sha256:base ;;
+    "image inspect --format {{range"*-again) printf 'sha256:base\nsha256:%s\nsha256:app\n' "${SECOND:-venv}" ;;
+    "image inspect --format {{range"*) printf 'sha256:base\nsha256:venv\nsha256:app\n' ;;
     "run "*) printf '# test-1.lock: packages\ng++=4:13\nlibc6=2.39\n' ;;
 esac
 """
-FILES = ("env/release", "env/pins", "env/image-arguments", "env/build-secrets", "env/empty", "env/requirements-image.lock")
+FILES = (
+    *("env/release", "env/pins", "env/rebuild"),
+    *("env/image-arguments", "env/build-secrets", "env/empty", "env/requirements-image.lock"),
+)
 PINNED = ("Dockerfile", "docker-compose.yml", "docs/containers.md")
 PIN = re.compile(r"[a-z0-9./-]+:[\w.-]+@(sha256:[0-9a-f]{64})")
 
@@ -109,6 +117,25 @@ def test_without_a_digest_from_the_registry_pins_changes_nothing(checkout: Path,
     assert "does not answer with a digest of pytorch/pytorch:" in said
     assert [(checkout / name).read_bytes() for name in PINNED] == before
     assert list((checkout / "env/apt").iterdir()) == []
+
+
+def test_a_second_build_is_compared_layer_by_layer_above_the_base(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, said = run(checkout, "env/rebuild", "trainer:x")
+    assert code == 0, said
+    assert "rebuild: sha256:venv  the same\nrebuild: sha256:app  the same\n" in said
+    assert "sha256:base" not in said
+    assert any(call.startswith("build --quiet --no-cache --tag trainer:x-again ") for call in calls(checkout))
+    monkeypatch.setenv("SECOND", "other")
+    code, said = run(checkout, "env/rebuild", "trainer:x")
+    assert (code, "rebuild: sha256:venv  now sha256:other" in said) == (1, True), said
+    assert calls(checkout)[-1] == "image rm trainer:x-again"
+
+
+def test_an_image_of_another_commit_is_not_built_again(checkout: Path) -> None:
+    (checkout / "new.py").touch()
+    code, said = run(checkout, "env/rebuild", "trainer:x")
+    assert (code, "Build it again with `make image`" in said) == (1, True), said
+    assert not any(call.startswith("build") for call in calls(checkout))
 
 
 @pytest.mark.parametrize("lock", sorted((ROOT / "env/apt").glob("*.lock")), ids=lambda path: path.name)
