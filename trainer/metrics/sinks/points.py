@@ -40,20 +40,8 @@ def points_of(event: Event) -> Points:
                 "speed/monitor_share": event.monitor_share,
                 "health/non_finite_steps": float(event.non_finite_steps),
             } | {encodable(f"train/{name}"): value for name, value in event.measures.items()}
-        case EvalEvent():
-            points = {
-                "validation/loss": event.val_loss,
-                "validation/perplexity": event.perplexity,
-                "validation/bits_per_byte": event.bits_per_byte,
-                "validation/gap": event.gap,
-                "validation/trend_per_1000_steps": event.trend,
-            }
-            for by, scores in event.groups.items():
-                points |= {encodable(f"validation_{by}/{name}"): score.perplexity for name, score in scores.items()}
-        case ScoresEvent():
-            points = {f"scores/{name}": value for name, value in event.numbers.items()}
-        case MeasuresEvent():
-            points = {encodable(f"{MEASURES}{name}"): value for name, value in event.values.items()}
+        case EvalEvent() | ScoresEvent() | MeasuresEvent():
+            points = _points_of_evaluation(event)
         case ScalarsEvent():
             folder = EXTENSION_EVALUATION if event.hook == "on_evaluate" else "extension/"
             points = {f"{folder}{name}": value for name, value in event.values.items()}
@@ -72,6 +60,24 @@ def points_of(event: Event) -> Points:
         case Alert():
             points = {f"health/alerts_{event.rule}": float(event.count)}
     return {name: value for name, value in points.items() if value is not None}
+
+
+def _points_of_evaluation(event: EvalEvent | ScoresEvent | MeasuresEvent) -> dict[str, float | None]:
+    match event:
+        case ScoresEvent():
+            return {f"scores/{name}": value for name, value in event.numbers.items()}
+        case MeasuresEvent():
+            return {encodable(f"{MEASURES}{name}"): value for name, value in event.values.items()}
+    points = {
+        "validation/loss": event.val_loss,
+        "validation/perplexity": event.perplexity,
+        "validation/bits_per_byte": event.bits_per_byte,
+        "validation/gap": event.gap,
+        "validation/trend_per_1000_steps": event.trend,
+    }
+    for by, scores in event.groups.items():
+        points |= {encodable(f"validation_{by}/{name}"): score.perplexity for name, score in scores.items()}
+    return points
 
 
 def _gpu_values(*, index: int, name: str, answers: bool, throttle: Any = None, **others: float) -> dict[str, float]:
