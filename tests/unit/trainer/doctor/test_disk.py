@@ -81,11 +81,12 @@ def test_a_full_disk_is_an_error_and_one_with_little_space_a_warning(free: int, 
     assert "run space" not in rows(replace(GOOD, free_bytes=free), writes=False)
 
 
-def test_a_disk_that_is_full_is_found_by_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_descriptor: int, _data: bytes) -> int:
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_disk_that_is_full_is_found_by_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(disk.os, "write", full)
+    monkeypatch.setattr(disk.os, call, full)
     found = read_disk("run", tmp_path, writes=True)
     assert "no space left on the device" in found.problem
     assert "make room" in found.remedy

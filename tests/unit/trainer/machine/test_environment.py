@@ -4,13 +4,14 @@ from types import SimpleNamespace
 import pytest
 
 from trainer.machine import environment
-from trainer.machine.environment import Difference, _packages, environment_facts, find_differences, same_facts
+from trainer.machine.environment import Difference, environment_facts, find_differences, same_facts
+from trainer.machine.locks import installed_packages
 
 
 def test_a_package_that_was_removed_by_half_is_no_part_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone-1.0.dist-info").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    _packages.cache_clear()
+    installed_packages.cache_clear()
     packages = environment_facts()["packages"]
     assert "torch" in packages
     assert "gone" not in packages
