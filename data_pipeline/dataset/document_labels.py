@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from common.errors import ConfigError, PreparedDataError
 from data_pipeline.dataset.layout import LABELS, LABELS_SCHEMA, MAX_LABELS
 from data_pipeline.dataset.manifest import Manifest, check_digests
-from data_pipeline.dataset.tables import read_table
+from data_pipeline.dataset.tables import read_checked
 
 __all__ = ["DocumentLabels", "label_names", "read_document_labels"]
 
@@ -83,24 +82,9 @@ def read_document_labels(directory: Path, manifest: Manifest, split: str) -> Doc
     num_labels = len(label_names(directory, manifest))
     names = sorted(name for name in manifest.files if name.startswith(f"{LABELS}/{split}-") and name.endswith(".arrow"))
     check_digests(directory, {name: manifest.files[name] for name in names})
-    tables = [_checked(directory / name, num_labels) for name in names]
+    tables = [read_checked(directory / name, LABELS_SCHEMA, "label", num_labels) for name in names]
     if not tables:
         return DocumentLabels(np.empty(0, np.uint64), np.empty(0, np.uint16))
     ids_D, labels_D = (np.concatenate([table.column(name).to_numpy() for table in tables]) for name in LABELS_SCHEMA.names)
     order = np.argsort(ids_D)
     return DocumentLabels(ids_D[order], labels_D[order])
-
-
-def _checked(path: Path, num_labels: int) -> pa.Table:
-    try:
-        table = read_table(path.with_suffix(""))
-        if not table.schema.equals(LABELS_SCHEMA):
-            raise ValueError("the columns are not those that `prepare` writes")
-        table.validate(full=True)
-        if any(column.null_count for column in table.columns):
-            raise ValueError("a value is null")
-        if int(table.column("label").to_numpy().max(initial=0)) >= num_labels:
-            raise ValueError(f"a label is not less than {num_labels}")
-    except (pa.ArrowException, ValueError) as error:
-        raise PreparedDataError(f"{path}: this table cannot be read ({error}); run `prepare` again") from None
-    return table

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from common.errors import PreparedDataError
 from common.files import unfinished_path
 from data_pipeline.dataset.arrow_files import ArrowFile, open_arrow
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-__all__ = ["TableWriter", "data_path", "read_batches", "read_side_by_side", "read_table"]
+__all__ = ["TableWriter", "data_path", "read_batches", "read_checked", "read_side_by_side", "read_table"]
 
 _BATCH_BYTES = 4 << 20  # text in one record batch; limits the memory of every stage
 
@@ -111,6 +112,32 @@ def read_table(output: Path) -> pa.Table:
     """Return a small output of a task as one table."""
     file = _mapped(output)
     return pa.Table.from_batches(file.batches(), file.schema).combine_chunks()
+
+
+def read_checked(path: Path, schema: pa.Schema, column: str, bound: int) -> pa.Table:
+    """Return a table of prepared data, which may come from anyone, after a check of its values.
+
+    Args:
+        path: the table, with its extension.
+        schema: that `prepare` writes.
+        column: name of the column whose numbers have a bound.
+        bound: each number of this column must be less.
+
+    Raises:
+        PreparedDataError: the table cannot be read, or contains a value that `prepare` does not write.
+    """
+    try:
+        table = read_table(path.with_suffix(""))
+        if not table.schema.equals(schema):
+            raise ValueError("the columns are not those that `prepare` writes")
+        table.validate(full=True)
+        if any(values.null_count for values in table.columns):
+            raise ValueError("a value is null")
+        if int(table.column(column).to_numpy().max(initial=0)) >= bound:
+            raise ValueError(f"a {column} is not less than {bound}")
+    except (pa.ArrowException, ValueError) as error:
+        raise PreparedDataError(f"{path}: this table cannot be read ({error}); run `prepare` again") from None
+    return table
 
 
 def _mapped(output: Path) -> ArrowFile:

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from common.errors import PreparedDataError
 from data_pipeline.config import KINDS
 from data_pipeline.dataset.layout import DOCUMENTS, DOCUMENTS_SCHEMA
 from data_pipeline.dataset.manifest import Manifest, check_digests
-from data_pipeline.dataset.tables import read_table
+from data_pipeline.dataset.tables import read_checked
 
 __all__ = ["ValidationDocuments", "read_validation_documents"]
 
@@ -63,24 +62,9 @@ def read_validation_documents(directory: Path, manifest: Manifest) -> Validation
     if not digests:
         return None
     check_digests(directory, digests)
-    tables = [_checked(directory / name) for name in digests]
+    tables = [read_checked(directory / name, DOCUMENTS_SCHEMA, "kind", len(KINDS)) for name in digests]
     ids_D, kinds_D, tokens_D = (
         np.concatenate([table.column(name).to_numpy() for table in tables]) for name in DOCUMENTS_SCHEMA.names
     )
     order = np.argsort(ids_D)
     return ValidationDocuments(ids_D[order], kinds_D[order], tokens_D[order])
-
-
-def _checked(path: Path) -> pa.Table:
-    try:
-        table = read_table(path.with_suffix(""))
-        if not table.schema.equals(DOCUMENTS_SCHEMA):
-            raise ValueError("the columns are not those that `prepare` writes")
-        table.validate(full=True)
-        if any(column.null_count for column in table.columns):
-            raise ValueError("a value is null")
-        if int(table.column("kind").to_numpy().max(initial=0)) >= len(KINDS):
-            raise ValueError(f"a kind is not less than {len(KINDS)}")
-    except (pa.ArrowException, ValueError) as error:
-        raise PreparedDataError(f"{path}: this table cannot be read ({error}); run `prepare` again") from None
-    return table
