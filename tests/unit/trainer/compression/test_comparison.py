@@ -12,7 +12,7 @@ from trainer.inference.text_model import Continuation, TextModel
 
 
 class Writer:
-    """Writes a token for each prompt, in a time of its own."""
+    """Writes one token for each prompt; each model takes a given time."""
 
     def __init__(self, name: str, seconds: float, clock: Clock) -> None:
         self._name, self._seconds, self._clock = name, seconds, clock
