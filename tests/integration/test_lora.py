@@ -308,6 +308,7 @@ def test_a_classifier_trains_adapters_and_its_head(tmp_path: Path) -> None:
     assert train(parts) == digest
 
 
+@pytest.mark.optional
 def test_a_compressed_run_has_no_adapters_any_more(adapted_run: Path, tmp_path: Path) -> None:
     words = ["trainer", "compress", str(adapted_run), "--output", str(tmp_path / "small"), "--method", "int8"]
     done = run_command(*words)
