@@ -7,7 +7,6 @@ import threading
 
 from trainer.launch.agent import wait_for_end
 
-
 ABSENT_S = 0.2
 
 
