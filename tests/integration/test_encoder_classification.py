@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from common.errors import CheckpointError, ConfigError, ExitCode
+from tests.support.encoders import write_encoder
 from tests.support.labelled import labelled_records, prepare_labelled
 from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config
 from trainer.config import TrainConfig
@@ -19,42 +19,6 @@ from trainer.loop import train
 from trainer.verification.replay import replay_run
 
 pytestmark = [pytest.mark.optional, pytest.mark.filterwarnings("ignore")]
-NAMES = {
-    "roberta": {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
-    "bert": {"pad": "[PAD]", "unk": "[UNK]", "bos": "[CLS]", "eos": "[SEP]"},
-}
-
-
-def write_encoder(folder: Path, kind: str, texts: list[str]) -> Path:
-    """Write a tiny encoder with a head for masked tokens, and its tokenizer. Return `folder`."""
-    transformers = import_module("transformers")
-    folder.mkdir()
-    special = list(NAMES[kind].values())
-    tokenizer = Tokenizer(models.BPE(unk_token=NAMES[kind]["unk"]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
-    )
-    shape = {
-        "vocab_size": tokenizer.get_vocab_size(),
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-        "max_position_embeddings": 70,
-        "pad_token_id": special.index(NAMES[kind]["pad"]),
-    }
-    torch.manual_seed(0)
-    config, model = {
-        "roberta": (transformers.RobertaConfig, transformers.RobertaForMaskedLM),
-        "bert": (transformers.BertConfig, transformers.BertForMaskedLM),
-    }[kind]
-    model(config(**shape)).save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({f"{role}_token": name for role, name in NAMES[kind].items()}))
-    return folder
 
 
 @pytest.fixture(scope="module", params=["roberta", "bert"])

@@ -46,12 +46,15 @@ def write_pairs(folder: Path, count: int = 60, **changes: Any) -> Path:
     return folder / "pairs"
 
 
-def write_trunk(folder: Path, steps: int = 4) -> Path:
-    """Train a small model on the better and worse answers as conversations, so that it prefers neither."""
+def write_trunk(folder: Path, steps: int = 4, **settings: Any) -> Path:
+    """Train a small model on the better and worse answers as conversations, so that it prefers neither.
+
+    `settings` are further settings of its training.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     records = [{"prompt": one["prompt"], "text": one[name]} for one in pair_records(60) for name in ("chosen", "rejected")]
     (folder / "chats.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
-    settings: dict[str, Any] = {
+    prepared: dict[str, Any] = {
         "sources": (str(folder / "chats.jsonl"),),
         "output": folder / "chats",
         "workers": 1,
@@ -61,10 +64,15 @@ def write_trunk(folder: Path, steps: int = 4) -> Path:
         "tokenizer": {"kind": "byte"},
         "dedup": {"near": False},
     }
-    prepare(PrepareConfig(**settings))
+    prepare(PrepareConfig(**prepared))
     run = folder / "trunk"
-    changes = {"limits": {"steps": steps}, "schedule": {"decay_steps": steps, "warmup_steps": 1}, "eval": {"sample_tokens": 0}}
-    train(tiny_config(folder / "chats", run, model={"context": 256}, **changes))
+    changes: dict[str, Any] = {
+        "limits": {"steps": steps},
+        "schedule": {"decay_steps": steps, "warmup_steps": 1},
+        "eval": {"sample_tokens": 0},
+    }
+    model = {"context": 256} | settings.pop("model", {})
+    train(tiny_config(folder / "chats", run, model=model, **changes | settings))
     return run
 
 
