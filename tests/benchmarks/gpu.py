@@ -137,7 +137,7 @@ class Bench:
             for line in process.stdout:
                 last_line_s = time.monotonic() - begun
                 lines.append(line)
-                if first_step_s is None and re.match(r"step [1-9]", line):
+                if first_step_s is None and re.search(r"\bstep [1-9]", line):
                     first_step_s = last_line_s
         timer.cancel()
         if process.returncode:
@@ -308,6 +308,8 @@ def measure(part: str, bench: Bench, results: Results) -> None:
             item = measurement()
         except OutOfTime:
             item = unmeasured("no time was left")
+        except subprocess.CalledProcessError as error:
+            item = failed(f"exit code {error.returncode}: {str(error.stderr)[-800:]}")
         except Exception as error:  # an error of one measurement must not lose the others
             item = failed(f"{type(error).__name__}: {str(error)[-800:]}")
         results.add(part, name, item)

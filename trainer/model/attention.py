@@ -366,7 +366,12 @@ def _flex(q_BNLH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: BlockMask, chang
     compiles_alone = q_BNLH.is_cuda and not torch.compiler.is_compiling()  # a compiled model includes flex
     flex = _compiled_flex() if compiles_alone else cast("Callable[..., Any]", flex_attention)
     grouped = q_BNLH.shape[1] != k_BKSH.shape[1]
-    return cast(Tensor, flex(q_BNLH, k_BKSH, v_BKSH, score_mod=change_score, block_mask=mask, enable_gqa=grouped))
+    # Rows of fewer than 128 tokens would get the kernel for single tokens, which has no form for some grouped heads (torch 2.11).
+    options = {"FORCE_USE_FLEX_ATTENTION": True} if q_BNLH.is_cuda else None
+    attended = flex(
+        q_BNLH, k_BKSH, v_BKSH, score_mod=change_score, block_mask=mask, enable_gqa=grouped, kernel_options=options
+    )
+    return cast(Tensor, attended)
 
 
 def _attend_with_dropout(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout: Layout, rate: float) -> Tensor:

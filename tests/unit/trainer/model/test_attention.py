@@ -317,6 +317,17 @@ def test_on_a_gpu_backward_gives_the_same_bits_twenty_times_in_deterministic_mod
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("length", [32, 65, 128])
+def test_on_a_gpu_flex_takes_short_rows_for_any_groups_of_heads(length: int, kv_heads: int) -> None:
+    segments_BL = rows_of([10, length - 15], [length], length=length)
+    tensors = [x.to(CUDA) for x in inputs(segments_BL, heads=4, kv_heads=kv_heads, size=32)]
+    found, expected = (gradients(tensors, layout(segments_BL.to(CUDA), backend)) for backend in ("flex", "sdpa"))
+    torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize("backend", ["varlen", "sdpa"])
 def test_on_a_gpu_selective_checkpointing_knows_the_operator_of_the_backend(backend: Backend) -> None:
     tensors, where = gpu_case(backend)
