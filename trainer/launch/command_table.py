@@ -49,7 +49,7 @@ _SCHEMA = Command(
 _ROWS = (
     _TRAIN,
     _PLAN,
-    _command("evaluate", "EvaluateOptions", "compute validation loss, perplexity or the objective's measures of a checkpoint"),
+    _command("evaluate", "EvaluateOptions", "compute validation loss and other measures of a checkpoint"),
     _command("generate", "GenerateOptions", "write text with the model of a checkpoint"),
     _command("classify", "ClassifyOptions", "print the label of each text, with the model of a classification"),
     _command("compress", "CompressOptions", "write a smaller copy of a model: int8, int4 or pruned"),

@@ -224,7 +224,6 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
         trainable=trainable,
         limits=checked.limits,
         resumed=restored.progress,
-        clock=reporter.clock,
         heartbeat=heartbeat,
         own_timer=OwnTimer(DeviceMark if group.device.type == "cuda" else HostMark),
         replica_check=replica_check,

@@ -47,7 +47,6 @@ class TrainingRun:
     limits: Plan
     resumed: Progress
     """The counters from which this start of the run continues."""
-    clock: Clock
     heartbeat: Heartbeat
     own_timer: OwnTimer
     replica_check: ReplicaCheck
@@ -65,6 +64,11 @@ class TrainingRun:
     def extension(self) -> Extension:
         """The user's hooks."""
         return self.trainable.extension
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the training time."""
+        return self.reporter.clock
 
     @property
     def result_lag(self) -> int:
