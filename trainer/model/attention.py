@@ -368,9 +368,7 @@ def _flex(q_BNLH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: BlockMask, chang
     grouped = q_BNLH.shape[1] != k_BKSH.shape[1]
     # Rows of fewer than 128 tokens would get the kernel for single tokens, which has no form for some grouped heads (torch 2.11).
     options = {"FORCE_USE_FLEX_ATTENTION": True} if q_BNLH.is_cuda else None
-    attended = flex(
-        q_BNLH, k_BKSH, v_BKSH, score_mod=change_score, block_mask=mask, enable_gqa=grouped, kernel_options=options
-    )
+    attended = flex(q_BNLH, k_BKSH, v_BKSH, score_mod=change_score, block_mask=mask, enable_gqa=grouped, kernel_options=options)
     return cast(Tensor, attended)
 
 
