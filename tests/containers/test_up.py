@@ -43,11 +43,10 @@ esac
 
 
 COMPOSE = ("docker-compose.yml", "docker-compose.gpus.yml")
-FILES = ("env/up", "env/versions.env", "env/host.env", "env/build-secrets", "env/empty", *COMPOSE, "Dockerfile")
 SETTINGS = ("env/settings/data-prep.yml", "env/settings/train.yml")
 FILES = (
-    *("env/up", "env/versions.env", "env/build-secrets", "env/image-arguments", "env/empty", "env/requirements-image.lock"),
-    *("common/places.py", "docker-compose.yml", "Dockerfile"),
+    *("env/up", "env/versions.env", "env/host.env", "env/build-secrets", "env/image-arguments", "env/empty"),
+    *("env/requirements-image.lock", "common/places.py", "Dockerfile", *COMPOSE),
 )
 PROGRAMS = (
     *("bash", "cat", "chown", "cksum", "cut", "date", "dirname", "env", "git", "grep", "head", "id", "mkdir", "nproc", "paste"),
