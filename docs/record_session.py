@@ -61,7 +61,7 @@ def write_documents(folder: Path, manuals: int = _MANUALS, notes: int = _NOTES) 
         (folder / f"manual-{number:04d}.txt").write_text(text)
     with (folder / "manuals.jsonl").open("w") as file:
         for text in texts[middle:]:
-            file.write(json.dumps({"text": text}) + "\\n")
+            file.write(json.dumps({"text": text}) + "\n")
     for kind in ("html", "md"):
         found = (path for path in sorted(Path("/usr/share/doc").rglob(f"*.{kind}")) if _is_small(path))
         for number, (_, path) in enumerate(zip(range(notes), found, strict=False)):

@@ -136,7 +136,8 @@ def _overfitting(window: Sequence[Evaluated], threshold: float) -> Alert | None:
         return None
     message = (
         f"over the last {len(window)} evaluations (steps {window[0].step} to {window[-1].step}) the validation loss rose by "
-        f"{rise:.2%} while the training loss fell by {fall:.2%}: the model learns the training text by heart"
+        f"{validation.change:.3g} nats while the training loss fell by {-training.change:.3g}: the model learns the training text "
+        "by heart"
     )
     return Alert("overfitting", window[-1].step, "warning", message, "log", rise, threshold)
 
@@ -158,7 +159,12 @@ class _Losses:
         return trend(self.steps, self.losses)
 
     @property
+    def change(self) -> float:
+        """The change of the trend from the first step to the last."""
+        return self.trend.growth(self.steps[-1] - self.steps[0])
+
+    @property
     def relative_change(self) -> float:
-        """The change of the trend from the first step to the last, as a share of the median loss."""
-        change, level = self.trend.growth(self.steps[-1] - self.steps[0]), abs(statistics.median(self.losses))
-        return change / level if level else math.copysign(math.inf, change) if change else 0.0
+        """`change` as a share of the median loss. It exceeds 1 if most losses are small beside the change."""
+        level = abs(statistics.median(self.losses))
+        return self.change / level if level else math.copysign(math.inf, self.change) if self.change else 0.0
