@@ -71,8 +71,8 @@ def test_overfitting_is_told_once_when_validation_has_risen_for_a_window_while_t
 
 
 def test_the_alert_of_overfitting_has_changes_in_nats_that_stay_readable_for_small_losses() -> None:
-    losses = [(step, 2 + step / 1000, max(0.01, 1 - step / 250)) for step in range(0, 1000, 100)]
-    message = told([Evaluated(*one) for one in losses])[-1].message
+    evaluations = [Evaluated(step, 2 + step / 1000, 0.9 ** (step / 10)) for step in range(0, 1000, 100)]
+    message = told(evaluations)[-1].message
     assert "the validation loss rose by 0.9 nats while the training loss fell by" in message
     assert "%" not in message
 
