@@ -8,6 +8,7 @@ from typing import Any
 
 from common.command_line import command_text
 from common.text import duration, visible
+from data_pipeline.conversations.chat_template import TEMPLATE_FILE
 from trainer.checkpoint import CheckpointStore
 from trainer.report.write import REPORT
 from trainer.run.events import EvalEvent, MeasuresEvent
@@ -52,6 +53,8 @@ def summary_lines(run: Path) -> list[str]:
 def _next(run: Path, record: Mapping[str, Any]) -> str:
     if record["identity"].get("objective") == "classification":
         return command_text("classify", run, "FILE")
+    if (run / "tokenizer" / TEMPLATE_FILE).exists():
+        return command_text("generate", run, "--interactive")
     return command_text("generate", run, "--prompt", "The ")
 
 

@@ -33,6 +33,13 @@ def test_the_summary_has_five_lines_with_the_results_of_the_last_and_the_best_st
     assert following == f"next        trainer generate '{finished}' --prompt 'The '"
 
 
+def test_a_run_on_conversations_is_continued_by_talking_to_it(finished: Path) -> None:
+    template = finished / "tokenizer" / "chat_template.jinja"
+    template.touch()
+    assert summary_lines(finished)[-1] == f"next        trainer generate '{finished}' --interactive"
+    template.unlink()
+
+
 def test_the_summary_names_a_report_that_exists(finished: Path) -> None:
     page = finished / "report.html"
     page.touch()
