@@ -106,6 +106,13 @@ def data(root: str, tokenizer: str = "t") -> dict[str, Any]:
     return {"data": {"root_digest": root, "tokenizer_digest": tokenizer}}
 
 
+def test_only_runs_that_predict_tokens_have_a_perplexity(tmp_path: Path) -> None:
+    classifier = {"identity": {"objective": "classification"}}
+    (tmp_path / "mixed").mkdir()
+    assert "last perplexity" in compared(tmp_path / "mixed", {}, dict(classifier)).text
+    assert "perplexity" not in compared(tmp_path, dict(classifier), dict(classifier)).text
+
+
 def test_runs_are_laid_over_each_other(tmp_path: Path) -> None:
     shown = compared(tmp_path, {"settings": {"optim": {"lr": 0.002}}, "events": example_events()}, {"events": example_events(30)})
     names = [value for name, value in shown.attributes if name == "data-name"]
