@@ -20,7 +20,7 @@ from common.errors import ConfigError, WorkerError
 from data_pipeline.conversations.chat_template import ChatTemplate
 from data_pipeline.conversations.messages import Message, MessagesError, read_chat
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.execution.confined import ConfinedProgram, ProgramEndedError
+from data_pipeline.execution.confined import ProgramEndedError, ProgramOnDemand
 
 __all__ = ["ChatRenderer", "Rendered"]
 
@@ -72,25 +72,15 @@ class Rendered:
         ]
 
 
-class ChatRenderer:
-    """Renders conversations. Its process starts with the first one, in about 0.1 s; use it as a context manager."""
+class ChatRenderer(ProgramOnDemand):
+    """Renders conversations. Its process starts with the first one, in about 0.1 s, and ends with `close`."""
 
     def __init__(self, template: ChatTemplate) -> None:
+        limits = {"seconds": _SECONDS, "memory_bytes": _MEMORY_BYTES}
+        setup = {"template": template.source, "variables": dict(template.variables), **limits}
+        super().__init__(_CHILD, _SILENCE_S, _message(setup))
         self._template = template
         self._names = sorted((token.name for token in template.special if token.name), key=len, reverse=True)
-        self._program: ConfinedProgram | None = None
-
-    def __enter__(self) -> ChatRenderer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the process. The next conversation starts another."""
-        program, self._program = self._program, None
-        if program is not None:
-            program.close()
 
     def document(self, document: Document) -> Document | Rejection:
         """Return a document, whose text is the JSON of a conversation or pair, with the rendered text; or its rejection."""
@@ -155,25 +145,21 @@ class ChatRenderer:
 
     def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer of the process. If a used process fails, a fresh one tries again."""
-        was_fresh = self._program is None
+        was_fresh = not self.is_running
         answer = self._asked_once(request)
         if answer is None and not was_fresh:
             answer = self._asked_once(request)
         return answer or {"refused": f"the template takes more than {_SECONDS} s of processor time, or too much memory"}
 
     def _asked_once(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        if self._program is None:
-            self._program = ConfinedProgram(_CHILD, _SILENCE_S)
-            variables = dict(self._template.variables)
-            setup = {"template": self._template.source, "variables": variables, "seconds": _SECONDS, "memory_bytes": _MEMORY_BYTES}
-            self._program.write(_message(setup))
+        program = self.running()
         try:
-            self._program.write(_message(request))
-            [length] = struct.unpack("<q", self._program.read(8))
+            program.write(_message(request))
+            [length] = struct.unpack("<q", program.read(8))
             if not 0 <= length <= _MAX_ANSWER_BYTES:
                 self.close()
                 return {"refused": f"the text of the template has more than {_MAX_ANSWER_BYTES} bytes"}
-            answer: dict[str, Any] = json.loads(self._program.read(length))
+            answer: dict[str, Any] = json.loads(program.read(length))
             return answer
         except ProgramEndedError as error:
             self.close()

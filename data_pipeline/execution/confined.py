@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Self
 
-__all__ = ["ConfinedProgram", "ProgramEndedError"]
+__all__ = ["ConfinedProgram", "ProgramEndedError", "ProgramOnDemand"]
 
 _MAX_READ_BYTES = 1 << 20
 _QUIET_ALLOCATION = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -90,3 +91,40 @@ class ConfinedProgram:
         if status < 0:
             return ProgramEndedError(f"was ended by {signal.Signals(-status).name}", -status)
         return ProgramEndedError(f"ended with status {status}")
+
+
+class ProgramOnDemand:
+    """Owner of a program that starts when it is needed, and again after `close`. Use it as a context manager, which calls `close`.
+
+    Args:
+        script, silence_s: see `ConfinedProgram`.
+        setup: what each new program gets before its first request.
+    """
+
+    def __init__(self, script: Path, silence_s: float, setup: bytes = b"") -> None:
+        self._script, self._silence_s, self._setup = script, silence_s, setup
+        self._program: ConfinedProgram | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the program was started and not closed."""
+        return self._program is not None
+
+    def running(self) -> ConfinedProgram:
+        """Return the program, which is started if necessary."""
+        if self._program is None:
+            self._program = ConfinedProgram(self._script, self._silence_s)
+            self._program.write(self._setup)
+        return self._program
+
+    def close(self) -> None:
+        """End the program."""
+        program, self._program = self._program, None
+        if program is not None:
+            program.close()

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from common.errors import WorkerError
 from data_pipeline.config import HtmlSettings, LimitSettings
-from data_pipeline.execution.confined import ConfinedProgram, ProgramEndedError
+from data_pipeline.execution.confined import ProgramEndedError, ProgramOnDemand
 
 __all__ = ["Extracted", "PageReader"]
 
@@ -72,27 +72,12 @@ class Extracted:
     """`html-main`, `html-all` or `html-stripped`; counted in the report."""
 
 
-class PageReader:
-    """Converter from HTML pages to text. Its child process starts with the first page, in about 15 ms, and ends with `close`.
-
-    Use it as a context manager, which calls `close` after an error too.
-    """
+class PageReader(ProgramOnDemand):
+    """Converter from HTML pages to text. Its child process starts with the first page, in about 15 ms, and ends with `close`."""
 
     def __init__(self, limits: LimitSettings) -> None:
+        super().__init__(_CHILD, _SILENCE_S)
         self._max_memory_bytes = limits.reader_memory_bytes
-        self._program: ConfinedProgram | None = None
-
-    def __enter__(self) -> PageReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the child process. The next page starts another."""
-        program, self._program = self._program, None
-        if program is not None:
-            program.close()
 
     def text_of(self, page: str, settings: HtmlSettings) -> Extracted:
         """Return the text that a page shows. Broken HTML is read as browsers read it; no page causes an error.
@@ -108,7 +93,7 @@ class PageReader:
 
         If a used process fails, a fresh one tries again, so the result does not depend on earlier pages.
         """
-        was_fresh = self._program is None
+        was_fresh = not self.is_running
         extracted = self._asked(page, settings)
         if extracted is None and not was_fresh:
             self.close()
@@ -119,17 +104,16 @@ class PageReader:
 
     def _asked(self, page: bytes, settings: HtmlSettings) -> Extracted | None:
         """Return the answer of the child process; None if the page ended the process, which must then be closed."""
-        if self._program is None:
-            self._program = ConfinedProgram(_CHILD, _SILENCE_S)
         memory_bytes = min(_MEMORY_BYTES + _MEMORY_PER_BYTE * len(page), self._max_memory_bytes)
         seconds = _SECONDS + _SECONDS_PER_MIB * (len(page) >> 20)
         mode = b"M" if settings.extract == "main" else b"A"
+        program = self.running()
         try:
-            self._program.write(struct.pack("<cqqq", mode, len(page), memory_bytes, seconds) + page)
-            letter, length = struct.unpack("<cq", self._program.read(9))
+            program.write(struct.pack("<cqqq", mode, len(page), memory_bytes, seconds) + page)
+            letter, length = struct.unpack("<cq", program.read(9))
             if letter not in _RULES or not 0 <= length <= memory_bytes:
                 return None
-            return Extracted(self._program.read(length).decode("utf-8", "surrogatepass"), _RULES[letter])
+            return Extracted(program.read(length).decode("utf-8", "surrogatepass"), _RULES[letter])
         except ProgramEndedError as error:
             if error.signal_number in _ENDED_BY_THE_PAGE:
                 return None

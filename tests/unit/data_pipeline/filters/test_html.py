@@ -166,12 +166,13 @@ def test_the_result_for_a_page_does_not_depend_on_the_pages_before_it(pages: Pag
 
 
 def test_a_parser_that_is_killed_from_outside_is_an_error_and_not_a_page_without_tags(
-    pages: PageReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child = tmp_path / "child.py"
     child.write_text(f"import os, time\nos.kill(os.getpid(), {int(signal.SIGKILL)})\ntime.sleep(60)")
     monkeypatch.setattr(html_module, "_CHILD", child)
-    with pytest.raises(WorkerError, match=r"the process that parses HTML was ended by SIGKILL; .*fewer --workers"):
+    expected = r"the process that parses HTML was ended by SIGKILL; .*fewer --workers"
+    with PageReader(LimitSettings()) as pages, pytest.raises(WorkerError, match=expected):
         pages.text_of(PAGE, MAIN)
 
 
