@@ -26,8 +26,8 @@ def test_the_image_prepares_and_trains_with_plain_docker_commands(services: Serv
     (tmp_path / "text").mkdir()
     tmp_path.chmod(0o755)
     for number in range(40):
-        words = " ".join(f"{name} {number * place}" for place, name in enumerate("a text that is long enough for a row".split()))
-        (tmp_path / "text" / f"{number}.txt").write_text(f"{words}\n" * 20)
+        lines = (f"Line {line} of document {number}, in which {line * number} is a product.\n" for line in range(40))
+        (tmp_path / "text" / f"{number}.txt").write_text("".join(lines))
     try:
         for command in commands():
             ours = command.replace("--gpus all ", "").replace("trainer:local", IMAGE).replace("--recipe demo", "--recipe smoke")
