@@ -192,7 +192,12 @@ def launch(arguments: Sequence[str]) -> ExitCode:
 
 
 def wait_for_end(host: str, port: int, absent_s: float) -> None:
-    """Wait until nothing has listened on a port for `absent_s` seconds. A connection that only breaks is made again."""
+    """Wait until the process that listens on a port has ended, and `absent_s` seconds longer.
+
+    A connection that the other side closes in order has ended with its process, which may have a successor on the same port. One
+    that is reset, or cannot be made, says something about the network alone, so it is made again. If nothing listens for
+    `absent_s` seconds, the process has ended too.
+    """
     absent_since: float | None = None
     while absent_since is None or time.monotonic() < absent_since + absent_s:
         try:
@@ -201,9 +206,11 @@ def wait_for_end(host: str, port: int, absent_s: float) -> None:
                 connection.settimeout(None)
                 while connection.recv(1024):
                     pass
+            time.sleep(absent_s)
+            return
         except ConnectionRefusedError:
             absent_since = absent_since or time.monotonic()
-        except OSError:  # the network, not the process
+        except OSError:
             absent_since = None
         time.sleep(min(0.2, absent_s))
 

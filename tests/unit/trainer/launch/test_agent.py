@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 
 from trainer.launch.agent import wait_for_end
@@ -10,7 +11,7 @@ from trainer.launch.agent import wait_for_end
 ABSENT_S = 0.2
 
 
-def test_the_wait_lasts_while_a_process_listens_even_if_it_closes_a_connection() -> None:
+def test_the_wait_lasts_until_the_other_process_closes_the_connection_and_resets_do_not_end_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as store:
         waiting = threading.Thread(target=wait_for_end, args=(*store.getsockname(), ABSENT_S), daemon=True)
         waiting.start()
@@ -18,10 +19,10 @@ def test_the_wait_lasts_while_a_process_listens_even_if_it_closes_a_connection()
             connection, _ = store.accept()
             waiting.join(2 * ABSENT_S)
             assert waiting.is_alive()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close with a reset
             connection.close()
         again, _ = store.accept()
-        store.close()
-        again.close()
+        again.close()  # in order, while a successor still listens
         waiting.join(10)
         assert not waiting.is_alive()
 
