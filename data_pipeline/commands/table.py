@@ -18,7 +18,7 @@ def _command(name: str, options: str, arguments: str, summary: str) -> Command:
 
 _PREPARE = Command(
     "prepare",
-    "prepare text; the last line printed is the root digest (prepare --help lists every setting)",
+    "prepare text; the last line printed is the root digest (prepare --help all lists every setting)",
     "data_pipeline.config:PrepareConfig",
     "data_pipeline.commands.prepare:run",
     "Turns text into packed, tokenised rows for training.",

@@ -24,7 +24,9 @@ class TextSettings(Section):
     """Documents from plain text files."""
 
     documents: Literal["file", "paragraphs", "chunks"] = Field(
-        "file", description="Part of a text file that is one document: all, a paragraph (between blank lines), or a chunk of lines."
+        "file",
+        description="Part of a text file that is one document. file: the whole file; paragraphs: each paragraph between blank "
+        "lines; chunks: each chunk of lines.",
     )
     chunk_chars: Annotated[int, OnlyIf("text.documents = chunks")] = Field(
         4096, ge=64, le=1 << 24, description="Length of a chunk, in characters. It ends at the next line end."

@@ -140,7 +140,7 @@ def test_some_of_the_gpus_can_be_asked_for(machine: Machine, variables: dict[str
     machine.engine_says("runtimes", NVIDIA)
     code, said = machine.up(**variables)
     assert code == 0, said
-    assert f"set for this command alone: {next(iter(variables))}" in said
+    assert f"these settings apply to this command only: {next(iter(variables))}" in said
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,10 @@ def test_some_of_the_gpus_can_be_asked_for(machine: Machine, variables: dict[str
     [
         ({"GPUS": "3"}, "GPUS=3, but this machine has 2 GPU(s)"),
         ({"GPUS": "0"}, "GPUS=0 is unknown; use all, none, or a number"),
-        ({"GPUS": "0,3"}, "GPUS=0,3 is unknown; use all, none, or a number from 1 to 8, or 16. Chosen GPUs: GPU_IDS=0,3"),
+        (
+            {"GPUS": "0,3"},
+            "GPUS=0,3 is unknown; use all, none, or a number from 1 to 8, or 16. To choose GPUs by index or UUID: GPU_IDS=0,3",
+        ),
         ({"GPU_IDS": "0, 3"}, "GPU_IDS=0, 3 must be indexes or UUIDs"),
         ({"GPU_IDS": "0,3", "GPUS": "2"}, "GPU_IDS=0,3 chooses GPUs, so GPUS=2 must be all"),
     ],

@@ -498,7 +498,7 @@ def test_a_resume_with_another_setting_is_refused_names_the_override_and_writes_
     before = {name: digest for name, (digest, _) in tree_of(run).items()}
     tried(len(CHANGED))
     for name, changes in CHANGED.items():
-        with pytest.raises(ConfigError, match=rf"(--resume\.allow_changes .*|do not fit another ){name}"):
+        with pytest.raises(ConfigError, match=rf"(--resume\.allow_changes .*|do not fit another value of ){name}"):
             train(changed_by(data, run, changes))
         assert {name: digest for name, (digest, _) in tree_of(run).items()} == before
 

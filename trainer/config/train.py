@@ -57,16 +57,17 @@ class TrainConfig(Settings):
     only_given: ClassVar[tuple[str, ...]] = ("extension", "log.mlflow_uri")
 
     recipe: str | None = Field(
-        None, description="Recipe: its name in env/recipes, a .toml file, or auto, which chooses for the text and the time."
+        None,
+        description="Recipe: its name in env/recipes, a .toml file, or auto, which chooses the settings for the text and the time.",
     )
     data: Path = Field(description="Directory that `trainer prepare` wrote.")
     run: Path = Field(
-        description="Directory of this run. A run in it is continued; without --data and --recipe, with its own settings."
+        description="Directory of this run. An existing run is continued; --run alone uses the settings that it has saved."
     )
     init: Path | None = Field(
         None,
         description="Directory of another run whose weights a new run begins with; none: new weights. Step, schedule and "
-        "optimizer begin anew. A run that has a checkpoint does not read it.",
+        "optimizer begin anew. After its first checkpoint the new run does not need this directory.",
     )
     init_checkpoint: Annotated[str, OnlyIf("init")] = Field(
         "latest", pattern=r"^(latest|best|[0-9]{1,16})$", description="Checkpoint of `init`: latest, best, or its step."

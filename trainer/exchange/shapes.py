@@ -95,7 +95,7 @@ def read_architecture(directory: Path) -> Architecture:
         _check_kind(path, values)
         check_form(_ConfigForm, values)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: missing; name a directory of Hugging Face with config.json and *.safetensors") from None
+        raise ConfigError(f"{path}: missing; name a Hugging Face directory with config.json and *.safetensors") from None
     except ValueError as error:
         raise ConfigError(f"{path}: {error}; name the directory of a Qwen3 or Llama model") from None
     form = _ConfigForm.model_validate(values)

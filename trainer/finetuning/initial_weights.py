@@ -44,10 +44,10 @@ def check_initial(config: TrainConfig, manifest: Manifest) -> None:
     read_record(config.init)
     initial = load_config(config.init).model
     if differing := differing_shape(config.model, initial):
-        pairs = ", ".join(f"{name} is {found} and {needed} there" for name, (found, needed) in differing.items())
+        pairs = ", ".join(f"{name} is {found}, but {needed} in that run" for name, (found, needed) in differing.items())
         raise ConfigError(
             f"init = {config.init}: its weights do not fit these settings: {pairs}; leave out {' and '.join(differing)}, because "
-            "the shape of the model is that of the other run"
+            "the shape of the model is taken from that run"
         )
     if load_tokenizer(config.init / "tokenizer").digest != manifest.tokenizer_digest:
         raise ConfigError(

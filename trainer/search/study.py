@@ -163,7 +163,7 @@ def propose(space: Space, trials: Sequence[Trial], sampler: Sampler, seed: int) 
             if values not in used:
                 return values
     size = space.size
-    if size is None or (sampler != "grid" and size > _MOST_LISTED):
+    if sampler != "grid" and (size is None or size > _MOST_LISTED):
         return values
     return next((values for values in space.combinations(seed) if values not in used), None)
 

@@ -110,6 +110,7 @@ def test_lists_are_several_words_or_a_json_list() -> None:
     ("arguments", "environment", "message"),
     [
         ("--data x --optm.lr 1", {}, "--optm.lr 1; did you mean --optim.lr"),
+        ("--data x --optim.lr three", {}, r"optim.lr = 'three': input should be a valid number$"),
         ("--data x --optim.lr 3", {}, r"optim.lr = '3': input should be less than or equal to 1"),
         ("--data x", {"DEMO_OPTIM__RL": "1"}, "DEMO_OPTIM__RL is not a setting; did you mean DEMO_OPTIM__LR"),
         ("--data x", {"DEMO_SOURCES": "a b"}, "is not a JSON list; write for example"),
