@@ -22,7 +22,7 @@ _PREPARE = Command(
     "data_pipeline.config:PrepareConfig",
     "data_pipeline.commands.prepare:run",
     "Turns text into packed, tokenised rows for training.",
-    "--sources PATH [PATH …] --output DIR [--recipe NAME|FILE] [--workers N] [--section.setting VALUE …]",
+    "--sources PATH … --output DIR [--recipe NAME|FILE] [--SETTING VALUE …]",
 )
 _SCHEMA = Command(
     "schema",

@@ -20,6 +20,7 @@ from common.settings.model import Options, Place, Section, Settings, environment
 from common.settings.options import help_parser
 from common.settings.toml import to_toml
 from data_pipeline.config import PrepareConfig
+from tests.support.terminals import terminal_as
 from trainer.config import TrainConfig
 
 
@@ -229,6 +230,13 @@ def test_help_writes_defaults_as_a_user_would() -> None:
     assert "None" not in text
     assert "True" not in text
     assert "[default: true]" in text
+
+
+def test_a_full_help_fits_the_columns_of_the_terminal() -> None:
+    with terminal_as("stdout"):
+        narrow = help_parser(Small, "demo", "").format_help().splitlines()
+    assert max(map(len, narrow)) <= 80
+    assert max(map(len, help_parser(Small, "demo", "").format_help().splitlines())) > 80
 
 
 def test_help_names_the_type_of_each_value_of_a_list() -> None:
