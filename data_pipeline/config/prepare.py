@@ -199,7 +199,8 @@ class PrepareConfig(Settings):
             return
         if self.chat.template == "tokenizer" and self.tokenizer.path is None:
             raise ValueError(
-                "chat.template = tokenizer needs tokenizer.path, a folder with a chat template; set it, or name a built-in template"
+                "chat.template = tokenizer needs tokenizer.path, a folder with a chat template; set tokenizer.path, or "
+                "name a built-in template"
             )
         if self.packing.method == "greedy":
             raise ValueError("packing.method = greedy cuts conversations at the end of a row; use best-fit or one-per-row")

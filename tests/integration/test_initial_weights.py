@@ -236,7 +236,7 @@ def test_integrity_and_a_replay_from_step_0_are_verified_as_long_as_the_other_ru
     assert "bitwise equal: 12 steps (1 to 12)" in outcomes["replay"].text
     shutil.rmtree(base)
     assert "bitwise equal: 2 steps (11 to 12)" in list(verify_run(run, train=train, num_steps=2, start=10))[-1].text
-    with pytest.raises(CheckpointError, match=r"a replay from step 0 needs them: put that run back to .*base, or begin with"):
+    with pytest.raises(CheckpointError, match=r"a replay from step 0 needs them: put that run back into .*base, or begin with"):
         list(verify_run(run, train=train, num_steps=2, start=0))
 
 

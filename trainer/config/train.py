@@ -214,7 +214,7 @@ class TrainConfig(Settings):
         if self.optim.kind == "muon":
             raise ValueError(
                 "lora.rank trains adapters, which need AdamW: Muon makes the update of a whole matrix orthogonal, and an adapter "
-                "is the product of two; set optim.kind = adamw and a rate for it, such as optim.lr = 3e-4"
+                "is the product of two matrices; set optim.kind = adamw and a rate for it, such as optim.lr = 3e-4"
             )
         if self.precision == "float8":
             raise ValueError("lora.rank does not work with precision = float8, which replaces the same matrices; use bf16")
@@ -239,7 +239,7 @@ class TrainConfig(Settings):
         if self.batch.micro_batches & (self.batch.micro_batches - 1):
             raise ValueError(
                 f"reproducibility = elastic adds gradients in a binary tree, and batch.global_rows = {self.batch.global_rows} "
-                f"with batch.micro = {self.batch.micro} make {self.batch.micro_batches} micro-batches, not a power of two; "
-                f"use for example batch.global_rows = {self.batch.micro << (self.batch.micro_batches.bit_length() - 1)}"
+                f"with batch.micro = {self.batch.micro} make {self.batch.micro_batches} micro-batches, which is "
+                f"not a power of two; use for example batch.global_rows = {self.batch.micro << (self.batch.micro_batches.bit_length() - 1)}"
             )
         return self
