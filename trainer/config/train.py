@@ -239,7 +239,7 @@ class TrainConfig(Settings):
         if self.batch.micro_batches & (self.batch.micro_batches - 1):
             raise ValueError(
                 f"reproducibility = elastic adds gradients in a binary tree, and batch.global_rows = {self.batch.global_rows} "
-                f"with batch.micro = {self.batch.micro} make {self.batch.micro_batches} micro-batches, which is "
-                f"not a power of two; use for example batch.global_rows = {self.batch.micro << (self.batch.micro_batches.bit_length() - 1)}"
+                f"with batch.micro = {self.batch.micro} make {self.batch.micro_batches} micro-batches, which is not a power "
+                f"of two; use for example batch.global_rows = {self.batch.micro << (self.batch.micro_batches.bit_length() - 1)}"
             )
         return self
