@@ -209,7 +209,7 @@ def test_a_text_folder_that_is_a_file_or_missing_is_named(machine: Machine) -> N
     missing, file = machine.folder / "missing", machine.folder / "file.txt"
     file.touch()
     code, said = machine.up(TEXT_DIR=str(missing))
-    assert (code, f"TEXT_DIR: {missing} is not there" in said) == (1, True), said
+    assert (code, f"TEXT_DIR: {missing} does not exist" in said) == (1, True), said
     code, said = machine.up(TEXT_DIR=str(file))
     assert (code, f"TEXT_DIR: {file} is a file" in said) == (1, True), said
 

@@ -150,9 +150,12 @@ def test_a_branch_of_such_a_run_keeps_the_record_of_its_first_weights(base: Path
 def test_settings_that_do_not_fit_are_named(base: Path, other_data: Path, tmp_path: Path) -> None:
     for model, named in (
         ({"layers": 3}, "model.layers is 3, but 2 in that run; leave out model.layers"),
-        ({"kv_heads": 4}, "model.kv_heads is 4 and 2 there"),
-        ({"base_width": 16}, "model.base_width is 16 and None there"),
-        ({"width": 64, "norm_eps": 1e-5}, "model.width is 64 and 32 there, .*model.norm_eps is 1e-05 and 1e-06 there"),
+        ({"kv_heads": 4}, "model.kv_heads is 4, but 2 in that run"),
+        ({"base_width": 16}, "model.base_width is 16, but none in that run"),
+        (
+            {"width": 64, "norm_eps": 1e-5},
+            "model.width is 64, but 32 in that run, .*model.norm_eps is 1e-05, but 1e-06 in that run",
+        ),
     ):
         with pytest.raises(ConfigError, match=named):
             train(tiny_config(other_data, tmp_path / "run", init=base, model=model))
