@@ -212,7 +212,9 @@ def test_what_does_not_work_with_adapters_is_refused_by_name(
     base: Path, other_data: Path, adapted_run: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with pytest.raises(ConfigError, match=r"lora.rank = 2 trains adapters .* random weights; name the run .*--init RUN"):
+    with pytest.raises(
+        ConfigError, match=r"lora.rank = 2 trains adapters and not the model, .* init is not set; name the run .*--init RUN"
+    ):
         train(tiny_config(other_data, run, lora=LORA))
     assert not (run / "record.json").exists()
     with pytest.raises(ValueError, match=r"lora.rank trains adapters, which need AdamW: Muon"):
