@@ -34,7 +34,7 @@ _SHAPE: Mapping[str, str] = {
 }
 """Settings that must be those of the other run, and the attribute with the value that they have or stand for.
 
-`base_width` has no tensor of its own. It is among them because the weights of the last norm hold its factor, and the optimizer
+`base_width` has no separate tensor. It is among them because the weights of the last norm hold its factor, and the optimizer
 divides the learning rate of these weights by the same factor.
 """
 

@@ -266,7 +266,7 @@ def write_bundle(
 
 
 def _with_packages(versions: Mapping[str, Any], redactor: Redactor) -> dict[str, Any]:
-    """Return redacted facts. The versions of packages have a form of their own, because some look like addresses."""
+    """Return redacted facts. The versions of packages have a separate form, because some look like addresses."""
     packages = versions.get("packages")
     kept = {
         name: redactor.without_secrets(version)

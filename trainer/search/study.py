@@ -87,7 +87,7 @@ class Study:
             self._check()
         except (ConfigError, OSError):
             raise
-        except Exception as error:  # of Optuna, SQLAlchemy, sqlite3 or Alembic, each with classes of its own
+        except Exception as error:  # of Optuna, SQLAlchemy, sqlite3 or Alembic, each with different classes
             raise _unusable(self._path, error) from error
 
     def trials(self) -> list[Trial]:
