@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from textwrap import fill
 
 from common.command_line import Command, importing, log_to_stderr, run_command
 from common.errors import ConfigError
 from data_pipeline.commands.table import COMMANDS
 
 PROGRAM = "python -m data_pipeline"
-_INDENT = 20
+_INDENT, _WIDTH = 20, 80
+_EXIT_CODES = """exit codes: 0 done; 2 bad setting; 3 bad data; 71 a worker was killed; 74 a file
+could not be written; 75 stopped, run it again"""
 
 
 def _listed(command: Command) -> str:
     """Return the help of a command: its arguments, and its summary on the same line, or below if they are long."""
-    head = f"  {command.name} {command.arguments}"
-    return f"{head:<{_INDENT}}{command.summary}" if len(head) < _INDENT else f"{head}\n{'':{_INDENT}}{command.summary}"
+    head, indent = f"  {command.name} {command.arguments}", " " * _INDENT
+    if len(head) < _INDENT:
+        return fill(f"{head:<{_INDENT}}{command.summary}", _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+    lines = (
+        fill(head, _WIDTH, subsequent_indent=" " * 10),
+        fill(command.summary, _WIDTH, initial_indent=indent, subsequent_indent=indent),
+    )
+    return "\n".join(lines)
 
 
 _LINES = "\n".join(map(_listed, COMMANDS.values()))
@@ -26,7 +35,7 @@ Turns text into packed, tokenised rows for training.
 
 {_LINES}
 
-exit codes: 0 done; 2 bad setting; 3 bad data; 71 a worker was killed; 74 a file could not be written; 75 stopped, run it again
+{_EXIT_CODES}
 """
 
 

@@ -101,7 +101,7 @@ case "${1:-}" in
     --stop) stop ;;
     "" | --start)
         if complete; then
-            say "engine $(engine_version), Compose $(compose_version) and buildx are here"
+            say "engine $(engine_version), Compose $(compose_version) and buildx are installed"
         else
             install_packages
             say "installed engine $(engine_version), Compose $(compose_version), buildx"

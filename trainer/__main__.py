@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from textwrap import fill
 from typing import NoReturn
 
 from common.command_line import PROGRAM, end_at_once, importing, run_command, write_error
@@ -22,7 +23,11 @@ def main(arguments: Sequence[str]) -> None:
     name, rest = (arguments[0], list(arguments[1:])) if arguments else ("--help", [])
     if name in ("-h", "--help"):
         print(f"usage: {PROGRAM} COMMAND [--help] [settings]\n\ncommands:")
-        print("\n".join(f"  {command.name:<10} {command.summary}" for command in COMMANDS.values()))
+        print(
+            "\n".join(
+                fill(f"  {command.name:<10} {command.summary}", 80, subsequent_indent=" " * 13) for command in COMMANDS.values()
+            )
+        )
         return
     if name not in COMMANDS:
         raise ConfigError(f"{name!r} is not a command; the commands are {', '.join(COMMANDS)}")

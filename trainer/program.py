@@ -26,6 +26,13 @@ DATA_COMMANDS = {
 _FIRST = ("prepare", "plan", "train", "evaluate", "generate", "report", "compare", "runs", "inspect", "verify", "audit")
 _INDENT, _WIDTH = 14, 80
 _INTERRUPTED = 130
+_HELP_OF_COMPLETION = """usage: {program} completion {shells}
+
+Prints a script that completes commands and settings in the shell.
+
+Example for bash:
+  source <({program} completion bash)
+"""
 
 
 def main() -> NoReturn:
@@ -109,6 +116,9 @@ def print_completion(words: Sequence[str]) -> None:
     from trainer.completion import SHELLS, completion_script
     from trainer.launch.command_table import COMMANDS as OF_TRAINER
 
+    if words in (["-h"], ["--help"]):
+        sys.stdout.write(_HELP_OF_COMPLETION.format(program=PROGRAM, shells="|".join(SHELLS)))
+        return
     shell = words[0] if len(words) == 1 else ""
     if shell not in SHELLS:
         raise ConfigError(f"{PROGRAM} completion needs the name of a shell: {', '.join(SHELLS)}")

@@ -200,7 +200,9 @@ def _from_recipe(model: type[Settings], recipe: str | None) -> dict[str, Any]:
         raise ConfigError(f"recipe {recipe!r}: {error}; name a .toml file") from None
     except (FileNotFoundError, NotADirectoryError):
         names = sorted((AUTO, *(file.stem for file in RECIPES.glob("*.toml"))))
-        raise ConfigError(f"recipe {recipe!r}: no file {path}; the recipes are {', '.join(names)}, or name a .toml file") from None
+        raise ConfigError(
+            f"recipe {recipe!r}: no file {path}; the recipes are {', '.join(names)}; name one of them, or a .toml file"
+        ) from None
     except ValueError as error:
         raise ConfigError(f"recipe {path}: not valid TOML: {error}") from None
     for table, value in tables.items():

@@ -31,7 +31,10 @@ def nearest(name: str, known: Sequence[str]) -> str:
 def _joined(model: type[BaseModel], details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     """Return the errors, with one in place of those about the alternatives of one setting, such as a number or `auto`."""
     fields, joined = setting_names(model), dict[tuple[int | str, ...], ErrorDetails]()
+    faulty_lists = {detail["loc"][:-1] for detail in details}
     for number, detail in enumerate(details):
+        if detail["type"] == "too_short" and detail["loc"] in faulty_lists:
+            continue  # pydantic counts only the good entries of a list; the message about a bad one says what to correct
         *place, alternative = detail["loc"] or (0,)
         if not isinstance(alternative, str) or ".".join(map(str, place)) not in fields:
             joined[(number,)] = detail
@@ -57,7 +60,7 @@ def _explain(model: type[BaseModel], detail: ErrorDetails, place: Sequence[str])
         return f"{shown} is not set; give {_places_of(model, name)}"
     if detail["type"] == "finite_number":
         return f"{shown} = {detail['input']!r}: {_finite_wanted(fields.get('.'.join(names)))}"
-    message = detail["msg"].removeprefix("Value error, ")
+    message = detail["msg"].removeprefix("Value error, ").partition(", unable to parse string as")[0]
     if name and message.startswith(f"{name}."):
         return message  # it names the setting itself
     found = f" = {redacted_repr(detail['input'])}" if name in known else ""

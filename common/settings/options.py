@@ -20,10 +20,13 @@ from common.errors import ConfigError
 from common.settings.effects import conditions_of
 from common.settings.guesses import guess
 from common.settings.model import Options, Settings, environment_names, is_list, place_in_recipe, place_of, setting_names, spelling
+from common.terminal_lines import bar_columns
 
 __all__ = ["SchemaOptions", "SettingText", "help_parser", "option_texts", "schema_text", "setting_texts"]
 
 _SHORT_WIDTH = 80
+_WIDTH = 120
+"""Columns of a full help, unless the terminal has fewer."""
 _DEEP = " " * 6
 
 
@@ -169,7 +172,9 @@ class _ShortHelp(argparse.Action):
 
 class _HelpFormatter(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=36, width=120)
+        columns = bar_columns(sys.stdout) if sys.stdout.isatty() else _WIDTH
+        narrow = columns < _WIDTH
+        super().__init__(prog, max_help_position=24 if narrow else 36, width=columns if narrow else _WIDTH)
 
 
 class _Parser(argparse.ArgumentParser):

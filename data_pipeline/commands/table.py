@@ -18,11 +18,11 @@ def _command(name: str, options: str, arguments: str, summary: str) -> Command:
 
 _PREPARE = Command(
     "prepare",
-    "prepare text; the last line printed is the root digest (prepare --help lists every setting)",
+    "prepare text; the last line printed is the root digest (prepare --help all lists every setting)",
     "data_pipeline.config:PrepareConfig",
     "data_pipeline.commands.prepare:run",
     "Turns text into packed, tokenised rows for training.",
-    "--sources PATH [PATH …] --output DIR [--recipe NAME|FILE] [--workers N] [--section.setting VALUE …]",
+    "--sources PATH … --output DIR [--recipe NAME|FILE] [--SETTING VALUE …]",
 )
 _SCHEMA = Command(
     "schema",

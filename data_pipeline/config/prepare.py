@@ -93,7 +93,8 @@ class PrepareConfig(Settings):
     )
 
     recipe: str | None = Field(
-        None, description="Name of a recipe in env/recipes, a .toml file, or auto, which chooses for the amount of text."
+        None,
+        description="Name of a recipe in env/recipes, a .toml file, or auto, which chooses the settings for the amount of text.",
     )
     sources: tuple[str, ...] = Field(
         (), description="Folders, files, glob patterns or URLs with text; builtin: the built-in corpus (Python's library)."
@@ -191,12 +192,15 @@ class PrepareConfig(Settings):
         for place, config in of_sources.items():
             if config.records.chat_fields and not self.chat.is_on:
                 name = "messages_field" if config.records.messages_field is not None else "chosen_field"
-                raise ValueError(f"{place}records.{name} is set, but chat.template = none; set it, for example to chatml")
+                raise ValueError(
+                    f"{place}records.{name} is set, but chat.template = none; set chat.template, for example to chatml"
+                )
         if not self.chat.is_on:
             return
         if self.chat.template == "tokenizer" and self.tokenizer.path is None:
             raise ValueError(
-                "chat.template = tokenizer needs tokenizer.path, a folder with a chat template; set it, or name a built-in template"
+                "chat.template = tokenizer needs tokenizer.path, a folder with a chat template; set tokenizer.path, or "
+                "name a built-in template"
             )
         if self.packing.method == "greedy":
             raise ValueError("packing.method = greedy cuts conversations at the end of a row; use best-fit or one-per-row")

@@ -24,7 +24,9 @@ class TextSettings(Section):
     """Documents from plain text files."""
 
     documents: Literal["file", "paragraphs", "chunks"] = Field(
-        "file", description="Part of a text file that is one document: all, a paragraph (between blank lines), or a chunk of lines."
+        "file",
+        description="Part of a text file that is one document. file: the whole file; paragraphs: each paragraph between blank "
+        "lines; chunks: each chunk of lines.",
     )
     chunk_chars: Annotated[int, OnlyIf("text.documents = chunks")] = Field(
         4096, ge=64, le=1 << 24, description="Length of a chunk, in characters. It ends at the next line end."
@@ -98,9 +100,11 @@ class RecordSettings(Section):
         if (self.chosen_field is None) != (self.rejected_field is None):
             raise ValueError("chosen_field and rejected_field name the two answers of a pair; set both or none of them")
         if self.has_pairs and self.prompt_field is None:
-            raise ValueError("chosen_field needs prompt_field, the field with the prompt of both answers; set it")
+            raise ValueError("chosen_field needs prompt_field, the field with the prompt of both answers; set prompt_field")
         if self.messages_field is not None and self.prompt_field is not None:
-            raise ValueError("messages_field and prompt_field are both set; a conversation has its prompts in the messages")
+            raise ValueError(
+                "messages_field and prompt_field are both set, but the messages hold the prompts already; remove prompt_field"
+            )
         if (fields := self.chat_fields) and len(set(fields)) < len(fields):
             raise ValueError("prompt_field, chosen_field and rejected_field must name three different fields")
         if fields and self.markup == "html":

@@ -142,7 +142,7 @@ def _checked(path: Path) -> Path:
     if path.suffix not in (".jsonl", ".txt"):
         raise SourceError(f"{path}: unsupported format; benchmarks are read from .jsonl and .txt files")
     if not path.is_file():
-        raise SourceError(f"{path}: no such benchmark file; correct dedup.benchmarks")
+        raise SourceError(f"{path}: no such benchmark file; correct the path")
     return path
 
 

@@ -125,7 +125,7 @@ def check_nothing_foreign(directory: Path) -> None:
     if foreign:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise ConfigError(
-            f"{directory}: {foreign[0]}{more} would be replaced, but no `prepare` has written it; choose another --output, "
+            f"{directory}: {foreign[0]}{more} would be replaced, but `prepare` did not write it; choose another --output, "
             "or move it to another folder"
         )
 

@@ -80,4 +80,4 @@ def _by_name(inputs: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]
 
 
 def _short(value: Any) -> str:
-    return "not set" if value is None else reprlib.repr(value)
+    return "not set" if value is None else str(value).lower() if isinstance(value, bool) else reprlib.repr(value)

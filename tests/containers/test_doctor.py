@@ -115,7 +115,7 @@ def test_it_runs_with_the_standard_library_alone(host: Host) -> None:
         ("no device driver", "GPUs in container", "could not select device driver", "NVIDIA Container Toolkit"),
         ("old Compose", "Compose", "2.20.3", "update the Compose plugin"),
         ("stopped engine", "engine", "Cannot connect to the Docker daemon", "systemctl start docker"),
-        ("no engine", "engine", "there is no program docker", "env/install-docker.sh"),
+        ("no engine", "engine", "the program docker is not installed", "env/install-docker.sh"),
         ("broken driver", "driver", "Driver/library version mismatch", "restart the machine"),
         ("no text", "text folder", "is not a folder", "set TEXT_DIR"),
     ],

@@ -474,7 +474,7 @@ def test_a_word_that_is_neither_a_command_nor_a_program_has_the_exit_code_of_a_s
 ) -> None:
     refused = run(stand_in, str(TRAIN), program)
     assert (refused.returncode, len(refused.stderr.splitlines())) == (code, 1)
-    assert refused.stderr.startswith(f"error: {program} is not a program that can be started (")
+    assert refused.stderr.startswith(f"error: {program} is neither a command nor a program that can be started (")
     assert "generate" in refused.stderr
 
 

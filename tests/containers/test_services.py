@@ -206,7 +206,7 @@ def test_up_says_which_settings_have_no_effect_and_which_hold_for_one_command(se
     variables = {**services.variables, "ENV_FILE": str(services.env_file), "PREP_ROW_LENGTH": "64", "PREP_ROW_LENGHT": "64"}
     said = subprocess.run([ROOT / "env/up", "--env"], env=variables, capture_output=True, text=True, timeout=600, check=True).stderr
     assert "PREP_ROW_LENGHT has no effect" in said
-    alone = next(line for line in said.splitlines() if "set for this command alone: " in line)
+    alone = next(line for line in said.splitlines() if "these settings apply to this command only: " in line)
     assert {"PREP_ROW_LENGTH", "RECIPE"} <= set(alone.replace(";", " ").split())
     assert "PIP_CONF" not in alone
 

@@ -140,7 +140,7 @@ def test_some_of_the_gpus_can_be_asked_for(machine: Machine, variables: dict[str
     machine.engine_says("runtimes", NVIDIA)
     code, said = machine.up(**variables)
     assert code == 0, said
-    assert f"set for this command alone: {next(iter(variables))}" in said
+    assert f"these settings apply to this command only: {next(iter(variables))}" in said
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,10 @@ def test_some_of_the_gpus_can_be_asked_for(machine: Machine, variables: dict[str
     [
         ({"GPUS": "3"}, "GPUS=3, but this machine has 2 GPU(s)"),
         ({"GPUS": "0"}, "GPUS=0 is unknown; use all, none, or a number"),
-        ({"GPUS": "0,3"}, "GPUS=0,3 is unknown; use all, none, or a number from 1 to 8, or 16. Chosen GPUs: GPU_IDS=0,3"),
+        (
+            {"GPUS": "0,3"},
+            "GPUS=0,3 is unknown; use all, none, or a number from 1 to 8, or 16. To choose GPUs by index or UUID: GPU_IDS=0,3",
+        ),
         ({"GPU_IDS": "0, 3"}, "GPU_IDS=0, 3 must be indexes or UUIDs"),
         ({"GPU_IDS": "0,3", "GPUS": "2"}, "GPU_IDS=0,3 chooses GPUs, so GPUS=2 must be all"),
     ],
@@ -206,7 +209,7 @@ def test_a_text_folder_that_is_a_file_or_missing_is_named(machine: Machine) -> N
     missing, file = machine.folder / "missing", machine.folder / "file.txt"
     file.touch()
     code, said = machine.up(TEXT_DIR=str(missing))
-    assert (code, f"TEXT_DIR: {missing} is not there" in said) == (1, True), said
+    assert (code, f"TEXT_DIR: {missing} does not exist" in said) == (1, True), said
     code, said = machine.up(TEXT_DIR=str(file))
     assert (code, f"TEXT_DIR: {file} is a file" in said) == (1, True), said
 

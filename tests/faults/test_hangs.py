@@ -215,7 +215,7 @@ def test_a_rank_that_is_stuck_is_named_with_its_phase_and_the_run_goes_on(
     with started(config) as train:
         assert train.wait(120) == 0, log(config)
     assert "error: rank 1 (process " in log(config)
-    assert f"in phase {phase} of step {step}, which may take {STALL_S} s" in log(config)
+    assert f"in phase {phase} of step {step} (limit {STALL_S} s)" in log(config)
     assert "the ranks ended (rank 1 (process " in log(config)
     assert f" in {function}\n" in (config.run / "stacks/rank-1.txt").read_text()
     assert losses(config.run) == losses(uninterrupted.run)

@@ -73,13 +73,13 @@ def tree_of(folder: Path) -> dict[str, tuple[str, int]]:
 def test_a_run_whose_checkpoints_do_not_fit_ends_before_its_first_step_with_the_numbers(
     data: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    status = namedtuple("status", ["f_bavail", "f_frsize"])
+    status = namedtuple("status", ["f_bavail", "f_frsize", "f_blocks"])
     whole = tiny_config(data, tmp_path / "whole")
     train(whole)
     needed = sum(path.stat().st_size for path in (whole.run / "checkpoints").rglob("*.safetensors"))
     for seed in seeds(2, 20):
         free = random.Random(seed).randrange(needed)
-        monkeypatch.setattr("trainer.checkpoint.disk_space.os.statvfs", lambda _: status(free, 1))  # noqa: B023 - in this turn only
+        monkeypatch.setattr("trainer.checkpoint.disk_space.os.statvfs", lambda _: status(free, 1, 1 << 40))  # noqa: B023 - in this turn only
         run = tmp_path / f"run-{seed}"
         with pytest.raises(ConfigError, match=rf"{free / 1e9:.3f} GB are free, but checkpoints need 0\.\d+ GB more") as refused:
             train(tiny_config(data, run))
@@ -498,7 +498,7 @@ def test_a_resume_with_another_setting_is_refused_names_the_override_and_writes_
     before = {name: digest for name, (digest, _) in tree_of(run).items()}
     tried(len(CHANGED))
     for name, changes in CHANGED.items():
-        with pytest.raises(ConfigError, match=rf"(--resume\.allow_changes .*|do not fit another ){name}"):
+        with pytest.raises(ConfigError, match=rf"(--resume\.allow_changes .*|do not fit another value of ){name}"):
             train(changed_by(data, run, changes))
         assert {name: digest for name, (digest, _) in tree_of(run).items()} == before
 

@@ -209,6 +209,6 @@ def test_a_refusal_does_not_suggest_what_cannot_work(run: Path, data: Path, name
     with pytest.raises(ConfigError) as refused:
         train(_config(data, run, **_CANNOT_WORK[name]))
     assert "allow_changes" not in str(refused.value)
-    assert f"do not fit another {name}" in str(refused.value)
+    assert f"do not fit another value of {name}" in str(refused.value)
     with pytest.raises(CheckpointError):
         train(_config(data, run, **_CANNOT_WORK[name], resume={"allow_changes": (name,)}))

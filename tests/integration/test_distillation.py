@@ -112,7 +112,7 @@ def test_a_killed_run_continues_to_the_same_bits_with_a_teacher_that_has_moved(
             train(student(folder, tmp_path / "run", teacher=teacher))
     assert CheckpointStore(tmp_path / "run" / "checkpoints").steps()[-1] == 5
     teacher.rename(tmp_path / "moved")
-    with pytest.raises(ConfigError, match="name where it is now with --teacher"):
+    with pytest.raises(ConfigError, match="if the teacher was moved, name its new folder with --teacher"):
         train(student(folder, tmp_path / "run", teacher=teacher))
     train(student(folder, tmp_path / "run", teacher=tmp_path / "moved"))
     assert read_record(tmp_path / "run")["weights"] == read_record(whole)["weights"]

@@ -149,10 +149,13 @@ def test_a_branch_of_such_a_run_keeps_the_record_of_its_first_weights(base: Path
 
 def test_settings_that_do_not_fit_are_named(base: Path, other_data: Path, tmp_path: Path) -> None:
     for model, named in (
-        ({"layers": 3}, "model.layers is 3 and 2 there; leave out model.layers"),
-        ({"kv_heads": 4}, "model.kv_heads is 4 and 2 there"),
-        ({"base_width": 16}, "model.base_width is 16 and None there"),
-        ({"width": 64, "norm_eps": 1e-5}, "model.width is 64 and 32 there, .*model.norm_eps is 1e-05 and 1e-06 there"),
+        ({"layers": 3}, "model.layers is 3, but 2 in that run; leave out model.layers"),
+        ({"kv_heads": 4}, "model.kv_heads is 4, but 2 in that run"),
+        ({"base_width": 16}, "model.base_width is 16, but none in that run"),
+        (
+            {"width": 64, "norm_eps": 1e-5},
+            "model.width is 64, but 32 in that run, .*model.norm_eps is 1e-05, but 1e-06 in that run",
+        ),
     ):
         with pytest.raises(ConfigError, match=named):
             train(tiny_config(other_data, tmp_path / "run", init=base, model=model))
@@ -236,7 +239,7 @@ def test_integrity_and_a_replay_from_step_0_are_verified_as_long_as_the_other_ru
     assert "bitwise equal: 12 steps (1 to 12)" in outcomes["replay"].text
     shutil.rmtree(base)
     assert "bitwise equal: 2 steps (11 to 12)" in list(verify_run(run, train=train, num_steps=2, start=10))[-1].text
-    with pytest.raises(CheckpointError, match=r"a replay from step 0 needs them: put that run back to .*base, or begin with"):
+    with pytest.raises(CheckpointError, match=r"a replay from step 0 needs them: put that run back into .*base, or begin with"):
         list(verify_run(run, train=train, num_steps=2, start=0))
 
 

@@ -212,7 +212,9 @@ def test_what_does_not_work_with_adapters_is_refused_by_name(
     base: Path, other_data: Path, adapted_run: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with pytest.raises(ConfigError, match=r"lora.rank = 2 trains adapters .* random weights; name the run .*--init RUN"):
+    with pytest.raises(
+        ConfigError, match=r"lora.rank = 2 trains adapters and not the model, .* init is not set; name the run .*--init RUN"
+    ):
         train(tiny_config(other_data, run, lora=LORA))
     assert not (run / "record.json").exists()
     with pytest.raises(ValueError, match=r"lora.rank trains adapters, which need AdamW: Muon"):
@@ -220,7 +222,7 @@ def test_what_does_not_work_with_adapters_is_refused_by_name(
     with pytest.raises(ValueError, match=r"lora.rank does not work with precision = float8"):
         adapted(other_data, run, base, precision="float8")
     again = adapted(other_data, Path(shutil.copytree(adapted_run, run)), base, lora={"rank": 4, "dropout": 0.1})
-    with pytest.raises(ConfigError, match=r"lora.rank was 2 and is 4.*do not fit another lora.rank"):
+    with pytest.raises(ConfigError, match=r"lora.rank was 2 and is 4.*do not fit another value of lora.rank"):
         train(again)
     (tmp_path / "own.py").write_text(
         "import torch\n\n\nclass Own(torch.nn.Module):\n    def __init__(self, vocab_size):\n        super().__init__()\n"

@@ -26,7 +26,7 @@ def run(options: DoctorOptions) -> None:
         OSError, UnusableFileError: the log cannot be read, or the archive cannot be written.
     """
     if options.log is not None and options.bundle is None:
-        raise ConfigError("--log names a file for the archive, and there is none; add --bundle FILE")
+        raise ConfigError("--log adds lines to the archive of --bundle, which is not set; add --bundle FILE, or leave out --log")
     if options.bundle is not None:
         check_place(options.bundle)
     contents = read_contents(options.run if options.bundle is not None else None, options.log)

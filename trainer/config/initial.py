@@ -14,6 +14,7 @@ from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.toml import parse_toml
 from common.untrusted import read_run_file
 from trainer.config.model import ModelConfig
+from trainer.config.not_a_run import not_a_run
 
 __all__ = ["differing_shape", "initial_model"]
 
@@ -33,7 +34,7 @@ _SHAPE: Mapping[str, str] = {
 }
 """Settings that must be those of the other run, and the attribute with the value that they have or stand for.
 
-`base_width` has no tensor of its own. It is among them because the weights of the last norm hold its factor, and the optimizer
+`base_width` has no separate tensor. It is among them because the weights of the last norm hold its factor, and the optimizer
 divides the learning rate of these weights by the same factor.
 """
 
@@ -50,9 +51,7 @@ def initial_model(given: Mapping[str, Any]) -> dict[str, Any]:
     folders = [Path(given["init"]), *([Path(given["run"])] if given.get("run") is not None else [])]
     found = next((folder for folder in folders if (folder / "config.toml").is_file()), None)
     if found is None:
-        raise CheckpointError(
-            f"init = {folders[0]}: no config.toml, so this is not a run; name a directory that `trainer train --run` wrote"
-        )
+        raise CheckpointError(f"init = {not_a_run(folders[0], 'config.toml')}")
     model = _recorded_model(found)
     settings = {f"model.{name}": getattr(model, name) for name in _SHAPE}
     settings["model.context"] = max(model.context, _number(given.get("model.context")))

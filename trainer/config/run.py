@@ -24,8 +24,8 @@ def step_range(text: str) -> tuple[int, int]:
     first, last = (int(found[1]), int(found[2])) if found else (1, 0)
     if not first <= last < first + _MAX_PROFILED:
         raise ValueError(
-            f"log.profile_steps = {text} must be the first and the last step with two points between them, at most {_MAX_PROFILED} "
-            "steps, such as 10..15"
+            f"log.profile_steps = {text} is not a range of 1 to {_MAX_PROFILED} steps; give the first and the last step, such as "
+            "10..15"
         )
     return first, last
 
@@ -41,8 +41,8 @@ class LimitsConfig(Section):
     minutes: float | None = Field(
         None,
         gt=0,
-        description="Training ends after this many minutes, over all resumes, with evaluations and saves. With schedule.kind = wsd "
-        "the cool-down begins in time.",
+        description="Training ends after this many minutes, counted over all resumes. Evaluations and saves "
+        "count too. With schedule.kind = wsd the cool-down begins in time.",
     )
 
 
@@ -135,7 +135,8 @@ class ResumeConfig(Section):
 
     allow_changes: tuple[str, ...] = Field(
         (),
-        description="Names from the error message of a refused resume that may differ, or quarantine. The results will differ too.",
+        description="Settings that may differ: names from the error message of a refused resume, or quarantine. The results will "
+        "differ too.",
     )
 
 

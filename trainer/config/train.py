@@ -57,16 +57,17 @@ class TrainConfig(Settings):
     only_given: ClassVar[tuple[str, ...]] = ("extension", "log.mlflow_uri")
 
     recipe: str | None = Field(
-        None, description="Recipe: its name in env/recipes, a .toml file, or auto, which chooses for the text and the time."
+        None,
+        description="Recipe: its name in env/recipes, a .toml file, or auto, which chooses the settings for the text and the time.",
     )
     data: Path = Field(description="Directory that `trainer prepare` wrote.")
     run: Path = Field(
-        description="Directory of this run. A run in it is continued; without --data and --recipe, with its own settings."
+        description="Directory of this run. An existing run is continued; --run alone uses the settings that it has saved."
     )
     init: Path | None = Field(
         None,
         description="Directory of another run whose weights a new run begins with; none: new weights. Step, schedule and "
-        "optimizer begin anew. A run that has a checkpoint does not read it.",
+        "optimizer begin anew. After its first checkpoint the new run does not need this directory.",
     )
     init_checkpoint: Annotated[str, OnlyIf("init")] = Field(
         "latest", pattern=r"^(latest|best|[0-9]{1,16})$", description="Checkpoint of `init`: latest, best, or its step."
@@ -213,7 +214,7 @@ class TrainConfig(Settings):
         if self.optim.kind == "muon":
             raise ValueError(
                 "lora.rank trains adapters, which need AdamW: Muon makes the update of a whole matrix orthogonal, and an adapter "
-                "is the product of two; set optim.kind = adamw and a rate for it, such as optim.lr = 3e-4"
+                "is the product of two matrices; set optim.kind = adamw and a rate for it, such as optim.lr = 3e-4"
             )
         if self.precision == "float8":
             raise ValueError("lora.rank does not work with precision = float8, which replaces the same matrices; use bf16")
@@ -238,7 +239,7 @@ class TrainConfig(Settings):
         if self.batch.micro_batches & (self.batch.micro_batches - 1):
             raise ValueError(
                 f"reproducibility = elastic adds gradients in a binary tree, and batch.global_rows = {self.batch.global_rows} "
-                f"with batch.micro = {self.batch.micro} make {self.batch.micro_batches} micro-batches, not a power of two; "
-                f"use for example batch.global_rows = {self.batch.micro << (self.batch.micro_batches.bit_length() - 1)}"
+                f"with batch.micro = {self.batch.micro} make {self.batch.micro_batches} micro-batches, which is not a power "
+                f"of two; use for example batch.global_rows = {self.batch.micro << (self.batch.micro_batches.bit_length() - 1)}"
             )
         return self

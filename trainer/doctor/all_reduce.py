@@ -129,7 +129,9 @@ def check_sums(sums: Sums) -> Check:
         return Check("all-reduce", f"{ranks}: {sums.error}", Severity.ERROR, needed, remedy)
     rate = f"{sums.bytes_per_s / 1e9:.1f} GB/s"
     if (different := len(set(sums.digests))) != 1:
-        remedy = "set NCCL_ALGO=Ring and NCCL_PROTO=Simple in train.env; if it stays, test the GPUs with `dcgmi diag -r 3`"
+        remedy = (
+            "set NCCL_ALGO=Ring and NCCL_PROTO=Simple in train.env; if the sums still differ, test the GPUs with `dcgmi diag -r 3`"
+        )
         return Check("all-reduce", f"{ranks}: {different} different sums, {rate}", Severity.ERROR, needed, remedy)
     if sums.backend == "nccl" and sums.bytes_per_s < _SLOW_GPU_BYTES_PER_S:
         remedy = "see the row GPU links; NCCL_DEBUG=INFO shows the chosen transport (P2P, SHM, NET)"

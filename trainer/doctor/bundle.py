@@ -1,4 +1,4 @@
-"""An archive for a report of a bug: the rows of the doctor, versions, and facts about a run. Everything in it is chosen.
+"""An archive for a bug report: the rows of the doctor, versions, and facts about a run. Everything in it is chosen.
 
 A run may come from a stranger and hold texts of its user. So nothing is copied: numbers, and words from fixed lists, are taken out
 of settings, record and metrics, and every text goes through the redactor.
@@ -70,7 +70,7 @@ class Contents:
     metrics: list[dict[str, Any]] | None = None
     log: list[str] | None = None
     problems: tuple[str, ...] = ()
-    """One line for each file that cannot be read: a damaged run needs a report of a bug most."""
+    """One line for each file that cannot be read: a damaged run needs a bug report most."""
 
 
 def read_contents(run: Path | None, log: Path | None) -> Contents:
@@ -266,7 +266,7 @@ def write_bundle(
 
 
 def _with_packages(versions: Mapping[str, Any], redactor: Redactor) -> dict[str, Any]:
-    """Return redacted facts. The versions of packages have a form of their own, because some look like addresses."""
+    """Return redacted facts. The versions of packages have a separate form, because some look like addresses."""
     packages = versions.get("packages")
     kept = {
         name: redactor.without_secrets(version)

@@ -24,7 +24,7 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
     (
         "driver/library version mismatch",
         "the loaded driver and its libraries differ",
-        "restart the machine after the update of the driver",
+        "restart the machine, because its driver was updated",
     ),
     (
         "nvidia-container-cli",
@@ -73,7 +73,7 @@ def check_engine(reading: EngineReading, needs: Needs, *, has_gpus: bool) -> lis
         has_gpus: whether GPUs are to be passed to containers.
     """
     if not reading.has_program:
-        return [Check("engine", "there is no program docker", Severity.ERROR, "a Docker engine", _INSTALL)]
+        return [Check("engine", "the program docker is not installed", Severity.ERROR, "a Docker engine", _INSTALL)]
     needed = f"{needs.compose} or later"
     rows = [_engine(reading)]
     if not reading.compose:

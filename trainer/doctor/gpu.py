@@ -172,7 +172,7 @@ def _driver(driver: str, needs: Needs, cuda: str | None, worst: Severity) -> Che
     needed = f"{floor} or later, for CUDA {version}" if floor else ""
     if not floor or at_least(floor, driver):
         return Check("driver", driver or "unknown", Severity.OK, needed)
-    remedy = f"install driver {floor} or later, or take a base image for older drivers (docs/containers.md, 'Another base image')"
+    remedy = f"install driver {floor} or later, or use a base image for older drivers (docs/containers.md, 'Another base image')"
     return Check("driver", driver or "unknown", worst, needed, remedy)
 
 

@@ -67,7 +67,7 @@ def check_workspace(variables: Mapping[str, str], *, fast: bool) -> list[Check]:
             if reading.owner != 0:
                 remedy += f"; or set RUN_UID={reading.owner} and RUN_GID={reading.owner_group} in .env"
             found = f"{path} belongs to user {reading.owner}, group {reading.owner_group}, mode {reading.mode:03o}"
-            rows.append(Check("volume owner", found, Severity.ERROR, f"user {user} (RUN_UID), as whom the services run", remedy))
+            rows.append(Check("volume owner", found, Severity.ERROR, f"user {user} (RUN_UID), which runs the services", remedy))
     else:
         rows.append(check_space(read_disk("engine", _ENGINE_FOLDER, writes=False)))
     text = Path(variables.get("TEXT_DIR") or "text")
@@ -90,7 +90,7 @@ def main(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         "env/doctor", description="Checks this host for the containers: engine, Compose, GPUs, folders."
     )
-    parser.add_argument("--fast", action="store_true", help="leave out what takes more than three seconds")
+    parser.add_argument("--fast", action="store_true", help="skip the checks that take more than three seconds")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(words)
     variables = {**read_variables(Path(os.environ.get("ENV_FILE") or ".env")), **os.environ}

@@ -80,7 +80,7 @@ def check_shared_memory(reading: LimitReading, *, num_gpus: int, has_peer_access
     severity = Severity.ERROR if has_peer_access is False else Severity.WARNING
     remedy = "in Compose set SHM_SIZE=2gb; with docker run give --shm-size=2g; natively: sudo mount -o remount,size=2G /dev/shm"
     if total is not None and total >= _NEEDED_SHM_BYTES:
-        remedy = "remove files in /dev/shm that ended programs have left"
+        remedy = "remove files that ended programs left in /dev/shm"
     return Check("shared memory", found, severity, needed, remedy)
 
 

@@ -63,7 +63,7 @@ def import_model(directory: Path, output: Path) -> Imported:
         CheckpointError: a file with weights is damaged.
     """
     if not directory.is_dir():
-        raise ConfigError(f"{directory} is no directory; name the directory with config.json and the weights")
+        raise ConfigError(f"{directory}: no such directory; name the Hugging Face directory with config.json and the weights")
     if output.exists() or output.is_symlink():
         raise ConfigError(f"{output} exists already; name a new folder (--output)")
     architecture = read_architecture(directory)

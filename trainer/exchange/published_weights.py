@@ -143,7 +143,7 @@ def _check_tensor(path: Path, name: str, spec: TensorSpec, expected: Mapping[str
         raise ConfigError(f"{path}: {name} is of type {spec.dtype}; weights of the types {', '.join(_TYPES)} can be imported")
     if spec.shape != shape:
         raise ConfigError(
-            f"{path}: {name} has the shape {_text(spec.shape)}, and config.json describes {_text(shape)}; they are of two models"
+            f"{path}: {name} has the shape {_text(spec.shape)}, and config.json describes {_text(shape)}; they belong to two models"
         )
 
 

@@ -95,7 +95,7 @@ def read_architecture(directory: Path) -> Architecture:
         _check_kind(path, values)
         check_form(_ConfigForm, values)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: missing; name a directory of Hugging Face with config.json and *.safetensors") from None
+        raise ConfigError(f"{path}: missing; name a Hugging Face directory with config.json and *.safetensors") from None
     except ValueError as error:
         raise ConfigError(f"{path}: {error}; name the directory of a Qwen3 or Llama model") from None
     form = _ConfigForm.model_validate(values)
@@ -112,7 +112,7 @@ def read_architecture(directory: Path) -> Architecture:
 def _check_kind(path: Path, values: Mapping[str, Any]) -> None:
     model_type, classes = values.get("model_type"), values.get("architectures")
     if model_type not in _CAUSAL:
-        _refuse(path, "model_type", model_type, f"this decoder computes models of the types {' and '.join(_CAUSAL)}")
+        _refuse(path, "model_type", model_type, f"this decoder computes models of the types {' and '.join(_CAUSAL)}; choose one")
     if classes is not None and classes != [_CAUSAL[model_type]]:
         _refuse(path, "architectures", classes, f"this decoder computes a {_CAUSAL[model_type]}")
 

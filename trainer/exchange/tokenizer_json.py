@@ -120,7 +120,7 @@ def _of_bytes(tokenizer: ByteTokenizer) -> Json:
 
 
 def _of_characters(tokenizer: CharacterTokenizer) -> Json:
-    """One token for each character, found as a word of its own."""
+    """One token for each character, found as a separate word."""
     names = _named(tokenizer, list(tokenizer.alphabet))
     vocabulary = {name: number for number, name in enumerate(names)}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": _OWN_NAMES["unk"]}

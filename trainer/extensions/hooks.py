@@ -58,7 +58,7 @@ class RunView:
         return self.rank == 0
 
     def log_scalar(self, name: str, value: float | Tensor) -> None:
-        """Add a point to a curve of your own, at the step `progress.step`.
+        """Add a point to your own curve, at the step `progress.step`.
 
         The curve is in `metrics.jsonl`, in TensorBoard as `extension/NAME`, and in the other services. Call it on every rank or on
         some: only the values of rank 0 are kept. It works in `on_step_end`, `on_evaluate` and `on_save`.

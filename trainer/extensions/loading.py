@@ -80,9 +80,11 @@ def _run_file(path: Path, source: bytes) -> ModuleType:
         # The import system could run a stale .pyc. Compiling here runs the bytes that the digest covers.
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:
-        line = error.lineno if isinstance(error, SyntaxError) else line_in(path, error)
+        line, reason = line_in(path, error), str(error)
+        if isinstance(error, SyntaxError):
+            line, reason = error.lineno, error.msg  # its text repeats the place
         raise ConfigError(
-            f"{place_of(path, line)}: {type(error).__name__}: {error}; correct the file, or train without --extension"
+            f"{place_of(path, line)}: {type(error).__name__}: {reason}; correct the file, or train without --extension"
         ) from error
     return module
 

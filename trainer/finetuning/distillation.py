@@ -29,6 +29,7 @@ from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.tokenizer import load_tokenizer
 from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import LossConfig, ModelConfig, TrainConfig
+from trainer.config.not_a_run import not_a_run
 from trainer.data.batch import IGNORE
 from trainer.finetuning.objective import Objective, Passes
 from trainer.model.cost import FP32_BYTES
@@ -70,9 +71,8 @@ def gather_teacher(config: TrainConfig, manifest: Manifest) -> Mapping[str, byte
     if config.teacher is None:
         raise ConfigError("objective = distillation needs a trained model to learn from; name its run with --teacher")
     if not (config.teacher / "record.json").is_file():
-        raise ConfigError(
-            f"teacher = {config.teacher}: no record.json, so this is not a run; put it back, or name where it is now with --teacher"
-        )
+        problem = not_a_run(config.teacher, "record.json")
+        raise ConfigError(f"teacher = {problem}; if the teacher was moved, name its new folder with --teacher")
     tokenizer = load_tokenizer(config.teacher / "tokenizer").digest
     if tokenizer != manifest.tokenizer_digest:
         raise ConfigError(

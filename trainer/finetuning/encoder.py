@@ -1,7 +1,7 @@
 """Encoders of Hugging Face for classification. Only this module imports `transformers`, an optional dependency.
 
 An encoder sees the tokens of a document in both directions, and knows no packed rows. So the documents of a micro-batch become
-batches of their own, each padded to its longest document, and the logits of a document go to the place of its last token. Documents
+separate batches, each padded to its longest document, and the logits of a document go to the place of its last token. Documents
 of similar length share a batch. Only `config.json` and `*.safetensors` are read, and no code of the directory is executed.
 
 B rows   L tokens of a row   T tokens of a micro-batch   N documents   G documents of a batch   M tokens of its longest one

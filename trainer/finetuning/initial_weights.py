@@ -20,6 +20,7 @@ from trainer.checkpoint import Checkpoint
 from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import TrainConfig
 from trainer.config.initial import differing_shape
+from trainer.machine.environment import shown
 from trainer.model.lora import merged_weights
 from trainer.run.directory import load_config
 from trainer.run.record import Origin, read_record, recorded_initial
@@ -44,10 +45,12 @@ def check_initial(config: TrainConfig, manifest: Manifest) -> None:
     read_record(config.init)
     initial = load_config(config.init).model
     if differing := differing_shape(config.model, initial):
-        pairs = ", ".join(f"{name} is {found} and {needed} there" for name, (found, needed) in differing.items())
+        pairs = ", ".join(
+            f"{name} is {shown(found)}, but {shown(needed)} in that run" for name, (found, needed) in differing.items()
+        )
         raise ConfigError(
             f"init = {config.init}: its weights do not fit these settings: {pairs}; leave out {' and '.join(differing)}, because "
-            "the shape of the model is that of the other run"
+            "the shape of the model is taken from that run"
         )
     if load_tokenizer(config.init / "tokenizer").digest != manifest.tokenizer_digest:
         raise ConfigError(

@@ -16,6 +16,6 @@ def check_lora(config: TrainConfig) -> None:
     """
     if config.lora.rank is not None and config.init is None:
         raise ConfigError(
-            f"lora.rank = {config.lora.rank} trains adapters of a model that stays as it is, and this run would begin with random "
-            "weights; name the run with the trained model (--init RUN), or leave out lora.rank to train all weights"
+            f"lora.rank = {config.lora.rank} trains adapters and not the model, so the model must be trained already, and init is "
+            "not set; name the run with the trained model (--init RUN), or leave out lora.rank to train all weights"
         )

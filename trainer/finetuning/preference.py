@@ -57,12 +57,13 @@ def gather_preference(config: TrainConfig, manifest: Manifest) -> Mapping[str, b
     """
     if not manifest.has_pairs:
         raise ConfigError(
-            f"objective = preference needs preference pairs, and {config.data} has none; prepare records with "
-            "--records.chosen_field and --records.rejected_field"
+            f"{config.data}: it has no preference pairs, which objective = preference needs; run `prepare` with "
+            "--records.prompt_field, --records.chosen_field and --records.rejected_field"
         )
     if config.init is None and not (config.run / "record.json").is_file():
         raise ConfigError(
-            "objective = preference compares the model with its initial weights; name the run that has learnt to answer with --init"
+            "objective = preference compares the model with its initial weights, and init is not set; name a run whose model "
+            "answers prompts: --init RUN"
         )
     return {}
 

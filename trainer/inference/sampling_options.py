@@ -17,7 +17,9 @@ class SamplingOptions(Options):
     max_tokens: int = Field(128, ge=1, description="Longest continuation, in tokens.")
     temperature: float = Field(0.8, ge=0, description="Randomness of the choice. 0 always takes the likeliest token.")
     top_k: int | None = Field(None, ge=1, description="Choose among the k likeliest tokens. Without it, among all.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Choose among the fewest likeliest tokens with this joint probability.")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="Choose among the fewest likeliest tokens whose probabilities add up to this."
+    )
     min_p: float = Field(
         0.0, ge=0, le=1, description="Choose among tokens with at least this share of the likeliest token's probability."
     )

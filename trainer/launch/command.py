@@ -76,7 +76,7 @@ def become(command: list[str]) -> NoReturn:
         os.execvp(command[0], command)
     except OSError as error:
         sys.stderr.write(
-            f"error: {command[0]} is not a program that can be started ({error.strerror}), and no command: use one of "
+            f"error: {command[0]} is neither a command nor a program that can be started ({error.strerror}); the commands are "
             f"{', '.join(COMMANDS)}\n"
         )
         sys.exit(_NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE)

@@ -32,7 +32,7 @@ _PLAN = Command(
     "show the length, memory, disk space and time of a training",
     "trainer.config:TrainConfig",
     "trainer.commands.plan:run",
-    "Shows what a training with the same settings will do. Five steps are measured; nothing is written.",
+    "Shows what a training with these settings will do. It measures five steps and writes nothing.",
 )
 _IMPORT = Command(
     "import",
@@ -51,7 +51,7 @@ _ROWS = (
     _PLAN,
     _command("evaluate", "EvaluateOptions", "compute validation loss and other measures of a checkpoint"),
     _command("generate", "GenerateOptions", "write text with the model of a checkpoint"),
-    _command("classify", "ClassifyOptions", "print the label of each text, with the model of a classification"),
+    _command("classify", "ClassifyOptions", "print the label of each text, with a classification model"),
     _command("compress", "CompressOptions", "write a smaller copy of a model: int8, int4 or pruned"),
     _command("export", "ExportOptions", "write a model for transformers, vLLM, llama.cpp or ONNX"),
     _inspection(

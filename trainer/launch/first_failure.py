@@ -47,8 +47,8 @@ def only_first_failure() -> Iterator[None]:
             raise ExplainedElsewhereError(code) from None
         rank = os.environ["RANK"]
         sys.stderr.write(
-            f"error: rank {rank} lost its connection to another rank ({lost}), which has ended; the message of that rank, or that "
-            "of torchrun, says why\n"
+            f"error: rank {rank} lost its connection to another rank ({lost}), which has ended; the message of that rank or "
+            "of torchrun has the reason\n"
         )
         raise ExplainedElsewhereError(ExitCode.CRASHED) from None
     finally:

@@ -27,6 +27,7 @@ __all__ = [
     "library_versions",
     "nccl_version",
     "same_facts",
+    "shown",
     "unlocked_here",
 ]
 
@@ -50,7 +51,7 @@ class Difference:
 
     def describe(self) -> str:
         """Return the difference as one line. A star marks a difference that can change bits."""
-        return f"{'*' if self.changes_bits else ' '} {self.name}: {_short(self.recorded)} before, {_short(self.found)} now"
+        return f"{'*' if self.changes_bits else ' '} {self.name}: {shown(self.recorded)} before, {shown(self.found)} now"
 
 
 def find_differences(
@@ -165,6 +166,7 @@ def _git_revision() -> str | None:
         return None
 
 
-def _short(value: Any) -> str:
-    text = "none" if value is None else str(value)
+def shown(value: Any) -> str:
+    """Return a value as a user would write it, in at most 80 characters."""
+    text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 80 else text[:77] + "…"

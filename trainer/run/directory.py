@@ -27,6 +27,7 @@ from common.settings.toml import parse_toml
 from common.untrusted import read_run_file
 from data_pipeline.dataset.layout import MANIFEST
 from trainer.config import TrainConfig
+from trainer.config.not_a_run import not_a_run
 from trainer.distributed.devices import check_no_gpu_is_hidden
 
 __all__ = [
@@ -58,9 +59,7 @@ def load_config(run: Path) -> TrainConfig:
     try:
         config = TrainConfig.model_validate(parse_toml(read_run_file(path, MAX_SETTINGS_BYTES, run))["train"])
     except FileNotFoundError:
-        raise CheckpointError(
-            f"{run}: no config.toml, so this is not a run; name a directory that `trainer train --run` wrote"
-        ) from None
+        raise CheckpointError(not_a_run(run, "config.toml")) from None
     except ValidationError as error:
         raise CheckpointError(f"{path}: {explain(TrainConfig, error)}; {_RESTORE}") from None
     except (ValueError, KeyError) as error:

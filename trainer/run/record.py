@@ -62,6 +62,7 @@ from common.untrusted import (
 )
 from trainer.checkpoint import CheckpointStore
 from trainer.config import Precision, TrainConfig
+from trainer.config.not_a_run import not_a_run
 from trainer.data.adjustments import Adjustment, Adjustments
 from trainer.machine.determinism import device_name, flags, not_compared, threads_per_rank
 from trainer.machine.environment import (
@@ -71,6 +72,7 @@ from trainer.machine.environment import (
     flattened,
     nccl_version,
     same_facts,
+    shown,
 )
 from trainer.machine.precision import ChosenPrecision
 from trainer.run.context import RunContext
@@ -217,10 +219,10 @@ def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str
             f"run of that length. To train on with the new length, add {allow}. To keep the old length, use the old limits"
         )
     if refused:
-        differences = ", ".join(f"{one.name} was {one.recorded} and is {one.found}" for one in refused)
+        differences = ", ".join(f"{one.name} was {shown(one.recorded)} and is {shown(one.found)}" for one in refused)
         fixed = [one.name for one in refused if _is_fixed(one)]
         remedy = (
-            f"The weights, optimizer state or average in its checkpoints do not fit another {' or '.join(fixed)}"
+            f"The weights, optimizer state or average in its checkpoints do not fit another value of {' or '.join(fixed)}"
             if fixed
             else f"To resume with other results than those of an uninterrupted run, add {allow}"
         )
@@ -490,9 +492,7 @@ def read_record(run: Path) -> dict[str, Any]:
     try:
         record = unsealed(read_run_file(path, MAX_RECORD_BYTES, run))
     except FileNotFoundError:
-        raise CheckpointError(
-            f"{run}: no record.json, so this is not a run; name a directory that `trainer train --run` wrote"
-        ) from None
+        raise CheckpointError(not_a_run(run, "record.json")) from None
     except ValueError as error:
         raise CheckpointError(f"{path}: the file was changed ({error}); restore it from a copy") from None
     try:

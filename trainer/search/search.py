@@ -206,10 +206,10 @@ class _Search:
         elif run.asked == "stop" or self._stop.is_received():
             self._study.spent(active.number, seconds)  # it stays unfinished, and the next start of the search continues it
         elif code == ExitCode.GUARD:
-            self._end(active.number, "pruned", loss, seconds, f"the guard has stopped it: {error}")
+            self._end(active.number, "pruned", loss, seconds, f"the guard stopped it: {error}")
         elif code in (ExitCode.DATA, ExitCode.STORAGE):
             kind = PreparedDataError if code == ExitCode.DATA else StorageError
-            self._error = kind(f"trial {active.number} has ended: {error}; then run the same command again")
+            self._error = kind(f"trial {active.number} ended: {error}; afterwards run the same command again")
         elif code == ExitCode.CHECKPOINT or code in _INTERRUPTED or code < 0 or code > _KILLED:
             self._repeat(active, code, seconds, error)
         else:
@@ -270,7 +270,7 @@ class _Search:
             raise StoppedBySignal(f"{done}, {unfinished} unfinished; run the same command again to continue")
         best = best_of(trials)
         if unfinished:
-            self._announce(f"the time of --minutes is over: {done}, {unfinished} unfinished; a higher --minutes continues")
+            self._announce(f"the time of --minutes is over: {done}, {unfinished} unfinished; raise --minutes to continue")
         if best is None:
             raise ConfigError(f"{done}, but none has finished; look at {self._setup.directory / 'report.html'}")
         self._announce(f"best: trial {best.number}, loss {best.loss:.4f}, after {duration(self._seconds)}; {done}")

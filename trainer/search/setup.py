@@ -77,6 +77,8 @@ def open_setup(options: SearchOptions, variables: Mapping[str, str] = os.environ
     if (variables.get("PET_NNODES") or "1") != "1":
         raise ConfigError(f"PET_NNODES = {variables['PET_NNODES']}, but a search runs on one node; start it without this variable")
     space, config = read_space(options.space), _shared_settings(options, variables)
+    if options.sampler == "grid":
+        space.combinations(options.seed)
     manifest = read_manifest(config.data)
     facts = _facts(options, space, config, manifest, variables)
     path = options.output / SETUP

@@ -96,10 +96,11 @@ class Range:
         """
         count = self.size
         if count is None:
-            raise ConfigError(f"space: {name} has no step, so a grid cannot list its values; give step, or choices")
+            remedy = "choices" if self.log else "step, or choices"
+            raise ConfigError(f"--space: {name} has no step, so --sampler grid cannot list its values; give {remedy}")
         if count > _MOST_COMBINATIONS:
             raise ConfigError(
-                f"space: {name} has {count} values, but a grid holds {_MOST_COMBINATIONS} trials at most; use a larger step"
+                f"--space: {name} has {count} values, but a grid holds {_MOST_COMBINATIONS} trials at most; use a larger step"
             )
         if self.whole:
             return tuple(int(self.low) + number * int(self.step or 1) for number in range(count))
@@ -143,7 +144,9 @@ class Space:
         grids = {name: dimension.grid(name) for name, dimension in self.dimensions.items()}
         count = math.prod(map(len, grids.values()))
         if count > _MOST_COMBINATIONS:
-            raise ConfigError(f"space: it has {count:,} combinations, but a grid holds {_MOST_COMBINATIONS:,} trials at most")
+            raise ConfigError(
+                f"--space: it has {count:,} combinations, but a grid holds {_MOST_COMBINATIONS:,} trials at most; use larger steps"
+            )
         found = [dict(zip(grids, values, strict=True)) for values in itertools.product(*grids.values())]
         random.Random(seed).shuffle(found)
         return found
@@ -169,7 +172,7 @@ def read_space(path: Path) -> Space:
     try:
         tables = parse_toml(read_input(path, MAX_SETTINGS_BYTES))
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(f"--space {path}: there is no such file; docs/search.md shows what it holds") from None
+        raise ConfigError(f"--space {path}: no such file; docs/search.md shows the format") from None
     except UnusableFileError as error:
         raise ConfigError(f"--space {error}; name a .toml file") from None
     except ValueError as error:
@@ -234,7 +237,9 @@ def _dimension(path: Path, name: str, entry: Mapping[str, Any], field: FieldInfo
             )
     if "choices" in entry:
         if len(entry) > 1:
-            raise ConfigError(f"{place}: choices goes without {', '.join(key for key in entry if key != 'choices')}; leave one out")
+            raise ConfigError(
+                f"{place}: choices cannot be combined with {', '.join(key for key in entry if key != 'choices')}; leave one out"
+            )
         return _choices(place, entry["choices"], field)
     if missing := [key for key in ("low", "high") if key not in entry]:
         raise ConfigError(f"{place}: {' and '.join(missing)} missing; give low and high, or choices")
@@ -291,7 +296,7 @@ def _checked(place: str, value: Any, field: FieldInfo) -> Value:
     if isinstance(found, Path):
         return str(found)
     if not isinstance(found, bool | int | float | str | None):
-        raise ConfigError(f"{place}: {value!r} is no number, text or truth value; set it in the recipe")
+        raise ConfigError(f"{place}: {value!r} is not a number, a text, true or false; set it in the recipe")
     return found
 
 

@@ -87,7 +87,7 @@ class Study:
             self._check()
         except (ConfigError, OSError):
             raise
-        except Exception as error:  # of Optuna, SQLAlchemy, sqlite3 or Alembic, each with classes of its own
+        except Exception as error:  # of Optuna, SQLAlchemy, sqlite3 or Alembic, each with different classes
             raise _unusable(self._path, error) from error
 
     def trials(self) -> list[Trial]:
@@ -163,7 +163,7 @@ def propose(space: Space, trials: Sequence[Trial], sampler: Sampler, seed: int) 
             if values not in used:
                 return values
     size = space.size
-    if size is None or (sampler != "grid" and size > _MOST_LISTED):
+    if sampler != "grid" and (size is None or size > _MOST_LISTED):
         return values
     return next((values for values in space.combinations(seed) if values not in used), None)
 

@@ -158,7 +158,7 @@ def _initial_settings(config: TrainConfig, record: Mapping[str, Any], begin: int
     if config.init is None or not (config.init / "checkpoints").is_dir():
         raise CheckpointError(
             f"the run began with the weights {origin.weights} of step {origin.step} of another run, and a replay from step 0 needs "
-            f"them: put that run back to {'its place' if config.init is None else config.init.absolute()}, or begin with a "
+            f"them: put that run back into {'its folder' if config.init is None else config.init.absolute()}, or begin with a "
             "checkpoint of this run (--from)"
         )
     read_initial(config.init, origin)

@@ -212,8 +212,8 @@ def _end_group(run: Path, reason: str, blamed: Sequence[int], beats: Mapping[int
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # finish ending the group, even if the rank that started this process ends
     set_death_signal(0)
     _say(
-        f"error: {reason}. The stacks of all threads are in {stacks_file(run, 0).parent}; the group is ended now. If it was slow "
-        "and not stuck, raise watchdog.stall_s, or watchdog.slow_s for loading, evaluation, saves and the first steps\n"
+        f"error: {reason}. The stacks of all threads are in {stacks_file(run, 0).parent}. All ranks are ended now. If the rank was "
+        "slow and not stuck, raise watchdog.stall_s, or watchdog.slow_s for loading, evaluation, saves and the first steps\n"
     )
     with suppress(OSError):
         leave_reason(f"1 {reason}")  # the code of a crash
@@ -239,8 +239,8 @@ def _described(still: Still, state: str | None) -> str:
     beat = still.beat
     where = "on another node" if state is None else f"process {beat.pid}, {_STATES.get(state, f'in state {state}')}"
     return (
-        f"rank {still.rank} ({where}) has made no progress for {still.seconds:.0f} s in phase {beat.phase} of step {beat.step}, "
-        f"which may take {beat.limit_s:.0f} s"
+        f"rank {still.rank} ({where}) has made no progress for {still.seconds:.0f} s in phase {beat.phase} of step {beat.step} "
+        f"(limit {beat.limit_s:.0f} s)"
     )
 
 

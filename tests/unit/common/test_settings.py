@@ -20,6 +20,7 @@ from common.settings.model import Options, Place, Section, Settings, environment
 from common.settings.options import help_parser
 from common.settings.toml import to_toml
 from data_pipeline.config import PrepareConfig
+from tests.support.terminals import terminal_as
 from trainer.config import TrainConfig
 
 
@@ -110,6 +111,7 @@ def test_lists_are_several_words_or_a_json_list() -> None:
     ("arguments", "environment", "message"),
     [
         ("--data x --optm.lr 1", {}, "--optm.lr 1; did you mean --optim.lr"),
+        ("--data x --optim.lr three", {}, r"optim.lr = 'three': input should be a valid number$"),
         ("--data x --optim.lr 3", {}, r"optim.lr = '3': input should be less than or equal to 1"),
         ("--data x", {"DEMO_OPTIM__RL": "1"}, "DEMO_OPTIM__RL is not a setting; did you mean DEMO_OPTIM__LR"),
         ("--data x", {"DEMO_SOURCES": "a b"}, "is not a JSON list; write for example"),
@@ -228,6 +230,13 @@ def test_help_writes_defaults_as_a_user_would() -> None:
     assert "None" not in text
     assert "True" not in text
     assert "[default: true]" in text
+
+
+def test_a_full_help_fits_the_columns_of_the_terminal() -> None:
+    with terminal_as("stdout"):
+        narrow = help_parser(Small, "demo", "").format_help().splitlines()
+    assert max(map(len, narrow)) <= 80
+    assert max(map(len, help_parser(Small, "demo", "").format_help().splitlines())) > 80
 
 
 def test_help_names_the_type_of_each_value_of_a_list() -> None:

@@ -91,6 +91,14 @@ def test_other_shells_have_a_script_with_every_setting() -> None:
         assert "verify-data" in script
 
 
+def test_completion_has_a_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["completion", "--help"], ["completion", "-h"]):
+        run_here(words)
+        shown = capsys.readouterr().out
+        assert shown.startswith("usage: trainer completion bash|zsh|fish\n")
+        assert "source <(trainer completion bash)" in shown
+
+
 def test_completion_for_another_shell_is_an_error_that_names_those_there_are() -> None:
     for words in (["completion"], ["completion", "tcsh"], ["completion", "bash", "zsh"]):
         with pytest.raises(ConfigError, match="bash, zsh, fish"):

@@ -22,5 +22,5 @@ class ClassifyOptions(CheckpointOptions):
     field: Annotated[str, Place(metavar="NAME")] = Field(
         "text", min_length=1, description="Name of the field that holds the text in a .jsonl file."
     )
-    lines: bool = Field(False, description="Take each line of a file that is no .jsonl file as a text.")
+    lines: bool = Field(False, description="Read each line of a file as one text, also if it is not a .jsonl file.")
     batch: int = Field(16, ge=1, le=65536, description="Number of texts that are classified together.")

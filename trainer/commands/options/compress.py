@@ -20,7 +20,8 @@ class CompressOptions(CheckpointOptions):
     """
 
     method: Literal["int8", "int4", "prune", "prune-2-4"] = Field(
-        description="int8, int4: fewer bits for each weight; prune: the smallest weights become zero; prune-2-4: two of four do."
+        description="int8, int4: fewer bits for each weight; prune: the smallest weights become zero; prune-2-4: the "
+        "smaller two of four neighbouring weights become zero."
     )
     output: Annotated[Path, Place(metavar="DIR")] = Field(description="Directory of the new run. It must not exist.")
     group_size: int = Field(32, ge=2, le=1 << 16, description="Number of columns of a matrix that share a scale with int4.")

@@ -21,11 +21,11 @@ class DoctorOptions(Options):
     data: Annotated[Path | None, Place(metavar="DATA", variable="TRAIN_DATA")] = Field(
         None, description="Directory of prepared data, whose disk is checked."
     )
-    fast: bool = Field(False, description="Leave out what takes seconds: sums over all ranks, and rates of disks.")
+    fast: bool = Field(False, description="Skip the checks that take seconds: the all-reduce and the rates of the disks.")
     as_json: Annotated[bool, Place("--json")] = Field(False, description="Print one JSON object.")
     bundle: Annotated[Path | None, Place(metavar="FILE")] = Field(
-        None, description="Also write an archive (.tar.gz) for a report of a bug, without texts, secrets and names."
+        None, description="Also write an archive (.tar.gz) for a bug report, without texts, secrets and names."
     )
     log: Annotated[Path | None, Place(metavar="FILE")] = Field(
-        None, description="File with the output of a training, whose last lines --bundle adds."
+        None, description="File with the output of a training. --bundle adds its last lines to the archive."
     )

@@ -20,7 +20,7 @@ class EvaluateOptions(CheckpointOptions):
         None, description="Prepared data to evaluate on. Without it, the data of the run is used."
     )
     by: Literal["source", "kind", "length", "all"] | None = Field(
-        None, description="Also show the loss of each group of the text: by source, by kind, or by length of pieces."
+        None, description="Also show the loss of each group of the text: by source, by kind, or by length of documents."
     )
     lm_eval: Annotated[str | None, Place("--lm-eval", metavar="TASKS")] = Field(
         None, description="Tasks of lm-evaluation-harness to run instead: names separated by commas, or a folder with tasks."
@@ -28,7 +28,8 @@ class EvaluateOptions(CheckpointOptions):
     limit: Annotated[int | None, Place(metavar="N")] = Field(
         None,
         ge=1,
-        description="Number of validation rows, or of examples of each task. Without it, as many rows as in the run, or all.",
+        description="Number of validation rows, or of examples of each task. Without it, the number of rows of the run, or all "
+        "examples.",
     )
     as_json: Annotated[bool, Place("--json")] = Field(False, description="Print one JSON object.")
 

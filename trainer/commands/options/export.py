@@ -28,5 +28,5 @@ class ExportOptions(CheckpointOptions):
     dtype: Literal["fp32", "bf16"] = Field("fp32", description="Type of the weights. bf16 rounds them and halves the size.")
     replace: bool = Field(False, description="Replace an earlier export in the directory. Other files are never replaced.")
     inexact_tokenizer: bool = Field(
-        False, description="Export also a tokenizer that gives other ids for some texts, such as those of kind unigram."
+        False, description="Export the tokenizer even if its export gives other ids for some texts, as with kind unigram."
     )

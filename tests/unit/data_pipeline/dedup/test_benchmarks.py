@@ -105,7 +105,7 @@ def test_a_long_text_of_blanks_is_split_in_linear_time(tmp_path: Path) -> None:
         ("quiz.jsonl", b"[" * 100_000, "quiz.jsonl:1: not valid JSON"),
         ("quiz.txt", b"caf\xe9", "quiz.txt: not UTF-8"),
         ("quiz.csv", b"a,b", "unsupported format; benchmarks are read from .jsonl and .txt files"),
-        ("quiz.jsonl", None, "no such benchmark file; correct dedup.benchmarks"),
+        ("quiz.jsonl", None, "no such benchmark file; correct the path"),
     ],
 )
 def test_a_bad_benchmark_file_is_named(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:

@@ -111,7 +111,9 @@ def test_an_option_that_would_change_nothing_is_refused(words: tuple[str, ...], 
 
 def test_help_names_every_command_and_another_word_is_refused_with_them(capsys: pytest.CaptureFixture[str]) -> None:
     main([])
-    commands = [line.split()[0] for line in capsys.readouterr().out.split("commands:\n")[1].splitlines()]
+    lines = capsys.readouterr().out.split("commands:\n")[1].splitlines()
+    assert max(map(len, lines)) <= 80
+    commands = [line.split()[0] for line in lines if line[2] != " "]  # a deeper line continues the one above
     assert commands[:3] == ["train", "plan", "evaluate"]
     with pytest.raises(ConfigError, match=f"the commands are {', '.join(commands)}$"):
         main(["trian"])

@@ -37,7 +37,10 @@ def test_every_recipe_is_complete_and_valid(recipe: str) -> None:
         ("--limits.steps 5 --batch.global_rows 30 --batch.micro 8", "not a multiple of batch.micro = 8; use 32, or change"),
         ("--limits.steps 5 --lora.rank 8 --optim.kind muon", "lora.rank trains adapters, which need AdamW"),
         ("--limits.steps 5 --lora.rank 8 --precision float8", "lora.rank does not work with precision = float8"),
-        ("--limits.steps 5 --lora.rank 8 --lora.targets lm_head", "lora.targets"),
+        (
+            "--limits.steps 5 --lora.rank 8 --lora.targets lm_head",
+            "^lora.targets = 'lm_head': input should be [^;]* or 'down_proj'$",
+        ),
         ("--limits.steps 5 --reproducibility always", "input should be 'off', 'run' or 'elastic'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The archive for a report of a bug: what is in it, and that no planted secret, text or name is."""
+"""The archive for a bug report: what is in it, and that no planted secret, text or name is."""
 
 from __future__ import annotations
 

@@ -63,7 +63,12 @@ def test_a_working_engine_has_no_problem(tmp_path: Path) -> None:
             "permission denied",
             "group docker",
         ),
-        ({"info --format {{.ServerVersion}}": Output(None, "")}, "engine", "there is no program docker", "install-docker.sh"),
+        (
+            {"info --format {{.ServerVersion}}": Output(None, "")},
+            "engine",
+            "the program docker is not installed",
+            "install-docker.sh",
+        ),
         ({"info --format {{.ServerVersion}}": Output(None, "", "no answer in 20 s")}, "engine", "no answer in 20 s", "start it"),
     ],
     ids=["old Compose", "9 is less than 26", "no Compose", "no toolkit", "stopped", "no permission", "no engine", "hangs"],

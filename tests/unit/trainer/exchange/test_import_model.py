@@ -160,7 +160,7 @@ def test_nothing_is_left_of_an_import_that_fails_and_nothing_is_overwritten(
     (tmp_path / "runs" / "run").mkdir()
     with pytest.raises(ConfigError, match="exists already; name a new folder"):
         import_model(directory, tmp_path / "runs" / "run")
-    with pytest.raises(ConfigError, match="is no directory"):
+    with pytest.raises(ConfigError, match="no such directory; name the Hugging Face directory"):
         import_model(tmp_path / "nothing", tmp_path / "other")
     (directory / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match=r"holds no tokenizer\.json"):

@@ -106,7 +106,7 @@ def test_a_file_that_is_no_config_is_refused(content: str, tmp_path: Path) -> No
 
 
 def test_a_missing_config_and_a_link_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="missing; name a directory of Hugging Face"):
+    with pytest.raises(ConfigError, match="missing; name a Hugging Face directory"):
         read_architecture(tmp_path)
     (tmp_path / "config.json").symlink_to("/etc/hostname")
     with pytest.raises(ConfigError, match="link"):

@@ -110,7 +110,7 @@ def test_the_file_is_run_once_from_the_bytes_that_the_digest_is_of(write: Write)
             "defines none of on_train_start, on_step_end, on_evaluate, on_save, on_train_end, build_model, loss, training_step;",
         ),
         ("\nimport nothing_of_this_name", r"line 2: ModuleNotFoundError: No module named 'nothing_of_this_name'"),
-        ("def on_save(run, step, path):\n    pass\n\nx = (", r"line 4: SyntaxError: '\(' was never closed"),
+        ("def on_save(run, step, path):\n    pass\n\nx = (", r"line 4: SyntaxError: '\(' was never closed; correct"),
         ("raise SystemExit(0)", "line 1: SystemExit: 0"),
         ("\n\ndef on_step_ended(run, metrics): pass", "line 3: nothing calls on_step_ended; did you mean on_step_end?"),
         ("def on_begin(run): pass\ndef loss(a, b, c): pass", "nothing calls on_begin; did you mean on_"),

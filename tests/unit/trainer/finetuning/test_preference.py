@@ -190,10 +190,10 @@ def test_rows_that_do_not_consist_of_pairs_are_refused(pairs: Path, monkeypatch:
 def test_data_and_objective_must_fit(pairs: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="would train on the worse answers too"):
         objective_of(tiny_config(pairs, tmp_path / "run"), read_manifest(pairs), {})
-    with pytest.raises(ConfigError, match="with --init"):
+    with pytest.raises(ConfigError, match="init is not set; name a run whose model answers prompts: --init RUN"):
         objective_of(tiny_config(pairs, tmp_path / "run", objective="preference"), read_manifest(pairs), {})
     plain = write_prepared(tmp_path / "plain")
-    with pytest.raises(ConfigError, match="needs preference pairs"):
+    with pytest.raises(ConfigError, match="it has no preference pairs, which objective = preference needs"):
         objective_of(tiny_config(plain, tmp_path / "run", objective="preference"), read_manifest(plain), {})
 
 

@@ -59,6 +59,17 @@ def test_a_trial_has_the_shared_settings_and_its_own_values(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("space", "remedy"),
+    [("optim.lr = {low = 1e-4, high = 1e-3}", "step, or choices"), ("optim.lr = {low = 1e-4, high = 1e-3, log = true}", "choices")],
+)
+def test_a_grid_over_a_range_without_a_step_is_refused_before_anything_is_written(tmp_path: Path, space: str, remedy: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^--space: optim\.lr has no step, so --sampler grid cannot list its values; give {remedy}$"
+    ):
+        open_setup(options_of(tmp_path, space=space, sampler="grid"), _VARIABLES)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"seed": 1}, "--seed = 1 instead of 0"),

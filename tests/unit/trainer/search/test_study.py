@@ -81,6 +81,11 @@ def test_each_combination_of_a_small_space_has_one_trial_and_then_there_is_none(
     assert sorted(map(str, space.combinations(0))) == sorted(str(dict(sorted(trial.values.items()))) for trial in trials)
 
 
+def test_a_grid_over_a_range_without_a_step_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has no step"):
+        propose(Space({"optim.lr": Range(1e-4, 1e-3)}), (), "grid", 0)
+
+
 @pytest.mark.optional
 def test_a_file_that_is_no_study_or_a_link_or_of_another_space_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"SQLite format 3\0 and then something else" * 100)

@@ -426,7 +426,7 @@ def test_a_rank_that_holds_the_lock_is_named_shows_its_stacks_and_takes_the_grou
         assert waits.stderr is not None
         said = waits.stderr.read()
     assert f"rank 1 (process {hangs.pid}, asleep) has made no progress for " in said
-    assert "in phase forward of step 20, which may take 1 s" in said
+    assert "in phase forward of step 20 (limit 1 s)" in said
     assert "rank 0" not in said
     assert exit_file.read_text().startswith(f"1 rank 1 (process {hangs.pid}, ")
     for rank, process, phase, function in ((0, waits, "reduce", "wait_for_ever"), (1, hangs, "forward", "hold_the_lock")):
@@ -446,17 +446,17 @@ def test_each_node_ends_its_own_rank_and_names_the_one_that_is_behind(tmp_path: 
         said = {0: waits.stderr.read(), 1: hangs.stderr.read()}
     assert f"rank 1 (process {hangs.pid}, asleep) has made no progress for " in said[1]
     assert "rank 0" not in said[1]
-    assert "in phase reduce of step 200, which may take 1 s; rank 1 on another node has ended, " in said[0]
+    assert "in phase reduce of step 200 (limit 1 s); rank 1 on another node has ended, " in said[0]
     assert list((tmp_path / "heartbeat").iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("states", "phase", "elsewhere", "ended", "end"),
     [
-        ({0: "S"}, "reduce", {}, set(), "may take 30 s"),
+        ({0: "S"}, "reduce", {}, set(), "(limit 30 s)"),
         ({0: "S"}, "reduce", {1: beat(9, "reduce")}, set(), "rank 1 on another node waits there too, so perhaps the network"),
         ({0: "S"}, "reduce", {2: beat(9, "report")}, set(), "rank 2 on another node is further, so rank 0 is stuck or the network"),
-        ({0: "S"}, "data", {2: beat(9, "report")}, set(), "may take 30 s"),
+        ({0: "S"}, "data", {2: beat(9, "report")}, set(), "(limit 30 s)"),
         ({0: "S"}, "reduce", {}, {3, 1}, "ranks 1, 3 on other nodes have ended, perhaps because the network"),
         ({1: "S"}, "reduce", {0: beat(9, "reduce")}, set(), "perhaps its node or the network"),
     ],

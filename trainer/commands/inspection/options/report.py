@@ -17,5 +17,6 @@ class ReportOptions(RunOptions):
     """Writes report.html and training_metrics.png of a run into its directory. The run need not be finished."""
 
     output: Annotated[Path | None, Place(metavar="FILE")] = Field(
-        None, description="File that receives the page instead. The picture is written into the same directory."
+        None,
+        description="File that receives the page. Without it, report.html in the run. The picture goes into the same directory.",
     )
