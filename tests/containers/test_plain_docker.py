@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -22,12 +23,9 @@ def commands() -> list[str]:
 
 
 def test_the_image_prepares_and_trains_with_plain_docker_commands(services: Services, tmp_path: Path) -> None:
-    """Here with the small recipe, in another volume, and without a GPU."""
-    (tmp_path / "text").mkdir()
+    """Here on the pages of `docs/`, with the small recipe, in another volume, and without a GPU."""
     tmp_path.chmod(0o755)
-    for number in range(40):
-        lines = (f"Line {line} of document {number}, in which {line * number} is a product.\n" for line in range(40))
-        (tmp_path / "text" / f"{number}.txt").write_text("".join(lines))
+    shutil.copytree(ROOT / "docs", tmp_path / "text", ignore=lambda _, names: [name for name in names if not name.endswith(".md")])
     try:
         for command in commands():
             ours = command.replace("--gpus all ", "").replace("trainer:local", IMAGE).replace("--recipe demo", "--recipe smoke")

@@ -27,9 +27,12 @@ def lock_name() -> str | None:
 
 @cache
 def installed_packages() -> dict[str, str]:
-    """Return the version of each installed package by its name in lower case."""
-    # A half-removed package has no name.
-    return {name.lower(): found.version for found in distributions() if (name := found.metadata["Name"])}
+    """Return the version of each installed package by its name in lower case: of several installations, that of the first folder."""
+    installed: dict[str, str] = {}
+    for found in distributions():
+        if name := found.metadata["Name"]:  # a half-removed package has none
+            installed.setdefault(name.lower(), found.version)
+    return installed
 
 
 def unlocked_packages_here() -> dict[str, str]:

@@ -5,7 +5,7 @@ import pytest
 
 from common.places import ENV
 from trainer.machine import locks
-from trainer.machine.locks import describe_unlocked, lock_name, unlocked_packages
+from trainer.machine.locks import describe_unlocked, installed_packages, lock_name, unlocked_packages
 
 LOCK = """# Made by `make lock`; do not edit.
 tqdm==4.70.1 \\
@@ -22,6 +22,15 @@ colorama==0.4.6 ; sys_platform == 'win32' \\
     --hash=sha256:00
 """
 AS_LOCKED = {"tqdm": "4.70.1", "foo.bar": "1.0", "torch": "2.13.0+cpu", "numpy": "2.5.5", "own-package": "9"}
+
+
+def test_of_two_installations_the_one_that_is_imported_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, version in (("first", "2"), ("second", "1")):
+        metadata = tmp_path / folder / f"twice-{version}.dist-info" / "METADATA"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text(f"Metadata-Version: 2.1\nName: Twice\nVersion: {version}\n")
+    monkeypatch.setattr("sys.path", [str(tmp_path / "first"), str(tmp_path / "second")])
+    assert installed_packages.__wrapped__() == {"twice": "2"}
 
 
 def test_packages_as_in_the_lock_are_not_named() -> None:
