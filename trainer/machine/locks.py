@@ -27,7 +27,7 @@ def lock_name() -> str | None:
 
 @cache
 def installed_packages() -> dict[str, str]:
-    """Return the version of each installed package by its name in lower case: of several installations, that of the first folder."""
+    """Return the version of each installed package by its name in lower case. The first one in the path of modules counts."""
     installed: dict[str, str] = {}
     for found in distributions():
         if name := found.metadata["Name"]:  # a half-removed package has none
