@@ -75,7 +75,10 @@ def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo) ->
     """Add an option of a small command. The value of an option or flag that is not given is None."""
     place = place_of(field)
     text = _help_text(field, _default_text(field))
-    metavar = place.metavar or _type_name(field.annotation).removesuffix("|none")
+    type_name = _type_name(field.annotation)
+    if type(None) in typing.get_args(field.annotation):
+        type_name = type_name.removesuffix("|none")
+    metavar = place.metavar or type_name
     if place.positional:
         count = "+" if is_list(field) else "?" if place.variable or not field.is_required() else None
         parser.add_argument(name, nargs=count, metavar=metavar, help=text)

@@ -119,6 +119,8 @@ def test_a_branch_that_cannot_continue_its_trunk_is_refused(
     place = {"branch": {"run": trunk, "step": 8} | changes.pop("branch", {})}
     with pytest.raises(error, match=message):
         train(tiny_config(data, tmp_path / "cooled", **COOLED | place | changes))
+    assert not list((tmp_path / "cooled").glob("record.json"))
+    assert not list((tmp_path / "cooled").glob("checkpoints/*"))
 
 
 def test_a_branch_takes_automatic_settings_from_its_trunk(data: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,11 @@ _BRANCHED = "branched"
 """The status of a run that has copied its state, and has not trained yet."""
 
 
-def begin_branch(config: TrainConfig) -> None:
+def begin_branch(config: TrainConfig, check: Callable[[Path, Mapping[str, Any], int], None]) -> None:
     """Copy a checkpoint, its ledger and its metrics from `branch.run` into a new run. Do nothing if the run exists already.
+
+    Before anything is written, `check` gets the other run, the record that the branch begins with, and the step. It raises the
+    error of settings that cannot continue this state.
 
     Called on rank 0, which holds the lock of the new run. The checkpoint comes last: without it, the next start copies again. The
     record is that of the other run, with its origin, and without the adjustments that begin after the step or belong to the other
@@ -36,7 +39,7 @@ def begin_branch(config: TrainConfig) -> None:
 
     Raises:
         CheckpointError: the other run has no such checkpoint, or it is damaged.
-        ConfigError: the two runs are the same.
+        ConfigError: the two runs are the same, or `check` raises it.
     """
     trunk, run = config.branch.run, config.run
     if trunk is None or _exists(run):
@@ -55,6 +58,7 @@ def begin_branch(config: TrainConfig) -> None:
     kept = [one for one in Adjustments.from_json(record.get("changes", ())).made if one.step <= step and one.kind != "cooldown"]
     origin = {"record": digest_run_file(trunk, "record.json"), "step": step, "weights": weights_digest(checkpoint.model)}
     changed = {"status": _BRANCHED, "origin": origin, "changes": Adjustments(tuple(kept)).to_json(), "files": {}}
+    check(trunk, record | changed, step)
     for name in (METRICS, LEDGER):  # left by a start that was killed
         (run / name).unlink(missing_ok=True)
     write_atomic(run / "record.json", sealed(record | changed))

@@ -137,9 +137,13 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     checkpoints = CheckpointStore(config.run / "checkpoints")
     before: list[Before] = []
 
+    def check_branch(trunk: Path, record: Mapping[str, Any], step: int) -> None:
+        check_identity(trunk, record["identity"], identity, allowed_changes(config, record))
+        check_cooldown(config, record, step, limits.decay_steps)
+
     def prepare_run() -> tuple[int | None, list[dict[str, Any]]]:
         stack.enter_context(locked_run(config.run))
-        begin_branch(config)
+        begin_branch(config, check_branch)
         newest, record = _checked_run(config, checkpoints, identity)
         _check_space(config, manifest.vocab_size)
         clear_heartbeats(config.run)

@@ -263,7 +263,7 @@ class Small(Options):
     start: Annotated[int | None, Place("--from", metavar="STEP")] = Field(None, ge=0, description="First step.")
     temperature: float = Field(0.8, ge=0, description="Randomness.")
     top_k: int | None = Field(None, description="Choice.")
-    level: Literal["low", "high"] = Field("low", description="Level.")
+    level: Literal["low", "high", "none"] = Field("low", description="Level.")
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), description="Ends.")
     checkpoint: str = Field("latest", description="Checkpoint.")
 
@@ -313,7 +313,7 @@ def test_none_is_a_plain_word_for_an_option() -> None:
     [
         ("r --from -1", {}, r"^--from = '-1': input should be greater than or equal to 0$"),
         ("r --temperature nan", {}, r"^--temperature = 'nan': input should be a finite number \(Randomness\.\)$"),
-        ("r --temperature hot --level mid", {}, r"^--temperature = 'hot': .* valid number.*; --level = 'mid': .*'low' or 'high'$"),
+        ("r --temperature hot --level mid", {}, r"^--temperature = 'hot': .* valid number.*; --level = 'mid': .*'low', 'high' or 'none'$"),
         ("r --stop=", {}, r"^--stop = '': string should have at least 1 character$"),
         ("r --raw --trust-code", {}, "^--raw and --trust-code exclude each other$"),
         ("r --raw=yes", {}, "--raw: ignored explicit argument 'yes'"),
@@ -343,6 +343,7 @@ def test_the_help_of_options_shows_bounds_and_defaults_that_say_something() -> N
     assert lines["--from"].split(None, 2)[1:] == ["STEP", "First step. [>= 0]"]
     assert lines["--temperature"].endswith("Randomness. [>= 0; default: 0.8]")
     assert lines["--top_k"].split(None, 1)[1].split() == ["int", "Choice."], "the word none unsets no option"
+    assert lines["--level"].split()[1] == "low|high|none", "the word none is a choice"
     assert lines["--raw"].split(None, 1)[1] == "Raw text."
     assert "Result. [required]" in SEVERAL.format_help()
 

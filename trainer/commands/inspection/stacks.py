@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from common.errors import ConfigError
+from common.errors import CheckpointError, ConfigError
 from common.files import open_input
 from trainer.commands.inspection.options.stacks import StacksOptions
+from trainer.config.not_a_run import not_a_run
 from trainer.machine.running_ranks import Rank, ranks_of
 from trainer.watchdog.beat import Beat
 from trainer.watchdog.files import stacks_file
@@ -36,9 +37,12 @@ def show_stacks(run: Path) -> str:
     it is sent only to ranks of this run that have a handler.
 
     Raises:
+        CheckpointError: the folder is no run.
         ConfigError: no rank of this run that can answer is running here.
         OSError: the files of the stacks cannot be written.
     """
+    if not run.is_dir():
+        raise CheckpointError(not_a_run(run, "record.json"))
     ranks = ranks_of(run)
     silent = {rank.number: reason for rank in ranks if (reason := rank.absence or _no_answer(rank))}
     beats = {rank.number: rank.beat for rank in ranks if rank.number not in silent and rank.beat is not None}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
+from common.errors import CheckpointError, ConfigError
 from tests.support.runs import ROOT
 from tests.support.two_ranks import seconds_until
 from trainer.commands.inspection import stacks
@@ -184,6 +184,11 @@ def test_a_rank_in_another_container_is_not_mistaken_for_a_process_of_this_one(t
         reason = r"\(rank 0: it belongs to another container\); run the command during the training, in its container"
         with pytest.raises(ConfigError, match=reason):
             show_stacks(tmp_path)
+
+
+def test_a_folder_that_does_not_exist_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"nowhere: no record\.json, so this is not a run"):
+        show_stacks(tmp_path / "nowhere")
 
 
 def test_without_a_running_training_the_command_says_so(tmp_path: Path) -> None:
