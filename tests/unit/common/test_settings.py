@@ -313,7 +313,7 @@ def test_none_is_a_plain_word_for_an_option() -> None:
     [
         ("r --from -1", {}, r"^--from = '-1': input should be greater than or equal to 0$"),
         ("r --temperature nan", {}, r"^--temperature = 'nan': input should be a finite number \(Randomness\.\)$"),
-        ("r --temperature hot --level mid", {}, r"^--temperature = 'hot': .* valid number.*; --level = 'mid': .*'low', 'high' or 'none'$"),
+        ("r --temperature hot --level mid", {}, r"^--temperature = 'hot': .* valid number.*; --level = 'mid': .*'high' or 'none'$"),
         ("r --stop=", {}, r"^--stop = '': string should have at least 1 character$"),
         ("r --raw --trust-code", {}, "^--raw and --trust-code exclude each other$"),
         ("r --raw=yes", {}, "--raw: ignored explicit argument 'yes'"),
