@@ -19,6 +19,7 @@ from tensorboard.context import RequestContext
 from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
+from tensorboard.summary.writer import event_file_writer
 from torch import nn
 
 from tests.support.report_example import example_report
@@ -49,6 +50,15 @@ SETTINGS = {
     "mixture": {"weights": {}},
     "schedule": {"milestones": [1, 2]},
 }
+
+
+@pytest.fixture(autouse=True)
+def first_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """File names as in a new process. They end with a number, and a reader takes `10` before `9`.
+
+    A training does not write ten files within a second, but the tests of a process do.
+    """
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
 
 
 def step(number: int, loss: float = 2.5, **changes: Any) -> StepMetrics:
