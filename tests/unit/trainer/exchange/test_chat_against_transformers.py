@@ -89,21 +89,21 @@ def test_transformers_ends_an_answer_at_the_end_of_the_turn(tmp_path: Path) -> N
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - an optional package
 
     source = export_source(tmp_path / "run", ByteTokenizer(("<|im_start|>", "<|im_end|>")), "chatml", tie_embeddings=False)
-    end, folder = source.tokenizer.token_id("<|im_end|>"), tmp_path / "out"
+    end, ended = source.tokenizer.token_id("<|im_end|>"), 0
     assert end is not None
-    with torch.no_grad():
-        source.weights["lm_head.weight"].zero_()
-        source.weights["lm_head.weight"][end] = 0.01  # the most probable token of about half of all positions
-    folder.mkdir()
-    write_hugging_face(source, "fp32", folder)
-    theirs, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    ended = 0
-    for question in ("Hello", "Good day", "Who is there?", "x"):
-        prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt"
-        )
-        written = theirs.generate(**prompt, max_new_tokens=20, do_sample=False)[0, prompt["input_ids"].shape[1] :].tolist()
-        assert end not in written[:-1]
-        ended += written[-1] == end
-        assert end == written[-1] or len(written) == 20
-    assert ended
+    for name, weight in (("one", 0.01), ("other", -0.01)):  # after a prompt, `end` is the most probable token of one of both models
+        with torch.no_grad():
+            source.weights["lm_head.weight"].zero_()
+            source.weights["lm_head.weight"][end] = weight
+        (tmp_path / name).mkdir()
+        write_hugging_face(source, "fp32", tmp_path / name)
+        theirs, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path / name), AutoTokenizer.from_pretrained(tmp_path / name)
+        for question in ("Hello", "Good day", "Who is there?", "x"):
+            prompt = tokenizer.apply_chat_template(
+                [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt"
+            )
+            written = theirs.generate(**prompt, max_new_tokens=20, do_sample=False)[0, prompt["input_ids"].shape[1] :].tolist()
+            assert end not in written[:-1]
+            ended += written[-1] == end
+            assert end == written[-1] or len(written) == 20
+    assert ended >= 4
