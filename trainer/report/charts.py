@@ -52,7 +52,7 @@ def main_charts(run: RecordedRun) -> list[Chart]:
     validation, perplexity = run.validation("val_loss"), run.validation("perplexity")
     smooth = f"training, mean of {window} steps" if window > 1 else "training"
     step_by_step = Line("training, each step", loss, look=6, faint=True)
-    perplexities = [Line("validation", perplexity, look=1, points=True)] if run.target == "token" else []
+    perplexities = [Line("validation", perplexity, look=1, points=True)] if run.has_perplexity else []
     if run.objective == "language":
         with np.errstate(over="ignore"):
             perplexities.insert(0, Line(smooth, Curve(average.x_N, np.exp(average.y_N))))

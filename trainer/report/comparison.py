@@ -87,7 +87,7 @@ def render_comparison(runs: Sequence[RecordedRun]) -> str:
         title=f"{len(runs)} runs",
         introduction=", ".join(one.name for one in compared),
         compared=compared,
-        has_perplexity=any(run.target == "token" for run in runs),
+        has_perplexity=any(run.has_perplexity for run in runs),
         has_bits=any(event.bits_per_byte is not None for run in runs for event in run.evaluations),
         lowest=_lowest(compared) if len(by_data) == 1 else [],
         num_data=len(by_data),

@@ -103,6 +103,11 @@ class RecordedRun:
         return target_word(part(self.record, "identity"))
 
     @property
+    def has_perplexity(self) -> bool:
+        """Whether the validation loss is that of tokens, so that `exp(loss)` is a perplexity."""
+        return self.target == "token"
+
+    @property
     def alerts(self) -> Sequence[AlertEvent]:
         """All alerts, in order."""
         return self.of(AlertEvent)

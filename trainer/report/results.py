@@ -104,7 +104,7 @@ def headline(run: RecordedRun) -> list[tuple[str, str, str]]:
 
 def _about(run: RecordedRun, best: EvalEvent) -> str:
     """Return the perplexity of an evaluation, or what the objective of the run measured in it."""
-    if run.target == "token":
+    if run.has_perplexity:
         return f"perplexity {_decimal(best.perplexity)}"
     measured = next((event.words for event in run.of(MeasuresEvent) if event.step == best.step), "not measured")
     return f"nats per {run.target}; {measured}"
