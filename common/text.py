@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from common.terminal import printable
 
-__all__ = ["count", "decimal", "duration", "format_bytes", "rate", "share", "size", "visible"]
+__all__ = ["count", "decimal", "duration", "format_bytes", "rate", "share", "size", "value_text", "visible"]
 
 
 def size(num_bytes: float) -> str:
@@ -82,3 +83,8 @@ def format_bytes(size: int) -> str:
             return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def value_text(value: Any) -> str:
+    """Return a value of a setting as a user would write it: `none`, `true`, `false`, or its text."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

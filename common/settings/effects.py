@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from common.settings.model import section_model
+from common.text import value_text
 
 __all__ = ["OnlyIf", "conditions_of", "names_in", "needed_text", "unmet_conditions", "with_conditions"]
 
@@ -114,11 +115,11 @@ def _holds(part: str, values: Mapping[str, Any]) -> bool:
     value = values[name]
     match relation:
         case "=":
-            return _word(value) == wanted
+            return value_text(value) == wanted
         case "!=":
-            return _word(value) != wanted
+            return value_text(value) != wanted
         case "has":
-            return wanted in map(_word, value)
+            return wanted in map(value_text, value)
         case "not":
             return not value
         case _:
@@ -129,7 +130,3 @@ def _in_words(part: str) -> str:
     name, relation, wanted = _parsed(part)
     words = {"set": f"{name} to be set", "not": f"{name} not to be set", "has": f"{wanted} among {name}"}
     return words.get(relation, part)
-
-
-def _word(value: Any) -> str:
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -21,6 +21,7 @@ from common.settings.effects import conditions_of
 from common.settings.guesses import guess
 from common.settings.model import Options, Settings, environment_names, is_list, place_in_recipe, place_of, setting_names, spelling
 from common.terminal_lines import bar_columns
+from common.text import value_text
 
 __all__ = ["SchemaOptions", "SettingText", "help_parser", "option_texts", "schema_text", "setting_texts"]
 
@@ -228,7 +229,7 @@ def _shown(value: Any) -> str:
         return " ".join(map(str, value)) or "empty"
     if isinstance(value, str) and not value.isprintable():
         return f"${value!r}"  # how bash writes a line end
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value) or "empty"
+    return value_text(value) or "empty"
 
 
 def _bounds_of(field: FieldInfo) -> str:

@@ -113,7 +113,7 @@ def run_commands(page: Path, place: Path) -> dict[str, str]:
 
 
 SHRINK = Path("docs/guide/shrink.md")
-"""A page whose commands need packages of an optional lock. A test of its own runs them, and the programs of the page."""
+"""A page whose commands need packages of an optional lock. A separate test runs them, and the programs of the page."""
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ import re
 import tarfile
 import typing
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -29,6 +29,7 @@ from common.untrusted import MAX_RECORD_BYTES, read_lines, read_run_file
 from trainer.config import TrainConfig
 from trainer.doctor.check import Check, to_json
 from trainer.doctor.redactor import Redactor
+from trainer.machine.environment import flattened
 
 __all__ = ["Contents", "check_place", "kept_facts", "kept_lines", "kept_settings", "read_contents", "write_bundle"]
 
@@ -115,7 +116,7 @@ def kept_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by their dotted names: numbers, and words that the setting allows. Other texts become their length."""
     names = setting_names(TrainConfig)
     kept: dict[str, Any] = {}
-    for name, value in _flat(settings):
+    for name, value in flattened(settings).items():
         field = names.get(name)
         if field is not None:
             kept[name] = _kept_value(field, value)
@@ -138,14 +139,6 @@ def _words_of(annotation: Any) -> set[str]:
         return {word for word in typing.get_args(annotation) if isinstance(word, str)}
     inner = [_words_of(part) for part in typing.get_args(annotation)]
     return {"none"}.union(*inner)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + str(name), value
 
 
 def kept_facts(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import torch
 
 from common.files import digest_file
 from common.places import ENV, SYSTEM_PACKAGES
+from common.text import value_text
 from trainer.machine.gpus import driver_version
 from trainer.machine.locks import describe_unlocked, installed_packages, lock_name, unlocked_packages_here
 
@@ -168,5 +169,5 @@ def _git_revision() -> str | None:
 
 def shown(value: Any) -> str:
     """Return a value as a user would write it, in at most 80 characters."""
-    text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    text = value_text(value)
     return text if len(text) <= 80 else text[:77] + "…"

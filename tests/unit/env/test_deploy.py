@@ -1,4 +1,4 @@
-"""The files in env/deploy: their form, the exit codes in each engine, and what torchrun is told on each node.
+"""The files in env/deploy: their form, the exit codes in each engine, and the variables of torchrun on each node.
 
 The programs of the engines (`srun`, `scontrol`, `docker`) are replaced by stand-ins that write down how they were called.
 """
