@@ -3,6 +3,11 @@
 Compose passes on only the variables that it is told, from the shell or from .env. docker-compose.yml extends the services of these
 files, so it need not list hundreds of names. The two packages print the names of their settings with `schema --env`.
 tests/containers/test_static.py fails if a file and its package differ.
+
+A name that neither the shell nor .env sets is removed from the service, even if the user's train.env or prepare.env sets it. So a
+second file, which Compose reads after that of the user, puts all values into one variable, FROM_ENV_FILE: NAME=value and a tab for
+each. entrypoints/environment takes from it the settings that the container lacks. So `docker compose run -e` has priority
+over the shell, the shell over .env, and .env over the file of the user.
 """
 
 from __future__ import annotations
@@ -33,31 +38,40 @@ OF_RANKS = (
     "PET_RDZV_BACKEND",
     "PET_RDZV_ENDPOINT",
     "PET_RDZV_ID",
+    "TRAIN_MAX_RESTARTS",
+    "TRAIN_RESTART_DELAY_S",
 )
 """Variables of the processes of a training."""
 
-__all__ = ["SERVICES", "content", "file_of", "main"]
+__all__ = ["SERVICES", "files", "main"]
 
 
-def file_of(service: str) -> Path:
-    """Return the file of a service."""
-    return ROOT / "env" / "settings" / f"{service}.yml"
-
-
-def content(service: str) -> str:
-    """Return the file of a service: its settings in the order of the package, without those that docker-compose.yml sets itself."""
+def names(service: str) -> list[str]:
+    """Return the settings of a service in the order of the package, without those that docker-compose.yml sets itself."""
     command = [sys.executable, "-m", SERVICES[service], "schema", "--env"]
-    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    settings = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     compose = COMPOSE.read_text(encoding="utf-8")
-    listed = [name for name in names if not re.search(rf"^ *{name}:", compose, re.MULTILINE)]
-    head = ["# Made by `make compose-env`; do not edit.", "services:", f"  {service}:", "    environment:"]
-    return "\n".join([*head, *(f"      {name}:" for name in (*(OF_RANKS if service == "train" else ()), *listed)), ""])
+    listed = [name for name in settings if not re.search(rf"^ *{name}:", compose, re.MULTILINE)]
+    return [*(OF_RANKS if service == "train" else ()), *listed]
+
+
+def files(service: str) -> dict[Path, str]:
+    """Return the content of both files of a service."""
+    head, passed_on = "# Made by `make compose-env`; do not edit.\n", names(service)
+    lines = "".join(f"      {name}:\n" for name in passed_on)
+    values = "".join(f"${{{name}+{name}=${{{name}-}}\t}}" for name in passed_on)
+    folder = ROOT / "env" / "settings"
+    return {
+        folder / f"{service}.yml": f"{head}services:\n  {service}:\n    environment:\n{lines}",
+        folder / f"{service}.env": f'{head}FROM_ENV_FILE="{values}"\n',
+    }
 
 
 def main() -> int:
-    """Write both files."""
+    """Write the files of both services."""
     for service in SERVICES:
-        file_of(service).write_text(content(service), encoding="utf-8")
+        for path, content in files(service).items():
+            path.write_text(content, encoding="utf-8")
     return 0
 
 

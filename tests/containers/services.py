@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import time
 import urllib.request
@@ -21,7 +22,7 @@ IMAGE = f"trainer:smoke-{_CHECKOUT}"
 """Name of the image. It is specific to this checkout, so tests of two checkouts do not disturb each other."""
 Value = TypeVar("Value")
 
-__all__ = ["IMAGE", "PROJECT", "ROOT", "Services", "eventually"]
+__all__ = ["IMAGE", "PROJECT", "ROOT", "Services", "copy_compose_files", "eventually"]
 
 
 @dataclass(frozen=True)
@@ -96,3 +97,11 @@ def eventually(condition: Callable[[], Value], timeout_s: float, what: str) -> V
             return value
         time.sleep(0.3)
     pytest.fail(f"timed out after {timeout_s:g} s: {what}")
+
+
+def copy_compose_files(folder: Path) -> None:
+    """Copy what `docker compose` reads of a checkout."""
+    for name in ("docker-compose.yml", "docker-compose.gpus.yml", "docker-compose.tools.yml"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "env" / "settings", folder / "env" / "settings")
+    (folder / "extensions").mkdir()

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.containers.conftest import OWN_VARIABLES
-from tests.containers.services import ROOT
+from tests.containers.services import ROOT, copy_compose_files
 
 MIG = "MIG-c7384736-a75d-5afc-978f-d2f1294409fd"
 
@@ -29,13 +29,13 @@ def has_compose() -> bool:
 pytestmark = pytest.mark.skipif(not has_compose(), reason="Docker Compose is not installed")
 
 
-def compose(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run `docker compose ARGUMENTS` in this checkout, without the settings of its .env."""
+def compose(*arguments: str, folder: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `docker compose ARGUMENTS` in this checkout, without the settings of its .env, or in a folder with the same files."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(OWN_VARIABLES)}
     return subprocess.run(
-        ["docker", "compose", "--env-file", "/dev/null", *arguments],
-        cwd=ROOT,
-        env={**inherited, "PWD": str(ROOT), **variables},
+        ["docker", "compose", *(("--env-file", "/dev/null") if folder == ROOT else ()), *arguments],
+        cwd=folder,
+        env={**inherited, "PWD": str(folder), **variables},
         capture_output=True,
         text=True,
         timeout=60,
@@ -179,6 +179,37 @@ def test_the_engine_waits_longer_than_the_ranks_need_to_save(variables: Mapping[
 
 
 SECRETS = ("-f", "docker-compose.yml", "-f", "docker-compose.secrets.yml")
+
+
+@pytest.mark.parametrize(
+    ("service", "file", "setting", "value", "other"),
+    [
+        ("train", "train.env", "TRAIN_SEED", '["He said \\"no\\"", "$x {y} #z", "a\\nb"] =', "NCCL_DEBUG"),
+        ("data-prep", "prepare.env", "PREP_ROW_LENGTH", "a = b; c", "PREP_TEXT__DOCUMENTS"),
+    ],
+)
+@pytest.mark.parametrize("first", ["file", ".env", "shell", "run -e"])
+def test_a_setting_in_the_file_of_a_service_counts_unless_a_place_before_it_has_another(
+    tmp_path: Path, service: str, file: str, setting: str, value: str, other: str, first: str
+) -> None:
+    copy_compose_files(tmp_path)
+    (tmp_path / file).write_text(f"{setting}='{value}'\n{other}=kept\nKEY_OF_A_SERVICE=secret\n")
+    (tmp_path / ".env").write_text(f"GPUS=none\n{setting}=of .env\n" if first in (".env", "shell", "run -e") else "GPUS=none\n")
+    shell = {setting: "of shell"} if first in ("shell", "run -e") else {}
+    result = compose("config", "--format", "json", folder=tmp_path, **shell)
+    assert (result.returncode, result.stderr) == (0, ""), result.stderr
+    given = json.loads(result.stdout)["services"][service]["environment"]
+    variables = {name: text.replace("$$", "$") for name, text in given.items() if text is not None}
+    if first == "run -e":
+        variables[setting] = "of run -e"
+    environment = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, **variables}
+    inside = subprocess.run(
+        [ROOT / "entrypoints/train", "env", "-0"], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    found = dict(line.split("=", 1) for line in inside.stdout.rstrip("\0").split("\0"))
+    assert found[setting] == (value if first == "file" else f"of {first}")
+    assert (found[other], found["KEY_OF_A_SERVICE"]) == ("kept", "secret")
+    assert "FROM_ENV_FILE" not in found
 
 
 def test_keys_in_files_are_in_no_setting_of_the_services(tmp_path: Path) -> None:

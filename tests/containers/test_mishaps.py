@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.containers.conftest import free_port
-from tests.containers.services import IMAGE, PROJECT, ROOT, Services, eventually
+from tests.containers.services import IMAGE, PROJECT, ROOT, Services, copy_compose_files, eventually
 
 pytestmark = pytest.mark.containers
 
@@ -42,14 +42,6 @@ def expected(disturbed: Services) -> list[tuple[int, str]]:
     run.compose("up", "--detach")
     assert run.wait("train") == 0, said(run)
     return losses(run, "undisturbed")
-
-
-def copy_compose_files(folder: Path) -> None:
-    """Copy what `docker compose` reads of a checkout."""
-    for name in ("docker-compose.yml", "docker-compose.gpus.yml", "docker-compose.tools.yml"):
-        shutil.copy(ROOT / name, folder)
-    shutil.copytree(ROOT / "env" / "settings", folder / "env" / "settings")
-    (folder / "extensions").mkdir()
 
 
 def said(services: Services, *names: str) -> str:
@@ -217,7 +209,7 @@ def test_an_override_file_and_a_file_of_variables_take_effect_beside_what_up_has
     (tmp_path / "text").mkdir()
     lines = disturbed.env_file.read_text().splitlines()
     (tmp_path / ".env").write_text("".join(f"{line}\n" for line in [*lines, "CUDA_VISIBLE_DEVICES=1"]))
-    (tmp_path / "train.env").write_text("NCCL_ALGO=Tree\nTRAIN_SEED=1\nTRAIN_OPTIM__LRR=1\n")
+    (tmp_path / "train.env").write_text("NCCL_ALGO=Tree\nTRAIN_SEED=1\nTRAIN_OPTIM__LRR=1\nTRAIN_PRECISION=bf16\n")
     (tmp_path / "docker-compose.override.yml").write_text("services: {train: {environment: {FROM_OVERRIDE: here}}}\n")
     variables = {name: value for name, value in disturbed.variables.items() if name != "COMPOSE_PROJECT_NAME"}
     own = Services(tmp_path / ".env", {**variables, "PET_NPROC_PER_NODE": "2", "TRAIN_SEED": "2"}, tmp_path)
@@ -226,6 +218,8 @@ def test_an_override_file_and_a_file_of_variables_take_effect_beside_what_up_has
         assert line in found
     for line in ('TRAIN_SEED: "2"', 'TRAIN_OPTIM__LRR: "1"'):  # a setting is that of the shell; a misspelt one reaches the program
         assert line in found
+    inside = own.compose("run", "--rm", "-T", "--no-deps", "train", "env").stdout.splitlines()
+    assert {"TRAIN_SEED=2", "TRAIN_PRECISION=bf16", "NCCL_ALGO=Tree", "FROM_OVERRIDE=here"} <= set(inside)
 
 
 @pytest.mark.claim("60", "a second `make up` with another run's name while a run trains", every=True)

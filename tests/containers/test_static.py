@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from env.compose_env import SERVICES, content, file_of
+from env.compose_env import SERVICES, files, names
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGEST_PIN = re.compile(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}")
@@ -138,8 +138,9 @@ def test_the_expected_versions_are_those_of_the_locked_wheels() -> None:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_compose_passes_every_setting_on(services: dict[str, Any], service: str) -> None:
-    assert file_of(service).read_text(encoding="utf-8") == content(service), "run `make compose-env`"
-    extended = {"file": str(file_of(service).relative_to(ROOT)), "service": service}
+    for path, content in files(service).items():
+        assert path.read_text(encoding="utf-8") == content, "run `make compose-env`"
+    extended = {"file": f"env/settings/{service}.yml", "service": service}
     gpus = load("docker-compose.gpus.yml")["services"]
     extending = list(gpus.values()) if service == "train" else [services[service]]
     assert [one["extends"] for one in extending] == [extended] * len(extending)
@@ -198,7 +199,7 @@ def test_text_and_code_of_the_user_stay_out_of_the_repository_and_out_of_the_ima
 
 def test_the_example_of_settings_names_settings_that_compose_uses() -> None:
     compose = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
-    passed_on = {name for service in SERVICES for name in re.findall(r"^ *([A-Z_]+):$", content(service), re.MULTILINE)}
+    passed_on = {name for service in SERVICES for name in names(service)}
     named = re.findall(r"^#([A-Z_]+)=\S+$", (ROOT / ".env.example").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(named) >= 20
     assert [name for name in named if f"${{{name}:" not in compose and name not in passed_on] == []
