@@ -72,17 +72,23 @@ def _lost_connection(error: BaseException | None) -> str | None:
 
 
 def _reason_of_others(variables: Mapping[str, str]) -> ExitCode | None:
-    """Wait for the exit code that another rank of this node writes, and return it; None if a rank has ended without one."""
-    path = variables.get(EXIT_FILE_VARIABLE)
-    if not path:
+    """Wait for the exit code that another rank of this node writes, and return it.
+
+    Returns None if a rank has ended without one, or if all ranks of this node wait here: then the lost rank is on another node.
+    """
+    if not (name := variables.get(EXIT_FILE_VARIABLE)):
         return None
+    path, ranks = Path(name), int(variables.get("LOCAL_WORLD_SIZE", "1"))
+    waiting = f"{path.name}.waiting-{os.getppid()}-"  # with the process of torchrun, which is another one after a restart
+    with suppress(OSError):
+        path.with_name(f"{waiting}{variables['RANK']}").touch()
     deadline = time.monotonic() + _LONGEST_UNWINDING_S
     while True:
         # Counted before the file is read, because a rank writes its reason before it ends.
-        some_ended = _num_ranks_here() < int(variables.get("LOCAL_WORLD_SIZE", "1"))
+        none_comes = _num_ranks_here() < ranks or len(list(path.parent.glob(f"{waiting}*"))) >= ranks
         with suppress(OSError, ValueError, IndexError):
-            return ExitCode(int(Path(path).read_text().split()[0]))
-        if some_ended or time.monotonic() > deadline:
+            return ExitCode(int(path.read_text().split()[0]))
+        if none_comes or time.monotonic() > deadline:
             return None
         time.sleep(_POLL_S)
 

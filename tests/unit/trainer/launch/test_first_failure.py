@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -73,6 +74,32 @@ def test_it_does_not_wait_for_words_that_cannot_come_and_says_in_one_line_what_i
     assert end_of(RuntimeError(GLOO)) == ExitCode.CRASHED
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: rank 1 lost its connection to another rank (Connection closed by peer), which has ended; ")
+
+
+def test_it_does_not_wait_if_all_ranks_of_the_node_wait_because_the_lost_one_is_on_another_node(
+    rank: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        assert len(waits) < 4, "it waits although all ranks do"
+        rank.with_name(f"exit.waiting-{os.getppid() + 1}-0").touch()  # of an earlier start
+        if len(waits) == 3:
+            rank.with_name(f"exit.waiting-{os.getppid()}-0").touch()
+
+    monkeypatch.setattr("time.sleep", sleep)
+    assert end_of(RuntimeError(GLOO)) == ExitCode.CRASHED
+    assert len(waits) == 3
+    assert "rank 1 lost its connection" in capsys.readouterr().err
+
+
+def test_a_rank_that_is_alone_on_its_node_waits_for_nobody(rank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.setattr("time.sleep", lambda _: pytest.fail("it waits"))
+    assert end_of(RuntimeError(GLOO)) == ExitCode.CRASHED
+    rank.write_text("74\n")
+    assert end_of(RuntimeError(GLOO)) == ExitCode.STORAGE
 
 
 def test_an_error_while_it_ends_hides_nothing_of_that(rank: Path) -> None:
