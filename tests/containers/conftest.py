@@ -17,6 +17,8 @@ OWN_VARIABLES = (
     *("RESTART", "TMP_SIZE", "SHM_SIZE", "NCCL_", "PET_", "CUDA_VISIBLE_DEVICES", "GPU_IDS", "EXTENSIONS_DIR", "MEMORY_LIMIT"),
     *("STOP_GRACE_PERIOD", "JUPYTER_", "NOTEBOOK_"),
 )
+STEPS_OF_WHOLE = 250
+"""Steps of the run `whole`: more than the recipe has, so that a run like it can be stopped in the middle."""
 
 
 @pytest.fixture(scope="session")
@@ -67,3 +69,28 @@ def services(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     result.compose("down", "--volumes", "--remove-orphans")
     yield result
     result.compose("down", "--volumes", "--remove-orphans", timeout_s=200)
+
+
+@pytest.fixture(scope="session")
+def first_up(services: Services) -> tuple[Services, str]:
+    """`docker compose up` for the run `whole`, which ends by itself. Returns its settings, and the log of both services."""
+    run = services.with_variables(
+        RUN_NAME="whole", TRAIN_LIMITS__STEPS=str(STEPS_OF_WHOLE), TRAIN_SCHEDULE__DECAY_STEPS=str(STEPS_OF_WHOLE)
+    )
+    run.compose("up", "--detach", timeout_s=600)
+    code = run.wait("train")
+    log = run.compose("logs", "--no-log-prefix", "data-prep", "train").stdout
+    assert (code, run.inspect("data-prep")["State"]["ExitCode"]) == (0, 0), log[-4000:]
+    return run, log
+
+
+@pytest.fixture(scope="session")
+def whole(first_up: tuple[Services, str]) -> Services:
+    """The settings of the uninterrupted run `whole`."""
+    return first_up[0]
+
+
+@pytest.fixture(scope="session")
+def log_of_whole(first_up: tuple[Services, str]) -> str:
+    """What preparation and training have printed."""
+    return first_up[1]

@@ -1,7 +1,7 @@
 """Faults around the services on a real engine: kills, restarts, full disks, used ports, unusable text, other checkouts.
 
-Recipe `smoke`, two ranks, no GPU. A disturbed run has the losses of an undisturbed one. A run that a test disturbs has no step
-limit that it could reach first. The length of its schedule is set separately, so its first steps are those of a short run.
+Recipe `smoke`, two ranks, no GPU. A disturbed run has the losses of the uninterrupted run `whole`. A run that a test disturbs has
+no step limit that it could reach first. Its schedule is as long as that of `whole`, so its first steps are the same.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ ENDLESS = "100000"
 
 
 @pytest.fixture(scope="module")
-def disturbed(services: Services) -> Services:
+def disturbed(whole: Services) -> Services:
     """The settings of the runs of this file. The data is prepared."""
-    run = services.with_variables(TRAIN_LIMITS__STEPS=str(STEPS), TRAIN_SCHEDULE__DECAY_STEPS="200", TRAIN_EVAL__EVERY_STEPS="1000")
-    run.compose("run", "--rm", "-T", "data-prep", timeout_s=600)
-    return run
+    return whole.with_variables(TRAIN_LIMITS__STEPS=str(STEPS), TRAIN_EVAL__EVERY_STEPS="1000")
 
 
 def losses(services: Services, run: str) -> list[tuple[int, str]]:
@@ -36,12 +34,9 @@ def losses(services: Services, run: str) -> list[tuple[int, str]]:
 
 
 @pytest.fixture(scope="module")
-def expected(disturbed: Services) -> list[tuple[int, str]]:
-    """The losses of an undisturbed run."""
-    run = disturbed.with_variables(RUN_NAME="undisturbed")
-    run.compose("up", "--detach")
-    assert run.wait("train") == 0, said(run)
-    return losses(run, "undisturbed")
+def expected(whole: Services) -> list[tuple[int, str]]:
+    """The first losses of the uninterrupted run."""
+    return losses(whole, "whole")[:STEPS]
 
 
 def said(services: Services, *names: str) -> str:
@@ -194,9 +189,9 @@ def test_neither_another_checkout_of_the_same_name_and_port_nor_a_run_beside_it_
         container = first.inspect("train")["Id"]
         second = bob.with_variables(TENSORBOARD_PORT=port, **short)
         assert "already in use" in second.compose("up", "--detach", check=False).stderr
-        assert second.wait("train") == 0, said(second)
     beside = first.with_variables(RUN_NAME="beside", TRAIN_LIMITS__STEPS="20")
     assert "weights sha256:" in beside.compose("run", "--rm", "-T", "--no-deps", "train").stdout
+    assert second.wait("train") == 0, said(second)
     eventually(lambda: len(losses(first, "run")) >= STEPS, 240, "the rest of the first run's steps")
     assert first.inspect("train")["Id"] == container
     assert losses(first, "run")[:STEPS] == expected

@@ -23,21 +23,31 @@ def weights(services: Services, run: str) -> str:
     return str(json.loads(services.read(f"/workspace/runs/{run}/record.json"))["weights"])
 
 
-@pytest.mark.parametrize("killed", ["train", "train-1"])
-def test_a_node_that_is_killed_and_started_again_ends_with_the_bits_of_one_node(services: Services, killed: str) -> None:
-    settings = {
-        "TRAIN_REPRODUCIBILITY": "elastic",
-        "TRAIN_LIMITS__STEPS": "150",
-        "TRAIN_CHECKPOINT__EVERY_STEPS": "20",
-        "CPU_RANKS": "1",
-    }
-    one = services.with_variables(RUN_NAME="one-node", **settings)
+SETTINGS = {
+    "TRAIN_REPRODUCIBILITY": "elastic",
+    "TRAIN_LIMITS__STEPS": "150",
+    "TRAIN_CHECKPOINT__EVERY_STEPS": "20",
+    "TRAIN_RESTART_DELAY_S": "1",
+    "CPU_RANKS": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def one_node(services: Services) -> tuple[list[tuple[int, str]], str]:
+    """The losses and the weights of an uninterrupted run on one node."""
+    one = services.with_variables(RUN_NAME="one-node", **SETTINGS)
     one.compose("up", "--detach", timeout_s=600)
     assert one.wait("train") == ExitCode.DONE, one.compose("logs", "data-prep", "train").stdout[-4000:]
-    expected, digest = losses(one, "one-node"), weights(one, "one-node")
+    return losses(one, "one-node"), weights(one, "one-node")
 
+
+@pytest.mark.parametrize("killed", ["train", "train-1"])
+def test_a_node_that_is_killed_and_started_again_ends_with_the_bits_of_one_node(
+    services: Services, one_node: tuple[list[tuple[int, str]], str], killed: str
+) -> None:
+    expected, digest = one_node
     run = f"nodes-without-{killed}"
-    two = services.with_variables(RUN_NAME=run, COMPOSE_FILE=BOTH, **settings)
+    two = services.with_variables(RUN_NAME=run, COMPOSE_FILE=BOTH, **SETTINGS)
     two.compose("up", "--detach", timeout_s=600)
     eventually(lambda: two.metrics(run, "save"), 240, "a checkpoint of the run on two nodes")
     assert two.compose("exec", "-T", "tensorboard", "ls", f"/workspace/runs/{run}/heartbeat").stdout.split() == ["rank-0", "rank-1"]

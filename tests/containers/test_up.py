@@ -27,15 +27,16 @@ case "$*" in
     *" config")
         chosen=$(sed -n 's/^COMPOSE_PROJECT_NAME=//p' "$ENV_FILE")
         echo "name: ${COMPOSE_PROJECT_NAME:-${chosen:-trainer-$(tr -dc a-z0-9_- <<<"$PWD")}}"
-        printf 'services:\n  train:\n    environment:\n      RUN_NAME: %s\n      TRAIN_SEED: null\n    image: x\n' \
-            "${RUN_NAME:-demo}"
+        printf 'services:\n  train:\n    environment:\n'
+        printf '      FROM_ENV_FILE: "TRAIN_OPTIM__LR=%s\\tTRAIN_THREADS=2\\t"\n' "${LR_OF_TRAIN_ENV:-1e-3}"
+        printf '      RUN_NAME: %s\n      TRAIN_SEED: null\n    image: x\n' "${RUN_NAME:-demo}"
         ;;
     *"--dry-run create"*) fixed would-be " Container p-train-1  Running" ;;
     "ps --all"*"project=trainer "*) fixed folders-of-trainer "" ;;
     "ps --all"*) fixed folders "" ;;
     "ps --quiet"*service=train*) fixed training "" ;;
     "ps --quiet"*service=tensorboard*) fixed tensorboard "" ;;
-    "inspect "*) echo RUN_NAME=demo ;;
+    "inspect "*) printf 'FROM_ENV_FILE=TRAIN_OPTIM__LR=1e-3\tTRAIN_THREADS=2\t\nRUN_NAME=demo\n' ;;
     "image inspect --format"*) fixed image-id "" ;;
     "volume inspect"*) [ -e "$STAND_IN/old-volume" ] ;;
 esac
@@ -348,13 +349,16 @@ def test_a_variable_that_has_no_effect_in_the_file_of_a_service_is_named(machine
     assert "TRAIN_RECIPE has no effect in train.env: docker-compose.yml takes it from .env. Put it there" in said
 
 
-def test_a_run_that_is_training_is_not_ended(machine: Machine) -> None:
+@pytest.mark.parametrize(
+    ("changed", "named"), [({}, "RUN_NAME"), ({"LR_OF_TRAIN_ENV": "2e-3"}, "RUN_NAME TRAIN_OPTIM__LR")], ids=["shell", "train.env"]
+)
+def test_a_run_that_is_training_is_not_ended(machine: Machine, changed: dict[str, str], named: str) -> None:
     machine.engine_says("training", "c0ffee")
     machine.engine_says("would-be", " Container p-train-1  Recreate\n Container p-data-prep-1  Running")
-    code, said = machine.up(RUN_NAME="second")
+    code, said = machine.up(RUN_NAME="second", **changed)
     assert code == 1
     assert "the run 'demo' is training" in said
-    assert "with other settings (RUN_NAME)" in said
+    assert f"with other settings ({named})" in said
     assert "RUN_NAME=second docker compose run --detach --no-deps train" in said
     assert not any(call.startswith("build") or call.endswith(" up") for call in machine.calls)
 
