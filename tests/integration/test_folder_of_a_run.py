@@ -1,9 +1,11 @@
-"""A training whose folder is deleted, cannot be written to, or is on a full disk: one error line, and the documented exit code."""
+"""A training whose folder is deleted, holds other files, is read-only, or is on a full disk: one error line, and the exit code."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from common.errors import ExitCode
+from common.errors import ExitCode, ProjectError
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, arguments, tiny_config, wait_for_step
 from tests.support.two_ranks import log, started
+from trainer.loop import train
 
 TRAIN = f"{ROOT}/entrypoints/train"
 LONG: dict[str, Any] = {"limits": {"steps": 100_000}, "schedule": {"decay_steps": 100_000}}
@@ -38,6 +41,30 @@ def test_a_folder_that_is_moved_away_is_one_line_for_all_ranks(tmp_path: Path, n
     assert line.startswith(f"error: run = {config.run}: the folder was deleted or moved during the training, ")
     assert f"continue with `trainer train --run {config.run}`" in line
     assert not config.run.exists()
+
+
+@pytest.mark.parametrize("name", ["config.toml", "extension.py", "report.html", "metrics.jsonl", "tokenizer/mine", "record.json"])
+def test_a_new_run_replaces_no_file_of_somebody_else(tmp_path: Path, name: str) -> None:
+    config = tiny_config(write_prepared(tmp_path / "data"), tmp_path / "mine")
+    path = config.run / name
+    path.parent.mkdir(parents=True)
+    path.write_text("precious")
+    for _ in range(2):
+        with pytest.raises(ProjectError, match=re.escape(name)) as caught:
+            train(config)
+        assert caught.value.exit_code in {ExitCode.CONFIG, ExitCode.CHECKPOINT}
+        assert path.read_text() == "precious"
+
+
+def test_a_folder_with_other_files_can_hold_a_new_run_and_a_first_start_that_failed_does_not_block_it(tmp_path: Path) -> None:
+    config = tiny_config(write_prepared(tmp_path / "data"), tmp_path / "run")
+    config.run.mkdir()
+    (config.run / "train.log").write_text("precious")
+    train(config)
+    for path in (config.run / "record.json", *config.run.glob("checkpoints/*")):  # as a start that ends before its first save
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+    train(config)
+    assert (config.run / "train.log").read_text() == "precious"
 
 
 def on_a_disk(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:

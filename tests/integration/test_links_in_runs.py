@@ -143,6 +143,9 @@ def test_no_file_of_a_run_is_written_anywhere_else(
     data: Path, begun: Path, tmp_path: Path, victim: Path, name: str, kind: str, fresh: bool
 ) -> None:
     run = tmp_path / "run" if fresh else shutil.copytree(begun, tmp_path / "run")
+    if fresh:  # what is left by a start that was killed; without it a new run would refuse the file as that of somebody else
+        run.mkdir()
+        (run / ".lock").touch()
     in_the_way(run, name, victim, kind)
     train_or_be_refused(configuration(data, run, 3), name)
 

@@ -32,6 +32,7 @@ from trainer.distributed.devices import check_no_gpu_is_hidden
 
 __all__ = [
     "REFERENCE",
+    "check_nothing_is_replaced",
     "check_places",
     "data_folder",
     "foreign_files",
@@ -124,6 +125,8 @@ _FILES = (
     r"|checkpoints/objects/[0-9a-f]{64}\.safetensors|checkpoints/objects/\.\d+\.tmp"
 )
 """Files that the program writes, in addition to the files that the record names."""
+_OWN = re.compile(rf"{_FILES}|extension\.py|(tokenizer|objective)/[^/]+")
+"""Everything that a start of a run replaces or deletes."""
 _FOLDERS = (
     r"tokenizer|objective|ledger|heartbeat|stacks|profile|tensorboard|checkpoints|checkpoints/objects"
     r"|checkpoints/(\.bad-|\.)?step-\d{8,}(-\d+|\.tmp|\.deleted)?"
@@ -142,13 +145,30 @@ def check_places(run: Path) -> None:
     Raises:
         CheckpointError: one is a link, a pipe or another kind; the message names the first.
     """
-    own = re.compile(f"{_FILES}|extension\\.py|(tokenizer|objective)/[^/]+")
     for name, status in _entries(run, ""):
         is_folder = name == _OF_WANDB or re.fullmatch(_FOLDERS, name) is not None
         wanted = stat.S_ISDIR if is_folder else stat.S_ISREG
-        if (is_folder or own.fullmatch(name)) and not wanted(status.st_mode) and not _CHECKED_LATER.fullmatch(name):
+        if (is_folder or _OWN.fullmatch(name)) and not wanted(status.st_mode) and not _CHECKED_LATER.fullmatch(name):
             kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else f"no {'directory' if is_folder else 'regular file'}"
             raise CheckpointError(f"{run / name} is {kind}; remove it, or use another --run")
+
+
+def check_nothing_is_replaced(run: Path) -> None:
+    """Check that a new run replaces and deletes no file that no run has written.
+
+    A start of a run makes the lock file before any other file, so files without it are not those of an earlier start.
+
+    Raises:
+        ConfigError: it would; the message names the first file.
+    """
+    if (run / "record.json").exists() or (run / _LOCK).exists():
+        return
+    if replaced := sorted(name for name, _ in _entries(run, "") if _OWN.fullmatch(name)):
+        more = f" and {len(replaced) - 1} more" if len(replaced) > 1 else ""
+        raise ConfigError(
+            f"{run / replaced[0]}{more} would be replaced, but no run has written it; name another folder for the run (--run), or "
+            "move it to another folder"
+        )
 
 
 def make_folder(path: Path) -> Path:
@@ -238,6 +258,7 @@ def _entries(run: Path, folder: str) -> Iterator[tuple[str, os.stat_result]]:
                 yield from _entries(run, name)
 
 
+_LOCK = ".lock"
 _NAME_ATTEMPTS, _NAME_WAIT_S = 100, 0.01
 
 
@@ -256,7 +277,7 @@ def locked_run(run: Path, *, doing: str = "is training here", option: str = "--r
     """
     run.mkdir(parents=True, exist_ok=True)
     sync_upwards(run)
-    with os.fdopen(open_own(run / ".lock", os.O_RDWR, run=run), "r+") as file:
+    with os.fdopen(open_own(run / _LOCK, os.O_RDWR, run=run), "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -276,10 +297,10 @@ def wait_until_free(run: Path, timeout_s: float) -> None:
     Raises:
         CheckpointError: the lock file is a link or no regular file.
     """
-    if not (run / ".lock").exists():
+    if not (run / _LOCK).exists():
         return
     deadline = time.monotonic() + timeout_s
-    with os.fdopen(open_own(run / ".lock", os.O_RDWR, run=run), "r+") as file:
+    with os.fdopen(open_own(run / _LOCK, os.O_RDWR, run=run), "r+") as file:
         while time.monotonic() < deadline:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -33,7 +33,7 @@ from trainer.parallel.fsdp import check_parallel
 from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes
 from trainer.run.clock import Clock
 from trainer.run.context import RunContext
-from trainer.run.directory import check_places, locked_run
+from trainer.run.directory import check_nothing_is_replaced, check_places, locked_run
 from trainer.run.limits import Plan, plan_run, with_shorter_warmup
 from trainer.run.record import (
     Before,
@@ -188,6 +188,7 @@ def _open_data(stack: ExitStack, config: TrainConfig, group: Group) -> tuple[Man
 def _check_continued(config: TrainConfig) -> None:
     """Check the places in the run before any file of it is read, and that the run which this start continues was trained."""
     check_places(config.run)
+    check_nothing_is_replaced(config.run)
     run = continued_run(config)
     check_was_trained(run, read_record_if_any(run))
 
