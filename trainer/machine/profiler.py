@@ -65,9 +65,12 @@ class StepProfiler:
             self.close()
 
     def close(self) -> None:
-        """Write the profile of the steps that were recorded until now. Does nothing if no profile is recorded."""
-        recorded, self._profile, self._range = self._profile, None, None
+        """Write the profile of the steps that were recorded until now. If none were, say so once."""
+        recorded, waited_for = self._profile, self._range
+        self._profile = self._range = None
         if recorded is None:
+            if waited_for is not None and self._rank == 0:
+                _log.warning("log.profile_steps = %d..%d: none of these steps was trained, so there is no profile", *waited_for)
             return
         if self._on_gpu:
             torch.cuda.synchronize()

@@ -50,12 +50,16 @@ def test_a_run_that_ends_within_the_range_leaves_the_profile_of_its_steps(tmp_pa
     assert "aten::sum" in trace(tmp_path / "profile/rank-0-steps-5-6.json")
 
 
-def test_without_the_setting_and_before_its_steps_nothing_is_written(tmp_path: Path) -> None:
-    for steps in (None, "7..9"):
-        profiler = StepProfiler(tmp_path, steps, 0, CPU)
+def test_without_the_setting_and_before_its_steps_nothing_is_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for steps, rank in ((None, 0), ("7..9", 0), ("7..9", 1)):
+        profiler = StepProfiler(tmp_path, steps, rank, CPU)
         make_steps(profiler, 1, 3)
-        profiler.close()
+        for _ in range(2):
+            profiler.close()
     assert list(tmp_path.iterdir()) == []
+    assert [one.getMessage() for one in caplog.records] == [
+        "log.profile_steps = 7..9: none of these steps was trained, so there is no profile"
+    ]
 
 
 def test_a_profile_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
