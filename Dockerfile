@@ -107,13 +107,15 @@ LABEL org.opencontainers.image.title="trainer" \
       org.opencontainers.image.version="${VERSION}" \
       trainer.lock.digest="${LOCK_DIGEST}"
 
-# For docker-compose.watch.yml and .devcontainer, with the tools of a checkout.
+# For docker-compose.watch.yml and .devcontainer, with the tools of a checkout. Bytecode of the project is compared with its sources here,
+# which change.
 FROM trainer AS develop
 USER root
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends git make python3-venv \
  && apt-get clean && rm -rf /var/lib/apt/lists/* \
- && find / -xdev -perm /6000 ! -type l -exec chmod ug-s {} +
+ && find / -xdev -perm /6000 ! -type l -exec chmod ug-s {} + \
+ && python3 -m compileall -q -f --invalidation-mode checked-hash /app/common /app/data_pipeline /app/trainer /app/env
 USER 1000:1000
 
 # The two services of docker-compose.tools.yml, which are built only when they are named.
