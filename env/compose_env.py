@@ -5,9 +5,9 @@ files, so it need not list hundreds of names. The two packages print the names o
 tests/containers/test_static.py fails if a file and its package differ.
 
 A name that neither the shell nor .env sets is removed from the service, even if the user's train.env or prepare.env sets it. So a
-second file, which Compose reads after that of the user, puts all values into one variable, FROM_ENV_FILE: NAME=value and a tab for
-each. entrypoints/environment takes from it the settings that the container lacks. So `docker compose run -e` has priority
-over the shell, the shell over .env, and .env over the file of the user.
+second file, which Compose reads after that of the user, puts all values into one variable, FROM_ENV_FILE: NAME=value for each, with
+the ASCII character "unit separator" after it. entrypoints/environment takes from it the settings that the container lacks. So the
+option -e of `docker compose run` has priority over the shell, the shell over .env, and .env over the file of the user.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def files(service: str) -> dict[Path, str]:
     """Return the content of both files of a service."""
     head, passed_on = "# Made by `make compose-env`; do not edit.\n", names(service)
     lines = "".join(f"      {name}:\n" for name in passed_on)
-    values = "".join(f"${{{name}+{name}=${{{name}-}}\t}}" for name in passed_on)
+    values = "".join(f"${{{name}+{name}=${{{name}-}}\x1f}}" for name in passed_on)
     folder = ROOT / "env" / "settings"
     return {
         folder / f"{service}.yml": f"{head}services:\n  {service}:\n    environment:\n{lines}",

@@ -184,7 +184,7 @@ SECRETS = ("-f", "docker-compose.yml", "-f", "docker-compose.secrets.yml")
 @pytest.mark.parametrize(
     ("service", "file", "setting", "value", "other"),
     [
-        ("train", "train.env", "TRAIN_SEED", '["He said \\"no\\"", "$x {y} #z", "a\\nb"] =', "NCCL_DEBUG"),
+        ("train", "train.env", "TRAIN_SEED", '["He said \\"no\\"", "$x {y} #z", "a\\nb"] =\t', "NCCL_DEBUG"),
         ("data-prep", "prepare.env", "PREP_ROW_LENGTH", "a = b; c", "PREP_TEXT__DOCUMENTS"),
     ],
 )

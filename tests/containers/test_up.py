@@ -28,7 +28,7 @@ case "$*" in
         chosen=$(sed -n 's/^COMPOSE_PROJECT_NAME=//p' "$ENV_FILE")
         echo "name: ${COMPOSE_PROJECT_NAME:-${chosen:-trainer-$(tr -dc a-z0-9_- <<<"$PWD")}}"
         printf 'services:\n  train:\n    environment:\n'
-        printf '      FROM_ENV_FILE: "TRAIN_OPTIM__LR=%s\\tTRAIN_THREADS=2\\t"\n' "${LR_OF_TRAIN_ENV:-1e-3}"
+        printf '      FROM_ENV_FILE: "TRAIN_OPTIM__LR=%s\\x1FTRAIN_THREADS=2\\x1F"\n' "${LR_OF_TRAIN_ENV:-1e-3}"
         printf '      RUN_NAME: %s\n      TRAIN_SEED: null\n    image: x\n' "${RUN_NAME:-demo}"
         ;;
     *"--dry-run create"*) fixed would-be " Container p-train-1  Running" ;;
@@ -36,7 +36,7 @@ case "$*" in
     "ps --all"*) fixed folders "" ;;
     "ps --quiet"*service=train*) fixed training "" ;;
     "ps --quiet"*service=tensorboard*) fixed tensorboard "" ;;
-    "inspect "*) printf 'FROM_ENV_FILE=TRAIN_OPTIM__LR=1e-3\tTRAIN_THREADS=2\t\nRUN_NAME=demo\n' ;;
+    "inspect "*) printf 'FROM_ENV_FILE=TRAIN_OPTIM__LR=1e-3\x1fTRAIN_THREADS=2\x1f\nRUN_NAME=demo\n' ;;
     "image inspect --format"*) fixed image-id "" ;;
     "volume inspect"*) [ -e "$STAND_IN/old-volume" ] ;;
 esac
