@@ -42,8 +42,9 @@ _FACTS = {"status": r"[a-z]{1,16}", "ended_by": r"[a-z_]{1,24}[.][a-z_]{1,24}", 
 """Texts of a record that are kept, with their forms."""
 _ENVIRONMENT = (
     *("python", "torch", "cuda", "cudnn", "nccl", "driver", "packages", "locks", "lock", "unlocked", "processor", "platform"),
-    *("gpus", "gpu_memory_bytes", "image_digest", "code", "world_size"),
+    *("gpus", "gpu_memory_bytes", "image_base", "image_digest", "system_packages", "code", "world_size"),
 )
+"""Facts of an environment that are kept. `image` may name a private registry."""
 _WORDS = {"event": r"[a-z_]{1,24}", "rule": r"[a-z_]{1,32}", "severity": r"[a-z]{1,16}", "action": r"[a-z_]{1,16}"}
 """Texts of an event that are kept, with their forms."""
 _HEX_FLOAT = re.compile(r"-?0x[01]\.[0-9a-f]+p[+-]\d+|nan|-?inf")

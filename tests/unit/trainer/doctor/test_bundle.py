@@ -16,9 +16,10 @@ from common.files import sealed
 from common.settings.toml import to_toml
 from trainer.config import TrainConfig
 from trainer.doctor import bundle as bundle_module
-from trainer.doctor.bundle import Contents, kept_lines, read_contents, write_bundle
+from trainer.doctor.bundle import Contents, kept_facts, kept_lines, read_contents, write_bundle
 from trainer.doctor.check import Check, Severity
 from trainer.doctor.redactor import Redactor, redactor_here
+from trainer.machine.environment import environment_facts
 
 CANARIES = {
     "environment": "canaryenvzebra",
@@ -153,6 +154,11 @@ def test_the_archive_keeps_what_a_report_needs(tmp_path: Path, run: Path) -> Non
     assert "12:34:56  step 10/20  loss 4.5  lr 1e-3" in log
     assert log[-1] == "(3 other lines are left out, because they may hold texts)"
     assert "settings.json" in files["README.txt"]
+
+
+def test_every_fact_of_the_environment_is_kept_except_the_name_of_the_image() -> None:
+    facts = environment_facts()
+    assert facts.keys() - kept_facts({"environment": facts})["environment"].keys() == {"image"}
 
 
 def test_the_same_content_gives_the_same_bytes_without_owner_and_time(tmp_path: Path) -> None:
