@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from common.terminal import printable
 
-__all__ = ["count", "decimal", "duration", "format_bytes", "rate", "share", "size", "value_text", "visible"]
+__all__ = ["count", "decimal", "duration", "format_bytes", "rate", "share", "size", "some_of", "value_text", "visible"]
 
 
 def size(num_bytes: float) -> str:
@@ -88,3 +89,9 @@ def format_bytes(size: int) -> str:
 def value_text(value: Any) -> str:
     """Return a value of a setting as a user would write it: `none`, `true`, `false`, or its text."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def some_of(names: Sequence[object], shown: int = 1) -> str:
+    """Return the first `shown` names and the number of the others, such as `a, b and 3 more`; empty if there are no names."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(map(str, names[:shown])) + more

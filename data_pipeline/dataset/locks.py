@@ -21,6 +21,7 @@ from pathlib import Path
 
 from common.errors import ConfigError, PreparedDataError
 from common.files import UnusableFileError, digest_bytes, open_input, open_output, own_folder
+from common.text import some_of
 
 __all__ = ["READERS", "reading", "replacing"]
 
@@ -60,8 +61,7 @@ def replacing(directory: Path) -> Iterator[None]:
     with _locked(directory, fcntl.LOCK_EX) as held:
         names = list(_readers(directory))
         if not held or names:
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            who = ", ".join(names[:_SHOWN]) + more or "another process (its name is unknown)"
+            who = some_of(names, _SHOWN) or "another process (its name is unknown)"
             raise ConfigError(
                 f"{directory}: its data is in use by {who}, and was not replaced; wait until that program ends, or choose another "
                 "--output (in containers: another DATA_NAME)"

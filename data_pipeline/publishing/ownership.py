@@ -26,6 +26,7 @@ from common.files import (
     sync_upwards,
     write_atomic,
 )
+from common.text import some_of
 from data_pipeline.dataset.layout import FOLDERS, INPUTS, LOCK, MANIFEST, PUBLISHED, REJECTED, SINGLE_FILES, WORK
 from data_pipeline.dataset.manifest import files_in_manifest
 
@@ -93,8 +94,7 @@ def _clear_half_written(directory: Path) -> None:
         for path in strange:
             _remove(path)
         if foreign := [path for path in strange if not is_unfinished(path)]:
-            more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-            logger.warning("%s%s: removed, because no preparation writes such a file there", foreign[0], more)
+            logger.warning("%s: removed, because no preparation writes such a file there", some_of(foreign))
 
 
 def _strange_entries(folder: Path) -> Iterator[Path]:
@@ -123,9 +123,8 @@ def check_nothing_foreign(directory: Path) -> None:
     own = own_files(directory)
     foreign = [name for name in _files_in_the_way(directory) if name not in own]
     if foreign:
-        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise ConfigError(
-            f"{directory}: {foreign[0]}{more} would be replaced, but `prepare` did not write it; choose another --output, "
+            f"{directory}: {some_of(foreign)} would be replaced, but `prepare` did not write it; choose another --output, "
             "or move it to another folder"
         )
 

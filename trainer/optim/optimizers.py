@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import CheckpointError, ConfigError
+from common.text import some_of
 from trainer.config import OptimConfig, TrainConfig
 from trainer.model.decoder import LAST_NORM
 from trainer.model.parameters import parameters_by_name
@@ -143,7 +144,8 @@ def overwrite(held: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str
     missing, unknown = sorted(held.keys() - saved.keys()), sorted(saved.keys() - held.keys())
     if missing or unknown:
         raise CheckpointError(
-            f"the checkpoint's {what} lacks {_some(missing)}, and {_some(unknown)} in it is unknown; "
+            f"the checkpoint's {what} lacks {some_of(missing, 3) or 'nothing'}, and "
+            f"{some_of(unknown, 3) or 'nothing'} in it is unknown; "
             "continue with the settings that wrote it, or start a new run"
         )
     for name, tensor in held.items():
@@ -201,11 +203,6 @@ def _muon(matrices: Sequence[nn.Parameter], config: OptimConfig, width_ratio: fl
 def _group(parameters: Sequence[nn.Parameter], rate: float, decay: float) -> dict[str, Any]:
     """Return a group of an optimizer. `set_learning_rate` reads its peaks."""
     return {"params": list(parameters), "lr": rate, "peak_lr": rate, "weight_decay": decay, "peak_decay": decay}
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3]) or "nothing"
-    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
 
 
 def _form(tensor: Tensor) -> str:

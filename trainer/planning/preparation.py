@@ -9,6 +9,7 @@ from typing import Any
 from common.files import UnusableFileError, read_input
 from common.settings.load import AUTO, MAX_SETTINGS_BYTES, recipe_path
 from common.settings.toml import parse_toml
+from common.text import some_of
 from data_pipeline.dataset.manifest import Manifest
 
 __all__ = ["other_preparation"]
@@ -35,8 +36,7 @@ def other_preparation(recipe: str | None, manifest: Manifest) -> str | None:
     ]
     if not found:
         return None
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return f"the data was not prepared with the recipe {recipe}: it has {', '.join(found[:_SHOWN])}{more}"
+    return f"the data was not prepared with the recipe {recipe}: it has {some_of(found, _SHOWN)}"
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

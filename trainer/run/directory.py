@@ -24,6 +24,7 @@ from common.files import UnusableFileError, is_unfinished, open_output, own_fold
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.messages import explain
 from common.settings.toml import parse_toml
+from common.text import some_of
 from common.untrusted import read_run_file
 from data_pipeline.dataset.layout import MANIFEST
 from trainer.config import TrainConfig
@@ -164,9 +165,8 @@ def check_nothing_is_replaced(run: Path) -> None:
     if (run / "record.json").exists() or (run / _LOCK).exists():
         return
     if replaced := sorted(name for name, _ in _entries(run, "") if _OWN.fullmatch(name)):
-        more = f" and {len(replaced) - 1} more" if len(replaced) > 1 else ""
         raise ConfigError(
-            f"{run / replaced[0]}{more} would be replaced, but no run has written it; name another folder for the run (--run), or "
+            f"{run}: {some_of(replaced)} would be replaced, but no run has written it; name another folder for the run (--run), or "
             "move it to another folder"
         )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import CheckpointError, ConfigError, PreparedDataError
+from common.text import some_of
 from common.untrusted import digest_run_file
 from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import check_digests, read_manifest
@@ -190,9 +191,8 @@ def _check_origin(run: Path, store: CheckpointStore, origin: Mapping[str, Any]) 
 
 def _foreign_text(foreign: Sequence[str]) -> str:
     """Return the first names. Characters that a terminal would not print become escapes."""
-    names = [name if name.isprintable() else ascii(name) for name in foreign[:_NAMED_FILES]]
-    more = f" and {len(foreign) - len(names)} more" if len(foreign) > len(names) else ""
-    return f"\n  files that do not belong to this run, and are not used: {', '.join(names)}{more}" if foreign else ""
+    names = some_of([name if name.isprintable() else ascii(name) for name in foreign], _NAMED_FILES)
+    return f"\n  files that do not belong to this run, and are not used: {names}" if foreign else ""
 
 
 def compare_environment(run: Path, facts: Mapping[str, Any]) -> tuple[Difference, ...]:
