@@ -81,6 +81,10 @@ class Services:
         lines = self.read(f"/workspace/runs/{run}/metrics.jsonl").split("\n")[:-1]
         return [line for line in map(json.loads, lines) if line["event"] == event]
 
+    def losses(self, run: str) -> list[tuple[int, str]]:
+        """Return the step and the loss, in hexadecimal digits, of each step of a run."""
+        return [(line["step"], line["loss_hex"]) for line in self.metrics(run)]
+
     def tensorboard(self, path: str) -> Any:
         """Return the JSON answer of TensorBoard's data API on the published port."""
         url = f"http://127.0.0.1:{self.variables['TENSORBOARD_PORT']}{path}"

@@ -29,14 +29,10 @@ def disturbed(whole: Services) -> Services:
     return whole.with_variables(TRAIN_LIMITS__STEPS=str(STEPS), TRAIN_EVAL__EVERY_STEPS="1000")
 
 
-def losses(services: Services, run: str) -> list[tuple[int, str]]:
-    return [(line["step"], line["loss_hex"]) for line in services.metrics(run)]
-
-
 @pytest.fixture(scope="module")
 def expected(whole: Services) -> list[tuple[int, str]]:
     """The first losses of the uninterrupted run."""
-    return losses(whole, "whole")[:STEPS]
+    return whole.losses("whole")[:STEPS]
 
 
 def said(services: Services, *names: str) -> str:
@@ -51,7 +47,7 @@ def started(services: Services, name: str, steps: int = STEPS // 4) -> Services:
     """Start a run without a step limit, and return its settings after it has made `steps` steps."""
     run = services.with_variables(RUN_NAME=name, TRAIN_LIMITS__STEPS=ENDLESS)
     run.compose("up", "--detach", check=False)
-    eventually(lambda: len(losses(run, name)) >= steps, 240, f"{steps} steps of {name}")
+    eventually(lambda: len(run.losses(name)) >= steps, 240, f"{steps} steps of {name}")
     return run
 
 
@@ -60,7 +56,7 @@ def finished(services: Services, name: str) -> list[tuple[int, str]]:
     run = services.with_variables(RUN_NAME=name, TRAIN_LIMITS__STEPS=str(STEPS))
     run.compose("up", "--detach")
     assert run.wait("train") == 0, said(run)
-    return losses(run, name)[:STEPS]
+    return run.losses(name)[:STEPS]
 
 
 def project(services: Services, name: str, **variables: str) -> Services:
@@ -95,10 +91,10 @@ def test_a_run_goes_on_by_itself_after_a_restart_of_the_engine_if_asked_to(
     for option in ("--stop", "--start"):
         subprocess.run([ROOT / "env/install-docker.sh", option], check=True, capture_output=True, timeout=300)
     run.compose("up", "--detach", "--no-deps", "tensorboard")
-    eventually(lambda: len(losses(run, "restarted")) >= STEPS, 240, "the steps after the restart")
+    eventually(lambda: len(run.losses("restarted")) >= STEPS, 240, "the steps after the restart")
     assert "SIGTERM received; finishing the step and saving" in said(run)
     run.compose("kill", "train")
-    assert losses(run, "restarted")[:STEPS] == expected
+    assert run.losses("restarted")[:STEPS] == expected
 
 
 FULL = """
@@ -192,9 +188,9 @@ def test_neither_another_checkout_of_the_same_name_and_port_nor_a_run_beside_it_
     beside = first.with_variables(RUN_NAME="beside", TRAIN_LIMITS__STEPS="20")
     assert "weights sha256:" in beside.compose("run", "--rm", "-T", "--no-deps", "train").stdout
     assert second.wait("train") == 0, said(second)
-    eventually(lambda: len(losses(first, "run")) >= STEPS, 240, "the rest of the first run's steps")
+    eventually(lambda: len(first.losses("run")) >= STEPS, 240, "the rest of the first run's steps")
     assert first.inspect("train")["Id"] == container
-    assert losses(first, "run")[:STEPS] == expected
+    assert first.losses("run")[:STEPS] == expected
 
 
 def test_an_override_file_and_a_file_of_variables_take_effect_beside_what_up_has_written(
@@ -242,8 +238,8 @@ def test_a_run_is_not_ended_by_another_up_and_its_log_shows_no_other_container_o
                 timeout=200,
                 check=False,
             )
-            seen = len(losses(run, "watched"))
-            eventually(lambda: len(losses(run, "watched")) > seen, 120, "more steps")
+            seen = len(run.losses("watched"))
+            eventually(lambda: len(run.losses("watched")) > seen, 120, "more steps")
         finally:
             follower.kill()
             follower.wait()

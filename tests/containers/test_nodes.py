@@ -14,10 +14,6 @@ pytestmark = pytest.mark.containers
 BOTH = "docker-compose.yml:docker-compose.nodes.yml"
 
 
-def losses(services: Services, run: str) -> list[tuple[int, str]]:
-    return [(line["step"], line["loss_hex"]) for line in services.metrics(run)]
-
-
 def weights(services: Services, run: str) -> str:
     """Return the digest of the weights in the record of a run."""
     return str(json.loads(services.read(f"/workspace/runs/{run}/record.json"))["weights"])
@@ -38,7 +34,7 @@ def one_node(services: Services) -> tuple[list[tuple[int, str]], str]:
     one = services.with_variables(RUN_NAME="one-node", **SETTINGS)
     one.compose("up", "--detach", timeout_s=600)
     assert one.wait("train") == ExitCode.DONE, one.compose("logs", "data-prep", "train").stdout[-4000:]
-    return losses(one, "one-node"), weights(one, "one-node")
+    return one.losses("one-node"), weights(one, "one-node")
 
 
 @pytest.mark.parametrize("killed", ["train", "train-1"])
@@ -52,10 +48,10 @@ def test_a_node_that_is_killed_and_started_again_ends_with_the_bits_of_one_node(
     eventually(lambda: two.metrics(run, "save"), 240, "a checkpoint of the run on two nodes")
     assert two.compose("exec", "-T", "tensorboard", "ls", f"/workspace/runs/{run}/heartbeat").stdout.split() == ["rank-0", "rank-1"]
     two.compose("kill", killed)
-    assert 0 < len(losses(two, run)) < len(expected)
+    assert 0 < len(two.losses(run)) < len(expected)
     two.compose("up", "--detach", "--no-deps", killed)
 
     for name in ("train", "train-1"):
         assert two.wait(name) == ExitCode.DONE, two.compose("logs", name).stdout[-4000:]
-    assert losses(two, run) == expected
+    assert two.losses(run) == expected
     assert weights(two, run) == digest

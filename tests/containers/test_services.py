@@ -31,10 +31,6 @@ def files_on_the_volume(services: Services) -> dict[str, str]:
     return dict(json.loads(services.compose("exec", "-T", "tensorboard", "python", "-", stdin=FILES).stdout))
 
 
-def losses(services: Services, run: str) -> list[tuple[int, str]]:
-    return [(line["step"], line["loss_hex"]) for line in services.metrics(run)]
-
-
 def evaluations(services: Services, run: str) -> list[tuple[int, str]]:
     return [(line["step"], line["val_loss_hex"]) for line in services.metrics(run, "eval")]
 
@@ -99,26 +95,26 @@ def test_a_second_up_neither_prepares_nor_trains_again(whole: Services) -> None:
 
 
 def test_a_stopped_run_goes_on_to_the_same_losses(whole: Services) -> None:
-    expected = losses(whole, "whole")
+    expected = whole.losses("whole")
     stopped = whole.with_variables(RUN_NAME="stopped")
     stopped.compose("up", "--detach")
     some = max(3, len(expected) // 4)
-    eventually(lambda: len(losses(stopped, "stopped")) >= some, 240, f"{some} steps of the run that is to be stopped")
+    eventually(lambda: len(stopped.losses("stopped")) >= some, 240, f"{some} steps of the run that is to be stopped")
     beside = stopped.compose("exec", "-T", "train", "bash", "-c", "echo $TRAIN_RUN").stdout
     assert beside == "/workspace/runs/stopped\n"
     stopped.compose("stop", "train")
     state = stopped.inspect("train")["State"]
     assert state["ExitCode"] == 75, stopped.compose("logs", "train").stdout[-3000:]
-    assert len(losses(stopped, "stopped")) < len(expected)
+    assert len(stopped.losses("stopped")) < len(expected)
 
     stopped.compose("up", "--detach")
     assert stopped.wait("train") == 0, stopped.compose("logs", "train").stdout[-3000:]
-    assert losses(stopped, "stopped") == expected
+    assert stopped.losses("stopped") == expected
 
 
 @pytest.mark.claim("18", "`docker compose stop` at a random time", unit="stops")
 def test_stops_at_random_times_lose_no_step_and_change_no_bit(whole: Services) -> None:
-    expected, number = losses(whole, "whole"), 0
+    expected, number = whole.losses("whole"), 0
     evaluated = evaluations(whole, "whole")
     for seed in seeds(2, 100):
         name = f"stops-{number}"
@@ -126,7 +122,7 @@ def test_stops_at_random_times_lose_no_step_and_change_no_bit(whole: Services) -
         run.compose("up", "--detach")
         time.sleep(random.Random(seed).uniform(0, 12))
         run.compose("stop", "train")
-        done = losses(run, name)
+        done = run.losses(name)
         print(f"stopped after step {len(done)}")
         code = run.inspect("train")["State"]["ExitCode"]
         finished = evaluations(run, name) == evaluated  # after a stop at the last step, its evaluation may be missing
@@ -136,7 +132,7 @@ def test_stops_at_random_times_lose_no_step_and_change_no_bit(whole: Services) -
         number += code == 0
     run.compose("up", "--detach")
     assert run.wait("train") == 0, run.compose("logs", "train").stdout[-3000:]
-    assert losses(run, name) == expected
+    assert run.losses(name) == expected
     assert evaluations(run, name) == evaluated
 
 
@@ -159,7 +155,7 @@ def test_preparing_and_training_need_no_network(whole: Services, tmp_path: Path)
 def test_health_and_stacks_are_those_of_the_ranks_that_run_in_this_container(whole: Services) -> None:
     run = whole.with_variables(RUN_NAME="healthy", TRAIN_LIMITS__STEPS="100000")
     run.compose("up", "--detach")
-    eventually(lambda: losses(run, "healthy"), 240, "the first steps")
+    eventually(lambda: run.losses("healthy"), 240, "the first steps")
     inside = ("exec", "-T", "train")
     assert "last heartbeat" in run.compose(*inside, "healthcheck").stdout
     assert run.compose(*inside, "env", "HEARTBEAT_MAX_AGE_S=0", "healthcheck", check=False).stdout.startswith("last heartbeat")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,20 @@ def end_of(error: BaseException) -> int:
     return run_command(main, [], lambda line, code: pytest.fail(f"{code} was left as the reason, with {line}"))
 
 
+def at_the_third_wait(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> list[float]:
+    """Replace `time.sleep`, and return the list of its calls. A fourth one is a failure."""
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        assert len(waits) < 4, "it waits although nothing can come any more"
+        if len(waits) == 3:
+            happens()
+
+    monkeypatch.setattr("time.sleep", sleep)
+    return waits
+
+
 @pytest.mark.parametrize("words", [GLOO, NCCL])
 def test_a_rank_is_silent_after_another_that_has_said_why(words: str, rank: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rank.write_text("74\n")
@@ -48,14 +63,7 @@ def test_a_rank_is_silent_after_another_that_has_said_why(words: str, rank: Path
 def test_it_waits_for_a_rank_that_is_about_to_say_why(
     rank: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    waits: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        waits.append(seconds)
-        if len(waits) == 3:
-            rank.write_text("3 and words\n")
-
-    monkeypatch.setattr("time.sleep", sleep)
+    waits = at_the_third_wait(monkeypatch, lambda: rank.write_text("3 and words\n"))
     assert end_of(RuntimeError(GLOO)) == ExitCode.DATA
     assert len(waits) == 3
     assert capsys.readouterr().err == ""
@@ -79,16 +87,8 @@ def test_it_does_not_wait_for_words_that_cannot_come_and_says_in_one_line_what_i
 def test_it_does_not_wait_if_all_ranks_of_the_node_wait_because_the_lost_one_is_on_another_node(
     rank: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    waits: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        waits.append(seconds)
-        assert len(waits) < 4, "it waits although all ranks do"
-        rank.with_name(f"exit.waiting-{os.getppid() + 1}-0").touch()  # of an earlier start
-        if len(waits) == 3:
-            rank.with_name(f"exit.waiting-{os.getppid()}-0").touch()
-
-    monkeypatch.setattr("time.sleep", sleep)
+    rank.with_name(f"exit.waiting-{os.getppid() + 1}-0").touch()  # of an earlier start
+    waits = at_the_third_wait(monkeypatch, rank.with_name(f"exit.waiting-{os.getppid()}-0").touch)
     assert end_of(RuntimeError(GLOO)) == ExitCode.CRASHED
     assert len(waits) == 3
     assert "rank 1 lost its connection" in capsys.readouterr().err
