@@ -107,8 +107,8 @@ LABEL org.opencontainers.image.title="trainer" \
       org.opencontainers.image.version="${VERSION}" \
       trainer.lock.digest="${LOCK_DIGEST}"
 
-# For docker-compose.watch.yml and .devcontainer, with the tools of a checkout. Bytecode of the project is compared with its sources here,
-# which change.
+# For docker-compose.watch.yml and .devcontainer, with the tools of a checkout. The sources of the project change here, so Python compares
+# the project's bytecode with them.
 FROM trainer AS develop
 USER root
 RUN apt-get update \
