@@ -6,12 +6,12 @@ with the unfinished tasks. Results are used in the order of the tasks, so the nu
 
 from __future__ import annotations
 
+from common.signals import stop_on_signals
 from common.storage_errors import naming
 from data_pipeline.config import PrepareConfig
 from data_pipeline.conversations.chat_template import chosen_template
 from data_pipeline.dataset.layout import INPUTS, TOKENIZER
 from data_pipeline.dataset.manifest import Manifest
-from data_pipeline.execution.local_engine import stop_on_signals
 from data_pipeline.execution.runner import open_runner_of
 from data_pipeline.publishing.assemble import Prepared, assemble
 from data_pipeline.publishing.fingerprint import fingerprint_of, key_of_work, settings_of

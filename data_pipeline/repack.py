@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from common.errors import ConfigError
 from common.settings.messages import explain
+from common.signals import stop_on_signals
 from common.storage_errors import naming
 from data_pipeline.config import BUILTIN, PackingSettings, PrepareConfig
 from data_pipeline.dataset.document_labels import label_names
@@ -23,7 +24,7 @@ from data_pipeline.dataset.manifest import MASKED_FORMAT, Manifest, check_digest
 from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.stored_documents import check_tables, check_tokens_kept, read_tokenizer, settings_in
 from data_pipeline.dataset.tables import read_side_by_side
-from data_pipeline.execution.local_engine import available_cores, stop_on_signals
+from data_pipeline.execution.local_engine import available_cores
 from data_pipeline.execution.runner import Runner, open_runner
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.publishing.assemble import Prepared, assemble

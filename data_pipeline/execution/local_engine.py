@@ -12,12 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from types import FrameType
 from typing import Protocol, TypeVar
 
-from common.errors import StoppedBySignal, WorkerError
+from common.errors import WorkerError
 
-__all__ = ["Engine", "available_cores", "open_engine", "stop_on_signals"]
+__all__ = ["Engine", "available_cores", "open_engine"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -113,25 +112,3 @@ def _end_with_parent() -> None:
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])
         os._exit(1)
-
-
-@contextlib.contextmanager
-def stop_on_signals() -> Iterator[None]:
-    """While it is open, SIGTERM and SIGHUP raise StoppedBySignal, and Ctrl-C a KeyboardInterrupt with the same advice.
-
-    In another thread than the main thread it does nothing.
-    """
-
-    def stop(number: int, _: FrameType | None) -> None:
-        error = KeyboardInterrupt if number == signal.SIGINT else StoppedBySignal
-        raise error(f"{signal.Signals(number).name} received; finished work is kept: run the same command again to go on")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

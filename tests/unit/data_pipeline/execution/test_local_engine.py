@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from common.errors import SourceError, StoppedBySignal, WorkerError
-from data_pipeline.execution.local_engine import open_engine, stop_on_signals
+from common.signals import stop_on_signals
+from data_pipeline.execution.local_engine import open_engine
 
 
 def slow_first(number: int) -> int:

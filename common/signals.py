@@ -1,0 +1,42 @@
+"""Signals that end a command in order: what the command has begun is removed or kept, and one line says so."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from common.errors import StoppedBySignal
+
+__all__ = ["stop_on_signals"]
+
+_STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+@contextmanager
+def stop_on_signals(advice: str = "finished work is kept: run the same command again to go on") -> Iterator[None]:
+    """While it is open, SIGTERM and SIGHUP raise StoppedBySignal, and Ctrl-C a KeyboardInterrupt with the same advice.
+
+    After the first signal SIGTERM and SIGHUP are ignored, so that the command can clean up. A signal that is ignored at the start
+    stays ignored (`nohup`). In another thread than the main thread the context does nothing.
+    """
+
+    def stop(number: int, _: FrameType | None) -> None:
+        for other in before.keys() - {signal.SIGINT}:
+            signal.signal(other, signal.SIG_IGN)
+        error = KeyboardInterrupt if number == signal.SIGINT else StoppedBySignal
+        raise error(f"{signal.Signals(number).name} received; {advice}")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: handler for number in _STOPS if (handler := signal.getsignal(number)) != signal.SIG_IGN}
+    try:
+        for number in before:
+            signal.signal(number, stop)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
