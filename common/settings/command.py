@@ -9,8 +9,9 @@ from typing import Any
 
 from common.command_line import Command, importing
 from common.settings.load import load_options, load_settings
-from common.settings.model import Options, setting_names, spelling
+from common.settings.model import Options, Section, place_of, setting_names, spelling
 from common.settings.options import help_parser
+from common.targets import check_target
 
 __all__ = ["option_names", "run_listed"]
 
@@ -32,6 +33,7 @@ def run_listed(command: Command, program: str, arguments: Sequence[str]) -> None
     parser = help_parser(model, f"{program} {command.name}", description)
     load = load_options if issubclass(model, Options) else load_settings
     settings = load(model, arguments, parser)
+    _check_targets(settings)
     if command.shortcut:
         with importing():
             shortcut = _named(command.shortcut)
@@ -47,6 +49,12 @@ def option_names(command: Command) -> list[str]:
     model = _named(command.settings)
     names = [spelling(name, field) for name, field in setting_names(model).items()]
     return [*(name for name in names if name.startswith("-")), "--help"]
+
+
+def _check_targets(settings: Section) -> None:
+    for name, field in type(settings).model_fields.items():
+        if (target := place_of(field).target) is not None and (path := getattr(settings, name)) is not None:
+            check_target(path, spelling(name, field), target)
 
 
 def _named(place: str) -> Any:

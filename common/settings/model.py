@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
 from common.errors import ConfigError
+from common.targets import Target
 
 __all__ = [
     "Options",
@@ -102,6 +103,8 @@ class Place:
     """The value is given without an option before it."""
     variable: str | None = None
     """The environment variable that is used if the command line has no value."""
+    target: Target | None = None
+    """The command writes a folder or file to this path: see `check_target`."""
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from common.settings.effects import OnlyIf
 from common.settings.messages import explain
-from common.settings.model import Section, Settings, with_nones
+from common.settings.model import Place, Section, Settings, with_nones
 from data_pipeline.config.filters import HeuristicSettings, LanguageSettings, QualitySettings
 from data_pipeline.config.limits import LimitSettings
 from data_pipeline.config.selection import AugmentSettings, BalanceSettings, DedupSettings, SplitSettings
@@ -102,7 +102,9 @@ class PrepareConfig(Settings):
     source: dict[str, SourceSettings] = Field(
         default_factory=dict, description="Sources, each with its settings. Only a recipe can define them."
     )
-    output: Path = Field(Path("workspace/data"), description="Folder that receives the prepared data.")
+    output: Annotated[Path, Place(target="folder")] = Field(
+        Path("workspace/data"), description="Folder that receives the prepared data."
+    )
     workers: int | None = Field(
         None, ge=1, le=4096, description="Number of worker processes, which never changes the result; none: one for each core."
     )

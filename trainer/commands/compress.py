@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 from common.command_line import command_text
 from common.errors import ConfigError, PreparedDataError
-from common.files import commit_directory, sealed, unfinished_path, write_atomic
+from common.files import sealed, write_atomic
+from common.targets import new_folder
 from common.untrusted import digest_run_file
 from data_pipeline.dataset.manifest import read_manifest
 from trainer.commands.evaluate import evaluate_run
@@ -45,14 +45,11 @@ def run(options: CompressOptions) -> None:
     compression = Compression(options.method, options.group_size, options.share)
     stored = compression.stored(source.weights)
     perplexity = _perplexity(options, options.run, options.checkpoint)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = unfinished_path(output)
-    try:
-        facts = compression.to_json() | _origin(source)
-        config = source.config.as_language_model.model_copy(update={"run": output})
+    facts = compression.to_json() | _origin(source)
+    with new_folder(output) as folder:
         write_untrained(
-            temporary,
-            config,
+            folder,
+            source.config.as_language_model.model_copy(update={"run": output}),
             source.tokenizer,
             stored,
             status=COMPRESSED,
@@ -61,16 +58,12 @@ def run(options: CompressOptions) -> None:
             chat_template=None if source.chat_template is None else source.chat_template.source,
         )
         on_disk = num_bytes(source.weights.values()), num_bytes(stored.values())
-        perplexities = perplexity, _perplexity(options, temporary, "latest")
-        measured = zip(on_disk, *_loaded(options, temporary), perplexities, strict=True)
+        perplexities = perplexity, _perplexity(options, folder, "latest")
+        measured = zip(on_disk, *_loaded(options, folder), perplexities, strict=True)
         before, after = (Measured(*values) for values in measured)
         comparison = {"before": before.to_json(), "after": after.to_json()}
-        record = read_record(temporary)
-        write_atomic(temporary / "record.json", sealed({**record, COMPRESSED: facts | {"comparison": comparison}}))
-        commit_directory(temporary, output)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        record = read_record(folder)
+        write_atomic(folder / "record.json", sealed({**record, COMPRESSED: facts | {"comparison": comparison}}))
     if options.as_json:
         print(json.dumps(facts | comparison | {"output": str(output)}, ensure_ascii=False))
         return

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from common.settings.effects import OnlyIf
 from common.settings.load import AUTO
-from common.settings.model import Settings
+from common.settings.model import Place, Settings
 from trainer.config.automatic import choose_for
 from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
 from trainer.config.finetuning import ClassificationConfig, DistillationConfig, PreferenceConfig
@@ -61,7 +61,7 @@ class TrainConfig(Settings):
         description="Recipe: its name in env/recipes, a .toml file, or auto, which chooses the settings for the text and the time.",
     )
     data: Path = Field(description="Directory that `trainer prepare` wrote.")
-    run: Path = Field(
+    run: Annotated[Path, Place(target="folder")] = Field(
         description="Directory of this run. An existing run is continued; --run alone uses the settings that it has saved."
     )
     init: Path | None = Field(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from common.errors import CheckpointError, ConfigError
-from common.files import commit_directory, unfinished_path
+from common.targets import new_folder
 from trainer.exchange.adapters import write_adapters
 from trainer.exchange.export_record import EXPORT_RECORD, export_record, foreign_entries, read_export_record
 from trainer.exchange.hugging_face import INDEX, Dtype, described_files, write_hugging_face
@@ -55,10 +54,7 @@ tokenizer must be exact. The option `--format` has the names."""
 
 
 def write_export(source: ExportSource, output: Path, *, kind: str, dtype: Dtype, replace: bool = False, exact: bool = True) -> None:
-    """Write a directory under a temporary name beside `output`, force it to the device, and rename it.
-
-    A process that is killed leaves the directory as it was, or none if it is killed between the two renames that replace an
-    earlier export. It can leave a folder `.NAME.….tmp`.
+    """Write a directory complete or not at all: see `common.targets.new_folder`.
 
     Args:
         source: the checkpoint.
@@ -72,17 +68,10 @@ def write_export(source: ExportSource, output: Path, *, kind: str, dtype: Dtype,
         ConfigError: the directory has other files, or the model cannot be expressed in the format.
         OSError: a file cannot be written.
     """
-    output.parent.mkdir(parents=True, exist_ok=True)
-    folder = unfinished_path(output)
-    folder.mkdir()
-    try:
+    with new_folder(output, replaces=True) as folder:
         FORMATS[kind](source, dtype, folder, exact)
         (folder / EXPORT_RECORD).write_bytes(export_record(source, folder, kind=kind, dtype=dtype, exact=exact))
         check_output(output, replace=replace)
-        _put(folder, output)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def check_output(output: Path, *, replace: bool) -> None:
@@ -105,18 +94,3 @@ def check_output(output: Path, *, replace: bool) -> None:
         )
     if not replace:
         raise ConfigError(f"--output {output} has an export of step {record['step']}; add --replace, or name another directory")
-
-
-def _put(folder: Path, output: Path) -> None:
-    if not output.exists():
-        commit_directory(folder, output)
-        return
-    former = unfinished_path(output)
-    output.rename(former)
-    try:
-        commit_directory(folder, output)
-    except BaseException:
-        if not output.exists():
-            former.rename(output)
-        raise
-    shutil.rmtree(former)

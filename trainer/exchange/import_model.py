@@ -6,14 +6,13 @@ continue it, but begins a new run with its weights (`init`).
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from common.errors import ConfigError
-from common.files import commit_directory, unfinished_path
+from common.targets import new_folder
 from common.untrusted import digest_run_file
 from data_pipeline.conversations.chat_template import ChatTemplate, published_template
 from data_pipeline.tokenizer import Tokenizer, open_supplied
@@ -80,14 +79,8 @@ def import_model(directory: Path, output: Path) -> Imported:
         "types": list(published.types),
         "files": files | {CONFIG: digest_run_file(directory, CONFIG)},
     }
-    output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = unfinished_path(output)
-    try:
-        digest = write_untrained(temporary, config, tokenizer, weights, status=IMPORTED, source=source, chat_template=template)
-        commit_directory(temporary, output)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    with new_folder(output) as folder:
+        digest = write_untrained(folder, config, tokenizer, weights, status=IMPORTED, source=source, chat_template=template)
     num_weights = sum(weight.numel() for weight in weights.values())
     lacking = tuple(role for role, number in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id)) if number is None)
     return Imported(

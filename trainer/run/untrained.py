@@ -33,10 +33,10 @@ def write_untrained(
     data_digest: str = "",
     chat_template: str | None = None,
 ) -> str:
-    """Write the files of such a run into a new directory, and return the digest of its tensors.
+    """Write the files of such a run into an empty directory, and return the digest of its tensors.
 
     Args:
-        run: the directory, which does not exist. The caller commits it: see `common.files.commit_directory`.
+        run: the directory. The caller commits it: see `common.targets.new_folder`.
         config: settings for the commands that use the model. Those of a training have no meaning.
         tokenizer: the tokenizer of the model.
         tensors: the weights as they are stored, by name.
@@ -45,7 +45,6 @@ def write_untrained(
         data_digest: root digest of the data that the model was trained on, if it is known.
         chat_template: the Jinja program of its chat template, if it has one.
     """
-    run.mkdir()
     write_atomic(run / "config.toml", to_toml("train", config.model_dump(mode="json")).encode())
     save_tokenizer(tokenizer, run / "tokenizer")
     if chat_template is not None:

@@ -22,7 +22,7 @@ class SearchOptions(Options):
     space: Annotated[Path, Place(metavar="FILE")] = Field(
         description="TOML file with the settings that the trials vary, and their values."
     )
-    output: Annotated[Path, Place(metavar="DIR")] = Field(
+    output: Annotated[Path, Place(metavar="DIR", target="folder")] = Field(
         description="Folder of the search: its study, runs, best.toml, report.html."
     )
     data: Annotated[Path | None, Place(metavar="DIR")] = Field(

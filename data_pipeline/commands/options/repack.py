@@ -16,7 +16,7 @@ __all__ = ["RepackOptions"]
 class RepackOptions(FolderOptions):
     """Packs the documents of prepared data into rows of another length."""
 
-    output: Annotated[Path, Place(metavar="DIR")] = Field(description="Folder that receives the result.")
+    output: Annotated[Path, Place(metavar="DIR", target="folder")] = Field(description="Folder that receives the result.")
     row_length: Annotated[int, Place(metavar="N")] = Field(ge=8, le=1 << 20, description="Number of tokens in a row.")
     workers: Annotated[int | None, Place(metavar="N")] = Field(
         None, ge=1, le=4096, description="Number of worker processes. Default: one for each core."

@@ -23,7 +23,9 @@ class CompressOptions(CheckpointOptions):
         description="int8, int4: fewer bits for each weight; prune: the smallest weights become zero; prune-2-4: the "
         "smaller two of four neighbouring weights become zero."
     )
-    output: Annotated[Path, Place(metavar="DIR")] = Field(description="Directory of the new run. It must not exist.")
+    output: Annotated[Path, Place(metavar="DIR", target="folder")] = Field(
+        description="Directory of the new run. It must not exist."
+    )
     group_size: int = Field(32, ge=2, le=1 << 16, description="Number of columns of a matrix that share a scale with int4.")
     share: float = Field(0.5, gt=0, lt=1, description="Share of the weights of each matrix that prune sets to zero.")
     data: Annotated[Path | None, Place(metavar="DIR")] = Field(

@@ -23,7 +23,7 @@ class DoctorOptions(Options):
     )
     fast: bool = Field(False, description="Skip the checks that take seconds: the all-reduce and the rates of the disks.")
     as_json: Annotated[bool, Place("--json")] = Field(False, description="Print one JSON object.")
-    bundle: Annotated[Path | None, Place(metavar="FILE")] = Field(
+    bundle: Annotated[Path | None, Place(metavar="FILE", target="file")] = Field(
         None, description="Also write an archive (.tar.gz) for a bug report, without texts, secrets and names."
     )
     log: Annotated[Path | None, Place(metavar="FILE")] = Field(

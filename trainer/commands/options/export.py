@@ -24,7 +24,9 @@ class ExportOptions(CheckpointOptions):
         description="Format of the files. hf: Hugging Face, for transformers, vLLM and llama.cpp; onnx: graphs for ONNX Runtime; "
         "peft: the adapters alone, for PEFT and vLLM.",
     )
-    output: Annotated[Path, Place(metavar="DIR")] = Field(description="New or empty directory that receives the files.")
+    output: Annotated[Path, Place(metavar="DIR", target="folder")] = Field(
+        description="New or empty directory that receives the files."
+    )
     dtype: Literal["fp32", "bf16"] = Field("fp32", description="Type of the weights. bf16 rounds them and halves the size.")
     replace: bool = Field(False, description="Replace an earlier export in the directory. Other files are never replaced.")
     inexact_tokenizer: bool = Field(

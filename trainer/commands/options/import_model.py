@@ -18,4 +18,6 @@ class ImportOptions(Options):
     directory: Annotated[Path, Place(metavar="DIR", positional=True)] = Field(
         description="Directory with config.json, *.safetensors, and tokenizer.json or tokenizer.model."
     )
-    output: Annotated[Path, Place(metavar="RUN")] = Field(description="Directory of the new run. It must not exist.")
+    output: Annotated[Path, Place(metavar="RUN", target="folder")] = Field(
+        description="Directory of the new run. It must not exist."
+    )

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from common import targets
 from common.errors import CheckpointError, ConfigError
 from common.files import canonical_json, digest_bytes, sealed, unsealed
 from tests.support.exported import export_source
-from trainer.exchange import export
 from trainer.exchange.export import FORMATS, check_output, write_export
 from trainer.exchange.export_record import check_files, foreign_entries, read_export_record
 from trainer.exchange.source import ExportSource
@@ -116,7 +116,7 @@ def test_an_error_leaves_what_was_there(
         (folder / "config.json").write_text("{")
         fail()
 
-    for patched in ((FORMATS, "hf", write_half), (export, "commit_directory", fail)):
+    for patched in ((FORMATS, "hf", write_half), (targets, "commit_directory", fail)):
         with monkeypatch.context() as patch:
             holder, name, function = patched
             if isinstance(holder, dict):

@@ -18,4 +18,6 @@ class CompareOptions(Options):
     runs: Annotated[tuple[Path, ...], Place(metavar="RUN", positional=True)] = Field(
         description="Directories of the runs, two or more."
     )
-    output: Annotated[Path, Place(metavar="FILE")] = Field(Path("compare.html"), description="File that receives the page.")
+    output: Annotated[Path, Place(metavar="FILE", target="file")] = Field(
+        Path("compare.html"), description="File that receives the page."
+    )

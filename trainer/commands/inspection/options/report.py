@@ -16,7 +16,7 @@ __all__ = ["ReportOptions"]
 class ReportOptions(RunOptions):
     """Writes report.html and training_metrics.png of a run into its directory. The run need not be finished."""
 
-    output: Annotated[Path | None, Place(metavar="FILE")] = Field(
+    output: Annotated[Path | None, Place(metavar="FILE", target="file")] = Field(
         None,
         description="File that receives the page. Without it, report.html in the run. The picture goes into the same directory.",
     )

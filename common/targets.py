@@ -1,0 +1,136 @@
+"""Folders and files that a command writes to a path of the user.
+
+A new folder is written beside its place and renamed when it is complete. Its lock shows other commands that it is in use.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from glob import escape
+from pathlib import Path
+from typing import Literal
+
+from common.errors import ConfigError
+from common.files import commit_directory, is_unfinished, sync_upwards, unfinished_path
+from common.signals import stop_on_signals
+from common.storage_errors import naming
+
+__all__ = ["Target", "check_target", "new_folder"]
+
+_log = logging.getLogger(__name__)
+Target = Literal["folder", "file"]
+_KINDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "a run": (("config.toml", "record.json"), ("config.toml", ".lock")),
+    "prepared data": ((".prepare.lock",), ("manifest.json", "tokenizer")),
+    "an exported model": (("export.json", "config.json"),),
+}
+"""For each kind of folder, entries that show it: all of one group are there."""
+
+
+def check_target(path: Path, option: str, target: Target) -> None:
+    """Refuse a path inside a run, prepared data or an exported model, because other commands read, check and delete what is there.
+
+    A page or a new file directly in the folder of a run is allowed, and so is a folder that is a run or prepared data already.
+
+    Args:
+        path: folder or file that a command is about to write.
+        option: names it on the command line, for the message.
+        target: what is written.
+
+    Raises:
+        ConfigError: the path is inside such a folder.
+    """
+    with suppress(OSError, ValueError, RuntimeError):  # the command that uses the path says what is wrong with it
+        real = path.resolve()
+        for folder in real.parents:
+            if (kind := _kind(folder)) is None:
+                continue
+            is_beside = target == "file" and kind == "a run" and real.parent == folder
+            if (is_beside and (real.suffix == ".html" or not real.exists())) or (target == "folder" and _kind(real)):
+                return
+            raise ConfigError(f"{option} = {path} is inside {folder}, which is {kind}; name a path outside of it")
+
+
+def _kind(folder: Path) -> str | None:
+    for kind, groups in _KINDS.items():
+        if any(all((folder / name).exists() for name in names) for names in groups):
+            return kind
+    return None
+
+
+@contextmanager
+def new_folder(target: Path, *, replaces: bool = False) -> Iterator[Path]:
+    """Yield an empty folder, and rename it to `target` at the end of the context. Then the result survives a power failure.
+
+    The folder appears complete or not at all. An error, SIGTERM, SIGHUP or Ctrl-C removes it. After a kill the next call for the
+    same target removes it.
+
+    Args:
+        target: the new folder.
+        replaces: a folder at this path is replaced. If the process is killed between the two renames, neither is there.
+
+    Raises:
+        StoppedBySignal: a signal asked for a stop.
+        OSError: a file cannot be written.
+    """
+    with stop_on_signals(f"{target} is written whole or not at all: run the same command again"), naming(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(target)
+        with _locked_folder(target) as folder:
+            yield folder
+            _put(folder, target, replaces=replaces)
+
+
+@contextmanager
+def _locked_folder(target: Path) -> Iterator[Path]:
+    """Yield a new folder beside `target` that is locked until it is renamed or removed."""
+    folder = unfinished_path(target)
+    try:
+        folder.mkdir()
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with suppress(OSError):  # the file system has no locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
+        finally:
+            os.close(lock)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _put(folder: Path, target: Path, *, replaces: bool) -> None:
+    former = unfinished_path(target) if replaces and target.exists() else None
+    try:
+        if former is not None:
+            target.rename(former)
+        commit_directory(folder, target)
+    except BaseException:
+        if former is not None and former.exists() and not target.exists():
+            former.rename(target)
+        raise
+    sync_upwards(target.parent)
+    if former is not None:
+        shutil.rmtree(former)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove the folders that killed commands left beside a target. A folder whose lock is held is in use."""
+    for left in target.parent.glob(f".{escape(target.name)}.*.tmp"):
+        if not is_unfinished(left) or left.is_symlink() or not left.is_dir():
+            continue
+        lock = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left)
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            _log.warning("%s: left by an earlier command, and it cannot be removed (%s); remove it", left, error.strerror)
+        finally:
+            os.close(lock)
