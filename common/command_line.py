@@ -19,7 +19,7 @@ from typing import NoReturn
 from common.errors import ConfigError, ExitCode, ProjectError, exit_code_of
 from common.files import UnusableFileError
 from common.redaction import RedactingFormatter, redacted
-from common.storage_errors import explain_file_error
+from common.storage_errors import TOO_MANY_FILES, explain_file_error, explain_os_error
 from common.terminal import printable, printable_stdout
 from common.terminal_lines import LineHandler, write_line
 
@@ -79,7 +79,7 @@ def importing() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ConfigError(_not_loaded(error)) from error
+        raise _too_many_files(error) or ConfigError(_not_loaded(error)) from error
 
 
 def run_command(
@@ -113,9 +113,6 @@ def run_command(
     except BrokenPipeError:  # the reader of the output, for example `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
-    except (ImportError, SyntaxError) as error:
-        (announce or _print)(printable(f"error: {redacted(_not_loaded(error))}"), ExitCode.CONFIG)
-        return ExitCode.CONFIG
     except (ProjectError, OSError, UnusableFileError, KeyboardInterrupt) as error:
         code = exit_code_of(error)
         explanation = explain_file_error(error) if isinstance(error, OSError | UnusableFileError) else str(error)
@@ -128,6 +125,23 @@ def run_command(
             stopped = code in (ExitCode.STOPPED, ExitCode.INTERRUPTED)
             (announce or _print)(printable(f"{'stopped' if stopped else 'error'}: {message}"), code)
         return code
+    except Exception as error:
+        limit = _too_many_files(error)
+        if limit is None and not isinstance(error, ImportError | SyntaxError):
+            raise
+        reason, code = (_not_loaded(error), ExitCode.CONFIG) if limit is None else (explain_os_error(limit), ExitCode.STORAGE)
+        (announce or _print)(printable(f"error: {redacted(reason)}"), code)
+        return code
+
+
+def _too_many_files(error: BaseException | None) -> OSError | None:
+    """Return the error of the system if an error comes from too many open files, which libraries turn into other errors."""
+    while error is not None:
+        for number in TOO_MANY_FILES:
+            if getattr(error, "errno", None) == number or os.strerror(number) in str(error):
+                return OSError(number, os.strerror(number))
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def end_at_once(code: int) -> NoReturn:

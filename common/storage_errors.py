@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,10 +14,12 @@ from common.files import UnusableFileError
 from common.mounts import TEXT, named_mount
 from common.text import size
 
-__all__ = ["explain_file_error", "explain_os_error", "naming"]
+__all__ = ["TOO_MANY_FILES", "explain_file_error", "explain_os_error", "naming"]
 
 _OF_OPEN_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
 """Errors of reads, writes and syncs of open files. Sockets raise none of these."""
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+_SHARED_MEMORY = "/dev/shm"
 _OF_TARGETS = (errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY)
 """Errors of a rename or link that are about the new name."""
 _RUN_AGAIN = "and run the same command again"
@@ -49,7 +52,7 @@ _EXPLAINED = {
 def naming(path: Path) -> Iterator[None]:
     """Add this path to an OSError from within the context, if the error names no file.
 
-    Errors of reads, writes and syncs of open files name no file.
+    Errors of reads, writes and syncs of open files name no file. Neither does a lock of `multiprocessing`, which is in /dev/shm.
 
     Args:
         path: the file that is read or written, or the folder that receives it.
@@ -58,17 +61,24 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.filename is None and error.errno in _OF_OPEN_FILES:
-            error.filename = str(path)
+            error.filename = _SHARED_MEMORY if _is_of_a_lock(error) else str(path)
         raise
+
+
+def _is_of_a_lock(error: OSError) -> bool:
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(name.endswith("multiprocessing/synchronize.py") for name in files)
 
 
 def explain_os_error(error: OSError) -> str:
     """Return one line: the file, the reason and what to do. If the error is not about a file, return its own message."""
     name = error.filename2 if error.errno in _OF_TARGETS and error.filename2 is not None else error.filename
     path = Path(os.fsdecode(name)) if isinstance(name, str | bytes | os.PathLike) else None
-    if error.errno is None or (path is None and error.errno not in _OF_OPEN_FILES):
+    if error.errno is None or (path is None and error.errno not in (*_OF_OPEN_FILES, *TOO_MANY_FILES)):
         return str(error)
     reason, remedy = _reason_and_remedy(error, path)
+    if path is None and error.errno in TOO_MANY_FILES:
+        return f"{reason}; {remedy}"
     return f"{path if path is not None else 'a file'}: {reason}; {remedy}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing.synchronize
 import os
 import re
 from collections.abc import Callable
@@ -139,3 +140,29 @@ def test_a_file_of_another_kind_is_one_line_too(tmp_path: Path, capsys: pytest.C
     assert line_of(capsys, lambda: open_input(tmp_path / "pipe")).endswith("pipe is a pipe; a regular file is needed there")
     line = line_of(capsys, lambda: open_input(tmp_path / "link", below=tmp_path))
     assert line.endswith("not opened inside a data or run folder; remove or replace it, and run the same command again")
+
+
+def test_a_lock_that_finds_no_room_is_about_shared_memory_and_not_about_the_folder_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(multiprocessing.synchronize._multiprocessing, "SemLock", full)
+    with pytest.raises(OSError, match="No space") as caught, naming(tmp_path):
+        multiprocessing.Lock()
+    assert explain_os_error(caught.value).startswith("/dev/shm: no space left on the device")
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ImportError, ValueError])
+def test_an_error_of_a_library_about_too_many_open_files_is_one_line(
+    kind: type[Exception], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(_: object) -> None:
+        try:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        except OSError as error:
+            raise kind("a library failed") from error
+
+    assert run_command(main, []) == ExitCode.STORAGE
+    assert capsys.readouterr().err.startswith("error: this process may open no more files; raise `ulimit -n`")
