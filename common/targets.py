@@ -80,10 +80,15 @@ def new_folder(target: Path, *, replaces: bool = False) -> Iterator[Path]:
     """
     with stop_on_signals(f"{target} is written whole or not at all: run the same command again"), naming(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(target)
+        # A kill between the two renames leaves the earlier folder under another name. It is kept until the new one is there.
+        keeps = replaces and not target.exists()
+        if not keeps:
+            _remove_leftovers(target)
         with _locked_folder(target) as folder:
             yield folder
             _put(folder, target, replaces=replaces)
+        if keeps:
+            _remove_leftovers(target)
 
 
 @contextmanager

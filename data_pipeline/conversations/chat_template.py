@@ -6,7 +6,6 @@ folder of its tokenizer, so that a run can hold conversations in the same form.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, PreparedDataError
-from common.files import UnusableFileError, read_input
+from common.files import UnusableFileError, parse_json, read_input
 from data_pipeline.config import ChatSettings, TokenizerSettings
 from data_pipeline.tokenizer import NamedToken, Tokenizer, open_supplied, supplied_files
 from data_pipeline.tokenizer.special import CONFIG_FILE, OWN_NAMES
@@ -144,7 +143,7 @@ def _source_in(folder: Path, below: Path | None = None) -> str:
     """
     if (folder / TEMPLATE_FILE).is_file():
         return read_input(folder / TEMPLATE_FILE, _MAX_BYTES, below=below).decode()
-    config: Any = json.loads(read_input(folder / CONFIG_FILE, _MAX_CONFIG_BYTES, below=below))
+    config: Any = parse_json(read_input(folder / CONFIG_FILE, _MAX_CONFIG_BYTES, below=below))
     found = config.get("chat_template") if isinstance(config, dict) else None
     if isinstance(found, list):  # several templates with names
         found = next((one.get("template") for one in found if isinstance(one, dict) and one.get("name") == "default"), None)

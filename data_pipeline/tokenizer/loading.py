@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from common.errors import ConfigError, PreparedDataError
-from common.files import UnusableFileError, read_input, write_atomic
+from common.files import UnusableFileError, parse_json, read_input, write_atomic
 from data_pipeline.tokenizer.base import MAX_TOKENIZER_BYTES, Tokenizer
 from data_pipeline.tokenizer.characters import ByteTokenizer, CharacterTokenizer
 from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer
@@ -77,7 +76,7 @@ def open_supplied(path: Path, chosen: Mapping[str, str]) -> Tokenizer:
             raise ConfigError(f"tokenizer.path: {error}") from None
     file = _file_of(path)
     try:
-        files = _read_with_siblings(file)
+        files = _read_with_siblings(file, below=path if path.is_dir() else None)
         _try_out(file, files[file.name])
         found = names_in_siblings(files)
         if file.suffix == ".json":
@@ -85,6 +84,8 @@ def open_supplied(path: Path, chosen: Mapping[str, str]) -> Tokenizer:
         return SentencePieceTokenizer(files[file.name], "sentencepiece", chosen, found)
     except OSError as error:
         raise ConfigError(f"tokenizer.path: {file} cannot be read: {error.strerror}") from None
+    except UnusableFileError as error:
+        raise ConfigError(f"tokenizer.path: {error}; copy the files themselves (cp -rL)") from None
     except ValueError as error:
         raise ConfigError(f"tokenizer.path: {file} cannot be used: {error}") from None
 
@@ -128,9 +129,13 @@ def _file_of(path: Path) -> Path:
     return present[0]
 
 
-def _read_with_siblings(file: Path, below: Path | None = None) -> _Files:
-    """Return by name a tokenizer's file and those beside it that name special tokens; `below` as in `read_input`."""
-    return {path.name: read_input(path, MAX_TOKENIZER_BYTES, below=below) for path in _with_siblings(file)}
+def _read_with_siblings(file: Path, *, below: Path | None) -> _Files:
+    """Return by name a tokenizer's file and those beside it that name special tokens.
+
+    Links are followed only for the tokenizer's file, and only if `below` is None: then a user has named the file itself.
+    """
+    files, beside = {file.name: read_input(file, MAX_TOKENIZER_BYTES, below=below)}, _with_siblings(file)[1:]
+    return files | {path.name: read_input(path, MAX_TOKENIZER_BYTES, below=file.parent) for path in beside}
 
 
 def _with_siblings(file: Path) -> list[Path]:
@@ -139,7 +144,7 @@ def _with_siblings(file: Path) -> list[Path]:
 
 
 def _characters(files: _Files) -> Tokenizer:
-    content = json.loads(files[CharacterTokenizer.file_name])
+    content = parse_json(files[CharacterTokenizer.file_name])
     return CharacterTokenizer(content["pieces"], content.get("extra", ()))
 
 
@@ -153,5 +158,5 @@ _BUILDERS: dict[str, Callable[[_Files], Tokenizer]] = {
         files[HuggingFaceTokenizer.file_name], found=names_in_siblings(files)
     ),
     CharacterTokenizer.file_name: _characters,
-    ByteTokenizer.file_name: lambda files: ByteTokenizer(json.loads(files[ByteTokenizer.file_name]).get("extra", ())),
+    ByteTokenizer.file_name: lambda files: ByteTokenizer(parse_json(files[ByteTokenizer.file_name]).get("extra", ())),
 }

@@ -142,7 +142,8 @@ def test_an_export_of_another_run_is_refused(exported: Path, run: Path, tmp_path
 
 KILLED = """
 import os, signal, sys
-from trainer.exchange import export, hugging_face
+from common import targets
+from trainer.exchange import hugging_face
 from trainer.__main__ import main
 
 def die(*_, **__):
@@ -151,7 +152,7 @@ def die(*_, **__):
 if sys.argv[1] == "tensors":
     hugging_face.raw_bytes = die
 else:
-    export.commit_directory = die
+    targets.commit_directory = die
 main(sys.argv[2:])
 """
 
@@ -174,6 +175,9 @@ def test_a_kill_leaves_no_half_written_directory(run: Path, tmp_path: Path, plac
         assert not output.exists()
         complete = [path for path in tmp_path.iterdir() if (path / "export.json").exists()]
         assert any(verify_export(path, run)["compared_with_run"] for path in complete), "the earlier export is lost"
+        main(words)
+    main([*words, "--replace"])
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_model_of_an_extension_is_refused_with_the_reason(tmp_path: Path) -> None:

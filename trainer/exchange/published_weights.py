@@ -26,7 +26,7 @@ from trainer.checkpoint.tensor_file import TensorSpec, read_specs, read_tensor
 __all__ = ["PublishedWeights", "open_weights"]
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-_MAX_INDEX_BYTES = 64 << 20
+_MAX_INDEX_BYTES = _MAX_HEADER_BYTES = 64 << 20
 _MOST_FILES = 10_000
 _TYPES = ("F32", "F16", "BF16")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
@@ -112,12 +112,17 @@ def open_weights(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> Pu
         CheckpointError: a file is missing or damaged, or no regular file.
     """
     names, places = _file_names(directory)
+    for tensor_name in () if places is None else places:
+        _shape_of(directory / INDEX, tensor_name, expected)
     files: dict[str, Mapping[str, TensorSpec]] = {}
+    found: dict[str, str] = {}
+    header_bytes = 0
     for name in names:
         with _opened(directory, name) as file:
-            files[name] = _specs(file, file)
-    found: dict[str, str] = {}
-    for name, specs in files.items():
+            specs = files[name] = _specs(file, file)
+            header_bytes += file.tell()
+        if header_bytes > _MAX_HEADER_BYTES:
+            raise CheckpointError(f"{directory}: the headers of its tensor files have more than {_MAX_HEADER_BYTES} bytes; {_COPY}")
         for tensor_name, spec in specs.items():
             if tensor_name in found:
                 raise CheckpointError(f"{directory}: {tensor_name} is in {found[tensor_name]} and in {name}; {_COPY}")
@@ -134,17 +139,27 @@ def open_weights(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> Pu
 
 
 def _check_tensor(path: Path, name: str, spec: TensorSpec, expected: Mapping[str, tuple[int, ...]]) -> None:
-    if _COMPUTED.fullmatch(name):
-        return
-    shape = expected.get(name) or (expected[_EMBEDDING] if name == _OUTPUT else None)
+    shape = _shape_of(path, name, expected)
     if shape is None:
-        raise ConfigError(f"{path}: the model has no weight {name}, so this decoder would compute other logits; it is not imported")
+        return
     if spec.dtype not in _TYPES:
         raise ConfigError(f"{path}: {name} is of type {spec.dtype}; weights of the types {', '.join(_TYPES)} can be imported")
     if spec.shape != shape:
         raise ConfigError(
             f"{path}: {name} has the shape {_text(spec.shape)}, and config.json describes {_text(shape)}; they belong to two models"
         )
+
+
+def _shape_of(path: Path, name: str, expected: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    """Return the shape that a tensor of the files must have, None if it is not used."""
+    if _COMPUTED.fullmatch(name):
+        return None
+    shape = expected.get(name) or (expected[_EMBEDDING] if name == _OUTPUT else None)
+    if shape is None:
+        raise ConfigError(
+            f"{path}: the model has no weight {name[:80]}, so this decoder would compute other logits; it is not imported"
+        )
+    return shape
 
 
 def _text(shape: Sequence[int]) -> str:

@@ -63,9 +63,17 @@ class Architecture:
     """Its settings. `vocab_rows` is the number of rows of the embedding."""
 
 
-class _ConfigForm(Form):
-    model_type: str
+class _RopeForm(Form):
+    rope_theta: _Number | None = None
+
+
+class _KindForm(Form):
+    model_type: str | None = None
     architectures: list[str] | None = None
+
+
+class _ConfigForm(_KindForm):
+    model_type: str
     vocab_size: _Size
     hidden_size: _Size
     intermediate_size: _Size
@@ -76,7 +84,7 @@ class _ConfigForm(Form):
     max_position_embeddings: Annotated[int, Field(ge=2)]
     rms_norm_eps: _Number = 1e-6
     rope_theta: _Number | None = None
-    rope_parameters: dict[str, Any] | None = None
+    rope_parameters: _RopeForm | None = None
     tie_word_embeddings: bool = False
     layer_types: list[str] | None = None
 
@@ -92,11 +100,12 @@ def read_architecture(directory: Path) -> Architecture:
         values = parse_json(read_input(path, _MAX_BYTES, below=directory))
         if not isinstance(values, dict):
             raise ValueError("it is no JSON object")
+        check_form(_KindForm, values)
         _check_kind(path, values)
         check_form(_ConfigForm, values)
     except FileNotFoundError:
         raise ConfigError(f"{path}: missing; name a Hugging Face directory with config.json and *.safetensors") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}; name the directory of a Qwen3 or Llama model") from None
     form = _ConfigForm.model_validate(values)
     for field, allowed in _NOT_COMPUTED.items():
@@ -128,17 +137,14 @@ def _rope_type(table: Mapping[str, Any]) -> Any:
 
 def _rope_theta(path: Path, form: _ConfigForm) -> float:
     """Return the base of the rotary embedding, from `rope_theta` or from the table of newer versions of transformers."""
-    table = form.rope_parameters or {}
+    table = {} if form.rope_parameters is None else form.rope_parameters.model_dump(exclude_unset=True)
     if _rope_type(table) != "default":
         _refuse(path, "rope_parameters", table, _WHY["rope_scaling"])
     if extra := sorted(table.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}):
         _refuse(path, f"rope_parameters.{extra[0]}", table[extra[0]], _WHY["rope_scaling"])
     if table.get("partial_rotary_factor", 1.0) != 1.0:
         _refuse(path, "rope_parameters.partial_rotary_factor", table["partial_rotary_factor"], _WHY["rope_scaling"])
-    theta = table.get("rope_theta", _ROPE_THETA if form.rope_theta is None else form.rope_theta)
-    if isinstance(theta, bool) or not isinstance(theta, int | float):
-        _refuse(path, "rope_parameters.rope_theta", theta, "it must be a number")
-    return float(theta)
+    return float(table.get("rope_theta") or form.rope_theta or _ROPE_THETA)
 
 
 def _settings(path: Path, form: _ConfigForm) -> ModelConfig:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from torch import Tensor
+import torch
 
 from common.errors import CheckpointError
-from common.files import read_input
-from trainer.checkpoint.tensor_file import decode_tensors, same_bytes
-from trainer.checkpoint.weights import weights_digest
+from common.files import open_input, read_input
+from trainer.checkpoint.tensor_file import TensorSpec, read_specs, read_tensor, same_bytes, spec_of
 from trainer.exchange.adapters import adapter_files, adapter_tensors
 from trainer.exchange.export_record import EXPORT_RECORD, check_files, foreign_entries, read_export_record
 from trainer.exchange.hugging_face import DTYPES, INDEX, described_files, tensors_in
@@ -21,6 +23,7 @@ __all__ = ["describe_export", "verify_export"]
 
 _TENSORS = ".safetensors"
 _NAMED_FILES = 20
+_READ_BYTES = 1 << 20
 _WRITE_AGAIN = "write it again with `trainer export --replace`, or restore it from a copy"
 
 
@@ -47,13 +50,15 @@ def verify_export(directory: Path, run: Path | None = None) -> dict[str, Any]:
     if source is not None:
         _check_origin(directory, record, source)
         _check_described(directory, record, source)
-    found: dict[str, Tensor] = {}
-    for name in sorted(name for name in record["files"] if name.endswith(_TENSORS)):
-        tensors = _read_tensors(directory, name, record)
-        if source is not None and (tensor := _first_difference(tensors, name, source, record)):
+    names = sorted(name for name in record["files"] if name.endswith(_TENSORS))
+    for name in names if source is not None else ():
+        if tensor := _first_difference(directory, name, source, record):
             raise CheckpointError(f"{directory / name}: the tensor {tensor} differs from the checkpoint of the run; {_WRITE_AGAIN}")
-        found |= tensors if source is None and record["dtype"] == "fp32" else {}
-    if found and record["kind"] != "peft" and weights_digest(found) != record["weights"]:
+    for name in names if source is None else ():
+        with _opened(directory / name):
+            pass
+    is_whole = source is None and names and record["dtype"] == "fp32" and record["kind"] != "peft"
+    if is_whole and _weights_digest(directory, names) != record["weights"]:
         raise CheckpointError(f"{directory}: its weights are not those that {EXPORT_RECORD} names; {_WRITE_AGAIN}")
     return {
         "kind": record["kind"],
@@ -110,23 +115,52 @@ def _check_described(directory: Path, record: Mapping[str, Any], source: ExportS
 
 def _changed_tensor(directory: Path, name: str, source: ExportSource, record: Mapping[str, Any]) -> str | None:
     try:
-        return _first_difference(_read_tensors(directory, name, record), name, source, record)
+        return _first_difference(directory, name, source, record)
     except CheckpointError:
         return None
 
 
-def _read_tensors(directory: Path, name: str, record: Mapping[str, Any]) -> dict[str, Tensor]:
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, Mapping[str, TensorSpec]]]:
+    """Yield a tensor file behind its header, and its tensors in their order."""
     try:
-        return decode_tensors(bytearray(read_input(directory / name, record["files"][name]["bytes"], below=directory)))
+        with open_input(path, below=path.parent) as file:
+            yield file, read_specs(file, os.fstat(file.fileno()).st_size)
     except ValueError as error:
-        raise CheckpointError(f"{directory / name}: {error}; {_WRITE_AGAIN}") from None
+        raise CheckpointError(f"{path}: {error}; {_WRITE_AGAIN}") from None
 
 
-def _first_difference(tensors: Mapping[str, Tensor], file_name: str, source: ExportSource, record: Mapping[str, Any]) -> str | None:
-    """Return the name of the first tensor of a file whose bits are not those of the checkpoint in the type of the export."""
+def _weights_digest(directory: Path, names: Sequence[str]) -> str:
+    """Return the digest over the tensors of all files, sorted by name, as `trainer.checkpoint.weights` computes it for fp32."""
+    places: dict[str, tuple[Path, int, int]] = {}
+    for path in (directory / name for name in names):
+        with _opened(path) as (file, specs):
+            offset = file.tell()
+            for name, spec in specs.items():
+                places[name] = path, offset, spec.num_bytes
+                offset += spec.num_bytes
+    digest = hashlib.sha256()
+    for path, offset, num_bytes in (place for _, place in sorted(places.items())):
+        with open_input(path, below=directory) as file:
+            file.seek(offset)
+            left = num_bytes
+            while left and (chunk := file.read(min(left, _READ_BYTES))):
+                digest.update(chunk)
+                left -= len(chunk)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _first_difference(directory: Path, file_name: str, source: ExportSource, record: Mapping[str, Any]) -> str | None:
+    """Return the name of the first tensor of a file whose bits are not those of the checkpoint in the type of the export.
+
+    One tensor is in memory at a time, and none that the checkpoint does not have with the same type and shape.
+    """
     shards = adapter_tensors(source) if record["kind"] == "peft" else tensors_in(source.weights, record["dtype"])
-    expected = shards.get(file_name, {})
-    for name in sorted({*expected, *tensors}):
-        if name not in expected or name not in tensors or not same_bytes(tensors[name], expected[name].to(DTYPES[record["dtype"]])):
-            return name
-    return None
+    expected, dtype = shards.get(file_name, {}), DTYPES[record["dtype"]]
+    wanted = {name: spec_of(torch.empty_like(tensor, dtype=dtype, device="meta")) for name, tensor in expected.items()}
+    with _opened(directory / file_name) as (file, specs):
+        if other := sorted(name for name in {*wanted, *specs} if wanted.get(name) != specs.get(name)):
+            return other[0]
+        return next(
+            (name for name, spec in specs.items() if not same_bytes(read_tensor(file, spec), expected[name].to(dtype))), None
+        )

@@ -311,7 +311,7 @@ def test_a_folder_without_one_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_a_broken_file_beside_a_tokenizer_is_refused(sibling: object, tmp_path: Path) -> None:
     path = supplied(tmp_path / "tokenizer.json", json_file())
     (tmp_path / "tokenizer_config.json").write_text(sibling if isinstance(sibling, str) else json.dumps(sibling))
-    with pytest.raises(ConfigError, match=r"tokenizer_config\.json (is not a JSON object|is nested too deeply)"):
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json (is not a JSON object|: its values are nested too deeply)"):
         open_supplied(path, {})
 
 
@@ -326,3 +326,30 @@ def test_a_normaliser_that_loses_text_shows_in_the_round_trip() -> None:
     library = tokenizers.Tokenizer.from_str(json_file().decode())
     library.normalizer = normalizers.Lowercase()
     assert round_trip_failures(HuggingFaceTokenizer(library.to_str().encode()), ["abc", "AbC", "x Y"]) == 2
+
+
+def test_a_file_of_millions_of_values_beside_a_tokenizer_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    path = supplied(tmp_path / "tokenizer.json", json_file())
+    (tmp_path / "tokenizer_config.json").write_text("[" + "[]," * 1_500_000 + "[]]")
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json: up to \d+ values; a file of this kind may hold at most"):
+        open_supplied(path, {})
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+def test_no_link_in_a_folder_with_a_tokenizer_is_followed(name: str, tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
+    for place in (folder, elsewhere):
+        place.mkdir()
+        supplied(place / "tokenizer.json", json_file())
+        for sibling in ("tokenizer_config.json", "special_tokens_map.json"):
+            (place / sibling).write_text("{}")
+    (folder / name).unlink()
+    (folder / name).symlink_to(elsewhere / name)
+    with pytest.raises(ConfigError, match=rf"{name} is a symbolic link, .*cp -rL"):
+        open_supplied(folder, {})
+
+
+def test_a_link_that_a_user_names_as_the_tokenizer_is_followed(tmp_path: Path) -> None:
+    supplied(tmp_path / "other.json", json_file())
+    (tmp_path / "tokenizer.json").symlink_to("other.json")
+    assert open_supplied(tmp_path / "tokenizer.json", {}).vocab_size

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from common.errors import CheckpointError, ConfigError, ProjectError
 from common.files import digest_file
 from tests.support.published import write_tensors
+from trainer.exchange import published_weights
 from trainer.exchange.published_weights import open_weights
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
@@ -133,11 +135,43 @@ def test_an_index_and_its_files_must_agree(tmp_path: Path) -> None:
     write_index(tmp_path, dict.fromkeys(written, "a.safetensors") | {"model.norm.weight": "b.safetensors"})
     with pytest.raises(CheckpointError, match=r"model.norm.weight is in a.safetensors, and the index does not say so"):
         read(tmp_path)
-    write_index(tmp_path, dict.fromkeys(written, "a.safetensors") | {"other": "b.safetensors"})
+    write_index(
+        tmp_path, dict.fromkeys(written, "a.safetensors") | {"model.layers.0.self_attn.rotary_emb.inv_freq": "b.safetensors"}
+    )
     with pytest.raises(CheckpointError, match=f"{EMBEDDING} is in a.safetensors and in b.safetensors"):
         read(tmp_path)
     (tmp_path / INDEX).write_text('{"weight_map": {"a": "a.safetensors", "a": "b.safetensors"}}')
     with pytest.raises(CheckpointError, match="'a' is there twice"):
+        read(tmp_path)
+
+
+def test_a_weight_that_the_model_lacks_ends_the_reading_at_the_index_or_at_the_first_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = list(weights())
+    write_tensors(tmp_path / "0.safetensors", {"other": torch.zeros(0)})
+    for number in range(1, len(names)):
+        os.link(tmp_path / "0.safetensors", tmp_path / f"{number}.safetensors")
+    files = {name: f"{number}.safetensors" for number, name in enumerate(names)}
+    read_headers: list[str] = []
+    original = published_weights._specs
+    monkeypatch.setattr(published_weights, "_specs", lambda *files: read_headers.append("") or original(*files))
+    write_index(tmp_path, files)
+    with pytest.raises((ConfigError, CheckpointError), match=r"0\.safetensors: the model has no weight other|other is in 0\."):
+        read(tmp_path)
+    assert len(read_headers) == 1
+    write_index(tmp_path, files | {"other": "0.safetensors"})
+    with pytest.raises(ConfigError, match="the model has no weight other"):
+        read(tmp_path)
+    assert len(read_headers) == 1
+
+
+def test_the_headers_of_all_files_together_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tensors(tmp_path / "0.safetensors", {})
+    os.link(tmp_path / "0.safetensors", tmp_path / "1.safetensors")
+    write_index(tmp_path, {name: f"{number % 2}.safetensors" for number, name in enumerate(weights())})
+    monkeypatch.setattr(published_weights, "_MAX_HEADER_BYTES", 20)
+    with pytest.raises(CheckpointError, match="the headers of its tensor files have more than 20 bytes"):
         read(tmp_path)
 
 
