@@ -26,6 +26,7 @@ from trainer.run.untrained import write_untrained
 __all__ = ["run"]
 
 _NOTE = "note        only the files are smaller: in memory the weights are fp32 again, so the speed is about the same"
+_NOTE_OF_ZEROS = "note        a later training changes all weights, also those that are zero now"
 
 
 def run(options: CompressOptions) -> None:
@@ -67,8 +68,9 @@ def run(options: CompressOptions) -> None:
     if options.as_json:
         print(json.dumps(facts | comparison | {"output": str(output)}, ensure_ascii=False))
         return
+    notes = f"{_NOTE}\n{_NOTE_OF_ZEROS}" if options.method.startswith("prune") else _NOTE
     print(
-        f"{table(before, after)}\n{_NOTE}\nwritten     {output}\nnext        {command_text('generate', output, '--prompt', 'The ')}"
+        f"{table(before, after)}\n{notes}\nwritten     {output}\nnext        {command_text('generate', output, '--prompt', 'The ')}"
     )
 
 

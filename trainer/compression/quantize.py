@@ -19,7 +19,8 @@ __all__ = ["quantised"]
 def quantised(weight_NK: Tensor, *, bits: int, group_size: int | None = None) -> dict[str, Tensor]:
     """Return the stored tensors of a quantised matrix, by the last part of their names: see `trainer.checkpoint.packed`.
 
-    Scales are symmetric: a scale is the largest magnitude of its weights over the largest integer.
+    Scales are symmetric: a scale is the largest magnitude of its weights over 127.5 or 7.5, half of the range of the integers. So
+    the largest positive weight of a scale is rounded to 127 or 7 steps, half a step less than its value.
 
     Args:
         weight_NK: fp32 matrix on the CPU.

@@ -25,7 +25,7 @@ class ModelConfig(Section):
     context: int = Field(1024, ge=2, le=1 << 20, description="Length of the longest row that the model accepts, in tokens.")
     qk_norm: bool = Field(True, description="Whether queries and keys are normalised, as in Qwen3. Llama does not normalise them.")
     rope_theta: float = Field(10_000.0, gt=1, description="Base of the rotary embedding.")
-    norm_eps: float = Field(1e-6, gt=0, lt=1e-2, description="Epsilon of RMSNorm.")
+    norm_eps: float = Field(1e-6, gt=0, le=1, description="Epsilon of RMSNorm.")
     tie_embeddings: bool = Field(True, description="Whether the output projection shares the embedding's weights.")
     vocab_multiple: Annotated[int, OnlyIf("not model.vocab_rows")] = Field(
         64, ge=1, le=1024, description="The vocabulary is padded to a multiple of this for faster kernels."

@@ -58,7 +58,11 @@ _OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 """Ends of names in files of the first BERT models."""
 _SHORTEST = 2 / 3
 """Share of the longest document of a batch that each other document has at least."""
-_CODE = ("auto_map", "custom_pipelines")
+_LEFT_OUT = ("auto_map", "custom_pipelines", "model_max_length")
+"""Names of code, and a field of tokenizers that some models have with a value like 1e30."""
+_OF_IDS = ("_id", "_index")
+_LOWEST_ID = -100
+"""The label that PyTorch's cross-entropy ignores. Other fields use -1 for a value that is not set."""
 
 Pooling = Literal["mean", "cls"]
 
@@ -318,15 +322,18 @@ def _facts(content: bytes, error: type[ConfigError | CheckpointError]) -> dict[s
             raise ValueError("no JSON object with model_type")
         if facts.get("is_encoder_decoder") or facts.get("is_decoder"):
             raise ValueError("the model has a decoder, and an encoder is needed")
+        facts = {name: value for name, value in facts.items() if name not in _LEFT_OUT}
         for name, value in facts.items():
-            if isinstance(value, int | float) and not -1 <= value <= _MAX_NUMBER:
-                raise ValueError(f"{name} is out of range")
+            lowest = _LOWEST_ID if name.endswith(_OF_IDS) else -1
+            if isinstance(value, int | float) and not lowest <= value <= _MAX_NUMBER:
+                raise ValueError(f"{name} is {str(value)[:40]}, but {lowest} to {_MAX_NUMBER} is possible")
         for name in ("num_hidden_layers", "n_layers"):
             if facts.get(name) is not None and not 1 <= facts[name] <= _MAX_LAYERS:
                 raise ValueError(f"{name} is {facts[name]!r}, but 1 to {_MAX_LAYERS} layers are possible")
     except (ValueError, TypeError) as found:
-        raise error(f"{ENCODER_FILE} (config.json of the encoder): {found}; restore it from a copy, or use another model") from None
-    return {name: value for name, value in facts.items() if name not in _CODE}
+        advice = "use another model" if error is ConfigError else "restore the run from a copy"
+        raise error(f"{ENCODER_FILE} (config.json of the encoder): {found}; {advice}") from None
+    return facts
 
 
 def _plain_name(name: str, wanted: Collection[str]) -> str:

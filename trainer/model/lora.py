@@ -129,8 +129,8 @@ def adapter_activation_bytes(model: ModelConfig, lora: LoraConfig, *, mixed: boo
 def merged_weights(weights: Mapping[str, Tensor], lora: LoraConfig) -> dict[str, Tensor]:
     """Return the weights of a model without adapters that computes the same up to rounding: W + factor * B A.
 
-    Each element is the sum over the rank in order, in fp64, in which the products are exact, and is then rounded to fp32. So the
-    result has the same bits on every machine.
+    Each element is the sum over the rank in order, in fp64, and is then rounded to fp32. The products are exact, and the sum is
+    rounded. The order is fixed, so the result has the same bits on every machine.
 
     Args:
         weights: weights by name, on the CPU. Without adapters they are returned as they are.

@@ -115,7 +115,8 @@ def test_a_missing_config_and_a_link_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", [*CONFIGS["qwen3"], *CONFIGS["llama"], "rms_norm_eps", "rope_parameters", "quantization_config"])
 @pytest.mark.parametrize(
-    "value", [[], {}, [[]], 10**400, -(10**400), "x" * 10**6, True, {"rope_theta": 10**400}, {"rope_type": []}]
+    "value",
+    [[], {}, [[]], 10**400, -(10**400), pytest.param("x" * 10**6, id="long"), True, {"rope_theta": 10**400}],
 )
 def test_any_value_of_a_field_is_read_or_refused_with_a_reason(field: str, value: object, tmp_path: Path) -> None:
     config = CONFIGS["qwen3" if field in CONFIGS["qwen3"] else "llama"] | {field: value}

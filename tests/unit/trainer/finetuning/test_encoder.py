@@ -87,15 +87,31 @@ def test_a_micro_batch_of_padding_gives_every_weight_a_gradient_of_zero() -> Non
     [
         ({"model_type": None}, "no JSON object with model_type"),
         ({"is_decoder": True}, "an encoder is needed"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers is out of range"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, but -1 to"),
         ({"num_hidden_layers": 5000}, "1 to 512 layers"),
-        ({"hidden_size": -5}, "hidden_size is out of range"),
+        ({"hidden_size": -5}, "hidden_size is -5, but -1 to"),
+        ({"pad_token_id": -101}, "pad_token_id is -101, but -100 to"),
+        ({"hidden_size": 10**400}, "hidden_size is"),
     ],
 )
 def test_a_configuration_that_no_encoder_has_is_refused(change: dict[str, Any], words: str) -> None:
     content = json.dumps({"model_type": "roberta", "num_hidden_layers": 2} | change).encode()
     with pytest.raises(CheckpointError, match=words):
         encoder._facts(content, CheckpointError)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sparse_pred_ignore_index": -100, "norm_eps": 1e-5},  # ModernBERT
+        {"layer_norm_eps": 1e-12, "type_vocab_size": 2},  # BERT
+        {"max_relative_positions": -1, "layer_norm_eps": 1e-7},  # DeBERTa-v2
+        {"eos_token_id": -1, "ignore_index": -100},
+    ],
+)
+def test_values_of_published_configurations_are_accepted(fields: dict[str, Any]) -> None:
+    facts = {"model_type": "modernbert", "num_hidden_layers": 2} | fields
+    assert encoder._facts(json.dumps(facts | {"model_max_length": 10**30}).encode(), ConfigError) == facts
 
 
 def test_code_that_a_configuration_names_is_left_out() -> None:
