@@ -75,7 +75,9 @@ _MODULES = (
     "trainer.__main__",
     "trainer.commands.inspection.audit",
     "trainer.commands.evaluate",
+    "trainer.commands.export",
     "trainer.commands.generate",
+    "trainer.commands.import_model",
     "trainer.commands.inspection.report",
     "trainer.commands.train",
     "trainer.commands.inspection.verify",
@@ -96,6 +98,8 @@ class Job:
     cpu_s: int = 20
     wall_s: float = 60.0
     """Seconds after which the command is killed. Protects against hangs on a busy machine."""
+    may_start: str = ""
+    """The command may start Python with this word among the arguments, such as the name of a module."""
     broken: str = ""
     """Name of a function of this module that breaks the program before the command runs."""
 
@@ -291,6 +295,9 @@ def _hook(job: Job, kept: Path, report: int) -> Callable[[str, tuple[Any, ...]],
         if event in _CONTACTS:
             return contacted(event, arguments)
         if event in _STARTS:
+            words = list(map(str, arguments[1] or ())) if event == "subprocess.Popen" else []
+            if job.may_start and words[:1] == [sys.executable] and any(job.may_start in word for word in words):
+                return ""
             return f"{event}: {arguments[:2]!r}"
         name = arguments[0].co_filename if event == "exec" else arguments[0]  # other events name a library that is loaded
         return f"{event}: {name}" if name and Path(name).is_file() and below(os.path.realpath(name), [folder]) else ""

@@ -22,7 +22,16 @@ import pyarrow as pa
 from common.files import canonical_json, digest_bytes, digest_file, sealed
 from common.settings.toml import to_toml
 
-__all__ = ["DATA_TAMPERINGS", "RUN_TAMPERINGS", "SPECIAL_KINDS", "Tampering", "Untouched", "put_special"]
+__all__ = [
+    "DATA_TAMPERINGS",
+    "RUN_TAMPERINGS",
+    "SPECIAL_KINDS",
+    "Tampering",
+    "Untouched",
+    "change_bytes",
+    "changed_value",
+    "put_special",
+]
 
 Tampering = Callable[[Path, Path, random.Random], str]
 """Changes a case. Gets the case, the folder outside of it and a generator; returns a description of the change."""
@@ -225,10 +234,11 @@ def _saved(run: Path) -> list[str]:
 
 def bytes_of_run(case: Path, outside: Path, draw: random.Random) -> str:
     """Change bytes of any file of a run without updating digests."""
-    return _change_bytes(case, draw.choice(_files(case / "run")), draw)
+    return change_bytes(case, draw.choice(_files(case / "run")), draw)
 
 
-def _change_bytes(case: Path, path: Path, draw: random.Random) -> str:
+def change_bytes(case: Path, path: Path, draw: random.Random) -> str:
+    """Change bytes of a file at random. Return a description of the change."""
     content, how = bytearray(path.read_bytes()), draw.randrange(6)
     place = draw.randrange(len(content)) if content else 0
     if how == 0 and content:
@@ -508,7 +518,7 @@ def special_in_data(case: Path, outside: Path, draw: random.Random) -> str:
 
 def bytes_of_data(case: Path, outside: Path, draw: random.Random) -> str:
     """Change bytes of any file. Half of the cases update the digests."""
-    told = _change_bytes(case, path := draw.choice(_files(case / "data")), draw)
+    told = change_bytes(case, path := draw.choice(_files(case / "data")), draw)
     if draw.random() < 0.5 and path.name != "manifest.json":
         seal_data(case)
         told += ", sealed"
@@ -589,7 +599,7 @@ def tokenizer_of_data(case: Path, outside: Path, draw: random.Random) -> str:
         told = changed_value(value, draw)
         path.write_bytes(json.dumps(_encodable(value)).encode())
     except (ValueError, TypeError):
-        told = _change_bytes(case, path, draw)
+        told = change_bytes(case, path, draw)
     seal_data(case)
     return f"{path.relative_to(case)} {told}"
 
