@@ -31,7 +31,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer.event_file_writer import AtomicCounter
 from torch import Tensor
 
-from common.errors import CheckpointError, ConfigError, ExitCode, GuardError, StoppedBySignal, exit_code_of
+from common.errors import CheckpointError, ConfigError, ExitCode, GuardError, StoppedBySignal, StorageError, exit_code_of
 from tests.support.checkpoints import same
 from tests.support.claims import caught, noted, tried
 from tests.support.disturbed import differences, kill, multiplied, outcome, parameters_are_finite, spoiled, stop, trained
@@ -81,7 +81,7 @@ def test_a_run_whose_checkpoints_do_not_fit_ends_before_its_first_step_with_the_
         free = random.Random(seed).randrange(needed)
         monkeypatch.setattr("trainer.checkpoint.disk_space.os.statvfs", lambda _: status(free, 1, 1 << 40))  # noqa: B023 - in this turn only
         run = tmp_path / f"run-{seed}"
-        with pytest.raises(ConfigError, match=rf"{free / 1e9:.3f} GB are free, but checkpoints need 0\.\d+ GB more") as refused:
+        with pytest.raises(StorageError, match=rf"{free / 1e9:.3f} GB are free, but checkpoints need 0\.\d+ GB more") as refused:
             train(tiny_config(data, run))
         assert str(run) in str(refused.value)
         assert not (run / "metrics.jsonl").exists()
@@ -101,7 +101,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.claim("11", "no room for two checkpoints on a real file system", unit="starts")
 def test_a_file_system_that_is_too_small_is_noticed_before_the_first_step(data: Path, small_disk: Path) -> None:
-    with pytest.raises(ConfigError, match=r"0.001 GB are free, but checkpoints need 0\.\d+ GB more"):
+    with pytest.raises(StorageError, match=r"0.001 GB are free, but checkpoints need 0\.\d+ GB more"):
         train(tiny_config(data, small_disk / "run"))
     assert not (small_disk / "run" / "metrics.jsonl").exists()
 

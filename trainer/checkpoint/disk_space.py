@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import ConfigError
+from common.errors import StorageError
 
 __all__ = ["DiskSpace", "check_space", "required_bytes", "space_of"]
 
@@ -52,14 +52,14 @@ def check_space(directory: Path, bytes_per_checkpoint: int, shared_bytes: int = 
         shared_bytes: what all checkpoints have in common, which is stored once.
 
     Raises:
-        ConfigError: there is too little room. The message says how much is needed and how much is free.
+        StorageError: there is too little room. The message says how much is needed and how much is free.
     """
     space = space_of(directory)
     held, free = space.held, space.free
     needed = max(shared_bytes + _COPIES * bytes_per_checkpoint - held, bytes_per_checkpoint)
     if free < needed:
         shared = f" and {shared_bytes / 1e9:.3f} GB that they share" if shared_bytes else ""
-        raise ConfigError(
+        raise StorageError(
             f"{directory}: {free / 1e9:.3f} GB are free, but checkpoints need {needed / 1e9:.3f} GB more ({_COPIES} checkpoints "
             f"of {bytes_per_checkpoint / 1e9:.3f} GB{shared}, {held / 1e9:.3f} GB exist already); make room, or use another disk "
             "for --run"

@@ -18,7 +18,7 @@ from safetensors.torch import load as library_load
 from safetensors.torch import save as library_save
 from torch import Tensor
 
-from common.errors import CheckpointError, ConfigError, StorageError
+from common.errors import CheckpointError, StorageError
 from common.files import sealed, unsealed
 from tests.support.storage import FailAt, Intercepted
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, check_space, required_bytes, steps_to_keep
@@ -501,7 +501,7 @@ def test_too_little_room_for_the_checkpoints_is_refused_with_the_numbers(
     if fits:
         check_space(directory, 1_000_000)
     else:
-        with pytest.raises(ConfigError, match=r"are free, but checkpoints need 0\.00\d* GB more \(2 checkpoints of 0\.001 GB,"):
+        with pytest.raises(StorageError, match=r"are free, but checkpoints need 0\.00\d* GB more \(2 checkpoints of 0\.001 GB,"):
             check_space(directory, 1_000_000)
     assert asked == [directory if held else tmp_path]
 
@@ -515,5 +515,5 @@ def test_what_checkpoints_share_needs_room_once(
     if fits:
         check_space(tmp_path, 1_000_000, 3_000_000)
     else:
-        with pytest.raises(ConfigError, match=r"2 checkpoints of 0\.001 GB and 0\.003 GB that they share"):
+        with pytest.raises(StorageError, match=r"2 checkpoints of 0\.001 GB and 0\.003 GB that they share"):
             check_space(tmp_path, 1_000_000, 3_000_000)
