@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,14 @@ from tests.support.runs import ROOT
 from tests.support.searches import RECIPE, trials_of, words
 from tests.support.two_ranks import all_ended, descendants, seconds_until
 
-pytestmark = [pytest.mark.optional, pytest.mark.skipif(sys.platform != "linux", reason="needs /proc of Linux")]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc of Linux")
 
 _KILLS_PER_SEARCH = 9
 _SMALLEST = (
     RECIPE.replace("width = 32", "width = 16").replace("steps = 24", "steps = 6").replace("every_steps = 4", "every_steps = 2")
 )
-_OPTIONS = ("--trials", "3", "--pruner", "asha", "--prune_from", "2")
+_SPACE = "optim.lr = {choices = [4.3e-3, 1.19e-2, 1.7e-3, 9e-2]}\nmodel.layers = {choices = [1, 2]}\n"
+_OPTIONS = ("--sampler", "tpe" if find_spec("optuna") else "grid", "--trials", "3", "--pruner", "asha", "--prune_from", "2")
 _QUICK = {"OMP_NUM_THREADS": "1", "TRAIN_RESTART_DELAY_S": "0", "GIT_DIR": os.devnull}
 _LONG_S = 600.0
 _VICTIMS = ("the search", "the search", "everything", "a process of a trial")
@@ -48,7 +50,7 @@ def started(folder: Path, flaw: str = "") -> subprocess.Popen[bytes]:
     code = f"{flaw}\nimport sys; from trainer.__main__ import start; start(sys.argv[1:])"
     with (folder / "log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-c", code, *words(folder, *_OPTIONS, recipe=_SMALLEST)[1:]],
+            [sys.executable, "-c", code, *words(folder, *_OPTIONS, space=_SPACE, recipe=_SMALLEST)[1:]],
             cwd=ROOT,
             env=os.environ | _QUICK,
             stdin=subprocess.DEVNULL,

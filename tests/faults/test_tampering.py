@@ -107,7 +107,6 @@ def write_search(base: Path) -> None:
     (base / "recipe.toml").write_text(_RECIPE)
     (base / "space.toml").write_text("optim.lr = {low = 1e-3, high = 9e-3, step = 1e-3}\nmodel.layers = {choices = [1, 2]}\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainer.search.search.check_installed", lambda: None)
         patch.setattr("trainer.search.trial_run.training_command", lambda words: ["cp", "-r", str(base / "run"), words[3]])
         patch.setattr("trainer.launch.stop_request.StopRequest.install", lambda _: None)
         search(load_options(TuneOptions, tune_words(base), help_parser(TuneOptions, "", ""), {}), lambda _: None)

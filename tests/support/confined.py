@@ -340,7 +340,7 @@ def _adopt_orphans() -> None:
 
 
 def no_trainings() -> None:
-    """Let each training of a search end at once, with one evaluation unless it has metrics. Optuna need not be installed."""
+    """Let each training of a search end at once, with one evaluation unless it has metrics."""
 
     class Ended:
         def __init__(self, command: Sequence[str], **_: object) -> None:
@@ -358,8 +358,7 @@ def no_trainings() -> None:
         def send_signal(self, _: int) -> None:
             return
 
-    searching = importlib.import_module("trainer.search.search")
-    vars(searching).update(_POLL_S=0.01, check_installed=lambda: None)
+    vars(importlib.import_module("trainer.search.search"))["_POLL_S"] = 0.01
     importlib.import_module("trainer.search.trial_run").subprocess.Popen = Ended
 
 

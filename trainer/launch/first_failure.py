@@ -50,8 +50,7 @@ def only_first_failure() -> Iterator[None]:
             raise ExplainedElsewhereError(code) from None
         rank = os.environ["RANK"]
         sys.stderr.write(
-            f"error: rank {rank} {LOST_RANK} ({lost}), which has ended; the message of that rank or "
-            "of torchrun has the reason\n"
+            f"error: rank {rank} {LOST_RANK} ({lost}), which has ended; the message of that rank or of torchrun has the reason\n"
         )
         raise ExplainedElsewhereError(ExitCode.CRASHED) from None
     finally:

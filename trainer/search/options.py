@@ -55,8 +55,8 @@ class SearchOptions(Options):
     )
     killed: Literal["stop", "fail"] = Field(
         "stop",
-        description="Trial whose processes were killed three times, as for lack of memory. stop: the search ends, and its next start "
-        "continues the trial; fail: the trial counts as failed.",
+        description="Trial whose processes were killed three times, as for lack of memory. stop: the search ends, and its next "
+        "start continues the trial; fail: the trial counts as failed.",
     )
     seed: int = Field(0, ge=0, lt=1 << 32, description="Seed of the choice of values. The seed of the trainings is in the recipe.")
     limits: LimitsConfig = Field(LimitsConfig(), description="Limits of each trial, in place of those of the recipe.")

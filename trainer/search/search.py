@@ -59,12 +59,15 @@ def search(options: SearchOptions, announce: Announce) -> tuple[Path, dict[str, 
         The path of the recipe of the best trial, and the content of `trials.json`.
 
     Raises:
-        ConfigError: Optuna is missing, a setting is wrong, the folder is of another search or in use, or no trial has finished.
+        ConfigError: a setting is wrong, the sampler needs Optuna, the folder is of another search or in use, or no trial has
+            finished.
         PreparedDataError: the data is missing or damaged.
-        StorageError: a file could not be written.
+        StorageError, OSError, UnusableFileError: a file could not be written.
+        WorkerError, CheckpointError, GuardError: a trial has ended for a reason other than its values.
         StoppedBySignal: a stop was requested; all runs have saved.
     """
-    check_installed()
+    if options.sampler != "grid":
+        check_installed()
     setup = open_setup(options)
     if setup.warning:
         announce(f"warning: {setup.warning}")
@@ -218,7 +221,9 @@ class _Search:
         elif code == ExitCode.GUARD and read_progress(run.run).alert in _JUDGES_LOSSES:
             self._end(number, "pruned", loss, seconds, f"the guard stopped it: {error}")
         elif code in _OF_THE_PLACE:
-            self._stay(number, seconds, _OF_THE_PLACE[code](f"trial {number} ended: {error}; afterwards run the same command again"))
+            self._stay(
+                number, seconds, _OF_THE_PLACE[code](f"trial {number} ended: {error}; afterwards run the same command again")
+            )
         elif code in (ExitCode.CONFIG, ExitCode.CRASHED) and not run.was_killed():
             self._end(number, "failed", None, seconds, error or f"exit code {code}")
         else:
@@ -237,8 +242,8 @@ class _Search:
             return
         if active.starts >= _MOST_STARTS:
             text = (
-                f"trial {number} ended {_MOST_STARTS} times without a result ({error}); give it more memory or fewer parallel trials, "
-                "and run the same command again to continue it, or with `--killed fail` to count it as failed"
+                f"trial {number} ended {_MOST_STARTS} times without a result ({error}); give it more memory or fewer parallel "
+                "trials, and run the same command again to continue it, or with `--killed fail` to count it as failed"
             )
             self._stay(number, seconds, (CheckpointError if code == ExitCode.CHECKPOINT else WorkerError)(text))
             return

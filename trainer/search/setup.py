@@ -219,8 +219,8 @@ def _recorded(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not the facts of a search ({error}); restore it from a copy, or use another --output") from None
     if found.get("format") != _FORMAT or not isinstance(found.get("settings"), dict):
         raise ConfigError(
-            f"{path}: format {_word(found.get('format'))}, but this version continues searches of format {_FORMAT}; finish the search "
-            "with the version that began it, or use another --output"
+            f"{path}: format {_word(found.get('format'))}, but this version continues searches of format {_FORMAT}; finish the "
+            "search with the version that began it, or use another --output"
         )
     return found
 

@@ -41,7 +41,7 @@ def check_installed() -> None:
     """Raise ConfigError with the command that installs Optuna if it is missing."""
     if importlib.util.find_spec("optuna") is None:
         raise ConfigError(
-            "tune needs the package optuna, which is not installed; install it with "
+            "this sampler needs the package optuna, which is not installed; use --sampler grid, or install it with "
             "`pip install --no-deps --require-hashes -r env/requirements-models.lock`, or `pip install optuna`"
         )
 
@@ -171,10 +171,10 @@ def propose(space: Space, trials: Sequence[Trial], sampler: Sampler, seed: int) 
 def importance_of(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
     """Return the share of each setting in the differences between good and other trials (PED-ANOVA, Watanabe et al., 2023).
 
-    It is empty while fewer than four trials are finished, or if their losses do not differ.
+    It is empty while fewer than four trials are finished, if their losses do not differ, or without Optuna.
     """
     finished = [trial for trial in trials if trial.state == "finished"]
-    if len(finished) < 4 or len({trial.loss for trial in finished}) < 2:
+    if len(finished) < 4 or len({trial.loss for trial in finished}) < 2 or importlib.util.find_spec("optuna") is None:
         return {}
     optuna = _optuna()
     found = optuna.importance.get_param_importances(

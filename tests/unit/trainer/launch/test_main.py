@@ -81,7 +81,9 @@ def test_a_request_to_stop_ends_the_count_and_starts_nothing(
 
 
 @pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, StorageError), (errno.EACCES, ConfigError)])
-def test_a_full_disk_of_temporary_files_is_no_wrong_setting(code: int, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_of_temporary_files_is_no_wrong_setting(
+    code: int, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(**_: object) -> str:
         raise OSError(code, os.strerror(code))
 

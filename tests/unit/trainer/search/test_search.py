@@ -65,7 +65,6 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainings]:
     monkeypatch.setattr("trainer.search.trial_run.training_command", found.command)
     monkeypatch.setattr("trainer.search.trial_run._FREE_S", 0.2)
     monkeypatch.setattr("trainer.search.results.best_recipe", lambda *_: "[train]\n")
-    monkeypatch.setattr(searching, "check_installed", lambda: None)
     monkeypatch.setattr(searching, "_POLL_S", 0.01)
     monkeypatch.setattr("trainer.launch.stop_request.StopRequest.install", lambda _: None)
     return found

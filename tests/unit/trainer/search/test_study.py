@@ -48,6 +48,8 @@ def test_a_missing_package_is_reported_with_the_command_that_installs_it(monkeyp
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install --no-deps --require-hashes -r env/requirements-models.lock"):
         check_installed()
+    trials = [Trial(number, {}, "finished", float(number)) for number in range(9)]
+    assert importance_of(_SPACE, trials) == {}
 
 
 @pytest.mark.optional
