@@ -204,13 +204,13 @@ def _open_entry(name: str, flags: int, folder: int, path: Path) -> int:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def canonical_json(value: Any) -> bytes:
-    """Return `value` as JSON in its canonical form: sorted keys, UTF-8, two-space indent, final newline.
+def canonical_json(value: Any, *, indent: int | None = 2) -> bytes:
+    """Return `value` as JSON in its canonical form: sorted keys, UTF-8, two-space indent, final newline; one line without indent.
 
     Raises:
         ValueError: a number is NaN or infinite, which JSON cannot represent.
     """
-    return (json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, indent=2) + "\n").encode()
+    return (json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, indent=indent) + "\n").encode()
 
 
 def digest_bytes(data: bytes) -> str:
@@ -218,9 +218,9 @@ def digest_bytes(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def sealed(value: dict[str, Any]) -> bytes:
+def sealed(value: dict[str, Any], *, indent: int | None = 2) -> bytes:
     """Return `value` as canonical JSON. The key `seal` holds the digest of all other keys."""
-    return canonical_json(value | {"seal": digest_bytes(canonical_json(value))})
+    return canonical_json(value | {"seal": digest_bytes(canonical_json(value, indent=indent))}, indent=indent)
 
 
 def parse_json(data: bytes, max_values: int = MAX_VALUES, *, unique: bool = False) -> Any:
@@ -248,8 +248,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def unsealed(data: bytes) -> dict[str, Any]:
-    """Return the value that was given to `sealed`.
+def unsealed(data: bytes, *, indent: int | None = 2) -> dict[str, Any]:
+    """Return the value that was given to `sealed` with the same `indent`.
 
     Raises:
         ValueError: this is not sealed JSON, or a byte of it has changed.
@@ -259,7 +259,7 @@ def unsealed(data: bytes) -> dict[str, Any]:
         raise ValueError("it carries no seal")
     content = {key: entry for key, entry in value.items() if key != "seal"}
     try:
-        if sealed(content) != data:
+        if sealed(content, indent=indent) != data:
             raise ValueError("its content does not match the digest that it holds")
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None

@@ -1,4 +1,4 @@
-"""Row 56: run and data folders from strangers with one random change, given to every command."""
+"""Row 56: run, data and search folders from strangers with one random change, given to every command."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from common.errors import ExitCode
+from common.settings.load import load_options
+from common.settings.options import help_parser
 from data_pipeline.config import PrepareConfig
 from data_pipeline.prepare import prepare
 from tests.support.claims import caught, counted, measured, tried
@@ -24,6 +28,7 @@ from tests.support.runs import ROOT, arguments, tiny_config
 from tests.support.tampered_cases import (
     DATA_TAMPERINGS,
     RUN_TAMPERINGS,
+    SEARCH_TAMPERINGS,
     SPECIAL_KINDS,
     Tampering,
     Untouched,
@@ -35,10 +40,25 @@ from tests.support.tampered_cases import (
     record_of_run,
     special_in_run,
 )
+from trainer.commands.options.tune import TuneOptions
 from trainer.loop import train
+from trainer.search.search import search
 
 MAX_BYTES = 1 << 30
+CODES = (*(0, 2, 3, 4, 5), ExitCode.WORKER, ExitCode.STORAGE)
 ROW_LENGTH = 32
+_RECIPE = """[train]
+device = "cpu"
+[train.model]
+layers = 2
+width = 32
+heads = 4
+context = 32
+[train.limits]
+steps = 8
+[train.eval]
+every_steps = 4
+"""
 
 
 @dataclass(frozen=True)
@@ -75,10 +95,27 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         train(
             tiny_config(base / "data", base / name, limits={"steps": 8}, schedule={"decay_steps": 8}, checkpoint={"every_steps": 4})
         )
+    write_search(base)
     (outside / "secret.txt").write_text("nobody reads this")
     (outside / "recipe.toml").write_text("[train]\nseed = 5\n")
     with confined(folder / "server.log") as children:
         yield Place(base, outside, children)
+
+
+def write_search(base: Path) -> None:
+    """Make a finished search whose trials are copies of a run."""
+    (base / "recipe.toml").write_text(_RECIPE)
+    (base / "space.toml").write_text("optim.lr = {low = 1e-3, high = 9e-3, step = 1e-3}\nmodel.layers = {choices = [1, 2]}\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainer.search.trial_run.training_command", lambda words: ["cp", "-r", str(base / "run"), words[3]])
+        patch.setattr("trainer.launch.stop_request.StopRequest.install", lambda _: None)
+        search(load_options(TuneOptions, tune_words(base), help_parser(TuneOptions, "", ""), {}), lambda _: None)
+
+
+def tune_words(case: Path) -> list[str]:
+    names = {"recipe": "recipe.toml", "space": "space.toml", "data": "data", "output": "search"}
+    places = [word for name, file in names.items() for word in (f"--{name}", str(case / file))]
+    return [*places, "--trials", "6", "--sampler", "random" if find_spec("optuna") else "grid", "--keep_checkpoints", "best"]
 
 
 def commands(case: Path) -> dict[str, tuple[str, Sequence[str], Sequence[Path]]]:
@@ -109,9 +146,12 @@ def commands(case: Path) -> dict[str, tuple[str, Sequence[str], Sequence[Path]]]
             ["repack", data, "--output", str(case / "repacked"), "--row_length", "16", "--workers", "1"],
             [case],
         ),
+        "tune": ("trainer", ["tune", *tune_words(case)], [case / "search", *note]),
+        "tune more": ("trainer", ["tune", *tune_words(case), "--trials", "8"], [case / "search", *note]),
     }
 
 
+OF_SEARCHES = ("tune", "tune more")
 OF_RUNS = ("evaluate", "generate", "verify", "replay", "audit", "audit step", "report", "compare", "train")
 OF_DATA = ("inspect", "inspect json", "inspect document", "verify data", "leaks", "repack")
 
@@ -126,8 +166,10 @@ def outcome(
         told = "" if tampering is None else tampering(case, place.outside, draw)
         outside = Untouched(place.outside)
         package, words, outputs = commands(case)[name]
+        if name in OF_SEARCHES:
+            how["broken"] = "no_trainings"
         ended = place.children.run(Job(package, list(words), str(case), [str(path) for path in outputs], **how))  # type: ignore[arg-type]
-        return told, ended, [*ended.faults(MAX_BYTES), *outside.faults()]
+        return told, ended, [*ended.faults(MAX_BYTES, CODES), *outside.faults()]
     finally:
         shutil.rmtree(case)
 
@@ -163,6 +205,11 @@ def test_no_command_hangs_breaks_or_leaves_its_folders_over_a_changed_run(place:
 def test_no_command_hangs_breaks_or_leaves_its_folders_over_changed_data(place: Place, tmp_path: Path) -> None:
     names = [name for name in OF_RUNS if name not in ("report", "compare", "generate")]
     campaign(place, tmp_path, 25, 800, DATA_TAMPERINGS, [*names, *OF_DATA, *OF_DATA])
+
+
+@pytest.mark.claim("56", "one change of a search folder, sealed again where a stranger would", unit="searches")
+def test_no_search_hangs_breaks_or_leaves_its_folder_over_a_changed_one(place: Place, tmp_path: Path) -> None:
+    campaign(place, tmp_path, 20, 400, SEARCH_TAMPERINGS, OF_SEARCHES)
 
 
 def run_files(place: Place) -> list[str]:

@@ -11,54 +11,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, losses, run_command
+from tests.support.searches import RECIPE, trials_of, words
 
 pytestmark = pytest.mark.optional
-
-_RECIPE = """[train]
-device = "cpu"
-precision = "fp32"
-[train.model]
-layers = 1
-width = 32
-heads = 4
-context = 32
-[train.batch]
-global_rows = 8
-micro = 4
-[train.schedule]
-warmup_steps = 3
-[train.limits]
-steps = 24
-[train.eval]
-every_steps = 4
-sample_tokens = 0
-[train.checkpoint]
-every_steps = 4
-[train.log]
-report = false
-hardware_every_s = 0
-"""
-_SPACE = "optim.lr = {low = 1e-4, high = 1e-1, log = true}\nmodel.layers = {choices = [1, 2]}\n"
-
-
-def words(folder: Path, *more: str, space: str = _SPACE, recipe: str = _RECIPE) -> list[str]:
-    if not (folder / "data").exists():
-        write_prepared(folder / "data")
-    (folder / "recipe.toml").write_text(recipe)
-    (folder / "space.toml").write_text(space)
-    places = {"recipe": "recipe.toml", "space": "space.toml", "output": "out", "data": "data"}
-    return ["trainer", "tune", *(word for name, file in places.items() for word in (f"--{name}", str(folder / file))), *more]
-
-
-def trials_of(folder: Path) -> list[dict[str, Any]]:
-    listed: list[dict[str, Any]] = json.loads((folder / "out" / "trials.json").read_text())["trials"]
-    return listed
 
 
 def killed_after(command: list[str], moment: float | Callable[[], bool]) -> None:
@@ -129,7 +88,7 @@ def test_combinations_that_cannot_be_trained_fail_with_the_reason_and_others_tak
 
 
 def test_a_bad_trial_ends_at_an_evaluation_and_its_run_can_be_continued(tmp_path: Path) -> None:
-    recipe = _RECIPE.replace("steps = 24", "steps = 400")
+    recipe = RECIPE.replace("steps = 24", "steps = 400")
     space = "optim.lr = {choices = [1e-2, 1.1e-2, 1.2e-2, 1.3e-2, 1e-6]}\n"
     command = words(tmp_path, "--sampler", "grid", "--seed", "5", space=space, recipe=recipe)
     done = run_command(*command, OMP_NUM_THREADS="1")
@@ -161,7 +120,7 @@ def test_the_checkpoints_of_the_best_trial_alone_stay_and_the_output_is_a_json_o
 
 
 def test_ctrl_c_stops_the_trials_in_order_and_the_same_command_continues(tmp_path: Path) -> None:
-    recipe = _RECIPE.replace("steps = 24", "steps = 600")
+    recipe = RECIPE.replace("steps = 24", "steps = 600")
     command = words(tmp_path, "--trials", "2", "--parallel", "2", recipe=recipe)
     with subprocess.Popen(
         [sys.executable, "-m", *command], cwd=ROOT, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -181,7 +140,7 @@ def test_ctrl_c_stops_the_trials_in_order_and_the_same_command_continues(tmp_pat
 
 
 def test_a_damaged_run_is_set_aside_and_its_trial_begins_again(tmp_path: Path) -> None:
-    command = words(tmp_path, "--trials", "1", recipe=_RECIPE.replace("steps = 24", "steps = 600"))
+    command = words(tmp_path, "--trials", "1", recipe=RECIPE.replace("steps = 24", "steps = 600"))
     run = tmp_path / "out" / "runs" / "trial-0000"
     killed_after(command, (run / "record.json").exists)
     (run / "record.json").write_text("{}")

@@ -80,6 +80,7 @@ _MODULES = (
     "trainer.commands.import_model",
     "trainer.commands.inspection.report",
     "trainer.commands.train",
+    "trainer.commands.tune",
     "trainer.commands.inspection.verify",
 )
 
@@ -342,7 +343,30 @@ def _adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(subreaper, 1, 0, 0, 0)
 
 
-# Functions that break the program, to show that the checks notice it
+# Functions that change the program: stand-ins, and faults to show that the checks notice them
+
+
+def no_trainings() -> None:
+    """Let each training of a search end at once, with one evaluation unless it has metrics."""
+
+    class Ended:
+        def __init__(self, command: Sequence[str], **_: object) -> None:
+            metrics = Path(command[-1]) / "metrics.jsonl"
+            with suppress(OSError):
+                metrics.parent.mkdir(exist_ok=True)
+                with metrics.open("x") as file:
+                    file.write(
+                        '{"event": "eval", "step": 8, "val_loss": 99.0, "val_loss_hex": "0x1.8c00000000000p+6", "targets": 5}\n'
+                    )
+
+        def poll(self) -> int:
+            return 0
+
+        def send_signal(self, _: int) -> None:
+            return
+
+    vars(importlib.import_module("trainer.search.search"))["_POLL_S"] = 0.01
+    importlib.import_module("trainer.search.trial_run").subprocess.Popen = Ended
 
 
 def unbounded_reads() -> None:

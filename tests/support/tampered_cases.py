@@ -1,6 +1,7 @@
-"""Run and data folders that a stranger may have changed: one random change, with digests updated if a stranger would update them.
+"""Folders of runs, data and searches with one random change, and with the digests updated that a stranger would update.
 
-A case is a folder with `run`, `other` (a second run) and `data`. Next to it is a folder that nothing in the case may lead to.
+A case is a folder with `run`, `other` (a second run), `data` and `search`. Next to it is a folder that nothing in the case may lead
+to.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from common.settings.toml import to_toml
 __all__ = [
     "DATA_TAMPERINGS",
     "RUN_TAMPERINGS",
+    "SEARCH_TAMPERINGS",
     "SPECIAL_KINDS",
     "Tampering",
     "Untouched",
@@ -604,6 +606,106 @@ def tokenizer_of_data(case: Path, outside: Path, draw: random.Random) -> str:
     return f"{path.relative_to(case)} {told}"
 
 
+# Changes of searches
+
+
+def special_in_search(case: Path, outside: Path, draw: random.Random) -> str:
+    """Replace a file of a search or of its runs with a pipe, device, socket, link, folder or endless file."""
+    path = draw.choice([*(one for one in (case / "search").iterdir() if one.is_file()), draw.choice(_files(case / "search"))])
+    return f"{path.relative_to(case)}: {_put_special(path, outside, draw)}{_begun_again(case, draw)}"
+
+
+def special_folder_of_search(case: Path, outside: Path, draw: random.Random) -> str:
+    """Replace a folder of a search with a pipe, device, socket, link, folder or endless file."""
+    path = case / "search" / draw.choice(["runs", "recipes", "logs", "damaged", "runs/trial-0000", "runs/trial-0001/checkpoints"])
+    return f"{path.relative_to(case)}: {_put_special(path, outside, draw)}{_begun_again(case, draw)}"
+
+
+def bytes_of_search(case: Path, outside: Path, draw: random.Random) -> str:
+    """Change bytes of a file of a search without updating seals."""
+    again = _begun_again(case, draw)
+    return _change_bytes(case, draw.choice([one for one in _files(case / "search") if "runs" not in one.parts]), draw) + again
+
+
+def study_of_search(case: Path, outside: Path, draw: random.Random) -> str:
+    """Change, remove or double a line of the study, and seal it again."""
+    path = case / "search" / "study.jsonl"
+    lines = _study(path)
+    place, how = draw.randrange(len(lines)), draw.random()
+    if how < 0.1:
+        del lines[place]
+        told = "removed"
+    elif how < 0.2:
+        lines.insert(place, lines[draw.randrange(len(lines))])
+        told = "doubled"
+    elif how < 0.4:
+        told = changed_value(lines[place].get("losses") or lines[place], draw)
+    else:
+        told = changed_value(lines[place], draw)
+    _write_study(path, lines)
+    return f"study line {place + 1}: {told}{_begun_again(case, draw)}"
+
+
+def setup_of_search(case: Path, outside: Path, draw: random.Random) -> str:
+    """Change a value of the facts of a search, and seal them again."""
+    path = case / "search" / "search.json"
+    facts = json.loads(path.read_bytes())
+    del facts["seal"]
+    told = changed_value(draw.choice([facts, facts["settings"], facts["space"]]), draw)
+    path.write_bytes(sealed(_encodable(facts)))
+    return f"facts {told}"
+
+
+def metrics_of_trial(case: Path, outside: Path, draw: random.Random) -> str:
+    """Change an event of the metrics of a trial that has not ended."""
+    _begin_again(case, 0)
+    path = case / "search" / "runs" / "trial-0000" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    place = draw.choice([number for number, line in enumerate(lines) if line["event"] in ("eval", "train")])
+    told = changed_value(lines[place], draw)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8", errors="replace")
+    return f"metrics line {place + 1}: {told}"
+
+
+def names_in_search(case: Path, outside: Path, draw: random.Random) -> str:
+    """Add an entry with the name of a database, of an unfinished file or of a run."""
+    names = (
+        "study.db",
+        "study.db-journal",
+        "runs/trial-0007",
+        "damaged",
+        f".study.jsonl.1.{'0' * 16}.tmp",
+        "recipes/trial-0005.toml",
+    )
+    path = case / "search" / draw.choice([*names, "logs/trial-0005.log", "runs/x"])
+    return f"{path.relative_to(case)}: {_put_special(path, outside, draw)}{_begun_again(case, draw)}"
+
+
+def _study(path: Path) -> list[dict[str, Any]]:
+    return [{key: value for key, value in json.loads(line).items() if key != "seal"} for line in path.read_text().splitlines()]
+
+
+def _write_study(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    path.write_bytes(b"".join(sealed(_encodable(line), indent=None) for line in lines))
+
+
+def _begin_again(case: Path, number: int) -> None:
+    """Let a trial be one that has not ended."""
+    path = case / "search" / "study.jsonl"
+    lines = _study(path)
+    lines[number + 1] |= {"state": "running", "loss": None}
+    _write_study(path, lines)
+
+
+def _begun_again(case: Path, draw: random.Random) -> str:
+    number = draw.randrange(8)
+    try:
+        _begin_again(case, number)
+    except (OSError, ValueError, IndexError, AttributeError, TypeError):
+        return ""
+    return f", trial {number} has not ended"
+
+
 RUN_TAMPERINGS: Sequence[Tampering] = (
     special_in_run,
     special_folder,
@@ -618,6 +720,15 @@ RUN_TAMPERINGS: Sequence[Tampering] = (
     names_in_run,
 )
 DATA_TAMPERINGS: Sequence[Tampering] = (special_in_data, bytes_of_data, manifest_of_data, shard_of_data, tokenizer_of_data)
+SEARCH_TAMPERINGS: Sequence[Tampering] = (
+    special_in_search,
+    special_folder_of_search,
+    bytes_of_search,
+    *(study_of_search, study_of_search),
+    setup_of_search,
+    metrics_of_trial,
+    names_in_search,
+)
 
 
 class Untouched:

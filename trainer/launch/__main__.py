@@ -8,6 +8,7 @@ watchdog, it is started again from its newest checkpoint; see `trainer.launch.su
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from common.command_line import end_at_once, run_command
-from common.errors import ConfigError, ExitCode, PreparedDataError, ProjectError, StoppedBySignal
+from common.errors import ConfigError, ExitCode, PreparedDataError, ProjectError, StoppedBySignal, StorageError
 from common.files import UnusableFileError, read_input
 from data_pipeline.dataset.locks import reading
 from trainer.launch.command import become, folder_of, group_command, num_ranks_command, other_command, training_arguments
@@ -111,12 +112,14 @@ def exit_file() -> Iterator[Path]:
 
     Raises:
         ConfigError: the folder cannot be created.
+        StorageError: its disk is full.
     """
     parent = os.environ.get("TMPDIR") or "/tmp"
     try:
         folder = Path(tempfile.mkdtemp(prefix="trainer.", dir=parent))
     except OSError as error:
-        raise ConfigError(f"TMPDIR = {parent} must be a folder with free space that this user can write to") from error
+        kind = StorageError if error.errno in (errno.ENOSPC, errno.EDQUOT) else ConfigError
+        raise kind(f"TMPDIR = {parent} must be a folder with free space that this user can write to") from error
     try:
         yield folder / "exit"
     finally:

@@ -13,7 +13,10 @@ from pathlib import Path
 from common.errors import ExitCode, ProjectError
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE, is_running
 
-__all__ = ["only_first_failure"]
+__all__ = ["LOST_RANK", "only_first_failure"]
+
+LOST_RANK = "lost its connection to another rank"
+"""Part of the error of a rank if another rank has ended without a reason."""
 
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 _LIBRARIES = ("gloo", "NCCL", "Gloo")
@@ -47,8 +50,7 @@ def only_first_failure() -> Iterator[None]:
             raise ExplainedElsewhereError(code) from None
         rank = os.environ["RANK"]
         sys.stderr.write(
-            f"error: rank {rank} lost its connection to another rank ({lost}), which has ended; the message of that rank or "
-            "of torchrun has the reason\n"
+            f"error: rank {rank} {LOST_RANK} ({lost}), which has ended; the message of that rank or of torchrun has the reason\n"
         )
         raise ExplainedElsewhereError(ExitCode.CRASHED) from None
     finally:

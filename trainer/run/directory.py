@@ -292,20 +292,21 @@ def locked_run(run: Path, *, doing: str = "is training here", option: str = "--r
 def wait_until_free(run: Path, timeout_s: float) -> None:
     """Wait until no trainer holds the lock of a run directory, for example after its launcher was killed.
 
-    It returns at once if there is no run, and after `timeout_s` in any case: the next trainer then reports the holder.
-
     Raises:
+        ConfigError: a trainer still holds it after `timeout_s`; the message names it.
         CheckpointError: the lock file is a link or no regular file.
     """
     if not (run / _LOCK).exists():
         return
     deadline = time.monotonic() + timeout_s
     with os.fdopen(open_own(run / _LOCK, os.O_RDWR, run=run), "r+") as file:
-        while time.monotonic() < deadline:
+        while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ConfigError(f"{run}: {_holder(file)} is training here; wait for it, or end it") from None
                 time.sleep(_NAME_WAIT_S)
 
 

@@ -24,12 +24,12 @@ from trainer.run.events import (
     parse_event,
 )
 
-__all__ = ["METRICS", "Known", "Selection", "events_until", "lines_until", "read_events"]
+__all__ = ["METRICS", "RULES_OF_EVALUATIONS", "Known", "Selection", "events_until", "lines_until", "read_events"]
 
 METRICS = "metrics.jsonl"
 """The file's name in the run's directory."""
 _OF_EVALUATIONS = (EvalEvent, MeasuresEvent, SampleEvent, ScoresEvent)
-_RULES_OF_EVALUATIONS = ("plateau", "overfitting")
+RULES_OF_EVALUATIONS = ("plateau", "overfitting")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Selection:
         if kind is AlertEvent and action == "rollback":
             self._rollbacks += 1
             return self._known.rollbacks is not None and self._rollbacks > self._known.rollbacks
-        of_evaluation = kind in _OF_EVALUATIONS or (kind is AlertEvent and rule in _RULES_OF_EVALUATIONS)
+        of_evaluation = kind in _OF_EVALUATIONS or (kind is AlertEvent and rule in RULES_OF_EVALUATIONS)
         return of_evaluation and step == self._known.step and not self._known.evaluated
 
 

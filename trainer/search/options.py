@@ -46,12 +46,17 @@ class SearchOptions(Options):
         "asha: not in the best third at steps 1, 3, 9, … times --prune_from; none: no trial ends early.",
     )
     prune_from: Annotated[int | None, Place(metavar="STEP")] = Field(
-        None, ge=1, description="First step at which a trial may end early. Without it, eval.every_steps of the recipe."
+        None, ge=1, description="First step at which a trial may end early. Without it, the first evaluation after every warm-up."
     )
     keep_checkpoints: Literal["all", "best"] = Field(
         "all",
         description="Trials whose checkpoints stay. best: those of the best trial and of unfinished ones; all other files of the "
         "runs stay.",
+    )
+    killed: Literal["stop", "fail"] = Field(
+        "stop",
+        description="Trial whose processes were killed three times, as for lack of memory. stop: the search ends, and its next "
+        "start continues the trial; fail: the trial counts as failed.",
     )
     seed: int = Field(0, ge=0, lt=1 << 32, description="Seed of the choice of values. The seed of the trainings is in the recipe.")
     limits: LimitsConfig = Field(LimitsConfig(), description="Limits of each trial, in place of those of the recipe.")

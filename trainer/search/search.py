@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from common.errors import ConfigError, ExitCode, PreparedDataError, StoppedBySignal, StorageError
+from common.errors import (
+    CheckpointError,
+    ConfigError,
+    ExitCode,
+    GuardError,
+    PreparedDataError,
+    StoppedBySignal,
+    StorageError,
+    WorkerError,
+)
+from common.files import own_folder
 from common.text import duration
+from trainer.health.guard import GuardRule
 from trainer.launch.stop_request import StopRequest
 from trainer.run.directory import locked_run
+from trainer.run.metrics_file import RULES_OF_EVALUATIONS
 from trainer.search.options import SearchOptions
 from trainer.search.results import BEST, write_results
 from trainer.search.setup import SearchSetup, claim, gpus_of_slot, open_setup, trial_config
@@ -24,12 +37,13 @@ __all__ = ["search"]
 
 _POLL_S, _SECONDS_EVERY_S = 0.5, 10.0
 _MOST_STARTS = 3
-"""A trial whose process ends without a reason is continued this often, at each start of the search."""
+"""A trial whose process is killed is continued this often, at each start of the search."""
 _MOST_FAILED, _MOST_INVALID = 10, 200
 """The search ends after so many failed trials in a row, or combinations in a row that cannot be trained."""
-_INTERRUPTED = {ExitCode.STOPPED, ExitCode.INTERRUPTED}
-_KILLED = 128
-"""Exit codes above it name a signal."""
+_OF_THE_PLACE = {ExitCode.DATA: PreparedDataError, ExitCode.STORAGE: StorageError, ExitCode.GUARD: GuardError}
+"""Ends of a trial for which the data, the disk or the machine is responsible, and the error with which the search ends then."""
+_JUDGES_LOSSES = {"", *get_args(GuardRule), *RULES_OF_EVALUATIONS}
+"""Rules of alerts that judge a trial and not the machine. Without an alert the guard has stopped the run."""
 
 Announce = Callable[[str], None]
 
@@ -45,20 +59,21 @@ def search(options: SearchOptions, announce: Announce) -> tuple[Path, dict[str, 
         The path of the recipe of the best trial, and the content of `trials.json`.
 
     Raises:
-        ConfigError: Optuna is missing, a setting is wrong, the folder is of another search or in use, or no trial has finished.
+        ConfigError: a setting is wrong, the sampler needs Optuna, the folder is of another search or in use, or no trial has
+            finished.
         PreparedDataError: the data is missing or damaged.
-        StorageError: a file could not be written.
+        StorageError, OSError, UnusableFileError: a file could not be written.
+        WorkerError, CheckpointError, GuardError: a trial has ended for a reason other than its values.
         StoppedBySignal: a stop was requested; all runs have saved.
     """
-    check_installed()
+    if options.sampler != "grid":
+        check_installed()
     setup = open_setup(options)
+    if setup.warning:
+        announce(f"warning: {setup.warning}")
     with locked_run(setup.directory, doing="is searching here", option="--output"):
         claim(setup)
-        study = Study(setup.directory, setup.space)
-        try:
-            return _Search(setup, study, announce).run()
-        finally:
-            study.close()
+        return _Search(setup, Study(setup.directory, setup.space), announce).run()
 
 
 @dataclass
@@ -84,7 +99,7 @@ class _Search:
         self._setup, self._study, self._announce = setup, study, announce
         self._stop = StopRequest("the trials finish their step and save")
         self._active: list[_Active] = []
-        self._began, self._before_s = time.monotonic(), study.seconds()
+        self._began, self._before_s = time.monotonic(), study.seconds
         self._recorded_s = self._before_s
         self._failed_in_row = 0
         self._error: Exception | None = None
@@ -99,7 +114,7 @@ class _Search:
         finally:
             for active in self._active:  # only after an error of the search itself
                 active.run.ask_to_stop("stop")
-            self._study.set_seconds(self._seconds)
+            self._study.spent(self._seconds, {})
         results = write_results(self._setup, self._study.trials(), self._seconds)
         self._drop_checkpoints()
         return self._conclude(), results
@@ -167,9 +182,7 @@ class _Search:
                 self._ended(active, code)
         if self._seconds - self._recorded_s >= _SECONDS_EVERY_S:
             self._recorded_s = self._seconds
-            self._study.set_seconds(self._recorded_s)
-            for active in self._active:
-                self._study.spent(active.number, active.seconds)
+            self._study.spent(self._recorded_s, {active.number: active.seconds for active in self._active})
 
     def _judge(self, active: _Active, progress: Progress) -> bool:
         """Record the new evaluations of a trial in order. Returns whether one of them ends the trial early.
@@ -193,47 +206,60 @@ class _Search:
 
     def _ended(self, active: _Active, code: int) -> None:
         """Record how a trial has ended, or continue it."""
-        run, seconds = active.run, active.seconds
-        loss = _lowest(self._study.trials()[active.number])
+        run, number, seconds = active.run, active.number, active.seconds
+        loss = _lowest(self._study.trials()[number])
         error = run.last_error()
         if active.reason:
-            self._end(active.number, "pruned", loss, seconds, active.reason)
+            self._end(number, "pruned", loss, seconds, active.reason)
         elif code == ExitCode.DONE:
             if loss is None:
-                self._end(active.number, "failed", None, seconds, "no evaluation has a finite loss")
+                self._end(number, "failed", None, seconds, "no evaluation has a finite loss")
             else:
-                self._end(active.number, "finished", loss, seconds)
+                self._end(number, "finished", loss, seconds)
         elif run.asked == "stop" or self._stop.is_received():
-            self._study.spent(active.number, seconds)  # it stays unfinished, and the next start of the search continues it
-        elif code == ExitCode.GUARD:
-            self._end(active.number, "pruned", loss, seconds, f"the guard stopped it: {error}")
-        elif code in (ExitCode.DATA, ExitCode.STORAGE):
-            kind = PreparedDataError if code == ExitCode.DATA else StorageError
-            self._error = kind(f"trial {active.number} ended: {error}; afterwards run the same command again")
-        elif code == ExitCode.CHECKPOINT or code in _INTERRUPTED or code < 0 or code > _KILLED:
-            self._repeat(active, code, seconds, error)
+            self._stay(number, seconds)
+        elif code == ExitCode.GUARD and read_progress(run.run).alert in _JUDGES_LOSSES:
+            self._end(number, "pruned", loss, seconds, f"the guard stopped it: {error}")
+        elif code in _OF_THE_PLACE:
+            self._stay(
+                number, seconds, _OF_THE_PLACE[code](f"trial {number} ended: {error}; afterwards run the same command again")
+            )
+        elif code in (ExitCode.CONFIG, ExitCode.CRASHED) and not run.was_killed():
+            self._end(number, "failed", None, seconds, error or f"exit code {code}")
         else:
-            self._end(active.number, "failed", None, seconds, error or f"exit code {code}")
+            self._repeat(active, code, seconds, error or f"exit code {code}")
+
+    def _stay(self, number: int, seconds: float, error: Exception | None = None) -> None:
+        """Leave a trial unfinished, so that the next start of the search continues it. An error ends the search."""
+        self._study.spent(self._seconds, {number: seconds})
+        self._error = self._error or error
 
     def _repeat(self, active: _Active, code: int, seconds: float, error: str) -> None:
-        """Continue a trial whose process was killed. A damaged run is set aside first, and the trial begins again."""
+        """Continue a trial that says nothing about its values. A damaged run is set aside first, and the trial begins again."""
+        number = active.number
+        if active.starts >= _MOST_STARTS and self._setup.options.killed == "fail":
+            self._end(number, "failed", None, seconds, f"{error}, {_MOST_STARTS} times")
+            return
         if active.starts >= _MOST_STARTS:
-            self._end(active.number, "failed", None, seconds, error or f"exit code {code}, {_MOST_STARTS} times")
+            text = (
+                f"trial {number} ended {_MOST_STARTS} times without a result ({error}); give it more memory or fewer parallel "
+                "trials, and run the same command again to continue it, or with `--killed fail` to count it as failed"
+            )
+            self._stay(number, seconds, (CheckpointError if code == ExitCode.CHECKPOINT else WorkerError)(text))
             return
         how = "continued"
         if code == ExitCode.CHECKPOINT and active.run.run.exists():
             how = "repeated"
             self._set_aside(active.run.run)
-        self._announce(f"trial {active.number} is {how}: {error or f'exit code {code}'}")
+        self._announce(f"trial {number} is {how}: {error}")
         active.starts, active.seconds_before = active.starts + 1, seconds
         active.run.start()
         self._active.append(active)
 
     def _set_aside(self, run: Path) -> None:
-        folder = self._setup.directory / "damaged"
-        folder.mkdir(exist_ok=True)
-        number = next(number for number in range(1, 1 << 20) if not (folder / f"{run.name}-{number}").exists())
-        run.rename(folder / f"{run.name}-{number}")
+        folder = own_folder(self._setup.directory / "damaged")
+        taken = {path.name for path in folder.iterdir()}
+        run.rename(next(folder / name for number in itertools.count(1) if (name := f"{run.name}-{number}") not in taken))
 
     def _end(
         self, number: int, state: State, loss: float | None, seconds: float, reason: str = "", *, limit: int = _MOST_FAILED

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from common.errors import ConfigError
-from common.files import UnusableFileError, digest_file, own_folder, read_input, sealed, unsealed, write_atomic
+from common.files import UnusableFileError, digest_file, is_unfinished, own_folder, read_input, sealed, unsealed, write_atomic
 from common.redaction import redacted_settings
 from common.settings.load import MAX_SETTINGS_BYTES, load_settings
 from common.settings.messages import explain
@@ -23,7 +23,7 @@ from trainer.launch.settings import check_variables, openmp_threads
 from trainer.launch.supervisor import RESTART_VARIABLES
 from trainer.machine.environment import flattened
 from trainer.search.options import SearchOptions
-from trainer.search.space import Space, Value, read_space
+from trainer.search.space import Range, Space, Value, read_space
 
 __all__ = ["FOLDERS", "SETUP", "SearchSetup", "claim", "gpus_of_slot", "open_setup", "trial_config"]
 
@@ -31,7 +31,7 @@ SETUP = "search.json"
 """Name of the file with the facts of a search, in its folder."""
 FOLDERS = ("runs", "recipes", "logs")
 """Folders of a search: of the runs of its trials, their recipes, and their output."""
-_FORMAT = 1
+_FORMAT = 2
 _OPTIONS = ("sampler", "seed", "pruner", "prune_from")
 """Options of the search that stay the same."""
 _UNCOMPARED = ("data", "recipe", "run", "resume", "log")
@@ -61,9 +61,28 @@ class SearchSetup:
         return self.directory / "runs"
 
     @property
+    def warmup_steps(self) -> int:
+        """The longest warm-up of all trials."""
+        varied = self.space.dimensions.get("schedule.warmup_steps")
+        if isinstance(varied, Range):
+            return int(varied.high)
+        return max(int(value or 0) for value in (varied.values if varied else (self.config.schedule.warmup_steps,)))
+
+    @property
     def prune_from(self) -> int:
-        """The first step at which a trial may end early."""
-        return self.options.prune_from or self.config.eval.every_steps
+        """The first step at which a trial may end early: by default the first evaluation after the longest warm-up."""
+        every = self.config.eval.every_steps
+        return self.options.prune_from or every * (self.warmup_steps // every + 1)
+
+    @property
+    def warning(self) -> str:
+        """A line about a pruner that compares losses of the warm-up; empty if it does not."""
+        if self.options.pruner == "none" or self.prune_from > self.warmup_steps:
+            return ""
+        return (
+            f"--prune_from {self.prune_from} is within the warm-up of {self.warmup_steps} steps, in which short warm-ups and other "
+            "learning rates lead: the best trials may end early. Leave the option out: a trial then ends early after the warm-up"
+        )
 
 
 def open_setup(options: SearchOptions, variables: Mapping[str, str] = os.environ) -> SearchSetup:
@@ -88,7 +107,7 @@ def open_setup(options: SearchOptions, variables: Mapping[str, str] = os.environ
             facts["settings"]["threads"] = _recorded_threads(path, recorded)
         _check_same(options.output, recorded, facts)
     else:
-        if options.output.exists() and (not options.output.is_dir() or any(_foreign(options.output))):
+        if options.output.exists() and (not options.output.is_dir() or any(map(_is_foreign, options.output.iterdir()))):
             raise ConfigError(f"{options.output}: it holds other files and no search; name a new folder with --output")
         if config.threads is None:
             facts["settings"]["threads"] = _threads(options, variables)
@@ -96,11 +115,20 @@ def open_setup(options: SearchOptions, variables: Mapping[str, str] = os.environ
 
 
 def claim(setup: SearchSetup) -> None:
-    """Write the facts of a new search into its folder, and create the folders of its trials."""
+    """Write the facts of a new search into its folder, and create the folders of its trials. Removes unfinished files of a kill.
+
+    Raises:
+        UnusableFileError: a folder of the search, or the run of a trial, is a link or a file.
+    """
     if not (setup.directory / SETUP).exists():
         write_atomic(setup.directory / SETUP, sealed(dict(setup.facts)))
     for name in FOLDERS:
         own_folder(setup.directory / name)
+    for run in setup.runs.glob("trial-*"):
+        own_folder(run)
+    for path in (*setup.directory.glob(".*.tmp"), *(setup.directory / "recipes").glob(".*.tmp")):
+        if is_unfinished(path):
+            path.unlink()
 
 
 def trial_config(setup: SearchSetup, values: Mapping[str, Value], run: Path) -> TrainConfig:
@@ -190,7 +218,10 @@ def _recorded(path: Path) -> dict[str, Any]:
     except (ValueError, UnusableFileError) as error:
         raise ConfigError(f"{path}: not the facts of a search ({error}); restore it from a copy, or use another --output") from None
     if found.get("format") != _FORMAT or not isinstance(found.get("settings"), dict):
-        raise ConfigError(f"{path}: format {found.get('format')!r}, but this version reads {_FORMAT}; use another --output")
+        raise ConfigError(
+            f"{path}: format {_word(found.get('format'))}, but this version continues searches of format {_FORMAT}; finish the "
+            "search with the version that began it, or use another --output"
+        )
     return found
 
 
@@ -210,7 +241,7 @@ def _check_same(directory: Path, recorded: Mapping[str, Any], facts: Mapping[str
     names = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
     if not names:
         return
-    shown = ", ".join(f"{name} = {_word(now.get(name))} instead of {_word(before.get(name))}" for name in names[:_SHOWN])
+    shown = ", ".join(f"{name[:80]} = {_word(now.get(name))} instead of {_word(before.get(name))}" for name in names[:_SHOWN])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     raise ConfigError(
         f"{directory}: it holds another search, which differs: {shown}{more}; use the same recipe, space, data and options, "
@@ -230,5 +261,6 @@ def _word(value: object) -> str:
     return "none" if value is None else str(value)[:80]
 
 
-def _foreign(directory: Path) -> list[str]:
-    return [path.name for path in directory.iterdir() if path.name != ".lock"]
+def _is_foreign(path: Path) -> bool:
+    """Return whether no search that was killed at its start has left this entry in its folder."""
+    return path.name != ".lock" and not (is_unfinished(path) and path.name.startswith(f".{SETUP}."))

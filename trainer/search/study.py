@@ -1,7 +1,7 @@
-"""The study of a search: its trials in an SQLite file, and the proposal of the next one. Only this module imports Optuna.
+"""The study of a search: its trials in a file, and the proposal of the next one. Only this module imports Optuna.
 
-A trial enters the file together with its values, in one transaction. The proposal is a pure function of the trials in the file, the
-space and the seed. So a search that was killed at any moment goes on with the trial that it would have had.
+A trial enters the file together with its values. The proposal is a pure function of the trials in the file, the space and the seed.
+So a search that was killed at any moment goes on with the trial that it would have had. Optuna has its studies in memory only.
 """
 
 from __future__ import annotations
@@ -10,41 +10,38 @@ import hashlib
 import importlib
 import importlib.util
 import math
-import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from common.errors import ConfigError, StorageError
-from common.files import UnusableFileError, open_input
+from pydantic import TypeAdapter, ValidationError
+
+from common.errors import ConfigError
+from common.files import UnusableFileError, plain, read_input, sealed, unsealed, write_atomic
 from trainer.search.space import Choices, Dimension, Space, Value
-from trainer.search.trials import State, Trial
+from trainer.search.trials import MAX_REASON_CHARS, Seconds, State, Trial
 
 __all__ = ["FILE", "Sampler", "Study", "check_installed", "importance_of", "propose"]
 
-FILE = "study.db"
+FILE = "study.jsonl"
 """Name of the file in the folder of a search."""
 Sampler = Literal["tpe", "random", "grid"]
-_NAME = "search"
 _STARTUP_TRIALS = 8
 """TPE draws this many trials at random before it models the losses."""
 _MOST_ATTEMPTS = 32
 _MOST_LISTED = 10_000
-_STATES: dict[str, State] = {
-    "RUNNING": "running",
-    "WAITING": "running",
-    "COMPLETE": "finished",
-    "PRUNED": "pruned",
-    "FAIL": "failed",
-}
+_MAX_BYTES, _MOST_VALUES = 64 << 20, 1 << 21
+"""The largest file that is read: about ten thousand trials with two hundred evaluations each."""
+_RESTORE = "restore the file from a copy, or use another --output"
+_SECONDS, _TRIAL = TypeAdapter[float](Seconds), TypeAdapter(Trial)
 
 
 def check_installed() -> None:
     """Raise ConfigError with the command that installs Optuna if it is missing."""
     if importlib.util.find_spec("optuna") is None:
         raise ConfigError(
-            "tune needs the package optuna, which is not installed; install it with "
+            "this sampler needs the package optuna, which is not installed; use --sampler grid, or install it with "
             "`pip install --no-deps --require-hashes -r env/requirements-models.lock`, or `pip install optuna`"
         )
 
@@ -57,92 +54,95 @@ def _optuna() -> Any:
 
 
 class Study:
-    """The trials of a search, in a file of its folder.
+    """The trials of a search, in a file of its folder: one sealed line with the time of the search, and one for each trial.
+
+    Each change replaces the whole file. So it is complete after a kill at any moment.
 
     Args:
         directory: the folder of the search.
         space: the trials must belong to it.
 
     Raises:
-        ConfigError: Optuna is missing, or the file is not of this search.
-        StorageError: the file cannot be read or written.
+        ConfigError: the file is not of this search.
+        OSError: the file cannot be read.
     """
 
     def __init__(self, directory: Path, space: Space) -> None:
-        self._optuna, self._space, self._path = _optuna(), space, directory / FILE
-        with suppress(FileNotFoundError):
-            try:
-                open_input(self._path, below=directory).close()
-            except UnusableFileError as error:
-                raise ConfigError(f"{error}; remove it, or use another --output") from None
-        storages, exceptions = self._optuna.storages, self._optuna.exceptions
-        path = str(self._path)
+        self._path = directory / FILE
+        self._seconds, self._trials, self._lines = 0.0, list[Trial](), list[bytes]()
         try:
-            engine = {"creator": lambda: sqlite3.connect(path, check_same_thread=False)}  # a URL could not hold every path
-            self._storage = storages.RDBStorage("sqlite:///study.db", engine_kwargs=engine)
+            content = read_input(self._path, _MAX_BYTES, below=directory)
+        except FileNotFoundError:
+            return
+        except UnusableFileError as error:
+            raise ConfigError(f"{error}; remove it, or use another --output") from None
+        if (found := content.count(b",") + content.count(b"\n")) > _MOST_VALUES:
+            raise ConfigError(f"{self._path}: up to {found} values, but a search has at most {_MOST_VALUES}; {_RESTORE}")
+        for number, line in enumerate(content.splitlines(keepends=True)):
             try:
-                self._id = self._storage.create_new_study([self._optuna.study.StudyDirection.MINIMIZE], _NAME)
-            except exceptions.DuplicatedStudyError:
-                self._id = self._storage.get_study_id_from_name(_NAME)
-            self._check()
-        except (ConfigError, OSError):
-            raise
-        except Exception as error:  # of Optuna, SQLAlchemy, sqlite3 or Alembic, each with different classes
-            raise _unusable(self._path, error) from error
+                self._read(line, space, is_first=not number)
+            except ValueError as error:
+                raise ConfigError(f"{self._path}, line {number + 1}: {error}; {_RESTORE}") from None
+
+    @property
+    def seconds(self) -> float:
+        """The time that all starts of the search have taken."""
+        return self._seconds
 
     def trials(self) -> list[Trial]:
         """Return all trials, in order."""
-        return [_as_trial(found) for found in self._storage.get_all_trials(self._id, deepcopy=False)]
+        return list(self._trials)
 
     def start(self, values: Mapping[str, Value]) -> Trial:
         """Add a trial with these values, and return it."""
-        trial = self._optuna.trial
-        distributions = {name: _distribution(self._optuna, one) for name, one in self._space.dimensions.items()}
-        template = trial.create_trial(state=trial.TrialState.RUNNING, params=dict(values), distributions=distributions)
-        identity = self._storage.create_new_trial(self._id, template_trial=template)
-        return _as_trial(self._storage.get_trial(identity))
+        trial = Trial(len(self._trials), dict(values))
+        self._trials.append(trial)
+        self._lines.append(_line(trial.to_json()))
+        self._write()
+        return trial
 
     def evaluated(self, number: int, step: int, loss: float) -> None:
-        """Record the validation loss of a trial at a step."""
-        self._storage.set_trial_intermediate_value(self._trial_id(number), step, loss)
+        """Note the validation loss of a trial at a step. It is written with the next other change; its run has it too."""
+        self._change(number, losses=dict(sorted({**self._trials[number].losses, step: loss}.items())))
 
-    def spent(self, number: int, seconds: float) -> None:
-        """Record the time that a trial has taken so far."""
-        self._storage.set_trial_user_attr(self._trial_id(number), "seconds", seconds)
+    def spent(self, seconds: float, by_trial: Mapping[int, float]) -> None:
+        """Record the time that all starts of the search have taken so far, and those of some trials."""
+        self._seconds = seconds
+        for number, taken in by_trial.items():
+            self._change(number, seconds=taken)
+        self._write()
 
     def end(self, number: int, state: State, loss: float | None, *, seconds: float, reason: str = "") -> None:
         """Record how a trial has ended."""
-        identity, states = self._trial_id(number), self._optuna.trial.TrialState
-        self._storage.set_trial_user_attr(identity, "seconds", seconds)
-        self._storage.set_trial_user_attr(identity, "reason", reason)
-        wanted = {"finished": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}[state]
-        values = None if loss is None or state == "failed" else [loss]
-        self._storage.set_trial_state_values(identity, wanted, values)
+        self._change(number, state=state, loss=loss, seconds=seconds, reason=reason[:MAX_REASON_CHARS])
+        self._write()
 
-    def seconds(self) -> float:
-        """Return the time that all starts of the search have taken."""
-        found = self._storage.get_study_user_attrs(self._id).get("seconds", 0.0)
-        return float(found) if isinstance(found, int | float) and 0 <= found < math.inf else 0.0
+    def _change(self, number: int, **changes: Any) -> None:
+        self._trials[number] = replace(self._trials[number], **changes)
+        self._lines[number] = _line(self._trials[number].to_json())
 
-    def set_seconds(self, seconds: float) -> None:
-        """Record the time that all starts of the search have taken."""
-        self._storage.set_study_user_attr(self._id, "seconds", seconds)
+    def _write(self) -> None:
+        write_atomic(self._path, b"".join([_line({"seconds": self._seconds}), *self._lines]))
 
-    def close(self) -> None:
-        """Close the file."""
-        self._storage.remove_session()
-        self._storage.engine.dispose()
-
-    def _trial_id(self, number: int) -> int:
-        return cast(int, self._storage.get_trial_id_from_study_id_trial_number(self._id, number))
-
-    def _check(self) -> None:
-        for place, trial in enumerate(self.trials()):
-            if trial.number != place or not self._space.holds(trial.values):
-                raise ConfigError(
-                    f"{self._path}: trial {trial.number} has the values {dict(trial.values)}, which are not in the space of this "
-                    "search; restore the file from a copy, or use another --output"
-                )
+    def _read(self, line: bytes, space: Space, *, is_first: bool) -> None:
+        """Take a line of the file. Raises ValueError if no search with this space writes it there."""
+        content = unsealed(line, indent=None)
+        try:
+            if is_first:
+                self._seconds = _SECONDS.validate_python(content.get("seconds"))
+                return
+            trial = _TRIAL.validate_python(content | {"number": content.get("trial")})
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg']}") from None
+        if trial.number != len(self._trials):
+            raise ValueError(f"trial {trial.number} in place of trial {len(self._trials)}")
+        if not space.holds(trial.values):
+            raise ValueError(f"the values {str(trial.values)[:200]} are not in the space of this search")
+        if trial.state == "finished" and trial.loss is None:
+            raise ValueError(f"trial {trial.number} is finished and has no loss")
+        self._trials.append(replace(trial, losses=dict(sorted(trial.losses.items()))))  # JSON sorts numbers as texts
+        self._lines.append(line)
 
 
 def propose(space: Space, trials: Sequence[Trial], sampler: Sampler, seed: int) -> dict[str, Value] | None:
@@ -171,10 +171,10 @@ def propose(space: Space, trials: Sequence[Trial], sampler: Sampler, seed: int) 
 def importance_of(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
     """Return the share of each setting in the differences between good and other trials (PED-ANOVA, Watanabe et al., 2023).
 
-    It is empty while fewer than four trials are finished, or if their losses do not differ.
+    It is empty while fewer than four trials are finished, if their losses do not differ, or without Optuna.
     """
     finished = [trial for trial in trials if trial.state == "finished"]
-    if len(finished) < 4 or len({trial.loss for trial in finished}) < 2:
+    if len(finished) < 4 or len({trial.loss for trial in finished}) < 2 or importlib.util.find_spec("optuna") is None:
         return {}
     optuna = _optuna()
     found = optuna.importance.get_param_importances(
@@ -223,29 +223,10 @@ def _distribution(optuna: Any, dimension: Dimension) -> Any:
     return kinds.FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
 
 
-def _as_trial(found: Any) -> Trial:
-    reason, seconds = found.user_attrs.get("reason", ""), found.user_attrs.get("seconds", 0.0)
-    return Trial(
-        number=found.number,
-        values=dict(sorted(found.params.items())),
-        state=_STATES[found.state.name],
-        loss=found.values[0] if found.values else None,
-        losses=dict(sorted(found.intermediate_values.items())),
-        seconds=float(seconds) if isinstance(seconds, int | float) else 0.0,
-        reason=str(reason),
-    )
+def _line(content: dict[str, Any]) -> bytes:
+    return sealed(plain(content), indent=None)
 
 
 def _seed(*parts: int) -> int:
     """Return 32 bits that depend on all parts."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big")
-
-
-def _unusable(path: Path, error: Exception) -> ConfigError | StorageError:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    full = "disk" in reason or "readonly" in reason or "unable to open" in reason
-    if full:
-        return StorageError(f"{path}: {reason}; make room or give access, and run the same command again")
-    return ConfigError(
-        f"{path}: not a study that this version can read ({reason}); restore it from a copy, or use another --output"
-    )

@@ -22,9 +22,10 @@ from common.text import visible
 from common.untrusted import read_lines
 from trainer.config import TrainConfig
 from trainer.launch.command import training_command
+from trainer.launch.first_failure import LOST_RANK
 from trainer.launch.supervisor import RESTART_VARIABLES
 from trainer.run.directory import locked_run, wait_until_free
-from trainer.run.events import EvalEvent, TrainEvent, parse_event
+from trainer.run.events import AlertEvent, EvalEvent, TrainEvent, parse_event
 from trainer.run.metrics_file import METRICS
 
 __all__ = ["Progress", "TrialRun", "drop_checkpoints", "read_progress", "recipe_of"]
@@ -35,6 +36,7 @@ _TAIL_BYTES = 16 << 10
 _MOST_CHARS = 300
 _OF_ONE_START = ("recipe", "resume", "run")
 _ERROR = re.compile(r"^(?:error|stopped): (.*)$", re.MULTILINE)
+_TRACEBACK = "Traceback (most recent call last)"
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Progress:
     """Validation loss of each evaluation, by step."""
     step: int
     """The last training step."""
+    alert: str = ""
+    """Rule of the last alert that stopped the run."""
 
 
 def recipe_of(config: TrainConfig) -> str:
@@ -60,7 +64,7 @@ def read_progress(run: Path) -> Progress:
         CheckpointError: the metrics are no regular file of the run.
     """
     losses: dict[int, float] = {}
-    newest = b""
+    newest, alert = b"", ""
     try:
         for line in read_lines(run / METRICS, run):
             if not line.endswith(b"\n"):
@@ -69,10 +73,12 @@ def read_progress(run: Path) -> Progress:
                 newest = line
             elif b'"event": "eval"' in line and isinstance(event := _parsed(line), EvalEvent):
                 losses[event.step] = event.val_loss
+            elif b'"event": "alert"' in line and isinstance(event := _parsed(line), AlertEvent) and event.action == "stop":
+                alert = event.rule
     except FileNotFoundError:
         pass
     last = _parsed(newest)
-    return Progress(losses, last.step if isinstance(last, TrainEvent) else 0)
+    return Progress(losses, last.step if isinstance(last, TrainEvent) else 0, alert)
 
 
 def drop_checkpoints(run: Path) -> None:
@@ -107,7 +113,7 @@ class TrialRun:
         self._recipe = directory / "recipes" / f"{name}.toml"
         self._config, self._gpus = config, gpus
         self._process: subprocess.Popen[bytes] | None = None
-        self._began = time.monotonic()
+        self._began, self._log_begin = time.monotonic(), 0
         self._seen: tuple[int, int] | None = None
 
     @property
@@ -119,6 +125,7 @@ class TrialRun:
         """Start the training, or continue it from its newest checkpoint.
 
         Raises:
+            ConfigError: another process trains in the run.
             CheckpointError: the log or the lock of the run is a link or no regular file.
             OSError: a file cannot be written, or the process cannot be started.
         """
@@ -128,6 +135,7 @@ class TrialRun:
             log = open_output(self._log, os.O_WRONLY | os.O_APPEND, below=self._directory)
         except UnusableFileError as error:
             raise CheckpointError(f"{error}; remove it, or use another --output") from None
+        self._log_begin = os.fstat(log).st_size
         try:
             self._process = subprocess.Popen(
                 training_command(["--recipe", str(self._recipe.absolute()), "--run", str(self.run)]),
@@ -166,16 +174,25 @@ class TrialRun:
         return read_progress(self.run)
 
     def last_error(self) -> str:
-        """Return the last error in the output of the trial, in one line; empty if there is none."""
-        try:
-            with open_input(self._log, below=self._directory) as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-                text = file.read(_TAIL_BYTES).decode(errors="replace")
-        except (OSError, UnusableFileError):
-            return ""
+        """Return the last error in the output of this start, in one line; empty if there is none."""
+        text = self._output()
         lines = [line for line in text.splitlines() if line.strip()]
         found = _ERROR.findall(text) or lines[-1:]
         return visible(redacted(found[-1]))[:_MOST_CHARS] if found else ""
+
+    def was_killed(self) -> bool:
+        """Return whether the output of this start explains its end by nothing but the loss of a process."""
+        text = self._output()
+        return _TRACEBACK not in text and all(LOST_RANK in line for line in _ERROR.findall(text))
+
+    def _output(self) -> str:
+        """Return the end of the output since the start of the process; empty if it cannot be read."""
+        try:
+            with open_input(self._log, below=self._directory) as file:
+                file.seek(max(self._log_begin, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                return file.read(_TAIL_BYTES).decode(errors="replace")
+        except (OSError, UnusableFileError):
+            return ""
 
     def _variables(self) -> dict[str, str]:
         """Return the environment. The recipe holds all settings, so no variable may replace one."""

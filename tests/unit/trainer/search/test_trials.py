@@ -46,3 +46,10 @@ def test_asha_keeps_the_best_third_at_its_rungs() -> None:
 def test_the_best_trial_is_finished_and_the_first_of_equals() -> None:
     assert best_of([trial(0, 1.0, state="pruned"), trial(1, 2.0), trial(2, 2.0)]) == trial(1, 2.0)
     assert best_of([trial(0, 1.0, state="failed")]) is None
+
+
+def test_a_rung_in_the_warm_up_would_end_the_trial_that_is_best_after_it() -> None:
+    short, long = {10: 3.0, 20: 2.8, 30: 2.7}, {10: 4.0, 20: 3.0, 30: 2.1}  # warm-ups of 5 and of 25 steps
+    others = [Trial(0, {}, "finished", 2.7, short)]
+    assert is_pruned("asha", {10: long[10]}, others, 10, 10)
+    assert is_pruned("asha", long, others, 30, 30) == ""
