@@ -20,7 +20,7 @@ from common.errors import ConfigError, WorkerError
 from data_pipeline.conversations.chat_template import ChatTemplate
 from data_pipeline.conversations.messages import Message, MessagesError, read_chat
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.execution.confined import ProgramEndedError, ProgramOnDemand
+from data_pipeline.execution.confined import ProgramEndedError, ProgramOnDemand, refuse_lower_limits
 
 __all__ = ["ChatRenderer", "Rendered"]
 
@@ -149,6 +149,8 @@ class ChatRenderer(ProgramOnDemand):
         answer = self._asked_once(request)
         if answer is None and not was_fresh:
             answer = self._asked_once(request)
+        if answer is None:
+            refuse_lower_limits(_MEMORY_BYTES, _SECONDS)
         return answer or {"refused": f"the template takes more than {_SECONDS} s of processor time, or too much memory"}
 
     def _asked_once(self, request: dict[str, Any]) -> dict[str, Any] | None:
