@@ -6,7 +6,6 @@ folder of its tokenizer, so that a run can hold conversations in the same form.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, PreparedDataError
-from common.files import UnusableFileError, read_input
+from common.files import UnusableFileError, parse_json, read_input
 from data_pipeline.config import ChatSettings, TokenizerSettings
 from data_pipeline.tokenizer import NamedToken, Tokenizer, open_supplied, supplied_files
-from data_pipeline.tokenizer.special import CONFIG_FILE, OWN_NAMES
+from data_pipeline.tokenizer.special import CONFIG_FILE, MAX_CONFIG_VALUES, OWN_NAMES
 
 __all__ = ["TEMPLATE_FILE", "ChatTemplate", "chosen_template", "published_template", "saved_template", "template_source"]
 
@@ -102,7 +101,7 @@ def template_source(chat: ChatSettings, tokenizer: TokenizerSettings) -> str:
         ) from None
     except OSError as error:
         raise ConfigError(f"chat.template: a file in {folder} cannot be read: {error.strerror}") from None
-    except (UnusableFileError, ValueError, RecursionError) as error:
+    except (UnusableFileError, ValueError) as error:
         raise ConfigError(f"chat.template = tokenizer: {error}; correct the file, or name a built-in template") from None
 
 
@@ -131,7 +130,7 @@ def published_template(directory: Path) -> str | None:
         return _source_in(directory, below=directory)
     except FileNotFoundError:
         return None
-    except (OSError, UnusableFileError, ValueError, RecursionError) as error:
+    except (OSError, UnusableFileError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{directory}: its chat template cannot be read ({reason}); correct the file, or remove it") from None
 
@@ -144,7 +143,7 @@ def _source_in(folder: Path, below: Path | None = None) -> str:
     """
     if (folder / TEMPLATE_FILE).is_file():
         return read_input(folder / TEMPLATE_FILE, _MAX_BYTES, below=below).decode()
-    config: Any = json.loads(read_input(folder / CONFIG_FILE, _MAX_CONFIG_BYTES, below=below))
+    config: Any = parse_json(read_input(folder / CONFIG_FILE, _MAX_CONFIG_BYTES, below=below), MAX_CONFIG_VALUES)
     found = config.get("chat_template") if isinstance(config, dict) else None
     if isinstance(found, list):  # several templates with names
         found = next((one.get("template") for one in found if isinstance(one, dict) and one.get("name") == "default"), None)

@@ -8,6 +8,7 @@ special token comes from the template.
 from __future__ import annotations
 
 import json
+import re
 import signal
 import struct
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ _MEMORY_BYTES = 256 << 20
 _MAX_ANSWER_BYTES = 128 << 20
 _FIRST_PRIVATE = 0xF0000  # private characters, of which a conversation rarely contains one
 _ENDED_BY_THE_TEMPLATE = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGXCPU)
+_JSON_TEXT = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _USER, _ANSWER = "How are you?", "I am well."
 
 
@@ -82,10 +84,13 @@ class ChatRenderer(ProgramOnDemand):
         self._template = template
         self._names = sorted((token.name for token in template.special if token.name), key=len, reverse=True)
 
-    def document(self, document: Document) -> Document | Rejection:
-        """Return a document, whose text is the JSON of a conversation or pair, with the rendered text; or its rejection."""
+    def document(self, document: Document, max_depth: int) -> Document | Rejection:
+        """Return a document, whose text is the JSON of a conversation or pair, with the rendered text; or its rejection.
+
+        For `max_depth` see `read_chat`.
+        """
         try:
-            found = [self.conversation(messages) for messages in read_chat(document.text)]
+            found = [self.conversation(messages) for messages in read_chat(document.text, max_depth)]
             rendered = found[0] if len(found) == 1 else Rendered.join([one.of_last_answer() for one in found])
         except MessagesError as error:
             return Rejection.of_bytes(error.reason, document.path, document.line, document.text.encode(), str(error))
@@ -135,7 +140,7 @@ class ChatRenderer(ProgramOnDemand):
         free = (character for number in range(_FIRST_PRIVATE, 0x110000) if (character := chr(number)) not in used)
         marks = "".join(islice(free, 2))
         place_of = {name: next(free) for name in self._names if json.dumps(name, ensure_ascii=False)[1:-1] in content}
-        safe = _replaced(list(messages), place_of) if place_of else messages
+        safe = _replaced(content, place_of) if place_of else messages
         answer = self._asked({"messages": safe, "marks": marks, "prompt": prompt})
         if "refused" in answer:
             raise MessagesError(Reason.TEMPLATE_REFUSED, answer["refused"])
@@ -178,17 +183,16 @@ def _message(value: dict[str, Any]) -> bytes:
     return struct.pack("<q", len(data)) + data
 
 
-def _replaced(value: Any, place_of: dict[str, str]) -> Any:
-    """Return a value with each name of a special token in its texts replaced by a placeholder."""
-    if isinstance(value, str):
+def _replaced(content: str, place_of: dict[str, str]) -> Any:
+    """Return the value of a JSON text with each name of a special token in its texts replaced by a placeholder."""
+
+    def with_places(found: re.Match[str]) -> str:
+        text: str = json.loads(found[0])
         for name, place in place_of.items():  # the longest name first
-            value = value.replace(name, place)
-        return value
-    if isinstance(value, list):
-        return [_replaced(one, place_of) for one in value]
-    if isinstance(value, dict):
-        return {_replaced(name, place_of): _replaced(one, place_of) for name, one in value.items()}
-    return value
+            text = text.replace(name, place)
+        return json.dumps(text)
+
+    return json.loads(_JSON_TEXT.sub(with_places, content))
 
 
 def _cut(text: str, spans: Sequence[Sequence[int]], special: Sequence[tuple[int, int]], names: dict[str, str]) -> Rendered:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from common.files import canonical_json
+from common.files import canonical_json, parse_json
 
-__all__ = ["CONFIG_FILE", "OWN_NAMES", "ROLES", "SIBLINGS", "SpecialTokens", "names_in_siblings", "special_tokens"]
+__all__ = [
+    "CONFIG_FILE",
+    "MAX_CONFIG_VALUES",
+    "OWN_NAMES",
+    "ROLES",
+    "SIBLINGS",
+    "SpecialTokens",
+    "names_in_siblings",
+    "special_tokens",
+]
 
 ROLES = ("pad", "unk", "bos", "eos")
 CONFIG_FILE = "tokenizer_config.json"
+MAX_CONFIG_VALUES = 1 << 21
+"""It lists the added tokens, and each of them has seven values."""
 SIBLINGS = (CONFIG_FILE, "special_tokens_map.json")
 """Files beside the tokenizer's file that may name the special tokens. The first that names a token decides."""
 
@@ -82,9 +92,9 @@ def names_in_siblings(files: Mapping[str, bytes]) -> dict[str, str | None]:
         if file_name not in files:
             continue
         try:
-            content = json.loads(files[file_name])
-        except RecursionError:
-            raise ValueError(f"{file_name} is nested too deeply") from None
+            content = parse_json(files[file_name], MAX_CONFIG_VALUES)
+        except ValueError as error:
+            raise ValueError(f"{file_name}: {error}") from None
         if not isinstance(content, dict):
             raise ValueError(f"{file_name} is not a JSON object")
         for role in ROLES:

@@ -92,7 +92,7 @@ def _document(
             detail, first = explain_bytes(value, error), max(error.start - 40, 0)
             return Rejection.of_bytes(Reason.INVALID_UTF8, origin.path, row, value, detail, first=first)
     if origin.markup == "chat":
-        return origin.chat(json.loads(found[0]), row, 0, metadata)
+        return origin.chat(json.loads(found[0]), row, 0, metadata)  # the library allows at most 100 levels
     return origin.document(found[0], row, 0, metadata, with_end(found[1], records))
 
 
