@@ -11,9 +11,10 @@ import json
 import re
 import signal
 import struct
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ _MEMORY_BYTES = 256 << 20
 _MAX_ANSWER_BYTES = 128 << 20
 _FIRST_PRIVATE = 0xF0000  # private characters, of which a conversation rarely contains one
 _ENDED_BY_THE_TEMPLATE = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGXCPU)
-_JSON_TEXT = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
+_JSON_TEXT = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+')
 _USER, _ANSWER = "How are you?", "I am well."
 
 
@@ -60,9 +61,8 @@ class Rendered:
         ends = list(accumulate(self.parts))
         last = len(ends) // 2 * 2 - 1  # parts with an odd number have a loss
         start, end = ends[last - 1], ends[last]
-        kept: list[int] = []
-        for length in self.special:
-            kept.append(min(length, end - sum(kept)))
+        borders = [min(border, end) for border in accumulate(self.special, initial=0)]
+        kept = [after - before for before, after in pairwise(borders)]
         return Rendered(self.text[:end], (start, end - start), tuple(kept[: _num_needed(kept)]))
 
     def pieces(self) -> list[tuple[str, bool]]:
@@ -82,7 +82,6 @@ class ChatRenderer(ProgramOnDemand):
         setup = {"template": template.source, "variables": dict(template.variables), **limits}
         super().__init__(_CHILD, _SILENCE_S, _message(setup))
         self._template = template
-        self._names = sorted((token.name for token in template.special if token.name), key=len, reverse=True)
 
     def document(self, document: Document, max_depth: int) -> Document | Rejection:
         """Return a document, whose text is the JSON of a conversation or pair, with the rendered text; or its rejection.
@@ -133,20 +132,36 @@ class ChatRenderer(ProgramOnDemand):
             raise ConfigError("the chat template marks no end of an answer; use a template that ends each answer with a token")
         return end, False
 
-    def _rendered(self, messages: Sequence[Message], *, prompt: bool) -> tuple[str, list[list[int]], dict[str, str]]:
-        """Return the text with placeholders, the spans of the answers in it, and the name for each placeholder."""
+    def _rendered(self, messages: Sequence[Message], *, prompt: bool) -> tuple[str, list[list[int]], dict[int, str]]:
+        """Return the text with placeholders, the spans of the answers in it, and the name by the code of its placeholder."""
         content = json.dumps(messages, ensure_ascii=False)
         used = set(content) | set(self._template.source)
         free = (character for number in range(_FIRST_PRIVATE, 0x110000) if (character := chr(number)) not in used)
-        marks = "".join(islice(free, 2))
-        place_of = {name: next(free) for name in self._names if json.dumps(name, ensure_ascii=False)[1:-1] in content}
-        safe = _replaced(content, place_of) if place_of else messages
+        place_of: dict[str, str] = {}
+
+        def next_free() -> str:
+            if (character := next(free, None)) is None:
+                raise MessagesError(Reason.TEMPLATE_REFUSED, "it has so many private characters that none is left as a mark")
+            return character
+
+        def with_places(found: re.Match[str]) -> str:
+            """Return a text of the JSON with each name of a special token replaced by a placeholder."""
+            text, pieces, end = json.loads(found[0]), [], 0
+            for start, name in self._template.names_in(text):
+                if name not in place_of:
+                    place_of[name] = next_free()
+                pieces += [text[end:start], place_of[name]]
+                end = start + len(name)
+            return json.dumps("".join((*pieces, text[end:])))
+
+        marks = next_free() + next_free()
+        safe = json.loads(_JSON_TEXT.sub(with_places, content))
         answer = self._asked({"messages": safe, "marks": marks, "prompt": prompt})
         if "refused" in answer:
             raise MessagesError(Reason.TEMPLATE_REFUSED, answer["refused"])
         if any("\ud800" <= character <= "\udfff" for character in answer["text"]):
             raise MessagesError(Reason.TEMPLATE_REFUSED, "the text of the template contains a lone surrogate")
-        return answer["text"], answer["spans"], {place: name for name, place in place_of.items()}
+        return answer["text"], answer["spans"], {ord(place): name for name, place in place_of.items()}
 
     def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer of the process. If a used process fails, a fresh one tries again."""
@@ -183,39 +198,22 @@ def _message(value: dict[str, Any]) -> bytes:
     return struct.pack("<q", len(data)) + data
 
 
-def _replaced(content: str, place_of: dict[str, str]) -> Any:
-    """Return the value of a JSON text with each name of a special token in its texts replaced by a placeholder."""
-
-    def with_places(found: re.Match[str]) -> str:
-        text: str = json.loads(found[0])
-        for name, place in place_of.items():  # the longest name first
-            text = text.replace(name, place)
-        return json.dumps(text)
-
-    return json.loads(_JSON_TEXT.sub(with_places, content))
-
-
-def _cut(text: str, spans: Sequence[Sequence[int]], special: Sequence[tuple[int, int]], names: dict[str, str]) -> Rendered:
+def _cut(text: str, spans: Sequence[Sequence[int]], special: Sequence[tuple[int, int]], names: Mapping[int, str]) -> Rendered:
     """Return the text with the names in the place of the placeholders, and the lengths of its parts and pieces."""
 
     def outside(border: int) -> int:
         """Return the end of the special token that a border cuts: a token can take white space that is not part of an answer."""
-        return next((end for start, end in special if start < border < end), border)
+        number = bisect_left(special, (border, 0)) - 1
+        return max(border, special[number][1]) if number >= 0 else border
 
     whole = [[outside(border) for border in span] for span in spans]
-    return Rendered(_restored(text, names), _lengths(text, whole, names), _lengths(text, special, names))
+    return Rendered(text.translate(names), _lengths(text, whole, names), _lengths(text, special, names))
 
 
-def _lengths(text: str, spans: Sequence[Sequence[int]], names: dict[str, str]) -> tuple[int, ...]:
+def _lengths(text: str, spans: Sequence[Sequence[int]], names: Mapping[int, str]) -> tuple[int, ...]:
     """Return the lengths of the texts between the spans and in them, alternately, after the placeholders are replaced."""
     borders = [0, *(border for span in spans for border in span), len(text)]
-    return tuple(len(_restored(text[start:end], names)) for start, end in pairwise(borders))
-
-
-def _restored(text: str, names: dict[str, str]) -> str:
-    for place, name in names.items():
-        text = text.replace(place, name)
-    return text
+    return tuple(len(text[start:end].translate(names)) for start, end in pairwise(borders))
 
 
 def _num_needed(lengths: Sequence[int]) -> int:
