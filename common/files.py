@@ -28,12 +28,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 __all__ = [
+    "MAX_DEPTH",
     "UnusableFileError",
     "canonical_json",
     "commit_directory",
     "digest_bytes",
     "digest_file",
     "digest_stream",
+    "is_deeper",
     "is_unfinished",
     "open_input",
     "open_output",
@@ -52,6 +54,8 @@ __all__ = [
 
 MAX_VALUES = 1 << 20
 """The most values that a JSON file may hold, unless its reader allows more."""
+MAX_DEPTH = 100
+"""The most levels of lists and objects in a JSON file."""
 _READ_BYTES = 1 << 20
 _UNFINISHED = re.compile(r"\..+\.\d+\.[0-9a-f]{16}\.tmp")
 _NAMES_NO_FILE = (errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO)
@@ -226,6 +230,8 @@ def sealed(value: dict[str, Any], *, indent: int | None = 2) -> bytes:
 def parse_json(data: bytes, max_values: int = MAX_VALUES, *, unique: bool = False) -> Any:
     """Return the value of a JSON text. This takes at most a few hundred bytes of memory for each of `max_values`.
 
+    The value has at most `MAX_DEPTH` levels, so that no function that walks through it exceeds the stack.
+
     With `unique` an object that has a name twice is refused. Otherwise the last value counts.
 
     Raises:
@@ -234,9 +240,24 @@ def parse_json(data: bytes, max_values: int = MAX_VALUES, *, unique: bool = Fals
     if (found := sum(map(data.count, (b",", b"[", b"{")))) > max_values:  # an upper bound: commas inside of strings count too
         raise ValueError(f"up to {found} values; a file of this kind may hold at most {max_values}")
     try:
-        return json.loads(data, object_pairs_hook=_unique if unique else None)
+        value = json.loads(data, object_pairs_hook=_unique if unique else None)
     except RecursionError:
-        raise ValueError("its values are nested too deeply") from None
+        value = None
+    else:
+        if not is_deeper(value):
+            return value
+    raise ValueError(f"its values are nested too deeply; at most {MAX_DEPTH} levels are allowed")
+
+
+def is_deeper(value: Any, max_depth: int = MAX_DEPTH) -> bool:
+    """Whether lists and objects of a value from JSON are nested deeper than `max_depth` levels."""
+    level = [value]
+    for _ in range(max_depth + 1):
+        containers = [one for one in level if isinstance(one, list | dict)]
+        if not containers:
+            return False
+        level = [inner for one in containers for inner in (one.values() if isinstance(one, dict) else one)]
+    return True
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -258,11 +279,8 @@ def unsealed(data: bytes, *, indent: int | None = 2) -> dict[str, Any]:
     if not isinstance(value, dict) or "seal" not in value:
         raise ValueError("it carries no seal")
     content = {key: entry for key, entry in value.items() if key != "seal"}
-    try:
-        if sealed(content, indent=indent) != data:
-            raise ValueError("its content does not match the digest that it holds")
-    except RecursionError:
-        raise ValueError("its values are nested too deeply") from None
+    if sealed(content, indent=indent) != data:
+        raise ValueError("its content does not match the digest that it holds")
     return content
 
 

@@ -32,7 +32,8 @@ HIDDEN = "***"
 
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*"
 _LINK = re.compile(rf"::(?={_SCHEME}(?:://|::)|/)")
-_URL = re.compile(rf"(?:(?<![A-Za-z0-9+.-]){_SCHEME}::)*(?<![A-Za-z0-9+.-]){_SCHEME}://[^\s\"'<>`]*")
+_URL = re.compile(rf"(?<![A-Za-z0-9+.-]){_SCHEME}+(?:::{_SCHEME}+)*+(?P<rest>://[^\s\"'<>`]*)?")
+"""Without `rest` it is no URL. It is matched all the same, so that no character of it is read again."""
 _STARTS_WITH_URL = re.compile(rf"(?:{_SCHEME}::)*{_SCHEME}://")
 _BORDER = re.compile(r"[\s\"'<>`]")
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.%]*\]|[^:\[\]]*)(?::\d{1,5})?")
@@ -51,7 +52,7 @@ def redacted(text: str) -> str:
         return text
     if _STARTS_WITH_URL.match(text) and not _BORDER.search(text.rpartition("@")[2]):
         return redacted_url(text)
-    return _URL.sub(lambda match: redacted_url(match.group()), text)
+    return _URL.sub(lambda match: redacted_url(match[0]) if match["rest"] else match[0], text)
 
 
 def redacted_url(url: str) -> str:

@@ -24,7 +24,7 @@ UNKNOWN = "—"
 """Replaces an unknown number."""
 
 _HERE = Path(__file__).parent
-_MARKED = re.compile(r"<(svg|style|script|title)\b.*?</\1>|<[^>]*>|(?P<name>⟨U\+[0-9A-F]{4,6}⟩)", re.DOTALL)
+_MARKED = re.compile(r"<(svg|style|script|title)\b(?:[^<]++|<(?!/\1>))*+(?:</\1>)?+|<[^<>]*+>?+|(?P<name>⟨U\+[0-9A-F]{4,6}⟩)")
 """Matches the numbers of invisible characters, and the places where they stay unchanged: tags, and elements without HTML."""
 
 

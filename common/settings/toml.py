@@ -11,7 +11,8 @@ from typing import Any
 __all__ = ["parse_toml", "to_toml"]
 
 _MAX_DOTS = 256
-_TOML_STRING = re.compile(r"""\"(?:[^"\\]|\\.)*"|'[^']*'""")
+_TOML_STRING = re.compile(r"""\"(?:[^"\\]|\\.)*+(?P<double>\")?+|'[^']*+(?P<single>')?+""")
+"""The part after an open quote is matched too, so that no character of it is read again."""
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:
@@ -23,12 +24,16 @@ def parse_toml(data: bytes) -> dict[str, Any]:
     """
     text = data.decode("utf-8")
     for number, line in enumerate(text.split("\n"), 1):
-        if line.count(".") > _MAX_DOTS and _TOML_STRING.sub("", line).count(".") > _MAX_DOTS:
+        if line.count(".") > _MAX_DOTS and _TOML_STRING.sub(_unless_closed, line).count(".") > _MAX_DOTS:
             raise ValueError(f"line {number} has more than {_MAX_DOTS} dots outside of texts")
     try:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
+
+
+def _unless_closed(found: re.Match[str]) -> str:
+    return "" if found.lastgroup else found[0]
 
 
 def to_toml(table: str, values: Mapping[str, Any]) -> str:

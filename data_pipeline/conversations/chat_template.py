@@ -7,7 +7,7 @@ folder of its tokenizer, so that a run can hold conversations in the same form.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ __all__ = ["TEMPLATE_FILE", "ChatTemplate", "chosen_template", "published_templa
 TEMPLATE_FILE = "chat_template.jinja"
 _MAX_BYTES = 1 << 20
 _MAX_CONFIG_BYTES = 64 << 20
-_SPACE = r"\s*"
+_SPACES = re.compile(r"\s*+")
 _NAMED = Path(__file__).parent
 
 
@@ -46,18 +46,47 @@ class ChatTemplate:
         return ChatTemplate(source, variables, tokenizer.named_tokens)
 
     @cached_property
-    def pattern(self) -> re.Pattern[str] | None:
-        """Matches a special token with the white space that it takes; None if there are none. The longest name wins."""
-        tokens = sorted((token for token in self.special if token.name), key=lambda token: -len(token.name))
-        forms = [
-            (_SPACE if token.strips_left else "") + re.escape(token.name) + (_SPACE if token.strips_right else "")
-            for token in tokens
-        ]
-        return re.compile("|".join(forms)) if forms else None
+    def _tokens(self) -> dict[str, NamedToken]:
+        return {token.name: token for token in self.special if token.name}
+
+    @cached_property
+    def _lengths(self) -> dict[str, list[int]]:
+        """The lengths of the names that begin with a character, the longest first."""
+        found: dict[str, set[int]] = {}
+        for name in self._tokens:
+            found.setdefault(name[0], set()).add(len(name))
+        return {first: sorted(lengths, reverse=True) for first, lengths in found.items()}
+
+    @cached_property
+    def _first(self) -> re.Pattern[str]:
+        return re.compile(f"[{''.join(map(re.escape, self._lengths))}]" if self._lengths else r"(?!)")
+
+    def names_in(self, text: str) -> Iterator[tuple[int, str]]:
+        """Yield start and name of each special token in a text, from left to right. The longest name at a place wins."""
+        end = 0
+        while found := self._first.search(text, end):
+            start = found.start()
+            names = (text[start : start + length] for length in self._lengths[found[0]])
+            name = next((name for name in names if name in self._tokens), None)
+            if name is not None:
+                yield start, name
+            end = start + len(name or found[0])
 
     def special_in(self, text: str) -> list[tuple[int, int]]:
-        """Return start and end of each special token in a text."""
-        return [] if self.pattern is None else [match.span() for match in self.pattern.finditer(text)]
+        """Return start and end of each special token in a text, with the white space that it takes."""
+        spans: list[tuple[int, int]] = []
+        taken = 0
+        for place, name in self.names_in(text):
+            if place < taken:
+                continue
+            start, end, token = place, place + len(name), self._tokens[name]
+            if token.strips_left:
+                start = taken + len(text[taken:place].rstrip())
+            if token.strips_right and (spaces := _SPACES.match(text, end)):
+                end = spaces.end()
+            spans.append((start, end))
+            taken = end
+        return spans
 
 
 def chosen_template(chat: ChatSettings, tokenizer: TokenizerSettings, extra_special: Iterable[str] = ()) -> ChatTemplate | None:
@@ -101,7 +130,7 @@ def template_source(chat: ChatSettings, tokenizer: TokenizerSettings) -> str:
         ) from None
     except OSError as error:
         raise ConfigError(f"chat.template: a file in {folder} cannot be read: {error.strerror}") from None
-    except (UnusableFileError, ValueError, RecursionError) as error:
+    except (UnusableFileError, ValueError) as error:
         raise ConfigError(f"chat.template = tokenizer: {error}; correct the file, or name a built-in template") from None
 
 
@@ -130,7 +159,7 @@ def published_template(directory: Path) -> str | None:
         return _source_in(directory, below=directory)
     except FileNotFoundError:
         return None
-    except (OSError, UnusableFileError, ValueError, RecursionError) as error:
+    except (OSError, UnusableFileError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{directory}: its chat template cannot be read ({reason}); correct the file, or remove it") from None
 

@@ -95,4 +95,6 @@ def _encode(tokenizer: Tokenizer, pieces: Sequence[tuple[str, bool]]) -> list[ND
 
 
 def _ids_of(tokenizer: Tokenizer) -> Mapping[str, int]:
-    return {token.name: token.id for token in tokenizer.named_tokens}
+    """Return the ids of the special tokens by name, also by name without the white space around it: a piece may have more."""
+    tokens = tokenizer.named_tokens
+    return {token.name.strip(): token.id for token in tokens} | {token.name: token.id for token in tokens}

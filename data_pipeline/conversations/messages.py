@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from common.files import is_deeper
 from data_pipeline.documents import Reason
 
 __all__ = ["ROLES", "Message", "MessagesError", "read_chat"]
@@ -27,16 +28,26 @@ class MessagesError(ValueError):
         self.reason = reason
 
 
-def read_chat(text: str) -> list[list[Message]]:
+def read_chat(text: str, max_depth: int) -> list[list[Message]]:
     """Return the conversations of a record: one, or two for a preference pair, the better one first.
 
     Args:
         text: a JSON object with `messages`, with `prompt` and `response`, or with `prompt`, `chosen` and `rejected`.
+        max_depth: the most levels of lists and objects, also in a list of messages that is given as text.
 
     Raises:
-        MessagesError: the messages have a wrong form, an unknown role, or no answer to train on.
+        MessagesError: the messages have a wrong form, an unknown role, no answer to train on, or too many levels.
     """
-    record = json.loads(text)
+    try:
+        conversations = _conversations(json.loads(text))
+        if not is_deeper(conversations, max_depth):
+            return conversations
+    except RecursionError:
+        pass
+    raise MessagesError(Reason.TOO_DEEP, f"a message is nested deeper than limits.max_json_depth = {max_depth}")
+
+
+def _conversations(record: Mapping[str, Any]) -> list[list[Message]]:
     if "chosen" in record:
         return _pair(record)
     if "messages" in record:
@@ -86,7 +97,7 @@ def _parsed(text: str) -> list[Any] | None:
         return None
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     try:
         json.dumps(value, ensure_ascii=False).encode()

@@ -8,11 +8,13 @@ special token comes from the template.
 from __future__ import annotations
 
 import json
+import re
 import signal
 import struct
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from common.errors import ConfigError, WorkerError
 from data_pipeline.conversations.chat_template import ChatTemplate
 from data_pipeline.conversations.messages import Message, MessagesError, read_chat
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.execution.confined import ProgramEndedError, ProgramOnDemand
+from data_pipeline.execution.confined import ProgramEndedError, ProgramOnDemand, refuse_lower_limits
 
 __all__ = ["ChatRenderer", "Rendered"]
 
@@ -31,6 +33,7 @@ _MEMORY_BYTES = 256 << 20
 _MAX_ANSWER_BYTES = 128 << 20
 _FIRST_PRIVATE = 0xF0000  # private characters, of which a conversation rarely contains one
 _ENDED_BY_THE_TEMPLATE = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGXCPU)
+_JSON_TEXT = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+')
 _USER, _ANSWER = "How are you?", "I am well."
 
 
@@ -58,9 +61,8 @@ class Rendered:
         ends = list(accumulate(self.parts))
         last = len(ends) // 2 * 2 - 1  # parts with an odd number have a loss
         start, end = ends[last - 1], ends[last]
-        kept: list[int] = []
-        for length in self.special:
-            kept.append(min(length, end - sum(kept)))
+        borders = [min(border, end) for border in accumulate(self.special, initial=0)]
+        kept = [after - before for before, after in pairwise(borders)]
         return Rendered(self.text[:end], (start, end - start), tuple(kept[: _num_needed(kept)]))
 
     def pieces(self) -> list[tuple[str, bool]]:
@@ -80,12 +82,14 @@ class ChatRenderer(ProgramOnDemand):
         setup = {"template": template.source, "variables": dict(template.variables), **limits}
         super().__init__(_CHILD, _SILENCE_S, _message(setup))
         self._template = template
-        self._names = sorted((token.name for token in template.special if token.name), key=len, reverse=True)
 
-    def document(self, document: Document) -> Document | Rejection:
-        """Return a document, whose text is the JSON of a conversation or pair, with the rendered text; or its rejection."""
+    def document(self, document: Document, max_depth: int) -> Document | Rejection:
+        """Return a document, whose text is the JSON of a conversation or pair, with the rendered text; or its rejection.
+
+        For `max_depth` see `read_chat`.
+        """
         try:
-            found = [self.conversation(messages) for messages in read_chat(document.text)]
+            found = [self.conversation(messages) for messages in read_chat(document.text, max_depth)]
             rendered = found[0] if len(found) == 1 else Rendered.join([one.of_last_answer() for one in found])
         except MessagesError as error:
             return Rejection.of_bytes(error.reason, document.path, document.line, document.text.encode(), str(error))
@@ -128,20 +132,36 @@ class ChatRenderer(ProgramOnDemand):
             raise ConfigError("the chat template marks no end of an answer; use a template that ends each answer with a token")
         return end, False
 
-    def _rendered(self, messages: Sequence[Message], *, prompt: bool) -> tuple[str, list[list[int]], dict[str, str]]:
-        """Return the text with placeholders, the spans of the answers in it, and the name for each placeholder."""
+    def _rendered(self, messages: Sequence[Message], *, prompt: bool) -> tuple[str, list[list[int]], dict[int, str]]:
+        """Return the text with placeholders, the spans of the answers in it, and the name by the code of its placeholder."""
         content = json.dumps(messages, ensure_ascii=False)
         used = set(content) | set(self._template.source)
         free = (character for number in range(_FIRST_PRIVATE, 0x110000) if (character := chr(number)) not in used)
-        marks = "".join(islice(free, 2))
-        place_of = {name: next(free) for name in self._names if json.dumps(name, ensure_ascii=False)[1:-1] in content}
-        safe = _replaced(list(messages), place_of) if place_of else messages
+        place_of: dict[str, str] = {}
+
+        def next_free() -> str:
+            if (character := next(free, None)) is None:
+                raise MessagesError(Reason.TEMPLATE_REFUSED, "it has so many private characters that none is left as a mark")
+            return character
+
+        def with_places(found: re.Match[str]) -> str:
+            """Return a text of the JSON with each name of a special token replaced by a placeholder."""
+            text, pieces, end = json.loads(found[0]), [], 0
+            for start, name in self._template.names_in(text):
+                if name not in place_of:
+                    place_of[name] = next_free()
+                pieces += [text[end:start], place_of[name]]
+                end = start + len(name)
+            return json.dumps("".join((*pieces, text[end:])))
+
+        marks = next_free() + next_free()
+        safe = json.loads(_JSON_TEXT.sub(with_places, content))
         answer = self._asked({"messages": safe, "marks": marks, "prompt": prompt})
         if "refused" in answer:
             raise MessagesError(Reason.TEMPLATE_REFUSED, answer["refused"])
         if any("\ud800" <= character <= "\udfff" for character in answer["text"]):
             raise MessagesError(Reason.TEMPLATE_REFUSED, "the text of the template contains a lone surrogate")
-        return answer["text"], answer["spans"], {place: name for name, place in place_of.items()}
+        return answer["text"], answer["spans"], {ord(place): name for name, place in place_of.items()}
 
     def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer of the process. If a used process fails, a fresh one tries again."""
@@ -149,6 +169,8 @@ class ChatRenderer(ProgramOnDemand):
         answer = self._asked_once(request)
         if answer is None and not was_fresh:
             answer = self._asked_once(request)
+        if answer is None:
+            refuse_lower_limits(_MEMORY_BYTES, _SECONDS)
         return answer or {"refused": f"the template takes more than {_SECONDS} s of processor time, or too much memory"}
 
     def _asked_once(self, request: dict[str, Any]) -> dict[str, Any] | None:
@@ -176,40 +198,22 @@ def _message(value: dict[str, Any]) -> bytes:
     return struct.pack("<q", len(data)) + data
 
 
-def _replaced(value: Any, place_of: dict[str, str]) -> Any:
-    """Return a value with each name of a special token in its texts replaced by a placeholder."""
-    if isinstance(value, str):
-        for name, place in place_of.items():  # the longest name first
-            value = value.replace(name, place)
-        return value
-    if isinstance(value, list):
-        return [_replaced(one, place_of) for one in value]
-    if isinstance(value, dict):
-        return {_replaced(name, place_of): _replaced(one, place_of) for name, one in value.items()}
-    return value
-
-
-def _cut(text: str, spans: Sequence[Sequence[int]], special: Sequence[tuple[int, int]], names: dict[str, str]) -> Rendered:
+def _cut(text: str, spans: Sequence[Sequence[int]], special: Sequence[tuple[int, int]], names: Mapping[int, str]) -> Rendered:
     """Return the text with the names in the place of the placeholders, and the lengths of its parts and pieces."""
 
     def outside(border: int) -> int:
         """Return the end of the special token that a border cuts: a token can take white space that is not part of an answer."""
-        return next((end for start, end in special if start < border < end), border)
+        number = bisect_left(special, (border, 0)) - 1
+        return max(border, special[number][1]) if number >= 0 else border
 
     whole = [[outside(border) for border in span] for span in spans]
-    return Rendered(_restored(text, names), _lengths(text, whole, names), _lengths(text, special, names))
+    return Rendered(text.translate(names), _lengths(text, whole, names), _lengths(text, special, names))
 
 
-def _lengths(text: str, spans: Sequence[Sequence[int]], names: dict[str, str]) -> tuple[int, ...]:
+def _lengths(text: str, spans: Sequence[Sequence[int]], names: Mapping[int, str]) -> tuple[int, ...]:
     """Return the lengths of the texts between the spans and in them, alternately, after the placeholders are replaced."""
     borders = [0, *(border for span in spans for border in span), len(text)]
-    return tuple(len(_restored(text[start:end], names)) for start, end in pairwise(borders))
-
-
-def _restored(text: str, names: dict[str, str]) -> str:
-    for place, name in names.items():
-        text = text.replace(place, name)
-    return text
+    return tuple(len(text[start:end].translate(names)) for start, end in pairwise(borders))
 
 
 def _num_needed(lengths: Sequence[int]) -> int:

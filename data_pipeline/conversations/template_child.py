@@ -22,7 +22,6 @@ import os
 import resource
 import struct
 import sys
-import time
 from typing import Any
 
 import jinja2
@@ -32,6 +31,8 @@ import jinja2.parser
 import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
+
+from common.child_process import SoftLimit, forbid_files, limit_memory
 
 _SHOWN_CHARS = 200
 
@@ -43,19 +44,19 @@ class _Refused(Exception):  # noqa: N818 - an outcome of rendering, not a fault
 def main() -> None:
     """Answer requests until standard input ends."""
     source, sink = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
-    for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
-        resource.setrlimit(limit, (0, 0))
+    forbid_files()
+    processor_time = SoftLimit(resource.RLIMIT_CPU)
     setup = _read(source)
     assert setup is not None
-    _limit_memory(setup["memory_bytes"])
-    _limit_time(setup["seconds"])
+    limit_memory(setup["memory_bytes"])
+    processor_time.set_seconds(setup["seconds"])
     template: jinja2.Template | str
     try:
         template = _environment().from_string(setup["template"])
     except (jinja2.TemplateError, RecursionError) as error:
         template = f"the template is not valid: {_shown(error)}"
     while (request := _read(source)) is not None:
-        _limit_time(setup["seconds"])
+        processor_time.set_seconds(setup["seconds"])
         answer: dict[str, Any]
         try:
             if isinstance(template, str):
@@ -64,7 +65,7 @@ def main() -> None:
         except _Refused as error:
             answer = {"refused": str(error)}
         except MemoryError:
-            answer = {"refused": "the template needs too much memory"}
+            return  # the parent tries again with a fresh process
         except Exception as error:  # the template may be hostile, so any error is possible
             answer = {"refused": _shown(error)}
         data = json.dumps(answer).encode()
@@ -78,19 +79,6 @@ def _read(source: Any) -> dict[str, Any] | None:
         return None
     request: dict[str, Any] = json.loads(source.read(struct.unpack("<q", header)[0]))
     return request
-
-
-def _limit_time(seconds: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + seconds + 1, resource.RLIM_INFINITY))
-
-
-def _limit_memory(memory_bytes: int) -> None:
-    try:
-        with open("/proc/self/statm", encoding="ascii") as usage:  # noqa: PTH123 - importing pathlib takes longer than the rest
-            in_use = int(usage.read().split()[0]) * resource.getpagesize()
-    except OSError:  # only Linux says how much is in use
-        return
-    resource.setrlimit(resource.RLIMIT_AS, (in_use + memory_bytes, in_use + memory_bytes))
 
 
 def _answer(template: jinja2.Template, variables: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:

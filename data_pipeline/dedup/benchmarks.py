@@ -23,6 +23,7 @@ import orjson
 from numpy.typing import NDArray
 
 from common.errors import SourceError
+from common.files import MAX_DEPTH, is_deeper
 from data_pipeline.text.batch import TextBatch
 
 __all__ = ["BenchmarkIndex", "Overlaps", "load_benchmarks", "read_items"]
@@ -125,8 +126,11 @@ def read_items(path: Path) -> Iterator[list[str]]:
     for number, line in enumerate(data.splitlines(), 1):
         if line.strip():
             try:
-                yield list(_strings(orjson.loads(line)))
-            except orjson.JSONDecodeError as error:
+                value = orjson.loads(line)
+                if is_deeper(value):
+                    raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+                yield list(_strings(value))
+            except ValueError as error:
                 raise SourceError(f"{path}:{number}: not valid JSON ({error}); write one JSON value per line") from None
 
 

@@ -15,7 +15,10 @@ import sys
 from pathlib import Path
 from typing import Self
 
-__all__ = ["ConfinedProgram", "ProgramEndedError", "ProgramOnDemand"]
+from common.child_process import child_environment, inherited_limit
+from common.errors import WorkerError
+
+__all__ = ["ConfinedProgram", "ProgramEndedError", "ProgramOnDemand", "refuse_lower_limits"]
 
 _MAX_READ_BYTES = 1 << 20
 _QUIET_ALLOCATION = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -31,6 +34,22 @@ class ProgramEndedError(Exception):
         """The number of the signal that ended the program; 0 if no signal did."""
 
 
+def refuse_lower_limits(memory_bytes: int, seconds: int = 0) -> None:
+    """Refuse to go on after a program has failed, if it had less memory or processor time than it may use.
+
+    Otherwise the same input and settings would give other data under other limits of the shell.
+
+    Raises:
+        WorkerError: a limit of this process, which its programs inherit, is lower than `memory_bytes` or `seconds` require.
+    """
+    if limit := inherited_limit(memory_bytes, seconds):
+        time = f" and {seconds} s of processor time" if seconds else ""
+        raise WorkerError(
+            f"a program that parses input has failed under an existing limit of this process, {limit}; it may need "
+            f"{memory_bytes >> 20} MiB more than Python{time}; raise the limit, and run the same command again"
+        )
+
+
 class ConfinedProgram:
     """A running program; its standard input and output belong to this object.
 
@@ -42,15 +61,13 @@ class ConfinedProgram:
     def __init__(self, script: Path, silence_s: float) -> None:
         self._silence_s = silence_s
         # A new program, not a fork of this process, which may have threads, and memory that the program must not see.
-        environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
-        environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **_QUIET_ALLOCATION}
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
-            env=environment,
+            env=child_environment() | _QUIET_ALLOCATION,
             start_new_session=True,  # Ctrl-C in a terminal signals the whole group, but this process ends the program
         )
         assert self._process.stdin is not None

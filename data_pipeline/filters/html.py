@@ -25,7 +25,7 @@ from pathlib import Path
 
 from common.errors import WorkerError
 from data_pipeline.config import HtmlSettings, LimitSettings
-from data_pipeline.execution.confined import ProgramEndedError, ProgramOnDemand
+from data_pipeline.execution.confined import ProgramEndedError, ProgramOnDemand, refuse_lower_limits
 
 __all__ = ["Extracted", "PageReader"]
 
@@ -100,12 +100,18 @@ class PageReader(ProgramOnDemand):
             extracted = self._asked(page, settings)
         if extracted is None or len(page) > _KEPT_BYTES:
             self.close()
+        if extracted is None:
+            refuse_lower_limits(*self._allowed(page))
         return extracted
+
+    def _allowed(self, page: bytes) -> tuple[int, int]:
+        """Return the bytes of memory and the seconds of processor time that a page may take."""
+        memory_bytes = min(_MEMORY_BYTES + _MEMORY_PER_BYTE * len(page), self._max_memory_bytes)
+        return memory_bytes, _SECONDS + _SECONDS_PER_MIB * (len(page) >> 20)
 
     def _asked(self, page: bytes, settings: HtmlSettings) -> Extracted | None:
         """Return the answer of the child process; None if the page ended the process, which must then be closed."""
-        memory_bytes = min(_MEMORY_BYTES + _MEMORY_PER_BYTE * len(page), self._max_memory_bytes)
-        seconds = _SECONDS + _SECONDS_PER_MIB * (len(page) >> 20)
+        memory_bytes, seconds = self._allowed(page)
         mode = b"M" if settings.extract == "main" else b"A"
         program = self.running()
         try:

@@ -1,4 +1,4 @@
-"""Extracts the text of HTML pages in a separate process. `html` starts it as a script; it imports nothing of this package.
+"""Extracts the text of HTML pages in a separate process. `html` starts it as a script.
 
 For some pages, the size of the parser's tree grows with the square of their length. Here each page has limits on memory and
 processor time that follow from its length. A page that exceeds them ends this process alone.
@@ -16,44 +16,34 @@ import os
 import resource
 import struct
 import sys
-import time
 
 from resiliparse.extract.html2text import extract_plain_text
 
-_NO_LIMIT = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+from common.child_process import SoftLimit, forbid_files, memory_in_use
 
 
 def main() -> None:
     """Answer requests until standard input ends."""
     source, sink = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    in_use = _memory_in_use()
+    forbid_files()
+    memory, processor_time = SoftLimit(resource.RLIMIT_AS), SoftLimit(resource.RLIMIT_CPU)
+    in_use = memory_in_use()
     while header := source.read(25):
         mode, length, memory_bytes, seconds = struct.unpack("<cqqq", header)
         if in_use is not None:
-            resource.setrlimit(resource.RLIMIT_AS, (in_use + memory_bytes, resource.RLIM_INFINITY))
-        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + seconds + 1, resource.RLIM_INFINITY))
+            memory.set(in_use + memory_bytes)
+        processor_time.set_seconds(seconds)
         try:
             letter, text = _extract(source.read(length), mode)
         except Exception:  # memory ran out, for which the parser raises several types
             letter, text = b"E", b""
         finally:
-            resource.setrlimit(resource.RLIMIT_AS, _NO_LIMIT)  # the rest needs little memory, and must not fail
+            memory.set()  # the rest needs little memory, and must not fail
         sink.write(struct.pack("<cq", letter, len(text)))
         sink.write(text)
         sink.flush()
         if letter == b"E":
             return
-
-
-def _memory_in_use() -> int | None:
-    """Return the bytes of address space that this process uses; None if the system does not say."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as usage:  # noqa: PTH123 - importing pathlib takes longer than the rest of the start
-            return int(usage.read().split()[0]) * resource.getpagesize()
-    except OSError:
-        return None
 
 
 def _extract(page: bytes, mode: bytes) -> tuple[bytes, bytes]:

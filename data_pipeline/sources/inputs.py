@@ -39,7 +39,7 @@ _SHA256 = re.compile("sha256:[0-9a-f]{64}")
 _MAX_KNOWN_BYTES = 512 << 20
 _BUILTIN_SOURCES = ("stdlib-code", "stdlib-manual")
 _FORMAT_OF_MANIFEST = b'"format":"packed-rows/'
-_CACHE_OF_DATASETS = re.compile(r"cache-[0-9a-f]+.*\.arrow")
+_CACHE_OF_DATASETS = re.compile(r"cache-[0-9a-f].*\.arrow")
 _FILES_OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")
 _TOPICS = Shape("topics", "none", "prose")
 

@@ -157,7 +157,9 @@ def _batches(
     characters = metadata = 0
     for part in partition.parts:
         for read in read_part(part, config, ignored):
-            item = chats.document(read) if chats and isinstance(read, Document) and read.markup == "chat" else read
+            item = read
+            if chats and isinstance(read, Document) and read.markup == "chat":
+                item = chats.document(read, config.limits.max_json_depth)
             parts.append(part)
             items.append(item if isinstance(item, Document) else replace(item, data=b""))
             if isinstance(item, Rejection):

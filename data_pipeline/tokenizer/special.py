@@ -8,7 +8,15 @@ from typing import Any
 
 from common.files import canonical_json, parse_json
 
-__all__ = ["CONFIG_FILE", "OWN_NAMES", "ROLES", "SIBLINGS", "SpecialTokens", "names_in_siblings", "special_tokens"]
+__all__ = [
+    "CONFIG_FILE",
+    "OWN_NAMES",
+    "ROLES",
+    "SIBLINGS",
+    "SpecialTokens",
+    "names_in_siblings",
+    "special_tokens",
+]
 
 ROLES = ("pad", "unk", "bos", "eos")
 CONFIG_FILE = "tokenizer_config.json"

@@ -164,7 +164,7 @@ def _train_sentencepiece(
 
 def _explain(message: str, settings: TokenizerSettings, vocab_size: int) -> ConfigError:
     asked = f"tokenizer.vocab_size = {vocab_size}"
-    if match := re.search(r"Vocabulary size too high .*? value <= (\d+)", message):
+    if match := re.search(r"Vocabulary size too high .{0,200}? value <= (\d+)", message):
         text = f"{asked}: the training text allows {match[1]} at most; set auto, or at most {match[1]}, or add text"
         return VocabSizeError(text, most=int(match[1]))
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):

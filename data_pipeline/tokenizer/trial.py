@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+from common.child_process import child_environment, inherited_limit
 
 __all__ = ["try_out"]
 
@@ -30,20 +31,20 @@ def try_out(kind: str, content: bytes) -> None:
         "seconds": _CPU_S,
         "memory_bytes": _MEMORY_BYTES + _MEMORY_PER_BYTE * len(content),
     }
-    environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
-    environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **_TERSE}
     try:
         done = subprocess.run(
             [sys.executable, "-P", str(_CHILD)],
             input=json.dumps(request).encode() + b"\n" + content,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=environment,
+            env=child_environment() | _TERSE,
             timeout=_WALL_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
         raise ValueError(f"it was not loaded in {_WALL_S:.0f} s") from None
+    if done.stdout != b"ok" and (limit := inherited_limit(request["memory_bytes"], _CPU_S)):
+        raise ValueError(f"it could not be tried out under {limit}, an existing limit of this process; raise the limit")
     if -done.returncode in (signal.SIGXCPU, signal.SIGKILL):
         raise ValueError(f"loading and using it takes more than {_CPU_S} s of processor time, or more memory than there is")
     if done.returncode < 0:

@@ -1,6 +1,6 @@
 """Loads one tokenizer in a separate process, and encodes and decodes with it. `trial` starts it as a script.
 
-It imports nothing of this package. The libraries are compiled code that trusts its input: a hostile file can make them run forever,
+The libraries are compiled code that trusts its input: a hostile file can make them run forever,
 allocate any amount of memory, or crash. Here time and memory are limited, and no file can be written.
 
 The first line on standard input is the request, a JSON object; the rest is the file. Standard output gets `ok` or the problem.
@@ -13,8 +13,9 @@ import resource
 import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
+
+from common.child_process import SoftLimit, forbid_files, limit_memory
 
 _TEXT = (
     "The quick brown fox, 1234567890 times: \"it's\" (we'll) <s> </s> {x} [y] #!/$%&*+=@^_`|~\\ ;-)\r\n\t\n  two  spaces   \n\n"
@@ -34,22 +35,14 @@ def main() -> None:
     """Answer one request."""
     request = json.loads(sys.stdin.buffer.readline())
     content = sys.stdin.buffer.read()
-    _restrict(request["seconds"], request["memory_bytes"])
+    forbid_files()
+    SoftLimit(resource.RLIMIT_CPU).set_seconds(request["seconds"])
+    limit_memory(request["memory_bytes"])
     try:
         problem = _use(*(_huggingface if request["kind"] == "huggingface" else _sentencepiece)(content))
     except BaseException as error:  # a panic of the library is a BaseException
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     sys.stdout.buffer.write((problem or "ok").encode("utf-8", "backslashreplace"))
-
-
-def _restrict(seconds: int, memory_bytes: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    usage = Path("/proc/self/statm")
-    if usage.exists():  # other systems do not say, and the limit has no effect there
-        in_use = int(usage.read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (in_use + memory_bytes, in_use + memory_bytes))
 
 
 def _huggingface(content: bytes) -> tuple[str, int, _Encode, _Decode]:

@@ -45,7 +45,10 @@ __all__ = [
 
 _WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
 _WORD_OR_MARK = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
-_SENTENCE = re.compile(r"[^\n]+?(?:[.!?\u2026]+[\"'\u201d\u2019)\]]*(?=\s|\Z)|[\u3002\uff01\uff1f]+|(?=\n|\Z))")
+_STOP = r"[.!?\u2026]++[\"'\u201d\u2019)\]]*+"
+_SENTENCE = re.compile(
+    rf"[^\n](?:[^\n.!?\u2026\u3002\uff01\uff1f]++|{_STOP}(?!\s|\Z))*+(?:{_STOP}|[\u3002\uff01\uff1f]++|(?=\n|\Z))"
+)
 _REPETITION_ORDER = 4
 _BLEU_ORDER = 4
 _SMOOTHING = 0.1

@@ -18,7 +18,7 @@ __all__ = ["expected_ranks", "first_host", "may_have_gpu", "missing_variables"]
 _SHUTDOWN_S = 60
 """Seconds that ranks have to save: longer than a save takes, and shorter than `stop_grace_period` in docker-compose.yml."""
 
-_SLURM_LIST = re.compile(r"([^][,]*)(?:\[([0-9]+)[^]]*\])?([^][,]*)")
+_SLURM_LIST = re.compile(r"([^][,]*)(?:\[([0-9]++)[^]]*+\])?([^][,]*)")
 _NUM_RANKS = re.compile(r"[1-9][0-9]{0,5}")
 _SIGNS_OF_A_GPU = ("dev/nvidia[0-9]*", "dev/dxg", "proc/driver/nvidia")
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from data_pipeline.config import LimitSettings, RecordSettings
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.execution.confined import ConfinedProgram, ProgramEndedError
+from data_pipeline.execution.confined import ConfinedProgram, ProgramEndedError, refuse_lower_limits
 from data_pipeline.sources.parsers.decoding import Origin, chat_fields, explain_bytes, with_end
 from data_pipeline.sources.streams import Budget, Readable, StreamError
 
@@ -62,7 +62,7 @@ def read_rows_of_columns(
     row = 0
     with closing(ConfinedProgram(_CHILD, _SILENCE_S)) as child:
         child.write(json.dumps(request).encode() + b"\n")
-        for letter, body in _messages(child, 2 * limits.max_line_bytes + _MAX_EXTRA_BYTES, corrupt):
+        for letter, body in _messages(child, limits, corrupt):
             if letter == b"R":
                 data = _piece(file, body, num_bytes, corrupt)
                 child.write(struct.pack("<q", len(data)) + data)
@@ -73,6 +73,8 @@ def read_rows_of_columns(
                     yield _document(*one, origin, row, records, corrupt)
             elif letter == b"E":
                 reason, _, detail = body.decode("utf-8", "backslashreplace").partition("\0")
+                if reason == Reason.READER_MEMORY:
+                    refuse_lower_limits(limits.reader_memory_bytes)
                 raise StreamError(Reason(reason) if reason in list(Reason) else corrupt, detail)
 
 
@@ -90,7 +92,7 @@ def _document(
             detail, first = explain_bytes(value, error), max(error.start - 40, 0)
             return Rejection.of_bytes(Reason.INVALID_UTF8, origin.path, row, value, detail, first=first)
     if origin.markup == "chat":
-        return origin.chat(json.loads(found[0]), row, 0, metadata)
+        return origin.chat(json.loads(found[0]), row, 0, metadata)  # the library allows at most 100 levels
     return origin.document(found[0], row, 0, metadata, with_end(found[1], records))
 
 
@@ -120,13 +122,13 @@ def _rows(body: bytes, corrupt: Reason) -> Iterator[tuple[bytes | int, bytes | i
         yield text, prompt, metadata.decode("utf-8", "backslashreplace") if isinstance(metadata, bytes) else ""
 
 
-def _messages(child: ConfinedProgram, max_bytes: int, corrupt: Reason) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the child's messages, each as a letter and a body of at most `max_bytes`, up to and including the last one.
+def _messages(child: ConfinedProgram, limits: LimitSettings, corrupt: Reason) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the child's messages, each as a letter and a body of limited size, up to and including the last one.
 
     Raises:
         StreamError: the child ended, was silent too long, or sent a message of a size that the protocol does not allow.
     """
-    letter = b""
+    letter, max_bytes = b"", 2 * limits.max_line_bytes + _MAX_EXTRA_BYTES
     try:
         while letter not in (b"E", b"Z"):
             letter, length = struct.unpack("<cq", child.read(9))
@@ -134,4 +136,5 @@ def _messages(child: ConfinedProgram, max_bytes: int, corrupt: Reason) -> Iterat
                 raise StreamError(corrupt, f"its reader sent a message of {length} bytes")
             yield letter, child.read(length)
     except ProgramEndedError as error:
+        refuse_lower_limits(limits.reader_memory_bytes)
         raise StreamError(corrupt, f"its reader {error}") from None

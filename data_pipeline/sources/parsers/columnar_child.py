@@ -1,7 +1,5 @@
 """Read one Parquet or Arrow file in a separate process. `columnar` starts this file as a script.
 
-It imports nothing of this package.
-
 The C++ library that decodes these formats trusts the sizes in a file. A hostile file makes it allocate any amount of memory, or
 crash. This process has a memory limit, cannot write files, and can crash without ending its parent. The parent sends the bytes of
 the file, so this process needs no credentials and no network.
@@ -22,16 +20,16 @@ import io
 import json
 import math
 import os
-import resource
 import struct
 import sys
 from array import array
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from common.child_process import forbid_files, limit_memory
 
 _MAX_BATCH_ROWS = 1024
 _READ_BYTES = 1 << 20
@@ -50,7 +48,10 @@ def main() -> None:
     """Serve one request."""
     source, sink = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
     request = json.loads(source.readline())
-    _restrict(request["memory_bytes"])
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    forbid_files()
+    limit_memory(request["memory_bytes"])
     try:
         _read(_RemoteFile(source, sink, request["bytes"]), request, sink)
         _send(sink, b"Z", b"")
@@ -61,18 +62,6 @@ def main() -> None:
     except Exception as error:  # the file may be hostile, so any error of the library is possible
         text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         _send(sink, b"E", f"corrupt-{request['format']}\0{text}".encode("utf-8", "backslashreplace"))
-
-
-def _restrict(memory_bytes: int) -> None:
-    """Limit the memory of this process, and forbid it to write files and core dumps."""
-    pa.set_cpu_count(1)
-    pa.set_io_thread_count(1)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    usage = Path("/proc/self/statm")
-    if usage.exists():  # only on Linux; other systems do not report the memory in use, and this limit has no effect there
-        in_use = int(usage.read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (in_use + memory_bytes, in_use + memory_bytes))
 
 
 def _read(file: io.RawIOBase, request: dict[str, Any], sink: io.BufferedWriter) -> None:

@@ -30,7 +30,7 @@ from data_pipeline.sources.streams import Line
 __all__ = ["parse_json_line", "parse_quickly", "parse_strictly"]
 
 _KEY_END = re.compile(rb'"[ \t\r\n]*:')
-_BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|([\[{])|([\]}])', re.DOTALL)
+_BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|([\[{])|([\]}])', re.DOTALL)
 _EXACT_BELOW = 2.0**63  # the fast parser turns integers from here on into floats
 
 

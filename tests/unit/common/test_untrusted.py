@@ -211,9 +211,10 @@ def test_a_recorded_micro_batch_is_a_number_that_settings_could_have(run: Path, 
 
 
 def test_nested_or_many_values_are_refused_and_take_no_memory() -> None:
-    for data in (b"[" * 100_000, b'{"a":' * 100_000, b"[" + b"[]," * 2_000_000 + b"[]]"):
+    for data in (b"[" * 100_000, b'{"a":' * 100_000, b"[" * 101 + b"]" * 101, b"[" + b"[]," * 2_000_000 + b"[]]"):
         with pytest.raises(ValueError, match=r"nested too deeply|may hold at most 1048576"):
             parse_json(data)
+    assert parse_json(b"[" * 100 + b"]" * 100)
     for data in (b"x = " + b"[" * 5000, b"a" + b".a" * 40_000 + b" = 1", b'x = {"a"' + b'."a"' * 40_000 + b" = 1}"):
         with pytest.raises(ValueError, match=r"nested too deeply|dots outside of texts"):
             parse_toml(data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,8 @@ from data_pipeline.conversations.encoding import encode_chats, encode_pieces
 from data_pipeline.conversations.messages import Message, MessagesError
 from data_pipeline.conversations.rendering import ChatRenderer, Rendered
 from data_pipeline.documents import Reason
-from data_pipeline.tokenizer import ByteTokenizer, Tokenizer, open_supplied
+from data_pipeline.tokenizer import ByteTokenizer, NamedToken, Tokenizer, open_supplied
+from tests.support.attacks import problem_within
 from tests.support.chats import TEMPLATES, conversations, write_hugging_face_tokenizer
 
 USABLE = [name for name in TEMPLATES if name != "json-like"]
@@ -247,3 +248,38 @@ def test_a_link_in_a_run_is_not_followed(tmp_path: Path) -> None:
     (folder / "chat_template.jinja").symlink_to(tmp_path / "secret")
     with pytest.raises(Exception, match=r"chat_template\.jinja"):
         saved_template(folder, CHATML)
+
+
+def test_a_conversation_takes_time_in_proportion_to_its_length() -> None:
+    tokens = tuple(NamedToken(name, number, strips_left=True, strips_right=True) for number, name in enumerate(("<s>", "</s>")))
+    template = ChatTemplate("{% for m in messages %}{% generation %}{{ m.content }}</s>{% endgeneration %}{% endfor %}", {}, tokens)
+    spaces: list[Message] = [{"role": "assistant", "content": " " * 300_000 + "a"}]
+    names: list[Message] = [{"role": "assistant", "content": "<s> </s>"}] * 40_000
+
+    def render(note: Callable[[str], None]) -> None:
+        with ChatRenderer(template) as renderer:
+            note("300,000 spaces")
+            assert renderer.conversation(spaces).parts == (0, 300_005, 0)
+            note("40,000 answers")
+            rendered = renderer.conversation(names)
+            assert (sum(rendered.special), rendered.special.count(4)) == (len(rendered.text), 40_000)
+            note("the last of 40,000 answers")
+            assert rendered.of_last_answer().special.count(4) == 40_000
+
+    assert not problem_within(10, render)
+
+
+def test_a_name_with_white_space_around_it_is_found_and_has_its_id(tmp_path: Path) -> None:
+    token = NamedToken("\n<end>", 4, strips_left=True, strips_right=True)
+    tokenizer = ByteTokenizer(("\n<end>",))
+    template = ChatTemplate("", {}, (token,))
+    text = "a \n \n<end>  b"
+    assert template.special_in(text) == [(1, 12)]
+    rendered = Rendered(text, (len(text),), (1, 11, 1))
+    assert ids_of(rendered, tokenizer)[1] == tokenizer.token_id("\n<end>")
+
+
+def test_a_conversation_of_all_private_characters_is_refused(chatml: ChatRenderer) -> None:
+    content = "<|im_end|>" + "".join(map(chr, range(0xF0000, 0x110000)))
+    with pytest.raises(MessagesError, match="so many private characters"):
+        chatml.conversation([{"role": "user", "content": content}, {"role": "assistant", "content": "b"}])

@@ -307,7 +307,7 @@ def test_a_folder_without_one_tokenizer_is_refused(tmp_path: Path) -> None:
         open_supplied(tmp_path, {})
 
 
-@pytest.mark.parametrize("sibling", [[], "[" * 100_000, 7])
+@pytest.mark.parametrize("sibling", [[], "[" * 100_000, "[" * 200 + "]" * 200, 7])
 def test_a_broken_file_beside_a_tokenizer_is_refused(sibling: object, tmp_path: Path) -> None:
     path = supplied(tmp_path / "tokenizer.json", json_file())
     (tmp_path / "tokenizer_config.json").write_text(sibling if isinstance(sibling, str) else json.dumps(sibling))

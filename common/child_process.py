@@ -1,0 +1,82 @@
+"""Limits and environment of the programs that read files of strangers in a separate process.
+
+Such a program lowers its limits itself, after its imports. It never raises one: limits of the shell or of a batch system stay.
+Only the standard library is imported, so that the program starts quickly.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+__all__ = ["SoftLimit", "child_environment", "forbid_files", "inherited_limit", "limit_memory", "lower_limit", "memory_in_use"]
+
+_OF_THE_PROGRAM_BYTES = 1 << 30
+"""Address space that a program has mapped before it reads its first file."""
+
+
+def child_environment() -> dict[str, str]:
+    """Return the variables that a program needs to start and to import this project. None of them can hold credentials."""
+    environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
+    return environment | {"PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(Path(__file__).parents[1])])}
+
+
+def forbid_files() -> None:
+    """Forbid this process to write files and core dumps."""
+    lower_limit(resource.RLIMIT_CORE, 0)
+    lower_limit(resource.RLIMIT_FSIZE, 0)
+
+
+def lower_limit(kind: int, wanted: int) -> None:
+    """Lower both the soft and the hard limit of this process to `wanted`, unless they are lower already."""
+    resource.setrlimit(kind, tuple(_least(existing, wanted) for existing in resource.getrlimit(kind)))
+
+
+def limit_memory(more_bytes: int) -> None:
+    """Limit the address space of this process to what it uses now and `more_bytes`. Only Linux says how much it uses."""
+    if (in_use := memory_in_use()) is not None:
+        lower_limit(resource.RLIMIT_AS, in_use + more_bytes)
+
+
+def memory_in_use() -> int | None:
+    """Return the bytes of address space that this process uses; None if the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as usage:  # noqa: PTH123 - a path object takes longer
+            return int(usage.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return None
+
+
+class SoftLimit:
+    """A limit of this process that changes with each request. Only the soft limit does, within those that the process got."""
+
+    def __init__(self, kind: int) -> None:
+        self._kind = kind
+        self._soft, self._hard = resource.getrlimit(kind)
+
+    def set(self, wanted: int = resource.RLIM_INFINITY) -> None:
+        """Set the soft limit to `wanted`, or to less if less was allowed at the start."""
+        resource.setrlimit(self._kind, (_least(wanted, self._soft, self._hard), self._hard))
+
+    def set_seconds(self, more: int) -> None:
+        """Limit the processor time to what this process has used and `more` seconds; the limit must be RLIMIT_CPU.
+
+        At the soft limit the process ends with SIGXCPU, at the hard limit with SIGKILL, which says nothing. So it stays below that.
+        """
+        below_hard = self._hard if self._hard == resource.RLIM_INFINITY else max(self._hard - 1, 1)
+        self.set(_least(int(time.process_time()) + more + 1, below_hard))
+
+
+def inherited_limit(memory_bytes: int, seconds: int) -> str | None:
+    """Return the limit of this process that keeps its programs from using so much, in the form of a shell; None if none does."""
+    memory, processor = (_least(*resource.getrlimit(kind)) for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU))
+    if memory != resource.RLIM_INFINITY and memory < memory_bytes + _OF_THE_PROGRAM_BYTES:
+        return f"ulimit -v {memory >> 10}"
+    return f"ulimit -t {processor}" if processor != resource.RLIM_INFINITY and processor <= seconds + 1 else None
+
+
+def _least(*limits: int) -> int:
+    return min((limit for limit in limits if limit != resource.RLIM_INFINITY), default=resource.RLIM_INFINITY)
