@@ -18,6 +18,7 @@ from trainer.doctor.gpu import check_gpus, check_links, read_gpus
 from trainer.doctor.limits import LimitReading, check_limits, check_shared_memory, read_limits
 from trainer.doctor.network import check_meeting, meeting_of, reach
 from trainer.doctor.programs import Runner, run_program
+from trainer.doctor.rdma import check_rdma, read_rdma
 from trainer.doctor.torch_build import can_access, check_seen_gpus, seen_gpus
 from trainer.doctor.versions import check_lock, check_versions, read_needs
 from trainer.machine.environment import library_versions
@@ -56,7 +57,7 @@ def machine_checks(folders: Folders, variables: Mapping[str, str], run: Runner =
     rows += check_limits(read_limits(), num_gpus=count, num_nodes=num_nodes, has_peer_access=_peers(count))
     if not fast and not refusal and count != 1:
         rows.append(check_sums(measure(count)))
-    rows.append(meeting)
+    rows += [meeting, *check_rdma(read_rdma(), variables, num_nodes=num_nodes, num_gpus=count)]
     for name, path, writes in (("run", folders.run, True), ("data", folders.data, False), ("temporary", folders.temporary, True)):
         if path is not None:
             found = read_disk(name, path, writes=writes)
