@@ -58,7 +58,9 @@ def check_rdma(reading: RdmaReading, variables: Mapping[str, str], *, num_nodes:
     worse = Severity.WARNING if num_nodes > 1 else Severity.NOTE
     needed, names = "adapters for RDMA, their devices and their libraries", ", ".join(reading.adapters)
     if variables.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
-        return [Check("RDMA", f"NCCL_IB_DISABLE is set, {_TCP}", Severity.NOTE, needed, "remove NCCL_IB_DISABLE to use the adapters")]
+        return [
+            Check("RDMA", f"NCCL_IB_DISABLE is set, {_TCP}", Severity.NOTE, needed, "remove NCCL_IB_DISABLE to use the adapters")
+        ]
     if not reading.adapters:
         remedy = "use nodes with InfiniBand, RoCE or EFA if the links between the nodes limit the training"
         return [Check("RDMA", f"no adapter (/sys/class/infiniband), {_TCP}", Severity.NOTE, needed, remedy)]
