@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.containers.conftest import free_port
 from tests.containers.services import ROOT
 
 DOCKER = r"""#!/usr/bin/env bash
@@ -26,7 +28,14 @@ case "$*" in
     "info --format {{json .Runtimes}}") fixed runtimes '{"runc":{},"nvidia":{}}' ;;
     "compose version --short") fixed compose 2.30.0 ;;
     "compose config --images") echo trainer:local ;;
+    "image inspect "*@*) if [ -e "$STAND_IN/unreachable" ]; then exit 1; fi; echo sha256:0 ;;
     "image inspect "*) echo sha256:0 ;;
+    "buildx imagetools inspect "*) cat "$STAND_IN/unreachable" >&2; exit 1 ;;
+    "run "*--ulimit*)
+        if [ -e "$STAND_IN/nofile" ] && [[ $* != *"nofile=$(cat "$STAND_IN/nofile")"* ]]; then
+            echo "error setting rlimits for ready process: operation not permitted" >&2; exit 126
+        fi
+        ;;
     "run "*) if [ -e "$STAND_IN/refusal" ]; then cat "$STAND_IN/refusal" >&2; exit 125; fi; echo "GPU 0: NVIDIA H100 80GB HBM3" ;;
 esac
 """
@@ -181,3 +190,103 @@ def test_an_old_python_is_named_with_another_way(host: Host) -> None:
     done = host.doctor(PYTHON=str(host.folder / "bin/python-old"))
     assert done.returncode == 2
     assert "is not Python 3.11 or later" in done.stderr
+
+
+ENGINE = "error setting rlimits for ready process"
+PLANTED = {
+    "more GPUs than there are": ("GPUS=8", "GPUS", "this machine has 1 GPUs"),
+    "an unknown number of GPUs": ("GPUS=9", "GPUS", "GPUS=9 is unknown"),
+    "ids that are none": ("GPU_IDS=a,b", "GPU_IDS", "no list of GPUs"),
+    "an id without a GPU": ("GPU_IDS=0,3", "GPU_IDS", "no GPU 3"),
+    "no extensions": ("EXTENSIONS_DIR=./none", "extensions folder", "does not exist"),
+    "no text": ("TEXT_DIR=./none", "text folder", "does not exist"),
+    "a text that the services cannot read": ("TEXT_DIR={folder}/private", "text folder", "cannot be read by user 1000"),
+    "a malformed size": ("SHM_SIZE=2 gigs", "SHM_SIZE", "is no size"),
+    "a small size": ("SHM_SIZE=64m", "SHM_SIZE", "too small for several GPUs"),
+    "a malformed limit of memory": ("MEMORY_LIMIT=64gb!", "MEMORY_LIMIT", "is no size"),
+    "more memory than there is": ("MEMORY_LIMIT=9000t", "MEMORY_LIMIT", "this machine has"),
+    "a malformed time": ("STOP_GRACE_PERIOD=120", "STOP_GRACE_PERIOD", "is no duration"),
+    "a time that is too short to save": ("STOP_GRACE_PERIOD=30s", "STOP_GRACE_PERIOD", "may take 60 s to save"),
+    "a port in use": ("TENSORBOARD_PORT={port}", "TENSORBOARD_PORT", "used by another program"),
+    "no port": ("TENSORBOARD_PORT=70000", "TENSORBOARD_PORT", "is no port"),
+    "a restart of finished runs": ("RESTART=always", "RESTART", "would start a finished run again"),
+    "limits that the engine may not set": ("ULIMIT_NOFILE=65536", "engine limits", ENGINE),
+    "a registry that does not respond": ("BASE_IMAGE=r.invalid/base@sha256:" + "0" * 64, "base image", "no such host"),
+    "a misspelt name": ("RUNNAME=second", "RUNNAME", "has no effect"),
+    "an open quote": ('GPUS=all\nRUN_NAME="second', "my.env", 'the quote " of RUN_NAME is not closed'),
+    "an open quote in options": ("TRAIN_ARGS=--eval.prompt 'It is", "TRAIN_ARGS", "no closing quotation"),
+    "a misspelt setting": ("TRAIN_LIMIT__STEPS=3", "TRAIN_LIMIT__STEPS", "has no effect"),
+    "a variable of another program": ("WANDB_API_KEY=zebra", "WANDB_API_KEY", "has no effect"),
+    "a line without a value": ("RUN_NAME second", "my.env", "line 1 is not NAME=VALUE"),
+    "an unknown recipe": ("RECIPE=smok", "RECIPE", "not in env/recipes"),
+    "a run outside of its folder": ("RUN_NAME=../x", "RUN_NAME", "not the name of a folder"),
+    "data in a folder": ("DATA_NAME=a/b", "DATA_NAME", "not the name of a folder"),
+    "an unknown volume": ("WORKSPACE=data/x", "WORKSPACE", "no volume of the Compose files"),
+    "no number of ranks": ("CPU_RANKS=two", "CPU_RANKS", "is no number"),
+    "a user by name": ("RUN_UID=bob", "RUN_UID", "is no number"),
+    "no certificates": ("CA_BUNDLE=./none.pem", "CA_BUNDLE", "not a file that can be read"),
+    "a Compose file that is missing": ("COMPOSE_FILE=none.yml", "COMPOSE_FILE", "none.yml does not exist"),
+    "a project in capitals": ("COMPOSE_PROJECT_NAME=Mine", "COMPOSE_PROJECT_NAME", "no name of a project"),
+    "an image in capitals": ("IMAGE=Trainer:x y", "IMAGE", "not the name of an image"),
+    "a size of /tmp": ("TMP_SIZE=much", "TMP_SIZE", "is no size"),
+}
+"""A line of `.env`, and the row and the words of its problem."""
+
+
+IN_SHELL = ("an unknown number of GPUs", "no port", "an open quote in options", "a misspelt setting", "no text")
+CASES = [(name, False) for name in PLANTED] + [(name, True) for name in IN_SHELL]
+
+
+@pytest.mark.parametrize(("name", "in_shell"), CASES)
+def test_a_planted_setting_has_its_row_and_its_remedy(host: Host, name: str, in_shell: bool) -> None:
+    line, row_name, words = PLANTED[name]
+    host.gpu()
+    (host.folder / "private").mkdir()
+    (host.folder / "private/a.txt").write_text("text")
+    (host.folder / "private/a.txt").chmod(0)
+    if "engine" in name:
+        host.says("nofile", "1024")
+    if "registry" in name:
+        host.says("unreachable", "dial tcp: lookup r.invalid: no such host")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        line = line.replace("{folder}", str(host.folder)).replace("{port}", str(other.getsockname()[1]))
+        variables = {} if line.startswith("TEXT_DIR") else {"TEXT_DIR": host.variables["TEXT_DIR"]}
+        host.variables.pop("TEXT_DIR")
+        if in_shell:
+            setting, _, value = line.partition("=")
+            _, rows = host.rows(**variables, **{setting: value})
+        else:
+            (host.folder / "my.env").write_text(f"{line}\n")
+            _, rows = host.rows(**variables, ENV_FILE=str(host.folder / "my.env"))
+    row = rows[row_name]
+    assert (row["severity"] in ("warning", "error"), words in row["found"], bool(row["remedy"])) == (True, True, True), row
+    assert "zebra" not in str(rows)
+    problems = {other for other, one in rows.items() if one["severity"] in ("warning", "error")}
+    assert problems - {"TENSORBOARD_PORT"} == {row_name} - {"TENSORBOARD_PORT"}  # this machine may use the usual port
+
+
+def test_valid_settings_have_one_row(host: Host) -> None:
+    lines = (
+        *("GPUS=1", "RECIPE=smoke", "export RUN_NAME='a/b' # a run", "DATA_NAME: second", "SHM_SIZE=4 gb", "MEMORY_LIMIT=2GiB"),
+        *(
+            "STOP_GRACE_PERIOD=1h30m",
+            "RESTART=on-failure:3",
+            "TRAIN_ARGS=--eval.prompt 'It is'",
+            "PREP_WORKERS=2",
+            "COMPOSE_ANSI=never",
+        ),
+        f"TENSORBOARD_PORT={free_port()}",
+        *('TRAIN_EVAL__PROMPT="two', 'lines"', "TEXT_DIR=$HOME/text", "", "# a comment"),
+    )
+    (host.folder / "my.env").write_text("\n".join(lines))
+    host.gpu()
+    code, rows = host.rows(ENV_FILE=str(host.folder / "my.env"))
+    assert (code, rows["settings"]["found"]) == (0, f"14 variables in {host.folder / 'my.env'}, all known and valid")
+
+
+def test_a_port_of_the_own_services_is_no_problem(host: Host) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        assert host.rows(TENSORBOARD_PORT=port)[1]["TENSORBOARD_PORT"]["severity"] == "warning"
+        host.program("docker", DOCKER.replace("case", f'case "$*" in "ps "*"publish={port} "*) echo 0123 ;; esac; case', 1))
+        assert "TENSORBOARD_PORT" not in host.rows(TENSORBOARD_PORT=port)[1]

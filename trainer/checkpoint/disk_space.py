@@ -9,7 +9,7 @@ from pathlib import Path
 
 from common.errors import StorageError
 
-__all__ = ["DiskSpace", "check_space", "required_bytes", "space_of"]
+__all__ = ["DiskSpace", "check_space", "missing_bytes", "required_bytes", "space_of"]
 
 _PER_TENSOR_BYTES = 8192  # upper bound: entries in manifest and header, 1 KiB, and the last block of a file
 _COPIES = 2
@@ -40,6 +40,11 @@ def space_of(directory: Path) -> DiskSpace:
     return DiskSpace(held, status.f_bavail * status.f_frsize)
 
 
+def missing_bytes(space: DiskSpace, bytes_per_checkpoint: int, shared_bytes: int = 0, copies: int = _COPIES) -> int:
+    """Return the free space that a number of checkpoints needs, of which some may exist. One more must always fit."""
+    return max(shared_bytes + copies * bytes_per_checkpoint - space.held, bytes_per_checkpoint)
+
+
 def check_space(directory: Path, bytes_per_checkpoint: int, shared_bytes: int = 0) -> None:
     """Refuse a directory without room for two checkpoints: the one that is kept and the one that is written.
 
@@ -56,7 +61,7 @@ def check_space(directory: Path, bytes_per_checkpoint: int, shared_bytes: int = 
     """
     space = space_of(directory)
     held, free = space.held, space.free
-    needed = max(shared_bytes + _COPIES * bytes_per_checkpoint - held, bytes_per_checkpoint)
+    needed = missing_bytes(space, bytes_per_checkpoint, shared_bytes)
     if free < needed:
         shared = f" and {shared_bytes / 1e9:.3f} GB that they share" if shared_bytes else ""
         raise StorageError(

@@ -1,71 +1,56 @@
-"""An archive for a bug report: the rows of the doctor, versions, and facts about a run. Everything in it is chosen.
+"""An archive for a bug report: what the doctor found, versions, and facts about a run.
 
-A run may come from a stranger and hold texts of its user. So nothing is copied: numbers, and words from fixed lists, are taken out
-of settings, record and metrics, and every text goes through the redactor.
+A run may come from a stranger and hold texts of its user. So no text is copied and then cleaned. The archive has only values of
+types that cannot hold a secret: numbers of fields that this program writes, versions, digests, and texts of its own source code
+(`trainer.doctor.own_words`).
 """
 
 from __future__ import annotations
 
 import gzip
 import io
-import json
 import re
 import tarfile
 import typing
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic.fields import FieldInfo
-
 from common.errors import CheckpointError, ConfigError
 from common.files import canonical_json, open_input, parse_json, plain, write_atomic
+from common.places import ENV
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.model import setting_names
 from common.settings.toml import parse_toml
-from common.untrusted import MAX_RECORD_BYTES, read_lines, read_run_file
+from common.untrusted import MAX_COUNT, MAX_RECORD_BYTES, read_run_file
 from trainer.config import TrainConfig
-from trainer.doctor.check import Check, to_json
-from trainer.doctor.redactor import Redactor
+from trainer.doctor.check import Check
+from trainer.doctor.own_words import is_own_word, own_parts, own_place
 from trainer.machine.environment import flattened
+from trainer.machine.locks import lock_name, unlocked_packages
 
-__all__ = ["Contents", "check_place", "kept_facts", "kept_lines", "kept_settings", "read_contents", "write_bundle"]
+__all__ = ["Contents", "check_place", "kept_facts", "kept_lines", "kept_row", "kept_settings", "read_contents", "write_bundle"]
 
 _PartT = TypeVar("_PartT")
 _SUFFIX = ".tar.gz"
 _LAST_LINES, _LAST_EVENTS = 200, 200
-_LOG_BYTES = 1 << 20
-_MAX_LINE_CHARS = 400
-_FACTS = {"status": r"[a-z]{1,16}", "ended_by": r"[a-z_]{1,24}[.][a-z_]{1,24}", "weights": r"sha256:[0-9a-f]{64}"}
-"""Texts of a record that are kept, with their forms."""
-_ENVIRONMENT = (
-    *("python", "torch", "cuda", "cudnn", "nccl", "driver", "packages", "locks", "lock", "unlocked", "processor", "platform"),
-    *("gpus", "gpu_memory_bytes", "image_base", "image_digest", "system_packages", "code", "world_size"),
-)
-"""Facts of an environment that are kept. `image` may name a private registry."""
-_WORDS = {"event": r"[a-z_]{1,24}", "rule": r"[a-z_]{1,32}", "severity": r"[a-z]{1,16}", "action": r"[a-z_]{1,16}"}
-"""Texts of an event that are kept, with their forms."""
-_HEX_FLOAT = re.compile(r"-?0x[01]\.[0-9a-f]+p[+-]\d+|nan|-?inf")
-_PACKAGE, _VERSION = re.compile(r"[A-Za-z0-9._-]{1,80}"), re.compile(r"[0-9]+[\w.+!-]{0,40}")
-_WITH_TEXTS = ("sample", "scores")
-"""Events that hold texts of the data."""
-_SERVICE = re.compile(r"^[\w.-]+\s+\| ")
-"""`docker compose logs` begins each line with the name of the container."""
-_OWN_LINE = re.compile(
-    r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|error|stopped|warning|critical|info): "
-    r"|(?:\d\d:\d\d:\d\d +)?step \d+(?:/\d+)?  (?:loss|validation loss) "
-    r"|Traceback |  File \"|\[?rank\d+\]?:|[\w.]+(?:Error|Exception|Warning): |NCCL (?:INFO|WARN) "
-)
-"""The lines that the programs write without texts of the data."""
-_QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'|“[^”]*”|`[^`]*`")
-_PLAIN_QUOTE = re.compile(r".[\w./:=<>-]{0,60}.")
+_LAST_BYTES = 1 << 20
+_MAX_LINE_CHARS = 1000
+_VERSION = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,2}(?:(?:a|b|rc|\.post|\.dev)[0-9]{1,4})?(?:\+(?:cpu|cu[0-9]{2,3}))?", re.ASCII)
+"""A version of at most three numbers. An IP address has four."""
+_DIGEST = re.compile(r"(?:.*@)?(sha256:[0-9a-f]{64})", re.ASCII)
+_COMMIT = re.compile(r"(?:.*-g)?([0-9a-f]{40}(?:-dirty)?)", re.ASCII)
+_QUANTITY = re.compile(r"(?<![\w.])[0-9]{1,6}(?:\.[0-9]{1,3})? (?:[kMGT]i?B(?:/s)?|ms|MHz|°C)(?!\w)", re.ASCII)
+"""A number with a unit, as the doctor's rows have them."""
+_VERSIONS = ("python", "torch", "cuda", "cudnn", "nccl", "driver")
+_DIGESTS = ("image_base", "image_digest", "system_packages")
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a run gives to the archive; None for a part that is missing."""
+    """The facts that a run and a log give to the archive; None for a part that is missing."""
 
     settings: dict[str, Any] | None = None
     record: dict[str, Any] | None = None
@@ -75,8 +60,13 @@ class Contents:
     """One line for each file that cannot be read: a damaged run needs a bug report most."""
 
 
-def read_contents(run: Path | None, log: Path | None) -> Contents:
-    """Return what a run and a log file give to the archive.
+def read_contents(run: Path | None, log: Path | None, parse_event: Callable[[Any], object]) -> Contents:
+    """Return the facts that a run and a log file give to the archive.
+
+    Args:
+        run: the run's directory.
+        log: output of a training.
+        parse_event: returns the event in a value of metrics.jsonl, as an object with the fields that this program writes.
 
     Raises:
         OSError, UnusableFileError: the log file cannot be read.
@@ -91,12 +81,12 @@ def read_contents(run: Path | None, log: Path | None) -> Contents:
             return read(run)
         except FileNotFoundError:
             problems.append(f"{name} is missing")
-        except (CheckpointError, OSError, ValueError) as error:
-            problems.append(f"{name} cannot be read: {error}")
+        except (CheckpointError, OSError, ValueError, RecursionError) as error:
+            problems.append(f"{name} cannot be read: {own_parts(str(error)) or type(error).__name__}")
         return None
 
     settings, record = tried("config.toml", _settings), tried("record.json", _record)
-    return Contents(settings, record, tried("metrics.jsonl", _metrics), lines, tuple(problems))
+    return Contents(settings, record, tried("metrics.jsonl", lambda run: _events(run, parse_event)), lines, tuple(problems))
 
 
 def _settings(run: Path) -> dict[str, Any]:
@@ -114,98 +104,102 @@ def _record(run: Path) -> dict[str, Any]:
 
 
 def kept_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by their dotted names: numbers, and words that the setting allows. Other texts become their length."""
+    """Return settings by their dotted names, with the values that are numbers or words of a fixed set. All others are left out."""
     names = setting_names(TrainConfig)
-    kept: dict[str, Any] = {}
-    for name, value in flattened(settings).items():
-        field = names.get(name)
-        if field is not None:
-            kept[name] = _kept_value(field, value)
-        else:
-            kept["others"] = kept.get("others", 0) + 1
-    return kept
+    known = ((name, value) for name, value in flattened(settings).items() if name in names)
+    return {name: value for name, value in known if _is_allowed(value, names[name].annotation)}
 
 
-def _kept_value(field: FieldInfo, value: Any) -> Any:
-    if isinstance(value, bool | int | float) or value is None:
-        return value
-    if isinstance(value, str):
-        return value if value in _words_of(field.annotation) else f"<text of {len(value)} characters>"
-    return [_kept_value(field, one) for one in value] if isinstance(value, list) else "<table>"
-
-
-def _words_of(annotation: Any) -> set[str]:
-    """Return the words that a type such as `Literal["a", "b"] | None` allows."""
+def _is_allowed(value: Any, annotation: Any) -> bool:
+    """Return whether a value is a number or a word that a type such as `int | Literal["auto"] | None` allows, or a list of them."""
+    if isinstance(value, list):
+        return all(_is_allowed(one, annotation) for one in value)
     if typing.get_origin(annotation) is Literal:
-        return {word for word in typing.get_args(annotation) if isinstance(word, str)}
-    inner = [_words_of(part) for part in typing.get_args(annotation)]
-    return {"none"}.union(*inner)
+        return value in typing.get_args(annotation)
+    kind = _number_type(value)
+    is_number = annotation is kind or (annotation is float and kind is int)
+    return is_number or any(_is_allowed(value, part) for part in typing.get_args(annotation))
+
+
+def _number_type(value: Any) -> type | None:
+    return type(value) if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) <= MAX_COUNT) else None
 
 
 def kept_facts(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the environment of a record, its state, and its numbers. Settings and names of files are left out."""
+    """Return the state of a run and the typed facts of its environment."""
     environment = record.get("environment")
-    environment = environment if isinstance(environment, dict) else {}
-    kept = {
-        name: value for name, form in _FACTS.items() if isinstance(value := record.get(name), str) and re.fullmatch(form, value)
-    }
-    if isinstance(record.get("step"), int):
+    kept = {name: record[name] for name in ("status", "ended_by") if is_own_word(record.get(name))}
+    if _number_type(record.get("step")) is int:
         kept["step"] = record["step"]
-    return {**kept, "environment": {name: environment[name] for name in _ENVIRONMENT if name in environment}}
+    return {**kept, "environment": kept_environment(environment if isinstance(environment, dict) else {})}
 
 
-def _metrics(run: Path) -> list[dict[str, Any]]:
-    """Return the last events with their numbers."""
-    last = deque(read_lines(run / "metrics.jsonl", run), maxlen=_LAST_EVENTS)
-    events = []
-    for line in last:
-        try:
-            event = parse_json(line)
-        except ValueError:  # the line of a run that was killed while it wrote
-            continue
-        if isinstance(event, dict) and event.get("event") not in _WITH_TEXTS:
-            events.append(_kept_event(event))
-    return events
+def kept_environment(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return versions, digests, the commit and the memory of each GPU, and the packages that differ from the lock.
 
-
-def _kept_event(event: Mapping[str, Any]) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
-    for name, value in event.items():
-        if not re.fullmatch(r"[a-z0-9_]{1,48}", name):
-            continue
-        is_word = isinstance(value, str) and (_HEX_FLOAT.fullmatch(value) or (name in _WORDS and re.fullmatch(_WORDS[name], value)))
-        if is_word or value is None or isinstance(value, bool | int | float):
-            kept[name] = value
+    A package has its version, or None if it is missing or its version has another form. Only packages of the lock are named.
+    """
+    forms = {**dict.fromkeys(_VERSIONS, _VERSION), **dict.fromkeys(_DIGESTS, _DIGEST), "code": _COMMIT}
+    found = {name: form.fullmatch(value) for name, form in forms.items() if isinstance(value := facts.get(name), str)}
+    kept: dict[str, Any] = {name: match[match.lastindex or 0] for name, match in found.items() if match}
+    memory, packages, lock = facts.get("gpu_memory_bytes"), facts.get("packages"), lock_name()
+    if isinstance(memory, list):
+        kept["gpu_memory_bytes"] = [one for one in memory[:16] if _number_type(one) is int]
+    if isinstance(packages, dict) and lock is not None:
+        installed = {name: version for name, version in packages.items() if isinstance(version, str)}
+        versions = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in installed.items()}
+        differing = unlocked_packages((ENV / lock).read_text(encoding="utf-8"), installed)
+        kept["packages"] = {name: version if _VERSION.fullmatch(version := versions.get(name, "")) else None for name in differing}
     return kept
 
 
-def _last_lines(log: Path) -> list[str]:
-    """Return the lines in the last MiB of a log file."""
-    with open_input(log) as file:
+def _events(run: Path, parse_event: Callable[[Any], object]) -> list[dict[str, Any]]:
+    """Return the last events of a run with their numbers and with the words of this program."""
+    events: deque[dict[str, Any]] = deque(maxlen=_LAST_EVENTS)
+    for line in _last_lines(run / "metrics.jsonl", run):
+        try:
+            event = parse_event(parse_json(line.encode()))
+        except (ValueError, KeyError, TypeError, RecursionError):  # the line of a run that was killed while it wrote
+            continue
+        kept = {name: value for name, value in vars(event).items() if _number_type(value) or is_own_word(value)}
+        events.append({"event": getattr(event, "name", "unknown"), **kept})
+    return list(events)
+
+
+def _last_lines(path: Path, below: Path | None = None) -> list[str]:
+    """Return the lines in the last MiB of a file."""
+    with open_input(path, below=below) as file:
         size = file.seek(0, io.SEEK_END)
-        file.seek(max(0, size - _LOG_BYTES))
-        text = file.read(_LOG_BYTES).decode("utf-8", "replace")
+        file.seek(max(0, size - _LAST_BYTES))
+        text = file.read(_LAST_BYTES).decode("utf-8", "replace")
     return re.split(r"[\r\n]+", text)
 
 
-def kept_lines(lines: Sequence[str]) -> list[str]:
-    """Return the last lines that the programs write themselves. Samples, and other lines that may hold texts, are counted.
+def kept_lines(lines: Iterable[str]) -> list[str]:
+    """Return the last messages of this program in a log: their constant parts, places in its files, and classes of errors.
 
-    Quoted parts with white space or unusual characters may hold texts too, and are replaced.
+    All other lines are counted. Lines of the log that are longer than a message are cut.
     """
     kept: deque[str] = deque(maxlen=_LAST_LINES)
     left_out = 0
     for line in lines:
-        own = _SERVICE.sub("", line.rstrip())
-        if _OWN_LINE.match(own):
-            kept.append(_QUOTED.sub(_without_text, own)[:_MAX_LINE_CHARS])
-        elif own.strip():
-            left_out += 1
-    return [*kept, f"({left_out} other lines are left out, because they may hold texts)"] if left_out else list(kept)
+        words = line.strip()[:_MAX_LINE_CHARS]
+        if message := ": ".join(filter(None, (own_place(words), own_parts(words)))):
+            kept.append(message)
+        else:
+            left_out += bool(words)
+    return [*kept, f"other lines, left out: {left_out}"]
 
 
-def _without_text(found: re.Match[str]) -> str:
-    return found.group() if _PLAIN_QUOTE.fullmatch(found.group()) else "<text>"
+def kept_row(check: Check) -> dict[str, Any]:
+    """Return name and severity of a row of the doctor, and of its finding the constant parts and the numbers with a unit."""
+    found = check.found[:_MAX_LINE_CHARS]
+    return {
+        "name": check.name,
+        "severity": check.severity.name.lower(),
+        "found": own_parts(found),
+        "values": _QUANTITY.findall(found),
+    }
 
 
 def check_place(path: Path) -> None:
@@ -220,60 +214,34 @@ def check_place(path: Path) -> None:
         raise ConfigError(f"{path} exists already; name another file for the archive")
 
 
-def write_bundle(
-    path: Path, checks: Sequence[Check], versions: Mapping[str, Any], contents: Contents, redactor: Redactor
-) -> list[str]:
-    """Write the archive atomically, and return one line for each file in it: its name and what it holds.
+def write_bundle(path: Path, checks: Sequence[Check], versions: Mapping[str, Any], contents: Contents) -> list[str]:
+    """Write the archive atomically, and return one line for each file in it: its name and its content.
 
     Args:
         path: of the archive; see `check_place`.
         checks: the rows of the doctor.
-        versions: of libraries, and of the installed packages by the name `packages`.
+        versions: facts about this environment; see `trainer.machine.environment.environment_facts`.
         contents: facts about a run.
-        redactor: changes every text.
 
     Raises:
         ConfigError: see `check_place`.
         OSError: it cannot be written.
     """
     check_place(path)
-    files = {
-        "doctor.json": (redactor.value(json.loads(to_json(checks))), "the rows of the doctor"),
-        "versions.json": (_with_packages(versions, redactor), "versions of Python, PyTorch and all packages"),
+    files: dict[str, tuple[Any, str]] = {
+        "doctor.json": ([kept_row(check) for check in checks], "rows of the doctor, without names, paths and addresses"),
+        "versions.json": (kept_environment(versions), "versions, and the packages that differ from the lock"),
+        "settings.json": (contents.settings, "settings of the run that are numbers or words of a fixed set"),
+        "record.json": (contents.record, "environment and state of the run"),
+        "metrics.json": (contents.metrics, "numbers of the last events of the run"),
+        "log.json": (contents.log, "messages of this program in the log, without their values"),
     }
-    if contents.settings is not None:
-        files["settings.json"] = (redactor.value(contents.settings), "settings of the run; texts and paths are only counted")
-    if contents.record is not None:
-        environment = _with_packages(contents.record["environment"], redactor)
-        record = {**redactor.value({**contents.record, "environment": {}}), "environment": environment}
-        files["record.json"] = (record, "environment and result of the run")
-    if contents.metrics is not None:
-        files["metrics.json"] = (redactor.value(contents.metrics), f"numbers of the last {len(contents.metrics)} events of the run")
-    if contents.log is not None:
-        files["log.json"] = (redactor.value(contents.log), f"the last {len(contents.log)} lines of the log that hold no texts")
-    listed = [f"{name:<15} {meaning}" for name, (_, meaning) in files.items()]
-    listed += [redactor.text(f"not in it: {problem}") for problem in contents.problems]
-    members = {name: canonical_json(plain(value)) for name, (value, _) in files.items()}
-    members["README.txt"] = "\n".join((*listed, "", *_LEFT_OUT, "")).encode()
+    members = {name: canonical_json(plain(value)) for name, (value, _) in files.items() if value is not None}
+    listed = [f"{name:<15} {files[name][1]}" for name in members]
+    listed += [f"not in it: {problem}" for problem in contents.problems]
+    members["README.txt"] = "\n".join((*listed, "")).encode()
     write_atomic(path, _archive(members))
     return listed
-
-
-def _with_packages(versions: Mapping[str, Any], redactor: Redactor) -> dict[str, Any]:
-    """Return redacted facts. The versions of packages have a separate form, because some look like addresses."""
-    packages = versions.get("packages")
-    kept = {
-        name: redactor.without_secrets(version)
-        for name, version in (packages.items() if isinstance(packages, dict) else ())
-        if isinstance(version, str) and _PACKAGE.fullmatch(name) and _VERSION.fullmatch(version)
-    }
-    return {**redactor.value({name: value for name, value in versions.items() if name != "packages"}), "packages": kept}
-
-
-_LEFT_OUT = (
-    "Left out: texts of the data, samples and prompts; values of environment variables whose names say that they are secret;",
-    "addresses; names of hosts and users; paths of home folders. Look into the files before you send them.",
-)
 
 
 def _archive(members: Mapping[str, bytes]) -> bytes:

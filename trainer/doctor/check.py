@@ -81,7 +81,7 @@ def table_lines(checks: Iterable[Check], columns: int, paint: Callable[[str, Sev
         if check.severity > Severity.OK:
             parts += [f"{label}: {text}" for label, text in (("needed", check.needed), ("remedy", check.remedy)) if text]
         wrapped = [line for part in parts for line in _wrapped(part, width)]
-        lines.append(f"{mark}{check.name:{_NAME_COLUMNS}}{wrapped[0]}")
+        lines.append(f"{mark}{check.name:{_NAME_COLUMNS - 1}} {wrapped[0]}")
         lines += [f"{indent}{line}" for line in wrapped[1:]]
     return lines
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import time
@@ -62,19 +63,26 @@ class DiskReading:
     """None if they were not measured."""
 
 
-def read_disk(name: str, path: Path, *, writes: bool) -> DiskReading:
+def read_disk(name: str, path: Path, *, writes: bool, may_be_new: bool = True) -> DiskReading:
     """Return the state of a folder.
 
     Args:
         name: what the folder is for.
-        path: the folder, which may not exist yet.
+        path: the folder.
         writes: whether a training writes there. If so, a file is created there and removed.
+        may_be_new: whether the folder may be missing, because it is made with its first file.
     """
+    found = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
     place = next((one for one in (path, *path.absolute().parents) if one.is_dir()), Path("/"))
     status, disk = place.stat(), os.statvfs(place)
     problem = remedy = ""
     try:
-        _try_out(place, writes=writes)
+        if not found.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+        if not may_be_new and found != path:
+            problem, remedy = f"{path}: no such folder", f"create it (mkdir -p {path}), or set TMPDIR to an existing folder"
+        else:
+            _try_out(place, writes=writes)
     except OSError as error:
         problem, _, remedy = explain_os_error(error).partition("; ")
     return DiskReading(
@@ -179,9 +187,10 @@ def _probe(folder: Path) -> Path:
     return folder / f".doctor-{os.getpid()}-{secrets.token_hex(8)}.tmp"
 
 
-def check_disk(reading: DiskReading, *, writes: bool) -> list[Check]:
-    """Return the rows of a folder: access, space, rates."""
-    return [_access(reading, writes=writes), *([check_space(reading)] if writes and not reading.problem else []), *_speed(reading)]
+def check_disk(reading: DiskReading, needs: tuple[int, int] | None = None, *, writes: bool) -> list[Check]:
+    """Return the rows of a folder: access, space, rates. For `needs` see `check_space`."""
+    space = [check_space(reading, needs)] if writes and not reading.problem else []
+    return [_access(reading, writes=writes), *space, *_speed(reading)]
 
 
 def _access(reading: DiskReading, *, writes: bool) -> Check:
@@ -192,19 +201,24 @@ def _access(reading: DiskReading, *, writes: bool) -> Check:
     return Check(f"{reading.name} folder", owner, Severity.OK, needed)
 
 
-def check_space(reading: DiskReading) -> Check:
-    """Return the row of the free space of a folder that a training or the engine writes to."""
+def check_space(reading: DiskReading, needs: tuple[int, int] | None = None) -> Check:
+    """Return the row of the free space of a folder that a training or the engine writes to.
+
+    Args:
+        reading: of the folder.
+        needs: free bytes below which a training cannot start, and below which its disk becomes full; None if they are not known.
+    """
     name = f"{reading.name} space"
     found = f"{size(reading.free_bytes)} of {size(reading.total_bytes)} free"
-    low = _LOW_TEMPORARY_BYTES if reading.name == "temporary" else _LOW_BYTES
-    needed = f"{size(low)} or more"
+    full, low = needs or (_FULL_BYTES, _LOW_TEMPORARY_BYTES if reading.name == "temporary" else _LOW_BYTES)
+    needed = f"{size(low)} or more{' for the checkpoints of this run' if needs else ''}"
     remedy = f"make room on the disk of {reading.path}, or name a folder on another disk"
     if reading.free_files == 0:
         return Check(name, "no more files fit on this file system", Severity.ERROR, needed, remedy)
-    if reading.free_bytes < _FULL_BYTES:
+    if reading.free_bytes < full:
         return Check(name, found, Severity.ERROR, needed, remedy)
     if reading.free_bytes < low:
-        more = "" if reading.name == "temporary" else "; `trainer plan` shows the size of the checkpoints"
+        more = "" if reading.name == "temporary" or needs else "; `trainer plan` shows the size of the checkpoints"
         return Check(name, found, Severity.WARNING, needed, remedy + more)
     return Check(name, found, Severity.OK, needed)
 

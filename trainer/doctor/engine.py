@@ -11,7 +11,15 @@ from trainer.doctor.check import Check, Severity
 from trainer.doctor.programs import Output, Runner
 from trainer.doctor.versions import Needs, at_least
 
-__all__ = ["EngineReading", "check_engine", "check_gpu_container", "read_engine", "start_gpu_container"]
+__all__ = [
+    "EngineReading",
+    "check_base_image",
+    "check_engine",
+    "check_gpu_container",
+    "check_ulimits",
+    "read_engine",
+    "start_gpu_container",
+]
 
 _CDI_FOLDERS = ("etc/cdi", "var/run/cdi")
 _INSTALL = "on Debian: env/install-docker.sh; elsewhere follow https://docs.docker.com/engine/install. Without an engine: make demo"
@@ -104,10 +112,8 @@ def _engine(reading: EngineReading) -> Check:
     return Check("engine", f"it does not respond: {reading.error}", Severity.ERROR, "an engine that responds", remedy)
 
 
-def start_gpu_container(run: Runner, image: str) -> Output | None:
-    """Start a container with all GPUs that lists them, and return its output; None if the image has not been built."""
-    if not image or run(("docker", "image", "inspect", "--format", "{{.Id}}", image)).code != 0:
-        return None
+def start_gpu_container(run: Runner, image: str) -> Output:
+    """Start a container with all GPUs that lists them, and return its output."""
     return run(("docker", "run", "--rm", "--network", "none", "--gpus", "all", "--entrypoint", "nvidia-smi", image, "-L"))
 
 
@@ -124,6 +130,33 @@ def check_gpu_container(output: Output) -> Check:
             return Check("GPUs in container", f"{cause}: {said}", Severity.ERROR, needed, remedy)
     remedy = "start it by hand for the whole message: docker run --rm --gpus all --entrypoint nvidia-smi IMAGE"
     return Check("GPUs in container", said or f"exit code {output.code}", Severity.ERROR, needed, remedy)
+
+
+def check_ulimits(run: Runner, image: str, limits: Mapping[str, str]) -> list[Check]:
+    """Start a container with the limits of the services, and return a row if the engine refuses it."""
+    options = (f"--ulimit={name}={value}" for name, value in limits.items())
+    ended = run(("docker", "run", "--rm", "--network", "none", "--entrypoint", "true", *options, image))
+    if ended.code == 0:
+        return []
+    asked = ", ".join(f"{name} {value}" for name, value in limits.items())
+    remedy = "lower ULIMIT_MEMLOCK and ULIMIT_NOFILE in .env to the limits of the engine; `make up` does it"
+    found = f"a container does not start with {asked}: {ended.error or ended.text or f'exit code {ended.code}'}"
+    return [Check("engine limits", found, Severity.ERROR, "limits that the engine may set", remedy)]
+
+
+def check_base_image(run: Runner, base: str, *, is_built: bool) -> list[Check]:
+    """Return a row if the base image is neither on this machine nor in a registry that can be reached."""
+    if run(("docker", "image", "inspect", "--format", "{{.Id}}", base)).code == 0:
+        return []
+    found = run(("docker", "buildx", "imagetools", "inspect", base))
+    if found.code == 0:
+        return []
+    said = found.error or found.text or f"exit code {found.code}"
+    remedy = "check proxy and login (docker login), or remove BASE_IMAGE from .env and run `make up`, which builds a stand-in"
+    severity = Severity.WARNING if is_built else Severity.ERROR
+    return [
+        Check("base image", f"{base.partition('@')[0]} cannot be reached: {said}", severity, "a registry that responds", remedy)
+    ]
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -11,11 +11,11 @@ from pathlib import Path
 from common.text import format_bytes
 from trainer.doctor.check import Check, Severity
 
-__all__ = ["UNLIMITED", "LimitReading", "check_limits", "check_shared_memory", "read_limits"]
+__all__ = ["NEEDED_SHM_BYTES", "UNLIMITED", "LimitReading", "check_limits", "check_shared_memory", "read_limits"]
 
 UNLIMITED = -1
 _SHM = Path("/dev/shm")
-_NEEDED_SHM_BYTES = 1 << 30
+NEEDED_SHM_BYTES = 1 << 30
 """NVIDIA's advice for containers with NCCL (NCCL user guide, "Shared memory"). Docker's default is 64 MiB."""
 _NEEDED_FILES = 4096
 _NEEDED_STACK_BYTES = 8 << 20
@@ -70,16 +70,16 @@ def check_limits(reading: LimitReading, *, num_gpus: int, num_nodes: int, has_pe
 def check_shared_memory(reading: LimitReading, *, num_gpus: int, has_peer_access: bool | None = None) -> Check:
     """Return the row of /dev/shm, through which NCCL connects GPUs that cannot access each other's memory."""
     total, free = reading.shm_bytes, reading.shm_free_bytes
-    needed = f"{format_bytes(_NEEDED_SHM_BYTES)} free for several GPUs"
+    needed = f"{format_bytes(NEEDED_SHM_BYTES)} free for several GPUs"
     if total is None or free is None:
         found, enough = "/dev/shm does not exist", False
     else:
-        found, enough = f"/dev/shm has {format_bytes(total)}, {format_bytes(free)} free", free >= _NEEDED_SHM_BYTES
+        found, enough = f"/dev/shm has {format_bytes(total)}, {format_bytes(free)} free", free >= NEEDED_SHM_BYTES
     if enough or num_gpus < 2:
         return Check("shared memory", found, Severity.OK, needed)
     severity = Severity.ERROR if has_peer_access is False else Severity.WARNING
     remedy = "in Compose set SHM_SIZE=2gb; with docker run give --shm-size=2g; natively: sudo mount -o remount,size=2G /dev/shm"
-    if total is not None and total >= _NEEDED_SHM_BYTES:
+    if total is not None and total >= NEEDED_SHM_BYTES:
         remedy = "remove files that ended programs left in /dev/shm"
     return Check("shared memory", found, severity, needed, remedy)
 

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import torch
 
-from common.errors import ConfigError
+from common.errors import ConfigError, PreparedDataError
+from common.files import UnusableFileError
+from common.storage_errors import explain_file_error
+from data_pipeline.dataset.manifest import read_manifest
 from trainer.distributed.gpu_signs import signs_of_gpus
 from trainer.doctor.all_reduce import check_sums, measure
 from trainer.doctor.check import Check, Severity
@@ -18,6 +21,7 @@ from trainer.doctor.gpu import check_gpus, check_links, read_gpus
 from trainer.doctor.limits import LimitReading, check_limits, check_shared_memory, read_limits
 from trainer.doctor.network import check_meeting, meeting_of, reach
 from trainer.doctor.programs import Runner, run_program
+from trainer.doctor.rdma import check_rdma, read_rdma
 from trainer.doctor.torch_build import can_access, check_seen_gpus, seen_gpus
 from trainer.doctor.versions import check_lock, check_versions, read_needs
 from trainer.machine.environment import library_versions
@@ -35,6 +39,8 @@ class Folders:
     run: Path | None
     data: Path | None
     temporary: Path
+    run_needs: tuple[int, int] | None = None
+    """Free bytes that the run needs on its disk, see `check_space`; None if its settings are not known."""
 
 
 def machine_checks(folders: Folders, variables: Mapping[str, str], run: Runner = run_program, *, fast: bool) -> list[Check]:
@@ -56,11 +62,13 @@ def machine_checks(folders: Folders, variables: Mapping[str, str], run: Runner =
     rows += check_limits(read_limits(), num_gpus=count, num_nodes=num_nodes, has_peer_access=_peers(count))
     if not fast and not refusal and count != 1:
         rows.append(check_sums(measure(count)))
-    rows.append(meeting)
+    rows += [meeting, *check_rdma(read_rdma(), variables, num_nodes=num_nodes, num_gpus=count)]
     for name, path, writes in (("run", folders.run, True), ("data", folders.data, False), ("temporary", folders.temporary, True)):
         if path is not None:
-            found = read_disk(name, path, writes=writes)
-            rows += check_disk(found if fast else with_rates(found, writes=writes), writes=writes)
+            found = read_disk(name, path, writes=writes, may_be_new=name != "temporary")
+            found = found if fast else with_rates(found, writes=writes)
+            problem = _unprepared(path, variables) if name == "data" and not found.problem else None
+            rows += [problem] if problem else check_disk(found, folders.run_needs if name == "run" else None, writes=writes)
     rows += [check_versions(library_versions(), needs), check_lock(lock_name(), unlocked_packages_here())]
     return rows
 
@@ -86,6 +94,21 @@ def check_start(num_gpus: int, reading: LimitReading | None = None) -> None:
         _log.warning("%s: %s, needed: %s; %s", row.name, row.found, row.needed, row.remedy)
     if row.severity is Severity.ERROR:
         raise ConfigError(f"{row.name}: {row.found}, needed: {row.needed}; {row.remedy}")
+
+
+def _unprepared(data: Path, variables: Mapping[str, str]) -> Check | None:
+    """Return the row of a data folder without finished prepared data; None if it has them."""
+    if "DATA_NAME" in variables and not data.exists():  # only the services of Compose set it
+        found = f"{data} does not exist yet; the service data-prep prepares it before a training"
+        return Check("data folder", found, Severity.NOTE, "finished prepared data", "docker compose up data-prep")
+    try:
+        read_manifest(data)
+    except (PreparedDataError, OSError, UnusableFileError) as error:
+        found, _, remedy = (explain_file_error(error) if isinstance(error, OSError | UnusableFileError) else str(error)).partition(
+            "; "
+        )
+        return Check("data folder", found, Severity.ERROR, "finished prepared data", remedy)
+    return None
 
 
 def _peers(count: int) -> bool | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from common.errors import ConfigError
 from trainer.doctor.check import Check, Severity
@@ -19,8 +19,9 @@ __all__ = ["Meeting", "Reached", "check_meeting", "meeting_of", "reach"]
 
 _DEFAULT_PORT = 29500
 """The port of torchrun."""
+_LAST_PORT = 65535
 _TIMEOUT_S = 2.0
-Reached = Literal["open", "refused", "no answer", "no route", "unknown host", "free", "in use", "not own"]
+Reached = Literal["open", "refused", "no answer", "no route", "unknown host", "free", "in use", "not allowed", "not own"]
 """Result of a try: of a connection to the first node, or, on the first node, of listening on the port."""
 
 
@@ -49,8 +50,8 @@ def meeting_of(variables: Mapping[str, str]) -> Meeting | None:
     host, port = known.get("PET_MASTER_ADDR") or "", known.get("PET_MASTER_PORT") or ""
     if endpoint := known.get("PET_RDZV_ENDPOINT"):
         host, _, port = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", port)
-    if port and not port.isdecimal():
-        raise ConfigError(f"PET_RDZV_ENDPOINT = {known.get('PET_RDZV_ENDPOINT')} must be HOST:PORT")
+    if port and not (port.isdecimal() and 1 <= int(port[:6]) <= _LAST_PORT):
+        raise ConfigError(f"PET_RDZV_ENDPOINT = {known.get('PET_RDZV_ENDPOINT')} must be HOST:PORT, with a port up to {_LAST_PORT}")
     is_first = known.get("PET_NODE_RANK", "") == "0"
     return Meeting(host.strip("[]"), int(port or _DEFAULT_PORT), num_nodes, is_first)
 
@@ -62,7 +63,7 @@ def reach(meeting: Meeting, timeout_s: float = _TIMEOUT_S) -> Reached:
     except OSError:
         return "unknown host"
     if meeting.is_first:
-        return _listen(meeting)
+        return _listen(addresses, meeting.port)
     for family, kind, protocol, _, address in addresses:
         with closing(socket.socket(family, kind, protocol)) as connection:
             connection.settimeout(timeout_s)
@@ -78,22 +79,26 @@ def reach(meeting: Meeting, timeout_s: float = _TIMEOUT_S) -> Reached:
     return found
 
 
-def _listen(meeting: Meeting) -> Reached:
-    for family, kind, protocol, _, address in socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_STREAM):
-        with closing(socket.socket(family, kind, protocol)) as own:
-            try:
-                own.bind((address[0], 0))
-            except OSError:
-                continue  # an address of another machine
-        with closing(socket.socket(family, kind, protocol)) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind(address)
-                listener.listen(1)
+def _listen(addresses: Sequence[Any], port: int) -> Reached:
+    """Listen as torchrun does: on all addresses of this machine, one of which must be that of the first node."""
+    if not any(map(_is_own, addresses)):
+        return "not own"
+    for family, host in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):  # a machine may have no IPv6
+        try:
+            with socket.create_server((host, port), family=family, dualstack_ipv6=family is socket.AF_INET6):
                 return "free"
-            except OSError as error:
-                return "in use" if error.errno == errno.EADDRINUSE else "not own"
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return "in use" if error.errno == errno.EADDRINUSE else "not allowed"
     return "not own"
+
+
+def _is_own(address: Any) -> bool:
+    family, kind, protocol, _, place = address
+    with closing(socket.socket(family, kind, protocol)) as own, suppress(OSError):
+        own.bind((place[0], 0))
+        return True
+    return False
 
 
 def check_meeting(meeting: Meeting | None, reached: Reached | None) -> Check:
@@ -133,6 +138,11 @@ _FINDINGS: dict[Reached, tuple[str, Severity, str]] = {
         "another program listens on this port",
         Severity.ERROR,
         "end that program (ss -ltnp shows it), or set PET_MASTER_PORT to another port on all nodes",
+    ),
+    "not allowed": (
+        "this user may not listen on this port",
+        Severity.ERROR,
+        "set PET_MASTER_PORT to a port from 1024 to 65535 on all nodes",
     ),
     "not own": (
         "this is node 0, but the address belongs to another machine",

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from common.places import ENV
 from trainer.doctor.check import Check, Severity
+from trainer.doctor.env_file import read_variables
 from trainer.machine.locks import describe_unlocked
 
-__all__ = ["Needs", "at_least", "check_lock", "check_versions", "read_needs", "read_variables"]
+__all__ = ["Needs", "at_least", "check_lock", "check_versions", "read_needs"]
 
 _INSTALL = "install the lock: env/make-venv .venv; in containers build the image again: make image"
 _LIBRARIES = {"TORCH_VERSION": "torch", "CUDA_VERSION": "cuda", "NCCL_VERSION": "nccl", "CUDNN_VERSION": "cudnn"}
@@ -37,19 +38,9 @@ class Needs:
 
 def read_needs(folder: Path = ENV) -> Needs:
     """Return the versions in the files of a folder. A missing file counts as empty."""
-    versions, host = (read_variables(folder / name) for name in ("versions.env", "host.env"))
+    versions, host = (read_variables(folder / name)[0] for name in ("versions.env", "host.env"))
     drivers = {name.removeprefix("DRIVER_FLOOR_"): value for name, value in host.items() if name.startswith("DRIVER_FLOOR_")}
     return Needs(host.get("COMPOSE_FLOOR", ""), versions.get("CUDA_VERSION", ""), drivers, versions)
-
-
-def read_variables(path: Path) -> dict[str, str]:
-    """Return the NAME=VALUE lines of a file; none if it is missing. The last line of a name counts, as in Compose."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return {}
-    pairs = (line.split("=", 1) for line in lines if re.match(r"[A-Za-z_][A-Za-z0-9_]*=", line))
-    return {name: value.strip().strip("\"'") for name, value in pairs}
 
 
 def at_least(floor: str, found: str) -> bool:

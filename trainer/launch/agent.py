@@ -22,11 +22,13 @@ from types import FrameType
 from typing import Any, ClassVar
 
 from torch._C._distributed_c10d import HashStore
+from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
+    RendezvousError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
@@ -151,7 +153,7 @@ def launch(arguments: Sequence[str]) -> ExitCode:
 
     Returns:
         DONE; STOPPED after a signal that came before the ranks were started; the exit code of the first failed rank, if the trainer
-        chose that code; otherwise CRASHED, with torchrun's report on stderr.
+        chose that code; otherwise CRASHED, with torchrun's report on stderr, or one line if the nodes did not meet.
 
     Raises:
         ConfigError: torchrun refuses a setting.
@@ -183,12 +185,28 @@ def launch(arguments: Sequence[str]) -> ExitCode:
             return ExitCode(failure.exitcode)
         sys.stderr.write(f"{error}\n")
         return ExitCode.CRASHED
+    except (DistNetworkError, DistStoreError, RendezvousError) as error:
+        if Agent.has_started:
+            raise
+        sys.stderr.write(f"error: {_not_met(options.rdzv_endpoint or f'{options.master_addr}:{options.master_port}', error)}\n")
+        return ExitCode.CRASHED
     except (ValueError, AssertionError) as error:
         if Agent.has_started:
             raise
         found = str(error) or "an assertion about its settings failed"
         raise ConfigError(f"torchrun refuses its settings ({found}); correct the PET_* variable and start again") from error
     return ExitCode.DONE
+
+
+def _not_met(endpoint: str, error: Exception) -> str:
+    """Return why the nodes did not meet, and the remedy."""
+    if "EADDRINUSE" in str(error):
+        return (
+            f"{endpoint}: another program uses this port of the first node, so the nodes cannot meet there; end that program "
+            "(ss -ltnp shows it), or set PET_MASTER_PORT to another port on all nodes"
+        )
+    reason = str(error).partition("\n")[0] or type(error).__name__
+    return f"{endpoint}: the nodes did not meet ({reason}); `trainer doctor` on this node checks the address and the port"
 
 
 def wait_for_end(host: str, port: int, absent_s: float) -> None:

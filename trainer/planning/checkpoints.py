@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from trainer.checkpoint import required_bytes
+from trainer.checkpoint import missing_bytes, required_bytes, space_of
 from trainer.config import CheckpointConfig, TrainConfig
 from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import num_weights
 from trainer.model.memory_estimate import estimate
 from trainer.optim.optimizers import state_bytes_per_weight
 
-__all__ = ["checkpoint_bytes", "frozen_bytes", "most_checkpoints"]
+__all__ = ["checkpoint_bytes", "frozen_bytes", "most_checkpoints", "space_needed"]
 
 
 def checkpoint_bytes(config: TrainConfig, vocab_size: int) -> int:
@@ -36,3 +36,14 @@ def most_checkpoints(settings: CheckpointConfig, num_steps: int) -> int:
     if settings.keep_every is not None:
         kept += num_steps // settings.keep_every
     return min(kept, -(-num_steps // settings.every_steps)) if num_steps else kept
+
+
+def space_needed(config: TrainConfig, vocab_size: int) -> tuple[int, int]:
+    """Return the free bytes without which a run does not start, and those that all its checkpoints need."""
+    space, each, shared = (
+        space_of(config.run / "checkpoints"),
+        checkpoint_bytes(config, vocab_size),
+        frozen_bytes(config, vocab_size),
+    )
+    most = most_checkpoints(config.checkpoint, config.limits.steps or 0)
+    return missing_bytes(space, each, shared), missing_bytes(space, each, shared, max(2, most))

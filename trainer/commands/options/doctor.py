@@ -21,6 +21,9 @@ class DoctorOptions(Options):
     data: Annotated[Path | None, Place(metavar="DATA", variable="TRAIN_DATA")] = Field(
         None, description="Directory of prepared data, whose disk is checked."
     )
+    recipe: Annotated[str | None, Place(variable="TRAIN_RECIPE")] = Field(
+        None, description="Recipe of a new run, from which the space for its checkpoints is computed. It needs run and data."
+    )
     fast: bool = Field(False, description="Skip the checks that take seconds: the all-reduce and the rates of the disks.")
     as_json: Annotated[bool, Place("--json")] = Field(False, description="Print one JSON object.")
     bundle: Annotated[Path | None, Place(metavar="FILE", target="file")] = Field(

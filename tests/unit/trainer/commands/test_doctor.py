@@ -10,15 +10,20 @@ import pytest
 
 from common.command_line import run_command
 from common.errors import ConfigError, ExitCode
+from common.settings.toml import to_toml
+from common.text import size
+from data_pipeline.dataset.manifest import read_manifest
 from tests.support.prepared import write_prepared
+from tests.support.runs import tiny_config
 from trainer.__main__ import main
 from trainer.doctor import all_reduce, machine
 from trainer.doctor.check import Check, Severity
+from trainer.planning.checkpoints import space_needed
 
 
 @pytest.fixture(autouse=True)
 def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PET_NNODES", "TRAIN_RUN", "TRAIN_DATA"):
+    for name in ("PET_NNODES", "TRAIN_RUN", "TRAIN_DATA", "TRAIN_RECIPE", "DATA_NAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TRAIN_DEVICE", "cpu")
 
@@ -43,6 +48,41 @@ def test_the_fast_part_has_every_group_of_checks_and_measures_nothing(
     )
     assert {"versions", "packages"} <= set(found)
     assert not (tmp_path / "runs").exists()
+
+
+def test_data_that_does_not_exist_and_a_missing_temporary_folder_are_errors_with_their_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="data folder, temporary folder"):
+        main(["doctor", "--json", "--fast", "--data", str(tmp_path / "data")])
+    found = {row["name"]: row for row in json.loads(capsys.readouterr().out)["checks"]}
+    assert "no such file" in found["data folder"]["found"]
+    assert f"prepare --output {tmp_path / 'data'}" in found["data folder"]["remedy"]
+    assert "mkdir -p" in found["temporary folder"]["remedy"]
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("DATA_NAME", "demo")  # a service of Compose, for which data-prep prepares the data
+    assert rows(capsys, "--data", str(tmp_path / "data"))["data folder"]["severity"] == "note"
+    (tmp_path / "data").mkdir()
+    with pytest.raises(ConfigError, match="data folder"):
+        main(["doctor", "--fast", "--data", str(tmp_path / "data")])
+
+
+def test_the_space_that_is_needed_is_that_of_the_run_or_of_its_recipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, run = write_prepared(tmp_path / "data"), tmp_path / "run"
+    assert rows(capsys, "--run", str(run), "--data", str(data))["run space"]["needed"] == "10.0 GB or more"
+    words = ("--run", str(run), "--data", str(data), "--recipe", "smoke")
+    of_recipe = rows(capsys, *words)["run space"]["needed"]
+    assert of_recipe.endswith(" MB or more for the checkpoints of this run")
+    config = tiny_config(data, run, precision="fp32", batch={"micro": 2})
+    run.mkdir()
+    (run / "config.toml").write_text(to_toml("train", config.model_dump(mode="json")))
+    of_run = rows(capsys, "--run", str(run), "--data", str(data))["run space"]["needed"]
+    needed = space_needed(config, read_manifest(data).vocab_size)[1]
+    assert of_run == f"{size(needed)} or more for the checkpoints of this run"
+    assert of_run != of_recipe
 
 
 def test_the_complete_check_also_has_sums_and_rates(
@@ -74,7 +114,7 @@ def test_the_archive_is_written_and_its_files_are_listed_even_if_a_row_is_an_err
     monkeypatch.setattr("trainer.commands.doctor.machine_checks", lambda *_, **__: [broken])
     path = tmp_path / "report.tar.gz"
     assert run_command(main, ["doctor", "--bundle", str(path)]) == ExitCode.CONFIG
-    assert "versions of Python, PyTorch and all packages" in capsys.readouterr().err
+    assert "versions, and the packages that differ from the lock" in capsys.readouterr().err
     with tarfile.open(path) as archive:
         assert "doctor/versions.json" in archive.getnames()
 

@@ -1,106 +1,169 @@
-"""The archive for a bug report: what is in it, and that no planted secret, text or name is."""
+"""The archive for a bug report: its content, and that no planted secret, text or name is in it."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
+import re
+import string
 import tarfile
-from collections.abc import Mapping
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from common.errors import ConfigError, StorageError
 from common.files import sealed
 from common.settings.toml import to_toml
 from trainer.config import TrainConfig
 from trainer.doctor import bundle as bundle_module
-from trainer.doctor.bundle import Contents, kept_facts, kept_lines, read_contents, write_bundle
+from trainer.doctor.bundle import Contents, kept_facts, kept_lines, kept_row, kept_settings, read_contents, write_bundle
 from trainer.doctor.check import Check, Severity
-from trainer.doctor.redactor import Redactor, redactor_here
+from trainer.doctor.disk import check_disk, read_disk
+from trainer.doctor.gpu import check_gpus, read_gpus
+from trainer.doctor.network import Meeting, check_meeting
+from trainer.doctor.own_words import own_parts, own_place
+from trainer.doctor.programs import Output
+from trainer.doctor.versions import read_needs
 from trainer.machine.environment import environment_facts
+from trainer.run.events import parse_event
 
-CANARIES = {
-    "environment": "canaryenvzebra",
-    "password in a URL": "canaryurlzebra",
-    "prompt": "canarypromptzebra",
-    "sample": "canarysamplezebra",
-    "source": "canarysourcezebra",
-    "alert": "canaryalertzebra",
-    "log": "canarylogzebra",
-    "quoted": "canaryquotedzebra",
-    "host": "canaryhostzebra",
-    "user": "canaryuserzebra",
-    "home": "canaryhomezebra",
-    "identity": "canaryidentityzebra",
-    "key": "canarykeyzebra",
-    "bearer": "canarybearerzebra",
-    "package": "1canarypackagezebra",
-}
-VARIABLES = {
-    "WANDB_API_KEY": CANARIES["environment"],
-    "AWS_SECRET_ACCESS_KEY": CANARIES["package"],
-    "DATABASE_URL": f"postgres://someone:{CANARIES['password in a URL']}@db.example.com/x?token=abc",
-    "HOSTNAME": f"{CANARIES['host']}.example.com",
-    "USER": CANARIES["user"],
-    "HOME": f"/srv/people/{CANARIES['home']}",
-    "TOKENIZERS_PARALLELISM": "false",
-}
-LOG = f"""train-1  | INFO: precision = auto: fp32, because bf16 is slower on CPUs without AMX
-INFO: uploaded to https://someone:{CANARIES["password in a URL"]}@db.example.com/{CANARIES["log"]}?x=1
-WARNING: cannot read /srv/people/{CANARIES["home"]}/data on {CANARIES["host"]} as {CANARIES["user"]}
-INFO: the key is {CANARIES["environment"]}, api_key={CANARIES["key"]}, Authorization: Bearer {CANARIES["bearer"]}
-12:34:56  step 10/20  loss 4.5  lr 1e-3
-12:34:57  step 10  sample:
-    Once upon a time {CANARIES["sample"]}
-{CANARIES["log"]} is a line of text
-ValueError: 'a sentence of {CANARIES["quoted"]}' is not a number
-error: /home/{CANARIES["user"]}x/data: no such file; peer 10.1.2.3 and fe80::1:2 and me@{CANARIES["host"]}.org
-"""
+FORMS = (
+    *("--token {}", "--password={}", "passwd {}", "PGPASSWORD={}", "password is {}", "token: {}", "api_key='{}'", "secret {}"),
+    *("Cookie: a=b; session={}", "Set-Cookie: x={}; Path=/", "Authorization: Bearer {}", "X-Auth: {}", "basic {}"),
+    *(
+        "npm_{}",
+        "AIza{}",
+        "xoxe-{}",
+        "xoxb-{}",
+        "dckr_pat_{}",
+        "pypi-{}",
+        "hf_{}",
+        "sk-{}",
+        "ghp_{}",
+        "glpat-{}",
+        "AKIA{}",
+        "eyJ{}.x",
+    ),
+    *("-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----", "ssh-rsa {} me@host", "{}@example.com", "user {}"),
+    *(
+        "https://u:{}@example.com/x?key=1",
+        "s3://{}/data",
+        "registry.{}.example.com/team/image",
+        "host {}.internal:29500",
+        "10.{}.2.3",
+    ),
+    *("/home/{}/data", "/srv/people/{}/x", "C:\\Users\\{}\\x", "feature/{}", "INFO: {}", "ValueError: {}", "{}Error: failed"),
+    *("it has no {} table", "WARNING: /dev/shm has {}, 1.0 GiB free", '  File "/x/trainer/{}.py", line 3', "step 1/2  loss {}"),
+)
+"""Forms in which secrets, names and addresses occur."""
+secrets = st.one_of(
+    st.text(string.ascii_letters + string.digits, min_size=10, max_size=40),
+    st.text(string.digits, min_size=10, max_size=16),
+    st.text("0123456789abcdef", min_size=32, max_size=32),
+).filter(lambda text: len(set(text)) > 3)
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """A run with a planted text in each of its files."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    config = TrainConfig.model_validate(
-        {
-            "data": f"/srv/people/{CANARIES['home']}/data",
-            "run": folder,
-            "limits": {"steps": 20},
-            "eval": {"prompt": CANARIES["prompt"], "prompts": [f"Dear {CANARIES['prompt']}"]},
-            "mixture": {"weights": {CANARIES["source"]: 1.0}},
-            "log": {"mlflow_uri": "https://host.example.com"},
-        }
+def plant(folder: Path, canary: str) -> tuple[Path, Path]:
+    """Return a run and a log with a canary in each place that can hold a text."""
+    run = folder / "run"
+    run.mkdir()
+    config = TrainConfig.model_validate({"data": "data", "run": run, "limits": {"steps": 20}, "mixture": {"weights": {"a": 1.0}}})
+    table = config.model_dump(mode="json")
+    table |= {
+        "data": canary,
+        "recipe": canary,
+        "precision": canary,
+        "mixture": {"weights": {canary: 1.0}},
+        "extra": {canary: canary},
+    }
+    table["eval"] |= {"prompt": canary, "prompts": [canary, "x"], "every_steps": canary}
+    table["log"] |= {"mlflow_uri": canary}
+    (run / "config.toml").write_text(to_toml("train", table))
+    names = (
+        "python",
+        "torch",
+        "driver",
+        "processor",
+        "platform",
+        "gpus",
+        "image",
+        "image_base",
+        "image_digest",
+        "code",
+        "lock",
+        canary,
     )
-    text = to_toml("train", config.model_dump(mode="json"))
-    (folder / "config.toml").write_text(text.replace("https://", f"https://u:{CANARIES['password in a URL']}@"))
-    environment = {
-        "python": "3.11.7",
-        "platform": f"Linux on {CANARIES['host']}",
-        "packages": {"torch": "2.13.0", "nvidia-cublas": "13.1.0.3", "private": CANARIES["package"], "x y": CANARIES["log"]},
-        "hostname": CANARIES["host"],
+    environment: dict[str, Any] = dict.fromkeys(names, canary)
+    environment |= {
+        "packages": {"torch": canary, "numpy": f"1.0+{canary}", canary: "1.2.3"},
+        "unlocked": {canary: canary},
+        "locks": {canary: canary},
+        "gpus": [canary],
+        "gpu_memory_bytes": [canary, 80 << 30],
     }
     record = {
-        "status": "finished",
+        "status": canary,
         "step": 20,
-        "ended_by": CANARIES["alert"],
-        "identity": {"extension": CANARIES["identity"]},
+        "ended_by": canary,
+        "identity": {canary: canary},
         "environment": environment,
-        "files": {CANARIES["log"]: "x"},
+        canary: canary,
     }
-    (folder / "record.json").write_bytes(sealed(record))
-    events: list[dict[str, Any]] = [
-        {"event": "train", "step": 1, "loss": 4.5, "loss_hex": "0x1.2p+2", CANARIES["log"].upper(): 1},
-        {"event": "sample", "step": 1, "text": CANARIES["sample"]},
-        {"event": "eval", "step": 1, "val_loss": 4.4, "groups": {"source": {CANARIES["source"]: {"loss": 1.0}}}},
-        {"event": "alert", "rule": "loss_spike", "severity": "warning", "message": CANARIES["alert"]},
-        {"event": CANARIES["log"].upper(), "severity": "Not A Word"},
+    (run / "record.json").write_bytes(sealed({**record, "files": {canary: canary}, "weights": canary}))
+    events: list[Any] = [
+        {
+            "event": "train",
+            "step": 1,
+            "loss": 4.5,
+            "loss_hex": canary,
+            "grad_norm": 1.5,
+            "lr": canary,
+            canary: 1,
+            "measures": {canary: 1.0},
+        },
+        {"event": "sample", "step": 1, "prompt": canary, "text": canary},
+        {"event": "eval", "step": 1, "val_loss": 4.4, "by_source": {canary: {"loss": 1.0}}, "targets": canary},
+        {"event": "alert", "step": 1, "rule": canary, "severity": canary, "message": canary, "action": canary},
+        {"event": "hardware", "step": 1, "gpus": [{canary: canary, "name": canary}], "host": {"name": canary}},
+        {"event": "scalars", "step": 1, "hook": canary, "values": {canary: 1.0}},
+        {"event": "end", "step": 1, "status": canary, "ended_by": canary},
+        {"event": canary, "step": 1, "x": canary},
+        [canary],
     ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"event": "tr')
-    return folder
+    (run / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"event": "' + canary)
+    log = folder / "train.log"
+    lines = [
+        canary,
+        f"INFO: {canary}",
+        f"train-1  | error: {canary}: no space left",
+        f"ValueError: {canary}",
+        f"{canary}: {canary}",
+    ]
+    log.write_text(
+        "\n".join([*lines, f'  File "/home/{canary}/trainer/loop.py", line 33, in {canary}', f"step 10/20  loss {canary}"])
+    )
+    return run, log
+
+
+def rows_about(canary: str, folder: Path) -> list[Check]:
+    """Return rows of the doctor whose findings hold a canary."""
+    place = folder / re.sub(r"[^\w.-]", "-", canary)[:100]
+    place.mkdir()
+
+    def said(*_: object) -> Output:
+        return Output(9, canary, canary)
+
+    return [
+        *check_disk(read_disk("run", place, writes=True), writes=True),
+        *check_gpus(read_gpus(said, ()), read_needs()),
+        check_meeting(Meeting(canary, 29500, 2, False), "refused"),
+        Check("run folder", canary, Severity.ERROR, canary, canary),
+    ]
 
 
 def written(path: Path) -> dict[str, str]:
@@ -109,62 +172,123 @@ def written(path: Path) -> dict[str, str]:
         return {name.removeprefix("doctor/"): file.read().decode() for name, file in members.items() if file is not None}
 
 
-def make(tmp_path: Path, run: Path, variables: Mapping[str, str] = VARIABLES) -> dict[str, str]:
-    log = tmp_path / "train.log"
-    log.write_text(LOG)
-    checks = [
-        Check("run folder", f"/srv/people/{CANARIES['home']}/runs of {CANARIES['user']}", Severity.OK),
-        Check("nodes", f"{CANARIES['host']}:29500: it accepts connections"),
-    ]
-    versions = {"torch": "2.13.0", "packages": {"nvidia-cublas": "13.1.0.3", "private": CANARIES["package"]}}
-    listed = write_bundle(tmp_path / "x.tar.gz", checks, versions, read_contents(run, log), redactor_here(variables))
-    assert len(listed) == 6
-    return written(tmp_path / "x.tar.gz")
+def archive_of(folder: Path, canary: str) -> dict[str, str]:
+    """Return the files of an archive about a run, a log, rows and an environment with a canary everywhere."""
+    run, log = plant(folder, canary)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (
+            "IMAGE_REVISION",
+            "IMAGE_BASE_DIGEST",
+            "IMAGE_DIGEST",
+            "CODE_REVISION",
+            "WANDB_API_KEY",
+            "HOSTNAME",
+            "USER",
+            "HOME",
+        ):
+            patch.setenv(name, canary)
+        found = environment_facts()
+        write_bundle(folder / "x.tar.gz", rows_about(canary, folder), found, read_contents(run, log, parse_event))
+    return written(folder / "x.tar.gz")
 
 
-def test_no_planted_secret_text_or_name_is_in_the_archive(tmp_path: Path, run: Path) -> None:
-    everything = "\n".join(f"{name}\n{content}" for name, content in make(tmp_path, run).items()).lower()
-    assert {what: everything.count(canary) for what, canary in CANARIES.items()} == dict.fromkeys(CANARIES, 0)
-    for other in ("example.com", "10.1.2.3", "fe80::1:2", "someone", "/home/"):
-        assert other not in everything
+@given(secret=secrets, form=st.sampled_from(FORMS))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_no_planted_secret_text_or_name_is_in_the_archive(secret: str, form: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        files = archive_of(Path(name), form.format(secret))
+    assert len(files) == 7
+    everything = "\n".join(f"{name}\n{content}" for name, content in files.items())
+    assert secret.lower() not in everything.lower()
+    for part in ("example.com", "people", "BEGIN", "npm_", "internal:"):
+        assert part not in everything
 
 
-def test_the_archive_keeps_what_a_report_needs(tmp_path: Path, run: Path) -> None:
-    files = make(tmp_path, run)
-    assert sorted(files) == [
-        "README.txt",
-        "doctor.json",
-        "log.json",
-        "metrics.json",
-        "record.json",
-        "settings.json",
-        "versions.json",
-    ]
-    settings = json.loads(files["settings.json"])
-    assert (settings["limits.steps"], settings["precision"], settings["others"]) == (20, "auto", 1)
-    assert settings["eval.prompt"] == f"<text of {len(CANARIES['prompt'])} characters>"
-    record = json.loads(files["record.json"])
+def test_every_form_of_a_secret_is_left_out(tmp_path: Path) -> None:
+    for number, form in enumerate(FORMS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert "canaryzebra" not in "".join(archive_of(folder, form.format("canaryzebra")).values()), form
+
+
+def test_the_archive_keeps_what_a_report_needs(tmp_path: Path) -> None:
+    run, log = plant(tmp_path, "x")
+    config = TrainConfig.model_validate({"data": "data", "run": run, "limits": {"steps": 20}})
+    (run / "config.toml").write_text(to_toml("train", config.model_dump(mode="json")))
+    facts = {
+        "python": "3.11.7",
+        "torch": "2.13.0+cu130",
+        "code": f"v1-3-g{'a' * 40}-dirty",
+        "image_base": f"r.x/y@sha256:{'b' * 64}",
+    }
+    environment = {**facts, "packages": {"numpy": "0.0.1"}, "gpu_memory_bytes": [80 << 30]}
+    (run / "record.json").write_bytes(sealed({"status": "finished", "step": 20, "environment": environment}))
+    alert = {
+        "event": "alert",
+        "step": 3,
+        "rule": "slow_rank",
+        "severity": "warning",
+        "message": "x",
+        "action": "log",
+        "value": 9.5,
+    }
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(f"\n{json.dumps(alert)}\n")
+    log.write_text(
+        "train-1  | INFO: precision = auto: fp32, because bf16 is slower on CPUs without AMX\n"
+        'Traceback (most recent call last):\n  File "/x/trainer/loop.py", line 33, in train\ntorch.OutOfMemoryError: 3\n'
+    )
+    write_bundle(tmp_path / "x.tar.gz", [Check("driver", "570", Severity.ERROR)], {}, read_contents(run, log, parse_event))
+    files = {name: json.loads(text) for name, text in written(tmp_path / "x.tar.gz").items() if name != "README.txt"}
+    assert sorted(files) == ["doctor.json", "log.json", "metrics.json", "record.json", "settings.json", "versions.json"]
+    assert (files["settings.json"]["limits.steps"], files["settings.json"]["precision"]) == (20, "auto")
+    assert "eval.prompt" not in files["settings.json"]
+    record = files["record.json"]
     assert (record["status"], record["step"]) == ("finished", 20)
-    assert record["environment"]["packages"]["nvidia-cublas"] == "13.1.0.3"
-    metrics = json.loads(files["metrics.json"])
-    assert metrics[0] == {"event": "train", "loss": 4.5, "loss_hex": "0x1.2p+2", "step": 1}
-    assert {"event": "alert", "rule": "loss_spike", "severity": "warning"} in metrics
-    log = json.loads(files["log.json"])
-    assert log[0] == "INFO: precision = auto: fp32, because bf16 is slower on CPUs without AMX"
-    assert "12:34:56  step 10/20  loss 4.5  lr 1e-3" in log
-    assert log[-1] == "(3 other lines are left out, because they may hold texts)"
-    assert "settings.json" in files["README.txt"]
+    found = record["environment"]
+    assert (found["python"], found["torch"], found["gpu_memory_bytes"]) == ("3.11.7", "2.13.0+cu130", [80 << 30])
+    assert (found["code"], found["image_base"]) == (f"{'a' * 40}-dirty", f"sha256:{'b' * 64}")
+    assert (found["packages"]["numpy"], found["packages"]["torch"]) == ("0.0.1", None)
+    assert {"event": "train", "loss": 4.5, "step": 1, "grad_norm": 1.5}.items() <= files["metrics.json"][0].items()
+    assert {"event": "alert", "rule": "slow_rank", "severity": "warning", "value": 9.5}.items() <= files["metrics.json"][-1].items()
+    assert files["log.json"][1:] == ["trainer/loop.py:33", "OutOfMemoryError", "other lines, left out: 1"]
+    assert files["log.json"][0].endswith("bf16 is slower on CPUs without AMX")
 
 
-def test_every_fact_of_the_environment_is_kept_except_the_name_of_the_image() -> None:
-    facts = environment_facts()
-    assert facts.keys() - kept_facts({"environment": facts})["environment"].keys() == {"image"}
+def test_a_row_keeps_its_own_words_and_its_numbers_with_a_unit() -> None:
+    row = kept_row(Check("shared memory", "/dev/shm has 64.0 MiB, 1.0 MiB free", Severity.WARNING, "x", "y"))
+    assert row == {"name": "shared memory", "severity": "warning", "found": "/dev/shm has", "values": ["64.0 MiB", "1.0 MiB"]}
+    assert kept_row(Check("nodes", "10.0.0.7:29500: the host cannot be reached"))["found"] == "the host cannot be reached"
+
+
+@pytest.mark.parametrize(
+    ("line", "place"),
+    [
+        ("KeyError: 'x'", "KeyError"),
+        ("trainer.somewhere.CheckpointError: x", "CheckpointError"),
+        ("AcmeSecretError: x", ""),
+        ("print: x", ""),
+        ('  File "/a/common/files.py", line 7, in x', "common/files.py:7"),
+        ('  File "/a/trainer/none.py", line 7, in x', ""),
+        ('  File "/a/trainer/../x.py", line 7, in x', ""),
+    ],
+)
+def test_only_known_classes_and_own_files_have_a_place(line: str, place: str) -> None:
+    assert own_place(line) == place
+
+
+def test_a_text_of_any_length_takes_linear_time() -> None:
+    record = {"environment": dict.fromkeys(("processor", "python", "code", "image_base"), "a" * 1000000)}
+    assert kept_facts(record) == {"environment": {}}
+    lines = ["a" * 1_000_000, "a:" * 500_000, "a." * 500_000, "/" * 1_000_000, "trainer/" * 100_000]
+    assert kept_lines(lines) == ["other lines, left out: 5"]
+    assert own_parts("") == ""
 
 
 def test_the_same_content_gives_the_same_bytes_without_owner_and_time(tmp_path: Path) -> None:
     checks = [Check("driver", "580.65.06")]
     for name in ("a.tar.gz", "b.tar.gz"):
-        write_bundle(tmp_path / name, checks, {}, Contents(), Redactor())
+        write_bundle(tmp_path / name, checks, {}, Contents())
     assert (tmp_path / "a.tar.gz").read_bytes() == (tmp_path / "b.tar.gz").read_bytes()
     with tarfile.open(tmp_path / "a.tar.gz") as archive:
         assert {(entry.uid, entry.uname, entry.mtime) for entry in archive} == {(0, "", 0)}
@@ -173,77 +297,62 @@ def test_the_same_content_gives_the_same_bytes_without_owner_and_time(tmp_path: 
 def test_an_archive_replaces_no_file_and_a_failed_write_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.tar.gz").write_text("mine")
     with pytest.raises(ConfigError, match="exists already"):
-        write_bundle(tmp_path / "x.tar.gz", [], {}, Contents(), Redactor())
+        write_bundle(tmp_path / "x.tar.gz", [], {}, Contents())
     assert (tmp_path / "x.tar.gz").read_text() == "mine"
     with pytest.raises(ConfigError, match=r"ends with \.tar\.gz"):
-        write_bundle(tmp_path / "x.zip", [], {}, Contents(), Redactor())
+        write_bundle(tmp_path / "x.zip", [], {}, Contents())
 
     def full(_descriptor: int) -> None:
         raise StorageError("no space left on the device")
 
     monkeypatch.setattr("common.files.os.fsync", full)
     with pytest.raises(StorageError):
-        write_bundle(tmp_path / "y.tar.gz", [], {}, Contents(), Redactor())
+        write_bundle(tmp_path / "y.tar.gz", [], {}, Contents())
     assert [path.name for path in tmp_path.iterdir()] == ["x.tar.gz"]
 
 
-def test_a_damaged_run_gives_what_can_be_read_and_says_what_cannot(tmp_path: Path, run: Path) -> None:
+def test_a_damaged_run_gives_what_can_be_read_and_says_what_cannot(tmp_path: Path) -> None:
+    run, _ = plant(tmp_path, "x")
     (run / "record.json").write_text("{")
     (run / "metrics.jsonl").unlink()
     (run / "metrics.jsonl").symlink_to("/etc/passwd")
-    found = read_contents(run, None)
+    found = read_contents(run, None, parse_event)
     assert (found.settings is None, found.record, found.metrics) == (False, None, None)
-    listed = write_bundle(tmp_path / "x.tar.gz", [], {}, found, redactor_here(VARIABLES))
-    assert "not in it: record.json cannot be read" in listed[-2]
+    listed = write_bundle(tmp_path / "x.tar.gz", [], {}, found)
+    assert listed[-2] == "not in it: record.json cannot be read: JSONDecodeError"
     assert "symbolic link" in listed[-1]
     assert "not in it: record.json" in written(tmp_path / "x.tar.gz")["README.txt"]
     (run / "config.toml").write_text("train = 3")
-    assert read_contents(run, None).problems[0] == "config.toml cannot be read: it has no table [train]"
-    empty = read_contents(tmp_path / "none", None)
+    assert read_contents(run, None, parse_event).problems[0] == "config.toml cannot be read: it has no table [train]"
+    empty = read_contents(tmp_path / "none", None, parse_event)
     assert empty.problems == ("config.toml is missing", "record.json is missing", "metrics.jsonl is missing")
 
 
-def test_the_nodes_of_a_cluster_are_no_secret_to_the_redactor() -> None:
-    redactor = redactor_here({"SLURM_JOB_NODELIST": "zebra[01-04,07],lion3", "PET_RDZV_ENDPOINT": "giraffe:29500"})
-    assert redactor.text("zebra03 and lion3 and giraffe:29500") == "<host> and <host> and <host>:29500"
+def test_settings_of_unusual_types_are_left_out() -> None:
+    odd = {
+        "seed": [[1], {"a": 1}],
+        "none": [],
+        "limits": {"steps": True, "minutes": 10**400},
+        "optim": {"lr": 1},
+        "data": 5,
+        "run": [7],
+    }
+    assert kept_settings(odd) == {"optim.lr": 1}
 
 
-def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("".join(f"INFO: line {number}\n" for number in range(200_000)))
-    lines = read_contents(None, log).log
-    assert lines is not None
-    assert len(lines) <= 201
-    assert "INFO: line 199999" in lines
-    assert len(kept_lines(["INFO: " + "x" * 10_000])[0]) == bundle_module._MAX_LINE_CHARS
-
-
-def test_words_that_only_look_like_secrets_stay() -> None:
-    redactor = redactor_here({"TOKENIZERS_PARALLELISM": "parallel", "SSH_AUTH_SOCK": "socket", "MY_KEY": "true", "A_TOKEN": "abc"})
-    for text in (
-        "parallel socket true abc",
-        "tokens: 12, tok/s: 4",
-        "at 12:34:56",
-        "torch 2.13.0, driver 580.65.06",
-        "root digest",
-    ):
-        assert redactor.text(text) == text
-
-
-@pytest.mark.parametrize(
-    "secret",
-    ["hf_abcdefghijkl", "sk-abcdefghijkl", "ghp_abcdefghijkl", "AKIAABCDEFGH1234", "eyJhbGciOi.abcdef.ghijkl"],
-)
-def test_keys_of_services_are_known_by_their_beginnings(secret: str) -> None:
-    assert secret not in Redactor().text(f"refused: {secret}.")
-
-
-@pytest.mark.parametrize("form", ["password={}", "PASSWORD: '{}'", '"secret": "{}"', "--api-key={}", "Cookie: {}", "bearer {}"])
-def test_a_value_after_the_name_of_a_secret_is_removed(form: str) -> None:
-    assert "canary" not in Redactor().text(form.format("canary1"))
+def test_only_the_end_of_long_files_is_read(tmp_path: Path) -> None:
+    run, log = plant(tmp_path, "x")
+    line = "error: rank 1 lost its connection to another rank (x)\n"
+    log.write_text(f"a line\n{line * 200_000}")
+    with (run / "metrics.jsonl").open("wb") as file:
+        os.truncate(file.fileno(), 1 << 40)
+    found = read_contents(run, log, parse_event)
+    assert found.log is not None
+    assert len(found.log) == bundle_module._LAST_LINES + 1  # the part of a line at the beginning of the last MiB
+    assert found.metrics == []
 
 
 def test_an_archive_has_no_path_that_leaves_its_folder(tmp_path: Path) -> None:
-    write_bundle(tmp_path / "x.tar.gz", [], {}, Contents(), Redactor())
+    write_bundle(tmp_path / "x.tar.gz", [], {}, Contents())
     with tarfile.open(fileobj=io.BytesIO((tmp_path / "x.tar.gz").read_bytes())) as archive:
         assert all(name.startswith("doctor/") and ".." not in name for name in archive.getnames())

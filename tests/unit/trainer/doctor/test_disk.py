@@ -141,3 +141,25 @@ def test_the_data_is_read_and_never_written(tmp_path: Path) -> None:
     assert found.rates.written_per_s is None
     assert found.rates.read_per_s is not None
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_must_exist_is_not_judged_by_its_parent(tmp_path: Path) -> None:
+    found = read_disk("temporary", tmp_path / "none", writes=True, may_be_new=False)
+    assert found.problem == f"{tmp_path / 'none'}: no such folder"
+    assert f"mkdir -p {tmp_path / 'none'}" in found.remedy
+    assert "TMPDIR" in found.remedy
+    assert read_disk("temporary", tmp_path, writes=True, may_be_new=False).problem == ""
+
+
+def test_a_file_in_place_of_a_folder_or_of_its_parent_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file/run/a"):
+        assert "is a file, and a folder is needed there" in read_disk("run", path, writes=True).problem
+
+
+@pytest.mark.parametrize(("free", "severity"), [(15 << 20, Severity.OK), (13 << 20, Severity.WARNING), (11 << 20, Severity.ERROR)])
+def test_the_space_is_compared_with_the_needs_of_the_run_if_they_are_known(free: int, severity: Severity) -> None:
+    [row] = [
+        one for one in check_disk(replace(GOOD, free_bytes=free), (12 << 20, 14 << 20), writes=True) if one.name == "run space"
+    ]
+    assert (row.severity, row.needed) == (severity, "14.7 MB or more for the checkpoints of this run")

@@ -68,6 +68,27 @@ def test_a_port_of_the_first_node_that_another_program_uses_is_an_error(listener
     assert reach(own) == "free"
 
 
+@pytest.mark.parametrize("host", ["::1", "127.0.0.1"])
+def test_a_port_in_use_at_any_address_of_this_machine_is_found(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as other:
+        own = Meeting("localhost", port_of(other), 2, is_first=True)
+        assert reach(own) == "in use"
+    assert reach(own) == "free"
+
+
+def test_a_first_node_without_ipv6_listens_on_ipv4(monkeypatch: pytest.MonkeyPatch, listener: socket.socket) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    own = meeting(port_of(listener), is_first=True)
+    assert reach(own) == "in use"
+    listener.close()
+    assert reach(own) == "free"
+
+
 def test_an_address_of_another_machine_on_the_first_node_is_an_error() -> None:
     assert reach(Meeting("192.0.2.1", 29500, 2, is_first=True)) == "not own"
     assert check_meeting(meeting(1, is_first=True), "not own").severity is Severity.ERROR
@@ -108,3 +129,6 @@ def test_variables_that_torchrun_refuses_are_named() -> None:
     with pytest.raises(ConfigError, match="PET_MASTER_ADDR is not set"):
         meeting_of({"PET_NNODES": "2"})
     assert check_meeting(None, None).severity is Severity.OK
+    for endpoint in ("a:99999", "a:0", "a:x", "a:" + "9" * 5000):
+        with pytest.raises(ConfigError, match="PET_RDZV_ENDPOINT"):
+            meeting_of({"PET_NNODES": "2", "PET_RDZV_ENDPOINT": endpoint})

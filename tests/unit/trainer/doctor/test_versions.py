@@ -10,7 +10,7 @@ import pytest
 
 from common.places import ENV
 from trainer.doctor.check import Severity
-from trainer.doctor.versions import Needs, at_least, check_lock, check_versions, read_needs, read_variables
+from trainer.doctor.versions import Needs, at_least, check_lock, check_versions, read_needs
 from trainer.machine import locks
 
 
@@ -46,9 +46,3 @@ def test_a_version_is_compared_by_its_numbers() -> None:
     assert at_least("580", "580.65.06")
     assert not at_least("2.26", "2.9")
     assert not at_least("580", "")
-
-
-def test_the_last_line_of_a_name_counts_and_a_missing_file_has_none(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("# A=0\nA=1\nB = 2\nA='3'\n")
-    assert read_variables(tmp_path / "x") == {"A": "3"}
-    assert read_variables(tmp_path / "y") == {}

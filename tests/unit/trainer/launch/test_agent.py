@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
+from tests.support.runs import ROOT
 from trainer.launch.agent import wait_for_end
 
 ABSENT_S = 0.2
@@ -31,3 +36,23 @@ def test_the_wait_is_over_after_its_time_if_nothing_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as store:
         address = store.getsockname()
     wait_for_end(*address, ABSENT_S)
+
+
+def test_a_port_in_use_ends_the_launcher_of_several_nodes_with_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        nodes = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": str(port)}
+        words = ["--run", str(tmp_path / "run"), "--data", str(tmp_path / "data"), "--limits.steps", "2"]
+        done = subprocess.run(
+            [sys.executable, "-m", "trainer.launch", "train", *words],
+            cwd=ROOT,
+            env={**os.environ, **nodes},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"error: localhost:{port}: another program uses this port")
+    assert "PET_MASTER_PORT" in line

@@ -1,0 +1,48 @@
+"""Files of variables: the forms that Compose reads, and the lines that it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainer.doctor.env_file import parse_variables, read_variables
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("A=1", "1"),
+        ("  export A = 1 # why", "1"),
+        ("A: 1", "1"),
+        ("A=a#b", "a#b"),
+        ("A=", ""),
+        ("A= # nothing", ""),
+        ("A='a # b' # c", "a # b"),
+        ('A="it\\"s"', 'it\\"s'),
+        ("A='two\nlines'", "two\nlines"),
+        ("A='two\nlines'\nA=3", "3"),
+        ("A=1\nA=2", "2"),
+        ("A=1\r\n", "1"),
+    ],
+)
+def test_a_value_has_the_forms_of_compose(text: str, value: str) -> None:
+    assert parse_variables(text) == ({"A": value}, [])
+
+
+def test_lines_that_compose_refuses_are_named_and_the_others_are_read() -> None:
+    assert parse_variables("A=1\nB 2\n# c\n\nC='3\nD=4") == (
+        {"A": "1"},
+        ["line 2 is not NAME=VALUE", "line 5: the quote ' of C is not closed"],
+    )
+
+
+def test_a_missing_file_is_empty_and_one_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
+    assert read_variables(tmp_path / "none") == ({}, [])
+    assert read_variables(tmp_path)[1] == ["it cannot be read: Is a directory"]
+
+
+def test_a_long_file_takes_linear_time() -> None:
+    assert parse_variables("A='" + "\\'" * 200_000)[1] == ["line 1: the quote ' of A is not closed"]
+    assert parse_variables("A='" + "x\n" * 200_000)[1] == ["line 1: the quote ' of A is not closed"]
+    assert len(parse_variables("x\n" * 100_000)[1]) == 100_000
