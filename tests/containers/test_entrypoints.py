@@ -614,6 +614,31 @@ def test_a_name_of_data_that_is_not_one_folder_is_refused(stand_in: Path, entryp
     assert run(stand_in, str(ROOT / "entrypoints" / entrypoint), DATA_NAME="web-2024.v1").returncode == 0
 
 
+@pytest.mark.parametrize("name", ["a[$(touch mark)]", "UID[$(touch mark)]", "A[0]", "A+", "$(touch mark)", "", "a b", "A\nB"])
+def test_a_name_of_a_setting_that_is_no_name_is_refused_and_not_run(stand_in: Path, tmp_path: Path, name: str) -> None:
+    variables = environment(stand_in, FROM_ENV_FILE=f"TRAIN_SEED=1\x1f{name}=1\x1f")
+    done = subprocess.run([TRAIN], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert not (tmp_path / "mark").exists(), "the name was run as a command"
+    assert (done.returncode, done.stdout) == (ExitCode.CONFIG, "")
+    assert "FROM_ENV_FILE has the name " in done.stderr
+
+
+ENTRYPOINTS = sorted(path.name for path in (ROOT / "entrypoints").iterdir() if os.access(path, os.X_OK) and path.is_file())
+
+
+@pytest.mark.parametrize("name", ENTRYPOINTS)
+def test_an_entrypoint_runs_nothing_that_the_value_of_a_variable_says(stand_in: Path, tmp_path: Path, name: str) -> None:
+    """Each variable that the scripts read has a value that bash runs if it takes it for a number, a name or a command."""
+    scripts = "".join((ROOT / "entrypoints" / one).read_text() for one in (name, "environment"))
+    read = set(re.findall(r"\$\{?([A-Z][A-Z0-9_]+)", scripts)) - {"PYTHON"}
+    assert {"RUN_NAME", "DATA_NAME", "FROM_ENV_FILE"} <= read
+    for variable in read:
+        value = "UID[$(touch mark)]" if variable != "FROM_ENV_FILE" else "TRAIN_SEED=UID[$(touch mark)]\x1f"
+        variables = environment(stand_in, **{variable: value})
+        subprocess.run([ROOT / "entrypoints" / name], cwd=tmp_path, env=variables, capture_output=True, timeout=60, check=False)
+    assert not (tmp_path / "mark").exists(), "a value was run as a command"
+
+
 @pytest.fixture
 def clone(tmp_path: Path, stand_in: Path) -> Path:
     """A clone with the entrypoints alone, in which `.venv` has the stand-in as its Python."""

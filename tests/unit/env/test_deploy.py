@@ -281,7 +281,7 @@ def sbatch(stage: Stage, *arguments: str, **variables: str) -> subprocess.Comple
     """Run the script as Slurm does on the first machine of a job."""
     job = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "gpu[01-04]", "SLURM_NNODES": "4", "SLURM_CPUS_PER_TASK": "64"}
     given = {"IMAGE": "registry.example.com#trainer:1", "WORKSPACE": "/shared/trainer"}
-    environment = stage.environment(**job, **{**given, **variables})
+    environment = stage.environment(**{**job, **given, **variables})
     command = ["bash", str(DEPLOY / "slurm/train.sbatch"), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
@@ -307,6 +307,12 @@ def test_under_slurm_the_first_machine_prepares_and_a_failed_preparation_trains_
     slurm.calls_file.unlink()
     assert sbatch(slurm, PREPARE="--recipe demo", DOES="exit 3").returncode == ExitCode.DATA
     assert len(slurm.calls("srun")) == 1
+
+
+def test_under_slurm_the_number_of_the_job_is_not_run_as_a_command(slurm: Stage, tmp_path: Path) -> None:
+    result = sbatch(slurm, SLURM_JOB_ID=f"UID[$(touch {tmp_path}/mark)]")
+    assert not (tmp_path / "mark").exists()
+    assert (result.returncode, "SLURM_JOB_ID = " in result.stderr) == (ExitCode.CONFIG, True)
 
 
 def test_under_slurm_a_missing_image_or_workspace_is_named(slurm: Stage) -> None:
