@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Protocol, TypeVar
 
 from common.errors import StoppedBySignal, WorkerError
+from common.host_memory import num_oom_kills, why_killed
 
 __all__ = ["Engine", "available_cores", "open_engine", "stop_on_signals"]
 
@@ -57,6 +58,7 @@ class _Pool:
     def map(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
         executor = self._executor = ProcessPoolExecutor(self._num_workers, self._context, initializer=_begin_worker)
         running: deque[Future[Result]] = deque()
+        oom_kills = num_oom_kills()
         try:
             for task in tasks:
                 running.append(executor.submit(function, task))
@@ -65,7 +67,8 @@ class _Pool:
             while running:
                 yield running.popleft().result()
         except BrokenProcessPool:
-            raise WorkerError(f"a worker process was killed, most likely for lack of memory; {_OUT_OF_MEMORY}") from None
+            reason = why_killed(oom_kills) or "most likely for lack of memory"
+            raise WorkerError(f"a worker process was killed: {reason}; {_OUT_OF_MEMORY}") from None
         except MemoryError:
             raise WorkerError(f"memory ran out in a worker process; {_OUT_OF_MEMORY}") from None
         executor.shutdown()

@@ -1,4 +1,4 @@
-"""A node notices that the torchrun of the first node has ended."""
+"""A node notices that the torchrun of the first node has ended, and one line says which rank has failed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import socket
 import struct
 import threading
 
-from trainer.launch.agent import wait_for_end
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from trainer.launch.agent import describe, wait_for_end
 
 ABSENT_S = 0.2
 
@@ -31,3 +34,24 @@ def test_the_wait_is_over_after_its_time_if_nothing_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as store:
         address = store.getsockname()
     wait_for_end(*address, ABSENT_S)
+
+
+@pytest.mark.parametrize(
+    ("codes", "why", "said"),
+    [
+        ({0: 1, 1: -9}, "the memory limit of 1.0 GB is used up", "signal 9 (SIGKILL) ended rank 1 (process 101): the memory limit of"),
+        ({0: 1, 1: -9}, "", "signal 9 (SIGKILL) ended rank 1 (process 101): another process sent it"),
+        ({0: -15, 2: -11}, "the memory limit of 1.0 GB is used up", "signal 15 (SIGTERM) ended rank 0 (process 100)"),
+        ({3: 134}, "", "rank 3 (process 103) ended with exit code 134; its message is above"),
+    ],
+)
+def test_the_rank_that_failed_first_is_named_in_one_line_with_the_reason_of_a_kill(
+    codes: dict[int, int], why: str, said: str
+) -> None:
+    failures = {rank: ProcessFailure(rank, 100 + rank, code, error_file="") for rank, code in codes.items()}
+    for number, failure in enumerate(failures.values()):
+        failure.timestamp = number
+    line = describe(failures, why)
+    assert line.startswith(said)
+    assert "\n" not in line
+    assert ("used up" in line) == (why != "" and -9 in codes.values())
