@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from types import FrameType
 from typing import Protocol, TypeVar
 
@@ -107,6 +108,8 @@ def open_engine(num_workers: int) -> Iterator[Engine]:
 def _begin_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals the whole group, but the parent ends the workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with contextlib.suppress(OSError):  # if memory runs out, the kernel kills a worker, and the main process can report it
+        Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
