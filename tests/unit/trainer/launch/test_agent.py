@@ -39,7 +39,7 @@ def test_the_wait_is_over_after_its_time_if_nothing_listens() -> None:
 @pytest.mark.parametrize(
     ("codes", "why", "said"),
     [
-        ({0: 1, 1: -9}, "the memory limit of 1.0 GB is used up", "signal 9 (SIGKILL) ended rank 1 (process 101): the memory limit of"),
+        ({0: 1, 1: -9}, "the limit of 1.0 GB is used up", "signal 9 (SIGKILL) ended rank 1 (process 101): the limit of 1.0 GB"),
         ({0: 1, 1: -9}, "", "signal 9 (SIGKILL) ended rank 1 (process 101): another process sent it"),
         ({0: -15, 2: -11}, "the memory limit of 1.0 GB is used up", "signal 15 (SIGTERM) ended rank 0 (process 100)"),
         ({3: 134}, "", "rank 3 (process 103) ended with exit code 134; its message is above"),
