@@ -1,5 +1,5 @@
 # One image for all three services. BASE_IMAGE has Python, PyTorch, CUDA, cuDNN and NCCL; all other packages come from the lock.
-#   make image                       builds trainer:local on the base that .env names (`make up` writes it)
+#   make image                       builds trainer:local on the base that .env names (`make up` writes it), for x86-64 only
 #   drivers older than 580           BASE_IMAGE=pytorch/pytorch:2.13.0-cuda12.6-cudnn9-runtime@sha256:6acf597eeb8e376a96580dde4952f37cc017fef732bb40bfc73f28f25e3f64b4
 #                                    (and CUDA_VERSION=12.6 in env/versions.env; see docs/containers.md)
 #   registry not reachable           make base, then BASE_IMAGE=trainer-base:2.13.0-cuda13.0
@@ -15,6 +15,8 @@ ARG FILE_DATE=2020-01-01T00:00:00Z
 FROM ${BASE_IMAGE} AS venv
 ARG FILE_DATE
 ENV PYTHONDONTWRITEBYTECODE=1
+RUN [ "$(uname -m)" = x86_64 ] || { echo "this image is built for x86-64 only, and this machine is $(uname -m): see 'Which machines' in" \
+    "docs/containers.md" >&2; exit 1; }
 RUN python3 -m venv --system-site-packages --without-pip /opt/venv
 COPY env/requirements-image.lock /tmp/requirements-image.lock
 RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
@@ -85,6 +87,9 @@ COPY --from=app /app /app
 
 WORKDIR /app
 USER 1000:1000
+# The start of a run has time for imports, compilation and the first step. The port is that of `tensorboard`.
+HEALTHCHECK --start-period=300s --start-interval=5s --interval=30s --timeout=10s --retries=3 CMD ["healthcheck"]
+EXPOSE 6006
 ENTRYPOINT ["train"]
 
 # Last, because it changes with every commit. env/image-arguments has the values.

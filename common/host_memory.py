@@ -1,41 +1,88 @@
-"""How much host memory this process may still use, within the limits of its control groups."""
+"""How much host memory this process may still use, and whether the kernel has killed processes for lack of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["available_host_bytes", "process_bytes"]
+from common.text import size
+
+__all__ = ["available_host_bytes", "num_oom_kills", "process_bytes", "why_killed"]
+
+_PROC = Path("/proc")
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
-def available_host_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+class _Files(NamedTuple):
+    """The files of a memory cgroup, and the names of two values in them."""
+
+    limit: str
+    usage: str
+    inactive: str
+    kills: str
+
+
+_VERSION_2 = _Files("memory.max", "memory.current", "inactive_file", "memory.events")
+_VERSION_1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control")
+_NO_LIMIT = 1 << 60
+"""Version 1 shows a cgroup without a limit as a number near 2^63."""
+
+
+def available_host_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
     """Return the bytes that are free in the system or in the cgroups of this process, whichever is less.
 
     A cgroup counts its cached files as used. The kernel drops inactive ones when memory is short, so they count as free here.
     """
-    return min([_field(proc / "meminfo", "MemAvailable:") * 1024, *_cgroup_rooms(proc, cgroups)])
+    rooms = [_field(proc / "meminfo", "MemAvailable:") * 1024]
+    for directory, files in _memory_cgroups(proc, cgroups):
+        with suppress(OSError, ValueError):
+            most = int((directory / files.limit).read_text(encoding="ascii"))  # ValueError for "max", which is no limit
+            used = int((directory / files.usage).read_text(encoding="ascii"))
+            rooms.append(max(0, most - max(0, used - _field(directory / "memory.stat", files.inactive))))
+    return min(rooms)
 
 
-def _cgroup_rooms(proc: Path, cgroups: Path) -> Iterator[int]:
-    """Yield the free bytes of each limited cgroup, from the one of this process up to the root, for versions 2 and 1."""
+def num_oom_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
+    """Return how many processes in the cgroup of this process the kernel has killed for lack of memory; 0 if that is unknown."""
+    for directory, files in _memory_cgroups(proc, cgroups):
+        with suppress(OSError, ValueError):
+            return _field(directory / files.kills, "oom_kill")
+    return 0
+
+
+def why_killed(oom_kills_before: int, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> str:
+    """Return why the kernel has killed a process of this cgroup, with advice; empty if it was not for lack of memory.
+
+    Args:
+        oom_kills_before: `num_oom_kills()` at a time when the process was running.
+        proc: the folder of the system, for tests.
+        cgroups: the folder of the cgroups, for tests.
+    """
+    if num_oom_kills(proc, cgroups) <= oom_kills_before:
+        return ""
+    limits = []
+    for directory, files in _memory_cgroups(proc, cgroups):
+        with suppress(OSError, ValueError):
+            limits.append(int((directory / files.limit).read_text(encoding="ascii")))
+    if min(limits, default=_NO_LIMIT) >= _NO_LIMIT:
+        return "the memory of this machine is used up"
+    return f"the memory limit of {size(min(limits))} is used up; raise it (Compose: MEMORY_LIMIT, Kubernetes: limits, Slurm: --mem)"
+
+
+def _memory_cgroups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, _Files]]:
+    """Yield the folder of each memory cgroup, from the one of this process up to the root, for versions 2 and 1."""
     lines = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines() if (proc / "self/cgroup").exists() else []
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if not controllers:
-            root, limit, usage, inactive = cgroups, "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            root, limit, usage = cgroups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            inactive = "total_inactive_file"
-        else:
+        if controllers and "memory" not in controllers.split(","):
             continue
+        root, files = (cgroups / "memory", _VERSION_1) if controllers else (cgroups, _VERSION_2)
         # Inside a container the path is often that of the host, while the cgroup of the container is mounted at the root.
         relative = Path(path.strip("/"))
         for directory in (root / relative, *(root / parent for parent in relative.parents)):
-            with suppress(OSError, ValueError):
-                most = int((directory / limit).read_text(encoding="ascii"))  # without a limit: "max", or a number near 2^63
-                used = int((directory / usage).read_text(encoding="ascii"))
-                yield max(0, most - max(0, used - _field(directory / "memory.stat", inactive)))
+            yield directory, files
 
 
 def process_bytes(name: str) -> int:

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from trainer.launch.command import folder_of
 from trainer.machine.running_ranks import ranks_of
 
 __all__ = ["main"]
@@ -21,13 +22,28 @@ def say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
 
 
+def run_of_the_launcher(proc: Path = Path("/proc")) -> str:
+    """Return the option --run of the launcher that runs in this container; empty if there is none."""
+    for path in proc.glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="surrogateescape").split("\0")
+        except OSError:  # it has ended, or belongs to another user
+            continue
+        if "trainer.launch" in words and (run := folder_of("run", words, {})):
+            return run
+    return ""
+
+
 def main() -> int:
     """Print the age of the newest heartbeat and return the exit code."""
-    run = os.environ.get("TRAIN_RUN")
     limit = os.environ.get("HEARTBEAT_MAX_AGE_S") or "300"
-    if not run or not limit.isdecimal():
-        say(f"healthcheck: TRAIN_RUN = {run!r} must name the run directory, HEARTBEAT_MAX_AGE_S = {limit!r} a number of seconds")
+    if not limit.isdecimal():
+        say(f"healthcheck: HEARTBEAT_MAX_AGE_S = {limit!r} must be a number of seconds")
         return 1
+    run = os.environ.get("TRAIN_RUN") or run_of_the_launcher()
+    if not run:
+        say("no training was started in this container")
+        return 0
     ranks = ranks_of(Path(run))
     running = [rank for rank in ranks if not rank.absence]
     if not running:

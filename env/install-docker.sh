@@ -55,7 +55,7 @@ install_packages() {
     printf 'Package: *\nPin: release n=trixie\nPin-Priority: 100\n\nPackage: %s\nPin: release n=trixie\nPin-Priority: 600\n' \
         "${packages[*]}" >"$state/preferences"
     [ "$VERSION_CODENAME" != trixie ] || : >"$state/preferences"
-    local apt=(apt-get -qq
+    local apt=(apt-get -qq -o DPkg::Lock::Timeout=600 # another apt may be running, such as unattended-upgrades
         -o Dir::Etc::sourcelist="$state/sources.list" -o Dir::Etc::sourceparts=/dev/null
         -o Dir::Etc::preferences="$state/preferences" -o Dir::Etc::preferencesparts=/dev/null
         -o Dir::State::lists="$state/lists" -o Dir::Cache="$state/cache" -o APT::Install-Recommends=false)

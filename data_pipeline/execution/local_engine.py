@@ -15,6 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Protocol, TypeVar
 
 from common.errors import WorkerError
+from common.host_memory import num_oom_kills, why_killed
 
 __all__ = ["Engine", "available_cores", "open_engine"]
 
@@ -56,6 +57,7 @@ class _Pool:
     def map(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
         executor = self._executor = ProcessPoolExecutor(self._num_workers, self._context, initializer=_begin_worker)
         running: deque[Future[Result]] = deque()
+        oom_kills = num_oom_kills()
         try:
             for task in tasks:
                 running.append(executor.submit(function, task))
@@ -64,7 +66,8 @@ class _Pool:
             while running:
                 yield running.popleft().result()
         except BrokenProcessPool:
-            raise WorkerError(f"a worker process was killed, most likely for lack of memory; {_OUT_OF_MEMORY}") from None
+            reason = why_killed(oom_kills) or "most likely for lack of memory"
+            raise WorkerError(f"a worker process was killed: {reason}; {_OUT_OF_MEMORY}") from None
         except MemoryError:
             raise WorkerError(f"memory ran out in a worker process; {_OUT_OF_MEMORY}") from None
         executor.shutdown()
@@ -103,6 +106,8 @@ def open_engine(num_workers: int) -> Iterator[Engine]:
 def _begin_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals the whole group, but the parent ends the workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with contextlib.suppress(OSError):  # if memory runs out, the kernel kills a worker, and the main process can report it
+        Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

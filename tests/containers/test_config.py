@@ -100,6 +100,37 @@ def test_gpus_that_cannot_be_meant_are_refused_in_one_line(variables: Mapping[st
     assert f'service "{missing}" not found in docker-compose.gpus.yml' in result.stderr
 
 
+def test_without_gpus_no_limit_is_raised_so_that_any_engine_can_start_the_services() -> None:
+    """An engine without root, or inside a container, may not raise limits, and refuses to start such a container."""
+    for files in ((), ("-f", "docker-compose.yml", "-f", "docker-compose.nodes.yml")):
+        assert not [name for name, one in config(*files, GPUS="none")["services"].items() if "ulimits" in one]
+    assert service("train", GPUS="2")["ulimits"]["memlock"] == service("train", GPU_IDS="0")["ulimits"]["memlock"] == -1
+
+
+@pytest.mark.parametrize("variable", ["TRAIN_ARGS", "PREP_ARGS"])
+def test_a_quote_without_an_end_in_the_options_of_a_service_is_reported_with_the_name_of_the_variable(variable: str) -> None:
+    name, entrypoint = {"TRAIN_ARGS": ("train", "train"), "PREP_ARGS": ("data-prep", "data-prep")}[variable]
+    given = service(name, GPUS="none", **{variable: "--recipe 'de mo"})["environment"]["SERVICE_ARGS"]
+    environment = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "SERVICE_ARGS": given}
+    command = [ROOT / "entrypoints" / entrypoint]
+    refused = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"error: {variable} = --recipe 'de mo cannot be split into options")
+
+
+@pytest.mark.parametrize(("variables", "name"), [({"SUDO_USER": "ann"}, "trainer-ann"), ({"USER": "ben"}, "trainer-ben")])
+def test_without_the_path_of_the_checkout_users_have_different_projects(variables: dict[str, str], name: str) -> None:
+    """sudo removes PWD."""
+    environment = {"PATH": os.environ["PATH"], "HOME": "/", "GPUS": "none", **variables}
+    command = ["docker", "compose", "--env-file", "/dev/null", "config", "--format", "json"]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(result.stdout)["name"] == name
+    kept = subprocess.run(
+        command, cwd=ROOT, env=environment | {"COMPOSE_PROJECT_NAME": "mine"}, capture_output=True, text=True, check=True
+    )
+    assert json.loads(kept.stdout)["name"] == "mine"
+
+
 PROFILES = [(), ("debug",), ("notebook",), ("debug", "notebook")]
 CHANGES: list[dict[str, str]] = [{}, {"GPUS": "none"}, {"GPU_IDS": "0,3"}, {"WORKSPACE": "./workspace"}]
 
@@ -228,6 +259,16 @@ def test_keys_in_files_are_in_no_setting_of_the_services(tmp_path: Path) -> None
     for name in ("train", "data-prep"):
         paths = {value for value in found["services"][name]["environment"].values() if str(value).startswith("/run/secrets/")}
         assert paths == {f"/run/secrets/{secret}" for secret in given[name]}
+
+
+def test_the_second_node_gets_the_keys_of_the_first(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.touch()
+    found = config(*SECRETS, "-f", "docker-compose.nodes.yml", HF_TOKEN_FILE=str(key), GPUS="none")
+    first, second = (found["services"][name] for name in ("train", "node-1"))
+    assert second["secrets"] == first["secrets"]
+    assert found["secrets"]["hf_token"]["file"] == str(key)
+    assert second["environment"] == {**first["environment"], "PET_NODE_RANK": "1"}
 
 
 def test_clients_read_the_files_of_keys_and_an_empty_file_is_no_key(tmp_path: Path) -> None:

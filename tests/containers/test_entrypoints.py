@@ -20,6 +20,7 @@ import pytest
 from common.errors import ConfigError, ExitCode
 from data_pipeline.__main__ import USAGE
 from data_pipeline.dataset.locks import replacing
+from entrypoints.healthcheck import run_of_the_launcher
 from tests.support.two_ranks import seconds_until
 from trainer.launch.command_table import COMMANDS
 from trainer.watchdog.beat import Beat, Patience
@@ -121,6 +122,30 @@ def test_train_knows_every_command_of_its_package(stand_in: Path, command: str) 
 
 def test_train_runs_anything_else_as_it_stands(stand_in: Path) -> None:
     assert run(stand_in, str(TRAIN), "echo", "a  b").stdout == "a  b\n"
+
+
+@pytest.mark.parametrize("entrypoint", ["train", "data-prep"])
+def test_the_options_of_a_service_are_split_as_a_shell_does_and_used_if_the_command_line_has_none(entrypoint: str) -> None:
+    command = [str(ROOT / "entrypoints" / entrypoint)]
+    variables = environment(Path(sys.executable), SERVICE_ARGS="env printf '%s|' 'a b' \"c\\\"d\" $(id) e\\ f")
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == 'a b|c"d|$(id)|e f|'
+    other = subprocess.run([*command, "echo", "own"], env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert other.stdout == "own\n"
+
+
+def test_an_entrypoint_may_open_as_many_files_as_the_hard_limit_allows(stand_in: Path) -> None:
+    command = ("bash", "-c", f"ulimit -S -n 64; exec {TRAIN} bash -c 'ulimit -S -n; ulimit -H -n'")
+    soft, hard = run(stand_in, *command).stdout.split()
+    assert soft == hard
+
+
+def test_train_says_that_it_starts_before_it_loads_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch')")
+    settings = {"TRAIN_DATA": "data", "TRAIN_RUN": str(tmp_path / "run"), "TRAIN_LIMITS__STEPS": "1", "CPU_RANKS": "2"}
+    said = run(Path(sys.executable), str(TRAIN), PYTHONPATH=f"{ROOT}:{tmp_path}", **settings).stderr.splitlines()
+    assert said[0] == "train: starting ranks: 2; loading PyTorch first, which takes seconds to a minute"
+    assert said[1].startswith("error: a module cannot be loaded: ")
 
 
 def test_data_prep_prepares_unless_told_otherwise(stand_in: Path) -> None:
@@ -277,7 +302,19 @@ def test_heartbeats_of_an_earlier_container_say_nothing_about_this_one(tmp_path:
 def test_the_health_check_refuses_what_is_no_number_of_seconds(tmp_path: Path, limit: str) -> None:
     result = health(tmp_path, HEARTBEAT_MAX_AGE_S=limit)
     assert result.returncode == 1
-    assert ("starting: " if limit == "" else "must name the run directory, HEARTBEAT_MAX_AGE_S = ") in result.stdout
+    assert ("starting: " if limit == "" else "must be a number of seconds") in result.stdout
+
+
+def test_the_health_of_a_container_without_compose_is_that_of_the_run_which_its_launcher_names(tmp_path: Path) -> None:
+    """The image alone sets no TRAIN_RUN. A container that only prepares, or shows TensorBoard, is healthy."""
+    words = ("python", "-m", "trainer.launch", "--recipe", "demo", "--run", str(tmp_path / "a run"))
+    for number, command in enumerate((("tini", "--", "x"), words)):
+        (tmp_path / f"proc/{number + 1}").mkdir(parents=True)
+        (tmp_path / f"proc/{number + 1}/cmdline").write_bytes(b"\0".join(word.encode() for word in command) + b"\0")
+    assert run_of_the_launcher(tmp_path / "proc") == str(tmp_path / "a run")
+    assert run_of_the_launcher(tmp_path / "empty") == ""
+    none = run(Path(sys.executable), str(ROOT / "entrypoints/healthcheck"), TRAIN_RUN="")
+    assert (none.returncode, none.stdout) == (0, "no training was started in this container\n")
 
 
 def test_the_health_check_runs_nothing_that_a_file_name_says(tmp_path: Path) -> None:
@@ -525,8 +562,8 @@ def test_a_module_that_cannot_be_loaded_is_one_line_and_starts_nothing_again(tmp
         "TRAIN_LIMITS__STEPS": "1",
     }
     refused = run(Path(sys.executable), *command, **settings)
-    assert (refused.returncode, len(refused.stderr.splitlines())) == (ExitCode.CONFIG, 1), refused.stderr
-    assert refused.stderr.startswith("error: a module cannot be loaded: ")
+    assert (refused.returncode, refused.stderr.count("error: ")) == (ExitCode.CONFIG, 1), refused.stderr
+    assert refused.stderr.splitlines()[-1].startswith("error: a module cannot be loaded: ")
     assert str(tmp_path / name) in refused.stderr
 
 
@@ -612,6 +649,31 @@ def test_a_name_of_data_that_is_not_one_folder_is_refused(stand_in: Path, entryp
     assert (result.returncode, result.stdout) == (2, "")
     assert "DATA_NAME = " in result.stderr
     assert run(stand_in, str(ROOT / "entrypoints" / entrypoint), DATA_NAME="web-2024.v1").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["a[$(touch mark)]", "UID[$(touch mark)]", "A[0]", "A+", "$(touch mark)", "", "a b", "A\nB"])
+def test_a_name_of_a_setting_that_is_no_name_is_refused_and_not_run(stand_in: Path, tmp_path: Path, name: str) -> None:
+    variables = environment(stand_in, FROM_ENV_FILE=f"TRAIN_SEED=1\x1f{name}=1\x1f")
+    done = subprocess.run([TRAIN], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert not (tmp_path / "mark").exists(), "the name was run as a command"
+    assert (done.returncode, done.stdout) == (ExitCode.CONFIG, "")
+    assert "FROM_ENV_FILE has the name " in done.stderr
+
+
+ENTRYPOINTS = sorted(path.name for path in (ROOT / "entrypoints").iterdir() if os.access(path, os.X_OK) and path.is_file())
+
+
+@pytest.mark.parametrize("name", ENTRYPOINTS)
+def test_an_entrypoint_runs_nothing_that_the_value_of_a_variable_says(stand_in: Path, tmp_path: Path, name: str) -> None:
+    """Each variable that the scripts read has a value that bash runs if it takes it for a number, a name or a command."""
+    scripts = "".join((ROOT / "entrypoints" / one).read_text() for one in (name, "environment"))
+    read = set(re.findall(r"\$\{?([A-Z][A-Z0-9_]+)", scripts)) - {"PYTHON"}
+    assert {"RUN_NAME", "DATA_NAME", "FROM_ENV_FILE"} <= read
+    for variable in read:
+        value = "UID[$(touch mark)]" if variable != "FROM_ENV_FILE" else "TRAIN_SEED=UID[$(touch mark)]\x1f"
+        variables = environment(stand_in, **{variable: value})
+        subprocess.run([ROOT / "entrypoints" / name], cwd=tmp_path, env=variables, capture_output=True, timeout=60, check=False)
+    assert not (tmp_path / "mark").exists(), "a value was run as a command"
 
 
 @pytest.fixture

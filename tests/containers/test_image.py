@@ -87,9 +87,24 @@ def test_the_image_holds_the_expected_versions() -> None:
 def test_the_image_lists_its_packages_and_holds_no_program_that_changes_its_user() -> None:
     packages = docker("run", "--rm", "--network", "none", IMAGE, "cat", "/app/apt-packages.txt").splitlines()
     assert all("=" in package for package in packages)
-    assert {"g++", "libc6"} <= {package.split("=")[0].split(":")[0] for package in packages}
+    assert {"g++", "libc6", "ibverbs-providers"} <= {package.split("=")[0].split(":")[0] for package in packages}
     search = ("find", "/", "-xdev", "-perm", "/6000", "!", "-type", "l")
     assert docker("run", "--rm", "--network", "none", "--user", "0", "--entrypoint", search[0], IMAGE, *search[1:]) == ""
+
+
+@pytest.mark.usefixtures("services")
+def test_the_image_has_the_libraries_through_which_nccl_reaches_network_adapters() -> None:
+    """NCCL loads the first two by these names, and uses TCP without them. The third is for EFA."""
+    load = "import ctypes; [ctypes.CDLL(name) for name in ('libibverbs.so.1', 'libmlx5.so.1', 'libefa.so.1')]; print('loaded')"
+    assert docker("run", "--rm", "--network", "none", IMAGE, "python", "-c", load) == "loaded\n"
+
+
+@pytest.mark.usefixtures("services")
+def test_the_image_names_its_health_check_and_the_port_of_tensorboard() -> None:
+    (image,) = json.loads(docker("image", "inspect", IMAGE))
+    assert image["Config"]["ExposedPorts"] == {"6006/tcp": {}}
+    assert image["Config"]["Healthcheck"]["Test"] == ["CMD", "healthcheck"]
+    assert docker("run", "--rm", "--network", "none", IMAGE, "healthcheck") == "no training was started in this container\n"
 
 
 @pytest.mark.usefixtures("services")

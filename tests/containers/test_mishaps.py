@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import ExitCode
 from tests.containers.conftest import free_port
 from tests.containers.services import IMAGE, PROJECT, ROOT, Services, copy_compose_files, eventually
 
@@ -95,6 +96,19 @@ def test_a_run_goes_on_by_itself_after_a_restart_of_the_engine_if_asked_to(
     assert "SIGTERM received; finishing the step and saving" in said(run)
     run.compose("kill", "train")
     assert run.losses("restarted")[:STEPS] == expected
+
+
+USED_UP = "the memory limit of 272.6 MB is used up; raise it (Compose: MEMORY_LIMIT"
+
+
+def test_a_memory_limit_that_is_too_small_is_named_with_its_setting(disturbed: Services) -> None:
+    small = disturbed.with_variables(MEMORY_LIMIT="260m", TRAIN_MAX_RESTARTS="0", RUN_NAME="small", DATA_NAME="small")
+    prepared = small.compose("run", "--rm", "-T", "data-prep", "--workers", "6", check=False)
+    assert prepared.returncode == ExitCode.WORKER, prepared.stderr[-2000:]
+    assert f"error: a worker process was killed: {USED_UP}" in prepared.stderr
+    trained = small.with_variables(DATA_NAME="demo").compose("run", "--rm", "-T", "--no-deps", "train", check=False)
+    assert trained.returncode == ExitCode.CRASHED, trained.stderr[-2000:]
+    assert USED_UP in trained.stderr
 
 
 FULL = """

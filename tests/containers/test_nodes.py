@@ -37,7 +37,7 @@ def one_node(services: Services) -> tuple[list[tuple[int, str]], str]:
     return one.losses("one-node"), weights(one, "one-node")
 
 
-@pytest.mark.parametrize("killed", ["train", "train-1"])
+@pytest.mark.parametrize("killed", ["train", "node-1"])
 def test_a_node_that_is_killed_and_started_again_ends_with_the_bits_of_one_node(
     services: Services, one_node: tuple[list[tuple[int, str]], str], killed: str
 ) -> None:
@@ -51,7 +51,7 @@ def test_a_node_that_is_killed_and_started_again_ends_with_the_bits_of_one_node(
     assert 0 < len(two.losses(run)) < len(expected)
     two.compose("up", "--detach", "--no-deps", killed)
 
-    for name in ("train", "train-1"):
+    for name in ("train", "node-1"):
         assert two.wait(name) == ExitCode.DONE, two.compose("logs", name).stdout[-4000:]
     assert two.losses(run) == expected
     assert weights(two, run) == digest

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from env.sbom_hashes import hashes_of
 from tests.containers.services import IMAGE, ROOT, Services
 from trainer.machine.locks import unlocked_packages
 
@@ -46,3 +47,9 @@ def test_the_list_of_packages_has_every_package_of_the_lock_and_those_of_the_bas
     assert unlocked_packages((ROOT / "env/requirements-image.lock").read_text(), found) == {}
     assert found["torch"].startswith("2.13.0")
     assert "cyclonedx-bom" not in found
+    hashed = {one["name"].lower(): {each["content"] for each in one.get("hashes", [])} for one in bom["components"]}
+    lock = hashes_of((ROOT / "env/requirements-image.lock").read_text())
+    assert {name: hashed[name] for name, _ in lock if name in hashed} == {
+        name: set(of) for (name, _), of in lock.items() if name in hashed
+    }
+    assert hashed["torch"]

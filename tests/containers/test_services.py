@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -168,6 +169,13 @@ def test_health_and_stacks_are_those_of_the_ranks_that_run_in_this_container(who
     assert run.compose(*beside, "stacks", check=False).returncode == 2
     run.compose("stop", "train")
     assert run.inspect("train")["State"]["ExitCode"] == 75, "the run was stopped by one of these commands"
+
+
+def test_the_report_is_copied_out_of_the_volume_with_the_command_of_the_documentation(whole: Services, tmp_path: Path) -> None:
+    [command] = re.findall(r"`docker compose (cp train:\S+/report\.html \.)`", (ROOT / "docs/containers.md").read_text())
+    source = command.split()[1].replace("/runs/demo/", "/runs/whole/")
+    whole.compose("cp", source, str(tmp_path))
+    assert (tmp_path / "report.html").read_text().startswith("<!")
 
 
 def test_generate_runs_beside_the_services(whole: Services) -> None:

@@ -97,7 +97,7 @@ def test_tensorboard_starts_after_train_so_that_a_port_in_use_cannot_prevent_tra
 
 
 def test_each_checkout_has_a_project_and_an_image_of_its_own(services: dict[str, Any]) -> None:
-    assert load("docker-compose.yml")["name"] == "trainer-${PWD}"
+    assert load("docker-compose.yml")["name"] == "trainer-${PWD:-${SUDO_USER:-${USER:-}}}"
     assert {service["image"] for service in services.values()} == {"${IMAGE:-trainer:${COMPOSE_PROJECT_NAME}}"}
 
 
@@ -207,11 +207,12 @@ def test_the_example_of_settings_names_settings_that_compose_uses() -> None:
 
 def test_the_override_for_two_nodes_changes_only_what_makes_two_nodes_of_the_service() -> None:
     services = load("docker-compose.nodes.yml")["services"]
-    assert sorted(services) == ["train", "train-1"]
-    first, second = (services[name]["environment"] for name in ("train", "train-1"))
-    assert second == first | {"PET_NODE_RANK": 1}
+    assert sorted(services) == ["node-1", "train"]
+    first, second = (services[name]["environment"] for name in ("train", "node-1"))
+    of_secrets = {name: value for name, value in second.items() if str(value).startswith("/run/secrets/")}
+    assert second == first | {"PET_NODE_RANK": 1} | of_secrets
     assert (first["PET_NNODES"], first["PET_NODE_RANK"], first["PET_MASTER_ADDR"]) == (2, 0, "train")
-    assert services["train-1"]["extends"] == {"file": "docker-compose.yml", "service": "train"}
+    assert services["node-1"]["extends"] == {"file": "docker-compose.yml", "service": "train"}
     for service in services.values():
         assert service["deploy"] == "!reset"  # two nodes cannot share the GPUs
         assert not {"ports", "volumes", "network_mode", "privileged"} & service.keys()

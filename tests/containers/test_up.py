@@ -20,10 +20,14 @@ DOCKER = r"""#!/usr/bin/env bash
 echo "$*" >>"$STAND_IN/calls"
 fixed() { if [ -e "$STAND_IN/$1" ]; then cat "$STAND_IN/$1"; else printf '%s\n' "$2"; fi; }
 case "$*" in
+    "info --format {{.Architecture}}") fixed architecture x86_64 ;;
     "info --format"*) fixed runtimes '{"runc":{}}' ;;
     "compose version --short") echo 2.26.1 ;;
-    *" config --images") echo trainer:local ;;
+    *" config --images") echo "${IMAGE:-trainer:project}" ;;
     *" config data-prep") printf '        source: %s\n        target: /text\n' "$(realpath -m "${TEXT_DIR:-text}")" ;;
+    *" config train") printf '        source: %s\n        target: /extensions\n' "$(realpath -m "${EXTENSIONS_DIR:-text}")" ;;
+    "run "*"--ulimit memlock=-1"*) [ ! -e "$STAND_IN/hard-limit" ] ;;
+    "run "*"ulimit -Hl") cat "$STAND_IN/hard-limit" ;;
     *" config")
         chosen=$(sed -n 's/^COMPOSE_PROJECT_NAME=//p' "$ENV_FILE")
         echo "name: ${COMPOSE_PROJECT_NAME:-${chosen:-trainer-$(tr -dc a-z0-9_- <<<"$PWD")}}"
@@ -123,6 +127,7 @@ def test_a_machine_without_nvidia_smi_has_no_gpu(machine: Machine) -> None:
     assert code == 0, said
     assert machine.written["GPUS"] == "none"
     assert machine.calls[-1] == "compose --env-file .env up --detach"
+    assert "from now on, docker compose up does the same" in said
 
 
 def test_gpus_that_work_are_handed_over(machine: Machine) -> None:
@@ -142,6 +147,7 @@ def test_some_of_the_gpus_can_be_asked_for(machine: Machine, variables: dict[str
     code, said = machine.up(**variables)
     assert code == 0, said
     assert f"these settings apply to this command only: {next(iter(variables))}" in said
+    assert "from now on" not in said
 
 
 @pytest.mark.parametrize(
@@ -213,6 +219,40 @@ def test_a_text_folder_that_is_a_file_or_missing_is_named(machine: Machine) -> N
     assert (code, f"TEXT_DIR: {missing} does not exist" in said) == (1, True), said
     code, said = machine.up(TEXT_DIR=str(file))
     assert (code, f"TEXT_DIR: {file} is a file" in said) == (1, True), said
+
+
+def test_a_folder_of_extensions_that_is_missing_is_named(machine: Machine) -> None:
+    missing = machine.folder / "missing"
+    code, said = machine.up(EXTENSIONS_DIR=str(missing))
+    assert (code, f"EXTENSIONS_DIR: {missing} does not exist" in said) == (1, True), said
+
+
+@pytest.mark.parametrize(("platform", "code"), [("", 1), ("linux/amd64", 0)])
+def test_an_engine_for_which_there_is_no_image_is_refused(machine: Machine, platform: str, code: int) -> None:
+    machine.engine_says("architecture", "aarch64")
+    found, said = machine.up(DOCKER_DEFAULT_PLATFORM=platform)
+    assert (found, "aarch64, and the image is built for x86-64 only" in said) == (code, code == 1), said
+
+
+@pytest.mark.parametrize(("variables", "tagged"), [({}, True), ({"IMAGE": "mine:1"}, False)])
+def test_the_image_has_the_name_in_the_commands_of_the_documentation_unless_you_choose_another(
+    machine: Machine, variables: dict[str, str], tagged: bool
+) -> None:
+    code, said = machine.up("--env", **variables)
+    assert code == 0, said
+    assert ("--tag trainer:local " in next(call for call in machine.calls if call.startswith("build "))) == tagged
+
+
+def test_limits_are_lowered_only_for_gpus_and_only_if_the_engine_may_not_raise_them(machine: Machine) -> None:
+    code, said = machine.up(GPUS="none")
+    assert not [call for call in machine.calls if call.startswith("run ")], said
+    (machine.checkout / ".env").unlink()
+    machine.nvidia_smi(WORKING)
+    machine.engine_says("runtimes", NVIDIA)
+    machine.engine_says("hard-limit", "8192")
+    code, said = machine.up()
+    assert code == 0, said
+    assert machine.written["ULIMIT_MEMLOCK"] == str(8192 * 1024)
 
 
 def test_the_projects_name_is_kept_when_the_checkout_moves(machine: Machine) -> None:

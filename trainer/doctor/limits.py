@@ -88,7 +88,7 @@ def _open_files(limit: int) -> Check:
     needed, found = f"{_NEEDED_FILES} or more", "unlimited" if limit == UNLIMITED else str(limit)
     if limit == UNLIMITED or limit >= _NEEDED_FILES:
         return Check("open files", found, Severity.OK, needed)
-    remedy = "in Compose set ULIMIT_NOFILE=65536; natively raise nofile in /etc/security/limits.conf"
+    remedy = "raise nofile: of the engine with default-ulimits in /etc/docker/daemon.json, natively in /etc/security/limits.conf"
     return Check("open files", found, Severity.WARNING, needed, remedy)
 
 

@@ -11,11 +11,10 @@ import logging
 import os
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -26,7 +25,7 @@ from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import (
     RendezvousError,
     RendezvousHandler,
@@ -38,7 +37,9 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher import api as launcher_api
 from torch.distributed.run import get_args_parser, parse_min_max_nnodes, run
 
+from common.command_line import write_error
 from common.errors import ConfigError, ExitCode
+from common.host_memory import num_oom_kills, why_killed
 from trainer.distributed.network import STORE_VARIABLE
 from trainer.launch.notices import say
 from trainer.launch.stop_request import STOP_SIGNALS
@@ -60,7 +61,7 @@ ALONE = "alone"
 STATIC = "static"
 """torchrun's rendezvous at PET_MASTER_ADDR. The first node serves its store until it ends. Others may have a store elsewhere."""
 
-__all__ = ["Agent", "Alone", "launch"]
+__all__ = ["Agent", "Alone", "describe", "launch"]
 
 
 class Alone(RendezvousHandler):
@@ -153,7 +154,7 @@ def launch(arguments: Sequence[str]) -> ExitCode:
 
     Returns:
         DONE; STOPPED after a signal that came before the ranks were started; the exit code of the first failed rank, if the trainer
-        chose that code; otherwise CRASHED, with torchrun's report on stderr, or one line if the nodes did not meet.
+        chose that code; otherwise CRASHED, with one line on stderr about that rank, or about nodes that did not meet.
 
     Raises:
         ConfigError: torchrun refuses a setting.
@@ -169,6 +170,7 @@ def launch(arguments: Sequence[str]) -> ExitCode:
     parser.allow_abbrev = False  # else argparse takes the trainer's --run as short for torchrun's --run-path
     options = parser.parse_args(arguments)
     os.environ.pop(STORE_VARIABLE, None)
+    oom_kills = num_oom_kills()
     try:
         if parse_min_max_nnodes(options.nnodes)[1] == 1:
             rendezvous_handler_registry.register(ALONE, Alone)
@@ -183,12 +185,12 @@ def launch(arguments: Sequence[str]) -> ExitCode:
         _, failure = error.get_first_failure()
         if failure.exitcode in EXPLAINED_BY_THE_RANK:
             return ExitCode(failure.exitcode)
-        sys.stderr.write(f"{error}\n")
+        write_error(f"error: {describe(error.failures, why_killed(oom_kills))}")
         return ExitCode.CRASHED
     except (DistNetworkError, DistStoreError, RendezvousError) as error:
         if Agent.has_started:
             raise
-        sys.stderr.write(f"error: {_not_met(options.rdzv_endpoint or f'{options.master_addr}:{options.master_port}', error)}\n")
+        write_error(f"error: {_not_met(options.rdzv_endpoint or f'{options.master_addr}:{options.master_port}', error)}")
         return ExitCode.CRASHED
     except (ValueError, AssertionError) as error:
         if Agent.has_started:
@@ -207,6 +209,24 @@ def _not_met(endpoint: str, error: Exception) -> str:
         )
     reason = str(error).partition("\n")[0] or type(error).__name__
     return f"{endpoint}: the nodes did not meet ({reason}); `trainer doctor` on this node checks the address and the port"
+
+
+def describe(failures: Mapping[int, ProcessFailure], why_killed: str) -> str:
+    """Return one line about the rank that failed first. A rank that a signal has ended goes before those that miss it.
+
+    Args:
+        failures: by rank.
+        why_killed: why the kernel has killed a process, if it has.
+    """
+    killed = {rank: failure for rank, failure in failures.items() if failure.exitcode == -signal.SIGKILL}
+    rank, failure = min((killed or failures).items(), key=lambda item: item[1].timestamp)
+    process = f"rank {rank} (process {failure.pid})"
+    if failure.exitcode >= 0:
+        return f"{process} ended with exit code {failure.exitcode}; its message is above"
+    ended_by = f"signal {-failure.exitcode} ({failure.signal_name()}) ended {process}"
+    if not killed:
+        return ended_by
+    return f"{ended_by}: {why_killed or 'another process sent it, and the kernel counts no process killed for lack of memory'}"
 
 
 def wait_for_end(host: str, port: int, absent_s: float) -> None:

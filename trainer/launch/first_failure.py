@@ -13,7 +13,7 @@ from pathlib import Path
 from common.errors import ExitCode, ProjectError
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE, is_running
 
-__all__ = ["LOST_RANK", "only_first_failure"]
+__all__ = ["LOST_RANK", "lost_connection", "only_first_failure"]
 
 LOST_RANK = "lost its connection to another rank"
 """Part of the error of a rank if another rank has ended without a reason."""
@@ -44,13 +44,13 @@ def only_first_failure() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if "RANK" not in os.environ or not (lost := _lost_connection(error)):
+        if "RANK" not in os.environ or not (lost := lost_connection(error)):
             raise
         if (code := _reason_of_others(os.environ)) is not None:
             raise ExplainedElsewhereError(code) from None
         rank = os.environ["RANK"]
         sys.stderr.write(
-            f"error: rank {rank} {LOST_RANK} ({lost}), which has ended; the message of that rank or of torchrun has the reason\n"
+            f"error: rank {rank} {LOST_RANK} ({lost}), which has ended; the message about that rank has the reason\n"
         )
         raise ExplainedElsewhereError(ExitCode.CRASHED) from None
     finally:
@@ -63,7 +63,7 @@ def _print_unless_kept(arguments: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(arguments)
 
 
-def _lost_connection(error: BaseException | None) -> str | None:
+def lost_connection(error: BaseException | None) -> str | None:
     """Return the words of a communication library about a lost connection; None for any other error."""
     while error is not None:
         text = str(error)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import ConfigError, ExitCode
+from common.host_memory import num_oom_kills, why_killed
 from trainer.launch.notices import say
 from trainer.launch.stop_request import STOP_SIGNALS, StopRequest
 
@@ -130,6 +131,7 @@ def run_group(command: list[str], exit_file: Path, stop: StopRequest) -> Ended:
         stop: the request of this process, with its handlers installed.
     """
     exit_file.write_bytes(b"")
+    oom_kills = num_oom_kills()
     group = os.posix_spawnp(
         command[0],
         command,
@@ -145,15 +147,19 @@ def run_group(command: list[str], exit_file: Path, stop: StopRequest) -> Ended:
         left = exit_file.read_text(errors="replace")
     except OSError:  # a system may remove old temporary files
         left = ""
-    return ended(status, left)
+    why = why_killed(oom_kills)
+    if status == -signal.SIGKILL:  # it could not report this itself
+        say(f"signal 9 (SIGKILL) ended torchrun{f': {why}' if why else ''}")
+    return ended(status, left, why)
 
 
-def ended(status: int, left: str) -> Ended:
+def ended(status: int, left: str, why_killed: str = "") -> Ended:
     """Return how a group has ended.
 
     Args:
         status: exit code of torchrun, or -N if signal N ended it.
         left: content of the exit file: an exit code, and possibly a message after it.
+        why_killed: why the kernel has killed a process, if it has.
     """
     code = status if status >= 0 else _SIGNAL_BASE - status
     if code == ExitCode.DONE:
@@ -163,7 +169,7 @@ def ended(status: int, left: str) -> Ended:
         return Ended(int(words[0]), "".join(words[1:]).strip())
     if code - _SIGNAL_BASE in STOP_SIGNALS:  # torchrun received a stop signal before it had started the ranks
         return Ended(ExitCode.STOPPED)
-    return Ended(code)
+    return Ended(code, why_killed)
 
 
 def newest_step(run: str) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from common.command_line import end_at_once, importing, run_command
 from common.errors import ExitCode
+from trainer.launch.notices import say
 from trainer.launch.settings import check_variables
 
 __all__ = ["main"]
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str]) -> ExitCode:
         with importing():
             from trainer.launch.train_settings import load_train_settings
         load_train_settings(arguments[place:])
+        say(f"starting ranks: {os.environ.get('PET_NPROC_PER_NODE', '1')}; loading PyTorch first, which takes seconds to a minute")
     with importing():
         from trainer.launch.agent import launch
     return launch(arguments)

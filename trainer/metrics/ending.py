@@ -20,6 +20,7 @@ from common.redaction import secrets_of, without
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
 from trainer.health.alerts import Alert
+from trainer.launch.first_failure import lost_connection
 from trainer.metrics import Monitor
 from trainer.run.events import EndEvent
 from trainer.run.record import complete_record
@@ -77,7 +78,12 @@ class Ending:
 
     def reason(self, error: BaseException) -> str:
         """Return an error as one line, without the secrets of the settings, and without folders and addresses of this machine."""
-        text = str(error) if isinstance(error, ProjectError) and str(error) else f"{type(error).__name__}: {error}"
+        if isinstance(error, ProjectError) and str(error):
+            text = str(error)
+        elif lost := lost_connection(error):
+            text = f"the connection to another rank was lost ({lost}), because that rank has ended"
+        else:
+            text = f"{type(error).__name__}: {error}"
         line = " ".join(without(text, secrets_of(self.config.log.mlflow_uri or "")).split())
         return _ADDRESSES.sub("[…]", _FOLDERS.sub("", line))[:_MAX_CHARS]
 

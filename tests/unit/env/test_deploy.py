@@ -136,6 +136,17 @@ def test_a_pod_has_no_privileges_a_shared_workspace_and_secrets_by_name_alone(na
     assert (claim["metadata"]["name"], claim["spec"]["accessModes"]) == ("trainer-workspace", ["ReadWriteMany"])
 
 
+@pytest.mark.parametrize("name", pods())
+def test_a_pod_can_write_what_the_image_keeps_in_a_cache_and_can_use_a_private_registry(name: str) -> None:
+    spec = pods()[name]["spec"]
+    [container] = spec["containers"]
+    variables = {each["name"]: each.get("value") for each in container["env"]}
+    writable = tuple(f"{mount['mountPath']}/" for mount in container["volumeMounts"])
+    for variable in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):  # the image has /cache, which only Compose mounts
+        assert str(variables[variable]).startswith(writable)
+    assert spec["imagePullSecrets"] == [{"name": "trainer-registry"}]
+
+
 def test_the_network_policies_select_the_pods() -> None:
     policies = [documents("kubeflow/storage.yaml")["NetworkPolicy"], documents("ray/prepare.yaml")["NetworkPolicy"]]
     for policy, names in zip(policies, (["node"], ["head", "worker"]), strict=True):
@@ -281,7 +292,7 @@ def sbatch(stage: Stage, *arguments: str, **variables: str) -> subprocess.Comple
     """Run the script as Slurm does on the first machine of a job."""
     job = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "gpu[01-04]", "SLURM_NNODES": "4", "SLURM_CPUS_PER_TASK": "64"}
     given = {"IMAGE": "registry.example.com#trainer:1", "WORKSPACE": "/shared/trainer"}
-    environment = stage.environment(**job, **{**given, **variables})
+    environment = stage.environment(**{**job, **given, **variables})
     command = ["bash", str(DEPLOY / "slurm/train.sbatch"), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
@@ -307,6 +318,25 @@ def test_under_slurm_the_first_machine_prepares_and_a_failed_preparation_trains_
     slurm.calls_file.unlink()
     assert sbatch(slurm, PREPARE="--recipe demo", DOES="exit 3").returncode == ExitCode.DATA
     assert len(slurm.calls("srun")) == 1
+
+
+@pytest.mark.parametrize(
+    ("adapters", "given", "passed"), [(True, {}, "all"), (False, {}, None), (True, {"MELLANOX_VISIBLE_DEVICES": "0"}, "0")]
+)
+def test_under_slurm_enroot_is_asked_for_network_adapters_if_the_machine_has_some(
+    slurm: Stage, tmp_path: Path, adapters: bool, given: dict[str, str], passed: str | None
+) -> None:
+    if adapters:
+        (tmp_path / "sys/bus/pci/drivers/mlx5_core/0000:01:00.0/infiniband_verbs").mkdir(parents=True)
+    assert sbatch(slurm, SYSFS=str(tmp_path / "sys"), **given).returncode == 0
+    [(_, variables)] = slurm.calls("srun")
+    assert variables.get("MELLANOX_VISIBLE_DEVICES") == passed
+
+
+def test_under_slurm_the_number_of_the_job_is_not_run_as_a_command(slurm: Stage, tmp_path: Path) -> None:
+    result = sbatch(slurm, SLURM_JOB_ID=f"UID[$(touch {tmp_path}/mark)]")
+    assert not (tmp_path / "mark").exists()
+    assert (result.returncode, "SLURM_JOB_ID = " in result.stderr) == (ExitCode.CONFIG, True)
 
 
 def test_under_slurm_a_missing_image_or_workspace_is_named(slurm: Stage) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from common.errors import SourceError, StoppedBySignal, WorkerError
 from common.signals import stop_on_signals
+from data_pipeline.execution import local_engine
 from data_pipeline.execution.local_engine import open_engine
 
 
@@ -44,6 +45,15 @@ def test_an_error_of_a_task_is_raised_where_its_result_is_taken(num_workers: int
 
 def test_a_killed_worker_is_an_error_with_a_remedy() -> None:
     with open_engine(2) as engine, pytest.raises(WorkerError, match=r"lack of memory; .* fewer --workers"):
+        list(engine.map(die_at_three, range(6)))
+
+
+def test_a_worker_that_the_kernel_killed_for_lack_of_memory_is_reported_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in for the cgroup counts one kill while the workers run."""
+    counts = iter((2, 3))
+    monkeypatch.setattr(local_engine, "num_oom_kills", lambda: next(counts))
+    monkeypatch.setattr(local_engine, "why_killed", lambda before: "the memory limit is used up" if next(counts) > before else "")
+    with open_engine(2) as engine, pytest.raises(WorkerError, match=r"killed: the memory limit is used up; .* fewer --workers"):
         list(engine.map(die_at_three, range(6)))
 
 

@@ -50,7 +50,7 @@ def test_a_full_shared_memory_is_not_corrected_by_a_larger_one() -> None:
 def test_few_open_files_a_small_stack_and_locked_memory_between_nodes_are_warnings() -> None:
     low = rows(replace(GOOD, open_files=1024, stack_bytes=1 << 20, locked_bytes=8 << 20), num_nodes=2)
     assert {name for name, one in low.items() if one.severity is Severity.WARNING} == {"open files", "stack", "locked memory"}
-    assert "ULIMIT_NOFILE" in low["open files"].remedy
+    assert "default-ulimits" in low["open files"].remedy
     assert "ULIMIT_MEMLOCK" in low["locked memory"].remedy
     assert rows(replace(GOOD, locked_bytes=8 << 20))["locked memory"].severity is Severity.OK
 

@@ -1,4 +1,4 @@
-"""A node notices that the torchrun of the first node has ended."""
+"""A node notices that the torchrun of the first node has ended, and one line says which rank has failed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
 from tests.support.runs import ROOT
-from trainer.launch.agent import wait_for_end
+from trainer.launch.agent import describe, wait_for_end
 
 ABSENT_S = 0.2
 
@@ -56,3 +59,24 @@ def test_a_port_in_use_ends_the_launcher_of_several_nodes_with_one_line(tmp_path
     [line] = done.stderr.splitlines()
     assert line.startswith(f"error: localhost:{port}: another program uses this port")
     assert "PET_MASTER_PORT" in line
+
+
+@pytest.mark.parametrize(
+    ("codes", "why", "said"),
+    [
+        ({0: 1, 1: -9}, "the limit of 1.0 GB is used up", "signal 9 (SIGKILL) ended rank 1 (process 101): the limit of 1.0 GB"),
+        ({0: 1, 1: -9}, "", "signal 9 (SIGKILL) ended rank 1 (process 101): another process sent it"),
+        ({0: -15, 2: -11}, "the memory limit of 1.0 GB is used up", "signal 15 (SIGTERM) ended rank 0 (process 100)"),
+        ({3: 134}, "", "rank 3 (process 103) ended with exit code 134; its message is above"),
+    ],
+)
+def test_the_rank_that_failed_first_is_named_in_one_line_with_the_reason_of_a_kill(
+    codes: dict[int, int], why: str, said: str
+) -> None:
+    failures = {rank: ProcessFailure(rank, 100 + rank, code, error_file="") for rank, code in codes.items()}
+    for number, failure in enumerate(failures.values()):
+        failure.timestamp = number
+    line = describe(failures, why)
+    assert line.startswith(said)
+    assert "\n" not in line
+    assert ("used up" in line) == (why != "" and -9 in codes.values())

@@ -12,6 +12,7 @@ import pytest
 
 from common.errors import ConfigError, ExitCode
 from tests.support.signal_handlers import installed_request
+from trainer.launch import supervisor
 from trainer.launch.stop_request import StopRequest
 from trainer.launch.supervisor import Ended, RestartPolicy, ended, newest_step, run_group, supervise
 
@@ -143,6 +144,17 @@ def test_a_request_in_the_pause_starts_nothing_more(stop: StopRequest, monkeypat
 )
 def test_the_end_is_what_a_rank_has_left_or_else_the_end_of_torchrun(status: int, left: str, expected: Ended) -> None:
     assert ended(status, left) == expected
+
+
+def test_a_group_that_the_kernel_kills_for_lack_of_memory_ends_with_this_reason(
+    stop: StopRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The stand-in for the cgroup counts one kill while the group runs."""
+    counts = iter((2, 3))
+    monkeypatch.setattr(supervisor, "num_oom_kills", lambda: next(counts))
+    monkeypatch.setattr(supervisor, "why_killed", lambda before: "the memory limit is used up" if next(counts) > before else "")
+    assert run_group(["bash", "-c", "kill -9 $$"], tmp_path / "exit", stop) == Ended(137, "the memory limit is used up")
+    assert capfd.readouterr().err == "train: signal 9 (SIGKILL) ended torchrun: the memory limit is used up\n"
 
 
 def test_restarts_are_three_on_one_node_and_left_to_the_scheduler_on_several() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
-from common.host_memory import available_host_bytes
+from common.host_memory import available_host_bytes, num_oom_kills, why_killed
 from common.text import format_bytes
 from tests.support.peaks import peak_of
 from trainer.config import ModelConfig, TrainConfig
@@ -513,3 +513,37 @@ def test_the_memory_that_is_left_is_that_of_the_narrowest_limit(
 
 def test_this_machine_has_memory_left() -> None:
     assert 1 << 20 < available_host_bytes() < 1 << 50
+
+
+LIMITED = "the memory limit of 500.0 MB is used up; raise it (Compose: MEMORY_LIMIT"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "folder", "kills", "limit", "said"),
+    [
+        pytest.param(V2, "docker/abc/", "memory.events", ("memory.max", "500000000"), LIMITED, id="version 2"),
+        pytest.param(V2, "", "memory.events", ("memory.max", "500000000"), LIMITED, id="version 2, in a container"),
+        pytest.param(V2, "", "memory.events", ("memory.max", "max"), "the memory of this machine is used up", id="no limit"),
+        pytest.param(V1, "memory/", "memory.oom_control", ("memory.limit_in_bytes", "500000000"), LIMITED, id="version 1"),
+        pytest.param(
+            V1,
+            "memory/docker/abc/",
+            "memory.oom_control",
+            ("memory.limit_in_bytes", "9223372036854771712"),
+            "the memory of this machine is used up",
+            id="version 1, no limit",
+        ),
+    ],
+)
+def test_a_kill_for_lack_of_memory_is_named_with_the_limit(
+    tmp_path: Path, cgroup: str, folder: str, kills: str, limit: tuple[str, str], said: str
+) -> None:
+    counted = machine(tmp_path, cgroup, {f"{folder}{kills}": "low 0\noom 1\noom_kill 3\n", f"{folder}{limit[0]}": limit[1]})
+    assert num_oom_kills(*counted) == 3
+    assert why_killed(3, *counted) == ""
+    assert why_killed(2, *counted).startswith(said)
+
+
+def test_without_a_counter_nothing_is_said_about_memory(tmp_path: Path) -> None:
+    unknown = machine(tmp_path, V2, {})
+    assert (num_oom_kills(*unknown), why_killed(0, *unknown)) == (0, "")
