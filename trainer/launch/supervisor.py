@@ -145,7 +145,10 @@ def run_group(command: list[str], exit_file: Path, stop: StopRequest) -> Ended:
         left = exit_file.read_text(errors="replace")
     except OSError:  # a system may remove old temporary files
         left = ""
-    return ended(status, left)
+    how = ended(status, left)
+    if how.final is ExitCode.STOPPED and not left:
+        say("stopped before a rank was started; no file was changed")
+    return how
 
 
 def ended(status: int, left: str) -> Ended:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, ProjectError, StoppedBySignal
+from common.errors import ConfigError, ExitCode, ProjectError, StoppedBySignal
 from tests.support.runs import ROOT
 from tests.support.signal_handlers import installed_request
 from trainer.launch import __main__ as launcher
@@ -75,3 +77,32 @@ def test_a_request_to_stop_ends_the_count_and_starts_nothing(
     with pytest.raises(StoppedBySignal, match=r"^$"):
         launcher.count_gpus([], stop)
     assert capfd.readouterr().err == f"train: {number.name} received; nothing is started any more\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "saved", "code"),
+    [
+        (signal.SIGINT, False, ExitCode.INTERRUPTED),
+        (signal.SIGINT, True, ExitCode.STOPPED),
+        (signal.SIGTERM, False, ExitCode.STOPPED),  # engines start a training with this code again
+        (signal.SIGTERM, True, ExitCode.STOPPED),
+    ],
+)
+@pytest.mark.parametrize("phase", ["count_gpus", "supervise"])
+def test_ctrl_c_before_the_first_save_is_an_interrupt(
+    number: signal.Signals, saved: bool, code: ExitCode, phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if saved:
+        (tmp_path / "run" / "checkpoints" / "step-00000004").mkdir(parents=True)
+
+    def stopped(*_arguments: object, **_named: object) -> ExitCode:
+        os.kill(os.getpid(), number)
+        if phase == "count_gpus":
+            raise StoppedBySignal("")
+        return ExitCode.STOPPED
+
+    monkeypatch.setenv(launcher.EXIT_FILE_VARIABLE, "")  # `main` sets it
+    monkeypatch.setattr(launcher, "missing_variables", lambda *_: stopped() if phase == "count_gpus" else {})
+    monkeypatch.setattr(launcher, "supervise", stopped)
+    with installed_request():  # puts back the handlers that `main` installs
+        assert launcher.main(["train", "--run", str(tmp_path / "run")]) is code
