@@ -116,9 +116,9 @@ def load_options(
         ConfigError: an option is unknown or a value is not allowed; the message names it and what is allowed.
     """
     fields = setting_names(model)
-    given = {
-        name: none_word(fields[name], value) for name, value in vars(parser.parse_args(arguments)).items() if value is not None
-    }
+    # Options may stand between values without an option. Python 3.11 does not keep the meaning of `--` there.
+    parse = parser.parse_args if "--" in arguments else parser.parse_intermixed_args
+    given = {name: none_word(fields[name], value) for name, value in vars(parse(arguments)).items() if value is not None}
     variables = {name: variable for name, field in fields.items() if (variable := place_of(field).variable)}
     found = {name: value for name, variable in variables.items() if (value := environment.get(variable))}
     try:

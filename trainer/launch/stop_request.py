@@ -98,8 +98,8 @@ class StopRequest:
             return
         self._received = signal.Signals(number)
         saves = self._child is not None and self._child_saves
-        what_follows = self._what_follows or ("stopping, after a save if a step was trained" if saves else "nothing is started any more")
-        say(f"{self._received.name} received; {what_follows}")
+        default = "stopping, after a save if a step was trained" if saves else "nothing is started any more"
+        say(f"{self._received.name} received; {self._what_follows or default}")
         self._pass_on()
 
     def _pass_on(self) -> None:
