@@ -42,6 +42,7 @@ from trainer.run.progress import Progress
 from trainer.run.record import (
     Before,
     Origin,
+    check_data,
     check_identity,
     check_nothing_saved,
     check_was_trained,
@@ -55,7 +56,7 @@ from trainer.run.record import (
 )
 from trainer.run.state import load_whole, read_progress
 from trainer.training.branch import allowed_changes, begin_branch, check_cooldown, continued_run
-from trainer.training.micro_batch_size import with_micro
+from trainer.training.micro_batch_size import with_micro, with_micro_for
 from trainer.training.trainable import RunData
 from trainer.watchdog.files import clear_heartbeats
 
@@ -123,6 +124,7 @@ def fit(stack: ExitStack, config: TrainConfig, group: Group, extension: Extensio
     group.on_main(lambda: _check_continued(config))
     manifest, tokenizer = group.on_all(lambda: _open_data(stack, config, group))
     check_same_data(config.data, manifest.root_digest, group)
+    group.on_main(lambda: _check_data(config, manifest))
     objective = group.on_all(lambda: objective_of(config, manifest, extension.hooks))
     train_rows = objective.rows(config.data, manifest, "train", verify=config.verify_data)
     val_rows = objective.rows(config.data, manifest, "val", verify=config.verify_data)
@@ -130,6 +132,7 @@ def fit(stack: ExitStack, config: TrainConfig, group: Group, extension: Extensio
     config, precision = with_precision(config, group, recorded_format)
     backend = backend_of(config, group.device)
     memory = PeakMeter(group.device)
+    config = with_micro_for(config, group.world_size)
     context = RunContext(config, manifest, group, backend, extension.has_step or objective.step is not None)
     context = with_micro(context, extension, recorded_rows, objective)
     _check_fit(context.config, manifest, len(train_rows), len(val_rows), group)
@@ -246,6 +249,14 @@ def _check_continued(config: TrainConfig) -> None:
     check_nothing_is_replaced(config.run)
     run = continued_run(config)
     check_was_trained(run, read_record_if_any(run))
+
+
+def _check_data(config: TrainConfig, manifest: Manifest) -> None:
+    """Refuse other data than that of the run which this start continues, before its settings are compared with it."""
+    run = continued_run(config)
+    record = read_record_if_any(run) if CheckpointStore(run / "checkpoints").steps() else None
+    if record is not None:
+        check_data(run, record["identity"], manifest.root_digest)
 
 
 def _first_look(config: TrainConfig, manifest: Manifest) -> tuple[int | None, Precision | None]:

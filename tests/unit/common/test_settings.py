@@ -24,6 +24,7 @@ from common.settings.model import (
     environment_names,
     is_list,
     place_of,
+    set_names,
     setting_names,
     spelling,
 )
@@ -397,7 +398,7 @@ def test_the_short_help_has_ten_settings_in_sixty_lines_and_its_examples_can_be_
     load_settings(model, [*required, *words], help_parser(model, "t", ""), {})
     for example in model.examples:
         if "--data" in example or model is PrepareConfig:
-            load_settings(model, [*required, *shlex.split(example)], help_parser(model, "t", ""), {})
+            load_settings(model, shlex.split(example), help_parser(model, "t", ""), {})
 
 
 @pytest.mark.parametrize("model", [TrainConfig, PrepareConfig])
@@ -452,3 +453,16 @@ def test_an_option_may_stand_before_between_and_after_the_words_without_a_name(n
 
 def test_a_word_after_two_hyphens_is_no_option() -> None:
     assert load_small("--raw -- --name") == Small(run=Path("--name"), raw=True)
+
+
+def test_only_what_a_person_has_set_counts_as_set(recipe: Path) -> None:
+    assert set(set_names(load())) == {"data"}
+    assert set(set_names(load("--data x --optim.clip 2", DEMO_SAVING="none"))) == {"data", "optim.clip", "saving"}
+    assert set(set_names(load(f"--data x --recipe {recipe}"))) == {"data", "recipe", "every", "optim.lr"}
+
+
+def test_the_settings_of_a_recipe_of_the_program_are_not_those_of_a_person(monkeypatch: pytest.MonkeyPatch, recipe: Path) -> None:
+    monkeypatch.setattr("common.settings.load.RECIPES", recipe.parent)
+    found = load("--data x --recipe mine --every 3")
+    assert (found.every, found.optim.lr) == (3, 0.5)
+    assert set(set_names(found)) == {"data", "recipe", "every"}
