@@ -192,7 +192,7 @@ def identity_of(
     return identity if config.reproducibility == "elastic" else identity | {"world_size": group.world_size}
 
 
-def check_data(run: Path, recorded: Mapping[str, Any], root_digest: str) -> None:
+def check_data(run: Path, recorded: Mapping[str, Any], root_digest: str | None) -> None:
     """Raise ConfigError if the recorded identity of a run names other data."""
     if recorded.get("data") != root_digest:
         raise ConfigError(
@@ -207,7 +207,7 @@ def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str
     Raises:
         ConfigError: they differ; the message names the differences and the remedy.
     """
-    check_data(run, recorded, identity["data"])
+    check_data(run, recorded, identity.get("data"))
     changed = _differing(recorded, identity)
     refused = [one for one in changed if one.name not in allow_changes]
     names = [one.name for one in refused]

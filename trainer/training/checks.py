@@ -179,7 +179,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
             check_cooldown(config, record, newest, limits.decay_steps)
             before.append(Before(record, newest))
             progress = read_progress(checkpoints, newest)
-            ended_by = replace(limits, cooldown=adjustments.cooldown()).ended_by(progress)
+            ended_by = replace(limits, cooldown=adjustments.cooldown(newest)).ended_by(progress)
             if ended_by is not None:
                 known = _settings_before(config.run)
                 # A start that was killed after its last step has to complete the record.

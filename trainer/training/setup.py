@@ -264,7 +264,7 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
     context, manifest = checked.context, checked.context.manifest
     config, group = context.config, context.group
     checked.clock.resume(restored.progress.seconds, restored.progress.ending_s)
-    checked.limits.cooldown = restored.adjustments.cooldown()
+    checked.limits.cooldown = restored.adjustments.cooldown(restored.progress.step)
     reporter = Reporter(
         context=context,
         limits=checked.limits,
