@@ -8,7 +8,7 @@ from typing import Any
 
 from common.terminal import printable
 
-__all__ = ["count", "decimal", "duration", "format_bytes", "rate", "share", "size", "some_of", "value_text", "visible"]
+__all__ = ["count", "decimal", "duration", "format_bytes", "rate", "share", "shortened", "size", "some_of", "value_text", "visible"]
 
 
 def size(num_bytes: float) -> str:
@@ -84,6 +84,13 @@ def format_bytes(size: int) -> str:
             return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def shortened(text: str, most: int, *, from_end: bool = False) -> str:
+    """Return the first characters of a text, or the last ones, with `…` in place of the others."""
+    if len(text) <= most:
+        return text
+    return f"…{text[1 - most :]}" if from_end else f"{text[: most - 1]}…"
 
 
 def value_text(value: Any) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from trainer.config import TrainConfig
 from trainer.data.batch import GlobalBatch
 from trainer.metrics import StepFacts
 from trainer.run.progress import Progress
+from trainer.training.checks import NothingToTrain
 from trainer.training.reporter import GoBack, RepeatStep
 from trainer.training.setup import opened_run
 from trainer.training.step import CannotContinueError, train_step
@@ -15,6 +17,8 @@ from trainer.training.step_report import StepResults
 from trainer.training.training_run import TrainingRun
 
 __all__ = ["train"]
+
+_log = logging.getLogger(__name__)
 
 
 def train(config: TrainConfig, *, trust_extension: bool = True) -> str:
@@ -27,9 +31,13 @@ def train(config: TrainConfig, *, trust_extension: bool = True) -> str:
         GuardError: the guard or an alert stopped the training.
         ProjectError: see `opened_run` and `Recovery.go_back`.
     """
-    with opened_run(config, trust_extension=trust_extension) as run:
-        progress, stopped = train_until_done(run)
-        return run.finish(progress, stopped=stopped)
+    try:
+        with opened_run(config, trust_extension=trust_extension) as run:
+            progress, stopped = train_until_done(run)
+            return run.finish(progress, stopped=stopped)
+    except NothingToTrain as reached:
+        _log.info("%s", reached)
+        return reached.result
 
 
 def train_until_done(run: TrainingRun) -> tuple[Progress, bool]:

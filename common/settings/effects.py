@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from common.settings.model import section_model
+from common.settings.model import section_model, set_names
 from common.text import value_text
 
 __all__ = ["OnlyIf", "conditions_of", "names_in", "needed_text", "unmet_conditions", "with_conditions"]
@@ -61,17 +61,21 @@ def names_in(condition: OnlyIf) -> list[str]:
 
 
 def unmet_conditions(config: BaseModel, facts: Mapping[str, Any] | None = None) -> dict[str, list[OnlyIf]]:
-    """Return the settings that differ from their default and have no effect, each with the conditions that do not hold.
+    """Return the settings that a person has set and that have no effect, each with the conditions that do not hold.
+
+    Settings with the value of their default are left out.
 
     Args:
         config: the settings.
         facts: what is known besides the settings, by name.
     """
     values = dict(_values(config)) | dict(facts or {})
+    given = set(set_names(config))
     return {
         name: unmet
         for name, field in _fields(type(config))
-        if values[name] != field.get_default(call_default_factory=True)
+        if name in given
+        and values[name] != field.get_default(call_default_factory=True)
         and (unmet := [condition for condition in conditions_of(field) if not condition.holds(values)])
     }
 

@@ -30,6 +30,7 @@ from common.settings.model import (
     SettingsT,
     environment_names,
     is_list,
+    keep_set,
     none_word,
     place_in_recipe,
     place_of,
@@ -52,6 +53,8 @@ def load_settings(
 ) -> SettingsT:
     """Build `model` from command line, environment, recipe and defaults. The first of them that sets a value wins.
 
+    `model_fields_set` has the settings of the command line, the environment and the user's own recipe, and no others.
+
     Raises:
         ConfigError: a name is unknown or a value is not allowed; the message says where it was set and what is allowed.
     """
@@ -62,20 +65,27 @@ def load_settings(
     variables = _from_environment(model, environment)
     recipe = command_line.get("recipe", variables.get("recipe", model.model_fields["recipe"].default))
     own = [variables, _nested(command_line)]
+    of_person = own
     if (path := model.recorded_in({name: value for layer in own for name, value in layer.items()})) is not None:
         layers = [_recorded(model, path, own), *own]
     else:
         base = {} if recipe == AUTO else _from_recipe(model, recipe)
+        if recipe not in (None, AUTO) and recipe_path(recipe).parent.resolve() != RECIPES.resolve():
+            of_person = [base, *own]
         inherited = model.inherited(_flat([base, *own]))
         base = _nested(model.chosen(inherited | _flat(own))) if recipe == AUTO else base
         layers = [base, _nested(inherited), *own]
+    given_names = {name for layer in of_person for name in _flat_names(layer)}
+    layers.append(_nested(model.adapted(_flat(layers), given_names)))
     merged: dict[str, Any] = {}
     for layer in layers:
         _merge(merged, layer)
     try:
-        return model(**merged)
+        config = model(**merged)
     except ValidationError as error:
         raise ConfigError(explain(model, error)) from None
+    keep_set(config, given_names)
+    return config
 
 
 def _recorded(model: type[Settings], path: Path, own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -116,9 +126,9 @@ def load_options(
         ConfigError: an option is unknown or a value is not allowed; the message names it and what is allowed.
     """
     fields = setting_names(model)
-    given = {
-        name: none_word(fields[name], value) for name, value in vars(parser.parse_args(arguments)).items() if value is not None
-    }
+    # Options may stand between values without an option. Python 3.11 does not keep the meaning of `--` there.
+    parse = parser.parse_args if "--" in arguments else parser.parse_intermixed_args
+    given = {name: none_word(fields[name], value) for name, value in vars(parse(arguments)).items() if value is not None}
     variables = {name: variable for name, field in fields.items() if (variable := place_of(field).variable)}
     found = {name: value for name, variable in variables.items() if (value := environment.get(variable))}
     try:

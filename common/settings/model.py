@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -26,10 +26,12 @@ __all__ = [
     "environment_names",
     "is_list",
     "is_table",
+    "keep_set",
     "none_word",
     "place_in_recipe",
     "place_of",
     "section_model",
+    "set_names",
     "setting_names",
     "spelling",
     "user_tables",
@@ -74,6 +76,16 @@ class Settings(Section):
         """Return the settings, by their dotted names, that another run decides. They override those of a recipe.
 
         `given` are the settings of the recipe, the environment and the command line. The last two still override the result.
+        """
+        return {}
+
+    @classmethod
+    def adapted(cls, _values: Mapping[str, Any], _given: Collection[str]) -> dict[str, Any]:
+        """Return other values, by their dotted names, for settings that nobody has set and that do not fit those that somebody has.
+
+        Args:
+            values: all settings except defaults, by their dotted names.
+            given: names of those that a person has set.
         """
         return {}
 
@@ -123,6 +135,24 @@ def setting_names(model: type[BaseModel], prefix: str = "") -> dict[str, FieldIn
         elif not is_table(field):
             names[prefix + name] = field
     return names
+
+
+def set_names(config: BaseModel, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of the settings that were given when the model was made, or that `keep_set` has left."""
+    for name, field in type(config).model_fields.items():
+        if section_model(field.annotation):
+            yield from set_names(getattr(config, name), f"{prefix}{name}.")
+        elif name in config.model_fields_set:
+            yield prefix + name
+
+
+def keep_set(config: BaseModel, given: Collection[str], prefix: str = "") -> None:
+    """Leave in `model_fields_set` only those settings of a model that are among the given dotted names."""
+    for name, field in type(config).model_fields.items():
+        if section_model(field.annotation):
+            keep_set(getattr(config, name), given, f"{prefix}{name}.")
+        elif not any(f"{one}.".startswith(f"{prefix}{name}.") for one in given):  # an entry sets its table
+            config.model_fields_set.discard(name)
 
 
 def environment_names(model: type[Settings]) -> list[str]:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from common.settings.effects import OnlyIf
 from common.settings.messages import explain
-from common.settings.model import Place, Section, Settings, with_nones
+from common.settings.model import Place, Section, Settings, keep_set, with_nones
 from data_pipeline.config.filters import HeuristicSettings, LanguageSettings, QualitySettings
 from data_pipeline.config.limits import LimitSettings
 from data_pipeline.config.selection import AugmentSettings, BalanceSettings, DedupSettings, SplitSettings
@@ -247,6 +247,7 @@ class PrepareConfig(Settings):
                     raise ValueError(f"source.{name}.{section}.{shared[0]} is shared by all sources; set {section}.{shared[0]}")
                 try:
                     update[section] = type(before)(**before.model_dump() | with_nones(type(before), changes))
+                    keep_set(update[section], before.model_fields_set | changes.keys())
                 except ValidationError as error:
                     raise ValueError(explain(type(before), error, "source", name, section)) from None
         return self.model_copy(update=update)

@@ -93,7 +93,7 @@ def test_a_run_goes_on_by_itself_after_a_restart_of_the_engine_if_asked_to(
         subprocess.run([ROOT / "env/install-docker.sh", option], check=True, capture_output=True, timeout=300)
     run.compose("up", "--detach", "--no-deps", "tensorboard")
     eventually(lambda: len(run.losses("restarted")) >= STEPS, 240, "the steps after the restart")
-    assert "SIGTERM received; finishing the step and saving" in said(run)
+    assert "SIGTERM received; stopping, after a save if a step was trained" in said(run)
     run.compose("kill", "train")
     assert run.losses("restarted")[:STEPS] == expected
 

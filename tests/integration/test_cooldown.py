@@ -193,6 +193,38 @@ def test_a_run_that_time_alone_limits_cools_down_in_time_and_is_replayed(
     assert train(config) == digest  # it stays ended
 
 
+def test_a_cooldown_follows_the_speed_without_a_jump_of_the_learning_rate_and_is_replayed(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = {"kind": "wsd", "decay_steps": None, "decay_share": 0.5, "floor": 0.0}
+    config = tiny_config(data, tmp_path / "timed", **TIMED | {"schedule": schedule, "limits": {"steps": None, "minutes": 40.0}})
+    with monkeypatch.context() as patch:
+        now = a_minute_each(patch)
+        step = vars(loop)["train_step"]
+
+        def faster(*arguments: Any, **settings: Any) -> Any:  # ten times, shortly after the cool-down has begun
+            result = step(*arguments, **settings)
+            now[0] -= 54.0 if arguments[2].step > 24 else 0.0
+            return result
+
+        patch.setattr(loop, "train_step", faster)
+        digest = train(config)
+    assert 36 * 60 < now[0] <= 40 * 60
+    changes = read_record(config.run)["changes"]
+    rates = [event["lr"] for event in metrics(config.run, "train")]
+    first, end = changes[0]["step"], changes[-1]["cooldown_end"]
+    assert 2 <= len(changes) < 20
+    assert end > 2 * changes[0]["cooldown_end"]
+    assert digest.endswith(f"steps {end}")
+    falls = [before - after for before, after in zip(rates[first - 1 :], rates[first:], strict=False)]
+    assert min(falls) > 0
+    assert max(falls) <= 1.01 * 3e-3 / (changes[0]["cooldown_end"] - first + 1)  # no step falls more than one of the first plan
+    assert rates[-1] < 3e-3 / 20
+    (outcome,) = [one for one in verify_run(config.run, train=train, num_steps=30, start=16) if one.level == "replay"]
+    assert "bitwise equal: 30 steps" in outcome.text
+    assert train(config) == digest
+
+
 def test_a_resume_before_a_timed_cooldown_repeats_it_whatever_the_clock_says(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

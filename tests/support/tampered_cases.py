@@ -624,7 +624,7 @@ def special_folder_of_search(case: Path, outside: Path, draw: random.Random) -> 
 def bytes_of_search(case: Path, outside: Path, draw: random.Random) -> str:
     """Change bytes of a file of a search without updating seals."""
     again = _begun_again(case, draw)
-    return _change_bytes(case, draw.choice([one for one in _files(case / "search") if "runs" not in one.parts]), draw) + again
+    return change_bytes(case, draw.choice([one for one in _files(case / "search") if "runs" not in one.parts]), draw) + again
 
 
 def study_of_search(case: Path, outside: Path, draw: random.Random) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from trainer.config import TrainConfig
+from trainer.config import PlanConfig
 from trainer.planning.lines import plan_lines
 from trainer.training.rehearsal import rehearse
 
 __all__ = ["run"]
 
 
-def run(config: TrainConfig) -> None:
+def run(config: PlanConfig) -> None:
     """Print the plan. Raises the errors of `rehearse`."""
     found = rehearse(config)
     ranks = f"{found.num_ranks} rank{'s' * (found.num_ranks > 1)}"

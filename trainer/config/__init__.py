@@ -8,7 +8,7 @@ from trainer.config.lora import LoraConfig
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
 from trainer.config.run import BranchConfig, CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
-from trainer.config.train import Precision, TrainConfig
+from trainer.config.train import PlanConfig, Precision, TrainConfig
 
 __all__ = [
     "Action",
@@ -31,6 +31,7 @@ __all__ = [
     "MixtureConfig",
     "ModelConfig",
     "OptimConfig",
+    "PlanConfig",
     "Precision",
     "PreferenceConfig",
     "ResumeConfig",

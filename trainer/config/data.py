@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from common.settings.effects import OnlyIf
 from common.settings.model import Section
 
-__all__ = ["BadDataConfig", "BatchConfig", "LoaderConfig", "MixtureConfig"]
+__all__ = ["BadDataConfig", "BatchConfig", "LoaderConfig", "MixtureConfig", "fitting_micro"]
+
+
+def fitting_micro(global_rows: object, micro: object) -> int | None:
+    """Return the largest number of rows up to `micro` that divides a global batch; None if `micro` does, or is no number."""
+    try:
+        rows, most = int(str(global_rows)), int(str(micro))
+    except ValueError:  # not set, auto, or a value that the validation refuses
+        return None
+    if rows < 1 or most < 1 or rows % most == 0:
+        return None
+    return next(smaller for smaller in range(min(rows, most), 0, -1) if rows % smaller == 0)
 
 
 class BatchConfig(Section):
@@ -17,8 +28,18 @@ class BatchConfig(Section):
 
     global_rows: int = Field(32, ge=1, le=1 << 20, description="Number of rows in one optimizer step, over all ranks.")
     micro: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = Field(
-        8, description="Number of rows in one forward and backward pass of one rank; auto: as many as fit into memory."
+        8,
+        description="Number of rows in one forward and backward pass of one rank; auto: as many as fit into memory. If it is not "
+        "set, it becomes smaller where it would not divide batch.global_rows.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shrink_default(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "micro" not in values:
+            micro = fitting_micro(values.get("global_rows"), cls.model_fields["micro"].default)
+            return values if micro is None else values | {"micro": micro}
+        return values
 
     @model_validator(mode="after")
     def _check_division(self) -> BatchConfig:

@@ -6,7 +6,7 @@ and `trainer.run.limits`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -16,7 +16,7 @@ from common.settings.effects import OnlyIf
 from common.settings.load import AUTO
 from common.settings.model import Place, Settings
 from trainer.config.automatic import choose_for
-from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
+from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig, fitting_micro
 from trainer.config.finetuning import ClassificationConfig, DistillationConfig, PreferenceConfig
 from trainer.config.health import AlertsConfig, GuardConfig, WatchdogConfig
 from trainer.config.initial import initial_model
@@ -25,7 +25,7 @@ from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
 from trainer.config.run import BranchConfig, CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
 
-__all__ = ["Precision", "TrainConfig"]
+__all__ = ["PlanConfig", "Precision", "TrainConfig"]
 
 Precision = Literal["fp32", "bf16", "fp16", "float8"]
 """Number format of a run's matrix products."""
@@ -50,7 +50,7 @@ class TrainConfig(Settings):
     }
     examples: ClassVar[tuple[str, ...]] = (
         "--data workspace/data --run workspace/runs/first --recipe demo",
-        "--data workspace/data --run workspace/runs/big --model.width 480",
+        "--data workspace/data --run workspace/runs/big --limits.epochs 3",
         "--run workspace/runs/first",
     )
     not_recorded: ClassVar[tuple[str, ...]] = ("resume", "run")
@@ -151,9 +151,21 @@ class TrainConfig(Settings):
         return {} if given.get("init") is None else initial_model(given)
 
     @classmethod
+    def adapted(cls, values: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
+        """Return a smaller `batch.micro` if that of a recipe does not divide `batch.global_rows`."""
+        if "batch.micro" in given or "batch.micro" not in values:
+            return {}
+        micro = fitting_micro(values.get("batch.global_rows"), values["batch.micro"])
+        return {} if micro is None else {"batch.micro": micro}
+
+    @classmethod
     def recorded_in(cls, given: Mapping[str, Any]) -> Path | None:
-        """Return `config.toml` of an existing run, if a command names the run and no data and recipe, or the recipe `auto`."""
-        if "run" not in given or (given.get("recipe") != AUTO and not given.keys().isdisjoint(("data", "recipe"))):
+        """Return `config.toml` of an existing run that a command continues with its settings.
+
+        The command names no data and no recipe, or the recipe `auto`, or the data and no other setting.
+        """
+        is_free = given.keys().isdisjoint(("data", "recipe")) or given.keys() <= {"run", "data", "resume"}
+        if "run" not in given or (given.get("recipe") != AUTO and not is_free):
             return None
         path = Path(given["run"]) / "config.toml"
         return path if path.is_file() else None
@@ -243,3 +255,11 @@ class TrainConfig(Settings):
                 f"of two; use for example batch.global_rows = {self.batch.micro << (self.batch.micro_batches.bit_length() - 1)}"
             )
         return self
+
+
+class PlanConfig(TrainConfig):
+    """The settings of `trainer plan`, which writes nothing and so needs no run."""
+
+    run: Path = Field(
+        Path(".planned-run"), description="Directory of this run. For an existing run, the plan counts the steps that are done."
+    )

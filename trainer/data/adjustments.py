@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from common.errors import CheckpointError
-from common.untrusted import Count, Form, check_form
+from common.untrusted import Count, Finite, Form, check_form
 from trainer.config import BatchConfig
 
 __all__ = ["Adjustment", "Adjustments", "smaller_micro"]
@@ -34,6 +34,9 @@ class Adjustment:
     """Paths, as in the manifest, of the shards whose rows are padding from `step` on."""
     cooldown_end: int | None = None
     """The last step of the run. The learning rate falls from `step` to this step."""
+    cooldown_begin: float | None = None
+    """If the cool-down has begun before `step`, and ends at another step than planned: steps done at which one with this end would
+    have begun that has the same learning rate at `step`."""
 
     @property
     def kind(self) -> Literal["micro", "quarantine", "cooldown"]:
@@ -101,13 +104,16 @@ class Adjustments:
         """Return the paths of the shards whose rows are padding at a step."""
         return frozenset(shard for adjustment in self.made if adjustment.step <= step for shard in adjustment.shards)
 
-    def cooldown(self) -> Adjustment | None:
-        """Return the cool-down that is not in the settings; None if there is none."""
-        return next((adjustment for adjustment in self.made if adjustment.kind == "cooldown"), None)
+    def cooldown(self, step: int) -> Adjustment | None:
+        """Return the cool-down after `step` steps that is not in the settings, or else the next one; None if there is none."""
+        found = self.of(("cooldown",)).made
+        begun = [one for one in found if one.step <= step + 1]
+        return begun[-1] if begun else next(iter(found), None)
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return plain values for the record."""
-        return [asdict(adjustment) for adjustment in self.made]
+        found = [asdict(adjustment) for adjustment in self.made]
+        return [{name: value for name, value in one.items() if (name, value) != ("cooldown_begin", None)} for one in found]
 
     @staticmethod
     def from_json(values: Iterable[Mapping[str, Any]]) -> Adjustments:
@@ -127,11 +133,16 @@ class _AdjustmentForm(Form, extra="forbid"):
     micro: Annotated[int, Field(ge=1, le=65536)] | None = None
     shards: list[str] | tuple[str, ...]
     cooldown_end: Count | None = None
+    cooldown_begin: Finite | None = None
 
     @model_validator(mode="after")
     def _check_end(self) -> Self:
         if self.cooldown_end is not None and self.cooldown_end <= self.step:
             raise ValueError(f"the cool-down of step {self.step} ends at step {self.cooldown_end}, but it needs at least two steps")
+        if self.cooldown_begin is not None and not self.cooldown_begin < self.step:
+            raise ValueError(
+                f"the cool-down of step {self.step} begins after {self.cooldown_begin} steps, but it must begin earlier"
+            )
         return self
 
 

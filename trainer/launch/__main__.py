@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -40,13 +40,25 @@ def main(words: Sequence[str]) -> ExitCode:
     if command := other_command(words):
         become(command)
     arguments, stop = training_arguments(words), StopRequest()
-    if may_be_finished(folder_of("run", arguments, os.environ)) and is_finished(arguments):
+    run = folder_of("run", arguments, os.environ)
+    if may_be_finished(run) and is_finished(arguments):
         return ExitCode.DONE
     stop.install()
+    try:
+        code = train(arguments, restarts, run, stop)
+    except StoppedBySignal:
+        code = ExitCode.STOPPED
+    # Engines start a training with the code STOPPED again, so this code also means a SIGTERM before the first save.
+    nothing_saved = run != "" and newest_step(run) < 0
+    return ExitCode.INTERRUPTED if code is ExitCode.STOPPED and stop.is_interrupt() and nothing_saved else code
+
+
+def train(arguments: Sequence[str], restarts: Mapping[str, str], run: str, stop: StopRequest) -> ExitCode:
+    """Train under torchrun. `run` is empty if only a recipe names it. Raises the errors of `count_gpus`."""
     cores = len(os.sched_getaffinity(0))
     os.environ.update(missing_variables(os.environ, partial(count_gpus, arguments, stop), cores))
     policy = RestartPolicy.of(restarts, os.environ.get("PET_NNODES") or "1")
-    run, data = (folder_of(name, arguments, os.environ) for name in ("run", "data"))
+    data = folder_of("data", arguments, os.environ)
     with exit_file() as reason, ExitStack() as held:
         if data:  # ranks lock their data only while they run, and it must not be replaced in the pause before a restart
             with suppress(PreparedDataError):  # the data is being replaced; the ranks report this

@@ -30,7 +30,7 @@ _TRAIN = Command(
 _PLAN = Command(
     "plan",
     "show the length, memory, disk space and time of a training",
-    "trainer.config:TrainConfig",
+    "trainer.config:PlanConfig",
     "trainer.commands.plan:run",
     "Shows what a training with these settings will do. It measures five steps and writes nothing.",
 )

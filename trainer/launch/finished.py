@@ -25,7 +25,7 @@ from data_pipeline.dataset.manifest import read_manifest
 from trainer.config import TrainConfig
 from trainer.watchdog.processes import leave_reason
 
-__all__ = ["finished_as", "longer_command", "report_finished"]
+__all__ = ["finished_as", "is_same", "longer_command", "nothing_to_train", "recorded_settings", "report_finished"]
 
 _MAX_MANIFEST_BYTES = 64 << 20
 _UNCOMPARED = ("data", "recipe", "run", "resume")
@@ -43,16 +43,22 @@ def report_finished(config: TrainConfig) -> bool:
     if os.environ.get("LOCAL_RANK", "0") == "0":
         leave_reason(f"{ExitCode.DONE:d}")
     if os.environ.get("RANK", "0") == "0":
-        ended_by = record["ended_by"]
-        lines = (
-            f"{config.run} is finished: {record['step']} steps, ended by {ended_by}. Nothing is left to train.",
-            f"To train longer: {longer_command(config, ended_by)}",
-            "The learning-rate curve then differs from that of an uninterrupted run of that length, and so do the results.",
-            f"To write text: {command_text('generate', config.run, '--prompt', 'The ')}",
-        )
+        lines = nothing_to_train(config, "finished", record["step"], record["ended_by"])
         sys.stderr.write(visible(redacted("\n".join(lines))) + "\n")
         sys.stdout.write(f"weights {record['weights']} steps {record['step']}\n")
     return True
+
+
+def nothing_to_train(config: TrainConfig, status: str, step: int, ended_by: str) -> tuple[str, ...]:
+    """Return the lines about a run with these settings of its last start, which has reached a limit after `step` steps."""
+    run = config.run
+    has = f"is finished: {step} steps" if status == "finished" else f"has {step} steps"
+    return (
+        f"{run} {has}, ended by {ended_by}. Nothing is left to train, and no file was changed.",
+        f"To train longer: {longer_command(config, ended_by)}",
+        "The learning-rate curve then differs from that of an uninterrupted run of that length, and so do the results.",
+        f"To write text: {command_text('generate', run, '--prompt', 'The ')}",
+    )
 
 
 def finished_as(config: TrainConfig) -> dict[str, Any] | None:
@@ -62,7 +68,7 @@ def finished_as(config: TrainConfig) -> dict[str, Any] | None:
     """
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, ProjectError, UnusableFileError, ValidationError):
         record = unsealed(read_run_file(config.run / "record.json", MAX_RECORD_BYTES, config.run))
-        if record["status"] != "finished" or not _is_same(_as_used(config, record["step"]), _recorded(config.run)):
+        if record["status"] != "finished" or not is_same(_as_used(config, record["step"]), recorded_settings(config.run)):
             return None
         if (config.data / MANIFEST).exists() and read_manifest(config.data).root_digest != record["data"]["root_digest"]:
             return None
@@ -90,19 +96,20 @@ def longer_command(config: TrainConfig, ended_by: str) -> str:
     return command_text("train", *words, "--resume.allow_changes", "schedule.decay_steps")
 
 
-def _recorded(run: Path) -> TrainConfig:
+def recorded_settings(run: Path) -> TrainConfig:
+    """Return the settings of the last start of a run. Raises various errors if they cannot be read."""
     return TrainConfig.model_validate(parse_toml(read_run_file(run / "config.toml", MAX_SETTINGS_BYTES, run))["train"])
 
 
 def _as_used(config: TrainConfig, num_steps: int) -> TrainConfig:
     """Return the settings with the warm-up that a run of so many steps has used: see `trainer.run.limits.with_shorter_warmup`."""
-    schedule, used = config.schedule, _recorded(config.run).schedule.warmup_steps
+    schedule, used = config.schedule, recorded_settings(config.run).schedule.warmup_steps
     if schedule.decay_steps is not None or not used < num_steps <= schedule.warmup_steps:
         return config
     return config.model_copy(update={"schedule": schedule.model_copy(update={"warmup_steps": used})})
 
 
-def _is_same(config: TrainConfig, recorded: TrainConfig) -> bool:
+def is_same(config: TrainConfig, recorded: TrainConfig) -> bool:
     """Return whether the settings are those of the last start. A run records the value that it chose for `auto`."""
     names = [name for name in setting_names(TrainConfig) if name.partition(".")[0] not in _UNCOMPARED]
     own, before = config.model_dump(mode="json"), recorded.model_dump(mode="json")

@@ -27,7 +27,7 @@ class StopRequest:
 
     def __init__(self, what_follows: str = "") -> None:
         self._what_follows = what_follows
-        self._is_received = False
+        self._received: signal.Signals | None = None
         self._child: int | None = None
         self._child_saves = False
         self._is_passed_on = False
@@ -50,7 +50,11 @@ class StopRequest:
 
     def is_received(self) -> bool:
         """Return whether a stop signal has arrived."""
-        return self._is_received
+        return self._received is not None
+
+    def is_interrupt(self) -> bool:
+        """Return whether the stop was requested with Ctrl-C."""
+        return self._received == signal.SIGINT
 
     @contextmanager
     def passed_on_to(self, child: int, *, saves: bool = False) -> Iterator[None]:
@@ -90,16 +94,16 @@ class StopRequest:
             self.wait_for_signal(left)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
-        if self._is_received:
+        if self._received is not None:
             return
-        self._is_received = True
+        self._received = signal.Signals(number)
         saves = self._child is not None and self._child_saves
-        what_follows = self._what_follows or ("finishing the step and saving" if saves else "nothing is started any more")
-        say(f"{signal.Signals(number).name} received; {what_follows}")
+        default = "stopping, after a save if a step was trained" if saves else "nothing is started any more"
+        say(f"{self._received.name} received; {self._what_follows or default}")
         self._pass_on()
 
     def _pass_on(self) -> None:
-        if self._is_received and self._child is not None and not self._is_passed_on:
+        if self._received is not None and self._child is not None and not self._is_passed_on:
             self._is_passed_on = True
             with suppress(ProcessLookupError):
                 os.kill(self._child, signal.SIGTERM)

@@ -150,7 +150,10 @@ def run_group(command: list[str], exit_file: Path, stop: StopRequest) -> Ended:
     why = why_killed(oom_kills)
     if status == -signal.SIGKILL:  # it could not report this itself
         say(f"signal 9 (SIGKILL) ended torchrun{f': {why}' if why else ''}")
-    return ended(status, left, why)
+    how = ended(status, left, why)
+    if how.final is ExitCode.STOPPED and not left:
+        say("stopped before a rank was started; no file was changed")
+    return how
 
 
 def ended(status: int, left: str, why_killed: str = "") -> Ended:

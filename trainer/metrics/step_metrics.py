@@ -26,6 +26,10 @@ class StepMetrics(TrainEvent):
     loader_wait_s: float
     last_step: int | None
     """The step at which the limits will end the run, if that is known."""
+    run_s: float = 0.0
+    """Time of the run so far, over all starts."""
+    left_s: float | None = None
+    """Expected time until a limit ends the run, if that is known."""
     non_finite_steps: int = 0
     """Steps of the run so far whose loss or gradient was not finite. The monitor sets it."""
 

@@ -10,7 +10,7 @@ from trainer.config import ScheduleConfig
 __all__ = ["cooldown_start", "learning_rate_factor", "weight_decay_factor"]
 
 
-def learning_rate_factor(config: ScheduleConfig, decay_steps: int, step: int, start: int | None = None) -> float:
+def learning_rate_factor(config: ScheduleConfig, decay_steps: int, step: int, start: float | None = None) -> float:
     """Return the learning rate of the update from `step` to `step + 1`, as a share of the peak, in [0, 1].
 
     Every kind begins with a linear warm-up of W = `warmup_steps` steps (Goyal et al., 2017): (step + 1) / (W + 1). The first update
@@ -71,7 +71,7 @@ def weight_decay_factor(config: ScheduleConfig, decay_steps: int, step: int, rat
     return rate_factor if config.weight_decay == "lr" else max(0.0, 1 - step / decay_steps)
 
 
-def _progress(config: ScheduleConfig, decay_steps: int, step: int, start: int | None) -> float:
+def _progress(config: ScheduleConfig, decay_steps: int, step: int, start: float | None) -> float:
     """Return the progress of the decay at a step after the warm-up, 0 to 1."""
     if decay_steps == 0:
         return 0.0

@@ -47,16 +47,14 @@ class Forecast:
         """Steps until the end of the run; 0 if their number is not known."""
         return max(0, self.num_steps - self.done.step)
 
-    @property
-    def num_epochs(self) -> float:
-        """Passes over the training rows; 0 if the number of steps is not known."""
-        return self.num_steps * self.config.batch.global_rows / self.num_train_rows
+    def num_epochs(self, num_steps: int) -> float:
+        """Return the passes over the training rows in so many steps."""
+        return num_steps * self.config.batch.global_rows / self.num_train_rows
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all steps, padding excluded, rounded; 0 if the number of steps is not known."""
+    def num_tokens(self, num_steps: int) -> int:
+        """Return the tokens of so many steps, padding excluded, rounded."""
         tokens = sum(shard.tokens for shard in self.manifest.shards if shard.split == "train")
-        return round(tokens * self.num_epochs)
+        return round(tokens * self.num_epochs(num_steps))
 
     @property
     def rows_per_evaluation(self) -> int:
@@ -68,10 +66,15 @@ class Forecast:
         """Bytes that the checkpoints take on the disk at most, with those that exist already."""
         return max(self.disk.held, self.shared_bytes + self.num_checkpoints * self.bytes_per_checkpoint)
 
-    def steps_in(self, minutes: float, step_s: float) -> int:
-        """Return how many steps fit into a time, with the evaluations."""
+    def expected_steps(self, step_s: float) -> int:
+        """Return the steps until the end of the run, at the first limit, if a step takes `step_s` seconds."""
+        minutes = self.config.limits.minutes
+        if minutes is None:
+            return self.steps_left
         each_s = step_s + self._evaluation_s(step_s) / self.config.eval.every_steps
-        return max(1, math.floor((60 * minutes - 2 * self._evaluation_s(step_s)) / each_s))
+        left_s = max(0.0, 60 * minutes - self.done.seconds)
+        within = max(1, math.floor((left_s - 2 * self._evaluation_s(step_s)) / each_s))
+        return min(within, self.steps_left) if self.num_steps else within
 
     def seconds(self, step_s: float) -> float:
         """Return the time until the end of the run, with evaluations, if a step takes `step_s` seconds."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from pathlib import Path
 
-from common.text import count, duration, rate, size, visible
+from common.text import count, duration, rate, shortened, size, visible
 from trainer.config import TrainConfig
 from trainer.model.lora import num_adapter_weights
 from trainer.planning.forecast import Forecast
@@ -29,9 +28,10 @@ def plan_lines(forecast: Forecast, *, place: str, free_bytes: int, step_s: float
     """
     config, manifest, model = forecast.config, forecast.manifest, forecast.config.model
     batch, micro = config.batch, config.batch.micro_rows
+    folder = shortened(str(config.data), _PATH_CHARS, from_end=True)
     evaluations = f"every {count(config.eval.every_steps)} steps, on {_counted(forecast.rows_per_evaluation, 'row')}"
     lines = {
-        "data": f"{_short(config.data)}: {_counted(forecast.num_train_rows, 'training row')} and "
+        "data": f"{folder}: {_counted(forecast.num_train_rows, 'training row')} and "
         f"{_counted(forecast.num_val_rows, 'validation row')} of {count(manifest.row_length)} tokens",
         "tokenizer": f"{manifest.tokenizer_kind}, {count(manifest.vocab_size)} tokens",
         "model": f"{rate(forecast.num_weights)} weights{_adapters(config)}: {_counted(model.layers, 'layer')}, "
@@ -69,14 +69,21 @@ def _table(lines: Mapping[str, str]) -> list[str]:
 
 
 def _length(forecast: Forecast, step_s: float | None) -> str:
-    minutes, steps = forecast.config.limits.minutes, forecast.num_steps
-    within = "" if minutes is None else f"until limits.minutes = {minutes:g} ends the run"
+    minutes, steps, done = forecast.config.limits.minutes, forecast.num_steps, forecast.done.step
+    ends = "" if minutes is None else f"limits.minutes = {minutes:g}"
+    if step_s is not None and minutes is not None and (within := done + forecast.expected_steps(step_s)) != steps:
+        return f"about {_steps(forecast, within)}, until {ends} ends the run"
     if not steps:
-        return within if step_s is None else f"about {_counted(forecast.steps_in(minutes or 0, step_s), 'step')}, {within}"
-    passes = f"{forecast.num_epochs:.3g} epoch{'s' * (forecast.num_epochs != 1)}"
+        return f"until {ends} ends the run"
+    return f"{_steps(forecast, steps)}{f', unless {ends} ends the run before' if ends and step_s is None else ''}"
+
+
+def _steps(forecast: Forecast, num_steps: int) -> str:
+    """Return a number of steps from the beginning of the run, with their tokens and epochs."""
+    epochs = forecast.num_epochs(num_steps)
     begun = f", of which {count(forecast.done.step)} are done" if forecast.done.step else ""
-    text = f"{_counted(steps, 'step')}{begun}: {rate(forecast.num_tokens)} tokens, {passes}"
-    return f"{text}, or {within}" if within else text
+    passes = f"{epochs:.3g} epoch{'s' * (epochs != 1)}"
+    return f"{_counted(num_steps, 'step')}{begun}: {rate(forecast.num_tokens(num_steps))} tokens, {passes}"
 
 
 def _disk(forecast: Forecast) -> str:
@@ -99,8 +106,8 @@ def _free(free_bytes: int, needed_bytes: int) -> str:
 def _time(forecast: Forecast, step_s: float | None) -> str:
     if step_s is None:
         return "not measured: the steps need more memory than one rank has"
-    steps = f" for {_counted(forecast.steps_left, 'step')}" if forecast.steps_left else ""
-    return f"about {duration(forecast.seconds(step_s))}{steps}, at {_step(step_s)} for each, with evaluations"
+    steps = _counted(forecast.expected_steps(step_s), "step")
+    return f"about {duration(forecast.seconds(step_s))} for {steps}, at {_step(step_s)} for each, with evaluations"
 
 
 def _step(step_s: float) -> str:
@@ -109,9 +116,3 @@ def _step(step_s: float) -> str:
 
 def _counted(number: int, noun: str) -> str:
     return f"{count(number)} {noun}{'s' * (number != 1)}"
-
-
-def _short(path: Path) -> str:
-    """Return a path, without its beginning if it is long."""
-    text = str(path)
-    return text if len(text) <= _PATH_CHARS else f"…{text[1 - _PATH_CHARS :]}"

@@ -28,6 +28,7 @@ def summary_lines(run: Path) -> list[str]:
     """
     record, store = read_record(run), CheckpointStore(run / "checkpoints")
     steps, ended_by = record.get("step"), record.get("ended_by")
+    status = "finished" if record["status"] == "finished" else "stopped"
     progress = read_progress(store, store.steps()[-1])
     # The first evaluation shows the model before training, so it is not a result.
     evaluations: dict[int, EvalEvent] = {}
@@ -41,7 +42,7 @@ def summary_lines(run: Path) -> list[str]:
     last, best = evaluations.get(progress.evaluated_step), evaluations.get(progress.best_step or 0)
     report = run / REPORT
     lines = {
-        "finished": f"{steps:,} steps in {duration(progress.seconds)} ({ended_by})",
+        status: f"{steps:,} steps in {duration(progress.seconds)} ({ended_by})",
         "validation": "no evaluation" if last is None else f"{_scores(last, unit, measures)} at the last step",
         "best": "no evaluation gave a number" if best is None else f"{_scores(best, unit, measures)} at step {best.step:,}",
         "report": str(report) if report.exists() else f"none yet; to write it: {command_text('report', run)}",

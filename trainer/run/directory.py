@@ -11,8 +11,8 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -20,7 +20,16 @@ import torch
 from pydantic import ValidationError
 
 from common.errors import CheckpointError, ConfigError, PreparedDataError
-from common.files import UnusableFileError, is_unfinished, open_output, own_folder, read_input, sync_directory, sync_upwards
+from common.files import (
+    UnusableFileError,
+    is_unfinished,
+    open_output,
+    own_folder,
+    read_input,
+    sync_directory,
+    sync_upwards,
+    write_atomic,
+)
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.messages import explain
 from common.settings.toml import parse_toml
@@ -30,6 +39,7 @@ from data_pipeline.dataset.layout import MANIFEST
 from trainer.config import TrainConfig
 from trainer.config.not_a_run import not_a_run
 from trainer.distributed.devices import check_no_gpu_is_hidden
+from trainer.watchdog.files import read_own
 
 __all__ = [
     "REFERENCE",
@@ -39,6 +49,7 @@ __all__ = [
     "foreign_files",
     "load_config",
     "locked_run",
+    "locked_unopened",
     "make_folder",
     "open_own",
     "read_id",
@@ -128,6 +139,7 @@ _FILES = (
 """Files that the program writes, in addition to the files that the record names."""
 _OWN = re.compile(rf"{_FILES}|extension\.py|(tokenizer|objective)/[^/]+")
 """Everything that a start of a run replaces or deletes."""
+_HEARTBEAT = re.compile(r"heartbeat/rank-\d+")
 _FOLDERS = (
     r"tokenizer|objective|ledger|heartbeat|stacks|profile|tensorboard|checkpoints|checkpoints/objects"
     r"|checkpoints/(\.bad-|\.)?step-\d{8,}(-\d+|\.tmp|\.deleted)?"
@@ -259,12 +271,14 @@ def _entries(run: Path, folder: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 _LOCK = ".lock"
-_NAME_ATTEMPTS, _NAME_WAIT_S = 100, 0.01
+_NAME_ATTEMPTS, _NAME_WAIT_S, _HOLDER_BYTES = 100, 0.01, 4096
 
 
 @contextmanager
 def locked_run(run: Path, *, doing: str = "is training here", option: str = "--run") -> Iterator[None]:
     """Lock a run directory against a second trainer. The kernel frees the lock when the process ends, for any reason.
+
+    The lock file names the holder while the lock is held.
 
     Args:
         run: the directory.
@@ -275,18 +289,72 @@ def locked_run(run: Path, *, doing: str = "is training here", option: str = "--r
         ConfigError: another process holds the lock; the message names it.
         CheckpointError: the lock file is a link or no regular file.
     """
-    run.mkdir(parents=True, exist_ok=True)
-    sync_upwards(run)
-    with os.fdopen(open_own(run / _LOCK, os.O_RDWR, run=run), "r+") as file:
+    with ExitStack() as stack:
+        while True:
+            run.mkdir(parents=True, exist_ok=True)
+            sync_upwards(run)
+            file = stack.enter_context(os.fdopen(open_own(run / _LOCK, os.O_RDWR, run=run), "r+"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"{run}: {_holder(file)} {doing}; wait for it or use another {option}") from None
+            if os.fstat(file.fileno()).st_nlink:  # else a start that trained nothing has removed the file meanwhile
+                break
+        before = os.pread(file.fileno(), _HOLDER_BYTES, 0)
+        _write_holder(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"{run}: {_holder(file)} {doing}; wait for it or use another {option}") from None
-        file.seek(0)
-        file.truncate()
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
-        yield
+            yield
+        finally:
+            with suppress(OSError):  # a full disk: the name then stays, and does no harm
+                _write_holder(file, before)
+
+
+def _write_holder(file: TextIO, name: bytes) -> None:
+    os.ftruncate(file.fileno(), 0)
+    os.pwrite(file.fileno(), name, 0)
+
+
+@contextmanager
+def locked_unopened(run: Path) -> Iterator[ExitStack]:
+    """Lock a run directory. Yield a stack that puts the folder back if the start ends before `pop_all` of the stack is called."""
+    missing = [folder for folder in (run, *run.parents) if not folder.exists()]
+    had_lock = (run / _LOCK).exists()
+    with locked_run(run):
+        found = dict(_entries(run, ""))
+        if not had_lock:
+            found.pop(_LOCK, None)
+        beats = [run / name for name, status in found.items() if _HEARTBEAT.fullmatch(name) and stat.S_ISREG(status.st_mode)]
+        heartbeats = {path: read_own(path) for path in beats}
+        with ExitStack() as undo:
+            undo.callback(_put_back, run, frozenset(found), heartbeats, missing)
+            yield undo
+
+
+def _put_back(run: Path, names: Collection[str], heartbeats: Mapping[Path, bytes], missing: Sequence[Path]) -> None:
+    """Remove the files of the program that a start has made in a run folder, and write the heartbeats before it again.
+
+    Stacks stay, because they say why a start hung, and so do checkpoints that were found damaged.
+
+    Args:
+        run: the folder.
+        names: its files and folders before the start.
+        heartbeats: contents of the heartbeats before the start.
+        missing: folders that the start has made: the run and its parents, the innermost first.
+    """
+    for name, status in reversed([entry for entry in _entries(run, "") if entry[0] not in names]):  # files before their folder
+        path = run / name
+        if name.startswith("checkpoints/") and "checkpoints" in names:
+            continue
+        if stat.S_ISDIR(status.st_mode) and re.fullmatch(_FOLDERS, name):
+            with suppress(OSError):  # it is not empty
+                path.rmdir()
+        elif _OWN.fullmatch(name) and not (name.startswith("stacks/") and status.st_size):
+            path.unlink(missing_ok=True)
+    for path, beat in heartbeats.items():
+        write_atomic(path, beat)
+    with suppress(OSError):
+        for folder in missing:
+            folder.rmdir()
 
 
 def wait_until_free(run: Path, timeout_s: float) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import pairwise
+from statistics import median
 
 from common.errors import ConfigError
 from data_pipeline.dataset.manifest import Manifest
@@ -49,35 +52,65 @@ def evaluations_without_gain(evaluations: Sequence[Evaluated], min_delta: float)
     return stale, best
 
 
+_RECENT_S, _APART_S, _LEAST_TIMES = 60.0, 1.0, 4
+_PAUSE_FACTOR = 4.0
 _SPARE_SHARE = 0.05
 """Share of the remaining time that a cool-down leaves for steps that are slower than those before it."""
 
 
 @dataclass
 class Pace:
-    """The mean wall-clock time of a step of this process, with evaluations and saves, from times that all ranks know."""
+    """The wall-clock time of a step in the last minute, and that of evaluations and saves, from times that all ranks know."""
 
-    first: tuple[int, float] | None = None
-    """Steps done, and the time at that moment, without the first steps of the process."""
+    times: deque[tuple[int, float]] = field(default_factory=deque)
+    """Steps done, and the time at that moment, at least a second apart, without the first steps of the process."""
     last: tuple[int, float] | None = None
     num_seen: int = 0
+    paused_s: float = 0.0
+    """Time of evaluations and saves, without those in the first steps of the process."""
+    seconds_each: float | None = None
+    """Seconds of a step without evaluations and saves; None if no step has been measured yet."""
 
     def add(self, steps_done: int, seconds: float) -> None:
         """Add the time at which a step began. A step back, after a rollback, begins a new measurement."""
         if self.last is not None and steps_done <= self.last[0]:
-            self.first, self.num_seen = None, 0
+            self.times.clear()
+            self.num_seen, self.paused_s, self.seconds_each = 0, 0.0, None
+        elif self.last is not None and self.seconds_each is not None:
+            lap_s = seconds - self.last[1]
+            self.paused_s += lap_s - self.seconds_each if lap_s > _PAUSE_FACTOR * self.seconds_each else 0.0
         self.num_seen += 1
         self.last = (steps_done, seconds)
-        if self.first is None and self.num_seen > UNTIMED_STEPS:
-            self.first = self.last
+        if self.num_seen <= UNTIMED_STEPS:
+            return
+        is_apart = not self.times or seconds >= self.times[-1][1] + _APART_S
+        if is_apart or len(self.times) == 1:
+            self.seconds_each = self._measured([*self.times, self.last])
+        if is_apart:
+            self.times.append(self.last)
+        while len(self.times) > _LEAST_TIMES and self.times[1][1] <= seconds - _RECENT_S:
+            self.times.popleft()
 
-    def last_step_before(self, deadline_s: float) -> int | None:
-        """Return the last step that ends before a time; None if no step has been measured yet."""
-        if self.first is None or self.last is None or self.last[0] == self.first[0]:
+    def last_step_before(self, deadline_s: float, pause_s: float = 0.0) -> int | None:
+        """Return the last step that ends before a time; None if no step has been measured yet.
+
+        Args:
+            deadline_s: the time.
+            pause_s: the least time of evaluations for each step.
+        """
+        if self.seconds_each is None or self.last is None:
             return None
-        seconds_each = (self.last[1] - self.first[1]) / (self.last[0] - self.first[0])
+        each_s = self.seconds_each + max(pause_s, self.paused_s / (self.num_seen - UNTIMED_STEPS))
         remaining_s = (deadline_s - self.last[1]) * (1 - _SPARE_SHARE)
-        return self.last[0] + max(0, math.floor(remaining_s / seconds_each)) if seconds_each > 0 else None
+        return self.last[0] + max(0, math.floor(remaining_s / each_s)) if each_s > 0 else None
+
+    def _measured(self, points: Sequence[tuple[int, float]]) -> float | None:
+        spans = [(then[0] - now[0], then[1] - now[1]) for now, then in pairwise(points)]
+        if not spans:
+            return None
+        longest = _PAUSE_FACTOR * median(seconds / steps for steps, seconds in spans)
+        usual = [(steps, seconds) for steps, seconds in spans if seconds / steps <= longest]  # others have an evaluation or a save
+        return sum(seconds for _, seconds in usual) / sum(steps for steps, _ in usual)
 
 
 @dataclass
@@ -113,8 +146,25 @@ class Plan:
         Args:
             ending_s: `Clock.ending_s`. It counts from the beginning of a step, with one more step, so the last step is two later.
         """
-        last = None if self.seconds is None else self.pace.last_step_before(self.seconds - ending_s)
+        each_s = self.pace.seconds_each
+        if self.seconds is None or each_s is None:
+            return None
+        pause_s = max(0.0, ending_s - 2 * each_s) / self.eval.every_steps
+        last = self.pace.last_step_before(self.seconds - ending_s, pause_s)
         return None if last is None else last + 2
+
+    def left_s(self, step: int, seconds: float) -> float | None:
+        """Return the expected time until the first limit ends the run; None if it is not known yet.
+
+        Args:
+            step: the last step that is done.
+            seconds: time of the run so far.
+        """
+        last, each_s = self.last_step or self.expected_steps, self.pace.seconds_each
+        bounds = [] if self.seconds is None else [self.seconds - seconds]
+        if last and each_s is not None:
+            bounds.append((last - step) * each_s)
+        return max(0.0, min(bounds)) if bounds else None
 
     def finished(self, progress: Progress) -> bool:
         """Return whether a limit is reached, or the evaluations have not improved for too long."""

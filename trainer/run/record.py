@@ -86,6 +86,7 @@ __all__ = [
     "NEVER_TRAINED",
     "Before",
     "Origin",
+    "check_data",
     "check_identity",
     "check_nothing_saved",
     "check_was_trained",
@@ -191,18 +192,23 @@ def identity_of(
     return identity if config.reproducibility == "elastic" else identity | {"world_size": group.world_size}
 
 
+def check_data(run: Path, recorded: Mapping[str, Any], root_digest: str | None) -> None:
+    """Raise ConfigError if the recorded identity of a run names other data."""
+    if recorded.get("data") != root_digest:
+        raise ConfigError(
+            f"{run}: this run was trained on the data {recorded.get('data')}, not on {root_digest}; "
+            "use another --run, or --data with the data that it was trained on"
+        )
+
+
 def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str, Any], allow_changes: tuple[str, ...]) -> None:
     """Check that the identity of this start equals the recorded identity, except for the allowed changes.
 
     Raises:
         ConfigError: they differ; the message names the differences and the remedy.
     """
+    check_data(run, recorded, identity.get("data"))
     changed = _differing(recorded, identity)
-    if any(one.name == "data" for one in changed):
-        raise ConfigError(
-            f"{run}: this run was trained on the data {recorded.get('data')}, not on {identity.get('data')}; "
-            "use another --run, or --data with the data that it was trained on"
-        )
     refused = [one for one in changed if one.name not in allow_changes]
     names = [one.name for one in refused]
     allow = f"--resume.allow_changes {' '.join([*allow_changes, *names])}"

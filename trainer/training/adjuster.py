@@ -29,6 +29,10 @@ from trainer.run.record import leave_note, note_adjustment
 __all__ = ["Adjuster", "smaller_batches", "wrapped"]
 
 _log = logging.getLogger(__name__)
+_LEAST_LEFT = 8
+"""Steps before the end of a cool-down from which on its end does not change any more."""
+_SHORTER, _LONGER = 10, 4
+"""The end changes by at least one of so many parts of the steps that are left."""
 
 
 @dataclass
@@ -41,6 +45,8 @@ class Adjuster:
     monitor: Monitor
     ledger: Ledger | None
     """None on all ranks except rank 0."""
+    follows_speed: bool = False
+    """Whether this start has begun a cool-down. That of an earlier start keeps its end, so that a resume has the same bits."""
 
     def make(self, adjustment: Adjustment) -> None:
         """Add an adjustment, and write it into the record, where the next start of the run reads it."""
@@ -82,15 +88,34 @@ class Adjuster:
         All ranks have the same times, so they make the same decision. The record holds the adjustment before the next step is made.
         """
         schedule, step = self.context.config.schedule, progress.step
-        if not limits.may_cool_early or limits.cooldown is not None:
+        limits.cooldown = self.adjustments.cooldown(step)
+        if not limits.may_cool_early or (limits.cooldown is not None and not self.follows_speed):
             return
         end = limits.last_step_in_time(progress.ending_s)
+        if limits.cooldown is not None:
+            self._end_cooldown_at(end, limits.cooldown, limits, step)
+            return
         if end is None or step < cooldown_start(schedule, end):
             return
         if limits.decay_steps and (end >= limits.decay_steps or step >= cooldown_start(schedule, limits.decay_steps)):
             return  # the planned cool-down ends in time, or has begun
         last = max(end, step + 2)
         limits.cooldown = Adjustment(step + 1, f"limits.minutes ends the run after about {end} steps", cooldown_end=last)
+        self.make(limits.cooldown)
+        self.follows_speed = True
+
+    def _end_cooldown_at(self, end: int | None, cooldown: Adjustment, limits: Plan, step: int) -> None:
+        """Let a cool-down that has begun end at another step, if the speed has changed, without a jump of the learning rate."""
+        planned = cooldown.cooldown_end or 0
+        end = planned if end is None else min(end, limits.decay_steps or end)
+        left = planned - step
+        # A run that ends before its rate has fallen loses more than one that ends early.
+        if left < _LEAST_LEFT or -left / _SHORTER < end - planned < left / _LONGER:
+            return
+        begin = cooldown.step - 1 if cooldown.cooldown_begin is None else cooldown.cooldown_begin
+        end, done = max(end, step + 2), (step - begin) / (planned - begin)
+        reason = f"at the speed of the last minute, limits.minutes ends the run after about {end} steps"
+        limits.cooldown = Adjustment(step + 1, reason, cooldown_end=end, cooldown_begin=(step - done * end) / (1 - done))
         self.make(limits.cooldown)
 
     def wrapped(self, loss: LossModule, step: int) -> tuple[nn.Module, Accumulation]:

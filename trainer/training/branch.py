@@ -20,7 +20,7 @@ from trainer.run.metrics_file import METRICS
 from trainer.run.record import read_record, read_record_if_any
 from trainer.run.state import copy_state, load_whole
 
-__all__ = ["allowed_changes", "begin_branch", "check_cooldown", "continued_run"]
+__all__ = ["allowed_changes", "begin_branch", "check_cooldown", "continued_run", "is_new_branch"]
 
 _log = logging.getLogger(__name__)
 _BRANCHED = "branched"
@@ -76,13 +76,18 @@ def _exists(run: Path) -> bool:
     if CheckpointStore(run / "checkpoints").steps():
         return True
     record = read_record_if_any(run)
-    return record is not None and record["status"] != _BRANCHED
+    return record is not None and not is_new_branch(record)
+
+
+def is_new_branch(record: Mapping[str, Any]) -> bool:
+    """Return whether a run has copied the state of another run, and has not trained yet."""
+    return bool(record["status"] == _BRANCHED)
 
 
 def allowed_changes(config: TrainConfig, record: Mapping[str, Any] | None) -> tuple[str, ...]:
     """Return the names in the identity that may differ from the record: a branch may begin with another schedule."""
     allowed = config.resume.allow_changes
-    if record is None or record["status"] != _BRANCHED:
+    if record is None or not is_new_branch(record):
         return allowed
     return (*allowed, *(f"schedule.{name}" for name in type(config.schedule).model_fields))
 
@@ -93,7 +98,7 @@ def check_cooldown(config: TrainConfig, record: Mapping[str, Any], step: int, de
     Raises:
         ConfigError: it would.
     """
-    if record["status"] != _BRANCHED or config.schedule.kind != "wsd" or decay_steps == 0:
+    if not is_new_branch(record) or config.schedule.kind != "wsd" or decay_steps == 0:
         return
     start = cooldown_start(config.schedule, decay_steps)
     if start < step:

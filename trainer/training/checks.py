@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, PreparedDataError
+from common.errors import ConfigError, PreparedDataError, ProjectError
+from common.files import UnusableFileError
 from common.storage_errors import naming
 from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import CheckpointStore, check_space
+from trainer.checkpoint.weights import weights_digest
 from trainer.config import Precision, TrainConfig
 from trainer.data.adjustments import Adjustments
 from trainer.data.mixture import build_order
@@ -25,6 +27,7 @@ from trainer.finetuning.choice import objective_of
 from trainer.finetuning.initial_weights import check_initial, check_same_initial, choose_initial
 from trainer.finetuning.lora import check_lora
 from trainer.finetuning.objective import Objective
+from trainer.launch.finished import is_same, nothing_to_train, recorded_settings
 from trainer.machine.memory import PeakMeter
 from trainer.machine.precision import ChosenPrecision, with_precision
 from trainer.model.attention import backend_of
@@ -33,11 +36,13 @@ from trainer.parallel.fsdp import check_parallel
 from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes
 from trainer.run.clock import Clock
 from trainer.run.context import RunContext
-from trainer.run.directory import check_nothing_is_replaced, check_places, locked_run
+from trainer.run.directory import check_nothing_is_replaced, check_places, locked_unopened
 from trainer.run.limits import Plan, plan_run, with_shorter_warmup
+from trainer.run.progress import Progress
 from trainer.run.record import (
     Before,
     Origin,
+    check_data,
     check_identity,
     check_nothing_saved,
     check_was_trained,
@@ -49,14 +54,28 @@ from trainer.run.record import (
     recorded_micro,
     recorded_precision,
 )
+from trainer.run.state import load_whole, read_progress
 from trainer.training.branch import allowed_changes, begin_branch, check_cooldown, continued_run
-from trainer.training.micro_batch_size import with_micro
+from trainer.training.micro_batch_size import with_micro, with_micro_for
 from trainer.training.trainable import RunData
 from trainer.watchdog.files import clear_heartbeats
 
-__all__ = ["Checked", "Fitted", "check", "check_ranks", "fit"]
+__all__ = ["Checked", "Fitted", "NothingToTrain", "check", "check_ranks", "fit"]
 
 _log = logging.getLogger(__name__)
+
+
+class NothingToTrain(Exception):  # noqa: N818 - an outcome, no error
+    """The run has reached a limit, so this start trains no step and changes no file. The message says so.
+
+    Args:
+        message: for users; empty on all ranks except rank 0.
+        result: of `trainer.loop.train`.
+    """
+
+    def __init__(self, message: str, result: str) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 @dataclass(frozen=True)
@@ -93,6 +112,8 @@ class Checked:
     """Adjustments of earlier starts."""
     memory: PeakMeter
     clock: Clock
+    undo: ExitStack
+    """Puts the run folder back at the end of this start, unless its callbacks are removed."""
 
 
 def fit(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension) -> Fitted:
@@ -103,6 +124,7 @@ def fit(stack: ExitStack, config: TrainConfig, group: Group, extension: Extensio
     group.on_main(lambda: _check_continued(config))
     manifest, tokenizer = group.on_all(lambda: _open_data(stack, config, group))
     check_same_data(config.data, manifest.root_digest, group)
+    group.on_main(lambda: _check_data(config, manifest))
     objective = group.on_all(lambda: objective_of(config, manifest, extension.hooks))
     train_rows = objective.rows(config.data, manifest, "train", verify=config.verify_data)
     val_rows = objective.rows(config.data, manifest, "val", verify=config.verify_data)
@@ -110,6 +132,7 @@ def fit(stack: ExitStack, config: TrainConfig, group: Group, extension: Extensio
     config, precision = with_precision(config, group, recorded_format)
     backend = backend_of(config, group.device)
     memory = PeakMeter(group.device)
+    config = with_micro_for(config, group.world_size)
     context = RunContext(config, manifest, group, backend, extension.has_step or objective.step is not None)
     context = with_micro(context, extension, recorded_rows, objective)
     _check_fit(context.config, manifest, len(train_rows), len(val_rows), group)
@@ -123,7 +146,11 @@ def fit(stack: ExitStack, config: TrainConfig, group: Group, extension: Extensio
 
 
 def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension, clock: Clock) -> Checked:
-    """Compare the settings with the data, the machine and the existing run. Raises the errors of `setup.opened_run`."""
+    """Compare the settings with the data, the machine and the existing run. Raises the errors of `setup.opened_run`.
+
+    Raises:
+        NothingToTrain: a limit is reached already.
+    """
     fitted = fit(stack, config, group, extension)
     context, limits = fitted.context, fitted.limits
     config, manifest = context.config, context.manifest
@@ -136,24 +163,36 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     )
     checkpoints = CheckpointStore(config.run / "checkpoints")
     before: list[Before] = []
+    undo = ExitStack()
 
     def check_branch(trunk: Path, record: Mapping[str, Any], step: int) -> None:
         check_identity(trunk, record["identity"], identity, allowed_changes(config, record))
         check_cooldown(config, record, step, limits.decay_steps)
 
-    def prepare_run() -> tuple[int | None, list[dict[str, Any]]]:
-        stack.enter_context(locked_run(config.run))
+    def prepare_run() -> tuple[int | None, list[dict[str, Any]], tuple[str, str] | None]:
+        nonlocal undo
+        undo = stack.enter_context(locked_unopened(config.run))
         begin_branch(config, check_branch)
         newest, record = _checked_run(config, checkpoints, identity)
-        _check_space(config, manifest.vocab_size)
-        clear_heartbeats(config.run)
+        adjustments = recorded_adjustments(config.run, record, identity, allowed_changes(config, record))
         if record is not None and newest is not None:
             check_cooldown(config, record, newest, limits.decay_steps)
             before.append(Before(record, newest))
-        allowed = allowed_changes(config, record)
-        return newest, recorded_adjustments(config.run, record, identity, allowed).to_json()
+            progress = read_progress(checkpoints, newest)
+            ended_by = replace(limits, cooldown=adjustments.cooldown(newest)).ended_by(progress)
+            if ended_by is not None:
+                known = _settings_before(config.run)
+                # A start that was killed after its last step has to complete the record.
+                if record["status"] == "finished" or known is None or not is_same(config, known):
+                    return newest, [], _nothing_left(known or config, record, checkpoints, progress, ended_by)
+        _check_space(config, manifest.vocab_size)
+        clear_heartbeats(config.run)
+        return newest, adjustments.to_json(), None
 
-    newest, recorded = group.on_main(prepare_run)
+    newest, recorded, nothing_left = group.on_main(prepare_run)
+    if nothing_left is not None:
+        message, result = nothing_left
+        raise NothingToTrain(message if group.is_main else "", result)
     check_shared(config.run, group)
     return Checked(
         context=context,
@@ -170,7 +209,26 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         adjustments=Adjustments.from_json(recorded),
         memory=fitted.memory,
         clock=clock,
+        undo=undo,
     )
+
+
+def _settings_before(run: Path) -> TrainConfig | None:
+    """Return the settings of the last start of a run, with its present place; None if they cannot be read."""
+    with suppress(OSError, ValueError, KeyError, TypeError, ProjectError, UnusableFileError):
+        return recorded_settings(run).model_copy(update={"run": run})
+    return None
+
+
+def _nothing_left(
+    known: TrainConfig, record: Mapping[str, Any], checkpoints: CheckpointStore, progress: Progress, ended_by: str
+) -> tuple[str, str]:
+    """Return the message about a run that has reached a limit, and the result of its training."""
+    same_step = record.get("step") == progress.step
+    digest = record.get("weights") if same_step else None
+    digest = digest or weights_digest(load_whole(checkpoints, progress.step)[0].model)
+    lines = nothing_to_train(known, record["status"], progress.step, ended_by)
+    return "\n".join(lines), f"weights {digest} steps {progress.step}"
 
 
 def _check_space(config: TrainConfig, vocab_size: int) -> None:
@@ -191,6 +249,14 @@ def _check_continued(config: TrainConfig) -> None:
     check_nothing_is_replaced(config.run)
     run = continued_run(config)
     check_was_trained(run, read_record_if_any(run))
+
+
+def _check_data(config: TrainConfig, manifest: Manifest) -> None:
+    """Refuse other data than that of the run which this start continues, before its settings are compared with it."""
+    run = continued_run(config)
+    record = read_record_if_any(run) if CheckpointStore(run / "checkpoints").steps() else None
+    if record is not None:
+        check_data(run, record["identity"], manifest.root_digest)
 
 
 def _first_look(config: TrainConfig, manifest: Manifest) -> tuple[int | None, Precision | None]:

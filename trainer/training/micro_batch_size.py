@@ -22,7 +22,7 @@ from trainer.optim.optimizers import state_bytes_per_weight
 from trainer.run.context import RunContext
 from trainer.training.trainable import hold_copy, new_loss, new_model, own_step_loss
 
-__all__ = ["choose_micro", "expected_memory", "micro_candidates", "probe", "with_micro"]
+__all__ = ["choose_micro", "expected_memory", "micro_candidates", "probe", "with_micro", "with_micro_for"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +46,20 @@ def micro_candidates(global_rows: int, world_size: int) -> list[int]:
     busiest = {micro: -(-(global_rows // micro) // world_size) * micro for micro in _divisors(global_rows)}
     limit = max(min(busiest.values()), _UNEVEN * global_rows / world_size)
     return [micro for micro, rows in sorted(busiest.items(), reverse=True) if rows <= limit and global_rows // micro >= world_size]
+
+
+def with_micro_for(config: TrainConfig, num_ranks: int) -> TrainConfig:
+    """Return the settings with a smaller `batch.micro` if nobody has set it and it leaves ranks without rows.
+
+    Raises:
+        ConfigError: the global batch has fewer rows than there are ranks.
+    """
+    batch = config.batch
+    is_free = batch.micro != "auto" and "micro" not in batch.model_fields_set and config.reproducibility != "elastic"
+    if not is_free or batch.micro_batches >= num_ranks:
+        return config
+    micro = next(rows for rows in micro_candidates(batch.global_rows, num_ranks) if rows <= batch.micro_rows)
+    return config.model_copy(update={"batch": BatchConfig(global_rows=batch.global_rows, micro=micro)})
 
 
 def choose_micro(

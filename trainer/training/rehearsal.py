@@ -30,7 +30,7 @@ from trainer.run.context import RunContext
 from trainer.run.progress import Progress
 from trainer.run.state import read_progress
 from trainer.training.checks import check_ranks, fit
-from trainer.training.micro_batch_size import expected_memory, micro_candidates
+from trainer.training.micro_batch_size import expected_memory, micro_candidates, with_micro_for
 from trainer.training.setup import build_trainable
 from trainer.training.step import CannotContinueError, train_step
 from trainer.training.step_report import StepInputs
@@ -77,6 +77,7 @@ def rehearse(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> 
         extension = load_extension(config.extension)
         fitted = fit(stack, config, group, extension)
         context = _for_ranks(fitted.context, num_ranks, chosen=config.batch.micro == "auto")
+        context = replace(context, config=with_micro_for(context.config, num_ranks))
         config, manifest = context.config, context.manifest
         check_ranks(config, num_ranks)
         check_parallel(config, replace(group, world_size=num_ranks))

@@ -115,6 +115,8 @@ class Reporter:
             mfu=self.flops.mfu(tokens_per_s, self.context.group.world_size),
             loader_wait_s=facts.loader_wait_s,
             seconds=seconds,
+            run_s=self.clock.seconds,
+            left_s=self.limits.left_s(result.step, self.clock.seconds),
             measures=dict(zip(self.loss.measures, result.measures, strict=True)),
             has_perplexity=self.loss.has_perplexity,
         )

@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from common.errors import ConfigError
+from common.errors import ConfigError, StoppedBySignal
 from common.redaction import RedactingFormatter, secrets_of
 from common.settings.load import AUTO
 from common.storage_errors import naming
@@ -63,6 +63,7 @@ from trainer.run.record import open_record as write_record
 from trainer.run.signals import StopRequest, stop_request
 from trainer.run.state import RunState, load_whole
 from trainer.training.adjuster import Adjuster, wrapped
+from trainer.training.branch import is_new_branch
 from trainer.training.checks import Checked, check
 from trainer.training.evaluator import Evaluator
 from trainer.training.micro_batch_size import expected_memory
@@ -122,14 +123,34 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
         if trust_extension and extension.digest is not None and group.is_main:
             note_trained_with(extension.digest)
         checked = check(stack, config, group, extension, clock)
+        _end_if_asked(checked, stop)
         heartbeat = stack.enter_context(_watched(checked.context))  # from here on the watchdog detects a rank without progress
         restored = restore(checked, build(checked), heartbeat)
+        _end_if_asked(checked, stop)
         # Not earlier, because settings that do not fit the checkpoint must leave the files of the run unchanged.
         run = open_record(stack, checked, restored, stop)
         del restored
         with run.clock.paused():
             introduce(run, continued=checked.newest is not None)
         yield run
+
+
+def _end_if_asked(checked: Checked, stop: StopRequest) -> None:
+    """End the start if a rank was asked to stop. No file of the run has changed yet.
+
+    Raises:
+        StoppedBySignal: a rank was asked to stop.
+        KeyboardInterrupt: the same, if this rank was asked with Ctrl-C, and the run has no checkpoint.
+    """
+    group, config = checked.context.group, checked.context.config
+    if group.smallest(0 if stop.signal_name is None else -1) == 0:
+        return
+    newest = group.on_main(lambda: None if checked.before is None or is_new_branch(checked.before.record) else checked.newest)
+    saved = "has no checkpoint yet" if newest is None else f"has its checkpoint of step {newest}"
+    message = f"no step was trained, and no file was changed; {config.run} {saved}; run the same command again to go on"
+    if newest is None and stop.signal_name == "SIGINT":
+        raise KeyboardInterrupt(message)
+    raise StoppedBySignal(message if group.local_rank == 0 else "")
 
 
 def build(checked: Checked) -> tuple[Trainable, Adjustments]:
@@ -197,6 +218,7 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
     files, initial = checked.objective.files, checked.initial
 
     def write() -> None:
+        checked.undo.pop_all()
         write_record(context, checked.identity, source, restored.adjustments, before, precision, files, initial)
         if trainable.num_trained < trainable.num_weights:
             note_trained_weights(config.run, trainable.num_trained, trainable.num_weights)
@@ -242,7 +264,7 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
     context, manifest = checked.context, checked.context.manifest
     config, group = context.config, context.group
     checked.clock.resume(restored.progress.seconds, restored.progress.ending_s)
-    checked.limits.cooldown = restored.adjustments.cooldown()
+    checked.limits.cooldown = restored.adjustments.cooldown(restored.progress.step)
     reporter = Reporter(
         context=context,
         limits=checked.limits,

@@ -96,7 +96,8 @@ class TrainingRun:
         config, limits, cooldown = self.data.context.config, self.limits, self.limits.cooldown
         decay_steps, start = limits.decay_steps, None
         if cooldown is not None and cooldown.cooldown_end is not None:
-            decay_steps, start = cooldown.cooldown_end, cooldown.step - 1
+            decay_steps = cooldown.cooldown_end
+            start = cooldown.step - 1 if cooldown.cooldown_begin is None else cooldown.cooldown_begin
         factor = learning_rate_factor(config.schedule, decay_steps, progress.step, start)
         decay = weight_decay_factor(config.schedule, limits.decay_steps, progress.step, factor)
         factors = (factor, self.reporter.guard.lr_factor)

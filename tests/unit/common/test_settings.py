@@ -16,12 +16,26 @@ from common.command_line import Command
 from common.errors import ConfigError
 from common.settings.command import run_listed
 from common.settings.load import load_options, load_settings
-from common.settings.model import Options, Place, Section, Settings, environment_names, setting_names
+from common.settings.model import (
+    Options,
+    Place,
+    Section,
+    Settings,
+    environment_names,
+    is_list,
+    place_of,
+    set_names,
+    setting_names,
+    spelling,
+)
 from common.settings.options import help_parser
 from common.settings.toml import to_toml
+from data_pipeline.commands.table import COMMANDS as OF_DATA
 from data_pipeline.config import PrepareConfig
+from tests.support.command_tables import settings_of_table
 from tests.support.terminals import terminal_as
 from trainer.config import TrainConfig
+from trainer.launch.command_table import COMMANDS as OF_TRAINER
 
 
 class Optim(Section):
@@ -384,7 +398,7 @@ def test_the_short_help_has_ten_settings_in_sixty_lines_and_its_examples_can_be_
     load_settings(model, [*required, *words], help_parser(model, "t", ""), {})
     for example in model.examples:
         if "--data" in example or model is PrepareConfig:
-            load_settings(model, [*required, *shlex.split(example)], help_parser(model, "t", ""), {})
+            load_settings(model, shlex.split(example), help_parser(model, "t", ""), {})
 
 
 @pytest.mark.parametrize("model", [TrainConfig, PrepareConfig])
@@ -407,3 +421,48 @@ def test_help_all_shows_every_setting(model: type[Settings], capsys: pytest.Capt
 def test_help_for_anything_else_than_all_is_refused() -> None:
     with pytest.raises(ConfigError, match="the only value is all"):
         help_parser(TrainConfig, "trainer train", "").parse_args(["--help", "optim"])
+
+
+WITH_WORDS = {
+    command.name: model
+    for command in (*OF_TRAINER.values(), *OF_DATA.values())
+    if issubclass(model := settings_of_table(command), Options)
+    and any(place_of(field).positional for field in setting_names(model).values())
+}
+
+
+@pytest.mark.parametrize("name", WITH_WORDS)
+def test_an_option_may_stand_before_between_and_after_the_words_without_a_name(name: str) -> None:
+    model = WITH_WORDS[name]
+    fields = setting_names(model)
+    values = [one for one, field in fields.items() if place_of(field).positional]
+    words = [*values, *(["more"] if is_list(fields[values[-1]]) else [])]
+    options = {
+        one: field for one, field in fields.items() if one not in values and not is_list(field)
+    }  # a list takes all that follows
+    refused = set()
+    for one, field in options.items():
+        option = [spelling(one, field)] if field.annotation is bool else [spelling(one, field), "1"]
+        for cut in range(len(words) + 1):
+            try:
+                load_options(model, [*words[:cut], *option, *words[cut:]], help_parser(model, name, ""), {})
+            except ConfigError as error:
+                refused.add(str(error))
+    assert not [message for message in refused if "unrecognized" in message or f"required: {words[0]}" in message]
+
+
+def test_a_word_after_two_hyphens_is_no_option() -> None:
+    assert load_small("--raw -- --name") == Small(run=Path("--name"), raw=True)
+
+
+def test_only_what_a_person_has_set_counts_as_set(recipe: Path) -> None:
+    assert set(set_names(load())) == {"data"}
+    assert set(set_names(load("--data x --optim.clip 2", DEMO_SAVING="none"))) == {"data", "optim.clip", "saving"}
+    assert set(set_names(load(f"--data x --recipe {recipe}"))) == {"data", "recipe", "every", "optim.lr"}
+
+
+def test_the_settings_of_a_recipe_of_the_program_are_not_those_of_a_person(monkeypatch: pytest.MonkeyPatch, recipe: Path) -> None:
+    monkeypatch.setattr("common.settings.load.RECIPES", recipe.parent)
+    found = load("--data x --recipe mine --every 3")
+    assert (found.every, found.optim.lr) == (3, 0.5)
+    assert set(set_names(found)) == {"data", "recipe", "every"}

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from common.terminal import printable
 from common.terminal_lines import Colour, write_line
-from common.text import duration, rate
+from common.text import duration, rate, shortened
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.step_metrics import StepMetrics
 from trainer.run.events import AlertEvent, EvalEvent, Event, MeasuresEvent, SampleEvent, ScoresEvent
@@ -20,10 +20,11 @@ from trainer.run.metrics_file import Known
 
 __all__ = ["TerminalSink"]
 
-_SAMPLE_LINES = 12
+_SAMPLE_CHARS, _PROMPT_CHARS = 120, 40
 _SCORES = {"perplexity": "perplexity", "repetition": "repetition", "distinct_2": "distinct pairs"}
 """The scores that are shown, with their names for people."""
-_BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+_BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
+_WITHOUT_END = "step {n_fmt}{postfix}"
 
 
 class TerminalSink(Sink):
@@ -35,7 +36,6 @@ class TerminalSink(Sink):
         every_steps: steps between two lines.
         average_steps: steps in the mean of the loss.
         stream: stderr if it is None.
-        clock: returns seconds that never go back.
         now: returns the time of the day as text, which begins the lines in a pipe or file.
     """
 
@@ -46,18 +46,15 @@ class TerminalSink(Sink):
         every_steps: int,
         average_steps: int,
         stream: IO[str] | None = None,
-        clock: Callable[[], float] = time.monotonic,
         now: Callable[[], str] = lambda: time.strftime("%H:%M:%S"),
     ) -> None:
         self._stream = stream or sys.stderr
         self._every_steps, self._average_steps = every_steps, average_steps
-        self._clock, self._now = clock, now
-        self._begin = clock()
-        self._timed_from: tuple[float, int] | None = None
+        self._now = now
         self._lowest = math.inf
         self._bar: tqdm[Any] | None = None
         if self._stream.isatty():
-            form = None if last_step is None else _BAR
+            form = _WITHOUT_END if last_step is None else _BAR
             self._bar = tqdm(
                 total=last_step, initial=resume_step, unit="step", file=self._stream, dynamic_ncols=True, bar_format=form
             )
@@ -83,12 +80,11 @@ class TerminalSink(Sink):
                 self._line(printable(f"{event.severity}: {event.message}"), "red" if event.severity == "critical" else "yellow")
 
     def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
-        """Show the first sample with its line breaks, and three scores. The files of the run have all of them."""
+        """Show a line of the first sample, and three scores. The report has all samples in full."""
         if samples:
-            others = f" (1 of {len(samples)}; the others are in the report)" if len(samples) > 1 else ""
-            lines = printable(samples[0].whole).splitlines() or [""]
-            shown = [*lines[:_SAMPLE_LINES], *(["…"] if len(lines) > _SAMPLE_LINES else [])]
-            self._line("\n".join((f"step {step}  sample{others}:", *(f"    {line}" for line in shown))))
+            prompt = shortened(" ".join(samples[0].prompt.split()), _PROMPT_CHARS, from_end=True)
+            text = " ".join(printable(f"{prompt} \u2192 {samples[0].text}" if prompt else samples[0].text).split())
+            self._line(f"step {step}  sample: {shortened(text, _SAMPLE_CHARS)}")
         found = {} if scores is None else {label: scores.numbers[name] for name, label in _SCORES.items() if name in scores.numbers}
         if found:
             texts = ", ".join(f"{label} {value:.3g}" for label, value in found.items())
@@ -96,7 +92,6 @@ class TerminalSink(Sink):
 
     def rewind(self, known: Known) -> None:
         """Move the bar back."""
-        self._timed_from = None
         if self._bar is not None:
             self._bar.n = known.step
             self._bar.refresh()
@@ -107,14 +102,13 @@ class TerminalSink(Sink):
             self._bar.close()
 
     def _train(self, metrics: StepMetrics) -> None:
-        if self._timed_from is None:  # the first step compiles code and fills caches
-            self._timed_from = (self._clock(), metrics.step)
         if self._bar is not None:
             if metrics.last_step:  # known, or earlier than it was, once the time that is left decides about the end
                 self._bar.total = metrics.last_step
                 self._bar.bar_format = _BAR
             self._bar.update()
-            self._bar.set_postfix_str(f"loss {metrics.loss:.4f}, {rate(metrics.tokens_per_s)} tok/s", refresh=False)
+            facts = f"{_time(metrics)}, loss {metrics.loss:.4f}, {rate(metrics.tokens_per_s)} tok/s"
+            self._bar.set_postfix_str(facts, refresh=False)
         elif metrics.is_due(self._every_steps):
             of_total = f"/{metrics.last_step}" if metrics.last_step else ""
             window = min(metrics.step, self._average_steps)
@@ -124,18 +118,14 @@ class TerminalSink(Sink):
             self._line(
                 f"step {metrics.step}{of_total}  loss {metrics.loss:.4f}{average}  grad norm {metrics.grad_norm:.3f}  "
                 f"lr {metrics.learning_rate:.2e}{muon}  {rate(metrics.tokens_per_s)} tok/s{mfu}  loader wait "
-                f"{metrics.loader_wait_s * 1e3:.1f} ms  {self._time(metrics)}"
+                f"{metrics.loader_wait_s * 1e3:.1f} ms  {_time(metrics)}"
             )
-
-    def _time(self, metrics: StepMetrics) -> str:
-        """Return the time since the start of this process, and the time until the last step at the pace so far."""
-        now = self._clock()
-        begin, first = self._timed_from or (now, metrics.step)
-        elapsed = f"{duration(now - self._begin)} so far"
-        if metrics.last_step is None or metrics.step <= first:
-            return elapsed
-        left = (metrics.last_step - metrics.step) * (now - begin) / (metrics.step - first)
-        return f"{elapsed}, about {duration(left)} left"
 
     def _line(self, text: str, colour: Colour | None = None) -> None:
         write_line(text if self._bar is not None else f"{self._now()}  {text}", self._stream, colour)
+
+
+def _time(metrics: StepMetrics) -> str:
+    """Return the time of the run, over all starts, and the expected time until its end."""
+    left = "" if metrics.left_s is None else f", about {duration(metrics.left_s)} left"
+    return f"{duration(metrics.run_s)} so far{left}"

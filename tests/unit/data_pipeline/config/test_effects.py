@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from common.settings.effects import names_in, with_conditions
+from common.settings.load import load_settings
 from common.settings.model import setting_names
+from common.settings.options import help_parser
 from data_pipeline.config import PrepareConfig, SourceSettings, settings_without_effect
 
 
@@ -98,3 +100,14 @@ def test_a_section_that_sources_override_is_judged_for_each_of_them() -> None:
     both = code | {"heuristics": {"presets": ["code"], "code_max_generated": 2}}
     assert told(source={"code": both}, heuristics={"code_max_generated": 3}) == []
     assert told(sources=("x",), source={"code": both}, heuristics={"code_max_generated": 3}) == ["heuristics.code_max_generated"]
+
+
+def test_a_setting_of_a_recipe_of_the_program_is_not_reported_and_that_of_a_person_is(tmp_path: Path) -> None:
+    parser, own = help_parser(PrepareConfig, "prepare", ""), tmp_path / "own.toml"
+    own.write_text("[prepare.tokenizer]\nvocab_size = 4096\n")
+    of_bytes = ["--sources", "builtin", "--tokenizer.kind", "byte"]
+    found = [
+        settings_without_effect(load_settings(PrepareConfig, [*of_bytes, *words], parser, {}))
+        for words in (["--recipe", "smoke"], ["--recipe", str(own)], ["--recipe", "smoke", "--tokenizer.vocab_size", "2048"])
+    ]
+    assert [[text.split()[0] for text in texts] for texts in found] == [[], ["tokenizer.vocab_size"], ["tokenizer.vocab_size"]]

@@ -6,7 +6,8 @@ from common.errors import ConfigError
 from common.places import RECIPES
 from common.settings.load import load_settings
 from common.settings.options import help_parser
-from trainer.config import BatchConfig, ModelConfig, TrainConfig
+from common.settings.toml import parse_toml, to_toml
+from trainer.config import BatchConfig, ModelConfig, PlanConfig, TrainConfig
 
 PARSER = help_parser(TrainConfig, "train", "")
 
@@ -57,3 +58,48 @@ def test_sizes_that_are_not_set_follow_from_the_others() -> None:
 
 def test_paths_are_kept_as_given() -> None:
     assert load("--limits.steps 1").run == Path("r")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "micro"),
+    [
+        ("", 8),
+        ("--batch.global_rows 4", 4),
+        ("--batch.global_rows 12", 6),
+        ("--batch.global_rows 7", 7),
+        ("--batch.global_rows 11", 1),
+        ("--batch.global_rows 64", 8),
+        ("--recipe smoke --batch.global_rows 2", 2),
+        ("--recipe smoke --batch.global_rows 6", 3),
+        ("--recipe gpt2-124m --batch.global_rows 48", 24),
+    ],
+)
+def test_a_micro_batch_that_nobody_has_set_shrinks_to_a_divisor_of_the_global_batch(arguments: str, micro: int) -> None:
+    assert load(f"--limits.steps 5 {arguments}").batch.micro == micro
+
+
+def test_a_micro_batch_of_the_users_own_recipe_is_refused(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text("[train.batch]\nmicro = 4\n[train.limits]\nsteps = 3\n")
+    with pytest.raises(ConfigError, match=r"batch.global_rows = 6 is not a multiple of batch.micro = 4"):
+        load(f"--recipe {recipe} --batch.global_rows 6")
+
+
+@pytest.mark.parametrize("recipe", sorted(path.stem for path in RECIPES.glob("*.toml")))
+def test_the_micro_batch_of_a_recipe_is_the_one_in_its_file(recipe: str) -> None:
+    written = parse_toml((RECIPES / f"{recipe}.toml").read_bytes())["train"]["batch"]
+    assert {"global_rows": 32, "micro": 8} | written == load(f"--recipe {recipe}").batch.model_dump()
+
+
+def test_a_command_that_adds_only_the_data_to_a_run_continues_it_with_its_settings(tmp_path: Path) -> None:
+    config = load("--limits.steps 7 --model.width 96")
+    (tmp_path / "config.toml").write_text(to_toml("train", config.model_dump(mode="json")))
+    words = ["--run", str(tmp_path), "--data", "elsewhere"]
+    assert load_settings(TrainConfig, words, PARSER, {}) == config.model_copy(update={"run": tmp_path, "data": Path("elsewhere")})
+    with pytest.raises(ConfigError, match="no limit is set"):
+        load_settings(TrainConfig, [*words, "--model.width", "96"], PARSER, {})
+
+
+def test_a_plan_needs_no_run() -> None:
+    words = ["--data", "d", "--limits.steps", "5"]
+    assert load_settings(PlanConfig, words, help_parser(PlanConfig, "plan", ""), {}).data == Path("d")

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, ProjectError, StoppedBySignal, StorageError
+from common.errors import ConfigError, ExitCode, ProjectError, StoppedBySignal, StorageError
 from tests.support.runs import ROOT
 from tests.support.signal_handlers import installed_request
 from trainer.launch import __main__ as launcher
@@ -90,3 +91,32 @@ def test_a_full_disk_of_temporary_files_is_no_wrong_setting(
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)
     with pytest.raises(kind, match=r"^TMPDIR = .* must be a folder with free space"), launcher.exit_file():
         pass
+
+
+@pytest.mark.parametrize(
+    ("number", "saved", "code"),
+    [
+        (signal.SIGINT, False, ExitCode.INTERRUPTED),
+        (signal.SIGINT, True, ExitCode.STOPPED),
+        (signal.SIGTERM, False, ExitCode.STOPPED),  # engines start a training with this code again
+        (signal.SIGTERM, True, ExitCode.STOPPED),
+    ],
+)
+@pytest.mark.parametrize("phase", ["count_gpus", "supervise"])
+def test_ctrl_c_before_the_first_save_is_an_interrupt(
+    number: signal.Signals, saved: bool, code: ExitCode, phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if saved:
+        (tmp_path / "run" / "checkpoints" / "step-00000004").mkdir(parents=True)
+
+    def stopped(*_arguments: object, **_named: object) -> ExitCode:
+        os.kill(os.getpid(), number)
+        if phase == "count_gpus":
+            raise StoppedBySignal("")
+        return ExitCode.STOPPED
+
+    monkeypatch.setenv(launcher.EXIT_FILE_VARIABLE, "")  # `main` sets it
+    monkeypatch.setattr(launcher, "missing_variables", lambda *_: stopped() if phase == "count_gpus" else {})
+    monkeypatch.setattr(launcher, "supervise", stopped)
+    with installed_request():  # puts back the handlers that `main` installs
+        assert launcher.main(["train", "--run", str(tmp_path / "run")]) is code

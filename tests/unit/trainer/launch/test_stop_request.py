@@ -50,7 +50,7 @@ def test_the_first_signal_reaches_the_child_once_whatever_follows(
         assert stop.is_received()
         signal.raise_signal(signal.SIGTERM)
         assert printed(child) == "got\n"
-    assert capfd.readouterr().err == f"train: {number.name} received; finishing the step and saving\n"
+    assert capfd.readouterr().err == f"train: {number.name} received; stopping, after a save if a step was trained\n"
 
 
 def test_a_signal_before_there_is_a_child_is_passed_on_to_it(

@@ -1,9 +1,7 @@
 import io
-import itertools
 import json
 import math
 import os
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -241,14 +239,25 @@ def test_an_alert_and_samples_are_kept_with_all_their_facts(tmp_path: Path) -> N
 
 def test_without_a_terminal_there_is_one_line_every_few_steps() -> None:
     stream = io.StringIO()
-    sink = TerminalSink(0, 100, 10, 100, stream, clock=itertools.count(0.0, 2.0).__next__, now=lambda: "12:00:00")
+    sink = TerminalSink(0, 100, 10, 100, stream, now=lambda: "12:00:00")
     for number in range(1, 101):
-        sink.write(step_metrics(number))
+        sink.write(step_metrics(number, run_s=2.0 * number, left_s=None if number == 1 else 100.0 - number))
     lines = stream.getvalue().splitlines()
     assert [line.split()[2] for line in lines] == ["1/100", *(f"{number}/100" for number in range(10, 101, 10))]
     assert "loss 2.5000" in lines[0]
     assert all(line.startswith("12:00:00  step ") for line in lines)
-    assert re.search(r"so far, about .* left$", lines[5])
+    assert lines[0].endswith("  2.0 s so far")
+    assert lines[5].endswith("  1 min 40 s so far, about 50 s left")
+
+
+def test_a_bar_of_a_run_that_time_alone_limits_shows_the_time_that_is_left() -> None:
+    with terminal_as("stderr") as shown:
+        sink = TerminalSink(0, None, 10, 100, sys.stderr)
+        sink.write(step_metrics(1, last_step=None, run_s=61.0, left_s=179.0))
+        assert sink._bar is not None
+        sink._bar.refresh()
+        assert "step 1, 1 min 01 s so far, about 2 min 59 s left, loss 2.5000, 1k tok/s" in shown()
+        sink.close()
 
 
 def test_a_bar_ends_at_the_step_at_which_the_run_ends() -> None:
@@ -270,16 +279,16 @@ def test_alerts_samples_and_scores_are_lines_for_people() -> None:
     samples = (SampleEvent(20, "a", "b\n  c\x1b[2J"), SampleEvent(20, "other", " text"))
     sink.samples(20, samples, ScoresEvent(20, {"distinct_2": 0.51234, "mtld": 9.0, "words": ["x"]}))
     sink.samples(30, (SampleEvent(30, "", "\n" * 40),), None)
+    sink.samples(40, (SampleEvent(40, "a whole turn of a user\n" + "u" * 200, "t" * 64 * 5),), None)  # one line on a terminal
     first, *rest = stream.getvalue().splitlines()
     assert "loss 2.5000 (mean of 20 steps 2.7500)" in first
-    assert rest[:5] == [
+    assert rest == [
         "12:00:00  warning: step 7: loss 9 is above 3",
-        "12:00:00  step 20  sample (1 of 2; the others are in the report):",
-        "    ab",
-        "      c⟨U+001B⟩[2J",
+        "12:00:00  step 20  sample: a → b c⟨U+001B⟩[2J",
         "12:00:00  step 20  scores of the samples: distinct pairs 0.512",
+        "12:00:00  step 30  sample: ",
+        f"12:00:00  step 40  sample: …{'u' * 39} → {'t' * 76}…",
     ]
-    assert rest[5:] == ["12:00:00  step 30  sample:", *["    "] * 12, "    …"]
 
 
 def test_perplexity_of_a_hopeless_model_is_infinite_and_of_no_number_is_no_number() -> None:

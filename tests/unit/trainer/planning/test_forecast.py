@@ -42,9 +42,9 @@ def facts(folder: Path, *, done: Progress | None = None, **changes: Any) -> Fore
 def test_steps_become_epochs_tokens_and_space(tmp_path: Path) -> None:
     found = facts(tmp_path)
     assert (found.num_steps, found.steps_left) == (12, 12)
-    assert found.num_epochs == 12 * 8 / TRAIN_ROWS
+    assert found.num_epochs(12) == 12 * 8 / TRAIN_ROWS
     in_rows = sum(shard.tokens for shard in found.manifest.shards if shard.split == "train")
-    assert found.num_tokens == round(in_rows * 12 * 8 / TRAIN_ROWS)
+    assert found.num_tokens(12) == round(in_rows * 12 * 8 / TRAIN_ROWS)
     assert found.bytes_per_checkpoint == checkpoint_bytes(found.config, found.manifest.vocab_size)
     assert found.num_checkpoints == 3  # steps 5, 10 and 12
     assert found.disk_bytes == 3 * found.bytes_per_checkpoint
@@ -94,11 +94,33 @@ def test_the_time_has_the_evaluations_and_ends_with_the_limit_on_minutes(tmp_pat
 def test_minutes_alone_become_steps_once_a_step_is_measured(tmp_path: Path) -> None:
     schedule = {"kind": "wsd", "decay_steps": None}
     found = facts(tmp_path, limits={"steps": None, "minutes": 2.0}, schedule=schedule)
-    assert (found.num_steps, found.num_epochs, found.num_tokens) == (0, 0, 0)
+    assert found.num_steps == 0
     assert found.seconds(1.0) == 120.0
-    assert found.steps_in(2.0, 1.0) == 109
-    text = " ".join(plan_lines(found, place="cpu", free_bytes=1, step_s=1.0))
-    assert "about 109 steps, until limits.minutes = 2 ends the run" in text
+    assert found.expected_steps(1.0) == 109
+    text = " ".join(" ".join(plan_lines(found, place="cpu", free_bytes=1, step_s=1.0)).split())
+    assert "length about 109 steps: " in text
+    assert "14.3 epochs, until limits.minutes = 2 ends the run" in text
+    assert "time about 2 min 00 s for 109 steps, at 1.0 s for each" in text
+
+
+@pytest.mark.parametrize(
+    ("minutes", "done", "length", "time"),
+    [
+        (1.0, None, "about 54 steps: ", "about 1 min 00 s for 54 steps"),  # the limit comes first
+        (1.0, Progress(step=8, seconds=30.0), "about 34 steps, of which 8 are done: ", "about 30 s for 26 steps"),
+        (100.0, None, "400 steps: ", "for 400 steps"),  # the steps come first
+        (None, None, "400 steps: ", "for 400 steps"),
+    ],
+)
+def test_a_plan_has_the_steps_that_fit_into_the_minutes(
+    minutes: float | None, done: Progress | None, length: str, time: str, tmp_path: Path
+) -> None:
+    found = facts(tmp_path, done=done, limits={"steps": 400, "minutes": minutes}, schedule={"decay_steps": 400})
+    text = " ".join(" ".join(plan_lines(found, place="cpu", free_bytes=1, step_s=1.0)).split())
+    assert f"length {length}" in text
+    assert time in text
+    assert ("until limits.minutes = 1 ends the run" in text) == (minutes == 1.0)
+    assert time in " ".join(" ".join(time_lines(found, 1.0)).split())
 
 
 def test_the_plan_fits_a_terminal_of_80_columns_and_24_lines(tmp_path: Path) -> None:

@@ -73,6 +73,36 @@ def test_the_steps_that_the_pace_foresees_end_before_the_deadline(
     assert (more + 1) * seconds_each > remaining_s * 0.949 - 1e-6
 
 
+def test_the_pace_is_that_of_the_last_minute_without_evaluations() -> None:
+    pace, now = Pace(), 0.0
+    for step in range(100):
+        pace.add(step, now)
+        now += 2.0
+    assert pace.seconds_each == pytest.approx(2.0)
+    for step in range(100, 1400):  # 20 times as fast, for two minutes
+        pace.add(step, now)
+        now += 0.1 + (20.0 if step % 500 == 0 else 0.0)
+    assert pace.seconds_each == pytest.approx(0.1, rel=0.05)
+
+
+def test_the_time_that_is_left_is_that_to_the_first_limit(tmp_path: Path) -> None:
+    data = write_prepared(tmp_path / "data")
+    manifest = read_manifest(data)
+
+    def left(step: int, seconds: float, **limits: float | None) -> float | None:
+        config = tiny_config(data, tmp_path / "run", limits={"steps": None, **limits}, schedule={"kind": "constant"})
+        plan = plan_run(config, manifest, 61)
+        for number in range(step + 1):
+            plan.pace.add(number, seconds * number / max(1, step))
+        return plan.left_s(step, seconds)
+
+    assert left(50, 100.0, steps=1000) == pytest.approx(2.0 * 950)
+    assert left(50, 100.0, steps=1000, minutes=4.0) == 140.0
+    assert left(50, 100.0, minutes=4.0) == 140.0
+    assert left(50, 250.0, minutes=4.0) == 0.0
+    assert left(1, 2.0, steps=1000) is None
+
+
 def test_a_step_back_begins_a_new_measurement_of_the_pace() -> None:
     pace = Pace()
     for step in range(10):
