@@ -29,6 +29,7 @@ from common.files import (
 )
 from common.text import some_of
 from data_pipeline.dataset.layout import FOLDERS, INPUTS, LOCK, MANIFEST, PUBLISHED, REJECTED, SINGLE_FILES, WORK
+from data_pipeline.dataset.locks import DataInUseError
 from data_pipeline.dataset.manifest import files_in_manifest
 from data_pipeline.sources.storage import UnreadableSourceError
 
@@ -39,6 +40,8 @@ _WORK_NAME = re.compile("[0-9a-f]{16}")
 _REJECTED_NAME = re.compile(r"[0-9]{6,}\.jsonl\.zst")
 _NOTE_FORMAT = "published-files/1"
 _MAX_NOTE_BYTES = 512 << 20
+_MAY_PASS = (UnreadableSourceError, DataInUseError)
+"""Refusals that the same settings and text may not meet again."""
 
 
 @dataclass
@@ -93,7 +96,7 @@ def exclusive(directory: Path) -> Iterator[OutputFolder]:
         try:
             yield folder
         except BaseException as error:
-            is_final = isinstance(error, ConfigError | SourceError) and not isinstance(error, UnreadableSourceError)
+            is_final = isinstance(error, ConfigError | SourceError) and not isinstance(error, _MAY_PASS)
             if is_final and folder.work is not None:
                 shutil.rmtree(folder.work, ignore_errors=True)
             _remove_if_empty(directory, {LOCK, INPUTS} if is_final else {LOCK}, missing)
