@@ -44,6 +44,13 @@ def tab(opened: Opener, tensorboard: str, artefacts: Path) -> Tab:
     return open_tab
 
 
+def test_tensorboard_opens_on_curves_of_the_loss(tab: Tab) -> None:
+    with tab("") as page:
+        page.locator("scalar-card").first.wait_for()
+        titles = [" ".join(card.inner_text().split()) for card in page.locator("card-view").all()[:2]]
+        assert [title.split()[0] for title in titles] == ["Loss/train", "Loss/validation"]
+
+
 def test_the_loss_of_both_runs_is_one_picture(tab: Tab, runs: dict[str, Path]) -> None:
     with tab("timeseries", "?tagFilter=%5Etrain%2Floss%24") as page:
         card = page.locator("scalar-card").filter(has_text="train/loss").first
