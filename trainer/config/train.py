@@ -50,7 +50,7 @@ class TrainConfig(Settings):
     }
     examples: ClassVar[tuple[str, ...]] = (
         "--data workspace/data --run workspace/runs/first --recipe demo",
-        "--data workspace/data --run workspace/runs/big --model.width 480",
+        "--data workspace/data --run workspace/runs/big --limits.epochs 3",
         "--run workspace/runs/first",
     )
     not_recorded: ClassVar[tuple[str, ...]] = ("resume", "run")
