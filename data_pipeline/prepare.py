@@ -15,7 +15,7 @@ from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.execution.runner import open_runner_of
 from data_pipeline.publishing.assemble import Prepared, assemble
 from data_pipeline.publishing.fingerprint import fingerprint_of, key_of_work, settings_of
-from data_pipeline.publishing.ownership import exclusive, work_directory
+from data_pipeline.publishing.ownership import exclusive
 from data_pipeline.publishing.publish import reuse_finished
 from data_pipeline.publishing.replacement import check_may_replace
 from data_pipeline.reports.totals import Results, make_report
@@ -46,7 +46,7 @@ def prepare(config: PrepareConfig) -> Manifest:
         StoppedBySignal: SIGTERM or SIGHUP was received; the next run resumes.
     """
     output = config.output
-    with stop_on_signals(), naming(output), exclusive(output):
+    with stop_on_signals(), naming(output), exclusive(output) as folder:
         ignored = IgnoredFiles()
         inputs = find_inputs(config, output / INPUTS, ignored)
         checks.check_settings(inputs, config)
@@ -57,9 +57,9 @@ def prepare(config: PrepareConfig) -> Manifest:
             return finished
         check_may_replace(output, fingerprint, settings, [file.identity for file in inputs], replace=config.replace)
 
-        work = work_directory(output, key_of_work(fingerprint, config))
         partitions = cut_into_partitions(inputs, config.partition_bytes)
         with open_runner_of(config, stage_names(config), len(partitions)) as run:
+            work = folder.start_work(key_of_work(fingerprint, config))  # a refusal from here on removes it
             job = Job(config, partitions, work, run)
             chat = chosen_template(config.chat, config.tokenizer, job.special_tokens)
             read = read_all(job, chat)

@@ -29,7 +29,7 @@ from data_pipeline.execution.runner import Runner, open_runner
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.publishing.assemble import Prepared, assemble
 from data_pipeline.publishing.fingerprint import fingerprint_of
-from data_pipeline.publishing.ownership import exclusive, work_directory
+from data_pipeline.publishing.ownership import exclusive
 from data_pipeline.publishing.replacement import check_may_replace
 from data_pipeline.reports.lengths import compare_row_lengths
 from data_pipeline.reports.lookup import part
@@ -82,15 +82,15 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
     packing = settings_in(before, "packing", PackingSettings)
     settings = before.config | {"row_length": row_length, "packing": packing.model_dump(mode="json")}
     fingerprint = fingerprint_of(settings, before.inputs)
-    with stop_on_signals(), naming(output), exclusive(output):
+    with stop_on_signals(), naming(output), exclusive(output) as folder:
         check_may_replace(output, fingerprint, settings, before.inputs, replace=replace)
         # Checked before they are packed, because the packed shards get new digests, which would hide damage.
         tokenizer = _tokenizer(directory, before)
         check_digests(directory, {name: digest for name, digest in before.files.items() if name == REFERENCE})
         for number in range(len(before.partitions)):
             check_tables(directory, before, number)
-        work = work_directory(output, fingerprint)
         with open_runner(("count", "pack"), max(1, min(workers or available_cores(), len(before.partitions)))) as run:
+            work = folder.start_work(fingerprint)
             labels = label_names(directory, before) if "labels" in before.totals else ()
             fields = part(before.totals, "labels", "fields")
             counted = count_all(run, directory, before, work)

@@ -87,7 +87,7 @@ def _drawn(line: Line, chart: Chart) -> _Drawn:
         places=" ".join(f"{x:.7g}" for x in thinned.x_C.tolist()),
         values=" ".join(f"{y:.5g}" for y in thinned.mean_C.tolist()),
         marker=_MARKERS[shape],
-        markers=_markers(line, chart) if line.points and len(thinned.x_C) <= _MAX_MARKERS else [],
+        markers=_markers(line, chart) if (line.points and len(thinned.x_C) <= _MAX_MARKERS) or len(thinned.x_C) == 1 else [],
         bad=_bad(line, chart),
     )
 

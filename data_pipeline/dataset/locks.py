@@ -23,12 +23,16 @@ from common.errors import ConfigError, PreparedDataError
 from common.files import UnusableFileError, digest_bytes, open_input, open_output, own_folder
 from common.text import some_of
 
-__all__ = ["READERS", "reading", "replacing"]
+__all__ = ["READERS", "DataInUseError", "reading", "replacing"]
 
 READERS = ".readers"
 """Folder with the names of readers, inside the folder of the data."""
 _MAX_NAMES, _MAX_NAME_BYTES = 256, 512
 _SHOWN = 4  # maximum number of names in a message
+
+
+class DataInUseError(ConfigError):
+    """Other data would replace data that another process reads."""
 
 
 @contextmanager
@@ -56,13 +60,13 @@ def replacing(directory: Path) -> Iterator[None]:
     """Prevent new readers of the data in a folder while the context lasts.
 
     Raises:
-        ConfigError: another process reads the data. The message lists the readers that have written their name.
+        DataInUseError: another process reads the data. The message lists the readers that have written their name.
     """
     with _locked(directory, fcntl.LOCK_EX) as held:
         names = list(_readers(directory))
         if not held or names:
             who = some_of(names, _SHOWN) or "another process (its name is unknown)"
-            raise ConfigError(
+            raise DataInUseError(
                 f"{directory}: its data is in use by {who}, and was not replaced; wait until that program ends, or choose another "
                 "--output (in containers: another DATA_NAME)"
             )

@@ -89,13 +89,16 @@ class Progress:
         self._stages = tuple(stages)
         self._stream = stream or sys.stderr
         self._clock = clock
+        self._number = 0
         self.timings: list[StageTiming] = []
 
     @contextlib.contextmanager
     def stage(self, name: str, total_bytes: int) -> Iterator[Advance]:
         """Show a stage with its number while it runs. Yields the function that is called when a part is done."""
-        number = self._stages.index(name) + 1
-        title = f"[{number}/{len(self._stages)}] {name:<{max(map(len, self._stages))}}"
+        rounds = sum(timing.name == name for timing in self.timings)
+        self._number = max(self._number, self._stages.index(name) + 1)  # a repeated stage does not count down
+        shown = f"{name}, round {rounds + 1}" if rounds else name
+        title = f"[{self._number}/{len(self._stages)}] {shown:<{max(map(len, self._stages))}}"
         stage = _Stage(title, total_bytes, self._stream, self._clock)
         with stage.shown():
             yield stage.advance

@@ -11,12 +11,13 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from common.errors import ConfigError, StorageError
+from common.errors import ConfigError, SourceError, StorageError
 from common.files import (
     UnusableFileError,
     canonical_json,
@@ -28,25 +29,49 @@ from common.files import (
 )
 from common.text import some_of
 from data_pipeline.dataset.layout import FOLDERS, INPUTS, LOCK, MANIFEST, PUBLISHED, REJECTED, SINGLE_FILES, WORK
+from data_pipeline.dataset.locks import DataInUseError
 from data_pipeline.dataset.manifest import files_in_manifest
+from data_pipeline.sources.storage import UnreadableSourceError
 
-__all__ = ["exclusive", "noted_files", "own_files", "work_directory", "work_folders", "write_note"]
+__all__ = ["OutputFolder", "exclusive", "noted_files", "own_files", "work_folders", "write_note"]
 
 logger = logging.getLogger(__name__)
 _WORK_NAME = re.compile("[0-9a-f]{16}")
 _REJECTED_NAME = re.compile(r"[0-9]{6,}\.jsonl\.zst")
 _NOTE_FORMAT = "published-files/1"
 _MAX_NOTE_BYTES = 512 << 20
+_MAY_PASS = (UnreadableSourceError, DataInUseError)
+"""Refusals that the same settings and text may not meet again."""
+
+
+@dataclass
+class OutputFolder:
+    """An output folder that one preparation has locked."""
+
+    directory: Path
+    work: Path | None = None
+    """The folder of the stages' results. None before `start_work`."""
+
+    def start_work(self, fingerprint: str) -> Path:
+        """Return the folder for the stages' results with these settings and inputs. Others have other folders.
+
+        The folder and its parent are created. A link in their place is refused.
+        """
+        self.work = own_folder(own_folder(self.directory / WORK) / fingerprint.removeprefix("sha256:")[:16])
+        return self.work
 
 
 @contextmanager
-def exclusive(directory: Path) -> Iterator[None]:
+def exclusive(directory: Path) -> Iterator[OutputFolder]:
     """Lock a folder for one preparation, and remove the unfinished files of one that was killed.
+
+    A preparation that the same settings and text would end again leaves nothing. One that may succeed next time leaves its work.
 
     Raises:
         ConfigError: a foreign file would be replaced, or a path that a preparation writes to is a link.
         StorageError: another preparation holds the lock, or the folder cannot be written to.
     """
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         check_nothing_foreign(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -59,9 +84,7 @@ def exclusive(directory: Path) -> Iterator[None]:
             f"{directory}: the folder cannot be created, because it or a parent is a file; choose another --output"
         ) from None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _is_locked(file, directory / LOCK):
             raise StorageError(
                 f"{directory}: another `prepare` is writing to it; wait until it ends, or choose another --output"
             ) from None
@@ -69,11 +92,39 @@ def exclusive(directory: Path) -> Iterator[None]:
         # that count as finished must not be lost in a power failure, and files that are removed must not come back.
         sync_upwards(directory)
         _clear_half_written(directory)
+        folder = OutputFolder(directory)
         try:
-            yield
+            yield folder
+        except BaseException as error:
+            is_final = isinstance(error, ConfigError | SourceError) and not isinstance(error, _MAY_PASS)
+            if is_final and folder.work is not None:
+                shutil.rmtree(folder.work, ignore_errors=True)
+            _remove_if_empty(directory, {LOCK, INPUTS} if is_final else {LOCK}, missing)
+            raise
         finally:
             with suppress(OSError):  # it is not empty
                 (directory / WORK).rmdir()
+
+
+def _is_locked(file: BinaryIO, path: Path) -> bool:
+    """Lock a file. Return False if another process holds the lock, or has removed the file."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+def _remove_if_empty(directory: Path, names: Set[str], folders: Sequence[Path]) -> None:
+    """Remove the files of these names and then `folders`, unless the directory holds anything else."""
+    with suppress(OSError):  # a folder is not empty, or the file system fails, which the error of the preparation reports
+        (directory / WORK).rmdir()
+    with suppress(OSError):
+        if {path.name for path in directory.iterdir()} <= names:
+            for name in names:
+                (directory / name).unlink(missing_ok=True)
+            for folder in folders:
+                folder.rmdir()
 
 
 def _open_lock(path: Path) -> BinaryIO:
@@ -179,14 +230,6 @@ def write_note(directory: Path, files: Mapping[str, Any]) -> None:
     write_atomic(directory / PUBLISHED, canonical_json({"format": _NOTE_FORMAT, "files": files}))
 
 
-def work_directory(directory: Path, fingerprint: str) -> Path:
-    """Return the folder for the stages' results with these settings and inputs. Other settings and inputs have other folders.
-
-    The folder and its parent are created. A link in their place is refused. Call this within `exclusive`.
-    """
-    return own_folder(own_folder(directory / WORK) / fingerprint.removeprefix("sha256:")[:16])
-
-
 def work_folders(directory: Path) -> list[Path]:
-    """Return the folders that `work_directory` has made, without other entries beside them."""
+    """Return the folders that `start_work` has made, without other entries beside them."""
     return [path for path in (directory / WORK).glob("*") if _WORK_NAME.fullmatch(path.name)]

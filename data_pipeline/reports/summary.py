@@ -15,6 +15,7 @@ from common.settings.load import AUTO, MAX_SETTINGS_BYTES, recipe_path
 from common.settings.toml import parse_toml
 from common.text import visible
 from data_pipeline.config import PrepareConfig
+from data_pipeline.dataset.layout import TOKENIZER
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.reports.lookup import by_extension, part
 from data_pipeline.sources.ignored import IgnoredReason
@@ -51,19 +52,31 @@ def summary_lines(manifest: Manifest, config: PrepareConfig) -> list[str]:
 def next_command(manifest: Manifest, config: PrepareConfig) -> str:
     """Return the command that trains on the prepared data.
 
-    It names the recipe, and the length of the training and of its rows, unless the recipe has settings that fit. Without a recipe
-    it names `auto`.
+    It names the recipe, or `auto` without one; the run whose tokenizer the data has, or RUN if preference pairs have another
+    tokenizer; and each of these unless the recipe has a setting that fits: objective, length of the rows, length of the training.
     """
     recipe = config.recipe or AUTO
+    settings = {} if recipe == AUTO else _training_settings(recipe)
     words: list[object] = ["--data", config.output, "--run", _new_run(config.output.absolute().name), "--recipe", recipe]
+    objective = "preference" if manifest.has_pairs else "classification" if part(manifest.totals, "labels") else None
+    if objective is not None and "objective" not in settings:
+        words += ["--objective", objective]
+    initial = _run_of(config.tokenizer.path) or ("RUN" if manifest.has_pairs else None)
+    if initial is not None and "init" not in settings:
+        words += ["--init", initial]
     if recipe == AUTO:
         return command_text("train", *words)
-    settings = _training_settings(recipe)
     if part(settings, "model").get("context", 0) < manifest.row_length:
         words += ["--model.context", manifest.row_length]
     if part(settings, "limits").keys().isdisjoint(_LENGTHS):
         words += ["--limits.steps", _FIRST_STEPS]
     return command_text("train", *words)
+
+
+def _run_of(tokenizer: Path | None) -> Path | None:
+    """Return the run that a supplied tokenizer belongs to; None if it belongs to none."""
+    folders = [] if tokenizer is None else [tokenizer, *([tokenizer.parent] if tokenizer.name == TOKENIZER else [])]
+    return next((folder for folder in folders if (folder / "record.json").is_file()), None)
 
 
 def _training_settings(recipe: str) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Literal, assert_never
 
-from common.errors import SourceError
 from data_pipeline.config import Kind, PrepareConfig
 from data_pipeline.dataset.splits import tail_offset
 from data_pipeline.documents import Document, Reason, Rejection
@@ -22,7 +21,7 @@ from data_pipeline.sources.parsers.decoding import Origin, is_chat
 from data_pipeline.sources.parsers.json_lines import parse_json_line
 from data_pipeline.sources.parsers.tables import read_table
 from data_pipeline.sources.parsers.text_files import read_pieces, read_topics, read_whole
-from data_pipeline.sources.storage import check_unchanged, open_file
+from data_pipeline.sources.storage import UnreadableSourceError, check_unchanged, open_file
 from data_pipeline.sources.streams import Budget, Readable, StreamError, decompress, join_blocks, raw_blocks, read_lines
 
 __all__ = ["read_part"]
@@ -47,7 +46,7 @@ def read_part(part: Part, config: PrepareConfig, ignored: Counter[str] | None = 
     except StreamError as error:
         yield Rejection(error.reason, file.path, 0, error.detail)
     except FileNotFoundError:
-        raise SourceError(f"{file.location} disappeared while it was being prepared; run the same command again") from None
+        raise UnreadableSourceError(f"{file.location} disappeared while it was being prepared; run the same command again") from None
     check_unchanged(file.location, file.bytes, file.stamp, config.limits)
 
 

@@ -41,6 +41,7 @@ __all__ = [
     "Found",
     "Listing",
     "Location",
+    "UnreadableSourceError",
     "check_unchanged",
     "digest",
     "files_below",
@@ -73,6 +74,10 @@ _NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # errors of a link withou
 _MAX_LINKED_FOLDERS = 10_000
 
 Result = TypeVar("Result")
+
+
+class UnreadableSourceError(SourceError):
+    """A source cannot be read now. The next start of the same preparation may succeed, so its work is kept."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -159,7 +164,7 @@ def check_unchanged(location: Location, num_bytes: int, stamp: str, limits: Limi
             status = Path(location.name).stat()
             now = (status.st_size, str(status.st_mtime_ns))
     except FileNotFoundError:
-        raise SourceError(f"{location} disappeared while it was being prepared; run the same command again") from None
+        raise UnreadableSourceError(f"{location} disappeared while it was being prepared; run the same command again") from None
     if now != (num_bytes, stamp):
         raise SourceError(f"{location} changed while it was being prepared; run the same command again")
 
@@ -388,9 +393,9 @@ def _files_below(folder: Path, links: _Links) -> Iterator[Path]:
     links.warn()
 
 
-def _unreadable(path: Path, error: OSError) -> SourceError:
+def _unreadable(path: Path, error: OSError) -> UnreadableSourceError:
     error.filename = error.filename or str(path)
-    return SourceError(printable(explain_os_error(error)))
+    return UnreadableSourceError(printable(explain_os_error(error)))
 
 
 def found_here(folder: Path, file: Path) -> Found:
@@ -501,11 +506,11 @@ def _store(url: str, limits: LimitSettings) -> Any:
         raise SourceError(f"{Location(url, url)}: {protocol}:// is not a store that fsspec knows; check the address") from None
 
 
-def _without_package(url: str) -> SourceError:
+def _without_package(url: str) -> UnreadableSourceError:
     protocol = _protocols(url)[0]
     package, known = _PACKAGES.get(protocol), known_implementations.get(protocol, {})
     remedy = f"python -m pip install {package}" if package else known.get("err", "see the list of known implementations of fsspec")
-    return SourceError(f"{Location(url, url)}: {protocol}:// needs a package that is not installed: {remedy}")
+    return UnreadableSourceError(f"{Location(url, url)}: {protocol}:// needs a package that is not installed: {remedy}")
 
 
 def _protocols(url: str) -> list[str]:
@@ -608,7 +613,7 @@ def _attempts(action: Callable[[], Result], location: Location, limits: LimitSet
         except ImportError:  # some stores import their package late
             raise _without_package(location.store) from None
         except PermissionError:
-            raise SourceError(f"{location}: access is denied; check the credentials in the environment") from None
+            raise UnreadableSourceError(f"{location}: access is denied; check the credentials in the environment") from None
         except Exception as error:  # each store has different error types
             if (refusal := _refusal_in(error)) is not None:
                 raise refusal from None
@@ -617,7 +622,7 @@ def _attempts(action: Callable[[], Result], location: Location, limits: LimitSet
             kind = _kind_of(error)
             if attempt == limits.retries:
                 tries = f"{attempt + 1} times" if attempt else "once"
-                raise SourceError(
+                raise UnreadableSourceError(
                     f"{location}: reading failed {tries}, last with {kind}; check the address, then run the same command again"
                 ) from None
         wait_s = min(limits.retry_wait_s * 2**attempt, _MAX_WAIT_S)

@@ -5,6 +5,7 @@ REPORT_RUN names another finished run whose page is also opened, such as workspa
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from pathlib import Path
@@ -136,3 +137,22 @@ def test_the_page_of_prepared_data_shows_its_bars_and_charts_under_its_policy(
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than the window"
         assert seen.errors == []
         assert seen.outside == []
+
+
+def test_a_table_that_is_wider_than_the_window_has_a_shadow_at_its_end(opened: Opener, pages: dict[str, Path]) -> None:
+    """The shade of the corner pixel of each table tells: it is paper if all columns are in view or the table is scrolled to its end."""
+    pixels = pytest.importorskip("PIL.Image")
+    with opened(pages["report"].as_uri(), color_scheme="light") as (page, _):
+        page.set_viewport_size({"width": 400, "height": 900})
+
+        def shade(table: Any) -> int:
+            picture = pixels.open(io.BytesIO(table.screenshot())).convert("L")
+            return int(picture.getpixel((picture.width - 1, 2)))
+
+        tables = page.locator(".wide:visible").all()
+        wide = [table for table in tables if table.evaluate("one => one.scrollWidth > one.clientWidth")]
+        assert 0 < len(wide) < len(tables)
+        narrow = next(table for table in tables if table not in wide)
+        assert shade(wide[0]) < shade(narrow) - 20
+        wide[0].evaluate("one => { one.scrollLeft = one.scrollWidth }")
+        assert shade(wide[0]) == shade(narrow)

@@ -5,6 +5,7 @@ The pages are drawn late and in stages. Every check waits for an element, never 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -42,6 +43,13 @@ def tab(opened: Opener, tensorboard: str, artefacts: Path) -> Tab:
             assert seen.errors == []
 
     return open_tab
+
+
+def test_tensorboard_opens_on_curves_of_the_loss(tab: Tab) -> None:
+    with tab("") as page:
+        page.locator("scalar-card").first.wait_for()
+        titles = ["".join(re.findall(r"[\w/]", card.inner_text())) for card in page.locator("card-view").all()[:2]]
+        assert [title.startswith(tag) for title, tag in zip(titles, ("Loss/train", "Loss/validation"), strict=True)] == [True, True]
 
 
 def test_the_loss_of_both_runs_is_one_picture(tab: Tab, runs: dict[str, Path]) -> None:

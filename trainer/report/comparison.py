@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,10 +75,10 @@ def render_comparison(runs: Sequence[RecordedRun]) -> str:
         ConfigError: a run is named twice.
     """
     compared = [_Compared(name, run) for name, run in zip(names_of([run.path for run in runs]), runs, strict=True)]
-    by_data: dict[str, list[str]] = {}
-    for one in compared:
-        by_data.setdefault(one.data, []).append(one.name)
-    targets = {(one.data, one.val_targets) for one in compared if one.val_targets is not None}
+    evaluated = [one for one in compared if one.val_targets is not None]
+    groups: dict[tuple[str, int | None], list[str]] = {}
+    for one in evaluated:
+        groups.setdefault((one.data, one.val_targets), []).append(one.name)
     settings = [compared_settings(run.config, part(run.record, "identity")) for run in runs]
     return render_page(
         TEMPLATES,
@@ -89,11 +89,11 @@ def render_comparison(runs: Sequence[RecordedRun]) -> str:
         compared=compared,
         has_perplexity=any(run.has_perplexity for run in runs),
         has_bits=any(event.bits_per_byte is not None for run in runs for event in run.evaluations),
-        lowest=_lowest(compared) if len(by_data) == 1 else [],
-        num_data=len(by_data),
+        lowest=_lowest(compared) if len(groups) == 1 else [],
+        num_data=len({one.data for one in compared}),
         num_tokenizers=len({one.tokenizer for one in compared}),
-        comparable=_comparable(by_data),
-        other_targets=len(targets) > len({data for data, _ in targets}),
+        comparable=_comparable(groups.values()),
+        other_targets=len(groups) > len({data for data, _ in groups}),
         charts=_curves({one.name: one.run for one in compared}),
         settings=differing(settings),
         surroundings=differing(_surroundings(runs, {name for one in settings for name in one})),
@@ -107,11 +107,10 @@ def _lowest(compared: Sequence[_Compared]) -> list[str]:
     return [name for name, loss in losses.items() if loss == lowest]
 
 
-def _comparable(by_data: Mapping[str, Sequence[str]]) -> str:
-    """Return a sentence with the groups of runs on the same data, an empty string if all data differ."""
-    groups = [names for names in by_data.values() if len(names) > 1]
-    same = "; ".join(" and ".join((", ".join(names[:-1]), names[-1])) for names in groups)
-    return f" Losses can be compared within: {same}." if groups else ""
+def _comparable(groups: Iterable[Sequence[str]]) -> str:
+    """Return a sentence with the groups of runs on the same data and part of it, an empty string if no two runs are."""
+    same = "; ".join(" and ".join((", ".join(names[:-1]), names[-1])) for names in groups if len(names) > 1)
+    return f" Losses can be compared within: {same}." if same else ""
 
 
 def _curves(named: Mapping[str, RecordedRun]) -> list[Chart]:
@@ -121,7 +120,7 @@ def _curves(named: Mapping[str, RecordedRun]) -> list[Chart]:
     return [
         Chart("Validation loss", "nats per token", _lines(named, validation, points=True), log_from=WIDE),
         Chart(
-            "Training loss, mean of the last `log.average_steps` steps",
+            "Training loss, mean of the last log.average_steps steps",
             "nats per token",
             _lines(named, lambda run: smoothed(run, "loss")),
             log_from=WIDE,

@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from common.files import read_input
 from common.places import RECIPES
-from common.settings.load import MAX_SETTINGS_BYTES
+from common.settings.load import AUTO, MAX_SETTINGS_BYTES
 from common.settings.model import setting_names, with_nones
 from common.settings.toml import parse_toml
 from trainer.config import TrainConfig
@@ -77,8 +77,8 @@ def recipe_of(config: Mapping[str, Any]) -> Recipe:
     It is read if it comes with the program or is below the current directory. `missing` has the reason if it cannot be read.
     """
     name = config.get("recipe")
-    if name is None:
-        return Recipe(None, {})
+    if name in (None, AUTO):  # `auto` has no file
+        return Recipe(name, {})
     name = str(name)
     below, path = _recipe_path(name)
     try:

@@ -21,6 +21,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from common.errors import CheckpointError
 from common.files import UnusableFileError, open_input, write_atomic
 from trainer.metrics.sinks.points import EXTENSION_EVALUATION, MEASURES
+from trainer.metrics.sinks.tensorboard_layout import SHOWN_FIRST
 from trainer.run.events import AlertEvent, EvalEvent, MeasuresEvent, SampleEvent, ScoresEvent
 from trainer.run.metrics_file import Known, Selection
 
@@ -31,6 +32,7 @@ _OF_EACH_START = ("custom_scalars__config__", "_hparams_/", "data/document_lengt
 """Tags of records that are written again at each start."""
 _KINDS: dict[str, type] = {
     "validation": EvalEvent,
+    SHOWN_FIRST["validation/loss"]: EvalEvent,
     EXTENSION_EVALUATION: EvalEvent,
     MEASURES: MeasuresEvent,
     "sample": SampleEvent,

@@ -19,7 +19,7 @@ from trainer.metrics.sinks.base import Sink
 from trainer.metrics.sinks.event_files import cut_event_files
 from trainer.metrics.sinks.points import FINAL_METRICS, MEASURES, points_of
 from trainer.metrics.sinks.tensorboard_figures import Picture, confusion_picture, length_histogram, perplexity_bars
-from trainer.metrics.sinks.tensorboard_layout import LAYOUT, hyper_parameters
+from trainer.metrics.sinks.tensorboard_layout import LAYOUT, SHOWN_FIRST, hyper_parameters
 from trainer.metrics.step_metrics import RunFacts, StepMetrics, encodable
 from trainer.run.directory import make_folder
 from trainer.run.events import EvalEvent, Event, MeasuresEvent, SampleEvent, ScoresEvent
@@ -151,6 +151,8 @@ class TensorBoardSink(Sink):
     def _add_points(self, event: Event) -> None:
         for tag, value in points_of(event).items():
             self._writer.add_scalar(tag, value, event.step)
+            if tag in SHOWN_FIRST:
+                self._writer.add_scalar(SHOWN_FIRST[tag], value, event.step)
 
     def _add_summaries(self, *summaries: Any) -> None:
         files: Any = self._writer.file_writer

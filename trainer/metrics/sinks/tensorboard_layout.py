@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["LAYOUT", "hyper_parameters"]
+__all__ = ["LAYOUT", "SHOWN_FIRST", "hyper_parameters"]
 
 LAYOUT: dict[str, dict[str, list[Any]]] = {
     "Loss": {
@@ -51,6 +51,9 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
     },
 }
 """Categories of the custom scalars tab; tags are regular expressions."""
+
+SHOWN_FIRST = {"train/loss": "Loss/train", "validation/loss": "Loss/validation"}
+"""Curves that are written under a second tag. TensorBoard opens on the groups of tags in the order of their names, upper case first."""
 
 _OF_NO_EFFECT = ("alerts", "bad_data", "branch", "checkpoint", "data", "loader", "log", "resume", "run", "watchdog")
 

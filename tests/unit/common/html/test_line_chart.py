@@ -73,6 +73,11 @@ def test_markers_of_few_points_say_their_values() -> None:
     assert paths(draw(chart(*range(1, 100), points=True)), "marker") == []
 
 
+def test_a_line_of_one_point_has_a_marker() -> None:
+    assert "<title>training at step 1: 2</title>" in draw(chart(2.0))
+    assert "<title>training at" not in draw(chart(2.0, 3.0))
+
+
 def test_the_numbers_under_the_pointer_are_those_that_are_drawn() -> None:
     figure = draw(chart(1.5, math.nan, 2.5))
     assert 'data-x="1 2 3"' in figure

@@ -126,6 +126,18 @@ def test_an_empty_stage_is_shown_without_a_fault() -> None:
     assert stream.getvalue().endswith("[1/1] sample  0 bytes in 0.0 s, 0 bytes/s\n")
 
 
+def test_the_count_of_stages_never_goes_back_and_rounds_are_named() -> None:
+    stream = io.StringIO()
+    progress = Progress(("read", "find pairs", "resolve pairs", "mark"), stream, Clock())
+    for name in ("read", "find pairs", "resolve pairs", "find pairs", "resolve pairs", "mark"):
+        with progress.stage(name, 10):
+            pass
+    titles = [line.split("  ")[0] for line in stream.getvalue().splitlines()]
+    assert [title[:5] for title in titles] == ["[1/4]", "[2/4]", "[3/4]", "[3/4]", "[3/4]", "[4/4]"]
+    assert titles[3:5] == ["[3/4] find pairs, round 2", "[3/4] resolve pairs, round 2"]
+    assert [timing.name for timing in progress.timings].count("find pairs") == 2
+
+
 def test_a_stream_that_takes_no_more_text_does_not_hold_a_stage_back(monkeypatch: pytest.MonkeyPatch) -> None:
     writing, may_write = threading.Event(), threading.Event()
 

@@ -14,7 +14,7 @@ from common.errors import ConfigError, PreparedDataError
 from common.files import digest_bytes
 from data_pipeline.dataset.manifest import Manifest, ShardEntry, read_manifest, verify
 from data_pipeline.dataset.shards import Rows
-from data_pipeline.publishing.ownership import exclusive, work_directory
+from data_pipeline.publishing.ownership import exclusive
 from data_pipeline.publishing.publish import find_finished, publish, settle
 
 
@@ -45,8 +45,8 @@ def give(directory: Path, data: bytes = b"rows", *, tokens: bool = True) -> Mani
     shards = {"train/a-00000.arrow": data, "val/a-00000.arrow": data}
     files = {"tokenizer/bytes.json": b"{}", "report.json": b"{}"} | ({"tokens/000000.arrow": data} if tokens else {})
     manifest, _ = manifest_of(shards, files).sealed()
-    with exclusive(directory):
-        work = work_directory(directory, manifest.fingerprint)
+    with exclusive(directory) as folder:
+        work = folder.start_work(manifest.fingerprint)
         paths = {name: work / "shards" / name for name in shards}
         for name, path in paths.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,10 +128,10 @@ def test_a_foreign_file_among_published_ones_is_refused(tmp_path: Path) -> None:
 
 def test_a_foreign_file_that_appears_during_the_work_is_refused_before_anything_is_moved(tmp_path: Path) -> None:
     before = give(tmp_path)
-    with exclusive(tmp_path):
+    with exclusive(tmp_path) as folder:
         (tmp_path / "val" / "mine.txt").write_text("mine")
         with pytest.raises(ConfigError, match=r"val/mine\.txt would be replaced"):
-            publish(tmp_path, work_directory(tmp_path, before.fingerprint), before, {}, {})
+            publish(tmp_path, folder.start_work(before.fingerprint), before, {}, {})
     assert read_manifest(tmp_path) == before
     assert (tmp_path / "val" / "mine.txt").read_text() == "mine"
 

@@ -68,6 +68,10 @@ def test_a_recipe_that_is_gone_or_broken_is_said_to_be(
     assert reason in recipe_of({"recipe": str(path)}).missing
 
 
+def test_the_recipe_auto_has_no_file_that_could_be_gone() -> None:
+    assert recipe_of({"recipe": "auto"}) == Recipe("auto", {})
+
+
 def test_values_are_written_as_on_the_command_line() -> None:
     assert [worded(value) for value in (None, True, 0.0003, 1e-08, 3.0, [1, 2], [], "text")] == [
         *("none", "true", "0.0003", "1e-08", "3", "1 2", "none", "text")
@@ -137,8 +141,19 @@ def test_with_other_tokenizers_bits_per_byte_are_to_be_compared(tmp_path: Path) 
 
 def test_validation_on_other_parts_of_the_same_data_is_told(tmp_path: Path) -> None:
     other = {"events": [train_event(1, 2.0), eval_event(1, 2.0, targets=10)]}
-    assert "different numbers of validation targets" in compared(tmp_path / "a", {}, other).text
-    assert "different numbers of validation targets" not in compared(tmp_path / "b", {}, {}).text
+    shown = compared(tmp_path / "a", {}, other, {})
+    assert "different parts of the validation text" in shown.text
+    assert "so their losses can be compared" not in shown.text
+    assert "Losses can be compared within: run-0 and run-2." in shown.text
+    assert ("class", "marked") not in shown.attributes
+    assert "different parts of the validation text" not in compared(tmp_path / "b", {}, {}).text
+
+
+@pytest.mark.parametrize("kinds", ["same", "data", "tokenizer", "targets"])
+def test_a_comparison_shows_no_markup_of_markdown(tmp_path: Path, kinds: str) -> None:
+    targets = {"events": [train_event(1, 2.0), eval_event(1, 2.0, targets=10)]}
+    others = {"same": {}, "data": data("y"), "tokenizer": data("y", "u"), "targets": targets}
+    assert "`" not in compared(tmp_path, data("x") if kinds in ("data", "tokenizer") else {}, others[kinds]).text
 
 
 def test_the_lowest_validation_loss_is_set_off_only_where_losses_compare(tmp_path: Path) -> None:

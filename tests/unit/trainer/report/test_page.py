@@ -93,6 +93,10 @@ def test_the_page_needs_no_network_and_allows_itself_none(page: str) -> None:
     assert "unsafe" not in policy
 
 
+def test_the_page_shows_no_markup_of_markdown(page: str) -> None:
+    assert "`" not in re.sub("<(pre|code|script|style)\\b.*?</", "", page, flags=re.DOTALL)
+
+
 def test_links_within_the_page_lead_somewhere(page: str) -> None:
     attributes = Page(page).attributes
     targets = {value for name, value in attributes if name == "id"}

@@ -94,9 +94,10 @@ def test_curves_have_a_point_every_few_steps_and_at_both_ends(sink: TensorBoardS
         sink.write(step(number, last_step=35))
     sink.close()
     events = read(tmp_path)
-    assert set(events.Tags()["scalars"]) == set(points_of(step(1)))
+    assert set(events.Tags()["scalars"]) == {*points_of(step(1)), "Loss/train"}
     for tag in events.Tags()["scalars"]:
         assert steps_of(events, tag) == [1, 10, 20, 30, 35]
+    assert [one.value for one in events.Scalars("Loss/train")] == [one.value for one in events.Scalars("train/loss")]
 
 
 def test_a_step_that_is_not_finite_is_counted_where_it_happens(sink: TensorBoardSink, tmp_path: Path) -> None:
