@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
 from common.errors import ConfigError
+from common.settings.markers import Effect
 
 __all__ = [
     "Options",
@@ -21,6 +22,7 @@ __all__ = [
     "Section",
     "Settings",
     "SettingsT",
+    "all_settings",
     "entry_model",
     "environment_names",
     "is_list",
@@ -28,6 +30,7 @@ __all__ = [
     "none_word",
     "place_in_recipe",
     "place_of",
+    "settings_with",
     "section_model",
     "setting_names",
     "spelling",
@@ -58,6 +61,14 @@ class Settings(Section):
     """Settings that are not taken from the file of `recorded_in`."""
     only_given: ClassVar[tuple[str, ...]] = ()
     """Settings of that file that a command must give again: they run code, or send data to a service."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        effects = {name: [item for item in field.metadata if isinstance(item, Effect)] for name, field in all_settings(cls)}
+        if any(effects.values()):
+            for name, found in effects.items():
+                if len(found) != 1:
+                    raise TypeError(f"{cls.__name__}: {name} needs exactly one effect in its type; see common.settings.markers")
 
     @classmethod
     def chosen(cls, _given: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,6 +131,22 @@ def setting_names(model: type[BaseModel], prefix: str = "") -> dict[str, FieldIn
         elif not is_table(field):
             names[prefix + name] = field
     return names
+
+
+def all_settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every setting of a model with its dotted name, user tables too. An entry of a table has the name `table.*.setting`."""
+    for name, field in model.model_fields.items():
+        if section := section_model(field.annotation):
+            yield from all_settings(section, f"{prefix}{name}.")
+        elif entry := entry_model(field):
+            yield from all_settings(entry, f"{prefix}{name}.*.")
+        else:
+            yield prefix + name, field
+
+
+def settings_with(model: type[BaseModel], *markers: object) -> list[str]:
+    """Return the dotted names of the settings whose type has one of these markers."""
+    return [name for name, field in all_settings(model) if any(marker in field.metadata for marker in markers)]
 
 
 def environment_names(model: type[Settings]) -> list[str]:
