@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -24,6 +24,8 @@ __all__ = [
     "SettingsT",
     "all_settings",
     "entry_model",
+    "is_among",
+    "markers_of",
     "environment_names",
     "is_list",
     "is_table",
@@ -57,10 +59,6 @@ class Settings(Section):
     one of a section also as a line of a recipe, so its value is a number."""
     examples: ClassVar[tuple[str, ...]] = ()
     """Arguments of the command, as examples in the short help."""
-    not_recorded: ClassVar[tuple[str, ...]] = ()
-    """Settings that are not taken from the file of `recorded_in`."""
-    only_given: ClassVar[tuple[str, ...]] = ()
-    """Settings of that file that a command must give again: they run code, or send data to a service."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -115,6 +113,7 @@ class Place:
     """The environment variable that is used if the command line has no value."""
 
 
+MarkerT = TypeVar("MarkerT")
 SettingsT = TypeVar("SettingsT", bound=Settings)
 OptionsT = TypeVar("OptionsT", bound=Options)
 
@@ -147,6 +146,22 @@ def all_settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str
 def settings_with(model: type[BaseModel], *markers: object) -> list[str]:
     """Return the dotted names of the settings whose type has one of these markers."""
     return [name for name, field in all_settings(model) if any(marker in field.metadata for marker in markers)]
+
+
+def markers_of(model: type[BaseModel], kind: type[MarkerT]) -> dict[str, MarkerT]:
+    """Return the first marker of a kind of each setting or section that has one, by its dotted name."""
+    found: dict[str, MarkerT] = {}
+    for name, field in model.model_fields.items():
+        if (marker := next((item for item in field.metadata if isinstance(item, kind)), None)) is not None:
+            found[name] = marker
+        if section := section_model(field.annotation):
+            found |= {f"{name}.{leaf}": item for leaf, item in markers_of(section, kind).items()}
+    return found
+
+
+def is_among(name: str, settings: Collection[str]) -> bool:
+    """Return whether a dotted name is one of these settings, or an entry or setting of one that is a table or section."""
+    return name in settings or any(name.startswith(f"{one}.") for one in settings)
 
 
 def environment_names(model: type[Settings]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import Field, model_validator
 
 from common.settings.effects import OnlyIf
-from common.settings.markers import ShapesData, ShapesDataByContent, SharedBySources
+from common.settings.markers import SHARED_BY_SOURCES, ShapesData, ShapesDataByContent
 from common.settings.model import Section
 from data_pipeline.config.text import Share
 
@@ -178,7 +178,7 @@ class LanguageSettings(Section):
         le=1 << 20,
         description="Number of bytes of a longer document that are examined: from its start, middle and end.",
     )
-    fasttext_model: Annotated[ShapesDataByContent[Path | None], OnlyIf("language.identify"), SharedBySources] = Field(
+    fasttext_model: Annotated[ShapesDataByContent[Path | None], OnlyIf("language.identify"), SHARED_BY_SOURCES] = Field(
         None, description="fastText model file that replaces the built-in models; its labels are language codes."
     )
 
@@ -192,22 +192,22 @@ class LanguageSettings(Section):
 class QualitySettings(Section):
     """Bounds on the content of documents, measured by models that the pipeline trains. A source may have other thresholds."""
 
-    trusted: Annotated[ShapesData[str | None], SharedBySources] = Field(
+    trusted: Annotated[ShapesData[str | None], SHARED_BY_SOURCES] = Field(
         None,
         description="Source that the reference model is trained on. Its documents are not judged. none: perplexity is measured "
         "only if `reference` is set.",
     )
-    reference: Annotated[ShapesDataByContent[Path | None], SharedBySources] = Field(
+    reference: Annotated[ShapesDataByContent[Path | None], SHARED_BY_SOURCES] = Field(
         None,
         description="Reference of the perplexity, which judges the documents of all sources: a file or folder of good text, an "
         "n-gram model in the ARPA format, or prepared data with a reference model. none: `trusted`.",
     )
-    reference_tokens: Annotated[ShapesData[int], _PERPLEXITY, SharedBySources] = Field(
+    reference_tokens: Annotated[ShapesData[int], _PERPLEXITY, SHARED_BY_SOURCES] = Field(
         64 << 20,
         ge=1024,
         description="Number of tokens that train the reference model, from the start of the trusted source or reference text.",
     )
-    reference_bits: Annotated[ShapesData[int], _PERPLEXITY, SharedBySources] = Field(
+    reference_bits: Annotated[ShapesData[int], _PERPLEXITY, SHARED_BY_SOURCES] = Field(
         22,
         ge=12,
         le=28,
@@ -230,13 +230,13 @@ class QualitySettings(Section):
         le=100,
         description="Percentage of each source's documents that is rejected, those of lowest perplexity; none: 0.",
     )
-    good: Annotated[ShapesDataByContent[tuple[Path, ...]], SharedBySources] = Field(
+    good: Annotated[ShapesDataByContent[tuple[Path, ...]], SHARED_BY_SOURCES] = Field(
         (), description="Files or folders with examples of wanted text, which train the classifier together with `bad`."
     )
-    bad: Annotated[ShapesDataByContent[tuple[Path, ...]], SharedBySources] = Field(
+    bad: Annotated[ShapesDataByContent[tuple[Path, ...]], SHARED_BY_SOURCES] = Field(
         (), description="Files or folders with examples of unwanted text, which train the classifier together with `good`."
     )
-    classifier_bits: Annotated[ShapesData[int], OnlyIf("quality.good"), SharedBySources] = Field(
+    classifier_bits: Annotated[ShapesData[int], OnlyIf("quality.good"), SHARED_BY_SOURCES] = Field(
         18, ge=10, le=24, description="Number of weights of the classifier, as a power of two."
     )
     min_good_probability: Annotated[ShapesData[float], OnlyIf("quality.good")] = Field(

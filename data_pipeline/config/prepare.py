@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from common.settings.effects import OnlyIf
-from common.settings.markers import NoEffectOnResults, ShapesData, SharedBySources
+from common.settings.markers import SHARED_BY_SOURCES, NoEffectOnResults, ShapesData
 from common.settings.messages import explain
 from common.settings.model import Section, Settings, is_table, with_nones
 from data_pipeline.config.filters import HeuristicSettings, LanguageSettings, QualitySettings
@@ -245,7 +245,7 @@ class PrepareConfig(Settings):
             if changes := getattr(own, section):
                 before = getattr(self, section)
                 fields = type(before).model_fields
-                if shared := sorted(name for name in changes if name in fields and SharedBySources in fields[name].metadata):
+                if shared := sorted(name for name in changes if name in fields and SHARED_BY_SOURCES in fields[name].metadata):
                     raise ValueError(f"source.{name}.{section}.{shared[0]} is shared by all sources; set {section}.{shared[0]}")
                 try:
                     update[section] = type(before)(**before.model_dump() | with_nones(type(before), changes))

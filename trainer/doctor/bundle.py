@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 
 from common.errors import CheckpointError, ConfigError
 from common.files import canonical_json, open_input, parse_json, plain, write_atomic
+from common.settings.dotted import flatten
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.model import setting_names
 from common.settings.toml import parse_toml
@@ -29,7 +30,6 @@ from common.untrusted import MAX_RECORD_BYTES, read_lines, read_run_file
 from trainer.config import TrainConfig
 from trainer.doctor.check import Check, to_json
 from trainer.doctor.redactor import Redactor
-from trainer.machine.environment import flattened
 
 __all__ = ["Contents", "check_place", "kept_facts", "kept_lines", "kept_settings", "read_contents", "write_bundle"]
 
@@ -117,7 +117,7 @@ def kept_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by their dotted names: numbers, and words that the setting allows. Other texts become their length."""
     names = setting_names(TrainConfig)
     kept: dict[str, Any] = {}
-    for name, value in flattened(settings).items():
+    for name, value in flatten(settings).items():
         field = names.get(name)
         if field is not None:
             kept[name] = _kept_value(field, value)
