@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from common.settings.model import section_model, set_names
+from common.settings.model import all_settings, set_names
 from common.text import value_text
 
 __all__ = ["OnlyIf", "conditions_of", "names_in", "needed_text", "unmet_conditions", "with_conditions"]
@@ -52,7 +52,7 @@ def conditions_of(field: FieldInfo) -> list[OnlyIf]:
 
 def with_conditions(model: type[BaseModel]) -> dict[str, list[OnlyIf]]:
     """Return the conditions of each setting that has some, by its dotted name."""
-    return {name: found for name, field in _fields(model) if (found := conditions_of(field))}
+    return {name: found for name, field in all_settings(model) if (found := conditions_of(field))}
 
 
 def names_in(condition: OnlyIf) -> list[str]:
@@ -73,7 +73,7 @@ def unmet_conditions(config: BaseModel, facts: Mapping[str, Any] | None = None) 
     given = set(set_names(config))
     return {
         name: unmet
-        for name, field in _fields(type(config))
+        for name, field in all_settings(type(config))
         if name in given
         and values[name] != field.get_default(call_default_factory=True)
         and (unmet := [condition for condition in conditions_of(field) if not condition.holds(values)])
@@ -83,15 +83,6 @@ def unmet_conditions(config: BaseModel, facts: Mapping[str, Any] | None = None) 
 def needed_text(name: str, unmet: list[OnlyIf]) -> str:
     """Return the warning about a setting without effect."""
     return f"{name} has no effect: it needs {' and '.join(condition.text for condition in unmet)}"
-
-
-def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield all settings with their dotted names, user tables too."""
-    for name, field in model.model_fields.items():
-        if section := section_model(field.annotation):
-            yield from _fields(section, f"{prefix}{name}.")
-        else:
-            yield prefix + name, field
 
 
 def _values(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -22,7 +22,9 @@ from common.errors import ConfigError
 from common.files import UnusableFileError, read_input
 from common.places import RECIPES
 from common.redaction import HIDDEN, redacted_repr
+from common.settings.dotted import nest, without
 from common.settings.guesses import guess
+from common.settings.markers import ASKED_AGAIN, PER_START
 from common.settings.messages import explain, nearest
 from common.settings.model import (
     OptionsT,
@@ -35,6 +37,7 @@ from common.settings.model import (
     place_in_recipe,
     place_of,
     setting_names,
+    settings_with,
     user_tables,
     with_nones,
 )
@@ -64,7 +67,7 @@ def load_settings(
     command_line = {name: none_word(fields[name], value) for name, value in given.items()}
     variables = _from_environment(model, environment)
     recipe = command_line.get("recipe", variables.get("recipe", model.model_fields["recipe"].default))
-    own = [variables, _nested(command_line)]
+    own = [variables, nest(command_line)]
     of_person = own
     if (path := model.recorded_in({name: value for layer in own for name, value in layer.items()})) is not None:
         layers = [_recorded(model, path, own), *own]
@@ -73,10 +76,10 @@ def load_settings(
         if recipe not in (None, AUTO) and recipe_path(recipe).parent.resolve() != RECIPES.resolve():
             of_person = [base, *own]
         inherited = model.inherited(_flat([base, *own]))
-        base = _nested(model.chosen(inherited | _flat(own))) if recipe == AUTO else base
-        layers = [base, _nested(inherited), *own]
+        base = nest(model.chosen(inherited | _flat(own))) if recipe == AUTO else base
+        layers = [base, nest(inherited), *own]
     given_names = {name for layer in of_person for name in _flat_names(layer)}
-    layers.append(_nested(model.adapted(_flat(layers), given_names)))
+    layers.append(nest(model.adapted(_flat(layers), given_names)))
     merged: dict[str, Any] = {}
     for layer in layers:
         _merge(merged, layer)
@@ -96,14 +99,14 @@ def _recorded(model: type[Settings], path: Path, own: Sequence[Mapping[str, Any]
     """
     values = _from_recipe(model, str(path))
     given = {name for layer in own for name in _flat_names(layer)}
-    found = {name: _value(values, name) for name in model.only_given if name not in given}
+    found = {name: _value(values, name) for name in settings_with(model, ASKED_AGAIN) if name not in given}
     if missing := {name: value for name, value in found.items() if value is not None}:
         options = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in missing.items())
         raise ConfigError(
             f"{path}: the run was started with {', '.join(missing)}, which a file of the run cannot decide; "
             f"add {options}, or none to leave it out"
         )
-    return {name: value for name, value in values.items() if name not in model.not_recorded}
+    return without(values, settings_with(model, PER_START))
 
 
 def _flat(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -132,21 +135,9 @@ def load_options(
     variables = {name: variable for name, field in fields.items() if (variable := place_of(field).variable)}
     found = {name: value for name, variable in variables.items() if (value := environment.get(variable))}
     try:
-        return model(**_nested(found | given))
+        return model(**nest(found | given))
     except ValidationError as error:
         raise ConfigError(explain(model, error)) from None
-
-
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn `{"optim.lr": 1}` into `{"optim": {"lr": 1}}`."""
-    nested: dict[str, Any] = {}
-    for name, value in flat.items():
-        *sections, leaf = name.split(".")
-        target = nested
-        for section in sections:
-            target = target.setdefault(section, {})
-        target[leaf] = value
-    return nested
 
 
 def _merge(base: dict[str, Any], update: Mapping[str, Any]) -> None:
@@ -172,7 +163,7 @@ def _from_environment(model: type[Settings], environment: Mapping[str, str]) -> 
             raise ConfigError(f"environment: {variable} is not a setting{guess(dotted, variables)}")
         name, field = known[variable]
         flat[name] = _parse_list(variable, value) if is_list(field) else none_word(field, value)
-    return _nested(flat)
+    return nest(flat)
 
 
 def _check_utf8(origin: str, words: Iterable[str]) -> None:

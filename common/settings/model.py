@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
 from common.errors import ConfigError
+from common.settings.markers import Effect
 from common.targets import Target
 
 __all__ = [
@@ -22,7 +23,10 @@ __all__ = [
     "Section",
     "Settings",
     "SettingsT",
+    "all_settings",
     "entry_model",
+    "is_among",
+    "markers_of",
     "environment_names",
     "is_list",
     "is_table",
@@ -30,6 +34,7 @@ __all__ = [
     "none_word",
     "place_in_recipe",
     "place_of",
+    "settings_with",
     "section_model",
     "set_names",
     "setting_names",
@@ -57,10 +62,14 @@ class Settings(Section):
     one of a section also as a line of a recipe, so its value is a number."""
     examples: ClassVar[tuple[str, ...]] = ()
     """Arguments of the command, as examples in the short help."""
-    not_recorded: ClassVar[tuple[str, ...]] = ()
-    """Settings that are not taken from the file of `recorded_in`."""
-    only_given: ClassVar[tuple[str, ...]] = ()
-    """Settings of that file that a command must give again: they run code, or send data to a service."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        effects = {name: [item for item in field.metadata if isinstance(item, Effect)] for name, field in all_settings(cls)}
+        if any(effects.values()):
+            for name, found in effects.items():
+                if len(found) != 1:
+                    raise TypeError(f"{cls.__name__}: {name} needs exactly one effect in its type; see common.settings.markers")
 
     @classmethod
     def chosen(cls, _given: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,6 +128,7 @@ class Place:
     """The command writes a folder or file to this path: see `check_target`."""
 
 
+MarkerT = TypeVar("MarkerT")
 SettingsT = TypeVar("SettingsT", bound=Settings)
 OptionsT = TypeVar("OptionsT", bound=Options)
 
@@ -153,6 +163,38 @@ def keep_set(config: BaseModel, given: Collection[str], prefix: str = "") -> Non
             keep_set(getattr(config, name), given, f"{prefix}{name}.")
         elif not any(f"{one}.".startswith(f"{prefix}{name}.") for one in given):  # an entry sets its table
             config.model_fields_set.discard(name)
+
+
+def all_settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every setting of a model with its dotted name, user tables too. An entry of a table has the name `table.*.setting`."""
+    for name, field in model.model_fields.items():
+        if section := section_model(field.annotation):
+            yield from all_settings(section, f"{prefix}{name}.")
+        elif entry := entry_model(field):
+            yield from all_settings(entry, f"{prefix}{name}.*.")
+        else:
+            yield prefix + name, field
+
+
+def settings_with(model: type[BaseModel], *markers: object) -> list[str]:
+    """Return the dotted names of the settings whose type has one of these markers."""
+    return [name for name, field in all_settings(model) if any(marker in field.metadata for marker in markers)]
+
+
+def markers_of(model: type[BaseModel], kind: type[MarkerT]) -> dict[str, MarkerT]:
+    """Return the first marker of a kind of each setting or section that has one, by its dotted name."""
+    found: dict[str, MarkerT] = {}
+    for name, field in model.model_fields.items():
+        if (marker := next((item for item in field.metadata if isinstance(item, kind)), None)) is not None:
+            found[name] = marker
+        if section := section_model(field.annotation):
+            found |= {f"{name}.{leaf}": item for leaf, item in markers_of(section, kind).items()}
+    return found
+
+
+def is_among(name: str, settings: Collection[str]) -> bool:
+    """Return whether a dotted name is one of these settings, or an entry or setting of one that is a table or section."""
+    return name in settings or any(name.startswith(f"{one}.") for one in settings)
 
 
 def environment_names(model: type[Settings]) -> list[str]:

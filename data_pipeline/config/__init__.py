@@ -5,18 +5,15 @@ from data_pipeline.config.filters import HeuristicSettings, LanguageSettings, Qu
 from data_pipeline.config.limits import LimitSettings
 from data_pipeline.config.prepare import PrepareConfig, SourceSettings
 from data_pipeline.config.selection import FIM_TOKENS, AugmentSettings, BalanceSettings, DedupSettings, SplitSettings
-from data_pipeline.config.shaping import FILES, LOCAL, SHAPING, named_files, portable_settings, shaping_settings
+from data_pipeline.config.shaping import named_files, portable_settings, shaping_settings
 from data_pipeline.config.text import BUILTIN, KINDS, CleanSettings, HtmlSettings, Kind, RecordSettings, TextSettings
 from data_pipeline.config.tokens import CHAT_TOKENS, ChatSettings, PackingSettings, TokenizerSettings
 
 __all__ = [
     "BUILTIN",
     "CHAT_TOKENS",
-    "FILES",
     "FIM_TOKENS",
     "KINDS",
-    "LOCAL",
-    "SHAPING",
     "AugmentSettings",
     "BalanceSettings",
     "ChatSettings",

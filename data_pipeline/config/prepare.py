@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from common.settings.effects import OnlyIf
+from common.settings.markers import SHARED_BY_SOURCES, NoEffectOnResults, ShapesData
 from common.settings.messages import explain
-from common.settings.model import Place, Section, Settings, keep_set, with_nones
+from common.settings.model import Place, Section, Settings, is_table, keep_set, with_nones
 from data_pipeline.config.filters import HeuristicSettings, LanguageSettings, QualitySettings
 from data_pipeline.config.limits import LimitSettings
 from data_pipeline.config.selection import AugmentSettings, BalanceSettings, DedupSettings, SplitSettings
-from data_pipeline.config.shaping import portable_settings
 from data_pipeline.config.text import BUILTIN, CleanSettings, HtmlSettings, Kind, RecordSettings, TextSettings
 from data_pipeline.config.tokens import ChatSettings, PackingSettings, TokenizerSettings
 
@@ -22,43 +22,44 @@ __all__ = ["KeptRejects", "PrepareConfig", "SourceSettings"]
 
 _MIB = 1 << 20
 KeptRejects = Literal["none", "samples", "all"]
-OVERRIDABLE = ("text", "records", "html", "clean", "heuristics", "language", "quality")
-"""The sections that a source may override."""
-FOR_ALL_SOURCES = {
-    "language": {"fasttext_model"},
-    "quality": {"trusted", "reference", "good", "bad", "reference_tokens", "reference_bits", "classifier_bits"},
-}
-"""Settings in these sections that a source may not override, because all sources share the models that they configure."""
 
 
 class SourceSettings(Section):
     """One source of a recipe, `[prepare.source.NAME]`. Its tables, such as `clean`, override the sections of the same name."""
 
-    paths: tuple[str, ...] = Field(min_length=1, description="Folders, files, glob patterns or URLs.")
-    kind: Kind | None = Field(None, description="Kind of the text; none: the extension of each file decides.")
-    weight: Annotated[float, OnlyIf("balance.by = source")] = Field(
+    paths: NoEffectOnResults[tuple[str, ...]] = Field(min_length=1, description="Folders, files, glob patterns or URLs.")
+    kind: ShapesData[Kind | None] = Field(None, description="Kind of the text; none: the extension of each file decides.")
+    weight: Annotated[ShapesData[float], OnlyIf("balance.by = source")] = Field(
         1.0, gt=0, description="Share of the training tokens, relative to the other sources. See `balance`."
     )
-    max_bytes: int | None = Field(
+    max_bytes: ShapesData[int | None] = Field(
         None, ge=1, description="Number of bytes read, in the order of file names. The last file is read to its end. none: all."
     )
-    text: dict[str, Any] = Field(default_factory=dict, description="Settings of this source that replace those of [prepare.text].")
-    records: dict[str, Any] = Field(
+    text: ShapesData[dict[str, Any]] = Field(
+        default_factory=dict, description="Settings of this source that replace those of [prepare.text]."
+    )
+    records: ShapesData[dict[str, Any]] = Field(
         default_factory=dict, description="Settings of this source that replace those of [prepare.records]."
     )
-    html: dict[str, Any] = Field(default_factory=dict, description="Settings of this source that replace those of [prepare.html].")
-    clean: dict[str, Any] = Field(
+    html: ShapesData[dict[str, Any]] = Field(
+        default_factory=dict, description="Settings of this source that replace those of [prepare.html]."
+    )
+    clean: ShapesData[dict[str, Any]] = Field(
         default_factory=dict, description="Settings of this source that replace those of [prepare.clean]."
     )
-    heuristics: dict[str, Any] = Field(
+    heuristics: ShapesData[dict[str, Any]] = Field(
         default_factory=dict, description="Settings of this source that replace those of [prepare.heuristics]."
     )
-    language: dict[str, Any] = Field(
+    language: ShapesData[dict[str, Any]] = Field(
         default_factory=dict, description="Settings of this source that replace those of [prepare.language]."
     )
-    quality: dict[str, Any] = Field(
+    quality: ShapesData[dict[str, Any]] = Field(
         default_factory=dict, description="Settings of this source that replace those of [prepare.quality]."
     )
+
+
+OVERRIDABLE = tuple(name for name, field in SourceSettings.model_fields.items() if is_table(field))
+"""The sections that a source may override."""
 
 
 def _name_of_flag(value: object) -> object:
@@ -92,45 +93,47 @@ class PrepareConfig(Settings):
         "--sources my-text --recipe demo",
     )
 
-    recipe: str | None = Field(
+    recipe: NoEffectOnResults[str | None] = Field(
         None,
         description="Name of a recipe in env/recipes, a .toml file, or auto, which chooses the settings for the amount of text.",
     )
-    sources: tuple[str, ...] = Field(
+    sources: NoEffectOnResults[tuple[str, ...]] = Field(
         (), description="Folders, files, glob patterns or URLs with text; builtin: the built-in corpus (Python's library)."
     )
     source: dict[str, SourceSettings] = Field(
         default_factory=dict, description="Sources, each with its settings. Only a recipe can define them."
     )
-    output: Annotated[Path, Place(target="folder")] = Field(
+    output: Annotated[NoEffectOnResults[Path], Place(target="folder")] = Field(
         Path("workspace/data"), description="Folder that receives the prepared data."
     )
-    workers: int | None = Field(
+    workers: NoEffectOnResults[int | None] = Field(
         None, ge=1, le=4096, description="Number of worker processes, which never changes the result; none: one for each core."
     )
-    engine: Literal["local", "ray"] = Field(
+    engine: NoEffectOnResults[Literal["local", "ray"]] = Field(
         "local", description="Engine that runs the work. local: processes on this machine; ray: a Ray cluster."
     )
-    ray_address: Annotated[str | None, OnlyIf("engine = ray")] = Field(
+    ray_address: Annotated[NoEffectOnResults[str | None], OnlyIf("engine = ray")] = Field(
         None, description="Address of the Ray cluster; none: the cluster that RAY_ADDRESS names, or a new one on this machine."
     )
-    if_empty: Literal["error", "builtin"] = Field(
+    if_empty: NoEffectOnResults[Literal["error", "builtin"]] = Field(
         "error", description="Action if the sources hold no text. builtin: use the built-in corpus."
     )
-    keep_rejects: Annotated[KeptRejects, BeforeValidator(_name_of_flag)] = Field(
+    keep_rejects: Annotated[NoEffectOnResults[KeptRejects], BeforeValidator(_name_of_flag)] = Field(
         "none",
         description="Rejected documents that are written. none; samples: the beginnings of some, in rejects.jsonl; all: these, and "
         "each one in full with its reason, in the folder rejects. true: samples; false: none.",
     )
-    replace: bool = Field(
+    replace: NoEffectOnResults[bool] = Field(
         False,
         description="Whether finished data in the output folder that differs in settings or text is replaced. false: it is an "
         "error.",
     )
-    row_length: int = Field(
+    row_length: ShapesData[int] = Field(
         1024, ge=8, le=1 << 20, description="Number of tokens in a row. A row of L tokens has up to L-1 targets."
     )
-    partition_bytes: int = Field(16 * _MIB, ge=1024, description="Number of input bytes in one task. Small files share a task.")
+    partition_bytes: ShapesData[int] = Field(
+        16 * _MIB, ge=1024, description="Number of input bytes in one task. Small files share a task."
+    )
     text: TextSettings = Field(default_factory=TextSettings, description="Plain text files (.txt, .md, …)")
     records: RecordSettings = Field(default_factory=RecordSettings, description="JSON Lines, CSV, TSV, Parquet and Arrow")
     chat: ChatSettings = Field(default_factory=ChatSettings, description="Conversations and preference pairs")
@@ -243,7 +246,8 @@ class PrepareConfig(Settings):
         for section in OVERRIDABLE:
             if changes := getattr(own, section):
                 before = getattr(self, section)
-                if shared := sorted(FOR_ALL_SOURCES.get(section, set()) & set(changes)):
+                fields = type(before).model_fields
+                if shared := sorted(name for name in changes if name in fields and SHARED_BY_SOURCES in fields[name].metadata):
                     raise ValueError(f"source.{name}.{section}.{shared[0]} is shared by all sources; set {section}.{shared[0]}")
                 try:
                     update[section] = type(before)(**before.model_dump() | with_nones(type(before), changes))
@@ -257,11 +261,3 @@ class PrepareConfig(Settings):
         """The weight of each balanced group that has one."""
         of_sources = {name: source.weight for name, source in self.source.items()} if self.balance.by == "source" else {}
         return of_sources | self.balance.weights
-
-    @property
-    def portable(self) -> dict[str, Any]:
-        """The settings that decide the prepared bytes. They name nothing of this machine: no paths, no worker count."""
-        values = self.model_dump(mode="json")
-        for source in values["source"].values():
-            source.update({section: with_nones(type(getattr(self, section)), source[section]) for section in OVERRIDABLE})
-        return portable_settings(values)

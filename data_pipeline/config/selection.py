@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from common.settings.effects import OnlyIf
+from common.settings.markers import ShapesData, ShapesDataByContent
 from common.settings.model import Section
 from data_pipeline.config.text import KINDS
 
@@ -20,41 +21,43 @@ FIM_TOKENS = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 class DedupSettings(Section):
     """Detection of duplicates and of benchmark text."""
 
-    exact: bool = Field(
+    exact: ShapesData[bool] = Field(
         True, description="Whether a document is dropped if its letters and digits equal those of an earlier document."
     )
-    near: bool = Field(True, description="Whether a document is dropped if it is nearly the same as an earlier document (MinHash).")
-    threshold: float = Field(
+    near: ShapesData[bool] = Field(
+        True, description="Whether a document is dropped if it is nearly the same as an earlier document (MinHash)."
+    )
+    threshold: ShapesData[float] = Field(
         0.8,
         ge=0.3,
         le=1,
         description="Two documents are near duplicates if their share of common shingles (Jaccard similarity) is at least this.",
     )
-    shingle_words: int = Field(5, ge=1, le=64, description="Number of words in a shingle.")
-    num_hashes: int = Field(
+    shingle_words: ShapesData[int] = Field(5, ge=1, le=64, description="Number of words in a shingle.")
+    num_hashes: ShapesData[int] = Field(
         128, ge=16, le=1024, description="Number of hashes in a MinHash signature. More hashes compare fewer dissimilar pairs."
     )
-    max_cluster: Annotated[int, OnlyIf("dedup.near")] = Field(
+    max_cluster: Annotated[ShapesData[int], OnlyIf("dedup.near")] = Field(
         100_000,
         ge=1,
         description="Highest number of near duplicates of one document that are dropped. Further ones are kept and counted.",
     )
-    alarm_fraction: Annotated[float, OnlyIf("dedup.exact")] = Field(
+    alarm_fraction: Annotated[ShapesData[float], OnlyIf("dedup.exact")] = Field(
         0.5,
         ge=0,
         le=1,
         description="A warning is printed if more than this share of a source's documents is dropped as duplicates.",
     )
-    benchmarks: tuple[Path, ...] = Field(
+    benchmarks: ShapesDataByContent[tuple[Path, ...]] = Field(
         (), description="Benchmark files (.jsonl, .txt). Documents that share text with them are dropped."
     )
-    benchmark_words: Annotated[int, OnlyIf("dedup.benchmarks")] = Field(
+    benchmark_words: Annotated[ShapesData[int], OnlyIf("dedup.benchmarks")] = Field(
         13, ge=4, le=64, description="Number of consecutive words that count as text shared with a benchmark."
     )
-    benchmark_overlaps: Annotated[int, OnlyIf("dedup.benchmarks")] = Field(
+    benchmark_overlaps: Annotated[ShapesData[int], OnlyIf("dedup.benchmarks")] = Field(
         1, ge=1, description="A document is dropped if it shares at least this many such runs of words with benchmarks."
     )
-    benchmark_alarm_fraction: Annotated[float, OnlyIf("dedup.benchmarks")] = Field(
+    benchmark_alarm_fraction: Annotated[ShapesData[float], OnlyIf("dedup.benchmarks")] = Field(
         0.05,
         ge=0,
         le=1,
@@ -73,15 +76,17 @@ class DedupSettings(Section):
 class BalanceSettings(Section):
     """Share of each group of documents in the training tokens."""
 
-    by: Literal["none", "source", "kind", "language", "field"] = Field(
+    by: ShapesData[Literal["none", "source", "kind", "language", "field"]] = Field(
         "none", description="Groups whose shares are balanced: sources, kinds of text, languages, or values of a metadata field."
     )
-    field: str | None = Field(None, description="Name of the metadata field (by = field). It must be among records.metadata.")
-    weights: Annotated[dict[str, float], OnlyIf("balance.by != none")] = Field(
+    field: ShapesData[str | None] = Field(
+        None, description="Name of the metadata field (by = field). It must be among records.metadata."
+    )
+    weights: Annotated[ShapesData[dict[str, float]], OnlyIf("balance.by != none")] = Field(
         default_factory=dict,
         description="Share of the training tokens of each group, relative to the others; not named: 1. Only a recipe can hold it.",
     )
-    max_repeats: Annotated[float, OnlyIf("balance.by != none")] = Field(
+    max_repeats: Annotated[ShapesData[float], OnlyIf("balance.by != none")] = Field(
         1.0,
         ge=1,
         le=100,
@@ -107,30 +112,32 @@ class BalanceSettings(Section):
 class AugmentSettings(Section):
     """Random changes to training documents. Off by default."""
 
-    seed: Annotated[int, OnlyIf("augment.subword_rate or augment.fim_rate or augment.synonym_rate")] = Field(
+    seed: Annotated[ShapesData[int], OnlyIf("augment.subword_rate or augment.fim_rate or augment.synonym_rate")] = Field(
         0, ge=0, lt=1 << 63, description="Seed that decides which documents are changed, and where."
     )
-    subword_rate: float = Field(
+    subword_rate: ShapesData[float] = Field(
         0.0, ge=0, le=1, description="Share of documents whose words are cut into tokens at random (bpe, unigram)."
     )
-    subword_alpha: Annotated[float, OnlyIf("augment.subword_rate")] = Field(
+    subword_alpha: Annotated[ShapesData[float], OnlyIf("augment.subword_rate")] = Field(
         0.1,
         gt=0,
         lt=1,
         description="Parameter of the random cuts. bpe: share of merges left out; unigram: exponent of a segmentation's "
         "probability.",
     )
-    fim_rate: float = Field(0.0, ge=0, le=1, description="Share of code documents that are rearranged for fill-in-the-middle.")
-    fim_spm_rate: Annotated[float, OnlyIf("augment.fim_rate")] = Field(
+    fim_rate: ShapesData[float] = Field(
+        0.0, ge=0, le=1, description="Share of code documents that are rearranged for fill-in-the-middle."
+    )
+    fim_spm_rate: Annotated[ShapesData[float], OnlyIf("augment.fim_rate")] = Field(
         0.5,
         ge=0,
         le=1,
         description="Share of the fill-in-the-middle documents with the suffix first (SPM). The others have the prefix first.",
     )
-    synonyms: Annotated[Path | None, OnlyIf("augment.synonym_rate")] = Field(
+    synonyms: Annotated[ShapesDataByContent[Path | None], OnlyIf("augment.synonym_rate")] = Field(
         None, description="File with synonyms. .tsv: a word and its synonyms on each line, between tabs; .json: an object of lists."
     )
-    synonym_rate: float = Field(
+    synonym_rate: ShapesData[float] = Field(
         0.0, ge=0, le=1, description="Share of the words with synonyms that are replaced, in prose and web text."
     )
 
@@ -149,17 +156,17 @@ class AugmentSettings(Section):
 class SplitSettings(Section):
     """Choice of the documents that are held out for validation."""
 
-    by: Literal["content", "tail"] = Field(
+    by: ShapesData[Literal["content", "tail"]] = Field(
         "content",
         description="Choice of validation documents. content: by the digest of the text, so equal texts are in the same split; "
         "tail: the last part of each file.",
     )
-    val_fraction: float = Field(0.05, gt=0, lt=1, description="Share of the text that is held out for validation.")
-    min_val_documents: int = Field(
+    val_fraction: ShapesData[float] = Field(0.05, gt=0, lt=1, description="Share of the text that is held out for validation.")
+    min_val_documents: ShapesData[int] = Field(
         4,
         ge=0,
         description="Lowest number of validation documents. If by = content, it is limited to a tenth of all documents.",
     )
-    seed: Annotated[int, OnlyIf("split.by = content")] = Field(
+    seed: Annotated[ShapesData[int], OnlyIf("split.by = content")] = Field(
         0, ge=0, lt=1 << 63, description="Seed that decides which documents are held out (by = content)."
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from common.settings.effects import OnlyIf
+from common.settings.markers import ShapesData, ShapesDataIfChanged
 from common.settings.model import Section
 
 __all__ = ["BUILTIN", "KINDS", "CleanSettings", "HtmlSettings", "Kind", "RecordSettings", "TextSettings"]
@@ -23,12 +24,12 @@ LineRule = Literal["notices", "javascript", "unpunctuated", "few-words", "long-w
 class TextSettings(Section):
     """Documents from plain text files."""
 
-    documents: Literal["file", "paragraphs", "chunks"] = Field(
+    documents: ShapesData[Literal["file", "paragraphs", "chunks"]] = Field(
         "file",
         description="Part of a text file that is one document. file: the whole file; paragraphs: each paragraph between blank "
         "lines; chunks: each chunk of lines.",
     )
-    chunk_chars: Annotated[int, OnlyIf("text.documents = chunks")] = Field(
+    chunk_chars: Annotated[ShapesData[int], OnlyIf("text.documents = chunks")] = Field(
         4096, ge=64, le=1 << 24, description="Length of a chunk, in characters. It ends at the next line end."
     )
 
@@ -36,45 +37,49 @@ class TextSettings(Section):
 class RecordSettings(Section):
     """Documents from JSON Lines, CSV, TSV, Parquet and Arrow."""
 
-    text_field: str = Field("text", min_length=1, description="Name of the field or column that holds the text.")
-    prompt_field: str | None = Field(
+    text_field: ShapesData[str] = Field("text", min_length=1, description="Name of the field or column that holds the text.")
+    prompt_field: ShapesData[str | None] = Field(
         None,
         min_length=1,
         description="Name of the field or column that holds a prompt. The prompt precedes the text, and has no loss in training. "
         "none: the text alone.",
     )
-    prompt_end: Annotated[str, OnlyIf("records.prompt_field")] = Field(
+    prompt_end: Annotated[ShapesData[str], OnlyIf("records.prompt_field")] = Field(
         "\n", description="Characters between prompt and text. They have no loss either. See prompt_field."
     )
-    label_field: str | None = Field(
+    label_field: ShapesDataIfChanged[str | None] = Field(
         None,
         min_length=1,
         description="Name of the field or column that holds the label of a document, for classification. Documents without a label "
         "are rejected, and longer ones than a row are cut to it. none: no labels.",
     )
-    labels: Annotated[tuple[str, ...], OnlyIf("records.label_field")] = Field(
+    labels: Annotated[ShapesDataIfChanged[tuple[str, ...]], OnlyIf("records.label_field")] = Field(
         (), description="Names of the labels; documents with another label are rejected. Empty: all labels that occur."
     )
-    messages_field: str | None = Field(
+    messages_field: ShapesDataIfChanged[str | None] = Field(
         None,
         min_length=1,
         description="Name of the field or column with the messages of a conversation: a list of objects with role and content, or "
         "with from and value. It needs chat.template. none: the records are no conversations.",
     )
-    chosen_field: str | None = Field(
+    chosen_field: ShapesDataIfChanged[str | None] = Field(
         None,
         min_length=1,
         description="Name of the field or column with the better answer of a preference pair: a text or messages. It needs "
         "prompt_field, rejected_field and chat.template. none: the records are no pairs.",
     )
-    rejected_field: str | None = Field(
+    rejected_field: ShapesDataIfChanged[str | None] = Field(
         None, min_length=1, description="Name of the field or column with the worse answer of a preference pair. See chosen_field."
     )
-    metadata: tuple[str, ...] = Field(
+    metadata: ShapesData[tuple[str, ...]] = Field(
         (), description="Names of the fields that are kept with each document: strings, numbers and booleans."
     )
-    quotes: bool = Field(True, description="Whether double quotes enclose fields in CSV and TSV. false: a quote is text.")
-    markup: Literal["plain", "html"] = Field("plain", description="Form of the text field. html: it is turned into plain text.")
+    quotes: ShapesData[bool] = Field(
+        True, description="Whether double quotes enclose fields in CSV and TSV. false: a quote is text."
+    )
+    markup: ShapesData[Literal["plain", "html"]] = Field(
+        "plain", description="Form of the text field. html: it is turned into plain text."
+    )
 
     @property
     def kept_fields(self) -> tuple[str, ...]:
@@ -125,7 +130,7 @@ class RecordSettings(Section):
 class HtmlSettings(Section):
     """Text from HTML pages."""
 
-    extract: Literal["main", "all"] = Field(
+    extract: ShapesData[Literal["main", "all"]] = Field(
         "main", description="Part of a page that becomes text. main: the main content, without navigation; all: everything visible."
     )
 
@@ -133,27 +138,33 @@ class HtmlSettings(Section):
 class CleanSettings(Section):
     """Normalisation of a document, and the length that it must have."""
 
-    unicode: Literal["nfc", "none"] = Field("nfc", description="Unicode normalisation of prose and web text.")
-    mojibake: bool = Field(True, description="Whether prose and web text that was decoded with a wrong encoding is repaired.")
-    drop_lines: tuple[LineRule, ...] = Field(
+    unicode: ShapesData[Literal["nfc", "none"]] = Field("nfc", description="Unicode normalisation of prose and web text.")
+    mojibake: ShapesData[bool] = Field(
+        True, description="Whether prose and web text that was decoded with a wrong encoding is repaired."
+    )
+    drop_lines: ShapesData[tuple[LineRule, ...]] = Field(
         (),
         description="Lines that are removed from prose and web text, as in C4: notices (cookies, terms of use), javascript, "
         "unpunctuated (no terminal punctuation), few-words (fewer than 5), long-word (a word of over 1000 characters).",
     )
-    repeats: Annotated[Literal["lines", "paragraphs"], OnlyIf("clean.repeat_window")] = Field(
+    repeats: Annotated[ShapesData[Literal["lines", "paragraphs"]], OnlyIf("clean.repeat_window")] = Field(
         "lines", description="Unit of text that repeat_window compares."
     )
-    repeat_window: int = Field(
+    repeat_window: ShapesData[int] = Field(
         0,
         ge=0,
         description="Number of preceding lines or paragraphs with which each one is compared. An equal one is removed. 0: off. "
         "Not in code.",
     )
-    repeat_min_chars: Annotated[int, OnlyIf("clean.repeat_window")] = Field(
+    repeat_min_chars: Annotated[ShapesData[int], OnlyIf("clean.repeat_window")] = Field(
         20, ge=1, description="Shortest line or paragraph that repeat_window removes, in characters."
     )
-    min_chars: int = Field(20, ge=1, description="Shortest document that is kept, in characters. Usual values are 10 to 50.")
-    max_chars: int | None = Field(None, ge=1, description="Longest document that is kept, in characters; none: no limit.")
+    min_chars: ShapesData[int] = Field(
+        20, ge=1, description="Shortest document that is kept, in characters. Usual values are 10 to 50."
+    )
+    max_chars: ShapesData[int | None] = Field(
+        None, ge=1, description="Longest document that is kept, in characters; none: no limit."
+    )
 
     @model_validator(mode="after")
     def _range_is_not_empty(self) -> Self:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from common.settings.effects import OnlyIf
+from common.settings.markers import ShapesData, ShapesDataByContent, ShapesDataIfChanged
 from common.settings.model import Section
 
 __all__ = ["CHAT_TOKENS", "ChatSettings", "PackingSettings", "TokenizerSettings"]
@@ -20,39 +21,47 @@ _TRAINED = OnlyIf("tokenizer.kind = bpe or tokenizer.kind = unigram")
 class TokenizerSettings(Section):
     """The tokenizer: one that is trained, or a supplied one."""
 
-    kind: Annotated[Literal["bpe", "unigram", "char", "byte"], _OWN] = Field(
+    kind: Annotated[ShapesData[Literal["bpe", "unigram", "char", "byte"]], _OWN] = Field(
         "bpe", description="Kind of tokenizer. bpe and unigram are SentencePiece models; char and byte need no training."
     )
-    vocab_size: Annotated[Annotated[int, Field(ge=264, le=1 << 20)] | Literal["auto"], _OWN, _TRAINED] = Field(
+    vocab_size: Annotated[ShapesData[Annotated[int, Field(ge=264, le=1 << 20)] | Literal["auto"]], _OWN, _TRAINED] = Field(
         32_000,
         description="Number of tokens in the vocabulary (bpe, unigram); auto: chosen from the amount of text. For char, the text "
         "sets it; for byte, it is fixed.",
     )
-    add_bos: bool = Field(True, description="Whether every document begins with the bos token.")
-    add_eos: bool = Field(True, description="Whether every document ends with the eos token.")
-    sample_bytes: Annotated[int, _OWN, _TRAINED] = Field(
+    add_bos: ShapesData[bool] = Field(True, description="Whether every document begins with the bos token.")
+    add_eos: ShapesData[bool] = Field(True, description="Whether every document ends with the eos token.")
+    sample_bytes: Annotated[ShapesData[int], _OWN, _TRAINED] = Field(
         32 * _MIB,
         ge=1024,
         description="Number of bytes of training text that train bpe and unigram, drawn evenly from all sources.",
     )
-    character_coverage: Annotated[float, _OWN, _TRAINED] = Field(
+    character_coverage: Annotated[ShapesData[float], _OWN, _TRAINED] = Field(
         0.9995, ge=0.98, le=1, description="Share of the text's characters that get a token each. The others are encoded as bytes."
     )
-    train_threads: Annotated[int, _OWN, _TRAINED] = Field(
+    train_threads: Annotated[ShapesData[int], _OWN, _TRAINED] = Field(
         4, ge=1, le=1024, description="Number of threads that train the tokenizer. Another number gives another unigram tokenizer."
     )
-    extra_special: tuple[str, ...] = Field(
+    extra_special: ShapesData[tuple[str, ...]] = Field(
         (), description="Names of more special tokens, such as <|user|>, which no text can produce. Not with `path`."
     )
-    path: Path | None = Field(
+    path: ShapesDataByContent[Path | None] = Field(
         None,
         description="Tokenizer that is used as it is: a tokenizer.json, a SentencePiece .model, or a folder with one; the folder "
         "of a run or of prepared data stands for its tokenizer.",
     )
-    pad_token: str | None = Field(None, description="Name of the pad token in the tokenizer at path; none: its files name it.")
-    unk_token: str | None = Field(None, description="Name of the unk token in the tokenizer at path; none: its files name it.")
-    bos_token: str | None = Field(None, description="Name of the bos token in the tokenizer at path; none: its files name it.")
-    eos_token: str | None = Field(None, description="Name of the eos token in the tokenizer at path; none: its files name it.")
+    pad_token: ShapesData[str | None] = Field(
+        None, description="Name of the pad token in the tokenizer at path; none: its files name it."
+    )
+    unk_token: ShapesData[str | None] = Field(
+        None, description="Name of the unk token in the tokenizer at path; none: its files name it."
+    )
+    bos_token: ShapesData[str | None] = Field(
+        None, description="Name of the bos token in the tokenizer at path; none: its files name it."
+    )
+    eos_token: ShapesData[str | None] = Field(
+        None, description="Name of the eos token in the tokenizer at path; none: its files name it."
+    )
 
     @model_validator(mode="after")
     def _tokens_have_names(self) -> Self:
@@ -85,13 +94,13 @@ CHAT_TOKENS = {
 class ChatSettings(Section):
     """The text form of conversations and preference pairs."""
 
-    template: Literal["none", "tokenizer", "chatml", "llama3", "plain"] = Field(
+    template: ShapesDataIfChanged[Literal["none", "tokenizer", "chatml", "llama3", "plain"]] = Field(
         "none",
         description="Chat template that turns messages into text. tokenizer: the one in the folder at tokenizer.path; chatml, "
         "llama3, plain: a built-in one; none: no record is a conversation. With a template, a record with a prompt and a text is a "
         "conversation of one turn.",
     )
-    too_long: Annotated[Literal["truncate", "reject"], OnlyIf("chat.template != none")] = Field(
+    too_long: Annotated[ShapesDataIfChanged[Literal["truncate", "reject"]], OnlyIf("chat.template != none")] = Field(
         "truncate",
         description="Treatment of a conversation with more tokens than a row. truncate: its end is left out; reject: all of it is. "
         "A preference pair is always rejected.",
@@ -111,21 +120,23 @@ class ChatSettings(Section):
 class PackingSettings(Section):
     """The placement of documents in rows and shards."""
 
-    method: Literal["best-fit", "greedy", "one-per-row"] = Field(
+    method: ShapesData[Literal["best-fit", "greedy", "one-per-row"]] = Field(
         "best-fit",
         description="How documents fill rows. best-fit: only documents longer than a row are cut; greedy: rows are filled in "
         "order, and a document is cut where its row ends; one-per-row: each row has one document, or a piece of one, and "
         "padding.",
     )
-    keep_tokens: bool = Field(
+    keep_tokens: ShapesData[bool] = Field(
         True,
         description="Whether the tokens of each document are kept, for `repack`, `leaks` and `inspect --document`. They take as "
         "much space as the shards.",
     )
-    window_tokens: int = Field(
+    window_tokens: ShapesData[int] = Field(
         8 << 20,
         ge=1024,
         le=1 << 34,
         description="Number of tokens packed together, in the order of the input. More tokens need more memory.",
     )
-    shard_bytes: int = Field(64 * _MIB, ge=4096, le=1 << 34, description="Size at which a shard ends, in bytes of tokens.")
+    shard_bytes: ShapesData[int] = Field(
+        64 * _MIB, ge=4096, le=1 << 34, description="Size at which a shard ends, in bytes of tokens."
+    )

@@ -9,7 +9,7 @@ from typing import Any
 from common.errors import ConfigError
 from common.files import UnusableFileError, canonical_json, digest_bytes, digest_file
 from common.settings.model import Section
-from data_pipeline.config import PrepareConfig
+from data_pipeline.config import PrepareConfig, portable_settings
 from data_pipeline.conversations.chat_template import template_source
 from data_pipeline.sources.formats import printable
 from data_pipeline.sources.storage import files_below
@@ -28,7 +28,7 @@ def settings_of(config: PrepareConfig) -> dict[str, Any]:
     Raises:
         ConfigError: a file that a setting names cannot be read.
     """
-    settings = {name: _without_paths(name, value, config) for name, value in config.portable.items()}
+    settings = {name: _without_paths(name, value, config) for name, value in portable_settings(config).items()}
     if config.chat.is_on:
         source = template_source(config.chat, config.tokenizer)
         settings["chat"] = {**settings["chat"], "digest": digest_bytes(source.encode())}

@@ -15,7 +15,7 @@ from typing import Any
 
 from common.settings.toml import to_toml
 from common.text import decimal, share, size, visible
-from data_pipeline.config import BUILTIN, PrepareConfig
+from data_pipeline.config import BUILTIN, PrepareConfig, portable_settings
 from data_pipeline.config.prepare import OVERRIDABLE
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.reports.lengths import truncation_advice
@@ -366,7 +366,7 @@ def _recipe(manifest: Manifest) -> dict[str, Any]:
     Sources are in the order in which they were read, because the first of two copies is kept. Sources without documents are last.
     """
     own = manifest.config.get("source", {})
-    defaults = PrepareConfig(sources=(BUILTIN,)).portable
+    defaults = portable_settings(PrepareConfig(sources=(BUILTIN,)))
     recipe = _filled({name: value for name, value in manifest.config.items() if name != "source"}, defaults)
     order = dict.fromkeys(name for name in (*manifest.sources, *own) if name in own)
     sources = {name: {"paths": ["PATH"], **_own_settings(own[name])} for name in order}

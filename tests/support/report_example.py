@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.config import PrepareConfig
+from data_pipeline.config import PrepareConfig, portable_settings
 from data_pipeline.dataset.manifest import Manifest, ShardEntry
 from data_pipeline.reports.lengths import compare_row_lengths, describe_lengths
 
@@ -112,7 +112,7 @@ def example_manifest(report: dict[str, Any]) -> Manifest:
         for split, rows in (("train", 4155), ("val", 218))
         for source in ("web", "books", "code")
     )
-    config = PrepareConfig(sources=("a",), row_length=_ROW_LENGTH).portable
+    config = portable_settings(PrepareConfig(sources=("a",), row_length=_ROW_LENGTH))
     config["language"] |= {"keep": ["en", "de", "hi"], "min_confidence": 0.9}
     return Manifest(
         fingerprint="sha256:" + "1c" * 32,

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from common.settings.effects import OnlyIf
+from common.settings.markers import Identity, NoEffectOnResults
 from common.settings.model import Section
 
 __all__ = ["BadDataConfig", "BatchConfig", "LoaderConfig", "MixtureConfig", "fitting_micro"]
@@ -26,8 +27,8 @@ def fitting_micro(global_rows: object, micro: object) -> int | None:
 class BatchConfig(Section):
     """Numbers of rows in one optimizer step and in one forward pass."""
 
-    global_rows: int = Field(32, ge=1, le=1 << 20, description="Number of rows in one optimizer step, over all ranks.")
-    micro: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = Field(
+    global_rows: Identity[int] = Field(32, ge=1, le=1 << 20, description="Number of rows in one optimizer step, over all ranks.")
+    micro: Identity[Annotated[int, Field(ge=1, le=65536)] | Literal["auto"]] = Field(
         8,
         description="Number of rows in one forward and backward pass of one rank; auto: as many as fit into memory. If it is not "
         "set, it becomes smaller where it would not divide batch.global_rows.",
@@ -66,7 +67,7 @@ class BatchConfig(Section):
 class MixtureConfig(Section):
     """How often each source is drawn, independent of its size."""
 
-    weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
+    weights: Identity[dict[str, Annotated[float, Field(gt=0)]]] = Field(
         default_factory=dict,
         description="Weight of each source by its name, relative to the others; none: all rows are drawn equally often.",
     )
@@ -75,10 +76,10 @@ class MixtureConfig(Section):
 class LoaderConfig(Section):
     """How a rank reads the batches that `prefetch` asks for. None of these settings changes the order of rows, or a bit."""
 
-    readers: int = Field(
+    readers: NoEffectOnResults[int] = Field(
         1, ge=1, le=64, description="Number of threads of a rank that read batches in advance; more than prefetch have no effect."
     )
-    retry_waits_s: tuple[Annotated[float, Field(ge=0, le=3600)], ...] = Field(
+    retry_waits_s: NoEffectOnResults[tuple[Annotated[float, Field(ge=0, le=3600)], ...]] = Field(
         (0.2, 1.0, 5.0),
         max_length=32,
         description="Seconds to wait before each further attempt to read a shard; one retry for each number, empty: no retry.",
@@ -88,10 +89,10 @@ class LoaderConfig(Section):
 class BadDataConfig(Section):
     """The action when any rank cannot read a shard of the prepared data."""
 
-    policy: Literal["stop", "quarantine"] = Field(
+    policy: NoEffectOnResults[Literal["stop", "quarantine"]] = Field(
         "stop",
         description="Action when a shard cannot be read. stop: training stops; quarantine: its rows become padding on all ranks.",
     )
-    max_share: Annotated[float, OnlyIf("bad_data.policy = quarantine")] = Field(
+    max_share: Annotated[NoEffectOnResults[float], OnlyIf("bad_data.policy = quarantine")] = Field(
         0.05, ge=0, le=1, description="Training stops when more than this share of a split is in quarantine."
     )

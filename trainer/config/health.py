@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from common.settings.effects import OnlyIf
+from common.settings.markers import Identity, NoEffectOnResults
 from common.settings.model import Section
 
 __all__ = ["Action", "AlertAction", "AlertsConfig", "GuardConfig"]
@@ -29,42 +30,42 @@ _RANKS = OnlyIf("ranks = several", "several ranks")
 class GuardConfig(Section):
     """Actions when the loss or gradient of a step is bad: log, skip (withhold the update), rollback or stop."""
 
-    non_finite: Literal["skip", "rollback", "stop"] = Field(
+    non_finite: Identity[Literal["skip", "rollback", "stop"]] = Field(
         "skip", description="Action when loss or gradient is not finite. The update is withheld in any case."
     )
-    exploding: Action = Field(
+    exploding: Identity[Action] = Field(
         "log", description="Action when the gradient norm is above max_grad_norm. Clipping limits the update in any case."
     )
-    vanishing: Action = Field("log", description="Action when the gradient norm is below min_grad_norm.")
-    spike: Action = Field("log", description="Action when the loss is far above the median of the last losses.")
-    drop: Action = Field("log", description="Action when the loss is far below the lowest of the last losses.")
-    max_grad_norm: float = Field(
+    vanishing: Identity[Action] = Field("log", description="Action when the gradient norm is below min_grad_norm.")
+    spike: Identity[Action] = Field("log", description="Action when the loss is far above the median of the last losses.")
+    drop: Identity[Action] = Field("log", description="Action when the loss is far below the lowest of the last losses.")
+    max_grad_norm: Identity[float] = Field(
         10.0, gt=0, description="Gradient norm (global, before clipping) above which the gradient counts as exploding."
     )
-    min_grad_norm: float = Field(
+    min_grad_norm: Identity[float] = Field(
         1e-7, ge=0, description="Gradient norm (global, before clipping) below which the gradient counts as vanishing."
     )
-    loss_window: int = Field(
+    loss_window: Identity[int] = Field(
         128, ge=8, le=65536, description="Number of last losses, without spikes and drops, with which each loss is compared."
     )
-    spike_factor: float = Field(
+    spike_factor: Identity[float] = Field(
         10.0,
         gt=0,
         description="A loss this many standard deviations of the noise above the last losses is a spike; as far below, a drop.",
     )
-    spike_floor: float = Field(
+    spike_floor: Identity[float] = Field(
         0.17, gt=0, description="A spike or drop must also differ from the median loss by more than this share of it."
     )
-    max_skips: Annotated[int, _SKIPS] = Field(
+    max_skips: Annotated[Identity[int], _SKIPS] = Field(
         20, ge=0, description="Training stops when more than this many updates in a row were withheld."
     )
-    max_rollbacks: Annotated[int, _ROLLS_BACK] = Field(
+    max_rollbacks: Annotated[Identity[int], _ROLLS_BACK] = Field(
         3, ge=0, description="Training stops when the run would be rolled back more than this many times."
     )
-    window_steps: Annotated[int, _ROLLS_BACK] = Field(
+    window_steps: Annotated[Identity[int], _ROLLS_BACK] = Field(
         10, ge=1, description="Number of steps whose rows a rollback leaves out, from the bad step on."
     )
-    rollback_lr_factor: Annotated[float, _ROLLS_BACK] = Field(
+    rollback_lr_factor: Annotated[Identity[float], _ROLLS_BACK] = Field(
         1.0, gt=0, le=1, description="A rollback multiplies the learning rate by this; 1 keeps it."
     )
 
@@ -81,79 +82,87 @@ class GuardConfig(Section):
 class AlertsConfig(Section):
     """Rules besides those of the guard, and the action of each: off, log, or stop (save, then end with exit code 5)."""
 
-    loader_wait: AlertAction = Field("log", description="Alert when steps wait for data more than loader_wait_share allows.")
-    loader_wait_share: Annotated[float, OnlyIf("alerts.loader_wait != off")] = Field(
+    loader_wait: NoEffectOnResults[AlertAction] = Field(
+        "log", description="Alert when steps wait for data more than loader_wait_share allows."
+    )
+    loader_wait_share: Annotated[NoEffectOnResults[float], OnlyIf("alerts.loader_wait != off")] = Field(
         0.2, gt=0, lt=1, description="Alert when steps spend more than this share of their time waiting for data."
     )
-    throughput: AlertAction = Field("log", description="Alert when tokens per second fall by more than throughput_drop.")
-    throughput_drop: Annotated[float, OnlyIf("alerts.throughput != off")] = Field(
+    throughput: NoEffectOnResults[AlertAction] = Field(
+        "log", description="Alert when tokens per second fall by more than throughput_drop."
+    )
+    throughput_drop: Annotated[NoEffectOnResults[float], OnlyIf("alerts.throughput != off")] = Field(
         0.3, gt=0, lt=1, description="Alert when tokens per second are more than this share below their median."
     )
-    window_steps: Annotated[int, OnlyIf("alerts.loader_wait != off or alerts.throughput != off")] = Field(
+    window_steps: Annotated[NoEffectOnResults[int], OnlyIf("alerts.loader_wait != off or alerts.throughput != off")] = Field(
         50, ge=5, le=10_000, description="Number of last steps over which waiting and speed are measured."
     )
-    slow_rank: Annotated[AlertAction, _RANKS] = Field("log", description="Alert when one rank is slower than the others.")
-    throttling: Annotated[AlertAction, _READINGS, _GPU] = Field(
+    slow_rank: Annotated[NoEffectOnResults[AlertAction], _RANKS] = Field(
+        "log", description="Alert when one rank is slower than the others."
+    )
+    throttling: Annotated[NoEffectOnResults[AlertAction], _READINGS, _GPU] = Field(
         "log", description="Alert when a GPU lowers its clocks because of heat or power supply."
     )
-    gpu_errors: Annotated[AlertAction, _READINGS, _GPU] = Field(
+    gpu_errors: Annotated[NoEffectOnResults[AlertAction], _READINGS, _GPU] = Field(
         "log", description="Alert when ECC errors rise, an Xid error occurs, or a GPU does not answer."
     )
-    corrected_errors: Annotated[int, _READINGS, _GPU, OnlyIf("alerts.gpu_errors != off")] = Field(
+    corrected_errors: Annotated[NoEffectOnResults[int], _READINGS, _GPU, OnlyIf("alerts.gpu_errors != off")] = Field(
         100, ge=1, description="Alert after this many more corrected ECC errors. One uncorrected error is always an alert."
     )
-    host_memory: Annotated[AlertAction, _READINGS] = Field(
+    host_memory: Annotated[NoEffectOnResults[AlertAction], _READINGS] = Field(
         "log", description="Alert when the run's memory on the host grows faster than host_memory_mb allows."
     )
-    host_memory_mb: Annotated[float, _READINGS, OnlyIf("alerts.host_memory != off")] = Field(
+    host_memory_mb: Annotated[NoEffectOnResults[float], _READINGS, OnlyIf("alerts.host_memory != off")] = Field(
         100.0, gt=0, description="Alert when host memory grows by more than this many MB in 1,000 steps."
     )
-    gpu_utilisation: Annotated[AlertAction, _READINGS, _GPU] = Field(
+    gpu_utilisation: Annotated[NoEffectOnResults[AlertAction], _READINGS, _GPU] = Field(
         "log", description="Alert when the utilisation of the GPUs is below gpu_utilisation_share."
     )
-    gpu_utilisation_share: Annotated[float, _READINGS, _GPU, OnlyIf("alerts.gpu_utilisation != off")] = Field(
+    gpu_utilisation_share: Annotated[NoEffectOnResults[float], _READINGS, _GPU, OnlyIf("alerts.gpu_utilisation != off")] = Field(
         0.7,
         gt=0,
         lt=1,
         description="Alert when the GPUs of a machine are busy for less than this share of gpu_utilisation_minutes.",
     )
-    gpu_utilisation_minutes: Annotated[float, _READINGS, _GPU, OnlyIf("alerts.gpu_utilisation != off")] = Field(
+    gpu_utilisation_minutes: Annotated[NoEffectOnResults[float], _READINGS, _GPU, OnlyIf("alerts.gpu_utilisation != off")] = Field(
         5.0, gt=0, le=1440, description="Number of last minutes over which the utilisation of GPUs is measured."
     )
-    gpu_memory: Annotated[AlertAction, _READINGS, _GPU] = Field(
+    gpu_memory: Annotated[NoEffectOnResults[AlertAction], _READINGS, _GPU] = Field(
         "log", description="Alert when the used memory of a GPU grows faster than gpu_memory_mb allows."
     )
-    gpu_memory_mb: Annotated[float, _READINGS, _GPU, OnlyIf("alerts.gpu_memory != off")] = Field(
+    gpu_memory_mb: Annotated[NoEffectOnResults[float], _READINGS, _GPU, OnlyIf("alerts.gpu_memory != off")] = Field(
         100.0, gt=0, description="Alert when the used memory of a GPU grows by more than this many MB in 1,000 steps."
     )
-    disk: Annotated[AlertAction, _READINGS] = Field(
+    disk: Annotated[NoEffectOnResults[AlertAction], _READINGS] = Field(
         "log", description="Alert when less than disk_free_gb is free on the run's disk."
     )
-    disk_free_gb: Annotated[float, _READINGS, OnlyIf("alerts.disk != off")] = Field(
+    disk_free_gb: Annotated[NoEffectOnResults[float], _READINGS, OnlyIf("alerts.disk != off")] = Field(
         5.0, ge=0, description="Alert when fewer than this many GB are free on the run's disk."
     )
-    plateau: AlertAction = Field("log", description="Alert when the validation loss has stopped falling.")
-    overfitting: AlertAction = Field("log", description="Alert when the validation loss rises while the training loss falls.")
+    plateau: NoEffectOnResults[AlertAction] = Field("log", description="Alert when the validation loss has stopped falling.")
+    overfitting: NoEffectOnResults[AlertAction] = Field(
+        "log", description="Alert when the validation loss rises while the training loss falls."
+    )
 
 
 class WatchdogConfig(Section):
     """How long a rank may make no progress before its group is ended."""
 
-    enabled: Literal["auto", "on", "off"] = Field(
+    enabled: NoEffectOnResults[Literal["auto", "on", "off"]] = Field(
         "auto", description="Whether the watchdog runs. auto: under torchrun only; off: for a debugger."
     )
-    stall_s: Annotated[float | None, _WATCHDOG] = Field(
+    stall_s: Annotated[NoEffectOnResults[float | None], _WATCHDOG] = Field(
         None,
         ge=1,
         le=86400,
         description="Seconds without a heartbeat in a step after which all ranks end; none: 30, or 3 x the slowest step if longer.",
     )
-    slow_s: Annotated[float, OnlyIf("watchdog.enabled != off or ranks = several")] = Field(
+    slow_s: Annotated[NoEffectOnResults[float], OnlyIf("watchdog.enabled != off or ranks = several")] = Field(
         600.0,
         ge=1,
         le=86400,
         description="Seconds without a heartbeat after which all ranks end, in loading, evaluation, saves and compiling steps.",
     )
-    replicas_steps: Annotated[int, _RANKS, OnlyIf("parallel = ddp")] = Field(
+    replicas_steps: Annotated[NoEffectOnResults[int], _RANKS, OnlyIf("parallel = ddp")] = Field(
         100, ge=0, description="Steps between bitwise comparisons of the ranks' weights; 0: none. Not with parallel = fsdp."
     )

@@ -11,32 +11,14 @@ from pydantic import ValidationError
 
 from common.errors import CheckpointError
 from common.settings.load import MAX_SETTINGS_BYTES
+from common.settings.markers import FITS_WEIGHTS, FixesShapes
+from common.settings.model import markers_of, settings_with
 from common.settings.toml import parse_toml
 from common.untrusted import read_run_file
 from trainer.config.model import ModelConfig
 from trainer.config.not_a_run import not_a_run
 
 __all__ = ["differing_shape", "initial_model"]
-
-_SHAPE: Mapping[str, str] = {
-    "layers": "layers",
-    "width": "width",
-    "heads": "heads",
-    "kv_heads": "num_kv_heads",
-    "head_dim": "head_size",
-    "mlp_width": "mlp_size",
-    "tie_embeddings": "tie_embeddings",
-    "vocab_multiple": "vocab_multiple",
-    "vocab_rows": "vocab_rows",
-    "qk_norm": "qk_norm",
-    "norm_eps": "norm_eps",
-    "base_width": "base_width",
-}
-"""Settings that must be those of the other run, and the attribute with the value that they have or stand for.
-
-`base_width` has no separate tensor. It is among them because the weights of the last norm hold its factor, and the optimizer
-divides the learning rate of these weights by the same factor.
-"""
 
 
 def initial_model(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,7 +35,7 @@ def initial_model(given: Mapping[str, Any]) -> dict[str, Any]:
     if found is None:
         raise CheckpointError(f"init = {not_a_run(folders[0], 'config.toml')}")
     model = _recorded_model(found)
-    settings = {f"model.{name}": getattr(model, name) for name in _SHAPE}
+    settings = {f"model.{name}": getattr(model, name) for name in _shape()}
     settings["model.context"] = max(model.context, _number(given.get("model.context")))
     if "model.rope_theta" not in given:
         settings["model.rope_theta"] = model.rope_theta
@@ -62,8 +44,16 @@ def initial_model(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def differing_shape(model: ModelConfig, initial: ModelConfig) -> dict[str, tuple[Any, Any]]:
     """Return the settings whose values the weights of the other run do not fit: by their names, the value and that of the run."""
-    values = {f"model.{name}": (getattr(model, what), getattr(initial, what)) for name, what in _SHAPE.items()}
+    values = {f"model.{name}": (getattr(model, what), getattr(initial, what)) for name, what in _shape().items()}
     return {name: pair for name, pair in values.items() if pair[0] != pair[1]}
+
+
+def _shape() -> dict[str, str]:
+    """Return the settings that must be those of the other run, each with the attribute that has the value or its resolved form."""
+    fixed = markers_of(ModelConfig, FixesShapes)
+    return {name: marker.resolved or name for name, marker in fixed.items()} | {
+        name: name for name in settings_with(ModelConfig, FITS_WEIGHTS)
+    }
 
 
 def _recorded_model(run: Path) -> ModelConfig:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from common.settings.effects import OnlyIf
+from common.settings.markers import FixesShapes, Identity
 from common.settings.model import Section
 
 __all__ = ["PROJECTIONS", "LoraConfig", "Projection"]
@@ -19,14 +20,16 @@ PROJECTIONS: tuple[Projection, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "
 class LoraConfig(Section):
     """Low-rank adapters (LoRA), which are trained in place of the weights."""
 
-    rank: int | None = Field(None, ge=1, le=4096, description="Rank of the adapters; none: no adapters, all weights are trained.")
-    alpha: Annotated[float | None, OnlyIf("lora.rank")] = Field(
+    rank: Annotated[Identity[int | None], FixesShapes()] = Field(
+        None, ge=1, le=4096, description="Rank of the adapters; none: no adapters, all weights are trained."
+    )
+    alpha: Annotated[Identity[float | None], OnlyIf("lora.rank")] = Field(
         None, gt=0, le=65536, description="Numerator of the adapters' factor alpha / rank; none: twice the rank, a factor of 2."
     )
-    targets: Annotated[tuple[Projection, ...], OnlyIf("lora.rank")] = Field(
+    targets: Annotated[Identity[tuple[Projection, ...]], OnlyIf("lora.rank"), FixesShapes()] = Field(
         PROJECTIONS, min_length=1, description="Matrices of each layer that have an adapter."
     )
-    dropout: Annotated[float, OnlyIf("lora.rank")] = Field(
+    dropout: Annotated[Identity[float], OnlyIf("lora.rank")] = Field(
         0.0, ge=0, lt=1, description="Share of the adapters' inputs that training sets to zero; 0: no dropout."
     )
 

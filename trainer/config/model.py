@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from common.errors import ConfigError
 from common.settings.effects import OnlyIf
+from common.settings.markers import EXPORTED, FITS_WEIGHTS, OF_TRAINING, FixesShapes, Identity
 from common.settings.model import Section
 
 __all__ = ["ModelConfig"]
@@ -16,43 +17,60 @@ __all__ = ["ModelConfig"]
 class ModelConfig(Section):
     """Shape of the decoder. Values that are not set follow from `width` and `heads`."""
 
-    layers: int = Field(6, ge=1, le=512, description="Number of decoder layers.")
-    width: int = Field(384, ge=8, le=65536, description="Width of the residual stream.")
-    heads: int = Field(6, ge=1, le=1024, description="Number of query heads.")
-    kv_heads: int | None = Field(None, ge=1, le=1024, description="Number of key and value heads; none: as many as query heads.")
-    head_dim: int | None = Field(None, ge=2, le=1024, description="Width of one head; none: width / heads.")
-    mlp_width: int | None = Field(None, ge=8, description="Hidden width of SwiGLU; none: 8/3 width, rounded up to multiples of 64.")
-    context: int = Field(1024, ge=2, le=1 << 20, description="Length of the longest row that the model accepts, in tokens.")
-    qk_norm: bool = Field(True, description="Whether queries and keys are normalised, as in Qwen3. Llama does not normalise them.")
-    rope_theta: float = Field(10_000.0, gt=1, description="Base of the rotary embedding.")
-    norm_eps: float = Field(1e-6, gt=0, le=1, description="Epsilon of RMSNorm.")
-    tie_embeddings: bool = Field(True, description="Whether the output projection shares the embedding's weights.")
-    vocab_multiple: Annotated[int, OnlyIf("not model.vocab_rows")] = Field(
+    layers: Annotated[Identity[int], FixesShapes(), EXPORTED] = Field(6, ge=1, le=512, description="Number of decoder layers.")
+    width: Annotated[Identity[int], FixesShapes(), EXPORTED] = Field(
+        384, ge=8, le=65536, description="Width of the residual stream."
+    )
+    heads: Annotated[Identity[int], FixesShapes(), EXPORTED] = Field(6, ge=1, le=1024, description="Number of query heads.")
+    kv_heads: Annotated[Identity[int | None], FixesShapes("num_kv_heads"), EXPORTED] = Field(
+        None, ge=1, le=1024, description="Number of key and value heads; none: as many as query heads."
+    )
+    head_dim: Annotated[Identity[int | None], FixesShapes("head_size"), EXPORTED] = Field(
+        None, ge=2, le=1024, description="Width of one head; none: width / heads."
+    )
+    mlp_width: Annotated[Identity[int | None], FixesShapes("mlp_size"), EXPORTED] = Field(
+        None, ge=8, description="Hidden width of SwiGLU; none: 8/3 width, rounded up to multiples of 64."
+    )
+    context: Annotated[Identity[int], EXPORTED] = Field(
+        1024, ge=2, le=1 << 20, description="Length of the longest row that the model accepts, in tokens."
+    )
+    qk_norm: Annotated[Identity[bool], FixesShapes(), EXPORTED] = Field(
+        True, description="Whether queries and keys are normalised, as in Qwen3. Llama does not normalise them."
+    )
+    rope_theta: Annotated[Identity[float], EXPORTED] = Field(10_000.0, gt=1, description="Base of the rotary embedding.")
+    norm_eps: Annotated[Identity[float], FITS_WEIGHTS, EXPORTED] = Field(1e-6, gt=0, le=1, description="Epsilon of RMSNorm.")
+    tie_embeddings: Annotated[Identity[bool], FixesShapes(), EXPORTED] = Field(
+        True, description="Whether the output projection shares the embedding's weights."
+    )
+    vocab_multiple: Annotated[Identity[int], OnlyIf("not model.vocab_rows"), FixesShapes(), EXPORTED] = Field(
         64, ge=1, le=1024, description="The vocabulary is padded to a multiple of this for faster kernels."
     )
-    vocab_rows: int | None = Field(
+    vocab_rows: Annotated[Identity[int | None], FixesShapes(), EXPORTED] = Field(
         None,
         ge=1,
         le=1 << 24,
         description="Rows of the embedding, for a published model; none: the tokens of the tokenizer, padded to vocab_multiple.",
     )
-    init_std: float = Field(0.02, gt=0, lt=1, description="Standard deviation of the initial weights.")
-    base_width: int | None = Field(
+    init_std: Annotated[Identity[float], EXPORTED] = Field(
+        0.02, gt=0, lt=1, description="Standard deviation of the initial weights."
+    )
+    # The weights of the last norm hold the factor of `base_width`, and the optimizer divides their learning rate by it.
+    base_width: Annotated[Identity[int | None], FITS_WEIGHTS, OF_TRAINING] = Field(
         None,
         ge=8,
         le=65536,
         description="Width at which learning rates and init_std were chosen. They are scaled from it to `width` (muP); none: kept.",
     )
-    attention_dropout: float = Field(
+    attention_dropout: Annotated[Identity[float], EXPORTED] = Field(
         0.0, ge=0, lt=1, description="Share of the attention's probabilities that training sets to zero; 0: no dropout."
     )
-    residual_dropout: float = Field(
+    residual_dropout: Annotated[Identity[float], OF_TRAINING] = Field(
         0.0, ge=0, lt=1, description="Share of each block's output that training sets to zero before it is added; 0: no dropout."
     )
-    embedding_dropout: float = Field(
+    embedding_dropout: Annotated[Identity[float], OF_TRAINING] = Field(
         0.0, ge=0, lt=1, description="Share of the embeddings' numbers that training sets to zero; 0: no dropout."
     )
-    activation_checkpointing: Literal["none", "selective", "full"] = Field(
+    activation_checkpointing: Annotated[Identity[Literal["none", "selective", "full"]], OF_TRAINING] = Field(
         "none",
         description="Activations that backward recomputes to save memory. full: all; selective: not matrix products and attention.",
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from common.settings.effects import OnlyIf
+from common.settings.markers import FixesShapes, Identity
 from common.settings.model import Section
 
 __all__ = ["EmaConfig", "LossConfig", "OptimConfig", "ScheduleConfig"]
@@ -19,20 +20,20 @@ _NOT_STEP = OnlyIf("schedule.kind != step or schedule.weight_decay = linear")
 class LossConfig(Section):
     """The loss that training minimises."""
 
-    label_smoothing: Annotated[float, _BUILT_IN_LOSS] = Field(
+    label_smoothing: Annotated[Identity[float], _BUILT_IN_LOSS] = Field(
         0.0, ge=0, lt=1, description="Share of the target's probability that is spread over the vocabulary."
     )
-    z_loss: Annotated[float, _BUILT_IN_LOSS] = Field(
+    z_loss: Annotated[Identity[float], _BUILT_IN_LOSS] = Field(
         0.0, ge=0, le=1, description="Weight of the squared logarithm of the softmax's denominator; 0: none."
     )
-    temperature: Annotated[float, _BUILT_IN_LOSS] = Field(
+    temperature: Annotated[Identity[float], _BUILT_IN_LOSS] = Field(
         1.0, gt=0, le=100, description="Number by which logits are divided before the softmax."
     )
-    normalise: Literal["tokens", "sequences"] = Field(
+    normalise: Identity[Literal["tokens", "sequences"]] = Field(
         "tokens",
         description="Mean of the loss. tokens: over all targets; sequences: over the mean of each document, or piece of one.",
     )
-    chunk_tokens: Annotated[int | None, _BUILT_IN_LOSS, OnlyIf("not extension.model", "the built-in model")] = Field(
+    chunk_tokens: Annotated[Identity[int | None], _BUILT_IN_LOSS, OnlyIf("not extension.model", "the built-in model")] = Field(
         None,
         ge=1,
         le=1 << 24,
@@ -43,53 +44,59 @@ class LossConfig(Section):
 class OptimConfig(Section):
     """The optimizer and gradient clipping."""
 
-    kind: Literal["adamw", "muon"] = Field(
+    kind: Annotated[Identity[Literal["adamw", "muon"]], FixesShapes()] = Field(
         "adamw", description="Optimizer. muon: Muon for the matrices of the layers, AdamW for all others."
     )
-    lr: float = Field(6e-4, gt=0, le=1, description="Peak learning rate.")
-    muon_lr: Annotated[float | None, OnlyIf("optim.kind = muon")] = Field(
+    lr: Identity[float] = Field(6e-4, gt=0, le=1, description="Peak learning rate.")
+    muon_lr: Annotated[Identity[float | None], OnlyIf("optim.kind = muon")] = Field(
         None, gt=0, le=1, description="muon: peak learning rate of the matrices of the layers; none: lr."
     )
-    weight_decay: float = Field(0.1, ge=0, le=1, description="Decoupled weight decay of matrices; vectors have none.")
-    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the gradient average.")
-    beta2: float = Field(0.95, ge=0, lt=1, description="Decay of the squared-gradient average.")
-    eps: float = Field(1e-8, gt=0, lt=1, description="Epsilon of AdamW.")
-    clip_norm: float = Field(1.0, gt=0, description="Gradients with a larger global norm are scaled down to this; 1e9: no limit.")
-    muon_momentum: Annotated[float, OnlyIf("optim.kind = muon")] = Field(0.95, ge=0, lt=1, description="Decay of Muon's momentum.")
+    weight_decay: Identity[float] = Field(0.1, ge=0, le=1, description="Decoupled weight decay of matrices; vectors have none.")
+    beta1: Identity[float] = Field(0.9, ge=0, lt=1, description="Decay of the gradient average.")
+    beta2: Identity[float] = Field(0.95, ge=0, lt=1, description="Decay of the squared-gradient average.")
+    eps: Identity[float] = Field(1e-8, gt=0, lt=1, description="Epsilon of AdamW.")
+    clip_norm: Identity[float] = Field(
+        1.0, gt=0, description="Gradients with a larger global norm are scaled down to this; 1e9: no limit."
+    )
+    muon_momentum: Annotated[Identity[float], OnlyIf("optim.kind = muon")] = Field(
+        0.95, ge=0, lt=1, description="Decay of Muon's momentum."
+    )
 
 
 class ScheduleConfig(Section):
     """The learning rate over the steps."""
 
-    kind: Literal["cosine", "linear", "wsd", "polynomial", "exponential", "step", "constant"] = Field(
+    kind: Identity[Literal["cosine", "linear", "wsd", "polynomial", "exponential", "step", "constant"]] = Field(
         "cosine", description="Shape after the warm-up. wsd: constant, then a cool-down in the last steps."
     )
-    warmup_steps: int = Field(100, ge=0, description="Number of steps in which the learning rate rises linearly to its peak.")
-    decay_steps: Annotated[int | None, _NOT_CONSTANT, _NOT_STEP] = Field(
+    warmup_steps: Identity[int] = Field(
+        100, ge=0, description="Number of steps in which the learning rate rises linearly to its peak."
+    )
+    decay_steps: Annotated[Identity[int | None], _NOT_CONSTANT, _NOT_STEP] = Field(
         None, ge=0, description="Step at which the floor is reached; none: the last step of the run; 0, only for wsd: never."
     )
-    floor: Annotated[float, OnlyIf("schedule.kind != constant")] = Field(
+    floor: Annotated[Identity[float], OnlyIf("schedule.kind != constant")] = Field(
         0.1, ge=0, le=1, description="Lowest learning rate, as a share of the peak."
     )
-    decay_share: Annotated[float, OnlyIf("schedule.kind = wsd"), OnlyIf("not schedule.cooldown_steps")] = Field(
+    decay_share: Annotated[Identity[float], OnlyIf("schedule.kind = wsd"), OnlyIf("not schedule.cooldown_steps")] = Field(
         0.2, gt=0, le=1, description="wsd: last share of `decay_steps`, in which the learning rate falls; at least two steps."
     )
-    cooldown_steps: Annotated[int | None, OnlyIf("schedule.kind = wsd")] = Field(
+    cooldown_steps: Annotated[Identity[int | None], OnlyIf("schedule.kind = wsd")] = Field(
         None, ge=2, description="wsd: number of last steps in which the learning rate falls; none: the share `decay_share`."
     )
-    cooldown_shape: Annotated[Literal["linear", "sqrt"], OnlyIf("schedule.kind = wsd")] = Field(
+    cooldown_shape: Annotated[Identity[Literal["linear", "sqrt"]], OnlyIf("schedule.kind = wsd")] = Field(
         "linear", description="wsd: fall of the learning rate. sqrt: 1 - sqrt(progress), which falls faster at first."
     )
-    power: Annotated[float, OnlyIf("schedule.kind = polynomial")] = Field(
+    power: Annotated[Identity[float], OnlyIf("schedule.kind = polynomial")] = Field(
         2.0, gt=0, le=10, description="polynomial: exponent of the decay."
     )
-    milestones: Annotated[tuple[Annotated[int, Field(ge=1)], ...], OnlyIf("schedule.kind = step")] = Field(
+    milestones: Annotated[Identity[tuple[Annotated[int, Field(ge=1)], ...]], OnlyIf("schedule.kind = step")] = Field(
         (), description="step: steps at which the learning rate is multiplied by `gamma`."
     )
-    gamma: Annotated[float, OnlyIf("schedule.kind = step")] = Field(
+    gamma: Annotated[Identity[float], OnlyIf("schedule.kind = step")] = Field(
         0.1, gt=0, lt=1, description="step: factor of the learning rate at each milestone."
     )
-    weight_decay: Literal["constant", "lr", "linear"] = Field(
+    weight_decay: Identity[Literal["constant", "lr", "linear"]] = Field(
         "constant",
         description="Factor of optim.weight_decay, which the optimizer also multiplies by the learning rate. lr: the learning "
         "rate as a share of its peak; linear: falls from 1 to 0 at `decay_steps`.",
@@ -126,7 +133,9 @@ class ScheduleConfig(Section):
 class EmaConfig(Section):
     """A moving average of the weights. If it is on, evaluations and generated text use it."""
 
-    decay: float | None = Field(None, gt=0, lt=1, description="Share of the average that a step keeps, such as 0.999; none: off.")
-    warmup_steps: Annotated[int, OnlyIf("ema.decay")] = Field(
+    decay: Identity[float | None] = Field(
+        None, gt=0, lt=1, description="Share of the average that a step keeps, such as 0.999; none: off."
+    )
+    warmup_steps: Annotated[Identity[int], OnlyIf("ema.decay")] = Field(
         100, ge=0, description="Warm-up W: the decay is at most (1 + step) / (W + step); 0: no warm-up."
     )

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from common.settings.effects import OnlyIf
+from common.settings.markers import ASKED_AGAIN, FOLDER, PER_START, NoEffectOnBits, NoEffectOnResults
 from common.settings.model import Section
 
 __all__ = ["BranchConfig", "CheckpointConfig", "EvalConfig", "LimitsConfig", "LogConfig", "ResumeConfig", "step_range"]
@@ -33,12 +34,14 @@ def step_range(text: str) -> tuple[int, int]:
 class LimitsConfig(Section):
     """Limits of the training, which ends at the first one. At least one is needed."""
 
-    steps: int | None = Field(None, ge=1, description="Training ends after this many optimizer steps.")
-    epochs: float | None = Field(
+    steps: NoEffectOnBits[int | None] = Field(None, ge=1, description="Training ends after this many optimizer steps.")
+    epochs: NoEffectOnBits[float | None] = Field(
         None, gt=0, description="Training ends after this many passes over the training rows, such as 1.5."
     )
-    tokens: int | None = Field(None, ge=1, description="Training ends after this many training targets, counted over all ranks.")
-    minutes: float | None = Field(
+    tokens: NoEffectOnBits[int | None] = Field(
+        None, ge=1, description="Training ends after this many training targets, counted over all ranks."
+    )
+    minutes: NoEffectOnBits[float | None] = Field(
         None,
         gt=0,
         description="Training ends after this many minutes, counted over all resumes. Evaluations and saves "
@@ -49,36 +52,42 @@ class LimitsConfig(Section):
 class EvalConfig(Section):
     """Validation and text samples."""
 
-    every_steps: int = Field(250, ge=1, description="Steps between evaluations. The first and the last step are always evaluated.")
-    max_rows: int | None = Field(None, ge=1, description="Number of validation rows to use, spread evenly over all; none: all.")
-    micro: int | None = Field(None, ge=1, le=65536, description="Number of rows in one forward pass of a rank; none: batch.micro.")
-    prompt: Annotated[str, OnlyIf("eval.sample_tokens"), OnlyIf("not eval.prompts")] = Field(
+    every_steps: NoEffectOnBits[int] = Field(
+        250, ge=1, description="Steps between evaluations. The first and the last step are always evaluated."
+    )
+    max_rows: NoEffectOnBits[int | None] = Field(
+        None, ge=1, description="Number of validation rows to use, spread evenly over all; none: all."
+    )
+    micro: NoEffectOnBits[int | None] = Field(
+        None, ge=1, le=65536, description="Number of rows in one forward pass of a rank; none: batch.micro."
+    )
+    prompt: Annotated[NoEffectOnBits[str], OnlyIf("eval.sample_tokens"), OnlyIf("not eval.prompts")] = Field(
         "", description="Text that the sample at each evaluation continues."
     )
-    prompts: Annotated[tuple[str, ...], OnlyIf("eval.sample_tokens")] = Field(
+    prompts: Annotated[NoEffectOnBits[tuple[str, ...]], OnlyIf("eval.sample_tokens")] = Field(
         (),
         description="Texts that the samples continue; empty: eval.prompt, if set, and the beginnings of four validation rows.",
     )
-    score: Annotated[bool, OnlyIf("eval.sample_tokens")] = Field(
+    score: Annotated[NoEffectOnBits[bool], OnlyIf("eval.sample_tokens")] = Field(
         True, description="Whether samples are scored: perplexity, repetition, diversity, coherence."
     )
-    sample_tokens: int = Field(64, ge=0, le=4096, description="Length of each sample in tokens; 0: no samples.")
-    sample_temperature: Annotated[float, OnlyIf("eval.sample_tokens")] = Field(
+    sample_tokens: NoEffectOnBits[int] = Field(64, ge=0, le=4096, description="Length of each sample in tokens; 0: no samples.")
+    sample_temperature: Annotated[NoEffectOnBits[float], OnlyIf("eval.sample_tokens")] = Field(
         0.8, ge=0, le=10, description="Temperature of the samples; 0: always the most likely token."
     )
-    plateau_threshold: Annotated[float, OnlyIf("alerts.plateau != off or alerts.overfitting != off")] = Field(
+    plateau_threshold: Annotated[NoEffectOnBits[float], OnlyIf("alerts.plateau != off or alerts.overfitting != off")] = Field(
         0.001,
         gt=0,
         lt=1,
         description="The validation loss is on a plateau when it changes by less than this share of its median over the window.",
     )
-    plateau_window: int = Field(
+    plateau_window: NoEffectOnBits[int] = Field(
         10, ge=7, le=1000, description="Number of last evaluations that decide about trend, plateau and overfitting."
     )
-    patience: int | None = Field(
+    patience: NoEffectOnBits[int | None] = Field(
         None, ge=1, description="Training ends after this many evaluations in a row without improvement; none: off."
     )
-    min_delta: Annotated[float, OnlyIf("eval.patience")] = Field(
+    min_delta: Annotated[NoEffectOnBits[float], OnlyIf("eval.patience")] = Field(
         0.0, ge=0, le=10, description="An evaluation improves if its loss is more than this many nats below the last improvement."
     )
 
@@ -86,31 +95,51 @@ class EvalConfig(Section):
 class CheckpointConfig(Section):
     """When a checkpoint is saved, and which checkpoints are kept."""
 
-    every_steps: int = Field(500, ge=1, description="Steps between checkpoints. The last step is always saved.")
-    every_minutes: float = Field(30.0, gt=0, description="Minutes after which a checkpoint is saved if every_steps takes longer.")
-    keep_last: int = Field(2, ge=1, le=1000, description="Number of last checkpoints to keep, besides the best by validation loss.")
-    keep_every: int | None = Field(None, ge=1, description="Checkpoints whose step is a multiple of this are kept too; none: off.")
+    every_steps: NoEffectOnResults[int] = Field(500, ge=1, description="Steps between checkpoints. The last step is always saved.")
+    every_minutes: NoEffectOnResults[float] = Field(
+        30.0, gt=0, description="Minutes after which a checkpoint is saved if every_steps takes longer."
+    )
+    keep_last: NoEffectOnResults[int] = Field(
+        2, ge=1, le=1000, description="Number of last checkpoints to keep, besides the best by validation loss."
+    )
+    keep_every: NoEffectOnResults[int | None] = Field(
+        None, ge=1, description="Checkpoints whose step is a multiple of this are kept too; none: off."
+    )
 
 
 class LogConfig(Section):
     """Output of the training: terminal, files, TensorBoard and tracking services."""
 
-    every_steps: int = Field(10, ge=1, description="Steps between lines on the terminal and points in TensorBoard.")
-    report: bool = Field(True, description="Whether report.html and training_metrics.png are written when the training ends.")
-    average_steps: int = Field(100, ge=2, le=10_000, description="Number of steps in the moving average of the training loss.")
-    layers_every_steps: int = Field(
+    every_steps: NoEffectOnResults[int] = Field(
+        10, ge=1, description="Steps between lines on the terminal and points in TensorBoard."
+    )
+    report: NoEffectOnResults[bool] = Field(
+        True, description="Whether report.html and training_metrics.png are written when the training ends."
+    )
+    average_steps: NoEffectOnResults[int] = Field(
+        100, ge=2, le=10_000, description="Number of steps in the moving average of the training loss."
+    )
+    layers_every_steps: NoEffectOnResults[int] = Field(
         100, ge=0, description="Steps between records of each layer's gradient norm, weight norm and update ratio; 0: none."
     )
-    histograms_every_steps: int = Field(1000, ge=0, description="Steps between histograms of gradients and weights; 0: none.")
-    hardware_every_s: float = Field(10.0, ge=0, le=3600, description="Seconds between measurements of GPUs and host; 0: none.")
-    profile_steps: str | None = Field(
+    histograms_every_steps: NoEffectOnResults[int] = Field(
+        1000, ge=0, description="Steps between histograms of gradients and weights; 0: none."
+    )
+    hardware_every_s: NoEffectOnResults[float] = Field(
+        10.0, ge=0, le=3600, description="Seconds between measurements of GPUs and host; 0: none."
+    )
+    profile_steps: NoEffectOnResults[str | None] = Field(
         None,
         description="First and last step of a profile, such as 10..15: a trace of each rank in the folder profile of the run, and "
         "a snapshot of the memory on GPUs; none: no profile.",
     )
-    wandb_project: str | None = Field(None, description="Project in Weights & Biases that shows this run too; none: off.")
-    mlflow_uri: str | None = Field(None, description="Address or folder of the MLflow store that shows this run too; none: off.")
-    mlflow_experiment: Annotated[str, OnlyIf("log.mlflow_uri")] = Field(
+    wandb_project: NoEffectOnResults[str | None] = Field(
+        None, description="Project in Weights & Biases that shows this run too; none: off."
+    )
+    mlflow_uri: Annotated[NoEffectOnResults[str | None], ASKED_AGAIN] = Field(
+        None, description="Address or folder of the MLflow store that shows this run too; none: off."
+    )
+    mlflow_experiment: Annotated[NoEffectOnResults[str], OnlyIf("log.mlflow_uri")] = Field(
         "trainer", min_length=1, description="Name of the experiment in the MLflow store."
     )
 
@@ -133,7 +162,7 @@ class LogConfig(Section):
 class ResumeConfig(Section):
     """Differences from the continued run that are allowed."""
 
-    allow_changes: tuple[str, ...] = Field(
+    allow_changes: Annotated[NoEffectOnResults[tuple[str, ...]], PER_START] = Field(
         (),
         description="Settings that may differ: names from the error message of a refused resume, or quarantine. The results will "
         "differ too.",
@@ -143,8 +172,12 @@ class ResumeConfig(Section):
 class BranchConfig(Section):
     """Another run whose state a new run begins with. Its schedule may differ from that of the other run."""
 
-    run: Path | None = Field(None, description="Directory of the run to branch off; none: a new run begins with new weights.")
-    step: int | None = Field(None, ge=1, description="Step of the checkpoint to begin with; none: the newest checkpoint.")
+    run: Annotated[NoEffectOnBits[Path | None], FOLDER] = Field(
+        None, description="Directory of the run to branch off; none: a new run begins with new weights."
+    )
+    step: Annotated[NoEffectOnBits[int | None], FOLDER] = Field(
+        None, ge=1, description="Step of the checkpoint to begin with; none: the newest checkpoint."
+    )
 
     @model_validator(mode="after")
     def _check_run(self) -> Self:

@@ -14,6 +14,17 @@ from pydantic import Field, model_validator
 
 from common.settings.effects import OnlyIf
 from common.settings.load import AUTO
+from common.settings.markers import (
+    ASKED_AGAIN,
+    FOLDER,
+    MOVEABLE,
+    PER_START,
+    FixesShapes,
+    Identity,
+    NoEffectOnResults,
+    NotSearched,
+    ResolvedInIdentity,
+)
 from common.settings.model import Place, Settings
 from trainer.config.automatic import choose_for
 from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig, fitting_micro
@@ -53,70 +64,78 @@ class TrainConfig(Settings):
         "--data workspace/data --run workspace/runs/big --limits.epochs 3",
         "--run workspace/runs/first",
     )
-    not_recorded: ClassVar[tuple[str, ...]] = ("resume", "run")
-    only_given: ClassVar[tuple[str, ...]] = ("extension", "log.mlflow_uri")
 
-    recipe: str | None = Field(
+    recipe: Annotated[ResolvedInIdentity[str | None], MOVEABLE, NotSearched("the recipe is the same for all trials")] = Field(
         None,
         description="Recipe: its name in env/recipes, a .toml file, or auto, which chooses the settings for the text and the time.",
     )
-    data: Path = Field(description="Directory that `trainer prepare` wrote.")
-    run: Annotated[Path, Place(target="folder")] = Field(
+    data: Annotated[ResolvedInIdentity[Path], FOLDER, MOVEABLE, NotSearched("losses on different data cannot be compared")] = Field(
+        description="Directory that `trainer prepare` wrote."
+    )
+    run: Annotated[NoEffectOnResults[Path], PER_START, NotSearched("each trial has its own run"), Place(target="folder")] = Field(
         description="Directory of this run. An existing run is continued; --run alone uses the settings that it has saved."
     )
-    init: Path | None = Field(
+    init: Annotated[ResolvedInIdentity[Path | None], FOLDER] = Field(
         None,
         description="Directory of another run whose weights a new run begins with; none: new weights. Step, schedule and "
         "optimizer begin anew. After its first checkpoint the new run does not need this directory.",
     )
-    init_checkpoint: Annotated[str, OnlyIf("init")] = Field(
+    init_checkpoint: Annotated[ResolvedInIdentity[str], OnlyIf("init"), FOLDER] = Field(
         "latest", pattern=r"^(latest|best|[0-9]{1,16})$", description="Checkpoint of `init`: latest, best, or its step."
     )
-    seed: int = Field(1337, ge=0, lt=1 << 63, description="Seed of the initial weights, the order of rows and the samples.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device to compute on; auto: GPUs if the machine has any.")
-    threads: int | None = Field(
+    seed: Identity[int] = Field(
+        1337, ge=0, lt=1 << 63, description="Seed of the initial weights, the order of rows and the samples."
+    )
+    device: ResolvedInIdentity[Literal["auto", "cpu", "cuda"]] = Field(
+        "auto", description="Device to compute on; auto: GPUs if the machine has any."
+    )
+    threads: Annotated[ResolvedInIdentity[int | None], NotSearched("all trials have the same number of threads")] = Field(
         None, ge=1, le=1024, description="Number of CPU threads of one rank; none: OMP_NUM_THREADS or its share of the cores."
     )
-    precision: Literal["auto"] | Precision = Field(
+    precision: Identity[Literal["auto"] | Precision] = Field(
         "auto",
         description="Number format of forward and backward; weights stay fp32. auto: bf16 on GPUs (fp16 if they have no bf16), "
         "fp32 on CPUs (bf16 with AMX from model.width = 256 on). float8: matrix products; bf16 for the rest.",
     )
-    tf32: Annotated[bool, OnlyIf("device = cuda")] = Field(
+    tf32: Annotated[Identity[bool], OnlyIf("device = cuda")] = Field(
         False, description="Whether GPUs round the inputs of fp32 matrix products to a mantissa of 10 bits, which is faster."
     )
-    reproducibility: Literal["off", "run", "elastic"] = Field(
+    reproducibility: Identity[Literal["off", "run", "elastic"]] = Field(
         "run",
         description="Runs with the same bits. off: none; run: those on the same number of ranks, also after a resume; "
         "elastic: those on 1, 2, 4 or 8 ranks.",
     )
-    parallel: Literal["ddp", "fsdp"] = Field(
+    parallel: Identity[Literal["ddp", "fsdp"]] = Field(
         "ddp",
         description="ddp: each rank has all weights; fsdp: weights and optimizer state are split over the ranks, for large models.",
     )
-    attention: Literal["auto", "varlen", "flex", "documents", "sdpa"] = Field(
+    attention: ResolvedInIdentity[Literal["auto", "varlen", "flex", "documents", "sdpa"]] = Field(
         "auto", description="Kernel of the attention; auto: the fastest that the machine has."
     )
-    objective: Literal["language", "classification", "preference", "distillation"] = Field(
+    objective: Annotated[Identity[Literal["language", "classification", "preference", "distillation"]], FixesShapes()] = Field(
         "language",
         description="What the model learns. language: the next token; classification: the label of each document; preference: to "
         "prefer the better answer of pairs (DPO); distillation: the next token, and the distributions of a teacher.",
     )
-    teacher: Annotated[Path | None, OnlyIf("objective = distillation")] = Field(
+    teacher: Annotated[ResolvedInIdentity[Path | None], OnlyIf("objective = distillation"), FOLDER] = Field(
         None, description="Directory of the run that distillation learns from."
     )
-    teacher_checkpoint: Annotated[str, OnlyIf("objective = distillation")] = Field(
+    teacher_checkpoint: Annotated[ResolvedInIdentity[str], OnlyIf("objective = distillation"), FOLDER] = Field(
         "latest", pattern=r"^(latest|best|[0-9]{1,16})$", description="Checkpoint of `teacher`: latest, best, or its step."
     )
-    encoder: Annotated[Path | None, OnlyIf("objective = classification")] = Field(
+    encoder: Annotated[ResolvedInIdentity[Path | None], OnlyIf("objective = classification"), FOLDER] = Field(
         None,
         description="Directory with an encoder of Hugging Face (config.json and *.safetensors) that classification trains; "
         "none: the decoder of `model`.",
     )
-    extension: Path | None = Field(None, description="Python file with your own callbacks, loss, model or training step.")
-    compile: Literal["auto", "on", "off"] = Field("auto", description="Whether torch.compile is used; auto: on CUDA only.")
-    verify_data: bool = Field(True, description="Whether a shard's digest is checked when it is first opened.")
-    prefetch: int = Field(2, ge=1, le=64, description="Number of global batches that are read in advance.")
+    extension: Annotated[ResolvedInIdentity[Path | None], ASKED_AGAIN, NotSearched("the code is the same for all trials")] = Field(
+        None, description="Python file with your own callbacks, loss, model or training step."
+    )
+    compile: Identity[Literal["auto", "on", "off"]] = Field(
+        "auto", description="Whether torch.compile is used; auto: on CUDA only."
+    )
+    verify_data: NoEffectOnResults[bool] = Field(True, description="Whether a shard's digest is checked when it is first opened.")
+    prefetch: NoEffectOnResults[int] = Field(2, ge=1, le=64, description="Number of global batches that are read in advance.")
     loader: LoaderConfig = Field(LoaderConfig(), description="Threads and retries of the reading of rows.")
     model: ModelConfig = Field(ModelConfig(), description="Shape of the decoder.")
     lora: LoraConfig = Field(LoraConfig(), description="Low-rank adapters, which are trained in place of the weights.")
@@ -131,13 +150,19 @@ class TrainConfig(Settings):
     ema: EmaConfig = Field(EmaConfig(), description="Moving average of the weights.")
     guard: GuardConfig = Field(GuardConfig(), description="Actions when the loss or gradient of a step is bad.")
     limits: LimitsConfig = Field(LimitsConfig(), description="Limits of the training, which ends when it reaches the first one.")
-    eval: EvalConfig = Field(EvalConfig(), description="Validation and samples.")
+    eval: Annotated[EvalConfig, NotSearched("losses of different evaluations cannot be compared")] = Field(
+        EvalConfig(), description="Validation and samples."
+    )
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Times of checkpoints, and which are kept.")
-    log: LogConfig = Field(LogConfig(), description="Terminal, TensorBoard, report and tracking services.")
+    log: Annotated[LogConfig, NotSearched("it has no effect on the loss")] = Field(
+        LogConfig(), description="Terminal, TensorBoard, report and tracking services."
+    )
     alerts: AlertsConfig = Field(AlertsConfig(), description="Alerts besides those on loss and gradient.")
     watchdog: WatchdogConfig = Field(WatchdogConfig(), description="Ranks that make no progress.")
     bad_data: BadDataConfig = Field(BadDataConfig(), description="Shards that cannot be read.")
-    resume: ResumeConfig = Field(ResumeConfig(), description="Differences that a resume allows.")
+    resume: Annotated[ResumeConfig, NotSearched("it holds for one start alone")] = Field(
+        ResumeConfig(), description="Differences that a resume allows."
+    )
     branch: BranchConfig = Field(BranchConfig(), description="Checkpoint of another run that a new run continues from.")
 
     @classmethod

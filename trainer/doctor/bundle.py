@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar
 from common.errors import CheckpointError, ConfigError
 from common.files import canonical_json, open_input, parse_json, plain, write_atomic
 from common.places import ENV
+from common.settings.dotted import flatten
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.model import setting_names
 from common.settings.toml import parse_toml
@@ -28,7 +29,6 @@ from common.untrusted import MAX_COUNT, MAX_RECORD_BYTES, read_run_file
 from trainer.config import TrainConfig
 from trainer.doctor.check import Check
 from trainer.doctor.own_words import is_own_word, own_parts, own_place
-from trainer.machine.environment import flattened
 from trainer.machine.locks import lock_name, unlocked_packages
 
 __all__ = ["Contents", "check_place", "kept_facts", "kept_lines", "kept_row", "kept_settings", "read_contents", "write_bundle"]
@@ -106,7 +106,7 @@ def _record(run: Path) -> dict[str, Any]:
 def kept_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by their dotted names, with the values that are numbers or words of a fixed set. All others are left out."""
     names = setting_names(TrainConfig)
-    known = ((name, value) for name, value in flattened(settings).items() if name in names)
+    known = ((name, value) for name, value in flatten(settings).items() if name in names)
     return {name: value for name, value in known if _is_allowed(value, names[name].annotation)}
 
 

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from common.files import canonical_json
+from common.settings.markers import Marker
+from common.settings.model import settings_with
 from data_pipeline.conversations.chat_template import TEMPLATE_FILE
 from data_pipeline.tokenizer import SentencePieceTokenizer
 from data_pipeline.tokenizer.model_file import BPE
@@ -47,15 +49,8 @@ _NAMES_IN_CONFIG: Mapping[Dtype, str] = {"fp32": "float32", "bf16": "bfloat16"}
 _MAX_SHARD_BYTES = 5 * 10**9
 INDEX = "model.safetensors.index.json"
 
-_WRITTEN = {
-    *("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "context", "rope_theta", "norm_eps", "tie_embeddings"),
-    *("vocab_multiple", "vocab_rows", "qk_norm", "init_std", "attention_dropout"),
-}
-"""Settings of the model that `config.json` expresses."""
 _QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "use_sliding_window": False, "sliding_window": None}
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": False}
-_OF_TRAINING = {"base_width", "residual_dropout", "embedding_dropout", "activation_checkpointing"}
-"""Settings of the model that change only its training."""
 
 
 def write_hugging_face(source: ExportSource, dtype: Dtype, folder: Path, exact: bool = True) -> None:
@@ -108,7 +103,7 @@ def check_settings(model: ModelConfig) -> None:
     Raises:
         ConfigError: there is one; the message names it.
     """
-    known = _WRITTEN | _OF_TRAINING
+    known = settings_with(ModelConfig, Marker.EXPORTED, Marker.OF_TRAINING)
     usual = {name: field.default for name, field in type(model).model_fields.items()}
     for name, value in model:
         if name not in known and value != usual[name]:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,20 @@ from common.errors import ExitCode, ProjectError
 from common.files import UnusableFileError, digest_file, unsealed
 from common.redaction import redacted
 from common.settings.load import MAX_SETTINGS_BYTES
-from common.settings.model import setting_names
+from common.settings.markers import Marker
+from common.settings.model import setting_names, settings_with
 from common.settings.toml import parse_toml
 from common.text import visible
 from common.untrusted import MAX_RECORD_BYTES, read_run_file
 from data_pipeline.dataset.layout import MANIFEST
 from data_pipeline.dataset.manifest import read_manifest
-from trainer.config import TrainConfig
+from trainer.config import LimitsConfig, TrainConfig
 from trainer.watchdog.processes import leave_reason
 
 __all__ = ["finished_as", "is_same", "longer_command", "nothing_to_train", "recorded_settings", "report_finished"]
 
 _MAX_MANIFEST_BYTES = 64 << 20
-_UNCOMPARED = ("data", "recipe", "run", "resume")
-"""Settings that name places, or hold for one start alone."""
-_LIMITS = ("steps", "epochs", "tokens", "minutes")
+_UNCOMPARED = settings_with(TrainConfig, Marker.MOVEABLE, Marker.PER_START)
 
 
 def report_finished(config: TrainConfig) -> bool:
@@ -81,17 +81,17 @@ def longer_command(config: TrainConfig, ended_by: str) -> str:
     """Return a command that continues a finished run, to twice its length if a limit has ended it."""
     section, _, ended = ended_by.partition(".")
     words: list[object] = ["--run", config.run]
-    for name in TrainConfig.only_given:
-        value = getattr(config, name) if "." not in name else config.log.mlflow_uri
+    for name in settings_with(TrainConfig, Marker.ASKED_AGAIN):
+        value = attrgetter(name)(config)
         words += [] if value is None else [f"--{name}", value]
-    if section != "limits" or ended not in _LIMITS:
+    if section != "limits" or ended not in LimitsConfig.model_fields:
         return command_text("train", *words, "--eval.patience", "none")
     if ended == "minutes":
         words += ["--limits.minutes", f"{2 * (config.limits.minutes or 1):g}", "--resume.allow_changes", "cooldown"]
         return command_text("train", *words)
     value = getattr(config.limits, ended)
     words += [f"--limits.{ended}", 2 * value]
-    for other in _LIMITS:
+    for other in LimitsConfig.model_fields:
         words += [f"--limits.{other}", "none"] if other != ended and getattr(config.limits, other) is not None else []
     return command_text("train", *words, "--resume.allow_changes", "schedule.decay_steps")
 
@@ -111,7 +111,7 @@ def _as_used(config: TrainConfig, num_steps: int) -> TrainConfig:
 
 def is_same(config: TrainConfig, recorded: TrainConfig) -> bool:
     """Return whether the settings are those of the last start. A run records the value that it chose for `auto`."""
-    names = [name for name in setting_names(TrainConfig) if name.partition(".")[0] not in _UNCOMPARED]
+    names = [name for name in setting_names(TrainConfig) if name not in _UNCOMPARED]
     own, before = config.model_dump(mode="json"), recorded.model_dump(mode="json")
     return all(_at(own, name) in ("auto", _at(before, name)) for name in names)
 

@@ -49,9 +49,7 @@ def only_first_failure() -> Iterator[None]:
         if (code := _reason_of_others(os.environ)) is not None:
             raise ExplainedElsewhereError(code) from None
         rank = os.environ["RANK"]
-        sys.stderr.write(
-            f"error: rank {rank} {LOST_RANK} ({lost}), which has ended; the message about that rank has the reason\n"
-        )
+        sys.stderr.write(f"error: rank {rank} {LOST_RANK} ({lost}), which has ended; the message about that rank has the reason\n")
         raise ExplainedElsewhereError(ExitCode.CRASHED) from None
     finally:
         threading.excepthook = before

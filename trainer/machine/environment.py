@@ -15,6 +15,7 @@ import torch
 
 from common.files import digest_file
 from common.places import ENV, SYSTEM_PACKAGES
+from common.settings.dotted import flatten
 from common.text import value_text
 from trainer.machine.gpus import driver_version
 from trainer.machine.locks import describe_unlocked, installed_packages, lock_name, unlocked_packages_here
@@ -23,7 +24,6 @@ __all__ = [
     "Difference",
     "environment_facts",
     "find_differences",
-    "flattened",
     "from_cpuinfo",
     "library_versions",
     "nccl_version",
@@ -101,7 +101,7 @@ def same_facts(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[d
     """
     common = (recorded.keys() & found.keys()) - {"unlocked", "lock"}
     older = {name: value for name, value in recorded.items() if name in common or name not in found}
-    return flattened(older), flattened({name: value for name, value in found.items() if name in common})
+    return flatten(older), flatten({name: value for name, value in found.items() if name in common})
 
 
 def unlocked_here() -> str:
@@ -140,14 +140,6 @@ def _image_digest(variables: Mapping[str, str]) -> str | None:
     revision, _, digest = variables.get("IMAGE_DIGEST", "").rpartition("@")
     is_own = bool(revision) and revision == variables.get("CODE_REVISION")
     return digest if is_own and re.fullmatch(r"sha256:[0-9a-f]{64}", digest) else None
-
-
-def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values by their full names, joined with dots: `{"torch.version": …}`."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat
 
 
 def from_cpuinfo(*names: str) -> list[str]:

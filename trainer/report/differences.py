@@ -12,13 +12,14 @@ from pydantic_core import PydanticUndefined
 
 from common.files import read_input
 from common.places import RECIPES
+from common.settings.dotted import flatten
 from common.settings.load import AUTO, MAX_SETTINGS_BYTES
 from common.settings.model import setting_names, with_nones
 from common.settings.toml import parse_toml
 from trainer.config import TrainConfig
 from trainer.config.model import ModelConfig
 
-__all__ = ["PLACES", "Difference", "Recipe", "compared_settings", "differences", "differing", "flat", "recipe_of", "worded"]
+__all__ = ["PLACES", "Difference", "Recipe", "compared_settings", "differences", "differing", "set_values", "recipe_of", "worded"]
 
 PLACES = ("run", "data", "recipe")
 """Settings that are paths or names of files, and do not change the training."""
@@ -47,15 +48,9 @@ class Difference:
     used: str
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by their full names: `{"optim.lr": 0.001, …}`."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-        elif value is not None:
-            found[prefix + name] = value
-    return found
+def set_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested settings by their dotted names, without those that are none."""
+    return {name: value for name, value in flatten(values).items() if value is not None}
 
 
 def worded(value: Any) -> str:
@@ -88,7 +83,7 @@ def recipe_of(config: Mapping[str, Any]) -> Recipe:
     except (OSError, ValueError) as error:
         reason = "the file does not exist any more" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
         return Recipe(name, {}, reason)
-    return Recipe(name, flat(with_nones(TrainConfig, values)))
+    return Recipe(name, set_values(with_nones(TrainConfig, values)))
 
 
 def _recipe_path(name: str) -> tuple[Path, Path]:
@@ -103,7 +98,7 @@ def _recipe_path(name: str) -> tuple[Path, Path]:
 
 def differences(config: Mapping[str, Any], recipe: Recipe) -> list[Difference]:
     """Return the settings of a run that differ from its recipe or the defaults, in the order of their definition."""
-    defaults, used = _defaults(), flat(config)
+    defaults, used = _defaults(), set_values(config)
     names = dict.fromkeys((*defaults, *recipe.values, *used))
     return [
         Difference(name, worded(before), name in recipe.values, worded(used.get(name)))
@@ -125,7 +120,7 @@ def compared_settings(config: Mapping[str, Any], identity: Mapping[str, Any]) ->
     A setting has the value of the identity, where the value that the program chose stands in place of none. A setting that the run
     lacks, because it is newer than the run, has its default. Paths of data and run are left out.
     """
-    defaults, written = _defaults(), flat(config)
+    defaults, written = _defaults(), set_values(config)
     settings = defaults | written | {name: value for name, value in identity.items() if name in defaults}
     if name := written.get("recipe"):
         settings["recipe"] = _recipe_path(str(name))[1]

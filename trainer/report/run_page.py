@@ -7,7 +7,7 @@ import shlex
 from common.html.page import render_page
 from trainer.report import results
 from trainer.report.charts import convergence_charts, group_charts, layer_charts, main_charts, speed_charts
-from trainer.report.differences import differences, flat, recipe_of, worded
+from trainer.report.differences import differences, recipe_of, set_values, worded
 from trainer.report.page import TEMPLATES
 from trainer.report.recorded_run import RecordedRun, part
 
@@ -40,7 +40,7 @@ def render_report(run: RecordedRun) -> str:
         validation_losses={event.step: event.val_loss for event in run.evaluations},
         recipe=recipe,
         changes=differences(run.config, recipe),
-        all_settings=sorted((name, worded(value)) for name, value in flat(run.config).items()),
+        all_settings=sorted((name, worded(value)) for name, value in set_values(run.config).items()),
         commands=_commands(run),
     )
 

@@ -30,6 +30,7 @@ from typing import Annotated, Any, cast, get_args
 
 import torch
 from pydantic import Field, field_validator
+from pydantic_core import to_jsonable_python
 
 from common.command_line import command_text
 from common.errors import CheckpointError, ConfigError, PreparedDataError, ProjectError
@@ -46,8 +47,10 @@ from common.files import (
     write_atomic,
 )
 from common.redaction import redacted_settings
+from common.settings.dotted import flatten
 from common.settings.load import MAX_SETTINGS_BYTES
-from common.settings.model import Section
+from common.settings.markers import Effect, FixesShapes, Marker
+from common.settings.model import all_settings, is_among, markers_of, settings_with
 from common.settings.toml import parse_toml, to_toml
 from common.untrusted import (
     MAX_NOTE_BYTES,
@@ -69,7 +72,6 @@ from trainer.machine.environment import (
     Difference,
     environment_facts,
     find_differences,
-    flattened,
     nccl_version,
     same_facts,
     shown,
@@ -105,46 +107,14 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-_UNREPORTED = ("branch", "data", "encoder", "init", "init_checkpoint", "recipe", "resume", "run", "teacher", "teacher_checkpoint")
+_UNREPORTED = frozenset(settings_with(TrainConfig, Marker.FOLDER, Marker.MOVEABLE, Marker.PER_START))
+_IDENTITY = settings_with(TrainConfig, Effect.IDENTITY)
 _MAX_RANKS, _MAX_MICRO = 1 << 20, 65536
-_SETTINGS_THAT_CHANGE_BITS = (
-    "model",
-    "lora",
-    "batch",
-    "mixture",
-    "loss",
-    "optim",
-    "schedule",
-    "ema",
-    "guard",
-    "seed",
-    "precision",
-    "tf32",
-    "reproducibility",
-    "parallel",
-    "compile",
-    "objective",
-    "classification",
-    "distillation",
-    "preference",
-)
-
 IMPORTED = "imported"
 """The status of a run that holds a published model and was never trained."""
 COMPRESSED = "compressed"
 """The status of a run that holds the compressed model of another run."""
 NEVER_TRAINED = (IMPORTED, COMPRESSED)
-_FIXED = (
-    *(f"model.{name}" for name in ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "tie_embeddings")),
-    "model.vocab_multiple",
-    "model.vocab_rows",
-    "model.qk_norm",
-    "lora.rank",
-    "lora.targets",
-    "optim.kind",
-    "objective",
-)
-"""Settings that decide about the names and shapes of the tensors in checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -176,9 +146,10 @@ def identity_of(
     number of ranks is not part of the identity. `not_compared` names the values that count only on some devices.
     """
     config, group = context.config, context.group
-    settings = config.model_dump(mode="json", include=set(_SETTINGS_THAT_CHANGE_BITS))
-    settings["schedule"]["decay_steps"] = decay_steps
-    identity = flattened(settings | {"flags": flags()}) | {
+    settings = flatten(config.model_dump(mode="json"))
+    identity = {name: value for name, value in settings.items() if is_among(name, _IDENTITY)}
+    identity |= flatten({"flags": flags()}) | {
+        "schedule.decay_steps": decay_steps,
         "data": context.manifest.root_digest,
         "attention": context.backend,
         "extension": extension_digest,
@@ -239,7 +210,9 @@ def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str
 
 def _is_fixed(difference: Difference) -> bool:
     """Return whether checkpoints do not fit the new value, so that no resume is possible."""
-    return difference.name in _FIXED or (difference.name == "ema.decay" and difference.recorded is None)
+    return difference.name in markers_of(TrainConfig, FixesShapes) or (
+        difference.name == "ema.decay" and difference.recorded is None
+    )
 
 
 def check_was_trained(run: Path, record: Mapping[str, Any] | None) -> None:
@@ -284,10 +257,10 @@ def _with_newer_settings(recorded: Mapping[str, Any], identity: Mapping[str, Any
 
 @cache
 def _default_settings() -> dict[str, Any]:
-    defaults = {name: field.default for name, field in TrainConfig.model_fields.items() if name in _SETTINGS_THAT_CHANGE_BITS}
-    return flattened(
-        {name: value.model_dump(mode="json") if isinstance(value, Section) else value for name, value in defaults.items()}
-    )
+    defaults = {
+        name: field.get_default(call_default_factory=True) for name, field in all_settings(TrainConfig) if name in _IDENTITY
+    }
+    return flatten(to_jsonable_python(defaults))
 
 
 def _ranks(identity: Mapping[str, Any]) -> str:
@@ -434,8 +407,8 @@ def _reported_settings(toml: bytes) -> dict[str, Any]:
     settings = parse_toml(toml)["train"]
     if not isinstance(settings, dict):
         raise ValueError("train is no table of settings")
-    settings = redacted_settings(settings)  # an older version stored secrets
-    return flattened({name: value for name, value in settings.items() if name not in _UNREPORTED})
+    settings = flatten(redacted_settings(settings))  # an older version stored secrets
+    return {name: value for name, value in settings.items() if name not in _UNREPORTED}
 
 
 def _copy_files(source: Path, target: Path, *, below: Path) -> None:

@@ -13,15 +13,17 @@ from pydantic import ValidationError
 from common.errors import ConfigError
 from common.files import UnusableFileError, digest_file, is_unfinished, own_folder, read_input, sealed, unsealed, write_atomic
 from common.redaction import redacted_settings
+from common.settings.dotted import flatten
 from common.settings.load import MAX_SETTINGS_BYTES, load_settings
+from common.settings.markers import Effect, Marker, NotSearched
 from common.settings.messages import explain
+from common.settings.model import is_among, markers_of, setting_names, settings_with
 from common.settings.options import help_parser
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from trainer.config import TrainConfig
 from trainer.config.automatic import num_gpus
 from trainer.launch.settings import check_variables, openmp_threads
 from trainer.launch.supervisor import RESTART_VARIABLES
-from trainer.machine.environment import flattened
 from trainer.search.options import SearchOptions
 from trainer.search.space import Range, Space, Value, read_space
 
@@ -34,7 +36,6 @@ FOLDERS = ("runs", "recipes", "logs")
 _FORMAT = 2
 _OPTIONS = ("sampler", "seed", "pruner", "prune_from")
 """Options of the search that stay the same."""
-_UNCOMPARED = ("data", "recipe", "run", "resume", "log")
 _SHOWN, _MOST_THREADS = 4, 1024
 
 
@@ -182,7 +183,7 @@ def _facts(
     options: SearchOptions, space: Space, config: TrainConfig, manifest: Manifest, variables: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return what must be the same at each start of a search."""
-    settings = {name: value for name, value in config.model_dump(mode="json").items() if name not in _UNCOMPARED}
+    settings = {name: value for name, value in config.model_dump(mode="json").items() if not _may_differ(name)}
     if config.extension is not None:
         try:
             settings["extension"] = digest_file(config.extension)
@@ -196,6 +197,13 @@ def _facts(
         "space": space.to_json(),
         "settings": redacted_settings(settings),
     }
+
+
+def _may_differ(name: str) -> bool:
+    """Return whether a section or setting may differ between starts: it changes no result, or its content is compared."""
+    names = [one for one in setting_names(TrainConfig) if is_among(one, (name,))]
+    fixed = is_among(name, markers_of(TrainConfig, NotSearched))
+    return fixed and set(names) <= set(settings_with(TrainConfig, Effect.NONE, Marker.MOVEABLE))
 
 
 def _num_ranks(options: SearchOptions, variables: Mapping[str, str], config: TrainConfig) -> int | str:
@@ -252,7 +260,7 @@ def _check_same(directory: Path, recorded: Mapping[str, Any], facts: Mapping[str
 def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts flat: settings by their names, and the entries of the space as `space: NAME`."""
     found = {f"--{name}": facts.get(name) for name in _OPTIONS} | {name: facts.get(name) for name in ("ranks", "data")}
-    found |= flattened(facts["settings"])
+    found |= flatten(facts["settings"])
     space = facts.get("space")
     return found | ({f"space: {name}": entry for name, entry in space.items()} if isinstance(space, dict) else {})
 

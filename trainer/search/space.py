@@ -19,7 +19,8 @@ from common.errors import ConfigError
 from common.files import UnusableFileError, read_input
 from common.settings.guesses import guess
 from common.settings.load import MAX_SETTINGS_BYTES
-from common.settings.model import is_list, none_word, section_model, setting_names, user_tables
+from common.settings.markers import NotSearched
+from common.settings.model import is_among, is_list, markers_of, none_word, section_model, setting_names, user_tables
 from common.settings.toml import parse_toml
 from trainer.config import TrainConfig
 
@@ -27,17 +28,6 @@ __all__ = ["Choices", "Dimension", "Range", "Space", "Value", "read_space"]
 
 Value = bool | int | float | str | None
 """The value of a setting in a trial."""
-_FIXED = {
-    "run": "each trial has its own run",
-    "data": "losses on different data cannot be compared",
-    "recipe": "the recipe is the same for all trials",
-    "extension": "the code is the same for all trials",
-    "threads": "all trials have the same number of threads",
-    "eval": "losses of different evaluations cannot be compared",
-    "resume": "it holds for one start alone",
-    "log": "it has no effect on the loss",
-}
-"""Settings and sections that a search cannot vary, with the reason."""
 _KEYS = ("low", "high", "log", "step", "choices")
 _MOST_CHOICES, _MOST_COMBINATIONS = 1000, 100_000
 
@@ -204,9 +194,9 @@ def _entries(
 
 def _field(path: Path, name: str, known: Mapping[str, FieldInfo]) -> FieldInfo:
     """Return the field of a setting. Raises ConfigError if there is none, or if a search cannot vary it."""
-    for fixed, reason in _FIXED.items():
-        if f"{name}.".startswith(f"{fixed}."):
-            raise ConfigError(f"--space {path}: a search cannot vary {name}: {reason}; set it in the recipe")
+    for fixed, marker in markers_of(TrainConfig, NotSearched).items():
+        if is_among(name, (fixed,)):
+            raise ConfigError(f"--space {path}: a search cannot vary {name}: {marker.reason}; set it in the recipe")
     if name in known:
         field = known[name]
         if is_list(field):

@@ -17,6 +17,9 @@ from typing import Literal
 from common.errors import CheckpointError, ConfigError
 from common.files import UnusableFileError, open_input, open_output, parse_json, write_atomic
 from common.redaction import redacted
+from common.settings.dotted import without
+from common.settings.markers import PER_START
+from common.settings.model import settings_with
 from common.settings.toml import to_toml
 from common.text import visible
 from common.untrusted import read_lines
@@ -34,7 +37,6 @@ _FREE_S = 120.0
 """The longest wait for the ranks of an earlier start, whose launcher was killed."""
 _TAIL_BYTES = 16 << 10
 _MOST_CHARS = 300
-_OF_ONE_START = ("recipe", "resume", "run")
 _ERROR = re.compile(r"^(?:error|stopped): (.*)$", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
 
@@ -54,7 +56,7 @@ class Progress:
 def recipe_of(config: TrainConfig) -> str:
     """Return the settings as a recipe, without those that hold for one start or one place."""
     settings = config.model_dump(mode="json")
-    return to_toml("train", {name: value for name, value in settings.items() if name not in _OF_ONE_START})
+    return to_toml("train", without(settings, ["recipe", *settings_with(TrainConfig, PER_START)]))
 
 
 def read_progress(run: Path) -> Progress:

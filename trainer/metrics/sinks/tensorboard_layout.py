@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from common.settings.dotted import flatten
+from common.settings.markers import Effect, Marker
+from common.settings.model import is_among, settings_with
+from trainer.config import TrainConfig
+
 __all__ = ["LAYOUT", "SHOWN_FIRST", "hyper_parameters"]
 
 LAYOUT: dict[str, dict[str, list[Any]]] = {
@@ -55,18 +60,13 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
 SHOWN_FIRST = {"train/loss": "Loss/train", "validation/loss": "Loss/validation"}
 """Curves that are written under a second tag. TensorBoard opens on the groups of tags in the order of their names, upper case first."""
 
-_OF_NO_EFFECT = ("alerts", "bad_data", "branch", "checkpoint", "data", "loader", "log", "resume", "run", "watchdog")
 
-
-def hyper_parameters(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str | float]:
+def hyper_parameters(settings: Mapping[str, Any]) -> dict[str, str | float]:
     """Return the settings that affect the result, flat, as numbers and texts."""
+    left_out = settings_with(TrainConfig, Effect.NONE, Marker.FOLDER)
     flat: dict[str, str | float] = {}
-    for name, value in settings.items():
-        if not prefix and name in _OF_NO_EFFECT:
-            continue
-        if isinstance(value, Mapping):
-            flat |= hyper_parameters(value, f"{prefix}{name}.")
-        else:
+    for name, value in flatten(settings).items():
+        if not is_among(name, left_out):
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            flat[prefix + name] = value if is_number else "none" if value is None else str(value)
+            flat[name] = value if is_number else "none" if value is None else str(value)
     return flat

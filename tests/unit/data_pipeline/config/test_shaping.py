@@ -1,17 +1,12 @@
-from collections import Counter
-
-from common.settings.model import setting_names
-from data_pipeline.config import FILES, LOCAL, SHAPING, PrepareConfig, SourceSettings, named_files, shaping_settings
+from common.settings.markers import Effect
+from common.settings.model import settings_with
+from data_pipeline.config import PrepareConfig, named_files, portable_settings, shaping_settings
 from data_pipeline.config.prepare import OVERRIDABLE
 
 
-def test_every_setting_shapes_bytes_stands_for_files_or_is_local() -> None:
-    known = {*setting_names(PrepareConfig), "balance.weights", *(f"source.*.{name}" for name in SourceSettings.model_fields)}
-    listed = Counter((*SHAPING, *FILES, *LOCAL))
-    assert not known - listed.keys(), "put a new setting on one of the lists in shaping.py"
-    assert not listed.keys() - known
-    assert set(listed.values()) == {1}
-    assert {name.removeprefix("source.*.") for name in SHAPING if name.startswith("source.*.")} >= {*OVERRIDABLE}
+def test_a_source_overrides_the_sections_of_the_recipe() -> None:
+    assert set(OVERRIDABLE) == {"text", "records", "html", "clean", "heuristics", "language", "quality"}
+    assert set(OVERRIDABLE) <= set(PrepareConfig.model_fields)
 
 
 def test_the_settings_of_a_preparation_come_back_without_files_and_without_what_is_local() -> None:
@@ -29,12 +24,12 @@ def test_the_settings_of_a_preparation_come_back_without_files_and_without_what_
     shaping = shaping_settings(plain)
     assert shaping["source"]["web"]["clean"] == {"min_chars": 3}
     assert shaping["balance"]["weights"] == {"web": 3.0}
-    assert not set(LOCAL) & {*shaping}
+    assert not {*settings_with(PrepareConfig, Effect.NONE)} & {*shaping}
     assert "paths" not in shaping["source"]["web"]
     assert "path" not in shaping["tokenizer"]
     assert {"retries", "retry_wait_s"}.isdisjoint(shaping["limits"])
     assert named_files(plain) == ["tokenizer.path"]
-    assert named_files(PrepareConfig(sources=("x",)).portable) == []
+    assert named_files(portable_settings(PrepareConfig(sources=("x",)))) == []
 
 
 def test_settings_of_other_types_are_left_out() -> None:

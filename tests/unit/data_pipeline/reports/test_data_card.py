@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 
 from common.settings.load import load_settings
 from common.settings.options import help_parser
-from data_pipeline.config import HeuristicSettings, PrepareConfig
+from data_pipeline.config import HeuristicSettings, PrepareConfig, portable_settings
 from data_pipeline.config.filters import Preset
 from data_pipeline.reports.data_card import render_card
 from tests.support.report_example import HOSTILE, example_manifest, example_report, thinned
@@ -38,7 +38,7 @@ def rebuilt(card: str, folder: Path) -> PrepareConfig:
 def card_of(read: tuple[str, ...], /, **settings: Any) -> tuple[PrepareConfig, str]:
     """Return settings, and the card of data prepared with them in which these sources have documents."""
     config = PrepareConfig(**settings)
-    sealed, _ = replace(MANIFEST, config=config.portable, sources=read, totals={}).sealed()
+    sealed, _ = replace(MANIFEST, config=portable_settings(config), sources=read, totals={}).sealed()
     return config, render_card(sealed)
 
 
@@ -72,7 +72,7 @@ def test_the_steps_describe_the_settings() -> None:
         quality={"trusted": "books", "min_perplexity": 12.5},
         augment={"fim_rate": 0.5},
     )
-    steps = section(render_card(replace(MANIFEST, config=config.portable)), "How it was prepared")
+    steps = section(render_card(replace(MANIFEST, config=portable_settings(config))), "How it was prepared")
     assert "documents of 20 to 9,000 characters kept" in steps
     assert "Languages: identified for prose and web text, all kept." in steps
     assert "perplexity under a model trained on books (min perplexity 12.5, max perplexity 1000)" in steps
@@ -92,7 +92,7 @@ def test_the_command_and_the_recipe_give_the_settings_back(tmp_path: Path) -> No
         balance={"by": "source", "weights": {"web": 3.0}},
     )
     loaded = rebuilt(card, tmp_path)
-    assert loaded.portable == config.portable
+    assert portable_settings(loaded) == portable_settings(config)
     assert loaded.sources == ("PATH/web",)
 
 

@@ -11,6 +11,8 @@ from pydantic import Field
 from safetensors.torch import load_file
 
 from common.errors import ConfigError
+from common.settings.markers import Marker
+from common.settings.model import settings_with
 from data_pipeline.tokenizer import ByteTokenizer, Tokenizer
 from tests.support.exported import export_source, tokenizer_of
 from trainer.config import ModelConfig
@@ -67,8 +69,9 @@ def test_a_setting_that_is_new_and_not_at_its_default_is_refused_by_name() -> No
 
 
 def test_every_setting_of_the_model_is_known_to_the_export() -> None:
-    assert set(ModelConfig.model_fields) == hugging_face._WRITTEN | hugging_face._OF_TRAINING
-    assert not hugging_face._WRITTEN & hugging_face._OF_TRAINING
+    exported, of_training = (set(settings_with(ModelConfig, marker)) for marker in (Marker.EXPORTED, Marker.OF_TRAINING))
+    assert set(ModelConfig.model_fields) == exported | of_training
+    assert not exported & of_training
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

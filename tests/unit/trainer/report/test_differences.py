@@ -14,7 +14,7 @@ from tests.support.run_example import HOSTILE, eval_event, example_events, train
 from trainer.config import TrainConfig
 from trainer.report import write_comparison
 from trainer.report.comparison import names_of, render_comparison
-from trainer.report.differences import Recipe, compared_settings, differences, differing, flat, recipe_of, worded
+from trainer.report.differences import Recipe, compared_settings, differences, differing, recipe_of, set_values, worded
 from trainer.report.recorded_run import read_run
 
 
@@ -177,7 +177,7 @@ def test_a_chosen_value_equals_the_same_value_on_the_command_line(tmp_path: Path
 
 
 def test_a_setting_that_an_older_run_lacks_equals_its_default() -> None:
-    now = flat(settings())
+    now = set_values(settings())
     older = {name: value for name, value in now.items() if name != "optim.muon_momentum"}
     assert compared_settings(older, {}) == compared_settings(now, {})
     assert compared_settings(older, {}) != compared_settings(now | {"optim.muon_momentum": 0.9}, {})

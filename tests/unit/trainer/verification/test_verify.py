@@ -10,7 +10,7 @@ from common.errors import ConfigError, PreparedDataError
 from common.settings.load import load_settings
 from common.settings.options import help_parser
 from common.settings.toml import to_toml
-from data_pipeline.config import PrepareConfig
+from data_pipeline.config import PrepareConfig, portable_settings
 from data_pipeline.dataset.manifest import Manifest, ShardEntry
 from trainer.verification.data_check import difference_of_manifests, prepare_again, recipe_of
 
@@ -18,7 +18,7 @@ EMPTY = Manifest("", 8, 260, "uint16", "byte", "", ("a",), (), {}, (), (), {}, {
 
 
 def manifest(config: dict[str, Any] | None = None, **changes: Any) -> Manifest:
-    return replace(EMPTY, config=PrepareConfig(sources=("x",)).portable | (config or {}), **changes)
+    return replace(EMPTY, config=portable_settings(PrepareConfig(sources=("x",))) | (config or {}), **changes)
 
 
 def test_the_recipe_of_a_manifest_gives_its_settings_again(tmp_path: Path) -> None:
@@ -29,11 +29,11 @@ def test_the_recipe_of_a_manifest_gives_its_settings_again(tmp_path: Path) -> No
         quality={"max_perplexity": None},
         source={"web": {"paths": ("y",), "clean": {"min_chars": 3, "max_chars": "none"}}},
     )
-    recipe = recipe_of(manifest(config.portable), ["web=y", "web=z"])
+    recipe = recipe_of(manifest(portable_settings(config)), ["web=y", "web=z"])
     (tmp_path / "recipe.toml").write_text(to_toml("prepare", recipe))
     arguments = ["--recipe", str(tmp_path / "recipe.toml"), "--sources", "x"]
     again = load_settings(PrepareConfig, arguments, help_parser(PrepareConfig, "prepare", ""))
-    assert again.portable == config.portable
+    assert portable_settings(again) == portable_settings(config)
     assert again.source["web"].paths == ("y", "z")
 
 

@@ -1,0 +1,102 @@
+"""What a setting is, declared in its type: `min_chars: ShapesData[int] = Field(20, ge=1)`.
+
+Every setting has exactly one effect, or its module cannot be imported. Code that treats settings by what they are asks
+`settings_with`, so that no other list names them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Annotated, TypeVar
+
+__all__ = [
+    "ASKED_AGAIN",
+    "EXPORTED",
+    "FITS_WEIGHTS",
+    "MOVEABLE",
+    "OF_TRAINING",
+    "PER_START",
+    "FOLDER",
+    "SHARED_BY_SOURCES",
+    "Effect",
+    "FixesShapes",
+    "Identity",
+    "Marker",
+    "NoEffectOnBits",
+    "NoEffectOnResults",
+    "NotSearched",
+    "ResolvedInIdentity",
+    "ShapesData",
+    "ShapesDataByContent",
+    "ShapesDataIfChanged",
+]
+
+T = TypeVar("T")
+
+
+class Effect(Enum):
+    """What a setting changes."""
+
+    SHAPES_DATA = "the prepared bytes; a manifest holds the value"
+    SHAPES_DATA_IF_CHANGED = "the prepared bytes; a manifest holds a value other than the default, as older ones lack the setting"
+    SHAPES_DATA_BY_CONTENT = "the prepared bytes, by the content of the file; a manifest holds its digest, and no path"
+    IDENTITY = "the bits of a run; its identity holds the value"
+    RESOLVED_IN_IDENTITY = "the bits of a run; its identity holds what the value leads to: a digest, a kernel, a number"
+    NO_BITS = "which steps a run makes or what is measured, and no bit of a step"
+    NONE = "no result: where and how the work is done"
+
+
+ShapesData = Annotated[T, Effect.SHAPES_DATA]
+ShapesDataIfChanged = Annotated[T, Effect.SHAPES_DATA_IF_CHANGED]
+ShapesDataByContent = Annotated[T, Effect.SHAPES_DATA_BY_CONTENT]
+Identity = Annotated[T, Effect.IDENTITY]
+ResolvedInIdentity = Annotated[T, Effect.RESOLVED_IN_IDENTITY]
+NoEffectOnBits = Annotated[T, Effect.NO_BITS]
+NoEffectOnResults = Annotated[T, Effect.NONE]
+
+
+class Marker(Enum):
+    """What else a setting is."""
+
+    SHARED_BY_SOURCES = auto()
+    PER_START = auto()
+    FOLDER = auto()
+    MOVEABLE = auto()
+    ASKED_AGAIN = auto()
+    FITS_WEIGHTS = auto()
+    EXPORTED = auto()
+    OF_TRAINING = auto()
+
+
+SHARED_BY_SOURCES = Marker.SHARED_BY_SOURCES
+"""A source cannot override it, because all sources share the model that it configures."""
+PER_START = Marker.PER_START
+"""It holds for one start and is not taken from the settings that a run has recorded."""
+FOLDER = Marker.FOLDER
+"""It names a folder, or a checkpoint in it. Reports of changed settings leave it out."""
+MOVEABLE = Marker.MOVEABLE
+"""Its content is compared with that of the start before, and not its name."""
+ASKED_AGAIN = Marker.ASKED_AGAIN
+"""It runs code or sends data to a service, so the user must give it again and no file of a run decides it."""
+FITS_WEIGHTS = Marker.FITS_WEIGHTS
+"""Weights give the outputs that they were trained for only with the same value, although their shapes fit any value."""
+EXPORTED = Marker.EXPORTED
+"""`config.json` of an exported model expresses it."""
+OF_TRAINING = Marker.OF_TRAINING
+"""It changes the training of a model, and not the outputs of a trained one."""
+
+
+@dataclass(frozen=True)
+class FixesShapes:
+    """It decides about names or shapes of the tensors in checkpoints."""
+
+    resolved: str = ""
+    """Property of its section with the value that it has or stands for; empty: the setting itself."""
+
+
+@dataclass(frozen=True)
+class NotSearched:
+    """A search cannot vary the setting, or the settings of the section."""
+
+    reason: str
