@@ -6,11 +6,12 @@ import os
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from common import files, targets
-from common.errors import ConfigError, StoppedBySignal
+from common.errors import ConfigError, StoppedBySignal, StorageError
 from common.files import unfinished_path
 from common.targets import Target, check_target, new_folder
 
@@ -117,10 +118,21 @@ def test_a_folder_that_a_killed_command_left_is_removed_and_one_in_use_or_of_ano
     assert other.exists()
 
 
-def test_a_full_disk_is_named_with_the_target(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No space") as caught, new_folder(tmp_path / "result"):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert caught.value.filename == str(tmp_path / "result")
+@pytest.mark.parametrize("named", [True, False])
+def test_a_full_disk_is_named_with_the_target_as_long_as_it_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    def free(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(f_files=0, f_favail=0, f_bavail=0 if list(tmp_path.iterdir()) else 7, f_blocks=7, f_frsize=1000)
+
+    def fill() -> None:
+        with new_folder(tmp_path / "result") as folder:
+            (folder / "a").write_text("1")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *((str(folder / "b"),) if named else ()))
+
+    monkeypatch.setattr("common.storage_errors.os.statvfs", free)
+    with pytest.raises(StorageError, match=rf"^{tmp_path}/result: no space left on the device, which has 0.* of 7"):
+        fill()
     assert not list(tmp_path.iterdir())
 
 
