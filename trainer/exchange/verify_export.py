@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import torch
 
 from common.errors import CheckpointError
-from common.files import open_input, read_input
+from common.files import digest_bytes, open_input
 from trainer.checkpoint.tensor_file import TensorSpec, read_specs, read_tensor, same_bytes, spec_of
 from trainer.exchange.adapters import adapter_files, adapter_tensors
 from trainer.exchange.export_record import EXPORT_RECORD, check_files, foreign_entries, read_export_record
@@ -106,7 +106,8 @@ def _check_described(directory: Path, record: Mapping[str, Any], source: ExportS
     for name, content in described(source, record["dtype"], exact=record["tokenizer"]["exact"]).items():
         if name == INDEX and record["kind"] != "hf":
             continue
-        if name not in record["files"] or read_input(directory / name, len(content) + 1, below=directory) != content:
+        entry = record["files"].get(name)
+        if entry is None or (entry["bytes"], entry["sha256"]) != (len(content), digest_bytes(content)):
             raise CheckpointError(
                 f"{directory / name}: an export of {source.run} writes another file; it was changed, or another version of this "
                 f"program wrote it: {_WRITE_AGAIN}"
