@@ -5,6 +5,7 @@ A new folder is written beside its place and renamed when it is complete. Its lo
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -15,10 +16,10 @@ from glob import escape
 from pathlib import Path
 from typing import Literal
 
-from common.errors import ConfigError
+from common.errors import ConfigError, StorageError
 from common.files import commit_directory, is_unfinished, sync_upwards, unfinished_path
 from common.signals import stop_on_signals
-from common.storage_errors import naming
+from common.storage_errors import explain_os_error, naming
 
 __all__ = ["Target", "check_target", "new_folder"]
 
@@ -76,19 +77,34 @@ def new_folder(target: Path, *, replaces: bool = False) -> Iterator[Path]:
 
     Raises:
         StoppedBySignal: a signal asked for a stop.
+        StorageError: there is no room for the files.
         OSError: a file cannot be written.
     """
-    with stop_on_signals(f"{target} is written whole or not at all: run the same command again"), naming(target):
+    with stop_on_signals(f"{target} is written whole or not at all: run the same command again"):
         target.parent.mkdir(parents=True, exist_ok=True)
         # A kill between the two renames leaves the earlier folder under another name. It is kept until the new one is there.
         keeps = replaces and not target.exists()
         if not keeps:
             _remove_leftovers(target)
-        with _locked_folder(target) as folder:
+        with _locked_folder(target) as folder, _about(target, folder):
             yield folder
             _put(folder, target, replaces=replaces)
         if keeps:
             _remove_leftovers(target)
+
+
+@contextmanager
+def _about(target: Path, folder: Path) -> Iterator[None]:
+    """Let errors name the target, and describe a full disk before the unfinished folder is removed."""
+    try:
+        with naming(target):
+            yield
+    except OSError as error:
+        if isinstance(error.filename, str) and Path(error.filename).is_relative_to(folder):
+            error.filename = str(target)
+        if error.errno == errno.ENOSPC:
+            raise StorageError(explain_os_error(error)) from error
+        raise
 
 
 @contextmanager

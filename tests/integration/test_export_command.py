@@ -314,3 +314,15 @@ def test_graphs_of_onnx_are_written_with_the_tokenizer_and_verified(
     with pytest.raises(ConfigError, match="--format onnx writes fp32, and --dtype is bf16"):
         main(["export", str(run), "--format", "onnx", "--dtype", "bf16", "--output", str(tmp_path / "other")])
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[" + b"[]," * 100_000 + b"[]]"])
+def test_a_file_that_a_stranger_has_changed_and_sealed_again_is_named(run: Path, tmp_path: Path, content: bytes) -> None:
+    output = tmp_path / "out"
+    main(["export", str(run), "--output", str(output)])
+    (output / "tokenizer_config.json").write_bytes(content)
+    record = unsealed((output / "export.json").read_bytes())
+    record["files"]["tokenizer_config.json"] = {"sha256": digest_bytes(content), "bytes": len(content)}
+    (output / "export.json").write_bytes(sealed(record))
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: an export of .* writes another file"):
+        verify_export(output, run)

@@ -12,20 +12,22 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import torch
 from torch import Tensor, nn
 
 from common.errors import CheckpointError, ConfigError
-from common.files import UnusableFileError, canonical_json, digest_bytes, parse_json, read_input
+from common.files import canonical_json, digest_stream, open_input, parse_json
 from common.untrusted import read_run_file
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.tokenizer import open_supplied
-from trainer.checkpoint.tensor_file import decode_tensors
+from trainer.checkpoint.tensor_file import read_specs, read_tensor
 from trainer.model.attention import Layout
 from trainer.model.cost import FP32_BYTES, computed_bytes
 from trainer.model.decoder import num_weights
@@ -85,7 +87,8 @@ def encoder_files(directory: Path, manifest: Manifest) -> dict[str, bytes]:
     Raises:
         ConfigError: the directory holds no encoder, or the data was prepared with another tokenizer.
     """
-    content = _read(directory / "config.json", _MAX_CONFIG_BYTES)
+    with _opened(directory / "config.json", _MAX_CONFIG_BYTES) as file:
+        content = file.read(_MAX_CONFIG_BYTES)
     facts = _facts(content, ConfigError)
     tensors = sorted(directory.glob("*.safetensors"))
     if not tensors:
@@ -102,7 +105,10 @@ def encoder_files(directory: Path, manifest: Manifest) -> dict[str, bytes]:
         raise ConfigError(
             f"encoder = {directory}: the data was prepared with another tokenizer; prepare it with --tokenizer.path {directory}"
         )
-    digests = {path.name: digest_bytes(_read(path, _MAX_TENSOR_BYTES)) for path in tensors}
+    digests: dict[str, str] = {}
+    for path in tensors:
+        with _opened(path, _MAX_TENSOR_BYTES) as file:
+            digests[path.name] = digest_stream(file)
     return {ENCODER_FILE: content, WEIGHTS_FILE: canonical_json(digests)}
 
 
@@ -133,23 +139,27 @@ def read_encoder(directory: Path, files: Mapping[str, bytes], num_labels: int, p
         ConfigError: a tensor file was changed since the run began, or is none; or weights are missing.
     """
     wanted = dict(build_encoder(files[ENCODER_FILE], 0, num_labels, pooling).encoder.named_parameters())
-    found: dict[str, Tensor] = {}
-    for name, digest in parse_json(files[WEIGHTS_FILE]).items():
-        content = _read(directory / name, _MAX_TENSOR_BYTES)
-        if digest_bytes(content) != digest:
-            raise ConfigError(f"{directory / name}: the file was changed while the run began; start the run again")
-        try:
-            found |= decode_tensors(bytearray(content))
-        except ValueError as error:
-            raise ConfigError(f"{directory / name}: not a tensor file ({error}); save the encoder again") from None
-    named = {_plain_name(name, wanted.keys()): tensor for name, tensor in found.items()}
-    if missing := [name for name in wanted if name not in named or named[name].shape != wanted[name].shape]:
+    named: dict[str, Tensor] = {}
+    num_others = 0
+    for file_name, digest in parse_json(files[WEIGHTS_FILE]).items():
+        with _opened(directory / file_name, _MAX_TENSOR_BYTES) as file:
+            if digest_stream(file) != digest:
+                raise ConfigError(f"{directory / file_name}: the file was changed while the run began; start the run again")
+            file.seek(0)
+            for name, spec in read_specs(file, os.fstat(file.fileno()).st_size).items():
+                plain = _plain_name(name, wanted.keys())
+                if plain in wanted and spec.shape == tuple(wanted[plain].shape):
+                    named[plain] = read_tensor(file, spec).to(torch.float32)
+                else:
+                    file.seek(spec.num_bytes, os.SEEK_CUR)
+                    num_others += 1
+    if missing := [name for name in wanted if name not in named]:
         raise ConfigError(
             f"encoder = {directory}: {len(missing)} of {len(wanted)} weights are missing or have another shape, such as "
             f"{missing[0]}; name a directory that save_pretrained of transformers wrote"
         )
-    _log.info("encoder: %d tensors of %s; %d others are not used", len(wanted), directory, len(found) - len(wanted))
-    return {f"encoder.{name}": named[name].to(torch.float32) for name in wanted}
+    _log.info("encoder: %d tensors of %s; %d others are not used", len(wanted), directory, num_others)
+    return {f"encoder.{name}": named[name] for name in wanted}
 
 
 def build_encoder(config: bytes, seed: int, num_labels: int, pooling: Pooling) -> EncoderClassifier:
@@ -344,11 +354,17 @@ def _plain_name(name: str, wanted: Collection[str]) -> str:
     return without_prefix if name not in wanted and without_prefix in wanted else name
 
 
-def _read(path: Path, max_bytes: int) -> bytes:
+@contextmanager
+def _opened(path: Path, max_bytes: int) -> Iterator[BinaryIO]:
+    """Open a file of the encoder's directory, in which no link is followed. Raises ConfigError if it cannot be read."""
     try:
-        return read_input(path, max_bytes)
-    except (OSError, UnusableFileError) as error:
+        with open_input(path, below=path.parent) as file:
+            if os.fstat(file.fileno()).st_size > max_bytes:
+                raise ValueError(f"it has more than {max_bytes} bytes")
+            yield file
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"encoder: {path} cannot be read ({reason}); name a directory with config.json and *.safetensors"
+            f"encoder: {path} cannot be read ({reason}); name a directory with config.json and *.safetensors, and with the files "
+            "themselves in place of links"
         ) from None

@@ -5,14 +5,21 @@ import fcntl
 import os
 import re
 import signal
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from common import files, targets
-from common.errors import ConfigError, StoppedBySignal
+from common.command_line import Command, run_command
+from common.errors import ConfigError, StoppedBySignal, StorageError
 from common.files import unfinished_path
+from common.settings.command import run_listed
+from common.settings.model import place_of
 from common.targets import Target, check_target, new_folder
+from data_pipeline.commands.table import COMMANDS as OF_DATA
+from trainer.launch.command_table import COMMANDS as OF_TRAINER
 
 
 def a_folder(path: Path, *names: str) -> Path:
@@ -41,6 +48,23 @@ def test_a_target_inside_a_folder_of_the_program_is_refused(
     for path in (folder / "new" / "deep", tmp_path / "link" / "new" / "deep", tmp_path / "one" / ".." / "one" / "tokenizer" / "x"):
         with pytest.raises(ConfigError, match=rf"^--output = {re.escape(str(path))} is inside {folder}, which is {kind}; name "):
             check_target(path, "--output", target)
+
+
+@pytest.mark.parametrize("command", [*OF_TRAINER.values(), *OF_DATA.values()], ids=lambda command: command.name)
+def test_every_output_of_a_command_is_checked(command: Command) -> None:
+    module, name = command.settings.split(":")
+    fields = getattr(import_module(module), name).model_fields
+    assert all(place_of(field).target for name, field in fields.items() if name in ("output", "bundle"))
+
+
+@pytest.mark.parametrize("words", [["export", "x", "--output"], ["train", "--data", "d", "--limits.steps", "1", "--run"]])
+def test_a_command_refuses_a_target_inside_a_run_before_it_looks_at_its_input(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = a_folder(tmp_path / "run", "config.toml", "record.json")
+    assert run_command(lambda words: run_listed(OF_TRAINER[words[0]], "trainer", words[1:]), [*words, str(run / "new")]) == 2
+    assert f"= {run / 'new'} is inside {run}, which is a run; name a path outside of it" in capsys.readouterr().err
+    assert len(list(run.iterdir())) == 2
 
 
 def test_a_link_to_a_place_inside_a_run_is_refused(tmp_path: Path) -> None:
@@ -117,10 +141,21 @@ def test_a_folder_that_a_killed_command_left_is_removed_and_one_in_use_or_of_ano
     assert other.exists()
 
 
-def test_a_full_disk_is_named_with_the_target(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No space") as caught, new_folder(tmp_path / "result"):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert caught.value.filename == str(tmp_path / "result")
+@pytest.mark.parametrize("named", [True, False])
+def test_a_full_disk_is_named_with_the_target_as_long_as_it_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    def free(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(f_files=0, f_favail=0, f_bavail=0 if list(tmp_path.iterdir()) else 7, f_blocks=7, f_frsize=1000)
+
+    def fill() -> None:
+        with new_folder(tmp_path / "result") as folder:
+            (folder / "a").write_text("1")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *((str(folder / "b"),) if named else ()))
+
+    monkeypatch.setattr("common.storage_errors.os.statvfs", free)
+    with pytest.raises(StorageError, match=rf"^{tmp_path}/result: no space left on the device, which has 0.* of 7"):
+        fill()
     assert not list(tmp_path.iterdir())
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common import targets
-from common.errors import CheckpointError, ConfigError
+from common.errors import CheckpointError, ConfigError, StorageError
 from common.files import canonical_json, digest_bytes, sealed, unsealed
 from tests.support.exported import export_source
 from trainer.exchange.export import FORMATS, check_output, write_export
@@ -123,7 +123,7 @@ def test_an_error_leaves_what_was_there(
                 patch.setitem(holder, name, function)
             else:
                 patch.setattr(holder, name, function)
-            with pytest.raises(OSError, match="No space"):
+            with pytest.raises(StorageError, match="no space"):
                 write_export(source, output, kind="hf", dtype="bf16", replace=True)
         assert output.exists() == replaced
         assert not replaced or content(output) == before
