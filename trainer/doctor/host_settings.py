@@ -13,8 +13,10 @@ import shlex
 import socket
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from common.places import ENV, RECIPES
 from common.text import format_bytes
@@ -135,6 +137,11 @@ class _Context:
     def path(self, value: str) -> Path:
         return self.folder / (f"{Path.home()}{value[1:]}" if value.startswith("~/") else value)
 
+    def kind(self, value: str) -> Literal["folder", "file", "nothing"]:
+        with suppress(OSError):  # a name that is longer than the file system allows
+            return "folder" if self.path(value).is_dir() else "file" if self.path(value).exists() else "nothing"
+        return "nothing"
+
 
 def _row(name: str, found: str, needed: str, remedy: str, severity: Severity = Severity.ERROR) -> Check:
     return Check(name, found, severity, needed, remedy)
@@ -183,16 +190,14 @@ def _port(name: str, value: str, context: _Context) -> Iterator[Check]:
 
 
 def _folder(name: str, value: str, context: _Context) -> Iterator[Check]:
-    row, path = f"{name.removesuffix('_DIR').lower()} folder", context.path(value)
+    row, kind = f"{name.removesuffix('_DIR').lower()} folder", context.kind(value)
     needed = f"a folder ({name}) that the user of the services can read"
-    if not path.is_dir():
-        remedy = f"set {name} in .env to an existing folder, or create it: mkdir -p {value}"
-        yield _row(
-            row, f"{value} is not a folder" if path.exists() else f"{value} does not exist, so it is not a folder", needed, remedy
-        )
+    if kind != "folder":
+        found = f"{value} is a file and not a folder" if kind == "file" else f"{value} does not exist, so it is not a folder"
+        yield _row(row, found, needed, f"set {name} in .env to an existing folder, or create it: mkdir -p {value}")
         return
     user, group = (context.settings.number(one, IMAGE_USER) for one in ("RUN_UID", "RUN_GID"))
-    if blocked := next((one for one in _visited(path) if not _can_read(one, user, group)), None):
+    if blocked := next((one for one in _visited(context.path(value)) if not _can_read(one, user, group)), None):
         remedy = f"chmod -R a+rX {value}; or set RUN_UID and RUN_GID in .env to the owner of the files"
         yield _row(row, f"{blocked} cannot be read by user {user} (RUN_UID)", needed, remedy)
 
@@ -216,7 +221,7 @@ def _can_read(path: Path, user: int, group: int) -> bool:
 
 
 def _file(name: str, value: str, context: _Context) -> Iterator[Check]:
-    if not os.access(path := context.path(value), os.R_OK) or not path.is_file():
+    if context.kind(value) != "file" or not os.access(context.path(value), os.R_OK):
         found = f"{name}={value} is not a file that can be read"
         yield _row(name, found, "a readable file", f"correct {name} in .env, or remove the line")
 
@@ -243,7 +248,7 @@ def _volume(name: str, value: str, context: _Context) -> Iterator[Check]:
     if not is_path and value not in volumes:
         found, remedy = f"{name}={value} is no volume of the Compose files, and no path", f"for a folder write {name}=./{value}"
         yield _row(name, found, f"{', '.join(volumes)}, or a path", remedy)
-    if is_path and not context.path(value).exists():
+    if is_path and context.kind(value) == "nothing":
         found, remedy = f"{value} does not exist, and the engine would create it for root", f"mkdir -p {value}, as the user RUN_UID"
         yield _row(name, found, "a folder", remedy, Severity.WARNING)
 
@@ -302,7 +307,7 @@ def _gpus(context: _Context) -> Iterator[Check]:
 
 def _compose_own(context: _Context) -> Iterator[Check]:
     for name in filter(None, context.settings.get("COMPOSE_FILE").split(context.settings.get("COMPOSE_PATH_SEPARATOR", ":"))):
-        if not (context.folder / name).is_file():
+        if context.kind(name) != "file":
             yield _row("COMPOSE_FILE", f"{name} does not exist", "existing files", "correct COMPOSE_FILE, or remove the line")
     if (project := context.settings.get("COMPOSE_PROJECT_NAME")) and not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", project):
         found, needed = f"COMPOSE_PROJECT_NAME={project} is no name of a project", "lower-case letters, digits, - and _"
