@@ -136,6 +136,7 @@ def commands(case: Path) -> dict[str, tuple[str, Sequence[str], Sequence[Path]]]
         "report": ("trainer", ["report", run], [case / "run"]),
         "compare": ("trainer", ["compare", run, str(case / "other"), "--output", str(case / "compare.html")], [case]),
         "train": ("trainer", ["train", *arguments(config)], [case / "run", *note]),
+        "doctor": ("trainer", ["doctor", "--fast", "--run", run, "--data", data, "--bundle", str(case / "x.tar.gz")], [case]),
         "inspect": ("data_pipeline", ["inspect", data], []),
         "inspect json": ("data_pipeline", ["inspect", data, "--json"], []),
         "inspect document": ("data_pipeline", ["inspect", data, "--document", "3"], note),
@@ -152,7 +153,7 @@ def commands(case: Path) -> dict[str, tuple[str, Sequence[str], Sequence[Path]]]
 
 
 OF_SEARCHES = ("tune", "tune more")
-OF_RUNS = ("evaluate", "generate", "verify", "replay", "audit", "audit step", "report", "compare", "train")
+OF_RUNS = ("evaluate", "generate", "verify", "replay", "audit", "audit step", "report", "compare", "train", "doctor")
 OF_DATA = ("inspect", "inspect json", "inspect document", "verify data", "leaks", "repack")
 
 

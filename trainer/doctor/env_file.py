@@ -23,7 +23,7 @@ def parse_variables(text: str) -> tuple[dict[str, str], list[str]]:
 
     A value in quotes may have several lines. One without quotes ends at a `#` after white space.
     """
-    found, problems, lines = {}, [], text.splitlines()
+    found, problems, lines = {}, [], text.replace("\0", "\ufffd").splitlines()  # no path may hold the character 0
     number = 0
     while number < len(lines):
         line, place = lines[number], number + 1

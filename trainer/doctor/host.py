@@ -59,7 +59,7 @@ def host_checks(settings: Settings, run: Runner, root: Path = Path("/"), *, fast
         own = f"label=com.docker.compose.project.working_dir={ENV.parent}"
         return bool(run(("docker", "ps", "--quiet", "--filter", f"publish={port}", "--filter", own)).text)
 
-    return [*rows, *check_settings(settings, len(gpus.gpus), runs_here, root), *check_workspace(settings, fast=fast)]
+    return [*rows, *check_settings(settings, len(gpus.gpus), runs_here), *check_workspace(settings, fast=fast)]
 
 
 def _container_checks(settings: Settings, run: Runner, *, starts_gpus: bool) -> list[Check]:

@@ -6,14 +6,17 @@ The names come from the Compose files, and the kind of a value from the line tha
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import re
 import shlex
 import socket
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from common.places import ENV, RECIPES
 from common.text import format_bytes
@@ -21,20 +24,21 @@ from trainer.doctor.check import Check, Severity
 from trainer.doctor.env_file import read_variables
 from trainer.doctor.limits import NEEDED_SHM_BYTES
 
-__all__ = ["IMAGE_USER", "Declaration", "Settings", "bytes_of", "check_settings", "read_declarations", "read_settings"]
+__all__ = ["IMAGE_USER", "Declaration", "Settings", "check_settings", "read_declarations", "read_settings"]
 
 _USED = re.compile(r"\$\{([A-Z][A-Z0-9_]*)(?::?-([^}$]*))?")
 _PASSED_ON = re.compile(r"^ *([A-Z][A-Z0-9_]*):", re.MULTILINE)
-_SIZE = re.compile(r"([0-9]{1,15})(?:\.[0-9]{1,9})? ?(?:([kmgtp])?i?b?)?", re.IGNORECASE)
-_DURATION = re.compile(r"(?:[0-9]{1,9}(?:\.[0-9]{1,9})?(?:h|m|s|ms|us|µs|ns))+")
+_SIZE = r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([kmgtpKMGTP]?)i?[bB]?"
+_DURATION = r"(?:[0-9]{1,9}(?:\.[0-9]{1,9})?(?:h|m|s|ms|us|µs|ns))+"
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3}
+_NAME = r"(?!\.{1,2}(?:/|$))[^/]+"
+_IMAGE = r"[a-z0-9][a-z0-9._/:-]*(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
 _GPU_IDS = re.compile(r"(?:[0-9]{1,3}|(?:GPU|MIG)-[0-9a-fA-F/-]+)(?:,(?:[0-9]{1,3}|(?:GPU|MIG)-[0-9a-fA-F/-]+))*")
-_IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:-]*(?::[\w][\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?", re.ASCII)
 _OF_COMPOSE = ("COMPOSE_", "DOCKER_", "BUILDKIT_", "BUILDX_")
 IMAGE_USER = 1000
 """User and group of the image."""
 _LEAST_MEMORY_BYTES = 1 << 30
-_LAST_PORT, _LAST_ID = 65535, 2**32 - 2
+_PORT = r"(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _MOST_VISITED = 2000
 _FOR_SERVICES = {"train.env": "TRAIN_", "prepare.env": "PREP_"}
 _ALL_SETTINGS = "all settings: docs/reference/settings.md"
@@ -69,7 +73,7 @@ class Settings:
     def number(self, name: str, default: int) -> int:
         """Return a value that is a number; the default for any other value."""
         text = self.get(name)
-        return int(text) if text.isdecimal() else default
+        return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else default
 
 
 def read_settings(path: Path, shell: Mapping[str, str]) -> Settings:
@@ -89,42 +93,33 @@ def read_declarations(folder: Path = ENV.parent) -> list[Declaration]:
     ]
 
 
-def bytes_of(text: str) -> int | None:
-    """Return a size such as `2gb` in bytes, as the engine reads it; None if it is none."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        return None
-    number = float(re.match(r"[0-9.]+", text.strip())[0])  # type: ignore[index]  # the form above begins with a number
-    return int(number * 1024 ** (" kmgtp".index((found[2] or " ").lower())))
-
-
-def check_settings(
-    settings: Settings, num_gpus: int, runs_here: Callable[[int], bool], root: Path = Path("/"), folder: Path = ENV.parent
-) -> list[Check]:
+def check_settings(settings: Settings, num_gpus: int, runs_here: Callable[[int], bool], folder: Path = ENV.parent) -> list[Check]:
     """Return one row for each problem of the settings, or one row that says that there is none.
 
     Args:
         settings: of the user.
         num_gpus: of this host.
         runs_here: returns whether a service of this project already uses a port.
-        root: the folder with `proc`.
         folder: holds the Compose files and the files of the services.
     """
     declared = read_declarations(folder)
     files = (*folder.glob("docker-compose*.yml"), *folder.glob("env/settings/*.yml"))
     known = {one.name for one in declared}.union(*(_PASSED_ON.findall(path.read_text(encoding="utf-8")) for path in files))
     rows = [*_lines(settings.file, settings.problems)]
-    checked: set[tuple[str, str]] = set()
     text = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("docker-compose*.yml")))
-    context = _Context(settings, num_gpus, runs_here, root, folder, declared, text)
+    context = _Context(settings, num_gpus, runs_here, folder, declared, text)
+    checked: set[tuple[str, str]] = set()
     for one in declared:
-        kind = next((check for form, check in _KINDS if re.search(form.replace("NAME", rf"\$\{{{one.name}\b"), one.line)), None)
-        kind = kind or (_integer if re.fullmatch(r"-?[0-9]+", one.default) else None)
-        is_used = one.name in settings.values or one.file == "docker-compose.yml"
-        value = settings.get(one.name, one.default)
-        if kind and is_used and "$" not in value and (one.name, kind.__name__) not in checked:
-            checked.add((one.name, kind.__name__))
-            rows += kind(one.name, value, context)
+        value, is_used = settings.get(one.name, one.default), one.name in settings.values or one.file == "docker-compose.yml"
+        kind = next((kind for kind in _KINDS if kind.applies_to(one)), None)
+        if kind is None or not value or not is_used or "$" in value or (one.name, kind.line) in checked:
+            continue
+        checked.add((one.name, kind.line))
+        if not re.fullmatch(kind.form, value, re.ASCII):
+            remedy = f"set {one.name} in .env to such a value ({one.name}={kind.example}), or remove the line"
+            rows.append(_row(one.name, f"{one.name}={value} cannot be used", kind.needed, remedy))
+        elif kind.more is not None:
+            rows += kind.more(one.name, value, context)
     rows += [*_gpus(context), *_compose_own(context), *_unknown(context, known)]
     return rows or [Check("settings", f"{len(settings.written)} variables in {settings.file}, all known and valid")]
 
@@ -134,11 +129,18 @@ class _Context:
     settings: Settings
     num_gpus: int
     runs_here: Callable[[int], bool]
-    root: Path
     folder: Path
     declared: list[Declaration]
     text: str
     """All Compose files together."""
+
+    def path(self, value: str) -> Path:
+        return self.folder / (f"{Path.home()}{value[1:]}" if value.startswith("~/") else value)
+
+    def kind(self, value: str) -> Literal["folder", "file", "nothing"]:
+        with suppress(OSError):  # a name that is longer than the file system allows
+            return "folder" if self.path(value).is_dir() else "file" if self.path(value).exists() else "nothing"
+        return "nothing"
 
 
 def _row(name: str, found: str, needed: str, remedy: str, severity: Severity = Severity.ERROR) -> Check:
@@ -151,50 +153,32 @@ def _lines(file: str, problems: Iterable[str]) -> Iterator[Check]:
     )
 
 
-def _set(name: str, example: str) -> str:
-    return f"set {name} in .env to such a value ({name}={example}), or remove the line"
-
-
 def _size(name: str, value: str, context: _Context) -> Iterator[Check]:
-    size = bytes_of(value)
-    if size is None:
-        yield _row(name, f"{name}={value} is no size", "a number with b, k, m or g after it", _set(name, "2gb"))
-    elif f"mem_limit: ${{{name}" in context.text and size:
-        total = _memory_bytes(context.root)
-        if size < _LEAST_MEMORY_BYTES:
-            yield _row(name, f"{name}={value} is too small for PyTorch", "1g or more, or 0 for no limit", _set(name, "64g"))
-        elif total and size > total:
-            found, remedy = f"{name}={value}, but this machine has {format_bytes(total)}", _set(name, f"{total >> 30}g")
-            yield _row(name, found, "less than the memory of this machine", remedy, Severity.WARNING)
+    number, unit = re.findall(_SIZE, value)[0]
+    size = int(float(number) * 1024 ** " kmgtp".index(unit.lower() or " "))
+    if f"mem_limit: ${{{name}" in context.text and size:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if not _LEAST_MEMORY_BYTES <= size <= total:
+            needed = f"{format_bytes(_LEAST_MEMORY_BYTES)} to {format_bytes(total)}, the memory of this machine; 0: no limit"
+            found, severity = ("too small", Severity.ERROR) if size < total else ("too large", Severity.WARNING)
+            yield _row(name, f"{name}={value} is {found}", needed, f"correct {name} in .env", severity)
     elif f"shm_size: ${{{name}" in context.text and size < NEEDED_SHM_BYTES:
         found, needed = f"{name}={value} is too small for several GPUs", f"{format_bytes(NEEDED_SHM_BYTES)} or more"
-        yield _row(name, found, needed, _set(name, "2gb"), Severity.WARNING)
-
-
-def _memory_bytes(root: Path) -> int:
-    try:
-        found = re.search(r"MemTotal: +([0-9]{1,15}) kB", (root / "proc/meminfo").read_text())
-    except OSError:
-        return 0
-    return int(found[1]) << 10 if found else 0
+        yield _row(name, found, needed, f"set {name}=2gb in .env, or remove the line", Severity.WARNING)
 
 
 def _duration(name: str, value: str, context: _Context) -> Iterator[Check]:
-    if not _DURATION.fullmatch(value):
-        yield _row(name, f"{name}={value} is no duration", "numbers with h, m or s after them", _set(name, "120s"))
-        return
     parts = re.findall(r"([0-9.]+)([a-zµ]+)", value)
-    seconds = sum(float(number) * _SECONDS.get(unit, 0.0) for number, unit in parts)
-    saving = context.settings.get("PET_SHUTDOWN_TIMEOUT", "60")
-    if saving.isdecimal() and seconds <= int(saving[:9]):
+    seconds, saving = (
+        sum(float(one) * _SECONDS.get(unit, 0.0) for one, unit in parts),
+        context.settings.number("PET_SHUTDOWN_TIMEOUT", 60),
+    )
+    if seconds <= saving:
         found = f"{name}={value}, but the ranks may take {saving} s to save (PET_SHUTDOWN_TIMEOUT)"
-        yield _row(name, found, f"more than {saving} s", _set(name, "120s"), Severity.WARNING)
+        yield _row(name, found, f"more than {saving} s", f"set {name}={2 * saving}s in .env", Severity.WARNING)
 
 
 def _port(name: str, value: str, context: _Context) -> Iterator[Check]:
-    if not value.isdecimal() or not 1 <= int(value[:6]) <= _LAST_PORT:
-        yield _row(name, f"{name}={value} is no port", f"a number from 1 to {_LAST_PORT}", _set(name, "6007"))
-        return
     try:
         socket.create_server(("127.0.0.1", int(value))).close()
     except PermissionError:
@@ -205,41 +189,24 @@ def _port(name: str, value: str, context: _Context) -> Iterator[Check]:
             yield _row(name, found, "a free port on 127.0.0.1", f"set {name} in .env to another port", Severity.WARNING)
 
 
-def _restart(name: str, value: str, _: _Context) -> Iterator[Check]:
-    if not re.fullmatch(r"no|on-failure(?::[0-9]{1,6})?", value):
-        found = f"{name}={value} is unknown, or would start a finished run again"
-        yield _row(name, found, "no, or on-failure:N", _set(name, "on-failure:3"))
-
-
-def _integer(name: str, value: str, _: _Context) -> Iterator[Check]:
-    is_user = name.endswith(("UID", "GID"))
-    if not re.fullmatch(r"-1|[0-9]{1,18}", value) or (is_user and not 0 <= int(value) <= _LAST_ID):
-        yield _row(name, f"{name}={value} is no number", "a whole number", _set(name, "1000"))
-
-
 def _folder(name: str, value: str, context: _Context) -> Iterator[Check]:
-    row, path = f"{name.removesuffix('_DIR').lower()} folder", context.folder / Path(value).expanduser()
+    row, kind = f"{name.removesuffix('_DIR').lower()} folder", context.kind(value)
     needed = f"a folder ({name}) that the user of the services can read"
-    if not path.is_dir():
-        state = "is not a folder" if path.exists() else "does not exist, so it is not a folder"
-        yield _row(row, f"{value} {state}", needed, f"set {name} in .env to an existing folder, or create it: mkdir -p {value}")
+    if kind != "folder":
+        found = f"{value} is a file and not a folder" if kind == "file" else f"{value} does not exist, so it is not a folder"
+        yield _row(row, found, needed, f"set {name} in .env to an existing folder, or create it: mkdir -p {value}")
         return
     user, group = (context.settings.number(one, IMAGE_USER) for one in ("RUN_UID", "RUN_GID"))
-    if blocked := next((one for one in _visited(path) if not _can_read(one, user, group)), None):
-        found = f"{blocked} cannot be read by user {user} (RUN_UID)"
+    if blocked := next((one for one in _visited(context.path(value)) if not _can_read(one, user, group)), None):
         remedy = f"chmod -R a+rX {value}; or set RUN_UID and RUN_GID in .env to the owner of the files"
-        yield _row(row, found, needed, remedy)
+        yield _row(row, f"{blocked} cannot be read by user {user} (RUN_UID)", needed, remedy)
 
 
 def _visited(path: Path) -> Iterator[Path]:
     """Yield a folder and its first entries, as far as this user can see them."""
     yield path
-    number = 0
-    for folder, folders, files in os.walk(path):
-        for name in (*folders, *files):
-            yield Path(folder, name)
-            if (number := number + 1) >= _MOST_VISITED:
-                return
+    entries = (Path(folder, name) for folder, folders, files in os.walk(path) for name in (*folders, *files))
+    yield from itertools.islice(entries, _MOST_VISITED)
 
 
 def _can_read(path: Path, user: int, group: int) -> bool:
@@ -254,8 +221,7 @@ def _can_read(path: Path, user: int, group: int) -> bool:
 
 
 def _file(name: str, value: str, context: _Context) -> Iterator[Check]:
-    path = context.folder / Path(value).expanduser()
-    if not path.is_file() or not os.access(path, os.R_OK):
+    if context.kind(value) != "file" or not os.access(context.path(value), os.R_OK):
         found = f"{name}={value} is not a file that can be read"
         yield _row(name, found, "a readable file", f"correct {name} in .env, or remove the line")
 
@@ -269,95 +235,83 @@ def _command(name: str, value: str, _: _Context) -> Iterator[Check]:
 
 
 def _recipe(name: str, value: str, _: _Context) -> Iterator[Check]:
-    names = sorted(path.stem for path in RECIPES.glob("*.toml"))
-    if value and value not in ("auto", "none", *names) and not value.endswith(".toml"):
+    names = ["auto", *sorted(path.stem for path in RECIPES.glob("*.toml"))]
+    if value not in names and not value.endswith(".toml"):
         found = f"{name}={value} is not in env/recipes"
-        yield _row(name, found, f"auto, {', '.join(names)}", f"correct {name} in .env{_like(value, names)}")
-
-
-def _place(name: str, value: str, _: _Context) -> Iterator[Check]:
-    parts = value.split("/")
-    if {"", ".", ".."} & set(parts) or (name.startswith("DATA") and len(parts) > 1):
-        yield _row(name, f"{name}={value} is not the name of a folder", "a name without . and .. between /", _set(name, "demo"))
+        yield _row(name, found, ", ".join(names), f"correct {name} in .env{_like(value, names)}")
 
 
 def _volume(name: str, value: str, context: _Context) -> Iterator[Check]:
-    if value.startswith((".", "/", "~")):
-        path = context.folder / Path(value).expanduser()
-        if path.exists() and not path.is_dir():
-            yield _row(name, f"{name}={value} is a file", "a folder", f"set {name} to a folder")
-        elif not path.exists():
-            remedy = f"mkdir -p {value}, as the user with the id RUN_UID"
-            yield _row(
-                name, f"{value} does not exist, and the engine would create it for root", "a folder", remedy, Severity.WARNING
-            )
-        return
     tables = re.findall(r"^volumes:\n((?: .*\n?)+)", context.text, re.MULTILINE)
     volumes = [found for table in tables for found in re.findall(r"^  ([\w.-]+):$", table, re.MULTILINE)]
-    if value not in volumes:
-        remedy = f"for a folder write {name}=./{value}; for the volume remove the line"
-        yield _row(
-            name, f"{name}={value} is no volume of the Compose files, and no path", f"{', '.join(volumes)}, or a path", remedy
-        )
+    is_path = value.startswith((".", "/", "~"))
+    if not is_path and value not in volumes:
+        found, remedy = f"{name}={value} is no volume of the Compose files, and no path", f"for a folder write {name}=./{value}"
+        yield _row(name, found, f"{', '.join(volumes)}, or a path", remedy)
+    if is_path and context.kind(value) == "nothing":
+        found, remedy = f"{value} does not exist, and the engine would create it for root", f"mkdir -p {value}, as the user RUN_UID"
+        yield _row(name, found, "a folder", remedy, Severity.WARNING)
 
 
-def _image(name: str, value: str, _: _Context) -> Iterator[Check]:
-    if value and not _IMAGE.fullmatch(value):
-        found, needed = f"{name}={value} is not the name of an image", "NAME[:TAG][@sha256:DIGEST], lower case"
-        yield _row(name, found, needed, f"correct {name} in .env, or remove the line")
+@dataclass(frozen=True)
+class _Kind:
+    line: str
+    """Form of a line of a Compose file that uses a setting, whose place is NAME."""
+    form: str
+    """Form of the value."""
+    needed: str
+    example: str
+    more: Callable[[str, str, _Context], Iterator[Check]] | None = None
+    """A further check of a value of this form."""
+
+    def applies_to(self, use: Declaration) -> bool:
+        if not self.line:
+            return re.fullmatch(r"-?[0-9]+", use.default) is not None
+        return re.search(self.line.replace("NAME", rf"\$\{{{use.name}\b"), use.line) is not None
 
 
-_KINDS: tuple[tuple[str, Callable[[str, str, _Context], Iterator[Check]]], ...] = (
-    (r"(?:mem_limit|shm_size): NAME|size=NAME", _size),
-    (r"stop_grace_period: NAME", _duration),
-    (r"127\.0\.0\.1:NAME", _port),
-    (r"restart: NAME", _restart),
-    (r"source: \"?NAME", _folder),
-    (r"\bfile: NAME", _file),
-    (r"command: NAME", _command),
-    (r"_RECIPE: .*NAME", _recipe),
-    (r"/workspace/\w+/NAME", _place),
-    (r"^- NAME.*:/workspace", _volume),
-    (r"(?:image|BASE_IMAGE): NAME", _image),
+_KINDS = (
+    _Kind(r"(?:mem_limit|shm_size): NAME|size=NAME", _SIZE, "a number with b, k, m or g after it", "2gb", _size),
+    _Kind(r"stop_grace_period: NAME", _DURATION, "numbers with h, m or s after them", "120s", _duration),
+    _Kind(r"127\.0\.0\.1:NAME", _PORT, "a number from 1 to 65535", "6007", _port),
+    _Kind(r"restart: NAME", r"no|on-failure(?::[0-9]{1,6})?", "no, or on-failure:N, which starts no finished run again", "no"),
+    _Kind(r"user: .*NAME", r"[0-9]{1,9}", "the number of a user or group", "1000"),
+    _Kind(r"source: \"?NAME", r".*", "", "", _folder),
+    _Kind(r"\bfile: NAME", r".*", "", "", _file),
+    _Kind(r"command: NAME", r"(?s:.*)", "", "", _command),
+    _Kind(r"_RECIPE: .*NAME", r".*", "", "", _recipe),
+    _Kind(r"/workspace/runs/NAME", rf"{_NAME}(?:/{_NAME})*", "the name of a folder, or several with / between them", "demo"),
+    _Kind(r"/workspace/data/NAME", _NAME, "the name of one folder", "demo"),
+    _Kind(r"^- NAME.*:/workspace", r".*", "", "", _volume),
+    _Kind(r"(?:image|BASE_IMAGE): NAME", _IMAGE, "NAME[:TAG][@sha256:DIGEST], lower case", "trainer:local"),
+    _Kind("", r"-1|[0-9]{1,18}", "a whole number", "1"),
 )
-"""Form of a line of a Compose file that uses a setting (NAME), and the check of its value."""
+"""Kinds of settings by their lines in the Compose files. The last one is for all settings whose default is a number."""
 
 
 def _gpus(context: _Context) -> Iterator[Check]:
-    gpus, ids = context.settings.get("GPUS", "all"), context.settings.get("GPU_IDS")
-    known = re.findall(r"^  gpus-(\w+):", context.text, re.MULTILINE)
+    gpus, ids, here = context.settings.get("GPUS", "all"), context.settings.get("GPU_IDS"), context.num_gpus
+    known, remedy = re.findall(r"^  gpus-(\w+):", context.text, re.MULTILINE), "correct GPUS in .env; GPU_IDS=0,3 chooses GPUs"
     if gpus not in known:
-        remedy = "set GPUS in .env to all, none or a number; GPU_IDS=0,3 chooses GPUs"
         yield _row("GPUS", f"GPUS={gpus} is unknown", f"one of {', '.join(known)}", remedy)
-    elif gpus.isdecimal() and int(gpus) > context.num_gpus:
-        remedy = f"set GPUS in .env to {'all' if context.num_gpus else 'none'}"
-        yield _row("GPUS", f"GPUS={gpus}, but this machine has {context.num_gpus} GPUs", f"{context.num_gpus} or less", remedy)
-    if not ids:
-        return
-    if not _GPU_IDS.fullmatch(ids):
-        needed = "indexes or UUIDs of nvidia-smi -L, with commas between them"
-        yield _row(
-            "GPU_IDS", f"GPU_IDS={ids} is no list of GPUs", needed, "correct GPU_IDS in .env (GPU_IDS=0,3), or remove the line"
-        )
-    elif missing := [one for one in ids.split(",") if one.isdecimal() and int(one) >= context.num_gpus]:
-        found = f"GPU_IDS={ids}, but this machine has {context.num_gpus} GPUs, so there is no GPU {missing[0]}"
-        yield _row("GPU_IDS", found, "indexes of nvidia-smi -L", "correct GPU_IDS in .env, or remove the line")
-    if gpus != "all":
-        yield _row(
-            "GPU_IDS", f"GPU_IDS={ids} and GPUS={gpus} are both set", "one of them", "remove GPUS from .env, or set GPUS=all"
-        )
+    elif gpus.isdecimal() and int(gpus) > here:
+        yield _row("GPUS", f"GPUS={gpus}, but this machine has {here} GPUs", "all, none, or a lower number", remedy)
+    needed, remedy = "indexes or UUIDs of nvidia-smi -L, with commas between them", "correct GPU_IDS in .env, or remove the line"
+    if ids and not _GPU_IDS.fullmatch(ids):
+        yield _row("GPU_IDS", f"GPU_IDS={ids} is no list of GPUs", needed, remedy)
+    elif missing := [one for one in ids.split(",") if one.isdecimal() and int(one) >= here]:
+        yield _row("GPU_IDS", f"GPU_IDS={ids}, but this machine has no GPU {missing[0]}", needed, remedy)
+    elif ids and gpus != "all":
+        yield _row("GPU_IDS", f"GPU_IDS={ids} and GPUS={gpus} are both set", "one of them", "remove GPUS from .env")
 
 
 def _compose_own(context: _Context) -> Iterator[Check]:
-    separator = context.settings.get("COMPOSE_PATH_SEPARATOR", ":")
-    for name in filter(None, context.settings.get("COMPOSE_FILE").split(separator)):
-        if not (context.folder / name).is_file():
-            needed = f"existing files with {separator} between them"
-            yield _row("COMPOSE_FILE", f"{name} does not exist", needed, "correct COMPOSE_FILE, or remove the line")
-    project = context.settings.get("COMPOSE_PROJECT_NAME")
-    if project and not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", project):
+    for name in filter(None, context.settings.get("COMPOSE_FILE").split(context.settings.get("COMPOSE_PATH_SEPARATOR", ":"))):
+        if context.kind(name) != "file":
+            yield _row("COMPOSE_FILE", f"{name} does not exist", "existing files", "correct COMPOSE_FILE, or remove the line")
+    if (project := context.settings.get("COMPOSE_PROJECT_NAME")) and not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", project):
         found, needed = f"COMPOSE_PROJECT_NAME={project} is no name of a project", "lower-case letters, digits, - and _"
-        yield _row("COMPOSE_PROJECT_NAME", found, needed, _set("COMPOSE_PROJECT_NAME", "trainer"))
+        yield _row("COMPOSE_PROJECT_NAME", found, needed, "correct COMPOSE_PROJECT_NAME in .env")
 
 
 def _unknown(context: _Context, known: set[str]) -> Iterator[Check]:

@@ -207,7 +207,7 @@ def _not_met(endpoint: str, error: Exception) -> str:
             f"{endpoint}: another program uses this port of the first node, so the nodes cannot meet there; end that program "
             "(ss -ltnp shows it), or set PET_MASTER_PORT to another port on all nodes"
         )
-    reason = str(error).partition("\n")[0] or type(error).__name__
+    reason = str(error.__cause__ or error).partition("\n")[0].rstrip(".") or type(error).__name__
     return f"{endpoint}: the nodes did not meet ({reason}); `trainer doctor` on this node checks the address and the port"
 
 

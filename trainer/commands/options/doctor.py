@@ -27,8 +27,8 @@ class DoctorOptions(Options):
     fast: bool = Field(False, description="Skip the checks that take seconds: the all-reduce and the rates of the disks.")
     as_json: Annotated[bool, Place("--json")] = Field(False, description="Print one JSON object.")
     bundle: Annotated[Path | None, Place(metavar="FILE", target="file")] = Field(
-        None, description="Also write an archive (.tar.gz) for a bug report, without texts, secrets and names."
+        None, description="Also write an archive (.tar.gz) for a bug report, with typed facts alone: no texts, secrets and names."
     )
     log: Annotated[Path | None, Place(metavar="FILE")] = Field(
-        None, description="File with the output of a training. --bundle adds its last lines to the archive."
+        None, description="File with the output of a training. --bundle adds the messages of this program in it to the archive."
     )

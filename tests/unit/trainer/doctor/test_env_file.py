@@ -24,6 +24,7 @@ from trainer.doctor.env_file import parse_variables, read_variables
         ("A='two\nlines'\nA=3", "3"),
         ("A=1\nA=2", "2"),
         ("A=1\r\n", "1"),
+        ("A=a\0b", "a\ufffdb"),
     ],
 )
 def test_a_value_has_the_forms_of_compose(text: str, value: str) -> None:
