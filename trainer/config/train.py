@@ -285,6 +285,6 @@ class TrainConfig(Settings):
 class PlanConfig(TrainConfig):
     """The settings of `trainer plan`, which writes nothing and so needs no run."""
 
-    run: Path = Field(
+    run: Annotated[NoEffectOnResults[Path], PER_START] = Field(
         Path(".planned-run"), description="Directory of this run. For an existing run, the plan counts the steps that are done."
     )
