@@ -46,7 +46,9 @@ def read_part(part: Part, config: PrepareConfig, ignored: Counter[str] | None = 
     except StreamError as error:
         yield Rejection(error.reason, file.path, 0, error.detail)
     except FileNotFoundError:
-        raise UnreadableSourceError(f"{file.location} disappeared while it was being prepared; run the same command again") from None
+        raise UnreadableSourceError(
+            f"{file.location} disappeared while it was being prepared; run the same command again"
+        ) from None
     check_unchanged(file.location, file.bytes, file.stamp, config.limits)
 
 

@@ -196,6 +196,8 @@ PROGRAMS: dict[tuple[str, ...], dict[str, Command]] = {
     ("python", "-m", "trainer"): OF_TRAINER,
     ("python", "-m", "data_pipeline"): OF_DATA,
 }
+
+
 def shown_commands(page: Path) -> list[str]:
     """Return the commands in code blocks of all languages, each on one line, without a prompt and without words of explanation."""
     lines = [line for _, text in blocks(page) for line in text.replace("\\\n", " ").splitlines()]
@@ -206,7 +208,9 @@ def shown_commands(page: Path) -> list[str]:
 
 def split_command(command: str) -> tuple[Command, list[str]]:
     """Return the row and the arguments of a command. A shown name of a number is a number, and optional words are there."""
-    plain = re.sub(r"\b(N|M|STEP|ID)\b", "8", re.sub(r"[\[\]]|…|--(section|SETTING)\S* VALUE", "", command).replace("NAME|FILE", "demo"))
+    plain = re.sub(
+        r"\b(N|M|STEP|ID)\b", "8", re.sub(r"[\[\]]|…|--(section|SETTING)\S* VALUE", "", command).replace("NAME|FILE", "demo")
+    )
     words = shlex.split(re.split(r"\s(?:>|\||&&|;)\s", plain)[0])
     program = max((one for one in PROGRAMS if tuple(words[: len(one)]) == one), key=len)
     name, *arguments = words[len(program) :]
@@ -274,7 +278,9 @@ def test_the_examples_of_a_help_work_one_after_the_other(name: str, place: Path)
     shown = [shlex.split(line) for line in re.findall(f"^  (trainer {name} .*)$", text, re.MULTILINE)]
     assert len(shown) >= 3
     if name != "prepare":
-        run_one(place, *"trainer prepare --sources my-text --output workspace/data --recipe demo --tokenizer.vocab_size 400".split())
+        run_one(
+            place, *"trainer prepare --sources my-text --output workspace/data --recipe demo --tokenizer.vocab_size 400".split()
+        )
     for number, words in enumerate(shown):
         if name == "prepare":
             run_one(place, *words, *smaller, *(["--replace", "true"] if number else []))
