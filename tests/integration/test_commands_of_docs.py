@@ -1,7 +1,8 @@
 """Every command that pages, helps and `next` lines show.
 
-Those of README.md and docs/guide/ are run in the order of their page, on a small text, or have a reason why they cannot be. Those of all
-other pages are understood by the parser of their command. The examples of helps, the `next` lines and the commands of a report are run.
+Those of README.md and docs/guide/ are run in the order of their page, on a small text, or have a reason why they cannot be.
+Those of all other pages are understood by the parser of their command. The examples of helps, the `next` lines and the commands
+of a report are run.
 """
 
 from __future__ import annotations
@@ -273,25 +274,20 @@ def test_the_examples_of_a_help_work_one_after_the_other(name: str, place: Path)
     """A training is planned as it is shown, and then made with two steps."""
     shutil.copytree(place / "my-text", place / "books")
     (place / "notes.jsonl").write_text("".join(json.dumps({"text": f"note {number}"}) + "\n" for number in range(40)))
-    smaller = ["--tokenizer.vocab_size", "400"] if name == "prepare" else []
+    smaller = ("--tokenizer.vocab_size", "400")
     text = run_one(place, "trainer", "help", name).stdout
     shown = [shlex.split(line) for line in re.findall(f"^  (trainer {name} .*)$", text, re.MULTILINE)]
     assert len(shown) >= 3
     if name != "prepare":
-        run_one(
-            place, *"trainer prepare --sources my-text --output workspace/data --recipe demo --tokenizer.vocab_size 400".split()
-        )
+        data = ("--sources", "my-text", "--output", "workspace/data", "--recipe", "demo")
+        run_one(place, "trainer", "prepare", *data, *smaller)
     for number, words in enumerate(shown):
         if name == "prepare":
-            run_one(place, *words, *smaller, *(["--replace", "true"] if number else []))
+            run_one(place, *words, *smaller, "--replace", "true")
             continue
-        planned = ["trainer", "plan", *words[2:]]
-        if number < len(shown) - 1:
-            run_one(place, *planned)
-            run_one(place, "trainer", "train", *words[2:], "--limits.steps", "2", "--eval.max_rows", "2")
-        else:  # the run exists
-            run_one(place, *planned)
-            run_one(place, "trainer", "train", *words[2:])
+        run_one(place, "trainer", "plan", *words[2:])
+        is_new = number < len(shown) - 1  # the last example continues the run of the first
+        run_one(place, "trainer", "train", *words[2:], *(("--limits.steps", "2", "--eval.max_rows", "2") if is_new else ()))
 
 
 @pytest.mark.long
