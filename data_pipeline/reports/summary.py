@@ -66,7 +66,7 @@ def next_command(manifest: Manifest, config: PrepareConfig) -> str:
         words += ["--init", initial]
     sources = [settings] if initial is None else [settings, _training_settings(f"{initial}/config.toml")]
     contexts = [value for one in sources if isinstance(value := part(one, "model").get("context"), int)]
-    if (recipe != AUTO or initial is not None) and max(contexts, default=0) < manifest.row_length:  # `auto` alone chooses the context
+    if (recipe != AUTO or initial is not None) and max(contexts, default=0) < manifest.row_length:  # `auto` chooses it
         words += ["--model.context", manifest.row_length]
     if recipe != AUTO and part(settings, "limits").keys().isdisjoint(_LENGTHS):
         words += ["--limits.steps", _FIRST_STEPS]
