@@ -1,14 +1,18 @@
-"""Writes docs/reference/settings.md and docs/reference/commands.md from the code (`make docs`).
+"""Writes docs/reference/settings.md, docs/reference/commands.md and parts of other pages from the code (`make reference`).
 
     python -m docs.write_reference
 
-`tests/unit/test_reference_pages.py` checks that the pages are those of the code.
+A part of a page is between the lines `<!-- made: NAME -->` and `<!-- end -->`. `tests/unit/test_reference_pages.py` checks that the
+pages are those of the code.
 """
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Iterable
 from importlib import import_module
+from itertools import zip_longest
 from pathlib import Path
 
 from common.command_line import PROGRAM, Command
@@ -20,9 +24,14 @@ from trainer.config import TrainConfig
 from trainer.launch.command_table import COMMANDS as OF_TRAINER
 from trainer.program import DATA_COMMANDS
 
-__all__ = ["commands_page", "settings_page"]
+__all__ = ["commands_page", "pages_with_parts", "settings_page", "with_made_parts"]
 
-REFERENCE = Path(__file__).parent / "reference"
+DOCS = Path(__file__).parent
+REFERENCE = DOCS / "reference"
+_PART = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_LISTENING = {"train", "tune", "doctor"}
+"""The commands that always listen on a socket. The table above the list in docs/security.md has a row for each."""
+_COLUMN = 44
 _NOTE = "<!-- Made by `python -m docs.write_reference`; do not edit. -->\n"
 
 
@@ -61,6 +70,35 @@ def commands_page() -> str:
     return "\n".join(parts)
 
 
+def layers() -> str:
+    """Return the layers of the packages side by side, as the contracts in pyproject.toml have them."""
+    contracts = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    columns = [
+        [*contract["containers"], *(f"  {layer.replace(' | ', '  ')}" for layer in contract["layers"])]
+        for contract in contracts
+        if contract["type"] == "layers"
+    ]
+    lines = [f"{left:<{_COLUMN}}{right}".rstrip() for left, right in zip_longest(*columns, fillvalue="")]
+    return "\n".join(["```", *lines, f"{'common':>{_COLUMN}}", "```", ""])
+
+
+def commands_without_a_socket() -> str:
+    """Return a sentence with the commands that listen on no socket."""
+    names = sorted({*OF_TRAINER, *DATA_COMMANDS} - _LISTENING)
+    return f"Apart from the cases in the table, these commands listen on no socket: {', '.join(f'`{name}`' for name in names)}.\n"
+
+
+def pages_with_parts() -> list[Path]:
+    """Return the pages that have a part made from the code."""
+    return sorted(page for page in DOCS.glob("*.md") if _PART.search(page.read_text()))
+
+
+def with_made_parts(page: str) -> str:
+    """Return the text of a page with its parts as the code makes them."""
+    made = {"layers": layers, "commands_without_a_socket": commands_without_a_socket}
+    return _PART.sub(lambda part: part[1] + made[part[2]]() + part[3], page)
+
+
 def _settings_of(command: Command) -> type:
     module, _, name = command.settings.partition(":")
     found: type = getattr(import_module(module), name)
@@ -94,3 +132,5 @@ if __name__ == "__main__":
     REFERENCE.mkdir(exist_ok=True)
     (REFERENCE / "settings.md").write_text(settings_page())
     (REFERENCE / "commands.md").write_text(commands_page())
+    for page in pages_with_parts():
+        page.write_text(with_made_parts(page.read_text()))

@@ -89,7 +89,7 @@ class PrepareConfig(Settings):
     }
     examples: ClassVar[tuple[str, ...]] = (
         "--sources my-text",
-        "--sources books notes=notes.jsonl --output workspace/books",
+        "--sources books notes.jsonl --output workspace/books",
         "--sources my-text --recipe demo",
     )
 

@@ -64,11 +64,11 @@ def next_command(manifest: Manifest, config: PrepareConfig) -> str:
     initial = _run_of(config.tokenizer.path) or ("RUN" if manifest.has_pairs else None)
     if initial is not None and "init" not in settings:
         words += ["--init", initial]
-    if recipe == AUTO:
-        return command_text("train", *words)
-    if part(settings, "model").get("context", 0) < manifest.row_length:
+    sources = [settings] if initial is None else [settings, _training_settings(f"{initial}/config.toml")]
+    contexts = [value for one in sources if isinstance(value := part(one, "model").get("context"), int)]
+    if (recipe != AUTO or initial is not None) and max(contexts, default=0) < manifest.row_length:  # `auto` chooses it
         words += ["--model.context", manifest.row_length]
-    if part(settings, "limits").keys().isdisjoint(_LENGTHS):
+    if recipe != AUTO and part(settings, "limits").keys().isdisjoint(_LENGTHS):
         words += ["--limits.steps", _FIRST_STEPS]
     return command_text("train", *words)
 

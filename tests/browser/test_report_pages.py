@@ -140,7 +140,7 @@ def test_the_page_of_prepared_data_shows_its_bars_and_charts_under_its_policy(
 
 
 def test_a_table_that_is_wider_than_the_window_has_a_shadow_at_its_end(opened: Opener, pages: dict[str, Path]) -> None:
-    """The shade of the corner pixel of each table tells: it is paper if all columns are in view or the table is scrolled to its end."""
+    """The upper right pixel of a table has the colour of the paper if the last column is in view."""
     pixels = pytest.importorskip("PIL.Image")
     with opened(pages["report"].as_uri(), color_scheme="light") as (page, _):
         page.set_viewport_size({"width": 400, "height": 900})

@@ -1,8 +1,14 @@
-"""Every command in README.md and docs/guide/ is run in the order of its page, on a small text, or has a reason why it cannot be."""
+"""Every command that pages, helps and `next` lines show.
+
+Those of README.md and docs/guide/ are run in the order of their page, on a small text, or have a reason why they cannot be.
+Those of all other pages are understood by the parser of their command. So are those of a report.
+The examples of helps and the `next` lines are run.
+"""
 
 from __future__ import annotations
 
 import csv
+import html
 import importlib
 import json
 import os
@@ -17,9 +23,17 @@ from pathlib import Path
 
 import pytest
 
+from common.command_line import Command
+from common.settings.load import load_options, load_settings
+from common.settings.model import Settings
+from common.settings.options import help_parser
+from data_pipeline.commands.table import COMMANDS as OF_DATA
+from tests.support.command_tables import settings_of_table
 from tests.support.labelled import labelled_records
 from tests.support.published import write_published, write_tokenizer
 from tests.support.runs import ROOT
+from trainer.launch.command_table import COMMANDS as OF_TRAINER
+from trainer.program import DATA_COMMANDS
 
 PAGES = [Path("README.md"), *sorted(path.relative_to(ROOT) for path in (ROOT / "docs/guide").glob("*.md"))]
 NOT_RUN = {
@@ -170,3 +184,142 @@ def test_the_programs_of_the_page_about_exports_load_what_its_commands_wrote(pla
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(("The option", "(1, "))
+
+
+HISTORY = {Path("docs/decisions.md"), Path("CHANGELOG.md")}
+"""Pages about earlier versions, whose commands may be gone."""
+ALL_PAGES = sorted(
+    {path.relative_to(ROOT) for pattern in ("*.md", "docs/**/*.md", "text/*.md", "examples/*.md") for path in ROOT.glob(pattern)}
+    - HISTORY
+)
+PROGRAMS: dict[tuple[str, ...], dict[str, Command]] = {
+    ("trainer",): OF_TRAINER | {name: OF_DATA[own] for name, own in DATA_COMMANDS.items()},
+    ("python", "-m", "trainer"): OF_TRAINER,
+    ("python", "-m", "data_pipeline"): OF_DATA,
+}
+
+
+def shown_commands(page: Path) -> list[str]:
+    """Return the commands in code blocks of all languages, each on one line, without a prompt and without words of explanation."""
+    lines = [line for _, text in blocks(page) for line in text.replace("\\\n", " ").splitlines()]
+    found = [re.sub(r"\s{2,}(?!--).*|\s#.*", "", line.strip().removeprefix("$ ")) for line in lines]
+    rows = [(" ".join(program), name) for program, table in PROGRAMS.items() for name in table]
+    return [line for line in found if any(f"{line} ".startswith(f"{program} {name} ") for program, name in rows)]
+
+
+def split_command(command: str) -> tuple[Command, list[str]]:
+    """Return the row and the arguments of a command. A shown name of a number is a number, and optional words are there."""
+    plain = re.sub(
+        r"\b(N|M|STEP|ID)\b", "8", re.sub(r"[\[\]]|…|--(section|SETTING)\S* VALUE", "", command).replace("NAME|FILE", "demo")
+    )
+    words = shlex.split(re.split(r"\s(?:>|\||&&|;)\s", plain)[0])
+    program = max((one for one in PROGRAMS if tuple(words[: len(one)]) == one), key=len)
+    name, *arguments = words[len(program) :]
+    return PROGRAMS[program][name], arguments
+
+
+def understood(command: str) -> None:
+    """Check the options of a command and their values, without the files that they name. The parser raises an error."""
+    row, words = split_command(command)
+    model = settings_of_table(row)
+    if not issubclass(model, Settings):
+        load_options(model, words, help_parser(model, row.name, ""), {})
+        return
+    recipe = words.index("--recipe") + 1 if "--recipe" in words else 0
+    if recipe and not (ROOT / f"env/recipes/{words[recipe]}.toml").is_file():  # `auto`, or a recorded recipe, which names its data
+        words[recipe] = "demo"
+    if "data" in model.model_fields and "--data" not in words:
+        words += ["--data", "data", *([] if recipe else ["--recipe", "demo"])]
+    if "--lora.rank" in words and "--optim.kind" not in words:  # as `auto` chooses
+        words += ["--optim.kind", "adamw"]
+    if "--init" in words:  # its settings are those of a run
+        del words[words.index("--init") : words.index("--init") + 2]
+    load_settings(model, words, help_parser(model, row.name, ""), {})
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=str)
+def test_the_commands_of_a_page_have_options_that_exist(page: Path) -> None:
+    for command in shown_commands(page):
+        try:
+            understood(command)
+        except Exception as error:
+            raise AssertionError(f"{page}: {command}: {error}") from error
+
+
+def test_the_pages_show_commands_outside_the_guide() -> None:
+    assert sum(len(shown_commands(page)) for page in ALL_PAGES if page not in PAGES) > 30
+
+
+WITH_EXAMPLES = [name for name, row in PROGRAMS["trainer",].items() if getattr(settings_of_table(row), "examples", ())]
+
+
+def run_one(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    own = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    done = subprocess.run(
+        words, cwd=place, env=os.environ | own, input=TYPED, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def next_line(stderr: str) -> list[str]:
+    [line] = re.findall("^next  +(.*)$", stderr, re.MULTILINE)
+    return shlex.split(line)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_the_examples_of_a_help_work_one_after_the_other(name: str, place: Path) -> None:
+    """A training is planned as it is shown, and then made with two steps."""
+    shutil.copytree(place / "my-text", place / "books")
+    (place / "notes.jsonl").write_text("".join(json.dumps({"text": f"note {number}"}) + "\n" for number in range(40)))
+    smaller = ("--tokenizer.vocab_size", "400")
+    text = run_one(place, "trainer", "help", name).stdout
+    shown = [shlex.split(line) for line in re.findall(f"^  (trainer {name} .*)$", text, re.MULTILINE)]
+    assert len(shown) >= 3
+    if name != "prepare":
+        data = ("--sources", "my-text", "--output", "workspace/data", "--recipe", "demo")
+        run_one(place, "trainer", "prepare", *data, *smaller)
+    for number, words in enumerate(shown):
+        if name == "prepare":
+            run_one(place, *words, *smaller, "--replace", "true")
+            continue
+        run_one(place, "trainer", "plan", *words[2:])
+        is_new = number < len(shown) - 1  # the last example continues the run of the first
+        run_one(place, "trainer", "train", *words[2:], *(("--limits.steps", "2", "--eval.max_rows", "2") if is_new else ()))
+
+
+@pytest.mark.long
+def test_each_next_line_is_the_command_that_works_next(place: Path) -> None:
+    """Text, conversations and pairs with the tokenizer of a run, and labelled texts; then the next line of each training."""
+    asked = [json.loads(line)["messages"] for line in (place / "my-chats.jsonl").read_text().splitlines()]
+    pairs = [{"prompt": q["content"], "chosen": a["content"], "rejected": a["content"].upper()} for q, a in asked]
+    (place / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    fields = "--records.prompt_field prompt --records.chosen_field chosen --records.rejected_field rejected"
+    common = "--dedup.near false --chat.template plain --tokenizer.path runs/base"
+    (place / "FILE").write_text("some text")
+    for sources in (
+        "my-text --output base --recipe auto",
+        f"my-chats.jsonl --output chats --recipe auto --records.messages_field messages {common}",
+        f"pairs.jsonl --output pairs {fields} {common}",
+        "snippets.csv --output labelled --records.label_field label",
+    ):
+        words = next_line(run_one(place, "trainer", "prepare", "--sources", *sources.split(), *_vocabulary(sources)).stderr)
+        trained = run_one(place, *words, "--limits.steps", "2", "--eval.max_rows", "2")
+        run_one(place, *next_line(trained.stderr))
+    assert (place / "runs/pairs/record.json").exists()
+    commands_of_report((place / "runs/base/report.html").read_text())
+
+
+def commands_of_report(page: str) -> None:
+    """Check that the commands of a report are understood."""
+    [shown] = re.findall('<pre class="commands">(.*?)</pre>', page, re.DOTALL)
+    found = [line for line in html.unescape(shown).splitlines() if line.startswith("trainer ")]
+    assert len(found) >= 3
+    for command in found:
+        understood(command)
+
+
+def _vocabulary(sources: str) -> list[str]:
+    return [] if "tokenizer.path" in sources or "auto" in sources else ["--tokenizer.vocab_size", "auto"]

@@ -1,5 +1,6 @@
 """The pages that are made from the code are those of this code, and the site has every page of docs/."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from common.settings.model import setting_names
 from data_pipeline.config import PrepareConfig
 from docs.site_links import without_outside_links
-from docs.write_reference import commands_page, settings_page
+from docs.write_reference import commands_page, pages_with_parts, settings_page, with_made_parts
 from trainer.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
@@ -17,6 +18,17 @@ ROOT = Path(__file__).parents[2]
 def test_a_page_is_what_the_code_makes(name: str, made: object) -> None:
     assert callable(made)
     assert (ROOT / "docs/reference" / name).read_text() == made(), "run `make reference`"
+
+
+@pytest.mark.parametrize("page", pages_with_parts(), ids=lambda page: page.name)
+def test_the_parts_of_pages_are_what_the_code_makes(page: Path) -> None:
+    assert page.read_text() == with_made_parts(page.read_text()), "run `make reference`"
+
+
+def test_the_diagram_of_the_packages_names_all_of_them() -> None:
+    [diagram] = re.findall("<!-- made: layers -->\n(.*?)<!-- end -->", (ROOT / "docs/architecture.md").read_text(), re.DOTALL)
+    folders = {path.parent.name for package in ("data_pipeline", "trainer") for path in (ROOT / package).glob("*/__init__.py")}
+    assert folders <= set(re.findall(r"\w+", diagram))
 
 
 @pytest.mark.parametrize("model", [PrepareConfig, TrainConfig])

@@ -17,7 +17,7 @@ __all__ = ["ChosenPrecision", "choose_precision", "has_amx", "with_precision"]
 
 _log = logging.getLogger(__name__)
 _LEAST_WIDTH = 256
-"""Narrower models are not clearly faster in bf16 with AMX: see docs/decisions.md, 2026-11-23."""
+"""Narrower models are not clearly faster in bf16 with AMX: see "Precision" in docs/decisions.md."""
 
 
 @dataclass(frozen=True)

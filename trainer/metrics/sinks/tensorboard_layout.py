@@ -58,7 +58,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
 """Categories of the custom scalars tab; tags are regular expressions."""
 
 SHOWN_FIRST = {"train/loss": "Loss/train", "validation/loss": "Loss/validation"}
-"""Curves that are written under a second tag. TensorBoard opens on the groups of tags in the order of their names, upper case first."""
+"""Curves with a second tag. TensorBoard shows groups of tags in the order of their names, upper case first."""
 
 
 def hyper_parameters(settings: Mapping[str, Any]) -> dict[str, str | float]:

@@ -7,7 +7,7 @@ import pytest
 from common.errors import ConfigError, ProjectError, SourceError, StoppedBySignal, StorageError
 from data_pipeline.config import PrepareConfig
 from data_pipeline.prepare import prepare
-from data_pipeline.publishing.ownership import exclusive
+from data_pipeline.publishing.ownership import OutputFolder, exclusive
 from data_pipeline.repack import repack
 from data_pipeline.sources.storage import UnreadableSourceError
 from data_pipeline.stages import pack
@@ -64,9 +64,12 @@ def test_a_refused_preparation_keeps_finished_data_and_the_work_of_another(tmp_p
 
 @pytest.mark.parametrize("error", [UnreadableSourceError("the server is away"), StoppedBySignal("SIGTERM"), StorageError("full")])
 def test_work_that_the_next_start_can_use_is_kept(tmp_path: Path, error: ProjectError) -> None:
-    with pytest.raises(type(error)), exclusive(tmp_path / "out") as folder:
+    def fail(folder: OutputFolder) -> None:
         (folder.start_work(_FINGERPRINT) / "000000.json").write_text("{}")
         raise error
+
+    with pytest.raises(type(error)), exclusive(tmp_path / "out") as folder:
+        fail(folder)
     assert [path.name for path in (tmp_path / "out").glob(".work/*/*")] == ["000000.json"]
 
 

@@ -101,6 +101,11 @@ def test_data_with_the_tokenizer_of_a_run_begins_with_its_weights(manifest: Mani
     words = shlex.split(next_command(manifest, config))
     assert words[words.index("--init") + 1] == str(run)
     assert "--objective" not in words
+    assert words[-2:] == ["--model.context", str(manifest.row_length)]
+    (run / "config.toml").write_text("[train.model]\ncontext = 'many'\n")
+    assert "--model.context" in next_command(manifest, config)
+    (run / "config.toml").write_text("[train.model]\ncontext = 64\n")
+    assert "--model.context" not in next_command(manifest, config)
 
 
 def test_the_next_command_of_another_tokenizer_begins_with_no_weights(manifest: Manifest, tmp_path: Path) -> None:
