@@ -23,6 +23,7 @@ from common.errors import (
 )
 from common.files import own_folder
 from common.text import duration
+from trainer.distributed.devices import num_gpus
 from trainer.health.guard import GuardRule
 from trainer.launch.stop_request import StopRequest
 from trainer.run.directory import locked_run
@@ -74,6 +75,7 @@ def search(options: SearchOptions, announce: Announce) -> tuple[Path, dict[str, 
     if options.sampler != "grid":
         check_installed()
     setup = open_setup(options)
+    num_gpus(setup.config.device)  # if torch does not see them, each trial would fail, and another one would take its place
     if setup.warning:
         announce(f"warning: {setup.warning}")
     with locked_run(setup.directory, doing="is searching here", option="--output"):

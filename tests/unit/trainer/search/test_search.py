@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from common.errors import CheckpointError, ConfigError, ExitCode, GuardError, PreparedDataError, StorageError, WorkerError
 from common.files import UnusableFileError, write_atomic
@@ -70,11 +71,11 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainings]:
     return found
 
 
-def searched(folder: Path, **changes: Any) -> list[dict[str, Any]]:
+def searched(folder: Path, recipe: str = _RECIPE, **changes: Any) -> list[dict[str, Any]]:
     """Run a search over three values of a setting, in a fixed order. Returns its trials."""
     if not (folder / "data").exists():
         write_prepared(folder / "data")
-        (folder / "recipe.toml").write_text(_RECIPE)
+        (folder / "recipe.toml").write_text(recipe)
         (folder / "space.toml").write_text(_SPACE)
     places = {"recipe": str(folder / "recipe.toml"), "space": folder / "space.toml", "data": folder / "data"}
     options = SearchOptions(**{**places, "output": folder / "out", "sampler": "grid"} | changes)
@@ -196,6 +197,15 @@ def test_a_disk_that_is_full_at_any_write_of_the_search_changes_no_result(
         with pytest.raises(OSError, match="No space left"):
             searched(tmp_path)
     assert results(searched(tmp_path)) == UNDISTURBED
+
+
+def test_a_search_without_its_gpus_ends_before_its_first_trial(
+    tmp_path: Path, trainings: Trainings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="device = cuda, but torch sees no GPU"):
+        searched(tmp_path, recipe=_RECIPE.replace('"cpu"', '"cuda"'))
+    assert not (tmp_path / "out").exists()
 
 
 # Names in the folder of a search
