@@ -101,6 +101,10 @@ NO_RESULTS = {
     "a kill of the launcher": ("", "", -9, WorkerError, 3),
     "kills of a rank until the launcher gives up": ("", "not started again: 3 restarts", ExitCode.CRASHED, WorkerError, 3),
     "a kill of another rank": ("", f"error: rank 0 {LOST_RANK} (reset)", ExitCode.CRASHED, WorkerError, 3),
+    "a kill that the launcher names": (
+        *("", "error: signal 9 (SIGKILL) ended rank 0 (process 7): out of memory", ExitCode.CRASHED),
+        *(WorkerError, 3),
+    ),
     "a worker without memory": ("", "error: a worker was killed", ExitCode.WORKER, WorkerError, 3),
     "a stop that this search did not ask for": ("", "stopped: SIGTERM", ExitCode.STOPPED, WorkerError, 3),
     "a Ctrl-C that this search did not pass on": ("", "stopped: interrupted", ExitCode.INTERRUPTED, WorkerError, 3),
@@ -124,9 +128,20 @@ def test_an_end_that_says_nothing_about_the_values_ends_the_search_and_its_next_
     assert results(searched(tmp_path)) == UNDISTURBED
 
 
+_TRACEBACK_OF_A_RANK = """[rank0]: Traceback (most recent call last):
+[rank0]:   File "model.py", line 3, in build
+[rank0]:     layer()
+[rank0]: ValueError: no such layer
+error: rank 0 (process 7) ended with exit code 1; its message is above
+============
+"""
 RESULTS = {
     "values that contradict each other": ("", "error: model.width = 3", ExitCode.CONFIG, "failed", "model.width = 3"),
-    "an exception": ("", "Traceback (most recent call last)\nRuntimeError: no", ExitCode.CRASHED, "failed", "RuntimeError: no"),
+    "an exception": ("", "Traceback (most recent call last):\nRuntimeError: no", ExitCode.CRASHED, "failed", "RuntimeError: no"),
+    "an exception of a rank": (
+        *("", _TRACEBACK_OF_A_RANK, ExitCode.CRASHED),
+        *("failed", "ValueError: no such layer"),
+    ),
     "out of memory on the GPU": ("", "error: step 3: out of memory", ExitCode.CRASHED, "failed", "step 3: out of memory"),
     "no evaluation": ("", "", ExitCode.DONE, "failed", "no evaluation has a finite loss"),
     "a stop of the guard": (_EVALUATION, "error: the loss is 9", ExitCode.GUARD, "pruned", "the guard stopped it: the loss is 9"),
