@@ -30,8 +30,19 @@ _KILLS_PER_SEARCH = 9
 _SMALLEST = (
     RECIPE.replace("width = 32", "width = 16").replace("steps = 24", "steps = 6").replace("every_steps = 4", "every_steps = 2")
 )
-_SPACE = "optim.lr = {choices = [4.3e-3, 1.19e-2, 1.7e-3, 9e-2]}\nmodel.layers = {choices = [1, 2]}\n"
-_OPTIONS = ("--sampler", "tpe" if find_spec("optuna") else "grid", "--trials", "3", "--pruner", "asha", "--prune_from", "2")
+_SPACE = "model.layers = {choices = [1, 2]}\noptim.lr = {choices = [1e-2, 1e-5, 1e-1]}\n"
+_OPTIONS = (
+    "--sampler",
+    "tpe" if find_spec("optuna") else "grid",
+    "--seed",
+    "11",
+    "--trials",
+    "3",
+    "--pruner",
+    "asha",
+    "--prune_from",
+    "2",
+)
 _QUICK = {"OMP_NUM_THREADS": "1", "TRAIN_RESTART_DELAY_S": "0", "GIT_DIR": os.devnull}
 _LONG_S = 600.0
 _VICTIMS = ("the search", "the search", "everything", "a process of a trial")

@@ -14,9 +14,9 @@ from common.html.page import UNKNOWN, or_unknown, render_page, template_environm
 from common.html.parallel_lines import Coordinate, Rank, Record, draw_parallel
 from common.text import duration
 from trainer.search.setup import SearchSetup
-from trainer.search.space import Choices, Dimension, Value
+from trainer.search.space import Choices, Dimension
 from trainer.search.study import importance_of
-from trainer.search.trials import Trial, best_of
+from trainer.search.trials import Trial, best_of, shown
 
 __all__ = ["render_search"]
 
@@ -58,13 +58,13 @@ def render_search(setup: SearchSetup, trials: Sequence[Trial], seconds: float) -
         ],
         names=names,
         trials=list(trials),
-        values_of=lambda trial: [_word(trial.values[name]) for name in names],
+        values_of=lambda trial: [shown(trial.values[name]) for name in names],
         best_number=None if best is None else best.number,
         history=_history(trials),
         curves=_curves(trials),
         parallel=_parallel(setup, trials, best),
         importance=importance_of(setup.space, trials),
-        best=[] if best is None else [(name, _word(best.values[name])) for name in names],
+        best=[] if best is None else [(name, shown(best.values[name])) for name in names],
         facts=[
             *((f"space: {name}", _described(one)) for name, one in setup.space.dimensions.items()),
             ("recipe", options.recipe),
@@ -113,7 +113,7 @@ def _parallel(setup: SearchSetup, trials: Sequence[Trial], best: Trial | None) -
     records = []
     for place, trial in enumerate(known):
         rank: Rank = "best" if trial.number == best.number else "good" if place < good else "other"
-        words = ", ".join(f"{name} {_word(value)}" for name, value in trial.values.items())
+        words = ", ".join(f"{name} {shown(value)}" for name, value in trial.values.items())
         records.append(
             Record({**trial.values, _LOSS: trial.loss}, f"{trial.name}: loss {measured(trial.loss or 0.0)}, {words}", rank)
         )
@@ -125,18 +125,12 @@ def _coordinate(name: str, dimension: Dimension) -> Coordinate:
     if isinstance(dimension, Choices):
         return Coordinate(name, dimension.values)
     if dimension.whole and (dimension.size or _MOST_TICKS + 1) <= _MOST_TICKS:
-        return Coordinate(name, dimension.grid(name))
+        return Coordinate(name, dimension.grid())
     return Coordinate(name, (), dimension.low, dimension.high, dimension.log)
 
 
 def _described(dimension: Dimension) -> str:
     if isinstance(dimension, Choices):
-        return ", ".join(map(_word, dimension.values))
-    step = "" if dimension.step is None else f" in steps of {_word(dimension.step)}"
-    return f"{_word(dimension.low)} to {_word(dimension.high)}{', logarithmic' if dimension.log else ''}{step}"
-
-
-def _word(value: Value) -> str:
-    if value is None or isinstance(value, bool):
-        return "none" if value is None else str(value).lower()
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
+        return ", ".join(map(shown, dimension.values))
+    step = "" if dimension.step is None else f" in steps of {shown(dimension.step)}"
+    return f"{shown(dimension.low)} to {shown(dimension.high)}{', logarithmic' if dimension.log else ''}{step}"

@@ -16,12 +16,14 @@ from common.errors import (
     ExitCode,
     GuardError,
     PreparedDataError,
+    ProjectError,
     StoppedBySignal,
     StorageError,
     WorkerError,
 )
 from common.files import own_folder
 from common.text import duration
+from trainer.distributed.devices import num_gpus
 from trainer.health.guard import GuardRule
 from trainer.launch.stop_request import StopRequest
 from trainer.run.directory import locked_run
@@ -31,7 +33,7 @@ from trainer.search.results import BEST, write_results
 from trainer.search.setup import SearchSetup, claim, gpus_of_slot, open_setup, trial_config
 from trainer.search.study import Study, check_installed, propose
 from trainer.search.trial_run import Progress, TrialRun, drop_checkpoints, read_progress
-from trainer.search.trials import COUNTED, State, Trial, best_of, is_pruned
+from trainer.search.trials import COUNTED, State, Trial, best_of, is_pruned, shown
 
 __all__ = ["search"]
 
@@ -40,7 +42,11 @@ _MOST_STARTS = 3
 """A trial whose process is killed is continued this often, at each start of the search."""
 _MOST_FAILED, _MOST_INVALID = 10, 200
 """The search ends after so many failed trials in a row, or combinations in a row that cannot be trained."""
-_OF_THE_PLACE = {ExitCode.DATA: PreparedDataError, ExitCode.STORAGE: StorageError, ExitCode.GUARD: GuardError}
+_OF_THE_PLACE: dict[int, type[ProjectError]] = {
+    ExitCode.DATA: PreparedDataError,
+    ExitCode.STORAGE: StorageError,
+    ExitCode.GUARD: GuardError,
+}
 """Ends of a trial for which the data, the disk or the machine is responsible, and the error with which the search ends then."""
 _JUDGES_LOSSES = {"", *get_args(GuardRule), *RULES_OF_EVALUATIONS}
 """Rules of alerts that judge a trial and not the machine. Without an alert the guard has stopped the run."""
@@ -69,6 +75,7 @@ def search(options: SearchOptions, announce: Announce) -> tuple[Path, dict[str, 
     if options.sampler != "grid":
         check_installed()
     setup = open_setup(options)
+    num_gpus(setup.config.device)  # if torch does not see them, each trial would fail, and another one would take its place
     if setup.warning:
         announce(f"warning: {setup.warning}")
     with locked_run(setup.directory, doing="is searching here", option="--output"):
@@ -162,7 +169,7 @@ class _Search:
         run = TrialRun(directory, trial.name, config, gpus_of_slot(slot, options.parallel, os.environ))
         active = _Active(trial.number, slot, run, seconds_before=trial.seconds)
         if self._judge(active, read_progress(run.run)):  # an earlier start was killed after it had decided this
-            self._end(trial.number, "pruned", _lowest(self._study.trials()[trial.number]), trial.seconds, active.reason)
+            self._end(trial.number, "pruned", self._study.trials()[trial.number].lowest, trial.seconds, active.reason)
             return
         run.start()
         self._active.append(active)
@@ -207,7 +214,7 @@ class _Search:
     def _ended(self, active: _Active, code: int) -> None:
         """Record how a trial has ended, or continue it."""
         run, number, seconds = active.run, active.number, active.seconds
-        loss = _lowest(self._study.trials()[number])
+        loss = self._study.trials()[number].lowest
         error = run.last_error()
         if active.reason:
             self._end(number, "pruned", loss, seconds, active.reason)
@@ -237,10 +244,10 @@ class _Search:
     def _repeat(self, active: _Active, code: int, seconds: float, error: str) -> None:
         """Continue a trial that says nothing about its values. A damaged run is set aside first, and the trial begins again."""
         number = active.number
-        if active.starts >= _MOST_STARTS and self._setup.options.killed == "fail":
-            self._end(number, "failed", None, seconds, f"{error}, {_MOST_STARTS} times")
-            return
         if active.starts >= _MOST_STARTS:
+            if self._setup.options.killed == "fail":
+                self._end(number, "failed", None, seconds, f"{error}, {_MOST_STARTS} times")
+                return
             text = (
                 f"trial {number} ended {_MOST_STARTS} times without a result ({error}); give it more memory or fewer parallel "
                 "trials, and run the same command again to continue it, or with `--killed fail` to count it as failed"
@@ -303,28 +310,12 @@ class _Search:
         return self._setup.directory / BEST
 
 
-def _lowest(trial: Trial) -> float | None:
-    return min((loss for loss in trial.losses.values() if abs(loss) < float("inf")), default=None)
-
-
 def _line(trials: list[Trial], trial: Trial, limit: int | None) -> str:
     """Return the line about a trial that has ended."""
-    values = ", ".join(f"{name} {_word(value)}" for name, value in trial.values.items())
+    values = ", ".join(f"{name} {shown(value)}" for name, value in trial.values.items())
     loss = "" if trial.loss is None else f", loss {trial.loss:.4f}"
     reason = f" ({trial.reason})" if trial.reason else ""
     best = best_of(trials)
-    shown = "" if best is None else f"; best {best.loss:.4f} (trial {best.number})"
+    lowest = "" if best is None else f"; best {best.loss:.4f} (trial {best.number})"
     left = "" if limit is None else f"; {max(0, limit - sum(one.state in COUNTED for one in trials))} left"
-    return f"trial {trial.number}: {trial.state}{loss} in {duration(trial.seconds)}, {values}{reason}{shown}{left}"
-
-
-def _word(value: object) -> str:
-    return (
-        f"{value:.4g}"
-        if isinstance(value, float)
-        else "none"
-        if value is None
-        else str(value).lower()
-        if isinstance(value, bool)
-        else str(value)
-    )
+    return f"trial {trial.number}: {trial.state}{loss} in {duration(trial.seconds)}, {values}{reason}{lowest}{left}"

@@ -42,7 +42,7 @@ class Choices:
         """Return whether a value is one of them."""
         return any(type(value) is type(one) and value == one for one in self.values)
 
-    def grid(self, _name: str) -> tuple[Value, ...]:
+    def grid(self) -> tuple[Value, ...]:
         """Return all values."""
         return self.values
 
@@ -78,23 +78,12 @@ class Range:
         steps = (value - self.low) / self.step if self.step else 0.0
         return abs(steps - round(steps)) < 1e-6
 
-    def grid(self, name: str) -> tuple[Value, ...]:
-        """Return all values.
-
-        Raises:
-            ConfigError: there are too many, or infinitely many.
-        """
-        count = self.size
-        if count is None:
-            remedy = "choices" if self.log else "step, or choices"
-            raise ConfigError(f"--space: {name} has no step, so --sampler grid cannot list its values; give {remedy}")
-        if count > _MOST_COMBINATIONS:
-            raise ConfigError(
-                f"--space: {name} has {count} values, but a grid holds {_MOST_COMBINATIONS} trials at most; use a larger step"
-            )
+    def grid(self) -> tuple[Value, ...]:
+        """Return all values, of which there must be finitely many."""
+        numbers = range(self.size or 0)
         if self.whole:
-            return tuple(int(self.low) + number * int(self.step or 1) for number in range(count))
-        return tuple(min(self.high, self.low + number * (self.step or 0.0)) for number in range(count))  # rounding may exceed it
+            return tuple(int(self.low) + number * int(self.step or 1) for number in numbers)
+        return tuple(min(self.high, self.low + number * (self.step or 0.0)) for number in numbers)  # rounding may exceed it
 
     @property
     def size(self) -> int | None:
@@ -131,12 +120,16 @@ class Space:
         Raises:
             ConfigError: there are more than 100,000, or infinitely many.
         """
-        grids = {name: dimension.grid(name) for name, dimension in self.dimensions.items()}
-        count = math.prod(map(len, grids.values()))
-        if count > _MOST_COMBINATIONS:
+        for name, dimension in self.dimensions.items():
+            if dimension.size is None:
+                remedy = "choices" if isinstance(dimension, Range) and dimension.log else "step, or choices"
+                raise ConfigError(f"--space: {name} has no step, so --sampler grid cannot list its values; give {remedy}")
+        if self.size is None or self.size > _MOST_COMBINATIONS:
             raise ConfigError(
-                f"--space: it has {count:,} combinations, but a grid holds {_MOST_COMBINATIONS:,} trials at most; use larger steps"
+                f"--space: it has {self.size:,} combinations, but a grid holds {_MOST_COMBINATIONS:,} trials at most; use larger "
+                "steps"
             )
+        grids = {name: dimension.grid() for name, dimension in self.dimensions.items()}
         found = [dict(zip(grids, values, strict=True)) for values in itertools.product(*grids.values())]
         random.Random(seed).shuffle(found)
         return found

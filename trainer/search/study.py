@@ -29,10 +29,12 @@ FILE = "study.jsonl"
 Sampler = Literal["tpe", "random", "grid"]
 _STARTUP_TRIALS = 8
 """TPE draws this many trials at random before it models the losses."""
+_MOST_MODELLED = 4096
+"""TPE models the last trials only, because its time grows with their number."""
 _MOST_ATTEMPTS = 32
 _MOST_LISTED = 10_000
-_MAX_BYTES, _MOST_VALUES = 64 << 20, 1 << 21
-"""The largest file that is read: about ten thousand trials with two hundred evaluations each."""
+_MAX_BYTES, _MOST_VALUES = 64 << 20, 1 << 20
+"""The largest file that is read: about ten thousand trials with a hundred evaluations each."""
 _RESTORE = "restore the file from a copy, or use another --output"
 _SECONDS, _TRIAL = TypeAdapter[float](Seconds), TypeAdapter(Trial)
 
@@ -156,16 +158,16 @@ def propose(space: Space, trials: Sequence[Trial], sampler: Sampler, seed: int) 
         sampler: how the values are chosen.
         seed: of the search.
     """
-    used = [dict(trial.values) for trial in trials]
+    used = {tuple(trial.values.items()) for trial in trials}
     if sampler != "grid":
         for attempt in range(_MOST_ATTEMPTS):
             values = _sampled(space, trials, sampler, _seed(seed, len(trials), attempt))
-            if values not in used:
+            if tuple(values.items()) not in used:
                 return values
     size = space.size
     if sampler != "grid" and (size is None or size > _MOST_LISTED):
         return values
-    return next((values for values in space.combinations(seed) if values not in used), None)
+    return next((values for values in space.combinations(seed) if tuple(values.items()) not in used), None)
 
 
 def importance_of(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
@@ -187,9 +189,9 @@ def _sampled(space: Space, trials: Sequence[Trial], sampler: Sampler, seed: int)
     optuna = _optuna()
     if sampler == "tpe":
         chosen = optuna.samplers.TPESampler(n_startup_trials=_STARTUP_TRIALS, seed=seed)
+        study = _in_memory(optuna, space, trials[-_MOST_MODELLED:], chosen)
     else:
-        chosen = optuna.samplers.RandomSampler(seed=seed)
-    study = _in_memory(optuna, space, trials, chosen)
+        study = _in_memory(optuna, space, (), optuna.samplers.RandomSampler(seed=seed))
     return dict(study.ask({name: _distribution(optuna, one) for name, one in space.dimensions.items()}).params)
 
 

@@ -35,10 +35,16 @@ __all__ = ["Progress", "TrialRun", "drop_checkpoints", "read_progress", "recipe_
 
 _FREE_S = 120.0
 """The longest wait for the ranks of an earlier start, whose launcher was killed."""
-_TAIL_BYTES = 16 << 10
+_TAIL_BYTES = 64 << 10
 _MOST_CHARS = 300
 _ERROR = re.compile(r"^(?:error|stopped): (.*)$", re.MULTILINE)
-_TRACEBACK = "Traceback (most recent call last)"
+_OF_A_RANK = r"(?:\[rank\d+\]: ?)?"
+"""PyTorch puts this before each line of a traceback."""
+_EXCEPTION = re.compile(
+    rf"^{_OF_A_RANK}Traceback \(most recent call last\):\n(?:{_OF_A_RANK}[ \t]{{2}}.*\n)*{_OF_A_RANK}(\S.*)$", re.MULTILINE
+)
+_LOST = re.compile(rf"signal \d+ |.*{LOST_RANK}")
+"""An error that tells only of the loss of a process."""
 
 
 @dataclass(frozen=True)
@@ -179,13 +185,13 @@ class TrialRun:
         """Return the last error in the output of this start, in one line; empty if there is none."""
         text = self._output()
         lines = [line for line in text.splitlines() if line.strip()]
-        found = _ERROR.findall(text) or lines[-1:]
+        found = _EXCEPTION.findall(text) or _ERROR.findall(text) or lines[-1:]
         return visible(redacted(found[-1]))[:_MOST_CHARS] if found else ""
 
     def was_killed(self) -> bool:
         """Return whether the output of this start explains its end by nothing but the loss of a process."""
         text = self._output()
-        return _TRACEBACK not in text and all(LOST_RANK in line for line in _ERROR.findall(text))
+        return not _EXCEPTION.search(text) and all(map(_LOST.match, _ERROR.findall(text)))
 
     def _output(self) -> str:
         """Return the end of the output since the start of the process; empty if it cannot be read."""

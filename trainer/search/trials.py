@@ -13,7 +13,7 @@ from pydantic import Field
 from common.untrusted import MAX_COUNT, Count, Finite
 from trainer.search.space import Value
 
-__all__ = ["COUNTED", "MAX_REASON_CHARS", "Pruner", "Seconds", "State", "Trial", "best_of", "is_pruned"]
+__all__ = ["COUNTED", "MAX_REASON_CHARS", "Pruner", "Seconds", "State", "Trial", "best_of", "is_pruned", "shown"]
 
 MAX_REASON_CHARS = 2000
 Seconds = Annotated[float, Field(ge=0, le=MAX_COUNT)]
@@ -49,6 +49,11 @@ class Trial:
     def name(self) -> str:
         """Name of its run."""
         return f"trial-{self.number:04d}"
+
+    @property
+    def lowest(self) -> float | None:
+        """The lowest finite loss of its evaluations."""
+        return min(filter(math.isfinite, self.losses.values()), default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields for programs."""
@@ -99,3 +104,10 @@ def _is_rung(step: int, first_step: int) -> bool:
     while rung < step:
         rung *= _FACTOR
     return rung == step
+
+
+def shown(value: Value) -> str:
+    """Return a value as text for people."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from common.errors import CheckpointError, ConfigError, ExitCode, GuardError, PreparedDataError, StorageError, WorkerError
 from common.files import UnusableFileError, write_atomic
@@ -70,11 +71,11 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainings]:
     return found
 
 
-def searched(folder: Path, **changes: Any) -> list[dict[str, Any]]:
+def searched(folder: Path, recipe: str = _RECIPE, **changes: Any) -> list[dict[str, Any]]:
     """Run a search over three values of a setting, in a fixed order. Returns its trials."""
     if not (folder / "data").exists():
         write_prepared(folder / "data")
-        (folder / "recipe.toml").write_text(_RECIPE)
+        (folder / "recipe.toml").write_text(recipe)
         (folder / "space.toml").write_text(_SPACE)
     places = {"recipe": str(folder / "recipe.toml"), "space": folder / "space.toml", "data": folder / "data"}
     options = SearchOptions(**{**places, "output": folder / "out", "sampler": "grid"} | changes)
@@ -100,6 +101,10 @@ NO_RESULTS = {
     "a kill of the launcher": ("", "", -9, WorkerError, 3),
     "kills of a rank until the launcher gives up": ("", "not started again: 3 restarts", ExitCode.CRASHED, WorkerError, 3),
     "a kill of another rank": ("", f"error: rank 0 {LOST_RANK} (reset)", ExitCode.CRASHED, WorkerError, 3),
+    "a kill that the launcher names": (
+        *("", "error: signal 9 (SIGKILL) ended rank 0 (process 7): out of memory", ExitCode.CRASHED),
+        *(WorkerError, 3),
+    ),
     "a worker without memory": ("", "error: a worker was killed", ExitCode.WORKER, WorkerError, 3),
     "a stop that this search did not ask for": ("", "stopped: SIGTERM", ExitCode.STOPPED, WorkerError, 3),
     "a Ctrl-C that this search did not pass on": ("", "stopped: interrupted", ExitCode.INTERRUPTED, WorkerError, 3),
@@ -123,9 +128,20 @@ def test_an_end_that_says_nothing_about_the_values_ends_the_search_and_its_next_
     assert results(searched(tmp_path)) == UNDISTURBED
 
 
+_TRACEBACK_OF_A_RANK = """[rank0]: Traceback (most recent call last):
+[rank0]:   File "model.py", line 3, in build
+[rank0]:     layer()
+[rank0]: ValueError: no such layer
+error: rank 0 (process 7) ended with exit code 1; its message is above
+============
+"""
 RESULTS = {
     "values that contradict each other": ("", "error: model.width = 3", ExitCode.CONFIG, "failed", "model.width = 3"),
-    "an exception": ("", "Traceback (most recent call last)\nRuntimeError: no", ExitCode.CRASHED, "failed", "RuntimeError: no"),
+    "an exception": ("", "Traceback (most recent call last):\nRuntimeError: no", ExitCode.CRASHED, "failed", "RuntimeError: no"),
+    "an exception of a rank": (
+        *("", _TRACEBACK_OF_A_RANK, ExitCode.CRASHED),
+        *("failed", "ValueError: no such layer"),
+    ),
     "out of memory on the GPU": ("", "error: step 3: out of memory", ExitCode.CRASHED, "failed", "step 3: out of memory"),
     "no evaluation": ("", "", ExitCode.DONE, "failed", "no evaluation has a finite loss"),
     "a stop of the guard": (_EVALUATION, "error: the loss is 9", ExitCode.GUARD, "pruned", "the guard stopped it: the loss is 9"),
@@ -196,6 +212,15 @@ def test_a_disk_that_is_full_at_any_write_of_the_search_changes_no_result(
         with pytest.raises(OSError, match="No space left"):
             searched(tmp_path)
     assert results(searched(tmp_path)) == UNDISTURBED
+
+
+def test_a_search_without_its_gpus_ends_before_its_first_trial(
+    tmp_path: Path, trainings: Trainings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="device = cuda, but torch sees no GPU"):
+        searched(tmp_path, recipe=_RECIPE.replace('"cpu"', '"cuda"'))
+    assert not (tmp_path / "out").exists()
 
 
 # Names in the folder of a search
