@@ -58,15 +58,19 @@ class HuggingFaceTokenizer(Tokenizer):
             raise ValueError("its vocabulary is empty")
         if self._vocab_size > MAX_VOCAB_SIZE:
             raise ValueError(f"an id of its vocabulary is {self._vocab_size - 1}; it must be below {MAX_VOCAB_SIZE}")
-        content = json.loads(self._library.to_str())
-        model, marked = content["model"], {self.token_id(token.content) for token in self._added_tokens() if token.special}
-        self._special_bytes = marked & self._ids_of_bytes() if model.get("byte_fallback") else set()
-        self._silent |= marked & {self.token_id(str(model.get("unk_token")))}
+        values = json.loads(self._library.to_str())
+        model, marked = values["model"], self._ids_of(token.content for token in self._added_tokens() if token.special)
+        # With byte fallback these tokens, and unk, stand for characters outside the vocabulary, whatever the file says.
+        self._special_bytes = (
+            marked & self._ids_of(f"<0x{byte:02X}>" for byte in range(256)) if model.get("byte_fallback") else set()
+        )
+        unknown = self._ids_of([str(model.get("unk_token"))])
+        self._silent |= marked & unknown
+        ends = {number for number in (self.bos_id, self.eos_id) if number is not None}
         self._is_never_text = np.zeros(self._vocab_size, np.bool_)
-        ends_and_marked = {self.bos_id, self.eos_id, *marked} - self._special_bytes
-        self._is_never_text[list(ends_and_marked - {None, self.unk_id, self.token_id(str(model.get("unk_token")))})] = True
+        self._is_never_text[list((ends | (marked - self._special_bytes - unknown)) - {self.unk_id})] = True
         self._spelling = cache(self._spell)
-        self._borders = borders_of(content)
+        self._borders = borders_of(values)
         self._words = WordCache(self._borders.may_cut, self._encode_words) if self._borders else None
         if self._words and not gives_same_ids(lambda texts: self._encode_flat(texts).arrays(), self._encode_texts):
             self._words = None
@@ -160,9 +164,9 @@ class HuggingFaceTokenizer(Tokenizer):
     def _added_tokens(self) -> Iterable[tokenizers.AddedToken]:
         return self._library.get_added_tokens_decoder().values()
 
-    def _ids_of_bytes(self) -> set[int | None]:
-        """Return the tokens that a model with byte fallback gives to the bytes of characters outside its vocabulary."""
-        return {self.token_id(f"<0x{byte:02X}>") for byte in range(256)}
+    def _ids_of(self, names: Iterable[str]) -> set[int]:
+        """Return the ids of those names that are in the vocabulary."""
+        return {number for name in names if (number := self.token_id(name)) is not None}
 
     def _spell(self, number: int) -> NDArray[np.int32]:
         """Return the ids that spell the name of a special token: those of its first character, then those of the others."""
