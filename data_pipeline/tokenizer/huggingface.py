@@ -66,9 +66,9 @@ class HuggingFaceTokenizer(Tokenizer):
         )
         unknown = self._ids_of([str(model.get("unk_token"))])
         self._silent |= marked & unknown
-        ends = {number for number in (self.bos_id, self.eos_id) if number is not None}
+        end_ids = {number for number in (self.bos_id, self.eos_id) if number is not None}
         self._is_never_text = np.zeros(self._vocab_size, np.bool_)
-        self._is_never_text[list((ends | (marked - self._special_bytes - unknown)) - {self.unk_id})] = True
+        self._is_never_text[list((end_ids | (marked - self._special_bytes - unknown)) - {self.unk_id})] = True
         self._spelling = cache(self._spell)
         self._borders = borders_of(values)
         self._words = WordCache(self._borders.may_cut, self._encode_words) if self._borders else None
