@@ -32,7 +32,8 @@ def forbid_files() -> None:
 
 def lower_limit(kind: int, wanted: int) -> None:
     """Lower both the soft and the hard limit of this process to `wanted`, unless they are lower already."""
-    resource.setrlimit(kind, tuple(_least(existing, wanted) for existing in resource.getrlimit(kind)))
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (_least(soft, wanted), _least(hard, wanted)))
 
 
 def limit_memory(more_bytes: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 
 import numpy as np
@@ -16,6 +16,7 @@ from common.errors import DataError
 from common.files import canonical_json, digest_bytes
 from data_pipeline.tokenizer.base import MAX_VOCAB_SIZE, Encoded, NamedToken, Tokenizer
 from data_pipeline.tokenizer.byte_level import borders_of
+from data_pipeline.tokenizer.probe import check_text, gives_same_ids
 from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, SpecialTokens, special_tokens
 from data_pipeline.tokenizer.word_cache import WordCache
 
@@ -57,11 +58,31 @@ class HuggingFaceTokenizer(Tokenizer):
             raise ValueError("its vocabulary is empty")
         if self._vocab_size > MAX_VOCAB_SIZE:
             raise ValueError(f"an id of its vocabulary is {self._vocab_size - 1}; it must be below {MAX_VOCAB_SIZE}")
+        values = json.loads(self._library.to_str())
+        model, marked = values["model"], self._ids_of(token.content for token in self._added_tokens() if token.special)
+        # With byte fallback these tokens, and unk, stand for characters outside the vocabulary, whatever the file says.
+        self._special_bytes = (
+            marked & self._ids_of(f"<0x{byte:02X}>" for byte in range(256)) if model.get("byte_fallback") else set()
+        )
+        unknown = self._ids_of([str(model.get("unk_token"))])
+        self._silent |= marked & unknown
+        end_ids = {number for number in (self.bos_id, self.eos_id) if number is not None}
         self._is_never_text = np.zeros(self._vocab_size, np.bool_)
-        self._is_never_text[list(self._ids_that_no_text_has())] = True
+        self._is_never_text[list((end_ids | (marked - self._special_bytes - unknown)) - {self.unk_id})] = True
         self._spelling = cache(self._spell)
-        self._borders = borders_of(json.loads(self._library.to_str()))
+        self._borders = borders_of(values)
         self._words = WordCache(self._borders.may_cut, self._encode_words) if self._borders else None
+        if self._words and not gives_same_ids(lambda texts: self._encode_flat(texts).arrays(), self._encode_texts):
+            self._words = None
+
+    def check(self) -> None:
+        """Try the tokenizer with texts of all scripts.
+
+        Raises:
+            ValueError: it encodes ordinary text with special tokens, or differently each time.
+        """
+        with suppress(DataError):  # it lacks a character of these texts, which need not be in its usual texts
+            check_text(self.encode_arrays, self._encode_texts, [token.name for token in self.named_tokens])
 
     @property
     def special(self) -> SpecialTokens:
@@ -107,7 +128,11 @@ class HuggingFaceTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`. Special ids have no text."""
         with _guarded("decode these ids"):
-            return str(self._library.decode([int(i) for i in ids if i not in self._silent], skip_special_tokens=True))
+            spoken = [int(i) for i in ids if i not in self._silent]
+            if not self._special_bytes:
+                return str(self._library.decode(spoken, skip_special_tokens=True))
+            spoken = [i for i in spoken if not self._is_never_text[i]]  # the library would leave out the bytes too
+            return str(self._library.decode(spoken, skip_special_tokens=False))
 
     def files(self) -> dict[str, bytes]:
         """Return the supplied file, and a file with the names of the special tokens."""
@@ -126,7 +151,7 @@ class HuggingFaceTokenizer(Tokenizer):
         marked = {
             token.content: NamedToken(token.content, number, token.lstrip, token.rstrip)
             for number, token in sorted(found.items())
-            if token.special or token.content in ends
+            if token.content in ends or (token.special and number not in self._special_bytes)
         }
         rest = {name: NamedToken(name, number) for name in sorted(ends) if (number := self.token_id(name)) is not None}
         return tuple({**rest, **marked}.values())
@@ -139,10 +164,9 @@ class HuggingFaceTokenizer(Tokenizer):
     def _added_tokens(self) -> Iterable[tokenizers.AddedToken]:
         return self._library.get_added_tokens_decoder().values()
 
-    def _ids_that_no_text_has(self) -> set[int]:
-        """Return bos, eos and all tokens that the file marks as special, except unk, which stands for text."""
-        marked = (self._library.token_to_id(token.content) for token in self._added_tokens() if token.special)
-        return {number for number in (self.bos_id, self.eos_id, *marked) if number is not None} - {self.unk_id}
+    def _ids_of(self, names: Iterable[str]) -> set[int]:
+        """Return the ids of those names that are in the vocabulary."""
+        return {number for name in names if (number := self.token_id(name)) is not None}
 
     def _spell(self, number: int) -> NDArray[np.int32]:
         """Return the ids that spell the name of a special token: those of its first character, then those of the others."""
@@ -153,7 +177,11 @@ class HuggingFaceTokenizer(Tokenizer):
             ]
         if not found:  # a name of one character has no other spelling
             return np.array([] if self.unk_id is None else [self.unk_id], np.int32)
-        parts = [self._spelling(part) if self._is_never_text[part] else [part] for part in found]
+        is_shorter = [len(str(self._library.id_to_token(part))) < len(name) for part in found]
+        parts = [
+            self._spelling(part) if self._is_never_text[part] and shorter else [part]
+            for part, shorter in zip(found, is_shorter, strict=True)
+        ]
         return np.concatenate(parts).astype(np.int32)
 
     def _encode_words(self, words: list[bytes]) -> list[NDArray[np.int32]]:

@@ -80,8 +80,11 @@ def open_supplied(path: Path, chosen: Mapping[str, str]) -> Tokenizer:
         _try_out(file, files[file.name])
         found = names_in_siblings(files)
         if file.suffix == ".json":
-            return HuggingFaceTokenizer(files[file.name], chosen, found)
-        return SentencePieceTokenizer(files[file.name], "sentencepiece", chosen, found)
+            tokenizer: HuggingFaceTokenizer | SentencePieceTokenizer = HuggingFaceTokenizer(files[file.name], chosen, found)
+        else:
+            tokenizer = SentencePieceTokenizer(files[file.name], "sentencepiece", chosen, found)
+        tokenizer.check()
+        return tokenizer
     except OSError as error:
         raise ConfigError(f"tokenizer.path: {file} cannot be read: {error.strerror}") from None
     except UnusableFileError as error:

@@ -22,6 +22,7 @@ from data_pipeline.tokenizer.model_file import (
     with_control_pieces,
     without_dummy_prefix,
 )
+from data_pipeline.tokenizer.probe import check_text, gives_same_ids
 from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, SpecialTokens, special_tokens
 from data_pipeline.tokenizer.subword_sampling import sample_bpe, sample_unigram
 from data_pipeline.tokenizer.word_cache import WordCache, places_to_cut
@@ -77,6 +78,19 @@ class SentencePieceTokenizer(Tokenizer):
         if self._prefix:
             self._parts_processor = sentencepiece.SentencePieceProcessor(model_proto=without_dummy_prefix(model))
         self._words = self._word_cache()
+        if kind == _SUPPLIED and self._words and not gives_same_ids(self.encode_arrays, self._library_ids):
+            self._words = None
+
+    def check(self) -> None:
+        """Try the tokenizer with texts of all scripts.
+
+        Raises:
+            ValueError: it gives other ids than its library, or other ones each time.
+        """
+        check_text(self.encode_arrays, self._library_ids, [token.name for token in self.named_tokens])
+
+    def _library_ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        return [np.array(ids, np.int32) for ids in self._processor.encode(list(texts), num_threads=1)]
 
     @property
     def special(self) -> SpecialTokens:

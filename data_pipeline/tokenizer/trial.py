@@ -26,10 +26,11 @@ def try_out(kind: str, content: bytes) -> None:
     Raises:
         ValueError: this fails, takes more than 10 s of processor time or too much memory, or produces far too many tokens.
     """
+    memory_bytes = _MEMORY_BYTES + _MEMORY_PER_BYTE * len(content)
     request = {
         "kind": kind,
         "seconds": _CPU_S,
-        "memory_bytes": _MEMORY_BYTES + _MEMORY_PER_BYTE * len(content),
+        "memory_bytes": memory_bytes,
     }
     try:
         done = subprocess.run(
@@ -43,7 +44,7 @@ def try_out(kind: str, content: bytes) -> None:
         )
     except subprocess.TimeoutExpired:
         raise ValueError(f"it was not loaded in {_WALL_S:.0f} s") from None
-    if done.stdout != b"ok" and (limit := inherited_limit(request["memory_bytes"], _CPU_S)):
+    if done.stdout != b"ok" and (limit := inherited_limit(memory_bytes, _CPU_S)):
         raise ValueError(f"it could not be tried out under {limit}, an existing limit of this process; raise the limit")
     if -done.returncode in (signal.SIGXCPU, signal.SIGKILL):
         raise ValueError(f"loading and using it takes more than {_CPU_S} s of processor time, or more memory than there is")

@@ -3,9 +3,11 @@ import io
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
@@ -19,11 +21,13 @@ from data_pipeline.config import TokenizerSettings
 from data_pipeline.tokenizer import (
     HuggingFaceTokenizer,
     SentencePieceTokenizer,
+    huggingface,
     load_tokenizer,
     open_supplied,
     round_trip_failures,
     save_tokenizer,
 )
+from data_pipeline.tokenizer.byte_level import Borders, borders_of
 from data_pipeline.tokenizer.training import train_tokenizer
 
 LINES = inspect.getsource(random).splitlines(keepends=True)
@@ -353,3 +357,62 @@ def test_a_link_that_a_user_names_as_the_tokenizer_is_followed(tmp_path: Path) -
     supplied(tmp_path / "other.json", json_file())
     (tmp_path / "tokenizer.json").symlink_to("other.json")
     assert open_supplied(tmp_path / "tokenizer.json", {}).vocab_size
+
+
+def with_special_bytes(vocabulary: str, unk: str | None = "<unk>") -> bytes:
+    """Return a BPE with byte fallback whose byte tokens are marked as special."""
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *vocabulary]
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE({name: number for number, name in enumerate(names)}, [], unk_token=unk, byte_fallback=True)
+    )
+    tokenizer.add_special_tokens(names[:259])
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer.to_str().encode()
+
+
+@pytest.mark.parametrize("vocabulary", ["", "abcdefghijklmnopqrstuvwxyz", "<0x27>its"])
+def test_bytes_that_are_marked_as_special_stand_for_text(vocabulary: str, tmp_path: Path) -> None:
+    content = with_special_bytes(vocabulary)
+    tokenizer = open_supplied(supplied(tmp_path / "tokenizer.json", content), {})
+    library = tokenizers.Tokenizer.from_str(content.decode())
+    library.encode_special_tokens = True
+    for text in ("it's the cat's ☃ naïve don't", "日本 <0x27> '", ""):
+        assert tokenizer.encode(text) == library.encode(text, add_special_tokens=False).ids
+        assert tokenizer.decode([1, *tokenizer.encode(text), 2]) == text
+    assert {token.name for token in tokenizer.named_tokens} == {"<unk>", "<s>", "</s>"}
+
+
+def test_an_unknown_character_is_unk_also_if_no_role_names_it(tmp_path: Path) -> None:
+    model = models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]")
+    library = tokenizers.Tokenizer(model)
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    library.add_special_tokens(["[UNK]"])
+    path = supplied(tmp_path / "tokenizer.json", library.to_str().encode(), tokenizer_config={"unk_token": None})
+    tokenizer = open_supplied(path, {})
+    assert (tokenizer.encode("ab x a"), tokenizer.decode([0, 1])) == ([1, 2, 0, 1], "a")
+
+
+def test_a_tokenizer_that_makes_a_special_token_of_ordinary_text_is_refused(tmp_path: Path) -> None:
+    content = json.loads(json_file())
+    space = {"id": content["model"]["vocab"]["Ġt"], "content": "Ġt", "special": True}
+    content["added_tokens"].append(content["added_tokens"][0] | space)
+    with pytest.raises(ConfigError, match=rf"ordinary text with the special token of id {space['id']} .*remove `special`"):
+        open_supplied(supplied(tmp_path / "tokenizer.json", json.dumps(content).encode()), {})
+
+
+def test_a_tokenizer_that_cuts_words_at_random_is_refused(tmp_path: Path) -> None:
+    content = json.loads(json_file())
+    content["model"]["dropout"] = 0.1
+    with pytest.raises(ConfigError, match="other ids each time; set `dropout`"):
+        open_supplied(supplied(tmp_path / "tokenizer.json", json.dumps(content).encode()), {})
+
+
+def test_places_to_cut_that_change_ids_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def everywhere(content: dict[str, object]) -> Borders | None:
+        borders = borders_of(content)
+        return borders and replace(borders, may_cut=borders.may_cut | (np.arange(1 << 16) & 0xFF < 0x80))
+
+    usual = HuggingFaceTokenizer(json_file())
+    monkeypatch.setattr(huggingface, "borders_of", everywhere)
+    text = "".join(LINES)
+    assert HuggingFaceTokenizer(json_file()).encode(text) == usual.encode(text)
