@@ -140,7 +140,9 @@ def test_after_the_death_of_a_rank_or_of_the_launcher_all_ranks_end_and_the_run_
             slowest_s = max(slowest_s, took_s)
             assert train.wait(120) == 0, log(config)
             if choose is a_rank:
-                assert f"error: signal 9 (SIGKILL) ended rank {pids.index(struck)} (process {struck}): another process" in log(config)
+                assert f"error: signal 9 (SIGKILL) ended rank {pids.index(struck)} (process {struck}): another process" in log(
+                    config
+                )
             assert not [words for words in ("GLHF", "trainer FAILED", "Root Cause") if words in log(config)]
         assert losses(config.run) == losses(uninterrupted.run)
         assert log(config).count("starting again from the newest checkpoint") == 1
