@@ -38,7 +38,10 @@ _EXPLAINED = {
     ),
     errno.ESTALE: ("the network file system no longer knows it", f"mount that file system again, {_RUN_AGAIN}"),
     errno.ENAMETOOLONG: ("a name on its path is longer than the file system allows", "use a shorter name"),
-    errno.EMFILE: ("this process may open no more files", f"raise `ulimit -n` (ULIMIT_NOFILE in containers), {_RUN_AGAIN}"),
+    errno.EMFILE: (
+        "this process may open no more files",
+        f"raise `ulimit -n` (default-ulimits of the engine in containers), {_RUN_AGAIN}",
+    ),
     errno.ENFILE: ("this machine may open no more files", f"end other programs, {_RUN_AGAIN}"),
     errno.EBUSY: ("something else uses it", f"end what uses it, or unmount it, {_RUN_AGAIN}"),
     errno.ENOENT: ("no such file or folder", "check the path"),

@@ -1,7 +1,7 @@
 """Adds the hashes of the locks to a CycloneDX file: `python sbom_hashes.py FILE LOCK…`. See env/sbom.
 
-An installation does not keep the hash of the file that it came from. But pip has accepted only the hashes of the lock, one for each file of
-that version, so a component gets all of these. A package that is in no lock gets none.
+An installation does not keep the hash of the file that it came from. But pip has accepted only the hashes of the lock, one for each
+file of that version, so a component gets all of these. A package that is in no lock gets none.
 """
 
 from __future__ import annotations

@@ -47,9 +47,8 @@ def test_the_list_of_packages_has_every_package_of_the_lock_and_those_of_the_bas
     assert unlocked_packages((ROOT / "env/requirements-image.lock").read_text(), found) == {}
     assert found["torch"].startswith("2.13.0")
     assert "cyclonedx-bom" not in found
-    hashed = {one["name"].lower(): {each["content"] for each in one.get("hashes", [])} for one in bom["components"]}
     lock = hashes_of((ROOT / "env/requirements-image.lock").read_text())
-    assert {name: hashed[name] for name, _ in lock if name in hashed} == {
-        name: set(of) for (name, _), of in lock.items() if name in hashed
-    }
-    assert hashed["torch"]
+    names = {(one["name"].lower().replace("_", "-"), one["version"]): one for one in bom["components"]}
+    assert len(names.keys() & lock.keys()) > len(lock) / 2
+    for package in names.keys() & lock.keys():
+        assert {each["content"] for each in names[package]["hashes"]} == set(lock[package])

@@ -11,7 +11,8 @@ A, B, C = "a" * 64, "b" * 64, "c" * 64
 
 
 def test_a_component_gets_the_hashes_that_the_lock_accepts_for_its_version(tmp_path: Path) -> None:
-    image = f"# made\nZope.Interface==1.0 ; python_version > '3' \\\n    --hash=sha256:{A} \\\n    --hash=sha256:{B}\nother==2 \\\n    --hash=sha256:{B}\n"
+    zope = f"Zope.Interface==1.0 ; python_version > '3' \\\n    --hash=sha256:{A} \\\n    --hash=sha256:{B}\n"
+    image = f"# made\n{zope}other==2 \\\n    --hash=sha256:{B}\n"
     (tmp_path / "image.lock").write_text(image)
     (tmp_path / "base.lock").write_text(f"torch==2.13.0 \\\n    --hash=sha256:{C}\nother==2 \\\n    --hash=sha256:{C}\n")
     packages = {"zope-interface": "1.0", "other": "2", "torch": "2.13.0+cu130", "unlocked": "1", "nameless": ""}
