@@ -93,7 +93,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
     runs = parser.parse_args().runs
-    print("| noise | false alarms in 20,000 steps | +0.6 nats, step 150 | +0.6 nats, step 1,000 | x 10 | +0.007 a step, within 100 |")
+    print(
+        "| noise | false alarms in 20,000 steps | +0.6 nats, step 150 | +0.6 nats, step 1,000 | x 10 | +0.007 a step, within 100 |"
+    )
     print("|---|---|---|---|---|---|")
     for name, (draw, sd) in NOISES.items():
         false = [len(alarms(LEVEL + sd * draw(np.random.default_rng(seed), STEPS))) for seed in range(runs)]

@@ -1,9 +1,8 @@
 """How far the last losses of a run were above their expected level: the upper tail of a run's own noise.
 
-The guard measures the noise in a window of losses. That noise is too small if losses are correlated over more than the window, or if
-large values are more frequent than normal noise has them. Both show in the past excesses: in their spread (the upper quartile), and
-in the mean of the largest ones compared with that of as many normal draws (a comparison of quantiles, as in Hoaglin's g-and-h
-distributions, 1985).
+The guard measures the noise in a window of losses. That noise is too small if losses are correlated over more than the window, or
+if large values are more frequent than in normal noise. Both show in the past excesses: in their spread (the upper quartile), and in
+the mean of the largest ones compared with that of as many normal draws.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _NORMAL = NormalDist()
 _UPPER_QUARTILE = _NORMAL.inv_cdf(0.75)
 _TOLERANCE, _EXPONENT = 1.05, 3.0
 """The largest excesses of normal noise exceed their expected mean by up to 5 %. The limit grows with the third power of what is
-beyond that: by simulation, the least power with which log-normal noise (sigma 1) has one false alarm in 20,000 steps."""
+beyond that: by simulation, the least power with which log-normal noise (sigma 1) has about one false alarm in 20,000 steps."""
 _MOST = 1e6
 _COLUMNS = ("steps", "excesses", "climbs", "noises")
 
