@@ -56,8 +56,8 @@ class GuardConfig(Section):
     spike_floor: float = Field(
         0.17,
         gt=0,
-        description="A spike or drop must also differ from the median loss by more than this share of it. Large noise replaces this "
-        "limit for spikes.",
+        description="A spike or drop must also differ from the median loss by more than this share of it. "
+        "Large noise replaces this limit for spikes.",
     )
     max_skips: Annotated[int, _SKIPS] = Field(
         20, ge=0, description="Training stops when more than this many updates in a row were withheld."
