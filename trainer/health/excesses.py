@@ -69,7 +69,7 @@ class Excesses:
             climb: of the newest level above that of the window, in units.
             noise: its standard deviation as measured in the window, in nats.
         """
-        self._rows.append((step, *map(_rounded, (excess, climb, noise))))
+        self._rows.append((step, _rounded(excess), _rounded(climb), _rounded(noise)))
 
     def tail(self, known: int) -> Tail:
         """Return the tail of the steps up to the last multiple of 16 that is not above `known`."""
