@@ -49,12 +49,16 @@ class GuardConfig(Section):
         128, ge=8, le=65536, description="Number of last losses, without spikes and drops, with which each loss is compared."
     )
     spike_factor: Identity[float] = Field(
-        10.0,
+        4.2,
         gt=0,
-        description="A loss this many standard deviations of the noise above the last losses is a spike; as far below, a drop.",
+        description="A loss this many standard deviations of the noise above the last losses is a spike; as far below, a drop. "
+        "Heavy tails in the run's own past raise the number.",
     )
     spike_floor: Identity[float] = Field(
-        0.17, gt=0, description="A spike or drop must also differ from the median loss by more than this share of it."
+        0.17,
+        gt=0,
+        description="A spike or drop must also differ from the median loss by more than this share of it. "
+        "Large noise replaces this limit for spikes.",
     )
     max_skips: Annotated[Identity[int], _SKIPS] = Field(
         20, ge=0, description="Training stops when more than this many updates in a row were withheld."

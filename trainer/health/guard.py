@@ -2,10 +2,11 @@
 
 Nothing here touches a device or a file. All ranks judge the same numbers, so they reach the same verdict without communication.
 
-The loss is compared with the last healthy losses. Their level is the median. Their noise is the median difference of neighbours,
-which a falling loss hardly widens: the successive differences of von Neumann, Kent, Bellinson and Hart (1941), with a median
-(Hampel, 1974) in place of the mean. A spike is measured from the level. A drop is measured from the lowest loss, because the
-median of a falling loss lags behind it.
+The loss is compared with the last healthy losses. Their level is the median, or that of the newest losses while the loss falls.
+Their noise is the larger of two robust estimates: the median difference of neighbours, the successive differences of von Neumann,
+Kent, Bellinson and Hart (1941) with a median (Hampel, 1974) in place of the mean; and the median deviation from a straight line,
+which also sees correlated noise. Heavy tails and correlations over longer times widen the range by the run's own past, see
+`trainer.health.excesses`. A drop is measured from the lowest loss, because the median of a falling loss lags behind it.
 
 A divergence may climb too slowly for that. It is found by the median of the newest eighth of the losses: while this median is too
 far above the level, each loss that is as far above the level counts as a spike. In the first steps of a run the noise is not known
@@ -16,13 +17,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Any, Literal
 
 from trainer.config import Action, GuardConfig
+from trainer.health.excesses import Excesses
 
 __all__ = ["Guard", "GuardRule", "Thresholds", "Verdict"]
 
@@ -41,8 +43,29 @@ _DEVIATION_OF_MEDIAN = math.sqrt(math.pi / 2)
 """Standard deviation of the median of n normal draws, over that of their mean (Laplace, 1818)."""
 _LEAST_LEVEL = 0.01
 """In nats. A loss below this level counts as this level, so that its small changes are not relatively large."""
-_DEVIATION_PER_DIFFERENCE = 1 / (0.674490 * math.sqrt(2))
-"""Standard deviation over the median absolute difference of two draws, for normal noise."""
+_DEVIATION_PER_MEDIAN = 1 / 0.674490
+"""Standard deviation over the median absolute deviation, for normal noise."""
+_FULL_WINDOW = 128
+"""With fewer losses than this and than the window has, slow changes of the level and a small noise are not judged."""
+_YOUNG_FLOOR = 1.5
+"""Factor on the floor while the window is not full, because losses may be correlated over many steps."""
+_YOUNG_NOISE = 8
+"""With n past excesses, the noise counts as 1 + 8 / (n + 8) times as large: it is uncertain, and its tail is not known."""
+_FLOOR_OF_KNOWN_NOISE = 0.75
+"""The floor does not count if the limit that follows from the noise is at least this share of it."""
+_LESS_NOISE = 0.7
+"""Noise of the window that is below this share of the run's usual noise has really become less."""
+_HEAVY = 1.4
+"""If the largest excesses are this many times those of normal noise, the limit is at least twice as large as they are."""
+_MOST_OF_PAST = 5.0
+"""Large past excesses raise the limit by at most this many levels, so that ten times the loss is always found."""
+_CLIMB_OF_CORRELATED = 0.45
+"""Deviation of the newest level from the window's, over the noise, from which losses are correlated; 0.29 if they are not."""
+_FEW_CLIMBS = 150
+"""With n steps, losses must be 1 + 150 / n times as correlated, because few independent changes of the level are known."""
+_FACTOR_OF_CORRELATED = 7.0
+_CAP = 1.5
+"""A spike counts as this many times its limit in the past excesses."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +115,13 @@ class _LossRange:
     low: float = -math.inf
     high: float = math.inf
     described: str = ""
+    level: float = math.nan
+    unit: float = 0.0
+    """Unit of the excess over `level`; 0 if it is not known."""
+    margin: float = 0.0
+    climb: float = 0.0
+    """How far the newest losses are above the window's, in units."""
+    noise: float = 0.0
 
 
 class Guard:
@@ -109,6 +139,7 @@ class Guard:
         self._losses: deque[tuple[int, float]] = deque(maxlen=config.loss_window + 1)  # one more, which may be too new to be used
         self._level_since = 0
         """Losses up to this step belong to an earlier level; this applies once the step itself is old enough to be used."""
+        self._excesses = Excesses()
         self._streaks: dict[str, int] = {}
         self._skips_in_row = 0
         self._rollbacks = 0
@@ -145,13 +176,18 @@ class Guard:
             loss: of the global batch, in nats.
             grad_norm: global norm of the gradient, before clipping.
         """
-        broken = self._broken_rules(step, loss, grad_norm)
+        expected = self._expected(step)
+        broken = self._broken_rules(expected, loss, grad_norm)
         actions = {rule: self._action(rule, loss) for rule in broken}
         self._streaks = {rule: self._streaks.get(rule, 0) + 1 for rule in broken}
         skipped = "skip" in actions.values()
         self._skips_in_row = self._skips_in_row + 1 if skipped else 0
         if not skipped and not self._streaks.keys() & {"non_finite", "spike", "drop"}:
             self._losses.append((step, loss))
+        is_first = self._streaks.get("spike", 0) <= 1 and not self._streaks.keys() & {"non_finite", "drop"}
+        if not skipped and is_first and expected.unit > 0:  # a spike counts once, so that frequent ones become expected
+            excess = min(loss - expected.level, _CAP * expected.margin)
+            self._excesses.add(step, excess / expected.unit, expected.climb, expected.noise)
         if not broken:
             return Verdict()
         worst = max(actions, key=lambda rule: _SEVERITY[actions[rule]])
@@ -182,6 +218,7 @@ class Guard:
             "streaks": dict(self._streaks),
             "skips_in_row": self._skips_in_row,
             "rollbacks": self._rollbacks,
+            "tail": self._excesses.to_json(),
         }
 
     def from_json(self, memory: Mapping[str, Any]) -> None:
@@ -192,14 +229,14 @@ class Guard:
         self._streaks = dict(memory["streaks"])
         self._skips_in_row = memory["skips_in_row"]
         self._rollbacks = memory["rollbacks"]
+        self._excesses.from_json(memory.get("tail") or Excesses().to_json())  # earlier versions did not save it
 
-    def _broken_rules(self, step: int, loss: float, grad_norm: float) -> dict[GuardRule, str]:
+    def _broken_rules(self, expected: _LossRange, loss: float, grad_norm: float) -> dict[GuardRule, str]:
         """Return the rules that a step breaks, with what was found. Rules of the loss come first: they win among equal actions."""
         config = self._config
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             return {"non_finite": f"loss {loss:.6g} and gradient norm {grad_norm:.6g} are not both finite"}
         broken: dict[GuardRule, str] = {}
-        expected = self._expected(step)
         if loss > expected.high:
             broken["spike"] = f"loss {loss:.6g} is above {expected.high:.6g}, {expected.described}"
         if loss < expected.low:
@@ -221,17 +258,34 @@ class Guard:
         if not losses:
             return _LossRange()
         level, lowest, num = median(losses), min(losses), len(losses)
-        floor = config.spike_floor * max(1, _SURE_HISTORY / num) * max(abs(level), _LEAST_LEVEL)
+        is_full = num >= min(config.loss_window, _FULL_WINDOW)
+        few = max(1 if is_full or num < _LEAST_HISTORY else _YOUNG_FLOOR, _SURE_HISTORY / num)
+        floor = config.spike_floor * few * max(abs(level), _LEAST_LEVEL)
         described = f"the limit after the last {num} loss{'es' * (num > 1)} (median {level:.6g}, lowest {lowest:.6g}"
         if num < _LEAST_HISTORY:
             return _LossRange(high=level + floor, described=f"{described})")
-        noise = _DEVIATION_PER_DIFFERENCE * median(abs(after - before) for before, after in pairwise(losses))
-        margin = max(config.spike_factor * noise, floor)
+        factor, measured, tail = config.spike_factor, _noise(losses), self._excesses.tail(known)
+        noise = max(measured, tail.noise) if measured > _LESS_NOISE * tail.noise else measured
         newest = losses[-(num // _NEWEST_PART) :]
-        climb = max(config.spike_factor * noise * _DEVIATION_OF_MEDIAN / math.sqrt(len(newest)), floor) / 2
-        described = f"{described}, newest (median of {len(newest)}) {median(newest):.6g}, noise {noise:.3g})"
-        diverges = median(newest) > level + climb
-        return _LossRange(lowest - margin, level + (climb if diverges else margin), described)
+        near = median(newest)
+        unit = max(noise, floor / factor)
+        margin = factor * noise * (1 + _YOUNG_NOISE / (tail.num + 8))
+        past = factor * unit * tail.spread * tail.heaviness if tail.spread * tail.heaviness > 1 else 0.0
+        if tail.largest * unit > _HEAVY * tail.largest_of_normal * noise:
+            past = max(past, 2 * tail.largest * unit)
+        margin = max(margin, min(past, _MOST_OF_PAST * max(abs(level), _LEAST_LEVEL)))
+        if not is_full or margin < _FLOOR_OF_KNOWN_NOISE * floor:
+            margin = max(margin, floor)
+        climb = factor * noise * _DEVIATION_OF_MEDIAN / math.sqrt(len(newest))
+        if tail.climb * unit > _CLIMB_OF_CORRELATED * (1 + _FEW_CLIMBS / tail.num if tail.num else math.inf) * noise:
+            climb = max(climb, _FACTOR_OF_CORRELATED * tail.climb * unit)
+        climb = max(climb, floor / 2)
+        described = f"{described}, newest (median of {len(newest)}) {near:.6g}, noise {noise:.3g})"
+        diverges = is_full and near > level + climb
+        falls = is_full and near < level - factor * noise / 4
+        base = near if falls else level
+        high = level + climb if diverges else base + margin
+        return _LossRange(lowest - max(margin, floor), high, described, base, unit, margin, (near - level) / unit, measured)
 
     def _bounded(self, rule: GuardRule, action: Action) -> tuple[Action, str]:
         """Return the action, which is a stop if a bound is used up, and a sentence about its effect."""
@@ -251,6 +305,17 @@ class Guard:
             "stop": f"Training stops, because guard.{rule} = stop",
         }
         return action, consequences[action]
+
+
+def _noise(losses: Sequence[float]) -> float:
+    """Return a standard deviation of the noise of at least 8 losses, which a trend does not widen much."""
+    differences = [abs(after - before) for before, after in pairwise(losses)]
+    third = len(losses) // 3
+    slope = (median(losses[-third:]) - median(losses[:third])) / (len(losses) - third)
+    residuals = [loss - slope * place for place, loss in enumerate(losses)]
+    level = median(residuals)
+    deviation = median(abs(residual - level) for residual in residuals)
+    return _DEVIATION_PER_MEDIAN * max(median(differences) / math.sqrt(2), deviation)
 
 
 _ADVICE: dict[GuardRule, str] = {

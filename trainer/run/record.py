@@ -246,7 +246,16 @@ def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list
     skipped = not_compared(recorded, identity)
     if all(one.get(f"guard.{rule}") == "log" for one in (recorded, identity) for rule in ("spike", "drop")):
         skipped |= {"guard.spike_factor", "guard.spike_floor"}  # they change no bit while spikes and drops are only logged
+    skipped |= {
+        name
+        for name, value in _OLDER_DEFAULTS.items()
+        if recorded.get(name) == value and identity.get(name) == _default_settings()[name]
+    }
     return [one for one in find_differences(_with_newer_settings(recorded, identity), identity) if one.name not in skipped]
+
+
+_OLDER_DEFAULTS = {"guard.spike_factor": 10.0}
+"""A run that was started with an older default resumes with the new one."""
 
 
 def _with_newer_settings(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, Any]:

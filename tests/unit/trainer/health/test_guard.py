@@ -4,11 +4,14 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.benchmarks.alarms import NOISES as NOISES_OF_THE_TABLE
+from tests.benchmarks.alarms import alarms, higher, is_found, tenfold
 from trainer.config import GuardConfig
 from trainer.health.guard import Guard, Thresholds, Verdict
 
@@ -183,6 +186,28 @@ def test_a_divergence_after_a_fall_is_found_too() -> None:
 def test_normal_noise_is_no_spike_at_any_level(noise: float) -> None:
     for level in (0.5, 3.0, 11.0):
         assert found_spikes(noisy([level] * 500, noise, seed=1)) == []
+
+
+@pytest.mark.parametrize(("noise", "most"), [("AR(1) 0.95, sd 0.25", 1), ("log-normal, sd 0.25", 1), ("Student t(3), sd 0.25", 3)])
+def test_correlated_and_heavy_tailed_noise_has_few_false_alarms(noise: str, most: int) -> None:
+    draw, deviation = NOISES_OF_THE_TABLE[noise]
+    assert len(alarms(3 + deviation * draw(np.random.default_rng(0), 4000))) <= most
+
+
+def test_most_isolated_losses_that_are_higher_by_six_deviations_are_found_at_their_step() -> None:
+    assert sum(is_found("normal, sd 0.1", seed, 1000, higher) for seed in range(20)) >= 16
+
+
+def test_ten_times_the_loss_is_found_in_heavy_tailed_noise() -> None:
+    assert all(is_found("log-normal, sd 0.25", seed, 300, tenfold) for seed in range(10))
+
+
+def test_a_memory_of_an_earlier_version_is_continued() -> None:
+    guard, earlier = settled(200), settled(200).to_json()
+    del earlier["tail"]
+    guard.from_json(earlier)
+    assert guard.judge(201, 3.0, 1.0) == Verdict()
+    assert guard.judge(202, *BAD["spike"]).rule == "spike"
 
 
 @pytest.mark.long

@@ -80,3 +80,10 @@ def test_limits_of_the_loss_may_differ_at_a_resume_while_spikes_are_only_logged(
     for recorded, now in (({"spike": "skip"}, {"spike": "skip"}), ({"drop": "stop"}, {"drop": "stop"})):
         with pytest.raises(ConfigError, match=rf"guard\.{name} was"):
             check_identity(Path("run"), identity(**recorded), identity(**now, **{name: 0.5}), ())
+
+
+def test_a_run_that_acts_on_spikes_resumes_with_the_new_default_of_their_factor() -> None:
+    recorded, now = ({"guard.spike": "rollback", "guard.spike_factor": factor} for factor in (10.0, 4.2))
+    check_identity(Path("run"), recorded, now, ())
+    with pytest.raises(ConfigError, match=r"guard\.spike_factor was 10\.0 and is 5\.0"):
+        check_identity(Path("run"), recorded, now | {"guard.spike_factor": 5.0}, ())
