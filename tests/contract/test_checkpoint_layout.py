@@ -25,7 +25,7 @@ def test_the_state_has_these_items() -> None:
         "train_losses": LossMean(),
     }
     assert {name: " ".join(sorted(part.to_json())) for name, part in parts.items()} == {
-        "guard": "level_since losses rollbacks skips_in_row steps streaks",
+        "guard": "level_since losses rollbacks skips_in_row steps streaks tail",
         "ledger": "chain lines step",
         "progress": "best_step best_val_loss ending_s evaluated_step evaluations left_out rows saved_seconds seconds step targets",
         "train_losses": "steps total",

@@ -55,7 +55,7 @@ _FLOOR_OF_KNOWN_NOISE = 0.75
 """The floor does not count if the limit that follows from the noise is at least this share of it."""
 _LESS_NOISE = 0.7
 """Noise of the window that is below this share of the run's usual noise has really become less."""
-_HEAVY = 1.4
+_HEAVY = 1.2
 """If the largest excesses are this many times those of normal noise, the limit is at least twice as large as they are."""
 _MOST_OF_PAST = 5.0
 """Large past excesses raise the limit by at most this many levels, so that ten times the loss is always found."""
