@@ -32,7 +32,7 @@ case "$*" in
     "image inspect "*) echo sha256:0 ;;
     "buildx imagetools inspect "*) cat "$STAND_IN/unreachable" >&2; exit 1 ;;
     "run "*--ulimit*)
-        if [ -e "$STAND_IN/nofile" ] && [[ $* != *"nofile=$(cat "$STAND_IN/nofile")"* ]]; then
+        if [ -e "$STAND_IN/memlock" ] && [[ $* != *"memlock=$(cat "$STAND_IN/memlock")"* ]]; then
             echo "error setting rlimits for ready process: operation not permitted" >&2; exit 126
         fi
         ;;
@@ -210,7 +210,7 @@ PLANTED = {
     "a port in use": ("TENSORBOARD_PORT={port}", "TENSORBOARD_PORT", "used by another program"),
     "no port": ("TENSORBOARD_PORT=70000", "TENSORBOARD_PORT", "cannot be used"),
     "a restart of finished runs": ("RESTART=always", "RESTART", "cannot be used"),
-    "limits that the engine may not set": ("ULIMIT_NOFILE=65536", "engine limits", ENGINE),
+    "limits that the engine may not set": ("ULIMIT_MEMLOCK=65536", "engine limits", ENGINE),
     "a registry that does not respond": ("BASE_IMAGE=r.invalid/base@sha256:" + "0" * 64, "base image", "no such host"),
     "a misspelt name": ("RUNNAME=second", "RUNNAME", "has no effect"),
     "an open quote": ('GPUS=all\nRUN_NAME="second', "my.env", 'the quote " of RUN_NAME is not closed'),
@@ -249,7 +249,7 @@ def test_a_planted_setting_has_its_row_and_its_remedy(host: Host, name: str, in_
     (host.folder / "private/a.txt").write_text("text")
     (host.folder / "private/a.txt").chmod(0)
     if "engine" in name:
-        host.says("nofile", "1024")
+        host.says("memlock", "1024")
     if "registry" in name:
         host.says("unreachable", "dial tcp: lookup r.invalid: no such host")
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -40,8 +40,8 @@ _LAST_BYTES = 1 << 20
 _MAX_LINE_CHARS = 1000
 _VERSION = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,2}(?:(?:a|b|rc|\.post|\.dev)[0-9]{1,4})?(?:\+(?:cpu|cu[0-9]{2,3}))?", re.ASCII)
 """A version of at most three numbers. An IP address has four."""
-_DIGEST = re.compile(r"(?:.*@)?(sha256:[0-9a-f]{64})", re.ASCII)
-_COMMIT = re.compile(r"(?:.*-g)?([0-9a-f]{40}(?:-dirty)?)", re.ASCII)
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:-dirty)?", re.ASCII)
 _QUANTITY = re.compile(r"(?<![\w.])[0-9]{1,6}(?:\.[0-9]{1,3})? (?:[kMGT]i?B(?:/s)?|ms|MHz|°C)(?!\w)", re.ASCII)
 """A number with a unit, as the doctor's rows have them."""
 _VERSIONS = ("python", "torch", "cuda", "cudnn", "nccl", "driver")
@@ -140,8 +140,9 @@ def kept_environment(facts: Mapping[str, Any]) -> dict[str, Any]:
     A package has its version, or None if it is missing or its version has another form. Only packages of the lock are named.
     """
     forms = {**dict.fromkeys(_VERSIONS, _VERSION), **dict.fromkeys(_DIGESTS, _DIGEST), "code": _COMMIT}
-    found = {name: form.fullmatch(value) for name, form in forms.items() if isinstance(value := facts.get(name), str)}
-    kept: dict[str, Any] = {name: match[match.lastindex or 0] for name, match in found.items() if match}
+    texts = {name: value for name in forms if isinstance(value := facts.get(name), str)}
+    ends = {name: text.rpartition("-g" if name == "code" else "@")[2] for name, text in texts.items()}  # IMAGE@DIGEST, TAG-gCOMMIT
+    kept: dict[str, Any] = {name: end for name, end in ends.items() if forms[name].fullmatch(end)}
     memory, packages, lock = facts.get("gpu_memory_bytes"), facts.get("packages"), lock_name()
     if isinstance(memory, list):
         kept["gpu_memory_bytes"] = [one for one in memory[:16] if _number_type(one) is int]

@@ -134,12 +134,14 @@ def check_gpu_container(output: Output) -> Check:
 
 def check_ulimits(run: Runner, image: str, limits: Mapping[str, str]) -> list[Check]:
     """Start a container with the limits of the services, and return a row if the engine refuses it."""
+    if not limits:
+        return []
     options = (f"--ulimit={name}={value}" for name, value in limits.items())
     ended = run(("docker", "run", "--rm", "--network", "none", "--entrypoint", "true", *options, image))
     if ended.code == 0:
         return []
     asked = ", ".join(f"{name} {value}" for name, value in limits.items())
-    remedy = "lower ULIMIT_MEMLOCK and ULIMIT_NOFILE in .env to the limits of the engine; `make up` does it"
+    remedy = "lower ULIMIT_MEMLOCK in .env to the limit of the engine; `make up` does it"
     found = f"a container does not start with {asked}: {ended.error or ended.text or f'exit code {ended.code}'}"
     return [Check("engine limits", found, Severity.ERROR, "limits that the engine may set", remedy)]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from common.command_line import end_at_once, run_command
@@ -25,13 +25,14 @@ from trainer.doctor.engine import (
     start_gpu_container,
 )
 from trainer.doctor.gpu import check_gpus, check_links, read_gpus
-from trainer.doctor.host_settings import IMAGE_USER, Settings, check_settings, read_declarations, read_settings
+from trainer.doctor.host_settings import IMAGE_USER, Declaration, Settings, check_settings, read_declarations, read_settings
 from trainer.doctor.programs import Runner, run_program
 from trainer.doctor.versions import read_needs
 
 __all__ = ["check_workspace", "host_checks", "main"]
 
 _STAND_IN = "trainer-base:"
+_LIMIT = "ULIMIT_"
 """Begins the name of the image that `make up` builds if the registry of the base image cannot be reached."""
 _ENGINE_FOLDER = Path("/var/lib/docker")
 """Where an engine keeps its images and volumes, unless it is configured otherwise."""
@@ -62,6 +63,12 @@ def host_checks(settings: Settings, run: Runner, root: Path = Path("/"), *, fast
     return [*rows, *check_settings(settings, len(gpus.gpus), runs_here), *check_workspace(settings, fast=fast)]
 
 
+def _raised_limits(settings: Settings, declared: Mapping[str, Declaration]) -> dict[str, str]:
+    """Return the limits that the Compose files ask for with GPUs, by their names of the engine."""
+    names = [name for name in declared if name.startswith(_LIMIT)]
+    return {name.removeprefix(_LIMIT).lower(): settings.get(name, declared[name].default) for name in names}
+
+
 def _container_checks(settings: Settings, run: Runner, *, starts_gpus: bool) -> list[Check]:
     """Return the rows for which an image is asked for or a container is started. Without an image no container is started."""
     declared = {one.name: one for one in read_declarations()}
@@ -70,10 +77,7 @@ def _container_checks(settings: Settings, run: Runner, *, starts_gpus: bool) -> 
     base = settings.get("BASE_IMAGE", declared["BASE_IMAGE"].default)
     rows = [] if base.startswith(_STAND_IN) else check_base_image(run, base, is_built=is_built)
     if is_built:
-        limits = {
-            one.line.partition(":")[0]: settings.get(name, one.default) for name, one in declared.items() if "ULIMIT_" in name
-        }
-        rows += check_ulimits(run, image, limits)
+        rows += check_ulimits(run, image, _raised_limits(settings, declared) if settings.get("GPUS") != "none" else {})
     if is_built and starts_gpus:
         rows.append(check_gpu_container(start_gpu_container(run, image)))
     return rows

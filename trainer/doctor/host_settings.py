@@ -168,7 +168,7 @@ def _size(name: str, value: str, context: _Context) -> Iterator[Check]:
 
 
 def _duration(name: str, value: str, context: _Context) -> Iterator[Check]:
-    parts = re.findall(r"([0-9.]+)([a-zµ]+)", value)
+    parts = re.findall(r"([0-9.]{1,20})([a-zµ]{1,2})", value)
     seconds, saving = (
         sum(float(one) * _SECONDS.get(unit, 0.0) for one, unit in parts),
         context.settings.number("PET_SHUTDOWN_TIMEOUT", 60),
@@ -275,14 +275,14 @@ _KINDS = (
     _Kind(r"stop_grace_period: NAME", _DURATION, "numbers with h, m or s after them", "120s", _duration),
     _Kind(r"127\.0\.0\.1:NAME", _PORT, "a number from 1 to 65535", "6007", _port),
     _Kind(r"restart: NAME", r"no|on-failure(?::[0-9]{1,6})?", "no, or on-failure:N, which starts no finished run again", "no"),
-    _Kind(r"user: .*NAME", r"[0-9]{1,9}", "the number of a user or group", "1000"),
+    _Kind(r"user: .{0,40}NAME", r"[0-9]{1,9}", "the number of a user or group", "1000"),
     _Kind(r"source: \"?NAME", r".*", "", "", _folder),
     _Kind(r"\bfile: NAME", r".*", "", "", _file),
-    _Kind(r"command: NAME", r"(?s:.*)", "", "", _command),
-    _Kind(r"_RECIPE: .*NAME", r".*", "", "", _recipe),
+    _Kind(r"_ARGS: NAME", r"(?s:.*)", "", "", _command),
+    _Kind(r"_RECIPE: .{0,40}NAME", r".*", "", "", _recipe),
     _Kind(r"/workspace/runs/NAME", rf"{_NAME}(?:/{_NAME})*", "the name of a folder, or several with / between them", "demo"),
     _Kind(r"/workspace/data/NAME", _NAME, "the name of one folder", "demo"),
-    _Kind(r"^- NAME.*:/workspace", r".*", "", "", _volume),
+    _Kind(r"^- NAME.{0,40}:/workspace", r".*", "", "", _volume),
     _Kind(r"(?:image|BASE_IMAGE): NAME", _IMAGE, "NAME[:TAG][@sha256:DIGEST], lower case", "trainer:local"),
     _Kind("", r"-1|[0-9]{1,18}", "a whole number", "1"),
 )
