@@ -25,7 +25,6 @@ def child_environment() -> dict[str, str]:
 
 
 def forbid_files() -> None:
-    """Forbid this process to write files and core dumps."""
     lower_limit(resource.RLIMIT_CORE, 0)
     lower_limit(resource.RLIMIT_FSIZE, 0)
 

@@ -218,7 +218,6 @@ def canonical_json(value: Any, *, indent: int | None = 2) -> bytes:
 
 
 def digest_bytes(data: bytes) -> str:
-    """Return `sha256:` and the hexadecimal digest of `data`."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 

@@ -66,7 +66,6 @@ def url_chain(url: str) -> list[str]:
 
 
 def redacted_repr(value: Any) -> str:
-    """Return the `repr` of a setting's value for a message, with redacted strings."""
     return repr(_with_texts(value, redacted))
 
 
@@ -113,7 +112,6 @@ class RedactingFormatter(logging.Formatter):
         self._secrets = tuple(secrets)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a log record."""
         return printable(without(super().format(record), self._secrets))
 
 

@@ -38,12 +38,10 @@ class PrintableStream:
         """The original stream, which writes text unchanged."""
 
     def write(self, text: str) -> int:
-        """Write `text`, made printable."""
         self.behind.write(printable(text))
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write each of the lines, made printable."""
         for line in lines:
             self.write(line)
 

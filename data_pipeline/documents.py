@@ -123,7 +123,6 @@ class Reason(StrEnum):
 
     @property
     def malformed(self) -> bool:
-        """Whether the input is broken, which counts against `limits.max_rejected_fraction`."""
         return self.stage is Stage.READ
 
 
@@ -152,7 +151,6 @@ class Document:
 
     @property
     def pieces(self) -> list[str]:
-        """The parts of the text."""
         return cut_text(self.text, self.parts)
 
 
@@ -172,7 +170,6 @@ class Rejection:
 
     @staticmethod
     def of(document: Document, reason: Reason, detail: str = "") -> Rejection:
-        """Return the rejection of a well-formed document."""
         return Rejection(reason, document.path, document.line, detail, document.text[:_SAMPLE_CHARS], document)
 
     @staticmethod
@@ -183,7 +180,6 @@ class Rejection:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """The rejection with the beginning of the text, as plain values."""
         return {name: getattr(self, name) for name in ("reason", "path", "line", "detail", "sample")}
 
 
@@ -205,7 +201,6 @@ def document_id(partition: int, ordinal: int) -> int:
 
 
 def partition_of(identity: int) -> int:
-    """Return the number of a document's partition: an index into the manifest's `partitions`."""
     return identity >> _ORDINAL_BITS
 
 

@@ -165,7 +165,6 @@ def _entry(name: str, summary: str) -> str:
 
 
 def _end_at_once(_number: int, _frame: FrameType | None) -> NoReturn:
-    """End this process when Ctrl-C is pressed while it loads."""
     os.write(2, b"stopped: interrupted with Ctrl-C\n")
     os._exit(_INTERRUPTED)
 

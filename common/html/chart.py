@@ -35,7 +35,6 @@ class Line:
 
     @cached_property
     def thinned(self) -> Thinned:
-        """The curve, reduced to the number of columns that the picture can show."""
         return thin(self.curve)
 
 
@@ -76,7 +75,6 @@ class Chart:
 
     @property
     def shown(self) -> tuple[Line, ...]:
-        """The lines that have points."""
         return tuple(line for line in self.lines if len(line.curve))
 
     @cached_property
@@ -86,7 +84,6 @@ class Chart:
 
     @cached_property
     def y(self) -> Axis:
-        """The vertical axis."""
         found = [bound for line in self.shown for bound in (line.thinned.low_C, line.thinned.high_C)]
         return axis_through([*found, np.zeros(1)] if self.from_zero else found, log_from=self.log_from, margin=0.05)
 
@@ -135,7 +132,6 @@ def _log_axis(low: float, high: float) -> Axis:
 
 
 def measured(value: float) -> str:
-    """Return a measured number with five digits: `2.3456`, `0.00012346`, `1.2e+09`, `nan`."""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.5g}"
 
 

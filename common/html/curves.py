@@ -31,18 +31,15 @@ class Curve:
 
     @staticmethod
     def of(points: Iterable[tuple[float, float]]) -> Curve:
-        """Return the curve through these points."""
         both = np.array(list(points), np.float64).reshape(-1, 2)
         return Curve(both[:, 0], both[:, 1])
 
     @property
     def finite(self) -> Floats:
-        """The finite values, in order."""
         return self.y_N[np.isfinite(self.y_N)]
 
     @property
     def last(self) -> float | None:
-        """The last value, which may be nan or infinite."""
         return float(self.y_N[-1]) if len(self.y_N) else None
 
     def __len__(self) -> int:

@@ -61,7 +61,6 @@ def draw_histogram(
 
 
 def _steps(starts: Sequence[float], heights: Sequence[float]) -> str:
-    """Return the points of a line that is horizontal over each bin."""
     corners = [(x, y) for index, y in enumerate(heights) for x in starts[index : index + 2]]
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
 

@@ -32,23 +32,18 @@ class Plot:
 
     @property
     def end(self) -> int:
-        """The right edge of the plot."""
         return self.width - self.right
 
     @property
     def base(self) -> int:
-        """The lower edge of the plot."""
         return self.height - self.bottom
 
     def x(self, part: Number) -> Number:
-        """Return the x of these shares of the plot's width, from the left."""
         return self.left + (self.end - self.left) * part
 
     def y(self, part: Number) -> Number:
-        """Return the y of these shares of the plot's height, from the bottom."""
         return self.base - (self.base - self.top) * part
 
 
 def draw_template(name: str, plot: Plot, **values: object) -> Markup:
-    """Render a picture from one of this package's templates."""
     return Markup(_PICTURES.get_template(name).render(plot=plot, **values))

@@ -58,6 +58,5 @@ def _check_targets(settings: Section) -> None:
 
 
 def _named(place: str) -> Any:
-    """Import the object at `package.module:name`."""
     module, name = place.split(":")
     return getattr(import_module(module), name)

@@ -51,12 +51,10 @@ def conditions_of(field: FieldInfo) -> list[OnlyIf]:
 
 
 def with_conditions(model: type[BaseModel]) -> dict[str, list[OnlyIf]]:
-    """Return the conditions of each setting that has some, by its dotted name."""
     return {name: found for name, field in all_settings(model) if (found := conditions_of(field))}
 
 
 def names_in(condition: OnlyIf) -> list[str]:
-    """Return the names of the settings and facts in a condition."""
     return [_parsed(part)[0] for part in condition.condition.split(" or ")]
 
 

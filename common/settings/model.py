@@ -198,7 +198,6 @@ def is_among(name: str, settings: Collection[str]) -> bool:
 
 
 def environment_names(model: type[Settings]) -> list[str]:
-    """Return the environment variables of the model's settings: `["TRAIN_OPTIM__LR", …]`."""
     return [model.environment_prefix + name.replace(".", "__").upper() for name in setting_names(model)]
 
 
@@ -245,7 +244,6 @@ def entry_model(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def is_list(field: FieldInfo) -> bool:
-    """Return whether a setting holds several values."""
     return typing.get_origin(field.annotation) in (tuple, list)
 
 

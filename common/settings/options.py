@@ -107,12 +107,10 @@ class SettingText:
 
 
 def setting_texts(model: type[Settings]) -> list[SettingText]:
-    """Return the descriptions of all settings of a command."""
     return [_text(name, name, field, _default_of(field)) for name, field in setting_names(model).items()]
 
 
 def option_texts(model: type[Options]) -> list[SettingText]:
-    """Return the descriptions of all options of a small command."""
     return [_text(name, spelling(name, field), field, _default_text(field)) for name, field in setting_names(model).items()]
 
 

@@ -9,5 +9,4 @@ __all__ = ["run"]
 
 
 def run(options: SchemaOptions) -> None:
-    """Print the JSON Schema or the environment variables."""
     print(schema_text(PrepareConfig, env=options.env))

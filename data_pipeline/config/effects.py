@@ -27,7 +27,6 @@ def settings_without_effect(config: PrepareConfig) -> list[str]:
 
 
 def _is_own(config: PrepareConfig, place: str, name: str) -> bool:
-    """Return whether the source at a place overrides a setting."""
     section, _, leaf = name.partition(".")
     return bool(place) and section in OVERRIDABLE and leaf in getattr(config.source[place.split(".", 1)[1][:-1]], section)
 

@@ -152,7 +152,6 @@ class HeuristicSettings(Section):
 
     @classmethod
     def bound(cls, setting: str) -> Bound:
-        """Return the direction in which a threshold limits its measure."""
         return next(item for item in cls.model_fields[setting].metadata if isinstance(item, Bound))
 
 
@@ -248,7 +247,6 @@ class QualitySettings(Section):
 
     @property
     def measures_perplexity(self) -> bool:
-        """Whether the perplexity of the documents is measured."""
         return self.trusted is not None or self.reference is not None
 
     @model_validator(mode="after")

@@ -158,7 +158,6 @@ class PrepareConfig(Settings):
 
     @classmethod
     def chosen(cls, _given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings of the recipe `auto`."""
         return {"tokenizer.kind": "bpe", "tokenizer.vocab_size": "auto", "row_length": AUTO_ROW_LENGTH}
 
     @model_validator(mode="after")
@@ -220,7 +219,6 @@ class PrepareConfig(Settings):
 
     @property
     def has_pairs(self) -> bool:
-        """Whether all records are preference pairs."""
         return any(config.records.has_pairs for config in self.by_place.values())
 
     @property
@@ -258,6 +256,5 @@ class PrepareConfig(Settings):
 
     @property
     def weights(self) -> dict[str, float]:
-        """The weight of each balanced group that has one."""
         of_sources = {name: source.weight for name, source in self.source.items()} if self.balance.by == "source" else {}
         return of_sources | self.balance.weights

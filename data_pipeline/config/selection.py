@@ -149,7 +149,6 @@ class AugmentSettings(Section):
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """The special tokens that these settings need in the tokenizer."""
         return FIM_TOKENS if self.fim_rate > 0 else ()
 
 

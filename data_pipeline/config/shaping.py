@@ -40,7 +40,6 @@ def shaping_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_files(config: Mapping[str, Any]) -> list[str]:
-    """Return the names of the settings in a manifest that stand for files."""
     return [name for name in _BY_CONTENT if _value(config, name)]
 
 

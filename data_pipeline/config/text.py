@@ -83,7 +83,6 @@ class RecordSettings(Section):
 
     @property
     def kept_fields(self) -> tuple[str, ...]:
-        """The fields that are kept with each document: `metadata` and the label."""
         return self.metadata if self.label_field is None else (*self.metadata, self.label_field)
 
     @property
@@ -97,7 +96,6 @@ class RecordSettings(Section):
 
     @property
     def has_pairs(self) -> bool:
-        """Whether each record is a preference pair."""
         return self.chosen_field is not None
 
     @model_validator(mode="after")

@@ -108,7 +108,6 @@ class ChatSettings(Section):
 
     @property
     def is_on(self) -> bool:
-        """Whether there is a template."""
         return self.template != "none"
 
     @property

@@ -41,7 +41,6 @@ class ChatTemplate:
 
     @staticmethod
     def of(source: str, tokenizer: Tokenizer) -> ChatTemplate:
-        """Return a template for a tokenizer."""
         variables = {f"{role}_token": name for role, name in tokenizer.role_names.items()}
         return ChatTemplate(source, variables, tokenizer.named_tokens)
 

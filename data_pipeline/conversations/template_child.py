@@ -126,7 +126,6 @@ def _span(whole: str, before: str, after: str, message: dict[str, Any]) -> list[
 
 
 def _num_common(first: str, second: str) -> int:
-    """Return the number of characters with which both texts begin."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
 

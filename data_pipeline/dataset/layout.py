@@ -88,7 +88,6 @@ LOCK = ".prepare.lock"
 
 
 def rejected_name(partition: int) -> str:
-    """Return the path of the file with the rejected documents of a partition."""
     return f"{REJECTED}/{partition:06d}.jsonl.zst"
 
 

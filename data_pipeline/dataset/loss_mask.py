@@ -53,12 +53,10 @@ class LossMask:
 
     @staticmethod
     def everywhere(num_sequences: int) -> LossMask:
-        """Return the mask of sequences with a loss on every token."""
         return LossMask(np.empty(0, np.uint32), np.zeros(num_sequences, np.int64))
 
     @staticmethod
     def join(masks: Sequence[LossMask]) -> LossMask:
-        """Concatenate masks."""
         return LossMask(np.concatenate([mask.runs_N for mask in masks]), np.concatenate([mask.num_runs_B for mask in masks]))
 
     def split(self, num_sequences: int) -> tuple[LossMask, LossMask]:

@@ -113,7 +113,6 @@ class Manifest:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Digest of every file in the manifest, by name."""
         return {shard.path: shard.sha256 for shard in self.shards} | self.files
 
     @property

@@ -233,7 +233,6 @@ class Rows:
         return [np.array(found, np.int64).reshape(-1, 2) for found in ranges]
 
     def document_ids(self, index: int) -> NDArray[np.uint64]:
-        """Return the ids of the documents in one row, in order."""
         [(number, _, rows)] = self._by_shard(np.array([index]))
         return self._ask(number, _document_ids, rows)
 

@@ -43,7 +43,6 @@ class TableWriter:
 
     @property
     def written(self) -> dict[Path, str]:
-        """Digest of the complete file, by its path."""
         return {self._path: self.digest}
 
     def add(self, row: tuple[Any, ...], num_bytes: int) -> None:
@@ -54,7 +53,6 @@ class TableWriter:
             self._flush()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write a batch unchanged."""
         self._writer.write_batch(batch)
 
     def _flush(self) -> None:
@@ -109,7 +107,6 @@ def read_batches(output: Path) -> Iterable[pa.RecordBatch]:
 
 
 def read_table(output: Path) -> pa.Table:
-    """Return a small output of a task as one table."""
     file = _mapped(output)
     return pa.Table.from_batches(file.batches(), file.schema).combine_chunks()
 
@@ -154,5 +151,4 @@ def read_side_by_side(output: Path, other: Path) -> Iterator[tuple[pa.RecordBatc
 
 
 def data_path(output: Path) -> Path:
-    """Return the path of the table of a task's output."""
     return output.with_name(f"{output.name}.arrow")

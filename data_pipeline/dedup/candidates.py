@@ -121,7 +121,6 @@ def _write_pairs(output: Path, pairs: Iterable[Pairs], result: BucketResult) -> 
 
 
 def copies_path(output: Path) -> Path:
-    """Return the path of a bucket's pairs of equal documents."""
     return output.with_name(f"{output.name}-copies")
 
 

@@ -105,7 +105,6 @@ class Duplicates:
 
     @property
     def num_kept(self) -> int:
-        """Number of documents that are kept."""
         return sum(counts.get(_KEPT, 0) for counts in self.sources.values())
 
     @property

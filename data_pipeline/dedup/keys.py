@@ -76,7 +76,6 @@ class KeyWriter:
 
 
 def entries_path(keys: Path) -> Path:
-    """Return the path of the sorted runs of a key table."""
     return keys.with_name(f"{keys.name}-entries")
 
 

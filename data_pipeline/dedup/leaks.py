@@ -57,7 +57,6 @@ class BenchmarkLeaks:
 
     @property
     def share(self) -> float:
-        """Share of the items that overlap."""
         return self.overlapping / max(self.items, 1)
 
 
@@ -78,12 +77,10 @@ class LeakReport:
 
     @property
     def leaked(self) -> bool:
-        """Whether any validation document is in the training text."""
         return bool(self.exact or self.near)
 
     @property
     def contaminated(self) -> bool:
-        """Whether any benchmark item overlaps with the training text."""
         return any(benchmark.overlapping for benchmark in self.benchmarks)
 
     def summary(self) -> dict[str, Any]:

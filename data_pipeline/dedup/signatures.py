@@ -46,7 +46,6 @@ class Bands:
     num_rows: int
 
     def probability(self, similarity: float) -> float:
-        """Return the probability that two documents of this Jaccard similarity become candidates."""
         return 1 - float((1 - similarity**self.num_rows) ** self.num_bands)
 
 
@@ -58,7 +57,6 @@ class Shingles:
     borders_D1: Int64s
 
     def of(self, index: int) -> Hashes:
-        """Return the set of one text's shingles, ascending."""
         return np.unique(self.hashes_S[self.borders_D1[index] : self.borders_D1[index + 1]])
 
 

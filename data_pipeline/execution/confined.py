@@ -130,7 +130,6 @@ class ProgramOnDemand:
 
     @property
     def is_running(self) -> bool:
-        """Whether the program was started and not closed."""
         return self._program is not None
 
     def running(self) -> ConfinedProgram:

@@ -42,13 +42,11 @@ class Runner:
 
     @property
     def timings(self) -> dict[str, Any]:
-        """The time that each stage took, as in `Progress.summary`."""
         return self._progress.summary()
 
 
 @contextlib.contextmanager
 def open_runner(stages: Sequence[str], num_workers: int) -> Iterator[Runner]:
-    """Yield a runner for stages of these names, with processes on this machine."""
     with open_engine(num_workers) as engine:
         yield Runner(engine, Progress(stages))
 

@@ -135,7 +135,6 @@ class _Form:
 
     @cached_property
     def are_letters(self) -> Bools:
-        """Whether each byte is an ASCII letter."""
         return self.are_between("A", "Z") | self.are_between("a", "z")
 
     def share_of_chars(self, chars: Int64s, starts_I: Int64s) -> Floats:
@@ -256,7 +255,6 @@ class _Form:
 
     @cached_property
     def lines(self) -> _Spans:
-        """The lines with at least one word."""
         has_word_K = self._words_in_lines[1] > 0
         return self._spans(self.batch.line_starts_K[has_word_K], self.batch.line_ends_K[has_word_K])
 
@@ -347,7 +345,6 @@ class _Form:
 
     @cached_property
     def _visible(self) -> Int64s:
-        """Number of visible ASCII characters."""
         return self.count_bytes(self.are_between("!", "~"))
 
     @cached_property
@@ -455,7 +452,6 @@ class _Rule:
         return float(value if self.place is None else value[self.place])
 
     def threshold(self, settings: HeuristicSettings) -> str:
-        """Return the setting with its value, for the detail of a rejection."""
         place = "" if self.place is None else f"[{self.place}]"
         return f"heuristics.{self.setting}{place} = {self._bound(settings):.9g}"
 

@@ -46,7 +46,6 @@ class Prepared:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the settings and inputs."""
         return fingerprint_of(self.settings, self.inputs)
 
 

@@ -64,7 +64,6 @@ class _Order:
     """-log2 of each backoff weight, in 1/1024 bit."""
 
     def find(self, keys: Hashes) -> Int64s:
-        """Return the place of each key, or -1."""
         places = np.minimum(np.searchsorted(self.keys_G, keys), len(self.keys_G) - 1)
         return np.where(self.keys_G[places] == keys, places, -1)
 
@@ -77,7 +76,6 @@ class ArpaModel:
     """The single words first."""
 
     def to_bytes(self) -> bytes:
-        """Return the model in the safetensors format."""
         return save({f"{name}.{n}": array for n, order in enumerate(self.orders) for name, array in vars(order).items()})
 
     @staticmethod
@@ -126,7 +124,6 @@ class ArpaModel:
 
 
 def _sums(values_W: NDArray[Any], ends_D: Int64s) -> Int64s:
-    """Return the sum of the values of each text."""
     sums_W1 = np.concatenate([[0], np.cumsum(values_W, dtype=np.int64)])
     return np.diff(sums_W1[ends_D], prepend=0)
 

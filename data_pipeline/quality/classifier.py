@@ -62,7 +62,6 @@ class HeldOut:
 
     @property
     def accuracy(self) -> float:
-        """Mean over both classes of the share of correctly classified examples."""
         return (self.good_kept / self.good + self.bad_dropped / self.bad) / 2
 
 
@@ -86,7 +85,6 @@ class Classifier:
         return probabilities_D
 
     def to_bytes(self) -> bytes:
-        """Return the model in the safetensors format."""
         return save(dict(vars(self)))
 
     @staticmethod

@@ -75,12 +75,10 @@ class ReferenceModel:
     triples_N: Counts
 
     def merged(self, other: ReferenceModel) -> ReferenceModel:
-        """Return the model of the texts of both models."""
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         return ReferenceModel(*(mine + its for mine, its in pairs))
 
     def to_bytes(self) -> bytes:
-        """Return the model in the safetensors format."""
         return save(dict(vars(self)))
 
     @staticmethod
@@ -172,12 +170,10 @@ def _name_of(settings: QualitySettings) -> str:
 
 
 def perplexity(score: float) -> float:
-    """Return the perplexity per token of a score."""
     return float(2.0 ** (score / SCORE_STEPS))
 
 
 def count_scores(scores_D: Scores) -> dict[str, int]:
-    """Return the number of texts with each score."""
     values, counts = np.unique(scores_D, return_counts=True)
     return {str(value): count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
 
@@ -197,7 +193,6 @@ class _Block:
 
     @property
     def pair_T(self) -> Keys:  # noqa: N802
-        """Each token and the one before it, as one number."""
         return self.triple_T & np.uint64((1 << 2 * _ID_BITS) - 1)
 
     def repeats(self) -> Int64s:

@@ -393,7 +393,6 @@ def _own_settings(source: Report) -> dict[str, Any]:
 
 
 def _in_toml(value: object) -> object:
-    """Return a value as a recipe contains it."""
     return "none" if value is None else value
 
 

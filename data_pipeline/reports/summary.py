@@ -87,7 +87,6 @@ def _training_settings(recipe: str) -> dict[str, Any]:
 
 
 def _new_run(name: str) -> Path:
-    """Return a folder for a run that does not exist yet."""
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
     return next(folder for folder in (Path("runs") / one for one in names) if not folder.exists())
 

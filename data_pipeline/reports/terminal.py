@@ -152,7 +152,6 @@ def _sources(totals: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _named(title: str, values: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the entries of a table as rows, with their names under `title`."""
     return [{title: name, **entry} for name, entry in values.items()]
 
 

@@ -19,7 +19,6 @@ _LEFT_OUT |= {"site-packages", "dist-packages", "__pycache__"}
 
 
 def standard_library() -> Path:
-    """Return the folder of the standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
@@ -33,7 +32,6 @@ def code_files(library: Path) -> list[Path]:
 
 
 def manual_file(library: Path) -> Path:
-    """Return the file that holds the topics of the language reference."""
     return library / "pydoc_data" / "topics.py"
 
 

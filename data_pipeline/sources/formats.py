@@ -56,7 +56,6 @@ class Shape:
 
     @property
     def is_archive(self) -> bool:
-        """Whether the file contains other files."""
         return self.format in ("tar", "zip")
 
 

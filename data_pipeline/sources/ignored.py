@@ -47,7 +47,6 @@ class IgnoredFiles:
         self._counts: dict[str, dict[str, int]] = {}
 
     def add(self, reason: IgnoredReason, path: str) -> None:
-        """Count one file."""
         count_extension(path, self._counts.setdefault(reason.value, {}))
 
     def report(self, members: Mapping[str, int]) -> dict[str, dict[str, int]]:
@@ -77,6 +76,5 @@ def count_extension(path: str, counts: MutableMapping[str, int]) -> None:
 
 
 def extension_shown(path: str) -> str:
-    """Return the extension of a file as messages and reports name it."""
     extension = extension_of(path)
     return extension if _EXTENSION.fullmatch(extension) else _WITHOUT

@@ -67,7 +67,6 @@ class InputFile:
 
     @property
     def identity(self) -> dict[str, str | int]:
-        """Entry of the file in the manifest, the same on every machine."""
         algorithm = "sha256" if self.checksum.startswith("sha256:") else "checksum"
         return {"source": self.source, "path": self.path, "bytes": self.bytes, algorithm: self.checksum}
 
@@ -262,7 +261,6 @@ def _shown(named: str) -> str:
 
 
 def _name_after(root: str) -> str:
-    """Return the name of a source, derived from its folder or file."""
     last = PurePosixPath(root).name if is_url(root) else Path(root).resolve().name
     return re.sub(r"[^a-z0-9_-]+", "-", (last.split(".")[0] or last).lower()).strip("-")[:64] or "text"
 
@@ -365,7 +363,6 @@ class Partition:
 
     @property
     def source(self) -> str:
-        """Name of the source of all parts."""
         return self.parts[0].file.source
 
     @property

@@ -137,7 +137,6 @@ class Listing:
 
 
 def is_url(named: str) -> bool:
-    """Whether a name is a URL of a store, not a local path."""
     return "://" in named and not named.startswith("file://")
 
 
@@ -188,7 +187,6 @@ def open_file(location: Location, num_bytes: int, limits: LimitSettings) -> Iter
 
 
 def digest(location: Location, num_bytes: int, limits: LimitSettings) -> str:
-    """Return `sha256:` and the hexadecimal digest of a file's content."""
     with open_file(location, num_bytes, limits) as file:
         return digest_stream(file)
 
@@ -264,7 +262,6 @@ class _Links:
             )
 
     def warn(self) -> None:
-        """Log one warning for each reason why links were not followed."""
         for links in self.unfollowed():
             logger.warning("source %s: %s; to follow them, %s", printable(str(self.root)), links.found, links.remedy)
 

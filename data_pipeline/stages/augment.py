@@ -38,7 +38,6 @@ _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
 
 
 def is_on(settings: AugmentSettings) -> bool:
-    """Whether the settings change any document."""
     return any((settings.fim_rate, settings.synonym_rate, settings.subword_rate))
 
 

@@ -24,7 +24,6 @@ class Job:
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """The special tokens that the settings need in a tokenizer that is trained."""
         return (*self.config.augment.special_tokens, *self.config.chat.special_tokens)
 
     def place(self, folder: str, number: int) -> Path:
@@ -33,5 +32,4 @@ class Job:
 
 
 def is_trained(settings: TokenizerSettings) -> bool:
-    """Whether the tokenizer is trained on a sample of the text."""
     return settings.path is None and settings.kind != "byte"

@@ -50,7 +50,6 @@ class Samples:
                 yield row, reason
 
     def add(self, text: pa.RecordBatch, row: int, reason: Reason, detail: str) -> None:
-        """Add one row of the text table."""
         path, line, content = (text.column(name)[row].as_py() for name in ("path", "line", "text"))
         self.values.append(Rejection.of(Document(content, path, line, 0), reason, detail).shown)
 
@@ -85,7 +84,6 @@ class RejectedWriter:
         return {path: digest for table in self._tables.values() for path, digest in table.written.items()}
 
     def add_malformed(self, identity: int, item: Rejection) -> None:
-        """Add an item that did not become a document."""
         if self._tables:
             self._add("malformed", identity, item, "", item.data)
 

@@ -152,7 +152,6 @@ def _show(text: pa.RecordBatch, duplicates: pa.Table, samples: Samples, texts: T
 
 
 def explain_duplicate(reason: Reason, leader: int) -> str:
-    """Return the detail of a document that deduplication drops."""
     return "" if reason is Reason.BENCHMARK_OVERLAP else f"like document {leader}"
 
 

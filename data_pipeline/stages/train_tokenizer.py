@@ -111,7 +111,6 @@ class TrainedTokenizer:
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> TrainedTokenizer:
-        """Return the facts of a tokenizer."""
         files = {name: digest_bytes(content) for name, content in tokenizer.files().items()}
         return TrainedTokenizer(tokenizer.kind, tokenizer.vocab_size, tokenizer.digest, tokenizer.pad_id, files)
 

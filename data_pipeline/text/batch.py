@@ -84,7 +84,6 @@ class TextBatch:
 
     @cached_property
     def is_ascii(self) -> bool:
-        """Whether all characters are ASCII."""
         return not len(self.bytes_N) or int(self.bytes_N.max()) < 0x80
 
     @cached_property
@@ -102,7 +101,6 @@ class TextBatch:
 
     @property
     def is_word_N(self) -> Bools:
-        """Whether each byte belongs to a word."""
         return self._words[2]
 
     @property
@@ -112,12 +110,10 @@ class TextBatch:
 
     @property
     def word_ends_W(self) -> Int64s:
-        """Index after each word's last byte."""
         return self._words[1]
 
     @cached_property
     def words_D1(self) -> Int64s:
-        """Borders of the texts among the words."""
         return np.append(np.searchsorted(self.word_starts_W, self.starts_D), len(self.word_starts_W))
 
     @cached_property
@@ -161,12 +157,10 @@ class TextBatch:
 
     @property
     def line_ends_K(self) -> Int64s:
-        """Index of the newline that ends each line."""
         return self._lines[1]
 
     @cached_property
     def lines_D1(self) -> Int64s:
-        """Borders of the texts among the lines."""
         return np.append(np.searchsorted(self.line_starts_K, self.starts_D), len(self.line_starts_K))
 
     def hash_of_spans(self, starts: Int64s, ends: Int64s) -> Hashes:

@@ -48,12 +48,10 @@ class Encoded:
 
     @staticmethod
     def of(arrays: Sequence[NDArray[np.int32]]) -> Encoded:
-        """Return the ids of texts that were encoded one by one."""
         ends_D = np.cumsum(np.fromiter(map(len, arrays), np.int64, len(arrays)))
         return Encoded(np.concatenate(arrays) if arrays else np.empty(0, np.int32), ends_D)
 
     def arrays(self) -> list[NDArray[np.int32]]:
-        """Return the ids of each text."""
         return np.split(self.ids_T, self.ends_D[:-1]) if len(self.ends_D) else []
 
     def framed(self, first: int | None, last: int | None) -> Encoded:
@@ -119,7 +117,6 @@ class Tokenizer(ABC):
         """Return the content of the tokenizer's folder, by file name."""
 
     def to_bytes(self) -> bytes:
-        """Return the content of the file `file_name`."""
         return self.files()[self.file_name]
 
     @abstractmethod
@@ -137,7 +134,6 @@ class Tokenizer(ABC):
         """The name of the bos, eos, unk and pad token, by role, as far as the tokenizer has them."""
 
     def frame(self, encoded: Encoded, *, add_bos: bool, add_eos: bool) -> Encoded:
-        """Return encoded texts with bos before or eos after each."""
         return encoded.framed(self.bos_id if add_bos else None, self.eos_id if add_eos else None)
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:

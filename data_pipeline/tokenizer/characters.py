@@ -22,17 +22,14 @@ class _BuiltIn(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, special ones included."""
         return self._end + len(self._extra)
 
     @property
     def extra(self) -> tuple[str, ...]:
-        """The names of the additional special tokens, whose ids are the last ones."""
         return self._extra
 
     @property
     def digest(self) -> str:
-        """`sha256:…` over kind, symbols and special ids."""
         return digest_bytes(self.to_bytes())
 
     def token_id(self, name: str) -> int | None:
@@ -41,13 +38,11 @@ class _BuiltIn(Tokenizer):
 
     @property
     def named_tokens(self) -> tuple[NamedToken, ...]:
-        """The four special tokens of all our tokenizers, and the additional ones."""
         own = [NamedToken(OWN_NAMES[role], number) for role, number in SPECIAL_IDS.items()]
         return (*own, *(NamedToken(name, self._end + place) for place, name in enumerate(self._extra)))
 
     @property
     def role_names(self) -> dict[str, str]:
-        """The names of the special tokens by role."""
         return dict(OWN_NAMES)
 
     def _file(self, symbols: Mapping[str, str]) -> dict[str, bytes]:
@@ -71,7 +66,6 @@ class CharacterTokenizer(_BuiltIn):
 
     @property
     def alphabet(self) -> str:
-        """The characters that have an id, in the order of their ids."""
         return self._alphabet
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
@@ -86,7 +80,6 @@ class CharacterTokenizer(_BuiltIn):
         return "".join("\ufffd" if i == UNK_ID else self._alphabet[i - NUM_SPECIAL] for i in known)
 
     def files(self) -> dict[str, bytes]:
-        """Return one file: canonical JSON with the alphabet."""
         return self._file({"pieces": self._alphabet})
 
 
@@ -110,5 +103,4 @@ class ByteTokenizer(_BuiltIn):
         return bytes(i - NUM_SPECIAL for i in ids if NUM_SPECIAL <= i < self._end).decode("utf-8", "replace")
 
     def files(self) -> dict[str, bytes]:
-        """Return one file: canonical JSON with the kind."""
         return self._file({})

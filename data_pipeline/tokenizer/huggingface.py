@@ -86,12 +86,10 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @property
     def special(self) -> SpecialTokens:
-        """The special tokens and their names."""
         return self._special
 
     @property
     def vocab_size(self) -> int:
-        """One more than the highest id, special ones included."""
         return self._vocab_size
 
     @property
@@ -158,14 +156,12 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @property
     def role_names(self) -> dict[str, str]:
-        """The names of the special tokens by role."""
         return {role: name for role, name in self._special.names.items() if name is not None}
 
     def _added_tokens(self) -> Iterable[tokenizers.AddedToken]:
         return self._library.get_added_tokens_decoder().values()
 
     def _ids_of(self, names: Iterable[str]) -> set[int]:
-        """Return the ids of those names that are in the vocabulary."""
         return {number for name in names if (number := self.token_id(name)) is not None}
 
     def _spell(self, number: int) -> NDArray[np.int32]:

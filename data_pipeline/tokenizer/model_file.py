@@ -62,7 +62,6 @@ class ModelSpec:
 
     @property
     def content(self) -> dict[str, Any]:
-        """All properties as JSON values."""
         return vars(self) | {"charsmap": digest_bytes(self.charsmap)}
 
 

@@ -40,7 +40,6 @@ PROBES = (
 
 
 def gives_same_ids(encode: _Encode, library: _Encode, texts: Sequence[str] = PROBES) -> bool:
-    """Whether two functions give the same ids of texts."""
     return all(map(np.array_equal, encode(texts), library(texts)))
 
 

@@ -94,12 +94,10 @@ class SentencePieceTokenizer(Tokenizer):
 
     @property
     def special(self) -> SpecialTokens:
-        """The special tokens and their names."""
         return self._special
 
     @property
     def spec(self) -> ModelSpec:
-        """The properties of the model."""
         return self._spec
 
     @property
@@ -113,7 +111,6 @@ class SentencePieceTokenizer(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, special ones included."""
         return int(self._processor.get_piece_size())
 
     @property
@@ -176,13 +173,11 @@ class SentencePieceTokenizer(Tokenizer):
 
     @property
     def named_tokens(self) -> tuple[NamedToken, ...]:
-        """The control symbols of the model, and bos and eos."""
         silent = np.flatnonzero(self._is_silent).tolist()
         return tuple(NamedToken(self._pieces[number], number) for number in silent)
 
     @property
     def role_names(self) -> dict[str, str]:
-        """The names of the special tokens by role."""
         return {role: name for role, name in self._special.names.items() if name is not None}
 
     def _stands_for_text(self, number: int) -> bool:

@@ -46,7 +46,6 @@ class SpecialTokens:
         return next((i for i in (self.ids["pad"], self.ids["eos"]) if i is not None), 0)
 
     def to_bytes(self) -> bytes:
-        """Return the names in the form of a `tokenizer_config.json`."""
         return canonical_json({f"{role}_token": self.names[role] for role in ROLES})
 
 

@@ -52,7 +52,6 @@ def sample_pieces(texts: Iterable[str], fraction: float) -> Iterator[str]:
 
 
 def alphabet_of(texts: Iterable[str]) -> str:
-    """Return every character of the texts, sorted by code point."""
     return "".join(sorted(set().union(*texts)))
 
 

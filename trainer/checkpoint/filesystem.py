@@ -42,7 +42,6 @@ class Storage:
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
 
     def open_directory(self, path: Path) -> int:
-        """Return a descriptor for syncing a directory."""
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def size(self, descriptor: int) -> int:
@@ -57,7 +56,6 @@ class Storage:
         return os.readv(descriptor, [buffer])
 
     def create(self, path: Path) -> int:
-        """Create a file, which must not exist, and return a descriptor for writing."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
     def write(self, descriptor: int, data: memoryview) -> int:
@@ -69,7 +67,6 @@ class Storage:
         os.fsync(descriptor)
 
     def close(self, descriptor: int) -> None:
-        """Close a descriptor."""
         os.close(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
@@ -77,15 +74,12 @@ class Storage:
         os.rename(source, target)  # noqa: PTH104 - the system call itself
 
     def unlink(self, path: Path) -> None:
-        """Remove a file or a link."""
         os.unlink(path)  # noqa: PTH108 - the system call itself
 
     def make_directory(self, path: Path) -> None:
-        """Create a directory, which must not exist."""
         os.mkdir(path)  # noqa: PTH102 - the system call itself
 
     def remove_directory(self, path: Path) -> None:
-        """Remove an empty directory."""
         os.rmdir(path)  # noqa: PTH106 - the system call itself
 
 

@@ -59,7 +59,6 @@ class ObjectFiles:
         self._large_bytes = large_bytes
 
     def path(self, name: str) -> Path:
-        """Return the path of an object file."""
         return self.directory / f"{name}.safetensors"
 
     def read(self, manifest: CheckpointManifest) -> Iterator[tuple[str, Tensor]]:
@@ -109,7 +108,6 @@ class ObjectFiles:
         return stored, objects
 
     def names(self) -> list[str]:
-        """Return the names of the existing objects."""
         return [match[1] for name in self._storage.names(self.directory) if (match := _NAME.fullmatch(name))]
 
     def discard_unfinished(self) -> None:

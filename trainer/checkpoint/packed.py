@@ -45,7 +45,6 @@ def pack_sparse(weight_NK: Tensor) -> dict[str, Tensor]:
 
 
 def is_packed(names: Mapping[str, Tensor]) -> bool:
-    """Return whether a checkpoint has a weight that is stored as several tensors."""
     return any(name.endswith((".qdata", ".mask")) for name in names)
 
 

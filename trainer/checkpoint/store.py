@@ -85,7 +85,6 @@ class CheckpointStore:
         self._prepared = False
 
     def steps(self) -> list[int]:
-        """Return the saved steps, oldest first."""
         steps = [(int(match[1]), name) for name in self._names() if (match := _NAME.fullmatch(name))]
         return sorted(step for step, name in steps if self.path(step).name == name)
 
@@ -94,7 +93,6 @@ class CheckpointStore:
         return self.directory / f"step-{step:08d}"
 
     def manifest_path(self, step: int) -> Path:
-        """Return the path of the manifest of `step`."""
         return self.path(step) / _MANIFEST
 
     def manifest_bytes(self, step: int) -> bytes:

@@ -161,7 +161,6 @@ def read_tensor(file: BinaryIO, spec: TensorSpec) -> Tensor:
 
 
 def digest_of(tensor: Tensor) -> str:
-    """Return the sha256 of the raw values of a tensor, in hexadecimal."""
     return hashlib.sha256(raw_bytes(tensor)).hexdigest()
 
 

@@ -9,5 +9,4 @@ __all__ = ["run"]
 
 
 def run(options: SchemaOptions) -> None:
-    """Print the JSON Schema, or the names of the environment variables."""
     print(schema_text(TrainConfig, env=options.env))

@@ -36,7 +36,6 @@ class Measured:
     """Perplexity on the validation data; None if the data is not there."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
         return asdict(self)
 
 

@@ -31,7 +31,6 @@ class Compression:
     """Share of the weights that `prune` removes from each matrix."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the method and the settings that it uses, for the record."""
         used: dict[str, dict[str, Any]] = {"int4": {"group_size": self.group_size}, "prune": {"share": self.share}}
         return {"method": self.method} | used.get(self.method, {})
 

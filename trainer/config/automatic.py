@@ -64,7 +64,6 @@ class Facts:
 
     @property
     def flops_per_s(self) -> float:
-        """Expected floating-point operations per second."""
         return self.num_gpus * _FLOPS_PER_GPU or self.num_cores * _FLOPS_PER_CORE
 
 

@@ -60,7 +60,6 @@ class BatchConfig(Section):
 
     @property
     def micro_batches(self) -> int:
-        """Number of micro-batches in one global batch."""
         return self.global_rows // self.micro_rows
 
 

@@ -89,7 +89,6 @@ class ModelConfig(Section):
 
     @property
     def has_dropout(self) -> bool:
-        """Whether any share of dropout is above 0."""
         return max(self.attention_dropout, self.residual_dropout, self.embedding_dropout) > 0
 
     @property
@@ -108,12 +107,10 @@ class ModelConfig(Section):
 
     @property
     def head_size(self) -> int:
-        """Width of one head."""
         return self.head_dim or self.width // self.heads
 
     @property
     def num_kv_heads(self) -> int:
-        """Number of key and value heads."""
         return self.kv_heads or self.heads
 
     @property

@@ -202,7 +202,6 @@ class TrainConfig(Settings):
         return self.precision
 
     def compiles(self, device_type: str) -> bool:
-        """Return whether the model is compiled on devices of this type."""
         return self.compile == "on" or (self.compile == "auto" and device_type == "cuda")
 
     @model_validator(mode="after")
@@ -241,7 +240,6 @@ class TrainConfig(Settings):
 
     @property
     def has_dropout(self) -> bool:
-        """Whether a training pass drops numbers at any place."""
         return self.model.has_dropout or (self.lora.rank is not None and self.lora.dropout > 0)
 
     @model_validator(mode="after")

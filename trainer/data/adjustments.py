@@ -71,16 +71,13 @@ class Adjustments:
     made: tuple[Adjustment, ...] = ()
 
     def plus(self, *more: Adjustment) -> Adjustments:
-        """Return these adjustments, followed by others."""
         return Adjustments((*self.made, *more))
 
     def of(self, kinds: Iterable[str]) -> Adjustments:
-        """Return the adjustments of these kinds."""
         wanted = set(kinds)
         return Adjustments(tuple(adjustment for adjustment in self.made if adjustment.kind in wanted))
 
     def beginning_at(self, step: int) -> tuple[Adjustment, ...]:
-        """Return the adjustments whose first step is `step`."""
         return tuple(adjustment for adjustment in self.made if adjustment.step == step)
 
     def batch(self, begun: BatchConfig, step: int) -> BatchConfig:
@@ -101,7 +98,6 @@ class Adjustments:
             ) from None
 
     def quarantined(self, step: int) -> frozenset[str]:
-        """Return the paths of the shards whose rows are padding at a step."""
         return frozenset(shard for adjustment in self.made if adjustment.step <= step for shard in adjustment.shards)
 
     def cooldown(self, step: int) -> Adjustment | None:
@@ -111,7 +107,6 @@ class Adjustments:
         return begun[-1] if begun else next(iter(found), None)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return plain values for the record."""
         found = [asdict(adjustment) for adjustment in self.made]
         return [{name: value for name, value in one.items() if (name, value) != ("cooldown_begin", None)} for one in found]
 

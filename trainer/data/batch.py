@@ -115,7 +115,6 @@ class GlobalBatch:
 
     @property
     def end(self) -> int:
-        """Return the position after the last row."""
         return self.start + len(self.rows)
 
     @property

@@ -72,7 +72,6 @@ class MixedOrder:
 
     @property
     def shares(self) -> dict[str, Fraction]:
-        """Return the exact share of the positions of each source."""
         return {name: Fraction(int(count), len(self.source_M)) for name, count in zip(self.names, self.counts_K, strict=True)}
 
     @property

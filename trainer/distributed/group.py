@@ -55,7 +55,6 @@ class Group:
         return self.rank == 0
 
     def has_here(self, rank: int) -> bool:
-        """Return whether a rank is on this node."""
         first = self.rank - self.local_rank
         return first <= rank < first + self.local_world_size
 
@@ -79,7 +78,6 @@ class Group:
         return out
 
     def gather(self, share_C: Tensor, out: Tensor) -> Tensor:
-        """Fill `out` with the shares of all ranks, in rank order."""
         _all_gather(out, share_C)
         return out
 

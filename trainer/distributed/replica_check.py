@@ -90,7 +90,6 @@ class ReplicaCheck:
         self._pending: deque[tuple[int, Tensor]] = deque()
 
     def due(self, step: int) -> bool:
-        """Return whether the weights after this step must be compared."""
         return bool(self._every_steps) and step % self._every_steps == 0
 
     def begin(self, step: int) -> None:
@@ -126,6 +125,5 @@ class ReplicaCheck:
         self._pending.clear()
 
     def forget(self, step: int) -> None:
-        """Go back to a step whose checkpoint all ranks have loaded."""
         self._pending.clear()
         self._agreed_step = step

@@ -139,7 +139,6 @@ class HostMark:
         self._seconds = time.monotonic()
 
     def reached(self) -> bool:
-        """Return True."""
         return True
 
     def seconds_since(self, earlier: Any) -> float:

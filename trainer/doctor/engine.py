@@ -113,7 +113,6 @@ def _engine(reading: EngineReading) -> Check:
 
 
 def start_gpu_container(run: Runner, image: str) -> Output:
-    """Start a container with all GPUs that lists them, and return its output."""
     return run(("docker", "run", "--rm", "--network", "none", "--gpus", "all", "--entrypoint", "nvidia-smi", image, "-L"))
 
 

@@ -71,13 +71,11 @@ class Settings:
         return self.values.get(name) or default
 
     def number(self, name: str, default: int) -> int:
-        """Return a value that is a number; the default for any other value."""
         text = self.get(name)
         return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else default
 
 
 def read_settings(path: Path, shell: Mapping[str, str]) -> Settings:
-    """Return the settings of a file and of the shell."""
     written, problems = read_variables(path)
     return Settings({**written, **shell}, written, tuple(problems), str(path))
 

@@ -56,5 +56,4 @@ def kernels_for(capability: tuple[int, int], built: list[str]) -> bool:
 
 
 def can_access(one: int, other: int) -> bool:
-    """Return whether a GPU can access the memory of another one."""
     return torch.cuda.can_device_access_peer(one, other)

@@ -31,7 +31,6 @@ class Evaluation:
 
     @property
     def total(self) -> Score:
-        """The score of all targets."""
         return Score(self.loss, self.num_targets, self.num_bytes, self.measured is None)
 
     @property
@@ -41,7 +40,6 @@ class Evaluation:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """See `Score`."""
         return self.total.bits_per_byte
 
     @property

@@ -74,17 +74,14 @@ class Tally:
 
     @property
     def by_source(self) -> NDArray[np.int64]:
-        """The rows of the sources."""
         return self.table_GK[: len(self._grouping.kinds)]
 
     @property
     def by_kind(self) -> NDArray[np.int64]:
-        """The rows of the kinds."""
         return self.table_GK[len(self._grouping.kinds) : -len(self._ranges)]
 
     @property
     def by_length(self) -> NDArray[np.int64]:
-        """The rows of the ranges of lengths."""
         return self.table_GK[-len(self._ranges) :]
 
     def add(

@@ -11,7 +11,6 @@ from torch import Tensor
 
 
 def place_of(path: Path | None, line: int | None) -> str:
-    """Return a file and its line as text."""
     return f"{path}" if line is None else f"{path}, line {line}"
 
 

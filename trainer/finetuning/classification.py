@@ -153,25 +153,20 @@ class _EncoderParts:
     config: TrainConfig
 
     def model(self, _model: ModelConfig, _vocab_size: int, seed: int) -> nn.Module:
-        """See `Objective.model`."""
         return build_encoder(self.files[ENCODER_FILE], seed, self.num_labels, self.config.classification.pooling)
 
     def num_weights(self, _model: ModelConfig, _vocab_size: int) -> int:
-        """See `Objective.num_weights`."""
         return num_encoder_weights(self.files[ENCODER_FILE], self.num_labels)
 
     def memory(self, estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
-        """See `Objective.memory`."""
         return encoder_memory(estimate, context, config=self.files[ENCODER_FILE], num_labels=self.num_labels)
 
     def pretrained(self) -> Mapping[str, Tensor]:
-        """See `Objective.pretrained`."""
         assert self.config.encoder is not None
         return read_encoder(self.config.encoder, self.files, self.num_labels, self.config.classification.pooling)
 
 
 def num_classifier_weights(config: ModelConfig, vocab_size: int, num_labels: int) -> int:
-    """Return the number of weights of a decoder with a head."""
     body = num_weights(config.model_copy(update={"tie_embeddings": True}), vocab_size)
     return body + (config.width + 1) * num_labels
 
@@ -248,7 +243,6 @@ def score(model: nn.Module, inputs: PassInputs) -> Tensor:
 
 
 def confusion(facts_NK: NDArray[np.float32], targets_N: NDArray[np.int64], num_labels: int) -> NDArray[np.int64]:
-    """Return the number of documents by true label and predicted label, (C, C)."""
     predicted_N = facts_NK[:, 0].astype(np.int64) if facts_NK.size else np.empty(0, np.int64)
     return np.bincount(targets_N * num_labels + predicted_N, minlength=num_labels**2).reshape(num_labels, num_labels)
 

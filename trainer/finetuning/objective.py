@@ -113,7 +113,6 @@ class Objective:
 
     @property
     def predicts_tokens(self) -> bool:
-        """Whether the targets are tokens of the text."""
         return self.rows is Rows
 
     @property
@@ -123,7 +122,6 @@ class Objective:
 
     @property
     def digests(self) -> dict[str, str]:
-        """The entries of the run's identity for `files`."""
         return {f"objective.{name}": f"sha256:{hashlib.sha256(data).hexdigest()}" for name, data in sorted(self.files.items())}
 
 

@@ -148,7 +148,6 @@ class _Preference:
         self._reference: list[Decoder] = []
 
     def hold(self, model: nn.Module) -> None:
-        """Keep the model with the initial weights."""
         assert isinstance(model, Decoder)
         self._reference = [model.eval().requires_grad_(requires_grad=False)]
 
@@ -166,7 +165,6 @@ class _Preference:
         return torch.where((inputs.targets == IGNORE)[..., None], 0.0, numbers_BLK).sum((0, 1))
 
     def score(self, model: nn.Module, inputs: PassInputs) -> Tensor:
-        """Return loss and margin of each pair at its target, (B, L, 2)."""
         margins_BL = self._margins(model, inputs)
         return torch.stack([pair_losses(margins_BL, self._smoothing), margins_BL], -1)
 

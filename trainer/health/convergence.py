@@ -61,11 +61,9 @@ class LossMean:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> LossMean:
-        """Return the mean with the values of `to_json`."""
         return LossMean(values["total"], values["steps"])
 
     def to_json(self) -> dict[str, float]:
-        """Return the arguments of the constructor; floats survive JSON exactly."""
         return {"total": self._total, "steps": self._steps}
 
 
@@ -160,7 +158,6 @@ class _Losses:
 
     @property
     def change(self) -> float:
-        """The change of the trend from the first step to the last."""
         return self.trend.growth(self.steps[-1] - self.steps[0])
 
     @property

@@ -64,7 +64,6 @@ class WaitShare:
 
     @property
     def share(self) -> float:
-        """The share over the last steps, up to `window`."""
         return sum(waited for _, waited in self._steps) / max(1e-9, sum(duration for duration, _ in self._steps))
 
 

@@ -80,7 +80,6 @@ class Excesses:
         return self._tails[block]
 
     def to_json(self) -> dict[str, list[Any]]:
-        """Return the columns by name."""
         return {name: [row[place] for row in self._rows] for place, name in enumerate(_COLUMNS)}
 
     def from_json(self, values: Mapping[str, Sequence[Any]]) -> None:

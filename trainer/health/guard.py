@@ -146,12 +146,10 @@ class Guard:
 
     @property
     def rollbacks(self) -> int:
-        """Rollbacks of the run so far."""
         return self._rollbacks
 
     @property
     def lr_factor(self) -> float:
-        """Factor on the learning rate since the last rollback."""
         return self._config.rollback_lr_factor**self._rollbacks
 
     def thresholds(self, step: int) -> Thresholds:

@@ -22,7 +22,6 @@ class Trend:
     Kendall, 1975)."""
 
     def growth(self, distance: float) -> float:
-        """Return the change of y over a distance in x."""
         return self.slope * distance
 
 

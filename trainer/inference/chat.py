@@ -52,7 +52,6 @@ class Chat:
             self.history.append({"role": "assistant", "content": "".join(written)})
 
     def forget(self) -> None:
-        """Begin a new conversation."""
         self.history.clear()
 
     def _prompt_tokens(self, messages: list[Message]) -> list[int]:

@@ -64,7 +64,6 @@ def cut_windows(before: Sequence[int], scored: Sequence[int], context: int) -> l
 
 
 def num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the length of the common prefix of two rows, in tokens."""
     shorter = min(len(one), len(other))
     return next((place for place in range(shorter) if one[place] != other[place]), shorter)
 

@@ -39,7 +39,6 @@ class HarnessModel(_HarnessLM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """The name under which the harness caches requests: the digest of the tokenizer."""
         return self._text_model.tokenizer.digest
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:

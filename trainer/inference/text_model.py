@@ -55,7 +55,6 @@ class Continuation:
     finish_reason: FinishReason
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object that `generate --json` prints."""
         return {"prompt": self.prompt, "text": self.text, "tokens": len(self.tokens), "finish_reason": self.finish_reason}
 
 
@@ -319,7 +318,6 @@ class _Writer:
         return piece
 
     def continuation(self) -> Continuation:
-        """Return the whole continuation, after it has ended."""
         assert self.finish_reason is not None
         return Continuation(self._prompt, self._text(), tuple(self._tokens), self.finish_reason)
 

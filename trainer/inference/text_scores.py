@@ -74,7 +74,6 @@ class Scores:
     shape_entropy: float | None
 
     def to_json(self) -> dict[str, float | int | None]:
-        """Return all scores by name."""
         return asdict(self)
 
 

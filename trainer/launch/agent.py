@@ -71,7 +71,6 @@ class Alone(RendezvousHandler):
         self._run_id = parameters.run_id
 
     def get_backend(self) -> str:
-        """Return the name under which it is registered."""
         return ALONE
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -86,15 +85,12 @@ class Alone(RendezvousHandler):
         """Do nothing: there are no other nodes to inform."""
 
     def num_nodes_waiting(self) -> int:
-        """Return 0: there are no other nodes."""
         return 0
 
     def get_run_id(self) -> str:
-        """Return the id that torchrun was started with."""
         return self._run_id
 
     def shutdown(self) -> bool:
-        """Return True: there is nothing to close."""
         return True
 
 

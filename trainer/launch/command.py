@@ -30,7 +30,6 @@ def other_command(words: Sequence[str]) -> list[str] | None:
 
 
 def training_arguments(words: Sequence[str]) -> list[str]:
-    """Return the options of the training."""
     return list(words[1:] if words[:1] == ["train"] else words)
 
 

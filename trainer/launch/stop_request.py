@@ -49,11 +49,9 @@ class StopRequest:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def is_received(self) -> bool:
-        """Return whether a stop signal has arrived."""
         return self._received is not None
 
     def is_interrupt(self) -> bool:
-        """Return whether the stop was requested with Ctrl-C."""
         return self._received == signal.SIGINT
 
     @contextmanager

@@ -127,7 +127,6 @@ def nccl_version() -> str | None:
 
 
 def _dotted(cudnn: int | None) -> str | None:
-    """Return the version of cuDNN, which is 92000 for 9.20.0."""
     return f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}" if cudnn else None
 
 

@@ -56,11 +56,9 @@ class NoGpus:
     """Readings of a machine or a run without GPUs."""
 
     def read(self) -> tuple[GpuReading, ...]:
-        """Return no readings."""
         return ()
 
     def xids(self) -> tuple[int, ...]:
-        """Return no errors."""
         return ()
 
     def close(self) -> None:
@@ -77,7 +75,6 @@ class KernelLog:
             os.lseek(self._file, 0, os.SEEK_END)
 
     def xids(self) -> tuple[int, ...]:
-        """Return the Xid errors since the last call."""
         return xids_in("".join(self._records()))
 
     def close(self) -> None:
@@ -118,7 +115,6 @@ class NvmlGpus:
         self._events = _xid_events(self._handles)
 
     def read(self) -> tuple[GpuReading, ...]:
-        """Return a reading of each GPU."""
         return tuple(self._reading(index) for index in range(len(self._handles)))
 
     def xids(self) -> tuple[int, ...]:
@@ -132,7 +128,6 @@ class NvmlGpus:
         return tuple(found)
 
     def close(self) -> None:
-        """Close the connection to the driver."""
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 

@@ -80,5 +80,4 @@ def describe_unlocked(lock: str | None, unlocked: Mapping[str, str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return the normal form of a package's name (PyPA, name normalization)."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -37,7 +37,6 @@ class PeakRates:
     float8: float | None = None
 
     def rate(self, kind: RateKind) -> float | None:
-        """Return the rate of one kind of arithmetic, in 10^12 operations per second."""
         return {"bf16": self.bf16, "fp16": self.fp16, "tf32": self.tf32, "fp32": self.fp32, "float8": self.float8}[kind]
 
 

@@ -30,7 +30,6 @@ class ChosenPrecision:
     reason: str
 
     def describe(self) -> str:
-        """Return one line for the log."""
         return f"precision = {self.setting}: {self.value}, because {self.reason}"
 
 

@@ -215,7 +215,6 @@ class LayerObserver:
         return self._measures and every > 0 and (step % every == 0 or step == 1)
 
     def _per_layer(self, squares_KP: Tensor) -> Tensor:
-        """Return sums over the parameters of each layer, (K, N)."""
         sizes = [len(layer) for layer in self._layers.values()]
         return torch.stack([part.sum(1) for part in torch.split(squares_KP, sizes, dim=1)], dim=1)
 
@@ -259,7 +258,6 @@ class _Measurement:
     """All measurements, flat."""
 
     def give_up(self) -> None:
-        """Free the measurements."""
         self.failed, self.before, self.gradients, self.parts = True, [], None, []
 
 
@@ -291,7 +289,6 @@ def _by_layer(parameters: Mapping[str, nn.Parameter]) -> dict[str, list[nn.Param
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor, and any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -301,7 +298,6 @@ def _local_gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def _squares(tensors: list[Tensor]) -> Tensor:
-    """Return squared norms, (P,) in fp64."""
     return torch.stack(torch._foreach_norm(tensors)).double().square()
 
 

@@ -54,16 +54,13 @@ class Monitor:
 
     @property
     def alert_counts(self) -> dict[str, int]:
-        """Number of alerts of each rule, in the order of the first alerts."""
         return dict(self._running.alerts)
 
     def model(self, graph: bytes) -> None:
-        """Hand the graph of the model to the sinks."""
         for sink in self._sinks:
             sink.model(graph)
 
     def write(self, event: Event) -> None:
-        """Hand an event to the sinks."""
         for sink in self._sinks:
             sink.write(event)
 
@@ -111,12 +108,10 @@ class Monitor:
             self._alert_all(self._rules.slow_rank(step, slow))
 
     def convergence(self, alerts: Iterable[Alert]) -> None:
-        """Report the alerts about the run's convergence, with the actions of their settings."""
         for alert in alerts:
             self._alert_all(self._rules.configured(alert))
 
     def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
-        """Report the texts that the model wrote in one evaluation, and their scores."""
         for sink in self._sinks:
             sink.samples(step, samples, scores)
 

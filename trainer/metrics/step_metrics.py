@@ -35,7 +35,6 @@ class StepMetrics(TrainEvent):
 
     @property
     def is_finite(self) -> bool:
-        """Whether loss and gradient norm are finite."""
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
     def is_due(self, every_steps: int) -> bool:
@@ -44,12 +43,10 @@ class StepMetrics(TrainEvent):
 
     @property
     def loader_wait_share(self) -> float | None:
-        """Share of the step's duration spent waiting for data, 0 to 1."""
         return self.loader_wait_s / self.seconds if self.seconds else None
 
     @property
     def monitor_share(self) -> float | None:
-        """The monitor's time relative to the step's duration."""
         return self.monitor_s / self.seconds if self.seconds and self.monitor_s is not None else None
 
 

@@ -33,7 +33,6 @@ class RunningNumbers:
         return math.fsum(finite) / len(finite) if finite else None  # fsum: exact, so a resumed run has the same bits
 
     def after_step(self, loss: float, grad_norm: float) -> None:
-        """Add a step."""
         self._losses.append(loss)
         self.non_finite_steps += not (math.isfinite(loss) and math.isfinite(grad_norm))
 

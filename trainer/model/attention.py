@@ -112,7 +112,6 @@ class Layout(NamedTuple):
 
 
 def capability_of(device: torch.device) -> Capability:
-    """Return the features of `device` and of the installed PyTorch."""
     cuda = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     return Capability(cuda, *(importlib.util.find_spec(module) is not None for module in (_VARLEN_MODULE, "triton")))
 
@@ -169,7 +168,6 @@ def choose_backend(
 
 
 def describe_backend(backend: Backend) -> str:
-    """Return a description of the backend for the log."""
     return _DESCRIPTIONS[backend]
 
 

@@ -98,7 +98,6 @@ class Decoder(DecoderBody):
         return cast(Tensor, self.lm_head(self.hidden(tokens_BL, layout)))
 
     def empty_cache(self, num_slots: int) -> KeyValueCache:
-        """Return a cache for rows of up to `num_slots` tokens."""
         return KeyValueCache(len(self.model.layers), num_slots)
 
     def extend(self, tokens_BT: Tensor, positions_BT: Tensor, num_used: int, cache: KeyValueCache) -> Tensor:

@@ -161,7 +161,6 @@ def doubled_keys(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, keys_B: Tensor,
 
 
 def _query_keys(keys_P: Tensor, places_PQ: Tensor, num_heads: int) -> Tensor:
-    """Return the key of each query in each head, (P, N, Q)."""
     keys_PN = below(below(keys_P, _ATTENTION)[:, None], torch.arange(num_heads, device=keys_P.device))
     return below(keys_PN[:, :, None], places_PQ[:, None])
 

@@ -143,7 +143,6 @@ class SwiGLU(nn.Module):
 
     @staticmethod
     def num_matrix_weights(config: ModelConfig) -> int:
-        """Return the number of weights in the three matrices: 3 D F."""
         return 3 * config.width * config.mlp_size
 
     @staticmethod
@@ -184,7 +183,6 @@ class DecoderLayer(nn.Module):
 
     @staticmethod
     def num_matrix_weights(config: ModelConfig) -> int:
-        """Return the number of weights in the matrices of a layer."""
         return Attention.num_matrix_weights(config) + SwiGLU.num_matrix_weights(config)
 
     @staticmethod

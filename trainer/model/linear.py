@@ -29,7 +29,6 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x @ weight^T` over the last axis."""
         return multiplied(x, self.weight)
 
 

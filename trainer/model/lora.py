@@ -101,12 +101,10 @@ def add_adapters(model: nn.Module, lora: LoraConfig, seed: int, *, trained: Coll
 
 
 def adapter_names(model: nn.Module) -> frozenset[str]:
-    """Return the names of the adapters' parameters."""
     return frozenset(name for name, _ in model.named_parameters() if is_adapter(name))
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether a weight of this name belongs to an adapter."""
     return name.endswith((_A, _B))
 
 

@@ -50,7 +50,6 @@ class MemoryEstimate:
         return sum(self._parts().values())
 
     def describe(self) -> str:
-        """Return one line with the total and the parts that are not zero."""
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in self._parts().items() if size)
         return f"memory estimate {format_bytes(self.total)} for micro-batches of {self.micro} rows: {parts}"
 

@@ -62,7 +62,6 @@ class WeightAverage:
         return dict(self._averages)
 
     def begin_again(self) -> None:
-        """Start the average again with the weights that the model has now."""
         for name, weight in self._weights.items():
             self._averages[name].copy_(weight)
 

@@ -37,7 +37,6 @@ class Accumulation:
         self._parameters = tuple(parameters)
 
     def begin(self) -> None:
-        """Drop the gradients of the last step."""
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -73,12 +72,10 @@ class DdpAccumulation(Accumulation):
         module.register_comm_hook(None, self._exchange.exchange)
 
     def begin(self) -> None:
-        """Drop the gradients of the last step."""
         super().begin()
         self._exchange.begin()
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """Turn the exchange off in all passes except the last."""
         return nullcontext() if last else cast("AbstractContextManager[None]", self._module.no_sync())
 
     def join(self, num_passes: int) -> None:
@@ -127,7 +124,6 @@ class LateAccumulation(Accumulation):
             size += parameter.numel()
 
     def begin(self) -> None:
-        """Drop the gradients of the last step."""
         super().begin()
         self._num_done = 0
 
@@ -160,7 +156,6 @@ class FsdpAccumulation(Accumulation):
         self._module = module
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """Turn the exchange off in all passes except the last."""
         self._module.set_requires_gradient_sync(last)
         return nullcontext()
 
@@ -174,7 +169,6 @@ class TreeAccumulation(Accumulation):
         self._finished = False
 
     def begin(self) -> None:
-        """Drop the gradients of the last step."""
         self._tree.begin()
         self._num_leaves, self._finished = 0, False
 
@@ -187,7 +181,6 @@ class TreeAccumulation(Accumulation):
         self._num_leaves += 1
 
     def finish(self) -> None:
-        """Add the sums of all ranks."""
         self._tree.finish()
         self._finished = True
 

@@ -36,7 +36,6 @@ class BucketExchange:
         self._num_done = 0
 
     def begin(self) -> None:
-        """Start a step."""
         self._num_done = 0
 
     def exchange(

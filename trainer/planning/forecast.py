@@ -48,17 +48,14 @@ class Forecast:
         return max(0, self.num_steps - self.done.step)
 
     def num_epochs(self, num_steps: int) -> float:
-        """Return the passes over the training rows in so many steps."""
         return num_steps * self.config.batch.global_rows / self.num_train_rows
 
     def num_tokens(self, num_steps: int) -> int:
-        """Return the tokens of so many steps, padding excluded, rounded."""
         tokens = sum(shard.tokens for shard in self.manifest.shards if shard.split == "train")
         return round(tokens * self.num_epochs(num_steps))
 
     @property
     def rows_per_evaluation(self) -> int:
-        """Validation rows of one evaluation."""
         return min(self.num_val_rows, self.config.eval.max_rows or self.num_val_rows)
 
     @property

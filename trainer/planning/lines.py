@@ -49,13 +49,11 @@ def plan_lines(forecast: Forecast, *, place: str, free_bytes: int, step_s: float
 
 
 def brief_lines(forecast: Forecast) -> list[str]:
-    """Return the lines for the start of a training."""
     memory = f"about {size(forecast.memory.total)} for each rank"
     return _table({"length": _length(forecast, None), "memory": memory, "disk": _disk(forecast)})
 
 
 def time_lines(forecast: Forecast, step_s: float) -> list[str]:
-    """Return the lines for a training that has measured its first steps."""
     return _table({"time": _time(forecast, step_s)})
 
 

@@ -64,7 +64,6 @@ class _Compared:
 
     @property
     def val_targets(self) -> int | None:
-        """Number of targets of the newest evaluation."""
         return self.run.evaluations[-1].targets if self.run.evaluations else None
 
 

@@ -57,7 +57,6 @@ class RecordedRun:
 
     @property
     def name(self) -> str:
-        """The last part of the directory's path."""
         return self.path.resolve().name
 
     @property
@@ -89,17 +88,14 @@ class RecordedRun:
 
     @property
     def evaluations(self) -> Sequence[EvalEvent]:
-        """All evaluations, in order."""
         return self.of(EvalEvent)
 
     @property
     def objective(self) -> str:
-        """What the run was trained for."""
         return str(part(self.record, "identity").get("objective", "language"))
 
     @property
     def target(self) -> str:
-        """The word for a target: token, document or pair."""
         return target_word(part(self.record, "identity"))
 
     @property
@@ -109,7 +105,6 @@ class RecordedRun:
 
     @property
     def alerts(self) -> Sequence[AlertEvent]:
-        """All alerts, in order."""
         return self.of(AlertEvent)
 
     @property
@@ -123,7 +118,6 @@ class RecordedRun:
         return self.curves.get(name) or Curve.of(())
 
     def of(self, kind: type[T]) -> Sequence[T]:
-        """Return the events of one class, in their order."""
         return cast(Sequence[T], self.events.get(kind, ()))
 
     def validation(self, name: Literal["val_loss", "perplexity", "bits_per_byte", "gap", "trend"]) -> Curve:

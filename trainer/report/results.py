@@ -111,7 +111,6 @@ def _about(run: RecordedRun, best: EvalEvent) -> str:
 
 
 def alert_kinds(run: RecordedRun) -> str:
-    """Return the number of alerts of each rule."""
     kinds = Counter(event.rule for event in run.alerts if event.rule)
     return "; ".join(f"{rule}: {times:,}" for rule, times in kinds.most_common())
 

@@ -37,7 +37,6 @@ _ELSEWHERE = "replay the run on a machine like the one that it was trained on"
 
 
 def most_threads() -> int:
-    """Return how many CPU threads all ranks together may have on this machine."""
     return _THREADS_PER_CORE * _num_cores()
 
 

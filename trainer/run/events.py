@@ -56,7 +56,6 @@ class _Event:
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Self:
-        """Return the event with these fields."""
         return cls(**{part.name: _READERS[str(part.type)](facts.get(_key(part))) for part in fields(cls)})
 
 
@@ -107,7 +106,6 @@ class TrainEvent(_Event):
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Self:
-        """Return the event with these fields."""
         return super().from_json({**facts, "has_perplexity": "perplexity" in facts})
 
 
@@ -219,7 +217,6 @@ class SampleEvent(_Event):
 
     @property
     def whole(self) -> str:
-        """The prompt and the text after it."""
         return self.prompt + self.text
 
     def to_json(self) -> dict[str, Any]:
@@ -228,7 +225,6 @@ class SampleEvent(_Event):
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Self:
-        """Return the event with these fields."""
         prompt = str(facts.get("prompt") or "")
         return cls(facts["step"], prompt, str(facts.get("text") or "").removeprefix(prompt))
 
@@ -243,16 +239,13 @@ class ScoresEvent(_Event):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The scores that are numbers."""
         return _numbers(self.values)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by their names in the file."""
         return {"event": self.name, "step": self.step, **self.values}
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Self:
-        """Return the event with these fields."""
         return cls(facts["step"], {name: value for name, value in facts.items() if name not in ("event", "step")})
 
 
@@ -279,7 +272,6 @@ class MeasuresEvent(_Event):
 
     @property
     def words(self) -> str:
-        """The numbers that belong to no group, as text."""
         return ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in self.values.items() if "/" not in name)
 
 
@@ -373,7 +365,6 @@ class UnknownEvent:
     facts: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as they were read."""
         return dict(self.facts)
 
 

@@ -53,7 +53,6 @@ class LedgerHead:
     """The chain of the last line."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, for a checkpoint's state."""
         return asdict(self)
 
 
@@ -189,7 +188,6 @@ class Ledger:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _write(self, step: int, facts: Mapping[str, Any]) -> None:
@@ -201,7 +199,6 @@ class Ledger:
 
 
 def digest_of_rows(rows: NDArray[np.int64]) -> str:
-    """Return BLAKE2b, 128 bits in hexadecimal, over row numbers as little-endian 64-bit integers."""
     return hashlib.blake2b(rows.astype("<i8", copy=False).tobytes(), digest_size=16).hexdigest()
 
 

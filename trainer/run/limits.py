@@ -171,7 +171,6 @@ class Plan:
         return self.ended_by(progress) is not None
 
     def may_reach_targets(self, progress: Progress, more: int) -> bool:
-        """Return whether `more` further targets would reach the limit on targets."""
         return self.targets is not None and progress.targets + more >= self.targets
 
     def ended_by(self, progress: Progress) -> str | None:

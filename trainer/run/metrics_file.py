@@ -124,7 +124,6 @@ def lines_until(path: Path, known: Known) -> Iterator[tuple[bytes, Event]]:
 
 
 def events_until(path: Path, known: Known) -> Iterator[Event]:
-    """Yield the events of `lines_until`."""
     return (event for _, event in lines_until(path, known))
 
 

@@ -62,7 +62,6 @@ class Progress:
         return replace(self, left_out=(*self.left_out, (first, end)))
 
     def at(self, seconds: float, ending_s: float = 0.0) -> Progress:
-        """Return the counters with the times of rank 0, which all ranks know."""
         return replace(self, seconds=seconds, ending_s=ending_s)
 
     def after_evaluation(self, val_loss: float, train_loss: float | None = None) -> Progress:
@@ -80,5 +79,4 @@ class Progress:
         return Progress(**{**values, "left_out": left_out, "evaluations": evaluations})
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; floats survive JSON exactly."""
         return asdict(self)

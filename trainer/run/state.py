@@ -42,13 +42,11 @@ class RunState:
 
     @property
     def known(self) -> Known:
-        """The events of the metrics that this state covers."""
         evaluated = self.progress.evaluated_step == self.progress.step
         return Known(self.progress.step, evaluated=evaluated, rollbacks=self.guard["rollbacks"])
 
     @staticmethod
     def of_new_run() -> RunState:
-        """Return the state before the first step of a run."""
         guard = {"steps": [], "losses": [], "level_since": 0, "streaks": {}, "skips_in_row": 0, "rollbacks": 0}
         return RunState(Progress(), {}, guard, {"total": 0.0, "steps": 0}, LedgerHead())
 

@@ -97,7 +97,6 @@ class _Active:
 
     @property
     def seconds(self) -> float:
-        """Time of all starts of the trial."""
         return self.seconds_before + self.run.seconds
 
 

@@ -53,12 +53,10 @@ class SearchSetup:
 
     @property
     def directory(self) -> Path:
-        """The folder of the search."""
         return self.options.output
 
     @property
     def runs(self) -> Path:
-        """The folder of the runs of the trials."""
         return self.directory / "runs"
 
     @property

@@ -39,20 +39,16 @@ class Choices:
     values: tuple[Value, ...]
 
     def holds(self, value: object) -> bool:
-        """Return whether a value is one of them."""
         return any(type(value) is type(one) and value == one for one in self.values)
 
     def grid(self) -> tuple[Value, ...]:
-        """Return all values."""
         return self.values
 
     @property
     def size(self) -> int | None:
-        """Number of values."""
         return len(self.values)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry as the file of the space has it."""
         return {"choices": list(self.values)}
 
 
@@ -141,7 +137,6 @@ class Space:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entries by the names of their settings."""
         return {name: dimension.to_json() for name, dimension in self.dimensions.items()}
 
 

@@ -88,11 +88,9 @@ class Study:
 
     @property
     def seconds(self) -> float:
-        """The time that all starts of the search have taken."""
         return self._seconds
 
     def trials(self) -> list[Trial]:
-        """Return all trials, in order."""
         return list(self._trials)
 
     def start(self, values: Mapping[str, Value]) -> Trial:
@@ -115,7 +113,6 @@ class Study:
         self._write()
 
     def end(self, number: int, state: State, loss: float | None, *, seconds: float, reason: str = "") -> None:
-        """Record how a trial has ended."""
         self._change(number, state=state, loss=loss, seconds=seconds, reason=reason[:MAX_REASON_CHARS])
         self._write()
 
@@ -230,5 +227,4 @@ def _line(content: dict[str, Any]) -> bytes:
 
 
 def _seed(*parts: int) -> int:
-    """Return 32 bits that depend on all parts."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big")

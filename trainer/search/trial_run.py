@@ -126,7 +126,6 @@ class TrialRun:
 
     @property
     def seconds(self) -> float:
-        """Time since the start of the process."""
         return time.monotonic() - self._began
 
     def start(self) -> None:

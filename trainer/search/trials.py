@@ -47,12 +47,10 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Name of its run."""
         return f"trial-{self.number:04d}"
 
     @property
     def lowest(self) -> float | None:
-        """The lowest finite loss of its evaluations."""
         return min(filter(math.isfinite, self.losses.values()), default=None)
 
     def to_json(self) -> dict[str, Any]:

@@ -161,7 +161,6 @@ class Reporter:
             raise RollBack(alert, first, max(end, last))
 
     def state(self, progress: Progress, scaler: Mapping[str, Any]) -> RunState:
-        """Return everything that a checkpoint holds besides tensors."""
         head = None if self.ledger is None else self.ledger.head
         return RunState(progress, scaler, self.guard.to_json(), self.train_losses.to_json(), head)
 
@@ -220,6 +219,5 @@ class Reporter:
             raise GuardError("" if alert is None else alert.message)
 
     def _stopped_by(self) -> str:
-        """Return what asked the run to stop, as far as this rank knows."""
         alert = self.monitor.stop_alert
         return alert.message if alert is not None else self.stop.signal_name or "a signal to another rank, or an alert there"

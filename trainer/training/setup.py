@@ -95,7 +95,6 @@ class Restored:
 
     @property
     def progress(self) -> Progress:
-        """The counters from which training continues."""
         return Progress() if self.state is None else self.state.progress
 
 

@@ -225,7 +225,6 @@ class StepResults(Generic[FactsT]):
         return self._pending[-1][0] if self._pending else None
 
     def add(self, pending: PendingStep, facts: FactsT) -> None:
-        """Add the next step, with the facts that the host knows about it."""
         self._pending.append((pending, facts))
 
     def due(self, *, everything: bool = False) -> Iterator[tuple[StepResult, FactsT]]:

@@ -87,26 +87,21 @@ class Trainable:
 
     @property
     def model(self) -> nn.Module:
-        """The decoder, or the user's model."""
         return self.loss.model
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """All weights, in the order of their names."""
         return list(parameters_by_name(self.model).values())
 
     @property
     def num_weights(self) -> int:
-        """Number of all weights."""
         return sum(parameter.numel() for parameter in self.parameters)
 
     @property
     def num_trained(self) -> int:
-        """Number of the weights that are not frozen."""
         return sum(parameter.numel() for parameter in self.parameters if parameter.requires_grad)
 
     def view(self, progress: Progress) -> RunView:
-        """Return the view of the run that extensions receive."""
         context = self.context
         return RunView(context.group.rank, context.group.world_size, context.config, self.model, progress)
 
@@ -145,7 +140,6 @@ class Trainable:
             self.scaler.load_state_dict(dict(state.scaler))
 
     def unscale_gradients(self) -> None:
-        """Divide the gradients by the factor of the fp16 scaler."""
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
 
@@ -170,7 +164,6 @@ def new_model(extension: Extension, objective: Objective, config: TrainConfig, v
 
 
 def new_loss(model: nn.Module, extension: Extension, objective: Objective, config: TrainConfig) -> LossModule:
-    """Return a model with the loss of its run."""
     score = None if objective.measures is None else objective.measures.score
     return LossModule(model, config.loss, extension.own_loss or objective.loss, score)
 

@@ -62,12 +62,10 @@ class TrainingRun:
 
     @property
     def extension(self) -> Extension:
-        """The user's hooks."""
         return self.trainable.extension
 
     @property
     def clock(self) -> Clock:
-        """The clock of the training time."""
         return self.reporter.clock
 
     @property
@@ -76,7 +74,6 @@ class TrainingRun:
         return 1 if self.data.context.group.device.type == "cuda" else 0
 
     def view(self, progress: Progress) -> RunView:
-        """Return the view of the run that extensions receive."""
         return self.trainable.view(progress)
 
     def next_batch(self, batches: Iterator[GlobalBatch], step: int) -> tuple[GlobalBatch, float]:

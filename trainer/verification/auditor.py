@@ -36,7 +36,6 @@ class Skipped:
 
     @property
     def end(self) -> int:
-        """The first position after the window."""
         return self.start + self.count
 
 
@@ -103,7 +102,6 @@ class AuditReport:
         return f"{name} {drawn:,} of {num_rows:,} ({drawn / max(1, num_rows):.2f} passes{apart})"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain values."""
         return asdict(self)
 
 
@@ -255,7 +253,6 @@ class Targets:
         self.uncounted = 0
 
     def quarantine(self, shards: Iterable[str]) -> None:
-        """Count the rows of these shards as padding from now on."""
         self._quarantined |= set(shards)
 
     def count(self, rows_B: NDArray[np.int64]) -> int:

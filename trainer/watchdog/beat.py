@@ -57,7 +57,6 @@ class Beat:
 
     @property
     def process(self) -> ProcessId:
-        """The process that claims to have written this beat."""
         return ProcessId(self.pid, self.started)
 
     @property

@@ -38,7 +38,6 @@ def remove_heartbeat(run: Path, rank: int) -> None:
 
 
 def heartbeat_file(run: Path, rank: int) -> Path:
-    """Return the path of the heartbeat of a rank."""
     return run / "heartbeat" / f"rank-{rank}"
 
 

@@ -88,6 +88,5 @@ class Heartbeat:
         self._step_seconds.clear()
 
     def close(self) -> None:
-        """Enter the phase `done` and close the file."""
         self.at("done")
         os.close(self._file)

@@ -52,7 +52,6 @@ class ProcessId:
 
     @classmethod
     def parse(cls, text: str) -> ProcessId:
-        """Parse the result of `str`."""
         pid, _, started = text.partition(":")
         return cls(int(pid), int(started))
 
@@ -112,7 +111,6 @@ def process_facts(pid: int) -> tuple[str, int] | None:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process with this pid exists and has not ended."""
     found = process_facts(pid)
     return found is not None and found[0] not in "ZX"
 

@@ -79,7 +79,6 @@ class StallDetector:
 
 
 def _slowest(ranks: Collection[Still]) -> list[Still]:
-    """Return the ranks with the lowest place."""
     lowest = min((each.beat.place for each in ranks), default=None)
     return [each for each in ranks if each.beat.place == lowest]
 

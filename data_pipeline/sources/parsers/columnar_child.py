@@ -147,7 +147,6 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _objects(batch: pa.RecordBatch, fields: dict[str, str], max_bytes: int) -> list[bytes | int]:
-    """Return a JSON object for each row, or `_TOO_LARGE` or `_NOT_UTF8`."""
     columns = {name: batch.column(batch.schema.names.index(column)) for name, column in fields.items()}
     return [_object({name: column[row] for name, column in columns.items()}, max_bytes) for row in range(batch.num_rows)]
 

@@ -72,7 +72,6 @@ class Origin:
 
 
 def is_chat(records: RecordSettings, chat: ChatSettings) -> bool:
-    """Whether the records of a source are conversations or preference pairs."""
     return chat.is_on and (records.prompt_field is not None or bool(records.chat_fields))
 
 
@@ -106,7 +105,6 @@ def explain_bytes(data: bytes, error: UnicodeDecodeError) -> str:
 
 
 def has_surrogate(text: str) -> bool:
-    """Whether a text contains a lone surrogate, which UTF-8 cannot encode."""
     return not text.isascii() and _SURROGATE.search(text) is not None
 
 

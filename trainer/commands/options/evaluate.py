@@ -35,7 +35,6 @@ class EvaluateOptions(CheckpointOptions):
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Return the groups to show."""
         return ("source", "kind", "length") if self.by == "all" else () if self.by is None else (self.by,)
 
     @model_validator(mode="after")

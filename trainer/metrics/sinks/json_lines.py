@@ -60,7 +60,6 @@ class JsonLinesSink(Sink):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
         with self._stored():
             self._file.close()
 
@@ -82,7 +81,6 @@ class NodeHardwareSink(JsonLinesSink):
     """Writes readings and alerts of a further machine to a separate file; all other events are those of the first machine."""
 
     def write(self, event: Event) -> None:
-        """Append a reading or an alert as a line."""
         if isinstance(event, HardwareEvent | AlertEvent):
             super().write(event)
 

@@ -97,7 +97,6 @@ class MlflowSink(ServiceSink):
         super().samples(step, (), scores)
 
     def finish(self, status: str) -> None:
-        """Wait for calls in progress, and record how the run ended."""
         self._end("FINISHED" if status == "finished" else "KILLED")
 
     def close(self) -> None:
@@ -125,7 +124,6 @@ class MlflowSink(ServiceSink):
         self._send(lambda: self._client.log_batch(self._id, metrics=metrics, synchronous=False))
 
     def _send(self, call: Callable[[], Any]) -> None:
-        """Make a call that MLflow completes later."""
         self._attempt(lambda: self._sending.append(call().wait))
 
     def _end(self, status: str) -> None:

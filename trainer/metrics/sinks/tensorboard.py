@@ -61,7 +61,6 @@ class TensorBoardSink(Sink):
         self._begin()
 
     def model(self, graph: bytes) -> None:
-        """Add the graph."""
         files: Any = self._writer.file_writer
         files.add_event(event_pb2.Event(graph_def=graph))
 
@@ -96,7 +95,6 @@ class TensorBoardSink(Sink):
         super().samples(step, (), scores)
 
     def histograms(self, reading: LayerReading) -> None:
-        """Add the histograms of each layer."""
         self._add_histograms("gradients", reading.gradients, reading.step)
         self._add_histograms("weights", reading.weights, reading.step)
 

@@ -78,11 +78,9 @@ class _Recorder(TorchFunctionMode):
                 self._known[id(tensor)], self._waiting[id(tensor)] = (tensor, node.name), node
 
     def enter(self, path: str) -> Callable[..., None]:
-        """Return the hook that is called before a module at `path`."""
         return lambda *_: self._path.append(path)
 
     def leave(self, *_: object) -> None:
-        """End the module; called after its forward pass."""
         self._path.pop()
 
     def __torch_function__(

@@ -97,7 +97,6 @@ class TerminalSink(Sink):
             self._bar.refresh()
 
     def close(self) -> None:
-        """End the line of the bar."""
         if self._bar is not None:
             self._bar.close()
 

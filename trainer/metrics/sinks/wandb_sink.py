@@ -74,7 +74,6 @@ class WandbSink(ServiceSink):
         self._add(step, table if scores is None else points_of(scores) | table)
 
     def finish(self, status: str) -> None:
-        """Record how the run ended."""
         self._ended = True
         self._attempt(lambda: self._run.summary.update({"status": status}))
 
