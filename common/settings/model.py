@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
 from common.errors import ConfigError
+from common.settings.conditions import OnlyIf, names_in
 from common.settings.markers import Effect
 from common.targets import Target
 
@@ -60,6 +61,8 @@ class Settings(Section):
     frequent: ClassVar[Mapping[str, str]] = {}
     """The settings that people change most, each with a value as an example. The short help shows them, and the first
     one of a section also as a line of a recipe, so its value is a number."""
+    facts: ClassVar[tuple[str, ...]] = ()
+    """What conditions name besides settings, known once the command runs. One with the name of a setting replaces its value."""
     examples: ClassVar[tuple[str, ...]] = ()
     """Arguments of the command, as examples in the short help."""
 
@@ -70,6 +73,13 @@ class Settings(Section):
             for name, found in effects.items():
                 if len(found) != 1:
                     raise TypeError(f"{cls.__name__}: {name} needs exactly one effect in its type; see common.settings.markers")
+        known = {*effects, *cls.facts}
+        for name, field in all_settings(cls):
+            for condition in (item for item in field.metadata if isinstance(item, OnlyIf)):
+                if unknown := [one for one in names_in(condition) if one not in known]:
+                    raise TypeError(
+                        f"{cls.__name__}: the condition of {name} names {unknown[0]}, which is neither a setting nor a fact"
+                    )
 
     @classmethod
     def chosen(cls, _given: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from common.settings.effects import OnlyIf, conditions_of, needed_text, unmet_conditions
+from common.settings.conditions import OnlyIf
+from common.settings.effects import conditions_of, needed_text, unmet_conditions
 from data_pipeline.config.prepare import OVERRIDABLE, PrepareConfig, SourceSettings
 
 __all__ = ["settings_without_effect"]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from common.settings.effects import OnlyIf
+from common.settings.conditions import OnlyIf
 from common.settings.markers import SHARED_BY_SOURCES, ShapesData, ShapesDataByContent
 from common.settings.model import Section
 from data_pipeline.config.text import Share

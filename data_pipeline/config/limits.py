@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from common.settings.effects import OnlyIf
+from common.settings.conditions import OnlyIf
 from common.settings.markers import NoEffectOnResults, ShapesData
 from common.settings.model import Section
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from common.settings.effects import OnlyIf
+from common.settings.conditions import OnlyIf
 from common.settings.markers import SHARED_BY_SOURCES, NoEffectOnResults, ShapesData
 from common.settings.messages import explain
 from common.settings.model import Place, Section, Settings, is_table, keep_set, with_nones

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.settings.effects import OnlyIf
+from common.settings.conditions import OnlyIf
 from common.settings.markers import ShapesData, ShapesDataByContent
 from common.settings.model import Section
 from data_pipeline.config.text import KINDS

@@ -5,10 +5,7 @@ from __future__ import annotations
 from common.settings.effects import needed_text, unmet_conditions
 from trainer.config.train import TrainConfig
 
-__all__ = ["FACTS", "settings_without_effect"]
-
-FACTS = ("device", "extension.loss", "extension.model", "ranks", "watchdog.enabled")
-"""The facts that conditions name. A fact with the name of a setting replaces its value: the found device replaces `auto`."""
+__all__ = ["settings_without_effect"]
 
 
 def settings_without_effect(
@@ -25,5 +22,5 @@ def settings_without_effect(
         own_model: whether the extension builds the model.
     """
     found = (device, own_loss, own_model, "several" if num_ranks > 1 else "one", "on" if watched else "off")
-    unmet = unmet_conditions(config, dict(zip(FACTS, found, strict=True)))
+    unmet = unmet_conditions(config, dict(zip(config.facts, found, strict=True)))
     return [needed_text(name, conditions) for name, conditions in unmet.items()]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from common.errors import ConfigError
-from common.settings.effects import OnlyIf
+from common.settings.conditions import OnlyIf
 from common.settings.markers import EXPORTED, FITS_WEIGHTS, OF_TRAINING, FixesShapes, Identity
 from common.settings.model import Section
 

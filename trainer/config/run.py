@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from common.settings.effects import OnlyIf
+from common.settings.conditions import OnlyIf
 from common.settings.markers import ASKED_AGAIN, FOLDER, PER_START, NoEffectOnBits, NoEffectOnResults
 from common.settings.model import Section
 

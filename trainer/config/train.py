@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.settings.effects import OnlyIf
+from common.settings.conditions import OnlyIf
 from common.settings.load import AUTO
 from common.settings.markers import (
     ASKED_AGAIN,
@@ -47,6 +47,7 @@ class TrainConfig(Settings):
 
     environment_prefix: ClassVar[str] = "TRAIN_"
     recipe_table: ClassVar[str] = "train"
+    facts: ClassVar[tuple[str, ...]] = ("device", "extension.loss", "extension.model", "ranks", "watchdog.enabled")
     frequent: ClassVar[Mapping[str, str]] = {
         "data": "workspace/data",
         "run": "workspace/runs/first",

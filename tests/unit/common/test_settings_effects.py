@@ -1,11 +1,10 @@
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar
 
 import pytest
 from pydantic import Field
 
-from common.settings.effects import OnlyIf, names_in, needed_text, unmet_conditions, with_conditions
+from common.settings.conditions import OnlyIf, names_in
+from common.settings.effects import needed_text, unmet_conditions
 from common.settings.model import Section, Settings
 from common.settings.options import help_parser
 
@@ -21,6 +20,7 @@ class Shape(Section):
 class Both(Settings):
     environment_prefix: ClassVar[str] = "BOTH_"
     recipe_table: ClassVar[str] = "both"
+    facts: ClassVar[tuple[str, ...]] = ("device",)
 
     fast: bool = Field(False, description="Fast.")
     path: str | None = Field(None, description="Path.")
@@ -100,7 +100,15 @@ def test_a_condition_writes_values_as_a_recipe_does_and_a_missing_value_as_none(
 
 def test_the_names_in_a_condition_are_those_of_its_parts() -> None:
     assert names_in(OnlyIf("not a.b or c != d or e has f or g = h or i")) == ["a.b", "c", "e", "g", "i"]
-    assert set(with_conditions(Both)) == {"slow_s", "limit", "weights", "shape.power", "shape.steps"}
+
+
+@pytest.mark.parametrize("condition", ["slow", "not shape.kinds", "fast or shape = flat", "rank = several"])
+def test_a_condition_that_names_neither_a_setting_nor_a_fact_ends_the_import(condition: str) -> None:
+    with pytest.raises(TypeError, match=r"Wrong: the condition of added names .*, which is neither a setting nor a fact"):
+
+        class Wrong(Both):
+            facts: ClassVar[tuple[str, ...]] = ("device", "ranks")
+            added: Annotated[int, OnlyIf(condition)] = Field(1, description="Added.")
 
 
 def test_the_help_says_what_a_setting_needs() -> None:

@@ -5,26 +5,14 @@ from typing import Any
 
 import pytest
 
-from common.settings.effects import names_in, with_conditions
 from common.settings.load import load_settings
-from common.settings.model import setting_names
 from common.settings.options import help_parser
-from data_pipeline.config import PrepareConfig, SourceSettings, settings_without_effect
+from data_pipeline.config import PrepareConfig, settings_without_effect
 
 
 def told(**changes: Any) -> list[str]:
     changes = changes if "source" in changes else {"sources": ("texts",)} | changes
     return [text.partition(" has no effect: it needs ")[0] for text in settings_without_effect(PrepareConfig(**changes))]
-
-
-def test_conditions_name_settings() -> None:
-    known = setting_names(PrepareConfig)
-    declared = with_conditions(PrepareConfig) | {
-        f"source.*.{name}": found for name, found in with_conditions(SourceSettings).items()
-    }
-    for name, conditions in declared.items():
-        for condition in conditions:
-            assert set(names_in(condition)) <= known.keys(), name
 
 
 def test_the_defaults_have_no_setting_without_effect() -> None:

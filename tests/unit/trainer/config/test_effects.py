@@ -4,10 +4,7 @@ from typing import Any
 
 import pytest
 
-from common.settings.effects import names_in, with_conditions
-from common.settings.model import setting_names
 from trainer.config import ScheduleConfig, TrainConfig, settings_without_effect
-from trainer.config.effects import FACTS
 from trainer.optim.schedule import learning_rate_factor, weight_decay_factor
 
 
@@ -17,13 +14,6 @@ def told(
     config = TrainConfig(**{"data": "data", "run": "run", "limits": {"steps": 10}, **changes})
     found = settings_without_effect(config, device=device, num_ranks=ranks, watched=watched, own_loss=own_loss, own_model=own_model)
     return [text.partition(" has no effect: it needs ")[0] for text in found]
-
-
-def test_conditions_name_settings_and_known_facts() -> None:
-    known = {*setting_names(TrainConfig), *FACTS}
-    for name, conditions in with_conditions(TrainConfig).items():
-        for condition in conditions:
-            assert set(names_in(condition)) <= known, name
 
 
 def test_the_defaults_have_no_setting_without_effect() -> None:
