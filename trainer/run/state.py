@@ -48,6 +48,7 @@ class RunState:
     @staticmethod
     def of_new_run() -> RunState:
         guard = {"steps": [], "losses": [], "level_since": 0, "streaks": {}, "skips_in_row": 0, "rollbacks": 0}
+        guard["tail"] = {"steps": [], "excesses": [], "noises": [], "climbs": []}
         return RunState(Progress(), {}, guard, {"total": 0.0, "steps": 0}, LedgerHead())
 
     def to_json(self) -> dict[str, Any]:
