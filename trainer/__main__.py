@@ -14,7 +14,7 @@ from common.errors import ConfigError, ExitCode
 from trainer.launch.command_table import COMMANDS
 from trainer.launch.first_failure import only_first_failure
 from trainer.machine.allocator import keep_memory
-from trainer.machine.openmp import wait_passively
+from trainer.machine.openmp import spin_briefly
 from trainer.machine.private_caches import use_private_caches
 from trainer.watchdog.processes import end_with_parent, leave_reason
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     if name not in COMMANDS:
         raise ConfigError(f"{name!r} is not a command; the commands are {', '.join(COMMANDS)}")
     keep_memory()
-    wait_passively()
+    spin_briefly()
     use_private_caches()
     with only_first_failure():
         if name == "train" and "RANK" in os.environ:
