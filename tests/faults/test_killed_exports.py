@@ -1,4 +1,4 @@
-"""Row 66: `export`, `import` and `compress` ended by a signal at a random moment, and run again."""
+"""Row 67: `export`, `import` and `compress` ended by a signal at a random moment, and run again."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def undisturbed(place: Path, folder: Path) -> dict[str, tuple[dict[str, object],
     return found
 
 
-@pytest.mark.claim("66", "export, import or compress ended by a signal at a random moment, then run again", unit="signals")
+@pytest.mark.claim("67", "export, import or compress ended by a signal at a random moment, then run again", unit="signals")
 def test_a_command_that_is_ended_and_run_again_has_the_same_result_and_leaves_nothing(place: Path, tmp_path: Path) -> None:
     expected = undisturbed(place, tmp_path)
     num_left = 0
@@ -122,7 +122,7 @@ def test_a_command_that_is_ended_and_run_again_has_the_same_result_and_leaves_no
     counted("unfinished folders left by kills and removed", num_left)
 
 
-@pytest.mark.broken("66", "leftovers are not removed")
+@pytest.mark.broken("67", "leftovers are not removed")
 def test_a_command_that_leaves_its_unfinished_folder_is_noticed(place: Path, tmp_path: Path) -> None:
     found, number = 0, count(2, 10)
     for seed in range(number):
