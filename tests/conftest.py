@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Generator, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,25 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "broken(row, variant): shows that the row's test catches a broken variant")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     root = Path(__file__).parent
     for item in items:
         if is_long(item.path.relative_to(root), item.name.partition("[")[0]):
             item.add_marker("long")
+    if not is_full():
+        dropped = _other_variants(items)
+        items[:] = [item for item in items if item not in dropped]
+        config.hook.pytest_deselected(items=list(dropped))
+
+
+def _other_variants(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the long tests of broken variants that a sample leaves out. It has one for each row, another one each day."""
+    rows = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("long") and (mark := item.get_closest_marker("broken")):
+            rows[mark.args[0]].append(item)
+    day = date.today().toordinal()
+    return {item for variants in rows.values() for item in variants if item is not variants[day % len(variants)]}
 
 
 @pytest.hookimpl(wrapper=True)
