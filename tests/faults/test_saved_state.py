@@ -28,6 +28,7 @@ from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.extensions import micro_step
 from trainer.extensions.hooks import Extension
 from trainer.health.convergence import LossMean
+from trainer.health.excesses import Excesses
 from trainer.model.decoder import Decoder
 from trainer.run.ledger import LedgerHead
 
@@ -135,6 +136,14 @@ SCENARIOS = {
         lambda patch: stop(patch, 22),
         lambda patch: spoiled(patch, lambda batch: partial(multiplied, 10.0) if batch >= 12 else None),
     ),
+    "tail": Scenario(  # the limit is that of a few more deviations without the excesses of the past
+        {
+            "limits": {"steps": 64},
+            "guard": {"loss_window": 8, "spike": "skip", "spike_factor": 1.0, "spike_floor": 1e-6, "max_skips": 60},
+            "eval": {"every_steps": 100},
+        },
+        lambda patch: stop(patch, 36),
+    ),
     "minutes": Scenario(
         {"limits": {"steps": 30, "minutes": 18.0}, "checkpoint": {"every_steps": 100, "every_minutes": 3.5, "keep_last": 20}},
         lambda patch: stop(patch, 10),
@@ -203,6 +212,7 @@ MUTANTS: list[tuple[str, str, Mutation]] = [
     ("early", "training losses since the last evaluation", forgotten("train_losses", **LossMean().to_json())),
     ("skips", "skips in a row", forgotten("guard", skips_in_row=0)),
     ("level", "step since when a level is normal", forgotten("guard", level_since=0)),
+    ("tail", "excesses of past losses", forgotten("guard", tail=Excesses().to_json())),
     ("minutes", "training time", forgotten("progress", seconds=0.0)),
     ("minutes", "time of the last save", forgotten("progress", saved_seconds=0.0)),
     ("late", "time of the end", forgotten("progress", ending_s=0.0)),

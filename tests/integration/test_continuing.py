@@ -211,4 +211,5 @@ def test_a_refusal_does_not_suggest_what_cannot_work(run: Path, data: Path, name
     assert "allow_changes" not in str(refused.value)
     assert f"do not fit another value of {name}" in str(refused.value)
     with pytest.raises(CheckpointError):
-        train(_config(data, run, **_CANNOT_WORK[name], resume={"allow_changes": (name,)}))
+        longer = {"limits": {"steps": 8}, "resume": {"allow_changes": (name, "schedule.decay_steps")}}
+        train(_config(data, run, **_CANNOT_WORK[name] | longer))
