@@ -210,6 +210,6 @@ def test_a_refusal_does_not_suggest_what_cannot_work(run: Path, data: Path, name
         train(_config(data, run, **_CANNOT_WORK[name]))
     assert "allow_changes" not in str(refused.value)
     assert f"do not fit another value of {name}" in str(refused.value)
+    longer = {"limits": {"steps": 8}, "resume": {"allow_changes": (name, "schedule.decay_steps")}}
     with pytest.raises(CheckpointError):
-        longer = {"limits": {"steps": 8}, "resume": {"allow_changes": (name, "schedule.decay_steps")}}
         train(_config(data, run, **_CANNOT_WORK[name] | longer))
