@@ -181,7 +181,8 @@ def launch(arguments: Sequence[str]) -> ExitCode:
         _, failure = error.get_first_failure()
         if failure.exitcode in EXPLAINED_BY_THE_RANK:
             return ExitCode(failure.exitcode)
-        write_error(f"error: {describe(error.failures, why_killed(oom_kills))}")
+        if line := describe(error.failures, why_killed(oom_kills)):
+            write_error(f"error: {line}")
         return ExitCode.CRASHED
     except (DistNetworkError, DistStoreError, RendezvousError) as error:
         if Agent.has_started:
@@ -208,7 +209,9 @@ def _not_met(endpoint: str, error: Exception) -> str:
 
 
 def describe(failures: Mapping[int, ProcessFailure], why_killed: str) -> str:
-    """Return one line about the rank that failed first. A rank that a signal has ended goes before those that miss it.
+    """Return one line about the rank that failed first; empty if that rank has printed its error.
+
+    A rank that a signal has ended goes before those that miss it.
 
     Args:
         failures: by rank.
@@ -217,6 +220,8 @@ def describe(failures: Mapping[int, ProcessFailure], why_killed: str) -> str:
     killed = {rank: failure for rank, failure in failures.items() if failure.exitcode == -signal.SIGKILL}
     rank, failure = min((killed or failures).items(), key=lambda item: item[1].timestamp)
     process = f"rank {rank} (process {failure.pid})"
+    if failure.exitcode == ExitCode.CRASHED:
+        return ""
     if failure.exitcode >= 0:
         return f"{process} ended with exit code {failure.exitcode}; its message is above"
     ended_by = f"signal {-failure.exitcode} ({failure.signal_name()}) ended {process}"

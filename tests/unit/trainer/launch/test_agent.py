@@ -68,6 +68,7 @@ def test_a_port_in_use_ends_the_launcher_of_several_nodes_with_one_line(tmp_path
         ({0: 1, 1: -9}, "the limit of 1.0 GB is used up", "signal 9 (SIGKILL) ended rank 1 (process 101): the limit of 1.0 GB"),
         ({0: 1, 1: -9}, "", "signal 9 (SIGKILL) ended rank 1 (process 101): another process sent it"),
         ({0: -15, 2: -11}, "the memory limit of 1.0 GB is used up", "signal 15 (SIGTERM) ended rank 0 (process 100)"),
+        ({0: 1, 1: 1}, "", ""),
         ({3: 134}, "", "rank 3 (process 103) ended with exit code 134; its message is above"),
     ],
 )
@@ -79,5 +80,6 @@ def test_the_rank_that_failed_first_is_named_in_one_line_with_the_reason_of_a_ki
         failure.timestamp = number
     line = describe(failures, why)
     assert line.startswith(said)
+    assert bool(line) == bool(said)
     assert "\n" not in line
     assert ("used up" in line) == (why != "" and -9 in codes.values())
