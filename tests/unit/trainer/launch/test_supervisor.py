@@ -147,13 +147,13 @@ def test_the_end_is_what_a_rank_has_left_or_else_the_end_of_torchrun(status: int
 
 
 def test_a_group_that_the_kernel_kills_for_lack_of_memory_ends_with_this_reason(
-    stop: StopRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    installed: StopRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The stand-in for the cgroup counts one kill while the group runs."""
     counts = iter((2, 3))
     monkeypatch.setattr(supervisor, "num_oom_kills", lambda: next(counts))
     monkeypatch.setattr(supervisor, "why_killed", lambda before: "the memory limit is used up" if next(counts) > before else "")
-    assert run_group(["bash", "-c", "kill -9 $$"], tmp_path / "exit", stop) == Ended(137, "the memory limit is used up")
+    assert run_group(["bash", "-c", "kill -9 $$"], tmp_path / "exit", installed) == Ended(137, "the memory limit is used up")
     assert capfd.readouterr().err == "train: signal 9 (SIGKILL) ended torchrun: the memory limit is used up\n"
 
 
