@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from trainer.config import TrainConfig
 from trainer.data.batch import GlobalBatch
 from trainer.metrics import StepFacts
-from trainer.run.progress import Progress
+from trainer.runs.progress import Progress
 from trainer.training.checks import NothingToTrain
 from trainer.training.reporter import GoBack, RepeatStep
 from trainer.training.setup import opened_run

@@ -12,8 +12,8 @@ from trainer.checkpoint.manifest import FORMAT
 from trainer.config import GuardConfig
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
-from trainer.run.ledger import LedgerHead
-from trainer.run.progress import Evaluated, Progress
+from trainer.runs.ledger import LedgerHead
+from trainer.runs.progress import Evaluated, Progress
 
 
 def test_the_state_has_these_items() -> None:

@@ -35,10 +35,10 @@ from trainer.checkpoint.store import Checkpoint
 from trainer.config import TrainConfig
 from trainer.loop import train
 from trainer.report.write import PICTURE, REPORT, write_report
-from trainer.run.events import TrainEvent
-from trainer.run.ledger import LEDGER, Ledger, LedgerHead
-from trainer.run.metrics_file import METRICS, Known, lines_until
-from trainer.run.record import check_nothing_saved, read_record_if_any
+from trainer.runs.events import TrainEvent
+from trainer.runs.ledger import LEDGER, Ledger, LedgerHead
+from trainer.runs.metrics_file import METRICS, Known, lines_until
+from trainer.runs.record import check_nothing_saved, read_record_if_any
 from trainer.verification.verify import check_integrity
 
 Check = Callable[[Path, int, int], str | None]

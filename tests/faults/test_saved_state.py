@@ -30,7 +30,7 @@ from trainer.extensions.hooks import Extension
 from trainer.health.convergence import LossMean
 from trainer.health.excesses import Excesses
 from trainer.model.decoder import Decoder
-from trainer.run.ledger import LedgerHead
+from trainer.runs.ledger import LedgerHead
 
 Patch = pytest.MonkeyPatch
 Mutation = Callable[[Checkpoint], Checkpoint]
@@ -66,7 +66,7 @@ def minutes_by_step(patch: Patch) -> None:
         return step(*arguments, **settings)
 
     patch.setattr(loop, "train_step", stepping)
-    patch.setattr("trainer.run.clock.time", SimpleNamespace(monotonic=lambda: 60.0 * made[0]))
+    patch.setattr("trainer.runs.clock.time", SimpleNamespace(monotonic=lambda: 60.0 * made[0]))
 
 
 class Forgetful(nn.Module):

@@ -21,9 +21,9 @@ from tests.support.prepared import write_prepared
 from tests.support.published import write_published
 from tests.support.runs import arguments, tiny_config
 from tests.support.tampered_cases import SPECIAL_KINDS, Untouched, change_bytes, changed_value, put_special
-from trainer.exchange.export import write_export
-from trainer.exchange.import_model import import_model
-from trainer.exchange.source import open_source
+from trainer.interop.export import write_export
+from trainer.interop.import_model import import_model
+from trainer.interop.source import open_source
 from trainer.loop import train
 
 MAX_BYTES = 1 << 30

@@ -32,7 +32,7 @@ from trainer.data import loader
 from trainer.distributed.group import Group
 from trainer.loop import train
 from trainer.metrics import StepFacts
-from trainer.run.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
+from trainer.runs.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
 from trainer.training import setup as openings
 from trainer.training.saver import Saver
 from trainer.training.step_report import StepResult, StepResults

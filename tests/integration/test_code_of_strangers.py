@@ -19,7 +19,7 @@ from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, tiny_config
 from trainer.__main__ import main
 from trainer.loop import train
-from trainer.run.record import read_record
+from trainer.runs.record import read_record
 
 MODEL = (ROOT / "examples" / "model.py").read_text()
 COMMANDS: dict[str, Callable[[Path], list[str]]] = {

@@ -21,11 +21,11 @@ from trainer.commands.export import run as export
 from trainer.commands.options.compress import CompressOptions
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.commands.options.export import ExportOptions
-from trainer.exchange.verify_export import verify_export
+from trainer.interop.verify_export import verify_export
 from trainer.loop import train
-from trainer.run.directory import load_config
-from trainer.run.record import read_record
-from trainer.run.state import load_checkpoint
+from trainer.runs.directory import load_config
+from trainer.runs.record import read_record
+from trainer.runs.state import load_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +131,8 @@ def test_weights_that_do_not_fit_the_memory_are_not_unpacked(
 ) -> None:
     compressed(trained, tmp_path / "small", "prune", capsys)
     num_weights = sum(weight.numel() for weight in load_checkpoint(trained, "latest").model.values())
-    monkeypatch.setattr("trainer.run.state.unpack", lambda _: pytest.fail("the weights were unpacked"))
-    monkeypatch.setattr("trainer.run.bounds.available_host_bytes", lambda: 4 * num_weights - 1)
+    monkeypatch.setattr("trainer.runs.state.unpack", lambda _: pytest.fail("the weights were unpacked"))
+    monkeypatch.setattr("trainer.runs.bounds.available_host_bytes", lambda: 4 * num_weights - 1)
     with pytest.raises(ConfigError, match=rf"the model has {num_weights} weights, which take .* of memory are free"):
         load_checkpoint(tmp_path / "small", "latest")
 

@@ -17,9 +17,9 @@ from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.loop import train
-from trainer.run.ledger import LEDGER, LedgerEvent, read_ledger
-from trainer.run.progress import Progress
-from trainer.run.record import read_record
+from trainer.runs.ledger import LEDGER, LedgerEvent, read_ledger
+from trainer.runs.progress import Progress
+from trainer.runs.record import read_record
 from trainer.training.saver import Saver
 from trainer.verification.verify import verify_run
 
@@ -160,7 +160,7 @@ def a_minute_each(patch: pytest.MonkeyPatch) -> list[float]:
 
     patch.setattr(loop, "train_step", stepping)
     patch.setattr(Saver, "save", saving)
-    patch.setattr("trainer.run.clock.time", SimpleNamespace(monotonic=lambda: now[0]))
+    patch.setattr("trainer.runs.clock.time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 

@@ -17,7 +17,7 @@ from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, run_command, tiny_config
 from trainer.config import TrainConfig
 from trainer.loop import train
-from trainer.run.record import read_record
+from trainer.runs.record import read_record
 
 MODEL = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2}
 """Its head width is one that every implementation of attention accepts."""

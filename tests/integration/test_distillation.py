@@ -26,7 +26,7 @@ from trainer.loop import train
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model
 from trainer.model.forward import PassInputs
-from trainer.run.record import read_record
+from trainer.runs.record import read_record
 from trainer.verification.replay import replay_run
 
 

@@ -14,7 +14,7 @@ from tests.support.runs import losses, metrics, start_ranks, tiny_config
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.loop import train
-from trainer.run.record import read_record
+from trainer.runs.record import read_record
 from trainer.verification.replay import replay_run
 
 SHARES = {"attention_dropout": 0.1, "residual_dropout": 0.2, "embedding_dropout": 0.1}

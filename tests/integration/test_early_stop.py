@@ -11,7 +11,7 @@ from tests.support.grouped import write_grouped
 from tests.support.runs import metrics, tiny_config
 from trainer.checkpoint import CheckpointStore
 from trainer.loop import train
-from trainer.run.record import read_record
+from trainer.runs.record import read_record
 
 EAGER = {"every_steps": 1, "patience": 3, "min_delta": 1.0, "sample_tokens": 0}
 

@@ -24,8 +24,8 @@ from trainer.extensions import micro_step
 from trainer.loop import train
 from trainer.metrics.sinks.json_lines import JsonLinesSink
 from trainer.report import write_report
-from trainer.run import record
-from trainer.run.events import Event
+from trainer.runs import record
+from trainer.runs.events import Event
 from trainer.training import reporter
 from trainer.verification.verify import check_integrity
 

@@ -25,13 +25,13 @@ from trainer.checkpoint.weights import weights_digest
 from trainer.commands.evaluate import benchmark_run
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.commands.saved_model import opened_text_model
-from trainer.exchange.export_record import read_export_record
-from trainer.exchange.tokenizer_check import ODD_TEXTS
-from trainer.exchange.verify_export import verify_export
 from trainer.inference.text_model import Sampling
+from trainer.interop.export_record import read_export_record
+from trainer.interop.tokenizer_check import ODD_TEXTS
+from trainer.interop.verify_export import verify_export
 from trainer.loop import train
 from trainer.model.attention import make_layout
-from trainer.run.state import load_checkpoint
+from trainer.runs.state import load_checkpoint
 
 CONTEXT = 256
 
@@ -143,7 +143,7 @@ def test_an_export_of_another_run_is_refused(exported: Path, run: Path, tmp_path
 KILLED = """
 import os, signal, sys
 from common import targets
-from trainer.exchange import hugging_face
+from trainer.interop import hugging_face
 from trainer.__main__ import main
 
 def die(*_, **__):

@@ -16,8 +16,8 @@ from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.loop import train
-from trainer.run.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
-from trainer.run.state import load_checkpoint
+from trainer.runs.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
+from trainer.runs.state import load_checkpoint
 from trainer.training import trainable
 from trainer.training.step_report import StepResults
 

@@ -21,10 +21,10 @@ from trainer.checkpoint.weights import weights_digest
 from trainer.commands.evaluate import evaluate_run
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.config import TrainConfig
-from trainer.exchange.import_model import import_model
+from trainer.interop.import_model import import_model
 from trainer.launch.train_settings import load_train_settings
 from trainer.loop import train
-from trainer.run.record import read_record
+from trainer.runs.record import read_record
 from trainer.training.saver import Saver
 from trainer.verification.verify import verify_run
 

@@ -19,7 +19,7 @@ from trainer.loop import train
 from trainer.metrics.sinks.json_lines import NodeHardwareSink
 from trainer.metrics.sinks.wandb_sink import remembered_id
 from trainer.report import write_report
-from trainer.run.metrics_file import Known
+from trainer.runs.metrics_file import Known
 
 FOLDERS = (
     "heartbeat",

@@ -27,10 +27,10 @@ from trainer.commands.evaluate import evaluate_run
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.commands.saved_model import load_model
 from trainer.config import TrainConfig
-from trainer.exchange.export import write_export
-from trainer.exchange.hugging_face import Dtype
-from trainer.exchange.source import open_source
-from trainer.exchange.verify_export import verify_export
+from trainer.interop.export import write_export
+from trainer.interop.hugging_face import Dtype
+from trainer.interop.source import open_source
+from trainer.interop.verify_export import verify_export
 from trainer.loop import train
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model, flops_per_token
@@ -40,8 +40,8 @@ from trainer.parallel.fsdp import load_full
 from trainer.report import report_at_end
 from trainer.report.recorded_run import read_run
 from trainer.report.results import introduction
-from trainer.run.directory import REFERENCE, load_config
-from trainer.run.record import read_record
+from trainer.runs.directory import REFERENCE, load_config
+from trainer.runs.record import read_record
 from trainer.training.setup import opened_run
 from trainer.verification.verify import verify_run
 

@@ -30,7 +30,7 @@ from trainer.evaluation.evaluate import evaluate
 from trainer.loop import train
 from trainer.model.decoder import build_model
 from trainer.model.forward import LossModule
-from trainer.run.context import RunContext
+from trainer.runs.context import RunContext
 from trainer.verification.audit import audit_run
 from trainer.verification.step_text import show_step
 

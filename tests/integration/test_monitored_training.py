@@ -9,7 +9,7 @@ from common.errors import GuardError
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, start_ranks, tiny_config
 from trainer.loop import train
-from trainer.run.record import read_record
+from trainer.runs.record import read_record
 
 
 def layer_steps(run: Path) -> list[int]:

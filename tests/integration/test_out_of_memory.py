@@ -28,7 +28,7 @@ from trainer.loop import train
 from trainer.model.forward import LossModule
 from trainer.parallel import ddp_buckets, wrapping
 from trainer.parallel.gradient_tree import GradientTree
-from trainer.run.ledger import LEDGER, LedgerEvent, read_ledger
+from trainer.runs.ledger import LEDGER, LedgerEvent, read_ledger
 from trainer.training import setup as openings
 from trainer.training import step as steps
 from trainer.training.saver import Saver

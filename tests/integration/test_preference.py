@@ -20,7 +20,7 @@ from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.loop import train
 from trainer.report.summary import summary_lines
 from trainer.report.write import write_report
-from trainer.run.record import read_record
+from trainer.runs.record import read_record
 from trainer.verification.audit import audit_run
 from trainer.verification.replay import replay_run
 from trainer.verification.verify import check_integrity

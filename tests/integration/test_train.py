@@ -23,7 +23,7 @@ from trainer.commands.evaluate import evaluate_run
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.evaluation import evaluate as evaluations
 from trainer.loop import train
-from trainer.run.state import load_checkpoint
+from trainer.runs.state import load_checkpoint
 from trainer.training import setup, training_run
 from trainer.verification import replay
 

@@ -26,8 +26,8 @@ from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.loop import train
 from trainer.machine import environment, locks
 from trainer.machine.environment import Difference, environment_facts
-from trainer.run.ledger import LEDGER
-from trainer.run.record import read_record
+from trainer.runs.ledger import LEDGER
+from trainer.runs.record import read_record
 from trainer.training.step import train_step
 from trainer.verification.audit import audit_run
 from trainer.verification.outcome import Outcome

@@ -387,12 +387,12 @@ def believed_values() -> None:
     """Check no type and no range of a value."""
     inputs = importlib.import_module("common.untrusted")
     _replace(inputs.check_form, lambda form, value: None)
-    _replace(importlib.import_module("trainer.run.events")._check_fields, lambda event: None)
+    _replace(importlib.import_module("trainer.runs.events")._check_fields, lambda event: None)
 
 
 def written_outside() -> None:
     """Let a command leave a file in the folder above."""
-    inspected = importlib.import_module("trainer.run.record").read_record
+    inspected = importlib.import_module("trainer.runs.record").read_record
 
     def read_and_leave(run: Path) -> object:
         (run.parent.parent / "left").write_text("x")
@@ -403,7 +403,7 @@ def written_outside() -> None:
 
 def process_left() -> None:
     """Let a command start a process and not wait for it."""
-    inspected = importlib.import_module("trainer.run.record").read_record
+    inspected = importlib.import_module("trainer.runs.record").read_record
 
     def read_and_start(run: Path) -> object:
         if not os.fork():

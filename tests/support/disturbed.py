@@ -23,7 +23,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.data.batch import IGNORE
 from trainer.extensions.hooks import Extension
-from trainer.run.ledger import LEDGER
+from trainer.runs.ledger import LEDGER
 
 __all__ = [
     "Killed",

@@ -16,10 +16,10 @@ from data_pipeline.tokenizer.training import train_tokenizer
 from tests.support.run_example import example_events, write_run
 from tests.support.runs import tiny_config
 from tests.support.sentence_piece_models import model_with_dummy_prefix
-from trainer.exchange.source import ExportSource
+from trainer.interop.source import ExportSource
 from trainer.model.decoder import build_model
 from trainer.model.parameters import parameters_by_name
-from trainer.run.record import read_record
+from trainer.runs.record import read_record
 
 __all__ = ["KINDS", "SAMPLE", "export_source", "tokenizer_of"]
 

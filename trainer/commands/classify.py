@@ -16,7 +16,7 @@ from trainer.distributed.group import joined_group
 from trainer.finetuning.choice import saved_objective
 from trainer.finetuning.predictions import Classifier
 from trainer.machine.determinism import configure_determinism
-from trainer.run.directory import load_config, settings_here
+from trainer.runs.directory import load_config, settings_here
 
 __all__ = ["classified_lines", "run"]
 

@@ -18,10 +18,10 @@ from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.commands.saved_model import check_is_decoder, load_model, opened_text_model
 from trainer.compression.comparison import Measured, num_bytes, speeds, table
 from trainer.compression.methods import Compression
-from trainer.exchange.source import ExportSource, open_source
-from trainer.run.directory import data_folder, load_config, settings_here
-from trainer.run.record import COMPRESSED, read_record
-from trainer.run.untrained import write_untrained
+from trainer.interop.source import ExportSource, open_source
+from trainer.runs.directory import data_folder, load_config, settings_here
+from trainer.runs.record import COMPRESSED, read_record
+from trainer.runs.untrained import write_untrained
 
 __all__ = ["run"]
 

@@ -19,8 +19,8 @@ from trainer.doctor.check import refuse_errors, write_checks
 from trainer.doctor.machine import Folders, machine_checks
 from trainer.machine.environment import environment_facts
 from trainer.planning.checkpoints import space_needed
-from trainer.run.directory import load_config
-from trainer.run.events import parse_event
+from trainer.runs.directory import load_config
+from trainer.runs.events import parse_event
 
 __all__ = ["run"]
 

@@ -25,10 +25,10 @@ from trainer.inference.lm_eval import describe_benchmarks, run_benchmarks
 from trainer.inference.text_model import TextModel
 from trainer.machine.determinism import configure_determinism
 from trainer.model.attention import choose_backend
-from trainer.run.bounds import most_rows
-from trainer.run.context import RunContext
-from trainer.run.directory import data_folder, load_config, settings_here
-from trainer.run.record import read_record, recorded_initial
+from trainer.runs.bounds import most_rows
+from trainer.runs.context import RunContext
+from trainer.runs.directory import data_folder, load_config, settings_here
+from trainer.runs.record import read_record, recorded_initial
 from trainer.training.trainable import hold_reference, new_loss
 
 __all__ = ["benchmark_run", "evaluate_run", "run"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from trainer.commands.options.export import ExportOptions
 from trainer.commands.saved_model import check_is_decoder
-from trainer.exchange.export import check_output, write_export
-from trainer.exchange.source import open_source
-from trainer.run.directory import load_config
+from trainer.interop.export import check_output, write_export
+from trainer.interop.source import open_source
+from trainer.runs.directory import load_config
 
 __all__ = ["run"]
 

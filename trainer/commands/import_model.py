@@ -6,7 +6,7 @@ from pathlib import Path
 
 from common.command_line import command_text
 from trainer.commands.options.import_model import ImportOptions
-from trainer.exchange.import_model import Imported, import_model
+from trainer.interop.import_model import Imported, import_model
 
 __all__ = ["run"]
 

@@ -19,10 +19,10 @@ from trainer.inference.text_model import TextModel
 from trainer.machine.determinism import configure_determinism
 from trainer.model.lora import merged_weights
 from trainer.parallel.fsdp import load_full
-from trainer.run.bounds import check_model_size
-from trainer.run.directory import load_config, settings_here
-from trainer.run.record import read_record
-from trainer.run.state import load_checkpoint
+from trainer.runs.bounds import check_model_size
+from trainer.runs.directory import load_config, settings_here
+from trainer.runs.record import read_record
+from trainer.runs.state import load_checkpoint
 from trainer.training.trainable import new_model
 
 __all__ = ["check_is_decoder", "check_writes", "load_model", "opened_text_model"]

@@ -1,7 +1,7 @@
 """Every setting of a training run, with its meaning, unit and bounds.
 
 The checks here need only the settings. Checks that need the data or the machine are in `trainer.training.checks`
-and `trainer.run.limits`.
+and `trainer.runs.limits`.
 """
 
 from __future__ import annotations

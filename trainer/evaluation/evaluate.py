@@ -25,8 +25,8 @@ from trainer.data.batch import IGNORE, MicroBatch, micro_batch, share_of_rank
 from trainer.evaluation.results import Evaluation
 from trainer.evaluation.tally import UNDIVIDED, Grouping, Tally
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
-from trainer.run.context import RunContext
-from trainer.run.measures import Measures
+from trainer.runs.context import RunContext
+from trainer.runs.measures import Measures
 
 __all__ = ["EvaluationStopped", "evaluate"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from trainer.run.events import EvalEvent, MeasuresEvent, Score
+from trainer.runs.events import EvalEvent, MeasuresEvent, Score
 
 __all__ = ["Evaluation", "Score"]
 

@@ -18,8 +18,8 @@ from trainer.config import TrainConfig
 from trainer.extensions.micro_step import MicroStep
 from trainer.extensions.places import described, line_in, line_of, place_of
 from trainer.machine.memory import is_out_of_memory
-from trainer.run.events import ScalarsEvent
-from trainer.run.progress import Progress
+from trainer.runs.events import ScalarsEvent
+from trainer.runs.progress import Progress
 
 __all__ = ["HOOKS", "LIKENESS", "Extension", "RunView"]
 

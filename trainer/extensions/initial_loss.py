@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trainer.run.progress import Evaluated
+from trainer.runs.progress import Evaluated
 
 __all__ = ["initial_loss_warning"]
 

@@ -11,7 +11,7 @@ from trainer.data.batch import MicroBatch
 from trainer.machine.determinism import seed_micro_batch
 from trainer.model.dropout import row_keys
 from trainer.model.forward import LossModule, OwnPass, forward_pass
-from trainer.run.context import RunContext
+from trainer.runs.context import RunContext
 
 __all__ = ["MicroStep"]
 

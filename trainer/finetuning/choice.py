@@ -15,7 +15,7 @@ from trainer.finetuning import classification
 from trainer.finetuning.distillation import gather_teacher, make_distillation
 from trainer.finetuning.objective import LANGUAGE, OBJECTIVE, Kind, Objective
 from trainer.finetuning.preference import gather_preference, make_preference
-from trainer.run.record import read_record
+from trainer.runs.record import read_record
 
 __all__ = ["KINDS", "objective_of", "saved_objective"]
 

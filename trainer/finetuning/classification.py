@@ -44,9 +44,9 @@ from trainer.model.decoder import DecoderBody, build_body, flops_per_token, num_
 from trainer.model.forward import LossFunction, PassInputs
 from trainer.model.loss import cross_entropy_rows, cross_entropy_sum
 from trainer.model.memory_estimate import MemoryEstimate
-from trainer.run.context import RunContext
-from trainer.run.events import MeasuresEvent
-from trainer.run.measures import Measures
+from trainer.runs.context import RunContext
+from trainer.runs.events import MeasuresEvent
+from trainer.runs.measures import Measures
 
 __all__ = ["LABELS_FILE", "DecoderClassifier", "LabelFacts", "facts_in", "gather", "make", "new_head"]
 

@@ -39,11 +39,11 @@ from trainer.model.lora import merged_weights
 from trainer.model.loss import cross_entropy_sum, default_chunk_tokens
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.model.parameters import parameters_by_name
-from trainer.run.bounds import check_model_size
-from trainer.run.context import RunContext
-from trainer.run.directory import load_config
-from trainer.run.record import read_record
-from trainer.run.state import load_checkpoint
+from trainer.runs.bounds import check_model_size
+from trainer.runs.context import RunContext
+from trainer.runs.directory import load_config
+from trainer.runs.record import read_record
+from trainer.runs.state import load_checkpoint
 
 __all__ = ["distillation_sums", "gather_teacher", "make_distillation", "teacher_memory"]
 

@@ -32,7 +32,7 @@ from trainer.model.attention import Layout
 from trainer.model.cost import FP32_BYTES, computed_bytes
 from trainer.model.decoder import num_weights
 from trainer.model.memory_estimate import MemoryEstimate
-from trainer.run.context import RunContext
+from trainer.runs.context import RunContext
 
 __all__ = [
     "ENCODER_FILE",

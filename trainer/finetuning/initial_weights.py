@@ -22,9 +22,9 @@ from trainer.config import TrainConfig
 from trainer.config.initial import differing_shape
 from trainer.machine.environment import shown
 from trainer.model.lora import merged_weights
-from trainer.run.directory import load_config
-from trainer.run.record import Origin, read_record, recorded_initial
-from trainer.run.state import load_checkpoint
+from trainer.runs.directory import load_config
+from trainer.runs.record import Origin, read_record, recorded_initial
+from trainer.runs.state import load_checkpoint
 
 __all__ = ["check_initial", "check_same_initial", "choose_initial", "read_initial"]
 

@@ -37,8 +37,8 @@ from trainer.data.batch import MicroBatch
 from trainer.model.decoder import num_weights
 from trainer.model.forward import LossFunction
 from trainer.model.memory_estimate import MemoryEstimate
-from trainer.run.context import RunContext
-from trainer.run.measures import Measures
+from trainer.runs.context import RunContext
+from trainer.runs.measures import Measures
 
 __all__ = ["LANGUAGE", "OBJECTIVE", "Kind", "Objective", "Passes"]
 

@@ -38,9 +38,9 @@ from trainer.model.decoder import Decoder, num_weights
 from trainer.model.forward import PassInputs
 from trainer.model.loss import cross_entropy_rows, default_chunk_tokens
 from trainer.model.memory_estimate import MemoryEstimate
-from trainer.run.context import RunContext
-from trainer.run.events import MeasuresEvent
-from trainer.run.measures import Measures
+from trainer.runs.context import RunContext
+from trainer.runs.events import MeasuresEvent
+from trainer.runs.measures import Measures
 
 __all__ = ["PairRows", "gather_preference", "make_preference", "pair_losses", "reference_memory"]
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from trainer.config import GuardConfig
 from trainer.health.guard import GuardRule, Verdict
-from trainer.run.events import AlertEvent
+from trainer.runs.events import AlertEvent
 
 __all__ = ["Alert", "Rule", "Severity", "guard_alert"]
 

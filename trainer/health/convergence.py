@@ -32,8 +32,8 @@ from typing import Any, Literal
 from trainer.config import EvalConfig, LossConfig
 from trainer.health.alerts import Alert
 from trainer.health.trend import Trend, trend
-from trainer.run.events import EvalEvent
-from trainer.run.progress import Evaluated
+from trainer.runs.events import EvalEvent
+from trainer.runs.progress import Evaluated
 
 __all__ = ["LossMean", "is_comparable", "judge_convergence", "with_convergence"]
 

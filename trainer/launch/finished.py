@@ -102,7 +102,7 @@ def recorded_settings(run: Path) -> TrainConfig:
 
 
 def _as_used(config: TrainConfig, num_steps: int) -> TrainConfig:
-    """Return the settings with the warm-up that a run of so many steps has used: see `trainer.run.limits.with_shorter_warmup`."""
+    """Return the settings with the warm-up that a run of so many steps has used: see `trainer.runs.limits.with_shorter_warmup`."""
     schedule, used = config.schedule, recorded_settings(config.run).schedule.warmup_steps
     if schedule.decay_steps is not None or not used < num_steps <= schedule.warmup_steps:
         return config

@@ -22,8 +22,8 @@ from trainer.distributed.group import Group
 from trainer.health.alerts import Alert
 from trainer.launch.first_failure import lost_connection
 from trainer.metrics import Monitor
-from trainer.run.events import EndEvent
-from trainer.run.record import complete_record
+from trainer.runs.events import EndEvent
+from trainer.runs.record import complete_record
 
 __all__ = ["Ending", "opened_ending"]
 

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from trainer.distributed.group import Group
 from trainer.machine.memory import is_out_of_memory
 from trainer.model.parameters import parameters_by_name
-from trainer.run.events import LayersEvent
+from trainer.runs.events import LayersEvent
 
 __all__ = ["BIN_LIMITS", "Histogram", "LayerNorms", "LayerObserver", "LayerReading", "StepObserver", "layer_of"]
 

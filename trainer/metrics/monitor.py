@@ -16,8 +16,8 @@ from trainer.metrics.layers import LayerReading
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.step_metrics import StepMetrics
 from trainer.metrics.totals import RunningNumbers
-from trainer.run.events import Event, HardwareEvent, SampleEvent, SaveEvent, ScalarsEvent, ScoresEvent
-from trainer.run.metrics_file import Known
+from trainer.runs.events import Event, HardwareEvent, SampleEvent, SaveEvent, ScalarsEvent, ScoresEvent
+from trainer.runs.metrics_file import Known
 
 __all__ = ["Monitor"]
 

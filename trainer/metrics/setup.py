@@ -27,7 +27,7 @@ from trainer.metrics.sinks.terminal import TerminalSink
 from trainer.metrics.sinks.wandb_sink import WandbSink
 from trainer.metrics.step_metrics import RunFacts
 from trainer.metrics.totals import RunningNumbers
-from trainer.run.metrics_file import METRICS, Known, events_until
+from trainer.runs.metrics_file import METRICS, Known, events_until
 from trainer.watchdog.processes import LAUNCHER_VARIABLE
 
 __all__ = ["opened_monitor"]

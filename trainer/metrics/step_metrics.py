@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.run.events import TrainEvent
-from trainer.run.progress import Progress
+from trainer.runs.events import TrainEvent
+from trainer.runs.progress import Progress
 
 __all__ = ["LearningRates", "RunFacts", "StepFacts", "StepMetrics", "encodable"]
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable
 
-from trainer.run.events import AlertEvent, Event, SaveEvent, TrainEvent
+from trainer.runs.events import AlertEvent, Event, SaveEvent, TrainEvent
 
 __all__ = ["RunningNumbers"]
 

@@ -63,7 +63,7 @@ class LossModule(nn.Module):
             model: the decoder, or another model with its `forward`.
             settings: settings of the loss.
             own_loss: computes the loss of a training pass in place of the built-in one.
-            own_score: computes the result of an evaluation's pass: see `trainer.run.measures.Measures.score`.
+            own_score: computes the result of an evaluation's pass: see `trainer.runs.measures.Measures.score`.
         """
         super().__init__()
         self.model = model

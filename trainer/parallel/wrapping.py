@@ -16,7 +16,7 @@ from trainer.parallel.accumulation import Accumulation, DdpAccumulation, FsdpAcc
 from trainer.parallel.ddp_buckets import wrapped_by_ddp
 from trainer.parallel.fsdp import shard
 from trainer.parallel.gradient_tree import GradientTree
-from trainer.run.context import RunContext
+from trainer.runs.context import RunContext
 
 __all__ = ["MicroTooLarge", "wrap_for_training"]
 

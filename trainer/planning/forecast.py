@@ -11,8 +11,8 @@ from trainer.checkpoint import DiskSpace, space_of
 from trainer.config import TrainConfig
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes, most_checkpoints
-from trainer.run.limits import Plan
-from trainer.run.progress import Progress
+from trainer.runs.limits import Plan
+from trainer.runs.progress import Progress
 
 __all__ = ["Forecast", "forecast"]
 

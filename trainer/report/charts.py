@@ -11,7 +11,7 @@ from common.html.curves import Curve, average_window, moving_average
 from common.untrusted import number
 from trainer.config import TrainConfig
 from trainer.report.recorded_run import RecordedRun, part
-from trainer.run.events import HardwareEvent, LayersEvent
+from trainer.runs.events import HardwareEvent, LayersEvent
 
 __all__ = [
     "GROUPS",

@@ -19,10 +19,10 @@ from common.settings.toml import parse_toml
 from common.untrusted import read_run_file
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import parse_manifest
-from trainer.run.events import AlertEvent, EvalEvent, Event, TrainEvent
-from trainer.run.measures import target_word
-from trainer.run.metrics_file import METRICS, read_events
-from trainer.run.record import read_record
+from trainer.runs.events import AlertEvent, EvalEvent, Event, TrainEvent
+from trainer.runs.measures import target_word
+from trainer.runs.metrics_file import METRICS, read_events
+from trainer.runs.record import read_record
 
 __all__ = ["RecordedRun", "SavedCheckpoint", "part", "read_run"]
 

@@ -16,7 +16,7 @@ from common.text import count, duration, rate, share
 from common.untrusted import number
 from trainer.report.charts import GROUPS, hardware_charts, hardware_curves, loss_window, smoothed
 from trainer.report.recorded_run import RecordedRun, part
-from trainer.run.events import EvalEvent, HardwareEvent, MeasuresEvent, SampleEvent, SaveEvent, Score, ScoresEvent
+from trainer.runs.events import EvalEvent, HardwareEvent, MeasuresEvent, SampleEvent, SaveEvent, Score, ScoresEvent
 
 __all__ = [
     "STATUS",

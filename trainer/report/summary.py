@@ -11,11 +11,11 @@ from common.text import duration, visible
 from data_pipeline.conversations.chat_template import TEMPLATE_FILE
 from trainer.checkpoint import CheckpointStore
 from trainer.report.write import REPORT
-from trainer.run.events import EvalEvent, MeasuresEvent
-from trainer.run.measures import target_word
-from trainer.run.metrics_file import METRICS, read_events
-from trainer.run.record import read_record
-from trainer.run.state import read_progress
+from trainer.runs.events import EvalEvent, MeasuresEvent
+from trainer.runs.measures import target_word
+from trainer.runs.metrics_file import METRICS, read_events
+from trainer.runs.record import read_record
+from trainer.runs.state import read_progress
 
 __all__ = ["summary_lines"]
 

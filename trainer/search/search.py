@@ -26,8 +26,8 @@ from common.text import duration
 from trainer.distributed.devices import num_gpus
 from trainer.health.guard import GuardRule
 from trainer.launch.stop_request import StopRequest
-from trainer.run.directory import locked_run
-from trainer.run.metrics_file import RULES_OF_EVALUATIONS
+from trainer.runs.directory import locked_run
+from trainer.runs.metrics_file import RULES_OF_EVALUATIONS
 from trainer.search.options import SearchOptions
 from trainer.search.results import BEST, write_results
 from trainer.search.setup import SearchSetup, claim, gpus_of_slot, open_setup, trial_config

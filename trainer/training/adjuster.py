@@ -20,11 +20,11 @@ from trainer.model.forward import LossModule
 from trainer.optim.schedule import cooldown_start
 from trainer.parallel.accumulation import Accumulation
 from trainer.parallel.wrapping import MicroTooLarge, wrap_for_training
-from trainer.run.context import RunContext
-from trainer.run.ledger import Ledger
-from trainer.run.limits import Plan
-from trainer.run.progress import Progress
-from trainer.run.record import leave_note, note_adjustment
+from trainer.runs.context import RunContext
+from trainer.runs.ledger import Ledger
+from trainer.runs.limits import Plan
+from trainer.runs.progress import Progress
+from trainer.runs.record import leave_note, note_adjustment
 
 __all__ = ["Adjuster", "smaller_batches", "wrapped"]
 

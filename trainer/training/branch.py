@@ -15,10 +15,10 @@ from trainer.checkpoint.weights import weights_digest
 from trainer.config import TrainConfig
 from trainer.data.adjustments import Adjustments
 from trainer.optim.schedule import cooldown_start
-from trainer.run.ledger import LEDGER
-from trainer.run.metrics_file import METRICS
-from trainer.run.record import read_record, read_record_if_any
-from trainer.run.state import copy_state, load_whole
+from trainer.runs.ledger import LEDGER
+from trainer.runs.metrics_file import METRICS
+from trainer.runs.record import read_record, read_record_if_any
+from trainer.runs.state import copy_state, load_whole
 
 __all__ = ["allowed_changes", "begin_branch", "check_cooldown", "continued_run", "is_new_branch"]
 

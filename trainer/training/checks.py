@@ -34,12 +34,12 @@ from trainer.model.attention import backend_of
 from trainer.optim.optimizers import check_optimizer
 from trainer.parallel.fsdp import check_parallel
 from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes
-from trainer.run.clock import Clock
-from trainer.run.context import RunContext
-from trainer.run.directory import check_nothing_is_replaced, check_places, locked_unopened
-from trainer.run.limits import Plan, plan_run, with_shorter_warmup
-from trainer.run.progress import Progress
-from trainer.run.record import (
+from trainer.runs.clock import Clock
+from trainer.runs.context import RunContext
+from trainer.runs.directory import check_nothing_is_replaced, check_places, locked_unopened
+from trainer.runs.limits import Plan, plan_run, with_shorter_warmup
+from trainer.runs.progress import Progress
+from trainer.runs.record import (
     Before,
     Origin,
     check_data,
@@ -54,7 +54,7 @@ from trainer.run.record import (
     recorded_micro,
     recorded_precision,
 )
-from trainer.run.state import load_whole, read_progress
+from trainer.runs.state import load_whole, read_progress
 from trainer.training.branch import allowed_changes, begin_branch, check_cooldown, continued_run
 from trainer.training.micro_batch_size import with_micro, with_micro_for
 from trainer.training.trainable import RunData

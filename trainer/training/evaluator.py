@@ -20,8 +20,8 @@ from trainer.inference.text_model import Continuation, Sampling, TextModel
 from trainer.inference.text_scores import Scores
 from trainer.machine.memory import is_out_of_memory
 from trainer.parallel.fsdp import gathered
-from trainer.run.events import SampleEvent, ScoresEvent
-from trainer.run.progress import Progress
+from trainer.runs.events import SampleEvent, ScoresEvent
+from trainer.runs.progress import Progress
 from trainer.training.adjuster import Adjuster
 from trainer.training.reporter import Reporter
 from trainer.training.saver import Saver

@@ -12,8 +12,8 @@ from trainer.distributed.group import LET_GO_S
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.machine.memory import release_memory
 from trainer.parallel.accumulation import Accumulation
-from trainer.run.progress import Progress
-from trainer.run.state import load_whole
+from trainer.runs.progress import Progress
+from trainer.runs.state import load_whole
 from trainer.training.adjuster import Adjuster, smaller_batches
 from trainer.training.reporter import GoBack, RepeatStep, Reporter, RollBack
 from trainer.training.saver import Saver

@@ -25,10 +25,10 @@ from trainer.model.decoder import num_weights
 from trainer.model.lora import num_adapter_weights
 from trainer.parallel.fsdp import check_parallel
 from trainer.planning.forecast import Forecast, forecast
-from trainer.run.clock import UNTIMED_STEPS
-from trainer.run.context import RunContext
-from trainer.run.progress import Progress
-from trainer.run.state import read_progress
+from trainer.runs.clock import UNTIMED_STEPS
+from trainer.runs.context import RunContext
+from trainer.runs.progress import Progress
+from trainer.runs.state import read_progress
 from trainer.training.checks import check_ranks, fit
 from trainer.training.micro_batch_size import expected_memory, micro_candidates, with_micro_for
 from trainer.training.setup import build_trainable

@@ -19,15 +19,15 @@ from trainer.metrics.ending import Ending
 from trainer.metrics.layers import LayerObserver
 from trainer.planning.forecast import Forecast
 from trainer.planning.lines import time_lines
-from trainer.run.clock import Clock
-from trainer.run.context import RunContext
-from trainer.run.events import EndEvent
-from trainer.run.ledger import Ledger
-from trainer.run.limits import Plan
-from trainer.run.metrics_file import Known
-from trainer.run.progress import Progress
-from trainer.run.signals import StopRequest
-from trainer.run.state import RunState
+from trainer.runs.clock import Clock
+from trainer.runs.context import RunContext
+from trainer.runs.events import EndEvent
+from trainer.runs.ledger import Ledger
+from trainer.runs.limits import Plan
+from trainer.runs.metrics_file import Known
+from trainer.runs.progress import Progress
+from trainer.runs.signals import StopRequest
+from trainer.runs.state import RunState
 from trainer.training.adjuster import Adjuster
 from trainer.training.step_report import StepResult
 

@@ -11,8 +11,8 @@ from trainer.checkpoint.complete_folder import link_checkpoint
 from trainer.checkpoint.weights import check_finite
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.extensions.hooks import RunView
-from trainer.run.limits import Plan
-from trainer.run.progress import Progress
+from trainer.runs.limits import Plan
+from trainer.runs.progress import Progress
 from trainer.training.reporter import Reporter
 from trainer.training.step_report import StepResult
 from trainer.training.trainable import Trainable

@@ -53,15 +53,15 @@ from trainer.planning.forecast import Forecast, forecast
 from trainer.planning.lines import brief_lines
 from trainer.planning.preparation import other_preparation
 from trainer.report import report_at_end
-from trainer.run.bounds import check_model_size
-from trainer.run.clock import Clock
-from trainer.run.context import RunContext
-from trainer.run.ledger import LEDGER, Ledger
-from trainer.run.progress import Progress
-from trainer.run.record import note_trained_weights
-from trainer.run.record import open_record as write_record
-from trainer.run.signals import StopRequest, stop_request
-from trainer.run.state import RunState, load_whole
+from trainer.runs.bounds import check_model_size
+from trainer.runs.clock import Clock
+from trainer.runs.context import RunContext
+from trainer.runs.ledger import LEDGER, Ledger
+from trainer.runs.progress import Progress
+from trainer.runs.record import note_trained_weights
+from trainer.runs.record import open_record as write_record
+from trainer.runs.signals import StopRequest, stop_request
+from trainer.runs.state import RunState, load_whole
 from trainer.training.adjuster import Adjuster, wrapped
 from trainer.training.branch import is_new_branch
 from trainer.training.checks import Checked, check

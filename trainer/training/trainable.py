@@ -30,10 +30,10 @@ from trainer.optim.optimizers import optimizer_tensors, restore_optimizer
 from trainer.optim.weight_average import WeightAverage
 from trainer.parallel.accumulation import Accumulation
 from trainer.parallel.fsdp import distribute_like, full_tensors, load_full
-from trainer.run.context import RunContext
-from trainer.run.progress import Progress
-from trainer.run.record import Origin
-from trainer.run.state import RunState
+from trainer.runs.context import RunContext
+from trainer.runs.progress import Progress
+from trainer.runs.record import Origin
+from trainer.runs.state import RunState
 
 __all__ = ["RunData", "Trainable", "hold_copy", "hold_reference", "make_scaler", "new_loss", "new_model", "own_step_loss"]
 

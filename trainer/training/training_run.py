@@ -21,9 +21,9 @@ from trainer.metrics import LearningRates
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.optim.optimizers import set_learning_rate
 from trainer.optim.schedule import learning_rate_factor, weight_decay_factor
-from trainer.run.clock import Clock
-from trainer.run.limits import Plan
-from trainer.run.progress import Progress
+from trainer.runs.clock import Clock
+from trainer.runs.limits import Plan
+from trainer.runs.progress import Progress
 from trainer.training.adjuster import Adjuster
 from trainer.training.evaluator import Evaluator
 from trainer.training.recovery import Recovery

@@ -31,10 +31,10 @@ from trainer.checkpoint.manifest import OtherFormatError, parse_manifest
 from trainer.data.mixture import build_order
 from trainer.data.order import RowOrder
 from trainer.finetuning.choice import saved_objective
-from trainer.run.directory import data_folder, load_config
-from trainer.run.ledger import LEDGER, LedgerHead, read_ledger
-from trainer.run.record import check_was_trained, read_record
-from trainer.run.state import RunState
+from trainer.runs.directory import data_folder, load_config
+from trainer.runs.ledger import LEDGER, LedgerHead, read_ledger
+from trainer.runs.record import check_was_trained, read_record
+from trainer.runs.state import RunState
 from trainer.verification.auditor import Auditor, AuditReport, Targets
 
 __all__ = ["audit_run", "opened_data", "order_builder"]

@@ -14,7 +14,7 @@ from common.errors import CheckpointError
 from data_pipeline.dataset.shards import Rows, ShardError
 from trainer.data.mixture import MixedOrder
 from trainer.data.order import RowOrder, UniformOrder
-from trainer.run.ledger import LedgerEvent, LedgerStep, digest_of_rows
+from trainer.runs.ledger import LedgerEvent, LedgerStep, digest_of_rows
 
 __all__ = ["MAX_COUNTED_ROWS", "MAX_LEFT_OUT", "AuditReport", "Auditor", "Skipped", "Targets", "difference"]
 

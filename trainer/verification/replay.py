@@ -30,12 +30,12 @@ from trainer.config import TrainConfig
 from trainer.extensions.trust import EXTENSION, checked_extension
 from trainer.finetuning.choice import saved_objective
 from trainer.finetuning.initial_weights import read_initial
-from trainer.run.bounds import check_model_size, check_ranks
-from trainer.run.directory import data_folder, load_config
-from trainer.run.events import EvalEvent, TrainEvent
-from trainer.run.metrics_file import METRICS, read_events
-from trainer.run.record import read_record, recorded_initial
-from trainer.run.state import copy_state, load_whole
+from trainer.runs.bounds import check_model_size, check_ranks
+from trainer.runs.directory import data_folder, load_config
+from trainer.runs.events import EvalEvent, TrainEvent
+from trainer.runs.metrics_file import METRICS, read_events
+from trainer.runs.record import read_record, recorded_initial
+from trainer.runs.state import copy_state, load_whole
 from trainer.verification.child import run_tied
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 

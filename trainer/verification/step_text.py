@@ -16,7 +16,7 @@ from common.terminal import printable
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
-from trainer.run.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
+from trainer.runs.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
 from trainer.verification.audit import opened_data, order_builder
 from trainer.verification.auditor import difference
 

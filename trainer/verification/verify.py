@@ -29,11 +29,11 @@ from trainer.machine.determinism import configure_determinism, device_name, flag
 from trainer.machine.environment import Difference, environment_facts, find_differences, same_facts
 from trainer.machine.locks import describe_unlocked
 from trainer.model.attention import backend_of
-from trainer.run.directory import data_folder, foreign_files, load_config, settings_here
-from trainer.run.events import TrainEvent
-from trainer.run.ledger import LEDGER, LedgerStep, read_ledger
-from trainer.run.metrics_file import METRICS, read_events
-from trainer.run.record import NEVER_TRAINED, check_was_trained, read_record, recorded_initial
+from trainer.runs.directory import data_folder, foreign_files, load_config, settings_here
+from trainer.runs.events import TrainEvent
+from trainer.runs.ledger import LEDGER, LedgerStep, read_ledger
+from trainer.runs.metrics_file import METRICS, read_events
+from trainer.runs.record import NEVER_TRAINED, check_was_trained, read_record, recorded_initial
 from trainer.verification.audit import audit_run
 from trainer.verification.auditor import AuditReport
 from trainer.verification.data_check import prepare_again

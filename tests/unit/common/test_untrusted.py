@@ -34,11 +34,11 @@ from trainer.extensions.loading import load_extension
 from trainer.inference.conversation import read_prompts
 from trainer.loop import train
 from trainer.report.recorded_run import read_run
-from trainer.run.directory import load_config, settings_here
-from trainer.run.ledger import LEDGER, read_ledger
-from trainer.run.metrics_file import METRICS, Known, events_until, read_events
-from trainer.run.record import read_record, recorded_adjustments, recorded_micro, recorded_precision
-from trainer.run.state import load_checkpoint
+from trainer.runs.directory import load_config, settings_here
+from trainer.runs.ledger import LEDGER, read_ledger
+from trainer.runs.metrics_file import METRICS, Known, events_until, read_events
+from trainer.runs.record import read_record, recorded_adjustments, recorded_micro, recorded_precision
+from trainer.runs.state import load_checkpoint
 from trainer.verification.audit import audit_run
 from trainer.verification.verify import check_integrity
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from trainer.metrics.layers import LayerReading
 from trainer.metrics.step_metrics import RunFacts
-from trainer.run.events import Event, SampleEvent, ScoresEvent
-from trainer.run.metrics_file import Known
+from trainer.runs.events import Event, SampleEvent, ScoresEvent
+from trainer.runs.metrics_file import Known
 
 __all__ = ["Sink"]
 

@@ -22,8 +22,8 @@ from common.errors import CheckpointError
 from common.files import UnusableFileError, open_input, write_atomic
 from trainer.metrics.sinks.points import EXTENSION_EVALUATION, MEASURES
 from trainer.metrics.sinks.tensorboard_layout import SHOWN_FIRST
-from trainer.run.events import AlertEvent, EvalEvent, MeasuresEvent, SampleEvent, ScoresEvent
-from trainer.run.metrics_file import Known, Selection
+from trainer.runs.events import AlertEvent, EvalEvent, MeasuresEvent, SampleEvent, ScoresEvent
+from trainer.runs.metrics_file import Known, Selection
 
 __all__ = ["cut_event_files"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from trainer.health.alerts import Alert
 from trainer.metrics.step_metrics import StepMetrics, encodable
-from trainer.run.events import EvalEvent, Event, HardwareEvent, LayersEvent, MeasuresEvent, SaveEvent, ScalarsEvent, ScoresEvent
+from trainer.runs.events import EvalEvent, Event, HardwareEvent, LayersEvent, MeasuresEvent, SaveEvent, ScalarsEvent, ScoresEvent
 
 __all__ = ["EXTENSION_EVALUATION", "FINAL_METRICS", "MEASURES", "Points", "points_of"]
 

@@ -12,7 +12,7 @@ from common.redaction import without
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.sinks.points import points_of
 from trainer.metrics.step_metrics import StepMetrics
-from trainer.run.events import Event
+from trainer.runs.events import Event
 
 __all__ = ["ServiceSink", "imported"]
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from trainer.metrics.step_metrics import encodable
-from trainer.run.events import Score
+from trainer.runs.events import Score
 
 __all__ = ["Picture", "confusion_picture", "length_histogram", "perplexity_bars"]
 

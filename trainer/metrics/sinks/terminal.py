@@ -15,8 +15,8 @@ from common.terminal_lines import Colour, write_line
 from common.text import duration, rate, shortened
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.step_metrics import StepMetrics
-from trainer.run.events import AlertEvent, EvalEvent, Event, MeasuresEvent, SampleEvent, ScoresEvent
-from trainer.run.metrics_file import Known
+from trainer.runs.events import AlertEvent, EvalEvent, Event, MeasuresEvent, SampleEvent, ScoresEvent
+from trainer.runs.metrics_file import Known
 
 __all__ = ["TerminalSink"]
 

@@ -8,7 +8,7 @@ import torch
 from common.errors import CheckpointError
 from common.settings.toml import to_toml
 from tests.support.runs import tiny_config
-from trainer.run.directory import load_config, settings_here
+from trainer.runs.directory import load_config, settings_here
 
 CONFIG = tiny_config(Path("data"), Path("run"))
 

@@ -8,8 +8,8 @@ import pytest
 
 from common.errors import CheckpointError
 from trainer.config.not_a_run import not_a_run
-from trainer.run.directory import load_config
-from trainer.run.record import read_record
+from trainer.runs.directory import load_config
+from trainer.runs.record import read_record
 
 
 def test_any_other_folder_names_the_missing_file(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from trainer.doctor.own_words import own_parts, own_place
 from trainer.doctor.programs import Output
 from trainer.doctor.versions import read_needs
 from trainer.machine.environment import environment_facts
-from trainer.run.events import parse_event
+from trainer.runs.events import parse_event
 
 FORMS = (
     *("--token {}", "--password={}", "passwd {}", "PGPASSWORD={}", "password is {}", "token: {}", "api_key='{}'", "secret {}"),

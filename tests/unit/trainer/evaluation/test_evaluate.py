@@ -31,7 +31,7 @@ from trainer.evaluation.results import Evaluation, Score
 from trainer.evaluation.tally import Grouping, Tally, length_ranges
 from trainer.model.decoder import build_model
 from trainer.model.forward import LossModule
-from trainer.run.context import RunContext
+from trainer.runs.context import RunContext
 
 LENGTH, VOCAB = 32, 50
 ALONE = Group(0, 1, 0, torch.device("cpu"))

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from trainer.extensions.initial_loss import initial_loss_warning
-from trainer.run.progress import Evaluated
+from trainer.runs.progress import Evaluated
 
 
 def measured(loss: float | None) -> list[Evaluated]:

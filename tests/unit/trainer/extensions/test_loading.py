@@ -21,8 +21,8 @@ from trainer.extensions.loading import load_extension
 from trainer.extensions.user_model import seeded_model
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model
-from trainer.run.events import ScalarsEvent
-from trainer.run.progress import Progress
+from trainer.runs.events import ScalarsEvent
+from trainer.runs.progress import Progress
 
 MODEL = ModelConfig(layers=1, width=16, heads=2, context=8, vocab_multiple=1)
 NO_LOSS = "def loss(logits_BLV, targets_BL, weights_BL):\n    "

@@ -25,7 +25,7 @@ from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model, num_weights
 from trainer.model.forward import PassInputs
 from trainer.model.memory_estimate import MemoryEstimate
-from trainer.run.context import RunContext
+from trainer.runs.context import RunContext
 from trainer.training.micro_batch_size import expected_memory
 
 VOCAB, LENGTH, ROWS = 4096, 128, 2

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from trainer.config import EvalConfig, LossConfig
 from trainer.health.alerts import Alert
 from trainer.health.convergence import LossMean, is_comparable, judge_convergence, with_convergence
-from trainer.run.events import EvalEvent
-from trainer.run.limits import early_stop, evaluations_without_gain
-from trainer.run.progress import Evaluated
+from trainer.runs.events import EvalEvent
+from trainer.runs.limits import early_stop, evaluations_without_gain
+from trainer.runs.progress import Evaluated
 
 EVERY = 100
 SETTINGS = EvalConfig()

@@ -27,7 +27,7 @@ from trainer.model.loss import linear_cross_entropy_sum
 from trainer.model.memory_estimate import MemoryEstimate, estimate
 from trainer.optim.optimizers import state_bytes_per_weight
 from trainer.parallel.gradient_tree import GradientTree
-from trainer.run.context import RunContext
+from trainer.runs.context import RunContext
 from trainer.training import micro_batch_size
 from trainer.training.micro_batch_size import choose_micro, micro_candidates, probe, with_micro
 

@@ -17,7 +17,7 @@ from trainer.machine.gpus import GpuReading, KernelLog, NoGpus, NvmlGpus, opened
 from trainer.machine.host import Host, HostReading
 from trainer.machine.sampler import HardwareReading, HardwareSampler
 from trainer.machine.throttling import throttle_reasons
-from trainer.run.events import HardwareEvent
+from trainer.runs.events import HardwareEvent
 
 UUID = "5f0e6f2a-1c7b-4f5d-9a57-6b1f8f7d2f10"
 OTHER_UUID = "0c6f8a52-9b1e-4e0f-8d7c-2f4b7b1f9a11"

@@ -32,8 +32,8 @@ from trainer.metrics.sinks import json_lines
 from trainer.metrics.sinks.points import points_of
 from trainer.metrics.totals import RunningNumbers
 from trainer.model.loss import perplexity
-from trainer.run.events import Event, HardwareEvent, LayersEvent, MeasuresEvent, SampleEvent, ScoresEvent, TrainEvent
-from trainer.run.metrics_file import Known, events_until, read_events
+from trainer.runs.events import Event, HardwareEvent, LayersEvent, MeasuresEvent, SampleEvent, ScoresEvent, TrainEvent
+from trainer.runs.metrics_file import Known, events_until, read_events
 
 HOST = HostReading(1500.0, 1000.0, 16000.0, 0.5, 100.0)
 READING = HardwareReading((GpuReading(0, "GPU", temperature_c=61.0, throttle=()),), HOST)

@@ -19,8 +19,8 @@ from trainer.model.memory_estimate import estimate
 from trainer.planning.checkpoints import checkpoint_bytes, most_checkpoints
 from trainer.planning.forecast import Forecast, forecast
 from trainer.planning.lines import brief_lines, plan_lines, time_lines
-from trainer.run.limits import plan_run
-from trainer.run.progress import Progress
+from trainer.runs.limits import plan_run
+from trainer.runs.progress import Progress
 
 TRAIN_ROWS, VAL_ROWS = 61, 9
 

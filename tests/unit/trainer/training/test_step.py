@@ -23,7 +23,7 @@ from trainer.model.forward import LossModule, forward_pass
 from trainer.model.parameters import parameters_by_name
 from trainer.optim.optimizers import build_optimizers, optimizer_tensors
 from trainer.parallel.wrapping import wrap_for_training
-from trainer.run.context import RunContext
+from trainer.runs.context import RunContext
 from trainer.training.step import train_step
 from trainer.training.step_report import PendingStep, StepInputs, StepResults
 from trainer.training.trainable import Trainable, make_scaler

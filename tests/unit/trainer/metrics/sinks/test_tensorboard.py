@@ -35,8 +35,8 @@ from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerNorms, LayerObser
 from trainer.metrics.sinks.points import FINAL_METRICS, points_of
 from trainer.metrics.sinks.tensorboard_figures import length_histogram, perplexity_bars
 from trainer.metrics.sinks.tensorboard_layout import LAYOUT, hyper_parameters
-from trainer.run.events import HardwareEvent, SampleEvent, SaveEvent
-from trainer.run.metrics_file import Known
+from trainer.runs.events import HardwareEvent, SampleEvent, SaveEvent
+from trainer.runs.metrics_file import Known
 
 HOST = HostReading(1500.0, 1000.0, 16000.0, 0.5, 100.0)
 GPU = GpuReading(1, "GPU", utilisation=0.98, temperature_c=61.0, throttle=("idle",), ecc_corrected=2)

@@ -25,7 +25,7 @@ from trainer.metrics.sinks import mlflow_sink
 from trainer.metrics.sinks.mlflow_sink import MlflowSink
 from trainer.metrics.sinks.points import points_of
 from trainer.metrics.sinks.wandb_sink import WandbSink
-from trainer.run.events import HardwareEvent, LayersEvent, SampleEvent, SaveEvent
+from trainer.runs.events import HardwareEvent, LayersEvent, SampleEvent, SaveEvent
 
 HOST = HostReading(1500.0, 1000.0, 16000.0, 0.5, 100.0)
 ALERT = Alert("spike", 7, "warning", "step 7: loss 9 is above 3", "log", 9.0, count=1)

@@ -1,0 +1,94 @@
+"""Imported models compute what transformers computes, for random models that transformers has saved itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.published import write_tokenizer
+from trainer.commands.generate import written_texts
+from trainer.commands.options.generate import GenerateOptions
+from trainer.commands.saved_model import load_model
+from trainer.interop.import_model import import_model
+from trainer.model.attention import make_layout
+from trainer.runs.directory import load_config
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 317,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "initializer_range": 0.2,
+}
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "qwen3 tied": ("Qwen3", {"tie_word_embeddings": True, "head_dim": 32}, {}),
+    "qwen3 untied, sharded": ("Qwen3", {"tie_word_embeddings": False, "head_dim": 16}, {"max_shard_size": "60KB"}),
+    "llama untied": ("Llama", {"tie_word_embeddings": False, "rope_theta": 5e5}, {}),
+    "llama tied, many heads": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 4, "vocab_size": 320}, {}),
+    "llama in bf16, sharded": ("Llama", {"dtype": torch.bfloat16}, {"max_shard_size": "60KB"}),
+    "qwen3 in fp16": ("Qwen3", {"dtype": torch.float16, "head_dim": 24}, {}),
+}
+
+
+def saved_model(name: str, directory: Path) -> Any:
+    """Save a random model with a tokenizer, and return it in fp32 as transformers reads it again."""
+    import transformers  # noqa: PLC0415
+
+    family, changes, options = CASES[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**SHAPE | changes)
+    model_class = getattr(transformers, f"{family}ForCausalLM")
+    model = model_class(config)
+    with torch.no_grad():
+        for parameter_name, weight in model.named_parameters():
+            if "norm" in parameter_name:
+                weight.add_(torch.randn_like(weight), alpha=0.3)
+    model.to(changes.get("dtype", torch.float32)).save_pretrained(directory, **options)
+    write_tokenizer(directory)
+    return model_class.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+@pytest.mark.optional
+@pytest.mark.parametrize("name", CASES)
+def test_logits_of_packed_rows_equal_those_of_each_document_alone(name: str, tmp_path: Path) -> None:
+    theirs = saved_model(name, tmp_path / "published")
+    import_model(tmp_path / "published", tmp_path / "run")
+    model, step = load_model(tmp_path / "run", load_config(tmp_path / "run"), "latest")
+    lengths = [37, 1, 64, 26]
+    tokens_BL = torch.randint(283, (2, sum(lengths)), generator=torch.Generator().manual_seed(1))
+    segments_L = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))
+    positions_L = torch.cat([torch.arange(length) for length in lengths])
+    with torch.no_grad():
+        layout = make_layout(segments_L.int().expand(2, -1).contiguous(), positions_L.expand(2, -1).contiguous())
+        ours_BLV = model(tokens_BL, layout)
+        alone = [theirs(part_BT).logits for part_BT in tokens_BL.split(lengths, dim=1)]
+    expected_BLV = torch.cat(alone, dim=1)
+    assert step == 0
+    assert ours_BLV.shape == expected_BLV.shape
+    assert expected_BLV.std() > 0.5  # a model that computes next to nothing would hide a difference
+    difference = (ours_BLV - expected_BLV).abs().max() / expected_BLV.abs().max()
+    assert difference < 1e-5, difference
+
+
+@pytest.mark.optional
+@pytest.mark.parametrize("name", ["qwen3 tied", "llama untied"])
+def test_greedy_generation_writes_the_same_tokens(name: str, tmp_path: Path) -> None:
+    theirs = saved_model(name, tmp_path / "published")
+    import_model(tmp_path / "published", tmp_path / "run")
+    tokenizer = write_tokenizer(tmp_path / "published")
+    prompt = "the birds of the sea"
+    ids = tokenizer.encode(prompt).ids
+    with torch.no_grad():
+        for _ in range(24):
+            ids.append(int(theirs(torch.tensor([ids])).logits[0, -1, :283].argmax()))
+            if ids[-1] == tokenizer.token_to_id("<|endoftext|>"):
+                break
+    text = "".join(written_texts(GenerateOptions(run=tmp_path / "run", prompt=(prompt,), temperature=0, max_tokens=24)))
+    assert text.removesuffix("\n") == tokenizer.decode(ids)

@@ -1,0 +1,153 @@
+"""The card of an exported model, in Markdown, from what its run has recorded.
+
+It has no time, host, user or path. So the same checkpoint has the same card as long as its run does not continue.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from common.errors import CheckpointError
+from common.places import VERSION
+from common.text import visible
+from trainer.interop.source import ExportSource
+from trainer.model.decoder import num_weights
+from trainer.runs.events import EvalEvent
+from trainer.runs.measures import target_word
+from trainer.runs.metrics_file import METRICS, read_events
+from trainer.runs.record import COMPRESSED, IMPORTED, NEVER_TRAINED
+
+__all__ = ["model_card"]
+
+_CODE = re.compile(r"`[a-z0-9:]+`")
+_MARKUP = re.compile(r"[\\`*_{}\[\]()#!|~]")
+_EVALUATIONS = 10
+"""The most evaluations in the table, evenly spread."""
+
+
+def model_card(source: ExportSource, dtype: str, *, adapters: bool = False) -> bytes:
+    """Return the card of the whole model, or of its adapters.
+
+    Raises:
+        CheckpointError: the metrics of the run are damaged.
+    """
+    sections = {
+        "Model": _model(source, dtype),
+        "Training": _training(source),
+        "Validation": _validation(source),
+        "Settings": _settings(source.record["identity"]),
+        "Licence and use": _licence(),
+    }
+    body = "\n\n".join(f"## {title}\n\n{text}" for title, text in sections.items())
+    name = visible(source.run.resolve().name)
+    library, summary = ("peft", _of_adapters(source)) if adapters else ("transformers", _SUMMARY)
+    front = f"---\nlibrary_name: {library}\npipeline_tag: text-generation\n---\n\n"
+    return f"{front}# {_escaped(name)}, step {source.step:,}\n\n{summary}\n\n{body}\n".encode()
+
+
+_SUMMARY = (
+    "A causal language model, written by `trainer export`. `config.json` names its architecture, and `export.json` has the digests "
+    "of the other files."
+)
+
+
+def _of_adapters(source: ExportSource) -> str:
+    base = (source.record.get("initial") or {}).get("weights", "unknown")
+    return (
+        "Low-rank adapters of a causal language model, written by `trainer export --format peft`. Load them over the base model. "
+        f"Its weights in fp32 have the digest {_escaped(f'`{base}`')}. `export.json` has the digests of the other files. "
+        "The sections below describe the model with its adapters."
+    )
+
+
+def _model(source: ExportSource, dtype: str) -> str:
+    model, tokenizer = source.config.model, source.tokenizer
+    lines = {
+        "weights": f"{num_weights(model, tokenizer.vocab_size):,}, {dtype}" + (", moving average" * source.is_average),
+        "layers": model.layers,
+        "width": model.width,
+        "heads": f"{model.heads} for queries, {model.num_kv_heads} for keys and values, {model.head_size} wide",
+        "context": f"{model.context:,} tokens",
+        "vocabulary": f"{tokenizer.vocab_size:,} tokens ({tokenizer.kind})",
+        "digest of the weights in fp32": f"`{source.weights_digest}`",
+        "digest of the tokenizer": f"`{tokenizer.digest}`",
+    }
+    return _table(("property", "value"), lines.items())
+
+
+def _training(source: ExportSource) -> str:
+    record = source.record
+    if record["status"] == IMPORTED:
+        kind = (record.get("imported") or {}).get("model_type", "")
+        return f"Not trained here: imported from a directory of Hugging Face with a model of type {_escaped(kind)}."
+    if record["status"] == COMPRESSED:
+        return _compression(record.get(COMPRESSED) or {})
+    initial = record.get("initial") or record.get("origin")
+    lines: dict[str, object] = {
+        "step of this checkpoint": f"{source.step:,}",
+        "status of the run": record["status"],
+        "root digest of the data": f"`{source.data_digest}`",
+        "device": record["identity"].get("device"),
+        "ranks": record["environment"].get("world_size"),
+        "PyTorch": record["environment"].get("torch"),
+        "version of this program": VERSION,
+    }
+    lines["initial weights"] = "random" if initial is None else f"step {initial['step']} of another run, {initial['weights']}"
+    return _table(("fact", "value"), lines.items())
+
+
+def _compression(facts: Mapping[str, Any]) -> str:
+    """Return how the model was compressed, and its perplexity before and after if it was measured."""
+    origin = {"model before": f"step {facts['step']} of another run, {facts['weights']}"} if "weights" in facts else {}
+    settings = {name: facts[name] for name in ("method", "group_size", "share") if name in facts}
+    found = {when: (facts.get("comparison") or {}).get(when, {}).get("perplexity") for when in ("before", "after")}
+    measured = {f"perplexity {when} the compression": f"{value:.4g}" for when, value in found.items() if value is not None}
+    lines = settings | origin | measured
+    return "Not trained here: the compressed model of another run.\n\n" + _table(("fact", "value"), lines.items())
+
+
+def _validation(source: ExportSource) -> str:
+    if source.record["status"] in NEVER_TRAINED:
+        return "No evaluation is recorded."
+    try:
+        evaluations = [event for event in read_events(source.run / METRICS) if isinstance(event, EvalEvent)]
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; the card of the model needs the evaluations") from None
+    events = [event for event in evaluations if event.step <= source.step]
+    if not events:
+        return "The run has no evaluation up to this step."
+    stride = -(-len(events) // _EVALUATIONS)
+    lines = [
+        (f"{event.step:,}", f"{event.val_loss:.4f}", "" if event.bits_per_byte is None else f"{event.bits_per_byte:.4f}")
+        for event in reversed(events[::-1][::stride])
+    ]
+    return _table(("step", f"loss (nats per {target_word(source.record['identity'])})", "bits per byte"), lines)
+
+
+def _settings(identity: Mapping[str, Any]) -> str:
+    if not identity:
+        return "No training is recorded."
+    shown = {name: json.dumps(value, ensure_ascii=False) for name, value in sorted(identity.items())}
+    return "All that the bits of the run depend on.\n\n" + _table(("setting", "value"), shown.items())
+
+
+def _licence() -> str:
+    return (
+        "The run does not record the licence of its texts. Add a licence, the intended use and the limits of the model before you "
+        "publish it."
+    )
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    rows = [head, ["---"] * len(head), *([_escaped(str(cell)) for cell in line] for line in lines)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _escaped(text: str) -> str:
+    """Return a text from a run so that Markdown shows it unchanged, also in a table. A digest between backticks stays code."""
+    flat = " ".join(visible(text).split())
+    return flat if _CODE.fullmatch(flat) else html.escape(_MARKUP.sub(r"\\\g<0>", flat), quote=False)

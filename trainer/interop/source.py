@@ -1,0 +1,99 @@
+"""The model that an export writes: weights, tokenizer and settings of a checkpoint, checked against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.errors import CheckpointError
+from common.files import digest_bytes
+from data_pipeline.conversations.chat_template import ChatTemplate, saved_template
+from data_pipeline.tokenizer import Tokenizer, load_tokenizer
+from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.weights import averaged_weights, weights_digest
+from trainer.config import TrainConfig
+from trainer.model.decoder import Decoder
+from trainer.model.lora import is_adapter, merged_weights
+from trainer.model.parameters import parameters_by_name
+from trainer.runs.bounds import check_model_size
+from trainer.runs.directory import load_config
+from trainer.runs.record import read_record
+from trainer.runs.state import load_checkpoint
+
+__all__ = ["ExportSource", "open_source"]
+
+
+@dataclass(frozen=True)
+class ExportSource:
+    """A checkpoint of our decoder, with all that an export says about it."""
+
+    run: Path
+    config: TrainConfig
+    record: Mapping[str, Any]
+    tokenizer: Tokenizer
+    step: int
+    manifest_digest: str
+    """Digest of the checkpoint's manifest, which has the digests of all its tensors."""
+    weights: Mapping[str, Tensor]
+    """By name, on the CPU, in fp32. A shared weight appears once."""
+    is_average: bool
+    """Whether the weights are the moving average."""
+    chat_template: ChatTemplate | None = None
+    """The chat template of the data, if it has one."""
+    adapters: Mapping[str, Tensor] = field(default_factory=dict)
+    """The matrices of the adapters by name, on the CPU, in fp32; empty without adapters. `weights` contains their products."""
+
+    @property
+    def data_digest(self) -> str | None:
+        """The root digest of the training data, None for an imported model."""
+        return self.record["data"]["root_digest"] or None
+
+    @cached_property
+    def weights_digest(self) -> str:
+        """The digest of the weights in fp32, as the record of a run has it."""
+        return weights_digest(self.weights)
+
+
+def open_source(run: Path, which: str) -> ExportSource:
+    """Return the checkpoint that `which` names: `latest`, `best` or a step. A moving average replaces its weights.
+
+    Adapters are merged into the matrices.
+
+    Raises:
+        CheckpointError: the run or the checkpoint does not exist or is damaged, or does not fit the settings of the run.
+    """
+    config, record = load_config(run), read_record(run)
+    checkpoint = load_checkpoint(run, which)
+    tokenizer = load_tokenizer(run / "tokenizer")
+    saved = averaged_weights(checkpoint)
+    weights = merged_weights(saved, config.lora)
+    check_model_size(config.model, tokenizer.vocab_size, sum(tensor.numel() for tensor in weights.values()))
+    with torch.device("meta"):
+        expected = parameters_by_name(Decoder(config.model, tokenizer.vocab_size))
+    for name in sorted({*expected, *weights}):
+        wanted = tuple(expected[name].shape) if name in expected else None
+        found = tuple(weights[name].shape) if name in weights else None
+        if wanted != found:
+            raise CheckpointError(
+                f"{run}: in the checkpoint of step {checkpoint.step}, the shape of the weight {name} is {found or 'missing'}, and "
+                f"the settings of the run need {wanted or 'no such weight'}; restore the run from a copy"
+            )
+    manifest = CheckpointStore(run / "checkpoints").manifest_bytes(checkpoint.step)
+    return ExportSource(
+        run=run,
+        config=config,
+        record=record,
+        tokenizer=tokenizer,
+        step=checkpoint.step,
+        manifest_digest=digest_bytes(manifest),
+        weights={name: weights[name].float() for name in sorted(weights)},
+        is_average=bool(checkpoint.average),
+        chat_template=saved_template(run / "tokenizer", tokenizer),
+        adapters={name: tensor.float() for name, tensor in sorted(saved.items()) if is_adapter(name)},
+    )

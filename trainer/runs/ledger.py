@@ -1,0 +1,314 @@
+"""The ledger of a run, `ledger/steps.jsonl`: the rows of every step, one line for each step, as a chain of digests.
+
+    {"event":"order","step":0,"seed":1337,"data":"sha256:…","rows":61,"mixture":{},"chain":"…"}
+    {"step":1,"start":0,"count":8,"epoch":0,"targets":214,"digest":"…","applied":true,"chain":"…"}
+
+The order of rows is a pure function of the last `order` event and a position, so the line of a step holds the position and a digest
+of the row numbers, not the rows. `chain` is the sha256 of the chain before it and of the rest of its line: a line that is changed,
+missing, doubled or moved breaks the chain. The chain does not show a ledger that ends too early; so each checkpoint holds the head.
+
+Lines are handed to the system with every step and forced to the device before each checkpoint. A resume removes the lines after the
+checkpoint. So the ledger is always the history of the present state, even if the run was killed many times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from common.errors import CheckpointError
+from common.files import parse_json, sync_directory
+from common.untrusted import MAX_COUNT, Count, Finite, Form, check_form, read_lines
+from trainer.runs.directory import make_folder, open_own
+
+__all__ = ["LEDGER", "Ledger", "LedgerEvent", "LedgerHead", "LedgerStep", "digest_of_rows", "read_ledger"]
+
+LEDGER = Path("ledger") / "steps.jsonl"
+"""Path of the ledger in a run's directory."""
+_BEGINNING = hashlib.sha256(b"ledger/1").hexdigest()
+_MAX_BATCH_ROWS = 1 << 20
+"""The largest `batch.global_rows`."""
+_CHAIN_CHARS = len(_BEGINNING)
+_SEPARATOR = b',"chain":"'
+_END = b'"}\n'
+
+
+@dataclass(frozen=True)
+class LedgerHead:
+    """A place in the ledger. A checkpoint holds one."""
+
+    step: int = 0
+    """The last step up to this place."""
+    lines: int = 0
+    chain: str = _BEGINNING
+    """The chain of the last line."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class LedgerStep:
+    """The line of a step that was committed."""
+
+    head: LedgerHead
+    """The place after this line."""
+    start: int
+    """Position of its first row in the order."""
+    count: int
+    epoch: int
+    """Epoch of its first row."""
+    targets: int
+    digest: str
+    """`digest_of_rows` of the row numbers, in order."""
+    applied: bool
+    """False if the guard withheld the update."""
+
+
+@dataclass(frozen=True)
+class LedgerEvent:
+    """The line of an event between two steps."""
+
+    head: LedgerHead
+    kind: str
+    facts: Mapping[str, Any]
+
+
+class Ledger:
+    """Writes the ledger of one run; only rank 0 has one.
+
+    Args:
+        path: the file; its directory is made.
+        resumed: the head in the checkpoint from which the run resumes; None starts a new ledger.
+
+    Raises:
+        CheckpointError: the ledger up to the checkpoint was changed, it is no regular file, or a link leads to it. If the whole
+            file is missing, no error is raised: the new one begins with an event `gap`, which an audit reports.
+    """
+
+    def __init__(self, path: Path, resumed: LedgerHead | None) -> None:
+        self.path = path
+        self._head = LedgerHead()
+        self._order: Mapping[str, Any] = {}
+        make_folder(path.parent)
+        missing = resumed is not None and not path.exists()
+        self._file = os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND, run=path.parent), "ab")
+        try:
+            self.rewind(LedgerHead() if resumed is None or missing else resumed)
+            sync_directory(path.parent)
+            if missing and resumed is not None:
+                self.event("gap", step=resumed.step)
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def head(self) -> LedgerHead:
+        """The place after the last line; a checkpoint keeps it under `ledger` in its state."""
+        return self._head
+
+    def order(self, *, step: int, seed: int, data: str, rows: int, mixture: Mapping[str, float]) -> None:
+        """Write the order of the next steps, unless it is the order of the steps before.
+
+        Args:
+            step: the last step before this order.
+            seed: the seed of the run.
+            data: root digest of the prepared data.
+            rows: number of training rows in the data.
+            mixture: weights of the sources by name; empty if all rows have the same weight.
+        """
+        order = {"seed": seed, "data": data, "rows": rows, "mixture": dict(mixture)}
+        if order != self._order:
+            self.event("order", step=step, **order)
+            self._order = order
+
+    def commit(self, *, step: int, start: int, rows: NDArray[np.int64], targets: int, applied: bool = True) -> None:
+        """Write the line of a step whose results have been read.
+
+        Args:
+            step: its number, from 1.
+            start: position of its first row in the order.
+            rows: the rows of the whole global batch, in order.
+            targets: number of targets in these rows.
+            applied: False if the update was withheld.
+        """
+        epoch = start // self._order["rows"]
+        facts = {"step": step, "start": start, "count": len(rows), "epoch": epoch, "targets": targets}
+        self._write(step, facts | {"digest": digest_of_rows(rows), "applied": applied})
+
+    def event(self, kind: str, *, step: int, **facts: Any) -> None:
+        """Write an event between `step` and the next step.
+
+        `skip` names `count` positions from `start` on that are never used: a batch that would contain one of them begins after the
+        last. `micro` with `rows`, `quarantine` with `shards` and `cooldown` with its `end` apply from the next step on: see
+        `trainer.data.adjustments`.
+        """
+        self._write(step, {"event": kind, "step": step, **facts})
+
+    def rewind(self, head: LedgerHead) -> None:
+        """Remove all lines after `head`, because the run goes back to the state at `head`.
+
+        Raises:
+            CheckpointError: a line before `head` was changed.
+        """
+        self._file.flush()
+        self._order = {}
+        found, num_bytes = LedgerHead(), 0
+        if head.lines:
+            for entry, end in _entries(self.path):
+                if isinstance(entry, LedgerEvent) and entry.kind == "order":
+                    self._order = entry.facts
+                if entry.head.lines == head.lines:
+                    found, num_bytes = entry.head, end
+                    break
+        if found != head:
+            raise CheckpointError(
+                f"{self.path}: line {head.lines} is not the one that the checkpoint of step {head.step} names, so the history of "
+                "this run was changed; restore the file from a copy, or move it away to resume with a history that begins there"
+            )
+        os.ftruncate(self._file.fileno(), num_bytes)
+        self._head = head
+
+    def sync(self) -> None:
+        """Force all lines to the device; called before a checkpoint holds the head.
+
+        Raises:
+            OSError: it failed, and it is unknown which lines are on the device.
+        """
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, step: int, facts: Mapping[str, Any]) -> None:
+        body = json.dumps(facts, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()[:-1]
+        chain = _next_chain(self._head.chain, body)
+        self._file.write(body + _SEPARATOR + chain.encode() + _END)
+        self._file.flush()
+        self._head = LedgerHead(step, self._head.lines + 1, chain)
+
+
+def digest_of_rows(rows: NDArray[np.int64]) -> str:
+    return hashlib.blake2b(rows.astype("<i8", copy=False).tobytes(), digest_size=16).hexdigest()
+
+
+def read_ledger(path: Path) -> Iterator[LedgerStep | LedgerEvent]:
+    """Yield the lines of a ledger, each after a check of its chain. A last line that a kill cut off is skipped.
+
+    Raises:
+        CheckpointError: there is no ledger, or a line was changed; the message names it.
+    """
+    for entry, _ in _entries(path):
+        yield entry
+
+
+def _entries(path: Path) -> Iterator[tuple[LedgerStep | LedgerEvent, int]]:
+    """Yield the lines, and the byte after each line."""
+    head, end = LedgerHead(), 0
+    try:
+        for line in read_lines(path, path.parent.parent):
+            if not line.endswith(b"\n") and _is_beginning_of_line(line):
+                return
+            try:
+                entry = _parse(line, head)
+            except ValueError as error:
+                raise CheckpointError(
+                    f"{path}, line {head.lines + 1}: {error}; the file was changed: restore it from a copy"
+                ) from None
+            if entry is None:
+                raise CheckpointError(
+                    f"{path}, line {head.lines + 1}: it lacks the digest of the lines before it, so a line was changed, "
+                    "removed or moved; restore the file from a copy"
+                )
+            head, end = entry.head, end + len(line)
+            yield entry, end
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing, so nothing says what this run was trained on; restore it from a copy") from None
+
+
+def _parse(line: bytes, before: LedgerHead) -> LedgerStep | LedgerEvent | None:
+    """Return the content of a line; None if its chain does not follow from `before`.
+
+    Raises:
+        ValueError: its chain is right, but no run writes such a line.
+    """
+    body = line[: -len(_SEPARATOR) - _CHAIN_CHARS - len(_END)]
+    chain = _next_chain(before.chain, body)
+    if line != body + _SEPARATOR + chain.encode() + _END:
+        return None
+    facts = parse_json(body + b"}")
+    is_event = isinstance(facts, dict) and "event" in facts
+    check_form(_EventForm if is_event else _StepForm, facts)
+    if is_event and (form := _FORMS.get(facts["event"])):
+        check_form(form, facts)
+    head = LedgerHead(facts.pop("step"), before.lines + 1, chain)
+    return LedgerEvent(head, facts.pop("event"), facts) if is_event else LedgerStep(head, **facts)
+
+
+class _EventForm(Form):
+    event: str
+    step: Count
+
+
+class _StepForm(Form, extra="forbid"):
+    step: Count
+    start: Count
+    count: Annotated[int, Field(ge=1, le=_MAX_BATCH_ROWS)]
+    epoch: Count
+    targets: Count
+    digest: str
+    applied: bool
+
+
+class _OrderForm(Form):
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)]
+    data: str
+    rows: Count
+    mixture: dict[str, Annotated[Finite, Field(gt=0)]]
+
+
+class _SkipForm(Form):
+    start: Count
+    count: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+    reason: str = ""
+
+
+class _QuarantineForm(Form):
+    shards: list[str]
+
+
+class _MicroForm(Form):
+    rows: Annotated[int, Field(ge=1, le=_MAX_BATCH_ROWS)]
+
+
+class _CooldownForm(Form):
+    end: Count
+
+
+_FORMS: Mapping[str, type[Form]] = {
+    "order": _OrderForm,
+    "skip": _SkipForm,
+    "quarantine": _QuarantineForm,
+    "micro": _MicroForm,
+    "cooldown": _CooldownForm,
+}
+
+
+def _is_beginning_of_line(line: bytes) -> bool:
+    """Return whether this can be the beginning of a line whose end a kill cut off."""
+    _, separator, chain = line.rpartition(_SEPARATOR)
+    return line[:1] == b"{" and (not separator or len(chain) < _CHAIN_CHARS + len(_END))
+
+
+def _next_chain(chain: str, body: bytes) -> str:
+    return hashlib.sha256(chain.encode() + body).hexdigest()

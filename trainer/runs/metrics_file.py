@@ -1,0 +1,147 @@
+"""Reads `metrics.jsonl` back: the whole file with checks, or the part that a checkpoint covers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import CheckpointError
+from common.files import parse_json
+from common.untrusted import read_lines
+from trainer.runs.events import (
+    AlertEvent,
+    EndEvent,
+    EvalEvent,
+    Event,
+    MeasuresEvent,
+    SampleEvent,
+    ScalarsEvent,
+    ScoresEvent,
+    TrainEvent,
+    check_exact_losses,
+    parse_event,
+)
+
+__all__ = ["METRICS", "RULES_OF_EVALUATIONS", "Known", "Selection", "events_until", "lines_until", "read_events"]
+
+METRICS = "metrics.jsonl"
+"""The file's name in the run's directory."""
+_OF_EVALUATIONS = (EvalEvent, MeasuresEvent, SampleEvent, ScoresEvent)
+RULES_OF_EVALUATIONS = ("plateau", "overfitting")
+
+
+@dataclass(frozen=True)
+class Known:
+    """The events that a state covers from which a run resumes. Later events are removed, because the run writes them again."""
+
+    step: int
+    evaluated: bool = True
+    """Whether the state includes the evaluation of that step."""
+    rollbacks: int | None = None
+    """Rollbacks of the run so far; None keeps all that were written."""
+
+
+class Selection:
+    """Decides for one event after the other, in their order, whether the state from which a run resumes covers it."""
+
+    def __init__(self, known: Known) -> None:
+        self._known = known
+        self._rollbacks = 0
+        self.dropped_here = False
+        """Whether an event of the state's own step was dropped."""
+
+    def keeps(self, step: int, kind: type | None, rule: str = "", action: str = "") -> bool:
+        """Return whether to keep an event. The run's end is never kept.
+
+        Args:
+            step: its step.
+            kind: its class; None if it is of no kind that can be written twice for a step.
+            rule: the rule of an alert.
+            action: the action of an alert.
+        """
+        if step > self._known.step:
+            return False
+        kept = kind is not EndEvent and rule != "failed" and not self._repeated(step, kind, rule, action)
+        self.dropped_here |= step == self._known.step and kind is not EndEvent and not kept
+        return kept
+
+    def _repeated(self, step: int, kind: type | None, rule: str, action: str) -> bool:
+        if kind is AlertEvent and action == "rollback":
+            self._rollbacks += 1
+            return self._known.rollbacks is not None and self._rollbacks > self._known.rollbacks
+        of_evaluation = kind in _OF_EVALUATIONS or (kind is AlertEvent and rule in RULES_OF_EVALUATIONS)
+        return of_evaluation and step == self._known.step and not self._known.evaluated
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """Yield the events of a run in their order. Training steps must be 1, 2, 3, …, and each loss must equal its exact form.
+
+    A last line that a kill cut off is skipped.
+
+    Raises:
+        CheckpointError: the file is missing, or a line cannot be what a run has written; the message names it.
+    """
+    last_step = 0
+    try:
+        for number, line in enumerate(read_lines(path, path.parent), 1):
+            if not line.endswith(b"\n"):
+                return
+            facts, event = _parsed(path, number, line)
+            last_step += isinstance(event, TrainEvent)
+            try:
+                if isinstance(event, TrainEvent | EvalEvent) and event.step != last_step:
+                    raise ValueError(f"step {event.step}, but step {last_step} was expected")
+                check_exact_losses(facts)
+            except (ValueError, KeyError, TypeError, OverflowError) as error:
+                raise _changed(path, number, error) from None
+            yield event
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing; restore it from a copy") from None
+
+
+def lines_until(path: Path, known: Known) -> Iterator[tuple[bytes, Event]]:
+    """Yield each line that the state covers, without its line end, and its event. A line that a kill cut off is skipped.
+
+    Raises:
+        CheckpointError: a line cannot be what a run has written; the message names it.
+    """
+    selection = Selection(known)
+    try:
+        for number, ended in enumerate(read_lines(path, path.parent), 1):
+            line = ended.rstrip(b"\r\n")
+            try:
+                _, event = _parsed(path, number, line)
+            except _TornLineError:
+                continue
+            rule, action = (event.rule, event.action) if isinstance(event, AlertEvent) else ("", "")
+            kind = EvalEvent if isinstance(event, ScalarsEvent) and event.hook == "on_evaluate" else type(event)
+            if selection.keeps(event.step, kind, rule, action):
+                yield line, event
+    except FileNotFoundError:
+        return
+
+
+def events_until(path: Path, known: Known) -> Iterator[Event]:
+    return (event for _, event in lines_until(path, known))
+
+
+class _TornLineError(CheckpointError):
+    """A line is no JSON."""
+
+
+def _parsed(path: Path, number: int, line: bytes) -> tuple[Any, Event]:
+    try:
+        facts = parse_json(line)
+    except ValueError as error:
+        raise _TornLineError(str(_changed(path, number, error))) from None
+    try:
+        return facts, parse_event(facts)
+    except (ValueError, KeyError, TypeError) as error:
+        raise _changed(path, number, error) from None
+
+
+def _changed(path: Path, number: int, error: Exception) -> CheckpointError:
+    reason = error.args[0] if type(error) is ValueError else f"not an event ({error})"
+    return CheckpointError(f"{path}, line {number}: {reason}; the file was changed: restore it from a copy")

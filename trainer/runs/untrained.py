@@ -1,0 +1,71 @@
+"""Runs that hold a model and were never trained: an imported or a compressed one. It is their checkpoint of step 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from common.files import sealed, write_atomic
+from common.settings.toml import to_toml
+from common.untrusted import digest_run_file
+from data_pipeline.conversations.chat_template import TEMPLATE_FILE
+from data_pipeline.tokenizer import Tokenizer, save_tokenizer
+from trainer.checkpoint import Checkpoint, CheckpointStore
+from trainer.checkpoint.weights import weights_digest
+from trainer.config import TrainConfig
+from trainer.machine.environment import environment_facts
+from trainer.runs.state import RunState
+
+__all__ = ["write_untrained"]
+
+
+def write_untrained(
+    run: Path,
+    config: TrainConfig,
+    tokenizer: Tokenizer,
+    tensors: Mapping[str, Tensor],
+    *,
+    status: str,
+    source: Mapping[str, Any],
+    data_digest: str = "",
+    chat_template: str | None = None,
+) -> str:
+    """Write the files of such a run into an empty directory, and return the digest of its tensors.
+
+    Args:
+        run: the directory. The caller commits it: see `common.targets.new_folder`.
+        config: settings for the commands that use the model. Those of a training have no meaning.
+        tokenizer: the tokenizer of the model.
+        tensors: the weights as they are stored, by name.
+        status: the status of the run in its record. It is also the name under which the record has `source`.
+        source: facts about the origin of the model.
+        data_digest: root digest of the data that the model was trained on, if it is known.
+        chat_template: the Jinja program of its chat template, if it has one.
+    """
+    write_atomic(run / "config.toml", to_toml("train", config.model_dump(mode="json")).encode())
+    save_tokenizer(tokenizer, run / "tokenizer")
+    if chat_template is not None:
+        write_atomic(run / "tokenizer" / TEMPLATE_FILE, chat_template.encode())
+    store = CheckpointStore(run / "checkpoints")
+    store.save(Checkpoint(0, tensors, {}, RunState.of_new_run().to_json()))
+    digest = weights_digest(tensors)
+    names = ["config.toml", *sorted(f"tokenizer/{path.name}" for path in (run / "tokenizer").iterdir())]
+    names.append(store.manifest_path(0).relative_to(run).as_posix())
+    record = {
+        "format": 1,
+        "status": status,
+        "identity": {},
+        "changes": [],
+        "data": {"root_digest": data_digest, "tokenizer_digest": tokenizer.digest},
+        "environment": environment_facts() | {"world_size": 1},
+        "earlier": [],
+        status: dict(source),
+        "files": {name: digest_run_file(run, name) for name in names},
+        "step": 0,
+        "weights": digest,
+    }
+    write_atomic(run / "record.json", sealed(record))
+    return digest
