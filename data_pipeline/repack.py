@@ -16,7 +16,7 @@ from common.errors import ConfigError
 from common.settings.messages import explain
 from common.signals import stop_on_signals
 from common.storage_errors import naming
-from data_pipeline.config import BUILTIN, PackingSettings, PrepareConfig
+from data_pipeline.config import BUILTIN, PackingConfig, PrepareConfig
 from data_pipeline.dataset.document_labels import label_names
 from data_pipeline.dataset.layout import CHOSEN, REFERENCE, TOKENIZER, TOKENS
 from data_pipeline.dataset.locks import reading
@@ -79,7 +79,7 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
     before = read_manifest(directory)
     check_tokens_kept(directory, before)
     check_report(directory, before)
-    packing = settings_in(before, "packing", PackingSettings)
+    packing = settings_in(before, "packing", PackingConfig)
     settings = before.config | {"row_length": row_length, "packing": packing.model_dump(mode="json")}
     fingerprint = fingerprint_of(settings, before.inputs)
     with stop_on_signals(), naming(output), exclusive(output) as folder:

@@ -6,7 +6,7 @@ import json
 
 from common.errors import DataError
 from data_pipeline.commands.options.leaks import LeaksOptions
-from data_pipeline.config import DedupSettings
+from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import read_manifest
 from data_pipeline.dataset.splits import SPLITS
@@ -25,7 +25,7 @@ def run(options: LeaksOptions) -> None:
     """
     with reading(options.directory, "leaks"):
         manifest = read_manifest(options.directory)
-        settings = settings_in(manifest, "dedup", DedupSettings, benchmarks=())
+        settings = settings_in(manifest, "dedup", DedupConfig, benchmarks=())
         train, val = (read_documents(options.directory, manifest, side) for side in SPLITS)
         report = check_leaks(train, val, settings, options.against)
     print(json.dumps(report.summary(), indent=2) if options.as_json else report.describe())

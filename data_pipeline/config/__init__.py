@@ -1,37 +1,37 @@
 """The settings of `prepare`."""
 
 from data_pipeline.config.effects import settings_without_effect
-from data_pipeline.config.filters import HeuristicSettings, LanguageSettings, QualitySettings
-from data_pipeline.config.limits import LimitSettings
-from data_pipeline.config.prepare import PrepareConfig, SourceSettings
-from data_pipeline.config.selection import FIM_TOKENS, AugmentSettings, BalanceSettings, DedupSettings, SplitSettings
+from data_pipeline.config.filters import HeuristicConfig, LanguageConfig, QualityConfig
+from data_pipeline.config.limits import LimitConfig
+from data_pipeline.config.prepare import PrepareConfig, SourceConfig
+from data_pipeline.config.selection import FIM_TOKENS, AugmentConfig, BalanceConfig, DedupConfig, SplitConfig
 from data_pipeline.config.shaping import named_files, portable_settings, shaping_settings
-from data_pipeline.config.text import BUILTIN, KINDS, CleanSettings, HtmlSettings, Kind, RecordSettings, TextSettings
-from data_pipeline.config.tokens import CHAT_TOKENS, ChatSettings, PackingSettings, TokenizerSettings
+from data_pipeline.config.text import BUILTIN, KINDS, CleanConfig, HtmlConfig, Kind, RecordConfig, TextConfig
+from data_pipeline.config.tokens import CHAT_TOKENS, ChatConfig, PackingConfig, TokenizerConfig
 
 __all__ = [
     "BUILTIN",
     "CHAT_TOKENS",
     "FIM_TOKENS",
     "KINDS",
-    "AugmentSettings",
-    "BalanceSettings",
-    "ChatSettings",
-    "CleanSettings",
-    "DedupSettings",
-    "HeuristicSettings",
-    "HtmlSettings",
+    "AugmentConfig",
+    "BalanceConfig",
+    "ChatConfig",
+    "CleanConfig",
+    "DedupConfig",
+    "HeuristicConfig",
+    "HtmlConfig",
     "Kind",
-    "LanguageSettings",
-    "LimitSettings",
-    "PackingSettings",
+    "LanguageConfig",
+    "LimitConfig",
+    "PackingConfig",
     "PrepareConfig",
-    "QualitySettings",
-    "RecordSettings",
-    "SourceSettings",
-    "SplitSettings",
-    "TextSettings",
-    "TokenizerSettings",
+    "QualityConfig",
+    "RecordConfig",
+    "SourceConfig",
+    "SplitConfig",
+    "TextConfig",
+    "TokenizerConfig",
     "named_files",
     "portable_settings",
     "settings_without_effect",

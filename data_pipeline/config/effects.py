@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from common.settings.conditions import OnlyIf
 from common.settings.effects import conditions_of, needed_text, unmet_conditions
-from data_pipeline.config.prepare import OVERRIDABLE, PrepareConfig, SourceSettings
+from data_pipeline.config.prepare import OVERRIDABLE, PrepareConfig, SourceConfig
 
 __all__ = ["settings_without_effect"]
 
@@ -36,7 +36,7 @@ def _of_sources(config: PrepareConfig) -> Iterator[str]:
     """Yield the warnings about settings that only sources have, such as their weight."""
     values = {"balance.by": config.balance.by}
     for source, settings in config.source.items():
-        for name, field in SourceSettings.model_fields.items():
+        for name, field in SourceConfig.model_fields.items():
             unmet: list[OnlyIf] = [condition for condition in conditions_of(field) if not condition.holds(values)]
             if unmet and getattr(settings, name) != field.default:
                 yield needed_text(f"source.{source}.{name}", unmet)

@@ -13,7 +13,7 @@ from common.settings.markers import SHARED_BY_SOURCES, ShapesData, ShapesDataByC
 from common.settings.model import Section
 from data_pipeline.config.text import Share
 
-__all__ = ["Bound", "HeuristicSettings", "LanguageSettings", "QualitySettings"]
+__all__ = ["Bound", "HeuristicConfig", "LanguageConfig", "QualityConfig"]
 
 Preset = Literal["gopher-quality", "gopher-repetition", "c4", "fineweb", "spam", "code"]
 
@@ -35,7 +35,7 @@ _QUALITY, _REPETITION, _C4, _FINEWEB, _SPAM, _CODE = (
 _PERPLEXITY = OnlyIf("quality.trusted or quality.reference")
 
 
-class HeuristicSettings(Section):
+class HeuristicConfig(Section):
     """Rules about the form of a text. Only the presets that are set apply. The default thresholds are those of the papers."""
 
     presets: ShapesData[tuple[Preset, ...]] = Field(
@@ -155,7 +155,7 @@ class HeuristicSettings(Section):
         return next(item for item in cls.model_fields[setting].metadata if isinstance(item, Bound))
 
 
-class LanguageSettings(Section):
+class LanguageConfig(Section):
     """Identification of languages, and the languages that are kept."""
 
     identify: ShapesData[bool] = Field(
@@ -188,7 +188,7 @@ class LanguageSettings(Section):
         return self
 
 
-class QualitySettings(Section):
+class QualityConfig(Section):
     """Bounds on the content of documents, measured by models that the pipeline trains. A source may have other thresholds."""
 
     trusted: Annotated[ShapesData[str | None], SHARED_BY_SOURCES] = Field(

@@ -10,12 +10,12 @@ from common.settings.conditions import OnlyIf
 from common.settings.markers import NoEffectOnResults, ShapesData
 from common.settings.model import Section
 
-__all__ = ["LimitSettings"]
+__all__ = ["LimitConfig"]
 
 _MIB = 1 << 20
 
 
-class LimitSettings(Section):
+class LimitConfig(Section):
     """Limits for broken or hostile input."""
 
     max_rejected_fraction: ShapesData[float] = Field(

@@ -12,19 +12,19 @@ from common.settings.conditions import OnlyIf
 from common.settings.markers import SHARED_BY_SOURCES, NoEffectOnResults, ShapesData
 from common.settings.messages import explain
 from common.settings.model import Place, Section, Settings, is_table, keep_set, with_nones
-from data_pipeline.config.filters import HeuristicSettings, LanguageSettings, QualitySettings
-from data_pipeline.config.limits import LimitSettings
-from data_pipeline.config.selection import AugmentSettings, BalanceSettings, DedupSettings, SplitSettings
-from data_pipeline.config.text import BUILTIN, CleanSettings, HtmlSettings, Kind, RecordSettings, TextSettings
-from data_pipeline.config.tokens import ChatSettings, PackingSettings, TokenizerSettings
+from data_pipeline.config.filters import HeuristicConfig, LanguageConfig, QualityConfig
+from data_pipeline.config.limits import LimitConfig
+from data_pipeline.config.selection import AugmentConfig, BalanceConfig, DedupConfig, SplitConfig
+from data_pipeline.config.text import BUILTIN, CleanConfig, HtmlConfig, Kind, RecordConfig, TextConfig
+from data_pipeline.config.tokens import ChatConfig, PackingConfig, TokenizerConfig
 
-__all__ = ["KeptRejects", "PrepareConfig", "SourceSettings"]
+__all__ = ["KeptRejects", "PrepareConfig", "SourceConfig"]
 
 _MIB = 1 << 20
 KeptRejects = Literal["none", "samples", "all"]
 
 
-class SourceSettings(Section):
+class SourceConfig(Section):
     """One source of a recipe, `[prepare.source.NAME]`. Its tables, such as `clean`, override the sections of the same name."""
 
     paths: NoEffectOnResults[tuple[str, ...]] = Field(min_length=1, description="Folders, files, glob patterns or URLs.")
@@ -58,7 +58,7 @@ class SourceSettings(Section):
     )
 
 
-OVERRIDABLE = tuple(name for name, field in SourceSettings.model_fields.items() if is_table(field))
+OVERRIDABLE = tuple(name for name, field in SourceConfig.model_fields.items() if is_table(field))
 """The sections that a source may override."""
 
 
@@ -100,7 +100,7 @@ class PrepareConfig(Settings):
     sources: NoEffectOnResults[tuple[str, ...]] = Field(
         (), description="Folders, files, glob patterns or URLs with text; builtin: the built-in corpus (Python's library)."
     )
-    source: dict[str, SourceSettings] = Field(
+    source: dict[str, SourceConfig] = Field(
         default_factory=dict, description="Sources, each with its settings. Only a recipe can define them."
     )
     output: Annotated[NoEffectOnResults[Path], Place(target="folder")] = Field(
@@ -134,27 +134,27 @@ class PrepareConfig(Settings):
     partition_bytes: ShapesData[int] = Field(
         16 * _MIB, ge=1024, description="Number of input bytes in one task. Small files share a task."
     )
-    text: TextSettings = Field(default_factory=TextSettings, description="Plain text files (.txt, .md, …)")
-    records: RecordSettings = Field(default_factory=RecordSettings, description="JSON Lines, CSV, TSV, Parquet and Arrow")
-    chat: ChatSettings = Field(default_factory=ChatSettings, description="Conversations and preference pairs")
-    html: HtmlSettings = Field(default_factory=HtmlSettings, description="HTML pages")
-    clean: CleanSettings = Field(default_factory=CleanSettings, description="Normalisation and length of documents")
-    heuristics: HeuristicSettings = Field(
-        default_factory=HeuristicSettings,
+    text: TextConfig = Field(default_factory=TextConfig, description="Plain text files (.txt, .md, …)")
+    records: RecordConfig = Field(default_factory=RecordConfig, description="JSON Lines, CSV, TSV, Parquet and Arrow")
+    chat: ChatConfig = Field(default_factory=ChatConfig, description="Conversations and preference pairs")
+    html: HtmlConfig = Field(default_factory=HtmlConfig, description="HTML pages")
+    clean: CleanConfig = Field(default_factory=CleanConfig, description="Normalisation and length of documents")
+    heuristics: HeuristicConfig = Field(
+        default_factory=HeuristicConfig,
         description="Rules about the form of a text. A document that breaks a rule of the chosen `presets` is rejected",
     )
-    language: LanguageSettings = Field(default_factory=LanguageSettings, description="Identification of languages")
-    dedup: DedupSettings = Field(default_factory=DedupSettings, description="Exact and near duplicates")
-    quality: QualitySettings = Field(
-        default_factory=QualitySettings,
+    language: LanguageConfig = Field(default_factory=LanguageConfig, description="Identification of languages")
+    dedup: DedupConfig = Field(default_factory=DedupConfig, description="Exact and near duplicates")
+    quality: QualityConfig = Field(
+        default_factory=QualityConfig,
         description="Perplexity (if `trusted` or `reference` is set) and content classifier (if `good` and `bad` are set)",
     )
-    balance: BalanceSettings = Field(default_factory=BalanceSettings, description="Shares of sources or other groups")
-    augment: AugmentSettings = Field(default_factory=AugmentSettings, description="Random changes to training documents")
-    split: SplitSettings = Field(default_factory=SplitSettings, description="Training and validation")
-    tokenizer: TokenizerSettings = Field(default_factory=TokenizerSettings, description="Text to tokens")
-    packing: PackingSettings = Field(default_factory=PackingSettings, description="Tokens to rows and shards")
-    limits: LimitSettings = Field(default_factory=LimitSettings, description="Limits for broken or hostile input")
+    balance: BalanceConfig = Field(default_factory=BalanceConfig, description="Shares of sources or other groups")
+    augment: AugmentConfig = Field(default_factory=AugmentConfig, description="Random changes to training documents")
+    split: SplitConfig = Field(default_factory=SplitConfig, description="Training and validation")
+    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="Text to tokens")
+    packing: PackingConfig = Field(default_factory=PackingConfig, description="Tokens to rows and shards")
+    limits: LimitConfig = Field(default_factory=LimitConfig, description="Limits for broken or hostile input")
 
     @classmethod
     def chosen(cls, _given: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from common.settings.markers import ShapesData, ShapesDataByContent
 from common.settings.model import Section
 from data_pipeline.config.text import KINDS
 
-__all__ = ["FIM_TOKENS", "AugmentSettings", "BalanceSettings", "DedupSettings", "SplitSettings"]
+__all__ = ["FIM_TOKENS", "AugmentConfig", "BalanceConfig", "DedupConfig", "SplitConfig"]
 
 FIM_TOKENS = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 """Names of the special tokens of fill-in-the-middle, as Qwen and CodeGemma write them."""
 
 
-class DedupSettings(Section):
+class DedupConfig(Section):
     """Detection of duplicates and of benchmark text."""
 
     exact: ShapesData[bool] = Field(
@@ -73,7 +73,7 @@ class DedupSettings(Section):
         return self
 
 
-class BalanceSettings(Section):
+class BalanceConfig(Section):
     """Share of each group of documents in the training tokens."""
 
     by: ShapesData[Literal["none", "source", "kind", "language", "field"]] = Field(
@@ -109,7 +109,7 @@ class BalanceSettings(Section):
         return self
 
 
-class AugmentSettings(Section):
+class AugmentConfig(Section):
     """Random changes to training documents. Off by default."""
 
     seed: Annotated[ShapesData[int], OnlyIf("augment.subword_rate or augment.fim_rate or augment.synonym_rate")] = Field(
@@ -152,7 +152,7 @@ class AugmentSettings(Section):
         return FIM_TOKENS if self.fim_rate > 0 else ()
 
 
-class SplitSettings(Section):
+class SplitConfig(Section):
     """Choice of the documents that are held out for validation."""
 
     by: ShapesData[Literal["content", "tail"]] = Field(

@@ -10,7 +10,7 @@ from common.settings.conditions import OnlyIf
 from common.settings.markers import ShapesData, ShapesDataIfChanged
 from common.settings.model import Section
 
-__all__ = ["BUILTIN", "KINDS", "CleanSettings", "HtmlSettings", "Kind", "RecordSettings", "TextSettings"]
+__all__ = ["BUILTIN", "KINDS", "CleanConfig", "HtmlConfig", "Kind", "RecordConfig", "TextConfig"]
 
 BUILTIN = "builtin"
 """The word in `sources` that stands for the built-in corpus: the text of Python's standard library."""
@@ -21,7 +21,7 @@ KINDS: tuple[Kind, ...] = ("prose", "web", "code")
 LineRule = Literal["notices", "javascript", "unpunctuated", "few-words", "long-word"]
 
 
-class TextSettings(Section):
+class TextConfig(Section):
     """Documents from plain text files."""
 
     documents: ShapesData[Literal["file", "paragraphs", "chunks"]] = Field(
@@ -34,7 +34,7 @@ class TextSettings(Section):
     )
 
 
-class RecordSettings(Section):
+class RecordConfig(Section):
     """Documents from JSON Lines, CSV, TSV, Parquet and Arrow."""
 
     text_field: ShapesData[str] = Field("text", min_length=1, description="Name of the field or column that holds the text.")
@@ -125,7 +125,7 @@ class RecordSettings(Section):
         return self
 
 
-class HtmlSettings(Section):
+class HtmlConfig(Section):
     """Text from HTML pages."""
 
     extract: ShapesData[Literal["main", "all"]] = Field(
@@ -133,7 +133,7 @@ class HtmlSettings(Section):
     )
 
 
-class CleanSettings(Section):
+class CleanConfig(Section):
     """Normalisation of a document, and the length that it must have."""
 
     unicode: ShapesData[Literal["nfc", "none"]] = Field("nfc", description="Unicode normalisation of prose and web text.")

@@ -11,14 +11,14 @@ from common.settings.conditions import OnlyIf
 from common.settings.markers import ShapesData, ShapesDataByContent, ShapesDataIfChanged
 from common.settings.model import Section
 
-__all__ = ["CHAT_TOKENS", "ChatSettings", "PackingSettings", "TokenizerSettings"]
+__all__ = ["CHAT_TOKENS", "ChatConfig", "PackingConfig", "TokenizerConfig"]
 
 _MIB = 1 << 20
 _OWN = OnlyIf("not tokenizer.path")
 _TRAINED = OnlyIf("tokenizer.kind = bpe or tokenizer.kind = unigram")
 
 
-class TokenizerSettings(Section):
+class TokenizerConfig(Section):
     """The tokenizer: one that is trained, or a supplied one."""
 
     kind: Annotated[ShapesData[Literal["bpe", "unigram", "char", "byte"]], _OWN] = Field(
@@ -91,7 +91,7 @@ CHAT_TOKENS = {
 """The named chat templates, and the special tokens of each besides bos and eos."""
 
 
-class ChatSettings(Section):
+class ChatConfig(Section):
     """The text form of conversations and preference pairs."""
 
     template: ShapesDataIfChanged[Literal["none", "tokenizer", "chatml", "llama3", "plain"]] = Field(
@@ -116,7 +116,7 @@ class ChatSettings(Section):
         return CHAT_TOKENS.get(self.template, ())
 
 
-class PackingSettings(Section):
+class PackingConfig(Section):
     """The placement of documents in rows and shards."""
 
     method: ShapesData[Literal["best-fit", "greedy", "one-per-row"]] = Field(

@@ -15,7 +15,7 @@ from typing import Any
 
 from common.errors import ConfigError, PreparedDataError
 from common.files import UnusableFileError, parse_json, read_input
-from data_pipeline.config import ChatSettings, TokenizerSettings
+from data_pipeline.config import ChatConfig, TokenizerConfig
 from data_pipeline.tokenizer import NamedToken, Tokenizer, open_supplied, supplied_files
 from data_pipeline.tokenizer.special import CONFIG_FILE, OWN_NAMES
 
@@ -88,7 +88,7 @@ class ChatTemplate:
         return spans
 
 
-def chosen_template(chat: ChatSettings, tokenizer: TokenizerSettings, extra_special: Iterable[str] = ()) -> ChatTemplate | None:
+def chosen_template(chat: ChatConfig, tokenizer: TokenizerConfig, extra_special: Iterable[str] = ()) -> ChatTemplate | None:
     """Return the template of the settings, before a tokenizer is trained; None if there is none.
 
     Args:
@@ -110,7 +110,7 @@ def chosen_template(chat: ChatSettings, tokenizer: TokenizerSettings, extra_spec
     return ChatTemplate(source, variables, tuple(NamedToken(name, -1) for name in names))
 
 
-def template_source(chat: ChatSettings, tokenizer: TokenizerSettings) -> str:
+def template_source(chat: ChatConfig, tokenizer: TokenizerConfig) -> str:
     """Return the Jinja program of the settings.
 
     Raises:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from common.errors import ConfigError, PreparedDataError
 from common.settings.messages import explain
 from common.settings.model import Section
-from data_pipeline.config import KINDS, PackingSettings
+from data_pipeline.config import KINDS, PackingConfig
 from data_pipeline.dataset.layout import CHOSEN, CHOSEN_SCHEMA, LOSS_RUNS, MANIFEST, TOKENS, tokens_schema
 from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.manifest import MASKED_FORMAT, Manifest, check_digests
@@ -54,7 +54,7 @@ def check_tokens_kept(directory: Path, manifest: Manifest) -> None:
         ConfigError: the data was prepared with packing.keep_tokens = false.
         PreparedDataError: a table is missing.
     """
-    if not settings_in(manifest, "packing", PackingSettings).keep_tokens:
+    if not settings_in(manifest, "packing", PackingConfig).keep_tokens:
         raise ConfigError(f"{directory} was prepared with packing.keep_tokens = false; prepare it again with true")
     for number in range(len(manifest.partitions)):
         for folder in (TOKENS, CHOSEN):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.config import DedupSettings
+from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.dedup.candidates import (
     SAMPLE_EVERY,
@@ -63,7 +63,7 @@ class MarkTask:
     keys: Path
     """Folder of the partitions' keys."""
     resolved: Path
-    settings: DedupSettings
+    settings: DedupConfig
     output: Path
 
 
@@ -122,7 +122,7 @@ class Duplicates:
 
 
 def find_duplicates(
-    run: Runner, partitions: Sequence[PartitionKeys], settings: DedupSettings, work: Path, bucket_entries: int = BUCKET_ENTRIES
+    run: Runner, partitions: Sequence[PartitionKeys], settings: DedupConfig, work: Path, bucket_entries: int = BUCKET_ENTRIES
 ) -> Duplicates:
     """Write `duplicates/NNNNNN.arrow` for every partition. The result does not depend on the engine or on how the tasks are cut.
 
@@ -160,7 +160,7 @@ def find_duplicates(
 
 
 def _verify_tasks(
-    candidates: Sequence[Path], found: Sequence[BucketResult], settings: DedupSettings, work: Path, name: str
+    candidates: Sequence[Path], found: Sequence[BucketResult], settings: DedupConfig, work: Path, name: str
 ) -> list[VerifyTask]:
     if not any(result.candidates for result in found):
         return []
@@ -176,7 +176,7 @@ def _shares(total: int, parts: int) -> list[int]:
     return [total // max(parts, 1)] * parts
 
 
-def entries_per_document(settings: DedupSettings) -> int:
+def entries_per_document(settings: DedupConfig) -> int:
     """Return the number of keys that a document is compared by."""
     if not settings.exact:
         return 0
@@ -211,7 +211,7 @@ def read_resolved(path: Path, number: int) -> Iterator[pa.RecordBatch]:
 def _summarise(
     partitions: Sequence[PartitionKeys],
     marked: Sequence[MarkResult],
-    settings: DedupSettings,
+    settings: DedupConfig,
     verified: VerifyResult,
     resolved: ResolveResult,
 ) -> Duplicates:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data_pipeline.config import DedupSettings
+from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.dedup.signatures import DIGEST_BYTES, Keys
 
@@ -32,7 +32,7 @@ _RUN_DOCUMENTS = 1 << 16  # signed documents held in memory, about 300 bytes eac
 class KeyWriter:
     """A writer of the keys of a partition's documents, which must be added in ascending order of their ids."""
 
-    def __init__(self, output: Path, settings: DedupSettings) -> None:
+    def __init__(self, output: Path, settings: DedupConfig) -> None:
         """Set the path of the key table, without extension. The runs are written to `entries_path(output)`."""
         self._settings = settings
         self._table = TableWriter(output, KEYS_SCHEMA)

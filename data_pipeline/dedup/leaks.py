@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.config import DedupSettings
+from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.stored_documents import PublishedDocument
 from data_pipeline.dedup.benchmarks import load_benchmarks
 from data_pipeline.dedup.signatures import Keys, Shingles, shingle, sign
@@ -112,7 +112,7 @@ def _lines(examples: Iterable[Example], what: str) -> Iterator[str]:
 
 
 def check_leaks(
-    train: Iterable[PublishedDocument], val: Iterable[PublishedDocument], settings: DedupSettings, benchmarks: Sequence[Path] = ()
+    train: Iterable[PublishedDocument], val: Iterable[PublishedDocument], settings: DedupConfig, benchmarks: Sequence[Path] = ()
 ) -> LeakReport:
     """Look for every validation document and every item of the benchmark files in the training text.
 
@@ -150,7 +150,7 @@ def check_leaks(
 class _HeldOut:
     """The validation documents with their keys, and the matches found so far."""
 
-    def __init__(self, documents: Iterable[PublishedDocument], settings: DedupSettings) -> None:
+    def __init__(self, documents: Iterable[PublishedDocument], settings: DedupConfig) -> None:
         self._settings = settings
         self.ids: list[int] = []
         self.equal: dict[int, Example] = {}

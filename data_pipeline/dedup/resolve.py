@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data_pipeline.config import DedupSettings
+from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.tables import TableWriter
 from data_pipeline.dedup.candidates import Pairs, read_pairs
 from data_pipeline.dedup.keys import fixed_bytes, read_keys
@@ -79,7 +79,7 @@ class ResolveTask:
     similar: tuple[Path, ...]
     work: Path
     """Folder that contains the folders `text` and `keys`."""
-    settings: DedupSettings
+    settings: DedupConfig
     output: Path
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import rensa
 from numpy.typing import NDArray
 
-from data_pipeline.config import DedupSettings, Kind
+from data_pipeline.config import DedupConfig, Kind
 from data_pipeline.text.batch import TextBatch
 from data_pipeline.text.ngrams import mix_hashes
 
@@ -75,7 +75,7 @@ class Keys:
         return len(self.digests_D)
 
 
-def choose_bands(settings: DedupSettings) -> Bands:
+def choose_bands(settings: DedupConfig) -> Bands:
     """Return the longest bands, which give the fewest false candidates, that still find pairs at the threshold."""
     for num_rows in range(settings.num_hashes, 1, -1):
         bands = Bands(settings.num_hashes // num_rows, num_rows)
@@ -109,7 +109,7 @@ def shingle(batch: TextBatch, num_words: int) -> Shingles:
     )
 
 
-def sign(batch: TextBatch, indices: Sequence[int] | Int64s, kinds: Sequence[Kind], settings: DedupSettings) -> Keys:
+def sign(batch: TextBatch, indices: Sequence[int] | Int64s, kinds: Sequence[Kind], settings: DedupConfig) -> Keys:
     """Return the keys of the documents `indices` of a batch; `kinds` is the kind of each of them.
 
     Each document has a digest of 16 bytes and `choose_bands(settings).num_bands` band keys.
@@ -126,7 +126,7 @@ def sign(batch: TextBatch, indices: Sequence[int] | Int64s, kinds: Sequence[Kind
     return Keys(digests_D, band_keys(shingle(batch, settings.shingle_words), chosen, settings), has_words_D)
 
 
-def band_keys(shingles: Shingles, chosen: Int64s, settings: DedupSettings) -> Hashes:
+def band_keys(shingles: Shingles, chosen: Int64s, settings: DedupConfig) -> Hashes:
     """Return the band keys of the chosen texts, shape [D, B]."""
     bands = choose_bands(settings)
     if not len(chosen):

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data_pipeline.config import DedupSettings
+from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.tables import TableWriter
 from data_pipeline.dedup.candidates import PAIRS_SCHEMA, Pairs, read_pairs
 from data_pipeline.dedup.signatures import shingle
@@ -36,7 +36,7 @@ class VerifyTask:
     candidates: tuple[Path, ...]
     """Tables of pairs, from all buckets."""
     texts: Path
-    settings: DedupSettings
+    settings: DedupConfig
     output: Path
 
 
@@ -66,7 +66,7 @@ def cut_evenly(samples: Iterable[int], samples_per_task: int) -> list[tuple[int,
     return list(zip([0, *borders], [*borders, (1 << 64) - 1], strict=True))
 
 
-def similar_pairs(pairs: Pairs, texts: Texts, settings: DedupSettings) -> NDArray[np.bool_]:
+def similar_pairs(pairs: Pairs, texts: Texts, settings: DedupConfig) -> NDArray[np.bool_]:
     """Return whether the documents of each pair have a Jaccard similarity of at least `settings.threshold`."""
     cache = ShingleCache(texts, settings.shingle_words)
     is_similar: list[bool] = []

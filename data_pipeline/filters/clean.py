@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import ftfy
 
-from data_pipeline.config import CleanSettings, Kind
+from data_pipeline.config import CleanConfig, Kind
 from data_pipeline.config.text import LineRule
 from data_pipeline.documents import Document, Reason, Rejection
 
@@ -59,7 +59,7 @@ class Cleaned:
     """The names of the rules that changed the text, in the order of the rules. The report counts them."""
 
 
-def clean(text: str, settings: CleanSettings, kind: Kind = "prose", *, keep_end: bool = False) -> Cleaned:
+def clean(text: str, settings: CleanConfig, kind: Kind = "prose", *, keep_end: bool = False) -> Cleaned:
     """Return the text after all rules of this module. Cleaning it again changes nothing.
 
     White space at the end is removed, unless `keep_end`: then the text is a part of a document, and another part follows.
@@ -78,7 +78,7 @@ def clean(text: str, settings: CleanSettings, kind: Kind = "prose", *, keep_end:
     return Cleaned(text, tuple(name for name, _ in rules if name in changes))
 
 
-def judge_length(document: Document, settings: CleanSettings) -> Rejection | None:
+def judge_length(document: Document, settings: CleanConfig) -> Rejection | None:
     """Return the rejection of a cleaned document that is too short or too long; None if its length is accepted."""
     characters = len(document.text)
     if not characters:
@@ -92,7 +92,7 @@ def judge_length(document: Document, settings: CleanSettings) -> Rejection | Non
     return None
 
 
-def _rules(settings: CleanSettings, kind: Kind) -> list[tuple[str, Rule]]:
+def _rules(settings: CleanConfig, kind: Kind) -> list[tuple[str, Rule]]:
     rules: list[tuple[str, Rule]] = [("newlines", _unify_newlines), ("control-characters", _remove_control_characters)]
     if kind == "code":
         return rules
@@ -143,7 +143,7 @@ _UNWANTED: dict[LineRule, Callable[[str], bool]] = {
 }
 
 
-def _remove_repeats(text: str, settings: CleanSettings) -> str:
+def _remove_repeats(text: str, settings: CleanConfig) -> str:
     """Remove the lines (or paragraphs) that equal one of the last `repeat_window` kept ones, ignoring white space around them."""
     separator = "\n" if settings.repeats == "lines" else "\n\n"
     kept: list[str] = []

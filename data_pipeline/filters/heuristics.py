@@ -39,7 +39,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.config import HeuristicSettings, Kind
+from data_pipeline.config import HeuristicConfig, Kind
 from data_pipeline.config.filters import Bound, Preset
 from data_pipeline.documents import Reason
 from data_pipeline.filters.clean import LINE_ENDS, NOTICES
@@ -87,7 +87,7 @@ class BrokenRule:
 
 
 def judge_form(
-    batch: TextBatch, kinds: Sequence[Kind], languages: Sequence[str], settings: HeuristicSettings
+    batch: TextBatch, kinds: Sequence[Kind], languages: Sequence[str], settings: HeuristicConfig
 ) -> list[BrokenRule | None]:
     """Return, for each text of the batch, the first rule of the chosen presets that it breaks; None if it breaks none."""
     broken: list[BrokenRule | None] = [None] * len(batch)
@@ -108,7 +108,7 @@ def judge_form(
 class _Form:
     """The measures of the texts of a batch. What several rules need is computed once."""
 
-    def __init__(self, batch: TextBatch, is_english_D: Bools, settings: HeuristicSettings) -> None:
+    def __init__(self, batch: TextBatch, is_english_D: Bools, settings: HeuristicConfig) -> None:
         self.batch = batch
         self.settings = settings
         self.is_english_D = is_english_D
@@ -447,11 +447,11 @@ class _Rule:
         breaks_D = values_D < bound if form.settings.bound(self.setting) is Bound.AT_LEAST else values_D > bound
         return values_D, breaks_D if self.applies is None else breaks_D & self.applies(form)
 
-    def _bound(self, settings: HeuristicSettings) -> float:
+    def _bound(self, settings: HeuristicConfig) -> float:
         value = getattr(settings, self.setting)
         return float(value if self.place is None else value[self.place])
 
-    def threshold(self, settings: HeuristicSettings) -> str:
+    def threshold(self, settings: HeuristicConfig) -> str:
         place = "" if self.place is None else f"[{self.place}]"
         return f"heuristics.{self.setting}{place} = {self._bound(settings):.9g}"
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import WorkerError
-from data_pipeline.config import HtmlSettings, LimitSettings
+from data_pipeline.config import HtmlConfig, LimitConfig
 from data_pipeline.execution.confined import ProgramEndedError, ProgramOnDemand, refuse_lower_limits
 
 __all__ = ["Extracted", "PageReader"]
@@ -75,11 +75,11 @@ class Extracted:
 class PageReader(ProgramOnDemand):
     """Converter from HTML pages to text. Its child process starts with the first page, in about 15 ms, and ends with `close`."""
 
-    def __init__(self, limits: LimitSettings) -> None:
+    def __init__(self, limits: LimitConfig) -> None:
         super().__init__(_CHILD, _SILENCE_S)
         self._max_memory_bytes = limits.reader_memory_bytes
 
-    def text_of(self, page: str, settings: HtmlSettings) -> Extracted:
+    def text_of(self, page: str, settings: HtmlConfig) -> Extracted:
         """Return the text that a page shows. Broken HTML is read as browsers read it; no page causes an error.
 
         Raises:
@@ -88,7 +88,7 @@ class PageReader(ProgramOnDemand):
         extracted = None if _is_pathological(page) else self._parsed(page.encode("utf-8", "surrogatepass"), settings)
         return extracted or Extracted(_strip_tags(page), "html-stripped")
 
-    def _parsed(self, page: bytes, settings: HtmlSettings) -> Extracted | None:
+    def _parsed(self, page: bytes, settings: HtmlConfig) -> Extracted | None:
         """Return the parser's text; None if parsing needs more memory or time than the length of the page allows.
 
         If a used process fails, a fresh one tries again, so the result does not depend on earlier pages.
@@ -109,7 +109,7 @@ class PageReader(ProgramOnDemand):
         memory_bytes = min(_MEMORY_BYTES + _MEMORY_PER_BYTE * len(page), self._max_memory_bytes)
         return memory_bytes, _SECONDS + _SECONDS_PER_MIB * (len(page) >> 20)
 
-    def _asked(self, page: bytes, settings: HtmlSettings) -> Extracted | None:
+    def _asked(self, page: bytes, settings: HtmlConfig) -> Extracted | None:
         """Return the answer of the child process; None if the page ended the process, which must then be closed."""
         memory_bytes, seconds = self._allowed(page)
         mode = b"M" if settings.extract == "main" else b"A"

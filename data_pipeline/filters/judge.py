@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.config import LanguageSettings, PrepareConfig
+from data_pipeline.config import LanguageConfig, PrepareConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.filters.clean import clean, judge_length
 from data_pipeline.filters.heuristics import judge_form
@@ -133,7 +133,7 @@ def _clean_parts(document: Document, config: PrepareConfig) -> tuple[Document, t
     return replace(document, text="".join(one.text for one in cleaned), parts=parts), tuple(changes)
 
 
-def _judge_language(document: Document, found: Identified, settings: LanguageSettings) -> Rejection | None:
+def _judge_language(document: Document, found: Identified, settings: LanguageConfig) -> Rejection | None:
     if not settings.keep:
         return None
     if found.language not in settings.keep:

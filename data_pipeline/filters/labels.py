@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from data_pipeline.config import RecordSettings
+from data_pipeline.config import RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
 
 __all__ = ["MAX_LABEL_CHARS", "judge_label", "label_of"]
@@ -22,7 +22,7 @@ def label_of(metadata: str, field: str) -> str:
     return value.strip() if isinstance(value, str) else json.dumps(value)
 
 
-def judge_label(document: Document, records: RecordSettings) -> Rejection | None:
+def judge_label(document: Document, records: RecordConfig) -> Rejection | None:
     """Return the rejection of a document without a label, or with a label that cannot be used; None if it is kept.
 
     If `records.label_field` is not set, each document is kept.

@@ -29,7 +29,7 @@ from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 from common.errors import ConfigError
 from common.settings.messages import nearest
-from data_pipeline.config import LanguageSettings
+from data_pipeline.config import LanguageConfig
 
 __all__ = ["CODE", "UNDETERMINED", "Identified", "ThresholdCost", "check_codes", "confidence_bin", "identify", "threshold_costs"]
 
@@ -61,7 +61,7 @@ class Identified:
     confidence: float
 
 
-def identify(text: bytes, settings: LanguageSettings) -> Identified:
+def identify(text: bytes, settings: LanguageConfig) -> Identified:
     """Return the language of a valid UTF-8 text. The same text and settings give the same answer on every machine.
 
     Raises:
@@ -76,7 +76,7 @@ def identify(text: bytes, settings: LanguageSettings) -> Identified:
     return _mean_of_votes(first, _ask_langid(_cut(sample, 0, _SECOND_VOTE_BYTES)))
 
 
-def check_codes(setting: str, codes: Iterable[str], settings: LanguageSettings) -> None:
+def check_codes(setting: str, codes: Iterable[str], settings: LanguageConfig) -> None:
     """Check that the identifier can answer with each of these languages. A name that it never gives would drop all documents.
 
     Raises:
@@ -93,7 +93,7 @@ def check_codes(setting: str, codes: Iterable[str], settings: LanguageSettings) 
             )
 
 
-def _known_languages(settings: LanguageSettings) -> dict[str, str]:
+def _known_languages(settings: LanguageConfig) -> dict[str, str]:
     """Return the codes of the languages that can be identified, by the languages' names and by themselves."""
     if settings.fasttext_model is not None:
         codes = [label.removeprefix("__label__") for label in _fasttext_model(settings.fasttext_model).labels]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.config import QualitySettings
+from data_pipeline.config import QualityConfig
 from data_pipeline.documents import Reason
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
 from data_pipeline.quality.perplexity import MAX_SCORE, SCORE_STEPS, Scores
@@ -27,7 +27,7 @@ class Bounds:
     """Minimum probability of the classifier, in steps of 1/1000."""
 
 
-def resolve_bounds(histogram: Mapping[str, int], settings: QualitySettings) -> Bounds:
+def resolve_bounds(histogram: Mapping[str, int], settings: QualityConfig) -> Bounds:
     """Return the bounds of a source whose documents have these scores. Of a value and a percentile the stricter one applies."""
     scores = np.array(sorted(map(int, histogram)), np.int64)
     cumulative = np.cumsum([histogram[str(score)] for score in scores.tolist()])

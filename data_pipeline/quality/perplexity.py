@@ -30,7 +30,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from common.errors import ConfigError, PreparedDataError
-from data_pipeline.config import QualitySettings
+from data_pipeline.config import QualityConfig
 from data_pipeline.text.ngrams import mix_hashes
 
 # ruff: noqa: N815 - names of arrays carry their shape
@@ -134,7 +134,7 @@ class ReferenceModel:
         return p_T, int(count_bc[-1])
 
 
-def train_reference(batches: Iterable[tuple[Ids, Int64s]], vocab_size: int, settings: QualitySettings) -> ReferenceModel:
+def train_reference(batches: Iterable[tuple[Ids, Int64s]], vocab_size: int, settings: QualityConfig) -> ReferenceModel:
     """Train the model on batches of token ids and text ends of a trusted source, up to `reference_tokens` tokens.
 
     Raises:
@@ -164,7 +164,7 @@ def train_reference(batches: Iterable[tuple[Ids, Int64s]], vocab_size: int, sett
     return ReferenceModel(singles_V, pairs_N, triples_N)
 
 
-def _name_of(settings: QualitySettings) -> str:
+def _name_of(settings: QualityConfig) -> str:
     named = f"trusted = {settings.trusted}" if settings.trusted is not None else f"reference = {settings.reference}"
     return f"quality.{named}"
 

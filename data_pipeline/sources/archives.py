@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from data_pipeline.config import LimitSettings
+from data_pipeline.config import LimitConfig
 from data_pipeline.documents import Reason, Rejection
 from data_pipeline.sources.formats import Compression, Shape, is_hidden, printable, shape_of
 from data_pipeline.sources.ignored import count_extension
@@ -48,7 +48,7 @@ class Member:
 
 
 def read_tar(
-    blocks: Iterator[bytes], path: str, limits: LimitSettings, ignored: Counter[str] | None = None
+    blocks: Iterator[bytes], path: str, limits: LimitConfig, ignored: Counter[str] | None = None
 ) -> Iterator[Member | Rejection]:
     """Yield each text member of a tar archive, and a rejection for each refused member.
 
@@ -86,7 +86,7 @@ def read_tar(
 
 
 def read_zip(
-    file: Readable, num_bytes: int, path: str, limits: LimitSettings, ignored: Counter[str] | None = None
+    file: Readable, num_bytes: int, path: str, limits: LimitConfig, ignored: Counter[str] | None = None
 ) -> Iterator[Member | Rejection]:
     """Yield each text member of a zip archive of `num_bytes`, and a rejection for each refused member; see `read_tar`.
 
@@ -116,7 +116,7 @@ def read_zip(
 class _Census:
     """Counts the members of an archive, and decides for each whether it is read."""
 
-    def __init__(self, path: str, limits: LimitSettings, ignored: Counter[str] | None) -> None:
+    def __init__(self, path: str, limits: LimitConfig, ignored: Counter[str] | None) -> None:
         self._path = path
         self._ignored = Counter() if ignored is None else ignored
         self._limits = limits
@@ -367,7 +367,7 @@ def _zip64_sizes(extra: bytes, sizes: tuple[int, int, int]) -> list[int]:
     return result
 
 
-def _content(file: _Bytes, entry: _Entry, limits: LimitSettings, budget: Budget) -> Iterator[bytes]:
+def _content(file: _Bytes, entry: _Entry, limits: LimitConfig, budget: Budget) -> Iterator[bytes]:
     """Yield the content of a member, and compare its size and CRC-32 with the directory."""
     local = file.at(entry.start, _LOCAL.size + len(entry.raw_name))
     if len(local) < _LOCAL.size or local[:4] != b"PK\3\4" or local[_LOCAL.size :] != entry.raw_name:

@@ -33,7 +33,7 @@ from common.errors import SourceError
 from common.files import UnusableFileError, digest_stream, open_input
 from common.redaction import redacted_url, url_chain
 from common.storage_errors import explain_os_error, naming
-from data_pipeline.config import LimitSettings
+from data_pipeline.config import LimitConfig
 from data_pipeline.sources.formats import is_hidden, printable
 from data_pipeline.sources.streams import Readable
 
@@ -140,7 +140,7 @@ def is_url(named: str) -> bool:
     return "://" in named and not named.startswith("file://")
 
 
-def list_files(named: str, limits: LimitSettings) -> Listing:
+def list_files(named: str, limits: LimitConfig) -> Listing:
     """List a file, or all files of a folder, or those that match a pattern. The list is empty if nothing has this name.
 
     Raises:
@@ -149,7 +149,7 @@ def list_files(named: str, limits: LimitSettings) -> Listing:
     return _list_store(named, limits) if is_url(named) else _list_local(named.removeprefix("file://"), limits.outside_links)
 
 
-def check_unchanged(location: Location, num_bytes: int, stamp: str, limits: LimitSettings) -> None:
+def check_unchanged(location: Location, num_bytes: int, stamp: str, limits: LimitConfig) -> None:
     """Check that a file is the one that was found when the preparation began.
 
     Raises:
@@ -169,7 +169,7 @@ def check_unchanged(location: Location, num_bytes: int, stamp: str, limits: Limi
 
 
 @contextlib.contextmanager
-def open_file(location: Location, num_bytes: int, limits: LimitSettings) -> Iterator[Readable]:
+def open_file(location: Location, num_bytes: int, limits: LimitConfig) -> Iterator[Readable]:
     """Open a file for reading.
 
     Raises:
@@ -186,7 +186,7 @@ def open_file(location: Location, num_bytes: int, limits: LimitSettings) -> Iter
         remote.close()
 
 
-def digest(location: Location, num_bytes: int, limits: LimitSettings) -> str:
+def digest(location: Location, num_bytes: int, limits: LimitConfig) -> str:
     with open_file(location, num_bytes, limits) as file:
         return digest_stream(file)
 
@@ -410,7 +410,7 @@ def _before_magic(parts: Sequence[str]) -> Iterator[str]:
         yield part
 
 
-def _list_store(named: str, limits: LimitSettings) -> Listing:
+def _list_store(named: str, limits: LimitConfig) -> Listing:
     shown = Location(named, named)
     try:
         system = _attempts(lambda: _store(named, limits), shown, limits)
@@ -439,7 +439,7 @@ def _find_in_store(system: Any, name: str, magic: bool) -> dict[str, Mapping[str
 
 
 def _found_in_store(
-    system: Any, location: Location, limits: LimitSettings, listed: Mapping[str, Any] | None = None, root: str = ""
+    system: Any, location: Location, limits: LimitConfig, listed: Mapping[str, Any] | None = None, root: str = ""
 ) -> Found:
     """Describe a file of a store. If the listing has no checksum, the file is queried. `root` has no secrets."""
     info = listed or {}
@@ -473,7 +473,7 @@ def _checksum(info: Mapping[str, Any]) -> str:
     return ""
 
 
-def _store(url: str, limits: LimitSettings) -> Any:
+def _store(url: str, limits: LimitConfig) -> Any:
     """Return the store that a URL opens.
 
     Raises:
@@ -523,7 +523,7 @@ def _check_chain(url: str, protocols: Sequence[str]) -> None:
         raise SourceError(f"{Location(url, url)}: a local file must be named by its path alone; remove the protocols")
 
 
-def _options(protocols: Sequence[str], limits: LimitSettings) -> dict[str, dict[str, object]]:
+def _options(protocols: Sequence[str], limits: LimitConfig) -> dict[str, dict[str, object]]:
     """Return the options for each store of a chained URL, by protocol."""
     web = [protocol for protocol in protocols if protocol in _WEB]
     if not web:
@@ -536,7 +536,7 @@ def _options(protocols: Sequence[str], limits: LimitSettings) -> dict[str, dict[
 class _StoreFile:
     """A file of a store. After a failed read it is opened again at the same byte."""
 
-    def __init__(self, location: Location, num_bytes: int, limits: LimitSettings) -> None:
+    def __init__(self, location: Location, num_bytes: int, limits: LimitConfig) -> None:
         self._location = location
         self._bytes = num_bytes
         self._limits = limits
@@ -595,7 +595,7 @@ class _StoreFile:
         raise OSError(f"the store ended before byte {self._position}")
 
 
-def _attempts(action: Callable[[], Result], location: Location, limits: LimitSettings) -> Result:
+def _attempts(action: Callable[[], Result], location: Location, limits: LimitConfig) -> Result:
     """Return the result of `action`. A failure is retried `limits.retries` times with growing waits.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import zstandard
 
-from data_pipeline.config import LimitSettings
+from data_pipeline.config import LimitConfig
 from data_pipeline.documents import Reason
 from data_pipeline.sources.formats import Compression
 
@@ -78,7 +78,7 @@ class Budget:
     the limit.
     """
 
-    def __init__(self, limits: LimitSettings, consumed: Callable[[], int]) -> None:
+    def __init__(self, limits: LimitConfig, consumed: Callable[[], int]) -> None:
         self._limits = limits
         self._consumed = consumed
         self._produced = 0
@@ -160,7 +160,7 @@ def join_blocks(blocks: Iterator[bytes], max_bytes: int) -> tuple[bytes, bool]:
     return b"".join(pieces), True
 
 
-def decompress(blocks: Iterator[bytes], compression: Compression, limits: LimitSettings, budget: Budget) -> Iterator[bytes]:
+def decompress(blocks: Iterator[bytes], compression: Compression, limits: LimitConfig, budget: Budget) -> Iterator[bytes]:
     """Yield the decompressed bytes of all members, frames or streams of a file, in blocks of at most 2 MiB.
 
     Raises:
@@ -170,7 +170,7 @@ def decompress(blocks: Iterator[bytes], compression: Compression, limits: LimitS
     return budget.watch(_decompressed(blocks, compression, limits, budget))
 
 
-def _decompressed(blocks: Iterator[bytes], compression: Compression, limits: LimitSettings, budget: Budget) -> Iterator[bytes]:
+def _decompressed(blocks: Iterator[bytes], compression: Compression, limits: LimitConfig, budget: Budget) -> Iterator[bytes]:
     match compression:
         case "none":
             return blocks

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import ConfigError
-from data_pipeline.config import FIM_TOKENS, AugmentSettings, Kind
+from data_pipeline.config import FIM_TOKENS, AugmentConfig, Kind
 from data_pipeline.execution.tasks import Counts
 from data_pipeline.tokenizer import Encoded, SentencePieceTokenizer, Tokenizer
 
@@ -37,14 +37,14 @@ Ids = NDArray[np.int32]
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
 
 
-def is_on(settings: AugmentSettings) -> bool:
+def is_on(settings: AugmentConfig) -> bool:
     return any((settings.fim_rate, settings.synonym_rate, settings.subword_rate))
 
 
 class Augmenter:
     """An encoder that applies the augmentation settings to training documents."""
 
-    def __init__(self, tokenizer: Tokenizer, settings: AugmentSettings) -> None:
+    def __init__(self, tokenizer: Tokenizer, settings: AugmentConfig) -> None:
         """Load the synonyms.
 
         Raises:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.config import PrepareConfig, TokenizerSettings
+from data_pipeline.config import PrepareConfig, TokenizerConfig
 from data_pipeline.execution.runner import Runner
 from data_pipeline.sources.inputs import Partition
 
@@ -31,5 +31,5 @@ class Job:
         return self.work / folder / f"{number:06d}"
 
 
-def is_trained(settings: TokenizerSettings) -> bool:
+def is_trained(settings: TokenizerConfig) -> bool:
     return settings.path is None and settings.kind != "byte"

@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from common.files import digest_file, unfinished_path
-from data_pipeline.config import PackingSettings
+from data_pipeline.config import PackingConfig
 from data_pipeline.dataset.layout import CHOSEN, DOCUMENTS, DOCUMENTS_SCHEMA, LABELS, LABELS_SCHEMA, LOSS_RUNS, TOKENS
 from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.shards import ShardContent, token_type, write_shard
@@ -53,7 +53,7 @@ class DocumentsOf:
 def pack_all(
     run: Runner,
     row_length: int,
-    packing: PackingSettings,
+    packing: PackingConfig,
     tokenizer: TrainedTokenizer,
     documents: Sequence[DocumentsOf],
     work: Path,
@@ -117,7 +117,7 @@ class PackTask:
     row_length: int
     token_bytes: int
     pad_id: int
-    settings: PackingSettings
+    settings: PackingConfig
     output: Path
     """Folder of the shards."""
     label_field: str | None = None

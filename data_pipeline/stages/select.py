@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data_pipeline.config import KINDS, BalanceSettings
+from data_pipeline.config import KINDS, BalanceConfig
 from data_pipeline.dataset.layout import CHOSEN, CHOSEN_SCHEMA, LOSS_RUNS, TOKENS
 from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.tables import TableWriter, read_batches
@@ -126,7 +126,7 @@ class WeighTask:
     tokens: Path
     source: str
     cuts: Cuts
-    balance: BalanceSettings
+    balance: BalanceConfig
     output: Path
 
 
@@ -156,7 +156,7 @@ class SelectTask:
     tokens: Path
     source: str
     cuts: Cuts
-    balance: BalanceSettings
+    balance: BalanceConfig
     repeats: Mapping[str, float] | None
     """Mean number of copies, by group; None if nothing is balanced."""
     seed: int
@@ -313,7 +313,7 @@ def _reasons(batch: pa.RecordBatch, cuts: Cuts) -> NDArray[np.object_]:
     return reasons_D
 
 
-def _groups(batch: pa.RecordBatch, source: str, balance: BalanceSettings) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+def _groups(batch: pa.RecordBatch, source: str, balance: BalanceConfig) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Yield every group that occurs in the batch, and a mask of its documents."""
     if balance.by == "source":
         yield source, np.ones(batch.num_rows, np.bool_)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from data_pipeline.config import SplitSettings
+from data_pipeline.config import SplitConfig
 from data_pipeline.dataset.splits import SPLITS, Split, fewest_held_out, fractions_of_keys, is_held_out
 from data_pipeline.dataset.tables import TableWriter, read_side_by_side, read_table
 from data_pipeline.dedup.duplicates import REASONS, Duplicates
@@ -60,7 +60,7 @@ class SplitTask:
 
     text: Path
     duplicates: Path
-    settings: SplitSettings
+    settings: SplitConfig
     output: Path
 
 
@@ -76,7 +76,7 @@ class SplitResult:
     """The first dropped documents of each reason. Duplicates have `kept`: id, path and line of the document that is kept."""
 
 
-def with_enough_held_out(settings: SplitSettings, num_kept: int, duplicates: Sequence[Path]) -> SplitSettings:
+def with_enough_held_out(settings: SplitConfig, num_kept: int, duplicates: Sequence[Path]) -> SplitConfig:
     """Return the settings with a larger `val_fraction` if chance would hold out too few documents.
 
     The fraction is just large enough: the documents with the next keys are held out too.
@@ -127,7 +127,7 @@ def share_lost_to_benchmarks(read: Sequence[ReadResult], split: Sequence[SplitRe
     return {source: lost[source] / max(total[source], 1) for source in total}
 
 
-def _choose(text: pa.RecordBatch, duplicates: pa.Table, settings: SplitSettings) -> NDArray[np.uint8]:
+def _choose(text: pa.RecordBatch, duplicates: pa.Table, settings: SplitConfig) -> NDArray[np.uint8]:
     if settings.by == "tail":
         held_out_D = text.column("tail").to_numpy(zero_copy_only=False)
     else:

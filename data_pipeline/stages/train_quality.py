@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from common.errors import ConfigError, PreparedDataError
 from common.files import digest_bytes, read_input, write_atomic
-from data_pipeline.config import PrepareConfig, QualitySettings
+from data_pipeline.config import PrepareConfig, QualityConfig
 from data_pipeline.dataset.layout import MANIFEST, REFERENCE, TOKENIZER
 from data_pipeline.dataset.manifest import MAX_REFERENCE_BYTES, check_digests, read_manifest
 from data_pipeline.execution.tasks import commit_result
@@ -261,7 +261,7 @@ class Models:
     classifier: Classifier | None
 
 
-def load_models(folder: Path, settings: QualitySettings) -> Models:
+def load_models(folder: Path, settings: QualityConfig) -> Models:
     """Load the models that the settings ask for from a folder."""
     return Models(
         _load_reference(folder) if settings.measures_perplexity else None,

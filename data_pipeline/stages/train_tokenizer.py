@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from common.files import digest_bytes, write_atomic
-from data_pipeline.config import TokenizerSettings
+from data_pipeline.config import TokenizerConfig
 from data_pipeline.conversations.chat_template import TEMPLATE_FILE, ChatTemplate
 from data_pipeline.dataset.layout import TOKENIZER
 from data_pipeline.dataset.tables import TableWriter, read_batches
@@ -88,7 +88,7 @@ class TrainTask:
     """Train the tokenizer on all parts of the sample, in the order of the partitions, or load the one that the user supplies."""
 
     samples: tuple[Path, ...]
-    settings: TokenizerSettings
+    settings: TokenizerConfig
     extra_special: tuple[str, ...]
     num_bytes: int
     """Size of the whole training text."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import sentencepiece
 
 from common.errors import ConfigError
-from data_pipeline.config import TokenizerSettings
+from data_pipeline.config import TokenizerConfig
 from data_pipeline.tokenizer import (
     BOS_ID,
     EOS_ID,
@@ -61,7 +61,7 @@ def fitting_vocab_size(num_bytes: int) -> int:
 
 
 def train_tokenizer(
-    sample: Sequence[str], settings: TokenizerSettings, extra_special: Sequence[str] = (), num_bytes: int = 0
+    sample: Sequence[str], settings: TokenizerConfig, extra_special: Sequence[str] = (), num_bytes: int = 0
 ) -> Tokenizer:
     """Return the tokenizer at `settings.path`; without a path, build one of `settings.kind`.
 
@@ -97,7 +97,7 @@ class VocabSizeError(ConfigError):
         return self._least + size if self._most is None else self._most
 
 
-def _supplied(path: Path, settings: TokenizerSettings, needed: Sequence[str]) -> Tokenizer:
+def _supplied(path: Path, settings: TokenizerConfig, needed: Sequence[str]) -> Tokenizer:
     chosen = {role: name for role in ("pad", "unk", "bos", "eos") if (name := getattr(settings, f"{role}_token")) is not None}
     tokenizer = open_supplied(path, chosen)
     for role, id_ in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id)):
@@ -114,7 +114,7 @@ def _supplied(path: Path, settings: TokenizerSettings, needed: Sequence[str]) ->
     return tokenizer
 
 
-def _train_fitting(sample: Sequence[str], settings: TokenizerSettings, vocab_size: int, control_symbols: Sequence[str]) -> bytes:
+def _train_fitting(sample: Sequence[str], settings: TokenizerConfig, vocab_size: int, control_symbols: Sequence[str]) -> bytes:
     """Train with a size of the vocabulary, or with the nearest one that the text allows."""
     for _ in range(_FITTINGS):
         try:
@@ -125,7 +125,7 @@ def _train_fitting(sample: Sequence[str], settings: TokenizerSettings, vocab_siz
 
 
 def _train_sentencepiece(
-    sample: Sequence[str], settings: TokenizerSettings, vocab_size: int, control_symbols: Sequence[str]
+    sample: Sequence[str], settings: TokenizerConfig, vocab_size: int, control_symbols: Sequence[str]
 ) -> bytes:
     model = io.BytesIO()
     try:
@@ -161,7 +161,7 @@ def _train_sentencepiece(
     return without_provenance(model.getvalue())
 
 
-def _explain(message: str, settings: TokenizerSettings, vocab_size: int) -> ConfigError:
+def _explain(message: str, settings: TokenizerConfig, vocab_size: int) -> ConfigError:
     asked = f"tokenizer.vocab_size = {vocab_size}"
     if match := re.search(r"Vocabulary size too high .{0,200}? value <= (\d+)", message):
         text = f"{asked}: the training text allows {match[1]} at most; set auto, or at most {match[1]}, or add text"

@@ -26,7 +26,7 @@ from pathlib import Path
 import orjson
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from data_pipeline.config import TokenizerSettings
+from data_pipeline.config import TokenizerConfig
 from data_pipeline.tokenizer import save_tokenizer
 from data_pipeline.tokenizer.training import train_tokenizer
 from tests.support.runs import ROOT
@@ -53,7 +53,7 @@ class Tokenizers:
 def train_both(text: Path, folder: Path) -> Tokenizers:
     sample = [orjson.loads(line)["text"] for number, line in enumerate(text.open("rb")) if number % 8 == 0]
     pieces = [document[start : start + 4096] for document in sample for start in range(0, len(document), 4096)]
-    save_tokenizer(train_tokenizer(pieces, TokenizerSettings(vocab_size=VOCABULARY)), folder / "sentencepiece")
+    save_tokenizer(train_tokenizer(pieces, TokenizerConfig(vocab_size=VOCABULARY)), folder / "sentencepiece")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

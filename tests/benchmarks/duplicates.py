@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.config import DedupSettings
+from data_pipeline.config import DedupConfig
 from data_pipeline.dedup.duplicates import find_duplicates
 from data_pipeline.dedup.signatures import choose_bands, sign
 from data_pipeline.text.batch import TextBatch
@@ -29,7 +29,7 @@ BATCH = 500
 Pair = tuple[int, int]
 
 
-def signing_speed(texts: Sequence[str], settings: DedupSettings) -> float:
+def signing_speed(texts: Sequence[str], settings: DedupConfig) -> float:
     """Return the bytes per second at which keys are computed for documents whose words are known."""
     batches = [TextBatch([text.encode() for text in texts[begin : begin + BATCH]]) for begin in range(0, len(texts), BATCH)]
     for batch in batches:
@@ -67,7 +67,7 @@ def print_rates(origins: Sequence[tuple[int, float | None]], truth: set[Pair], f
         print(f"{rate:12.1%} {len(copies):8,} {len(similar):24,} {num_found:8,}   {ratio(num_found, len(similar))}")
 
 
-def measure(num_passages: int, settings: DedupSettings, *, families: bool) -> None:
+def measure(num_passages: int, settings: DedupConfig, *, families: bool) -> None:
     texts, origins = plant(num_passages, RATES, families=families)
     megabytes = sum(map(len, texts)) / 1e6
     truth = set(true_pairs(texts, settings))
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=3000, help="number of passages that are copied")
     parser.add_argument("--threshold", type=float, default=0.8)
     options = parser.parse_args()
-    settings = DedupSettings(threshold=options.threshold)
+    settings = DedupConfig(threshold=options.threshold)
     bands = choose_bands(settings)
     print(f"threshold {settings.threshold}: {bands.num_bands} bands of {bands.num_rows}\n")
     measure(options.passages, settings, families=False)

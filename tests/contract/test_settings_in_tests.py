@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from common.settings.model import Settings, section_model
-from data_pipeline.config import PrepareConfig, SourceSettings
+from data_pipeline.config import PrepareConfig, SourceConfig
 from trainer.config import TrainConfig
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -83,9 +83,7 @@ def test_every_setting_gets_a_value_in_a_test(model: type[Settings]) -> None:
 
 
 def test_every_setting_of_a_source_gets_a_value_in_a_test() -> None:
-    missing = [
-        name for name in SourceSettings.model_fields if not any(words.give(name, "source", "") for words in words_of_tests())
-    ]
+    missing = [name for name in SourceConfig.model_fields if not any(words.give(name, "source", "") for words in words_of_tests())]
     assert not missing
 
 

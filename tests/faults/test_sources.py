@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from data_pipeline.config import LimitSettings, PrepareConfig, RecordSettings
+from data_pipeline.config import LimitConfig, PrepareConfig, RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs
 from data_pipeline.sources.parsers.decoding import Origin
@@ -97,7 +97,7 @@ def test_35_every_malformed_line_has_its_reason_and_its_place(tmp_path: Path) ->
 @pytest.mark.claim("35", "malformed JSON Lines", unit="fuzzed lines")
 def test_35_no_line_raises() -> None:
     samples = [data for data, _ in LINES.values() if len(data) < 300]
-    origin, limits, records = Origin("a.jsonl"), LimitSettings(max_json_depth=20), RecordSettings(metadata=("id", "a"))
+    origin, limits, records = Origin("a.jsonl"), LimitConfig(max_json_depth=20), RecordConfig(metadata=("id", "a"))
     outcomes: Counter[str] = Counter()
     for seed in seeds(20, 1000):
         generator = random.Random(seed)
@@ -413,7 +413,7 @@ def test_40_text_is_kept_byte_for_byte_or_rejected() -> None:
 
 
 def whole_document(data: bytes) -> str | Reason:
-    [item] = read_whole(iter([data]), Origin("a.txt"), LimitSettings())
+    [item] = read_whole(iter([data]), Origin("a.txt"), LimitConfig())
     return item.text if isinstance(item, Document) else item.reason
 
 

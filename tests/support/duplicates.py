@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.config import DedupSettings, Kind
+from data_pipeline.config import DedupConfig, Kind
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.dedup.benchmarks import load_benchmarks
 from data_pipeline.dedup.candidates import read_pairs
@@ -53,7 +53,7 @@ def run_inline(_name: str, function: Callable[[Any], Any], tasks: list[Any], siz
 def find(
     work: Path,
     texts: Sequence[str],
-    settings: DedupSettings,
+    settings: DedupConfig,
     *,
     per_partition: int = 50,
     sources: Sequence[str] = ("one",),
@@ -70,7 +70,7 @@ def find(
 def write_documents(
     work: Path,
     texts: Sequence[str],
-    settings: DedupSettings,
+    settings: DedupConfig,
     per_partition: int,
     sources: Sequence[str] = ("one",),
     kinds: Sequence[Kind] | None = None,
@@ -127,7 +127,7 @@ def shingles_of(text: str, num_words: int) -> set[tuple[str, ...]]:
     return {tuple(words[place : place + num_words]) for place in range(max(len(words) - num_words + 1, min(len(words), 1)))}
 
 
-def true_pairs(texts: Sequence[str], settings: DedupSettings) -> dict[Pair, float]:
+def true_pairs(texts: Sequence[str], settings: DedupConfig) -> dict[Pair, float]:
     """Return all pairs whose similarity reaches the threshold, the later document first, with their similarity.
 
     Every pair with a common shingle is compared, so the result is exact.

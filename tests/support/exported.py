@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from common.files import digest_bytes
-from data_pipeline.config import ChatSettings, TokenizerSettings
+from data_pipeline.config import ChatConfig, TokenizerConfig
 from data_pipeline.conversations.chat_template import ChatTemplate, template_source
 from data_pipeline.tokenizer import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from data_pipeline.tokenizer.training import train_tokenizer
@@ -43,7 +43,7 @@ def tokenizer_of(kind: str) -> Tokenizer:
         return SentencePieceTokenizer(model_with_dummy_prefix(SAMPLE, 400), kind)
     if kind == "huggingface":
         return _supplied()
-    return train_tokenizer(SAMPLE, TokenizerSettings(kind=kind, vocab_size=380), _EXTRA)
+    return train_tokenizer(SAMPLE, TokenizerConfig(kind=kind, vocab_size=380), _EXTRA)
 
 
 def export_source(run: Path, tokenizer: Tokenizer | None = None, chat: str | None = None, **model: Any) -> ExportSource:
@@ -71,7 +71,7 @@ def export_source(run: Path, tokenizer: Tokenizer | None = None, chat: str | Non
 
 def _template(chat: str) -> str:
     named = chat in ("chatml", "llama3", "plain")
-    return template_source(ChatSettings.model_validate({"template": chat}), TokenizerSettings()) if named else chat
+    return template_source(ChatConfig.model_validate({"template": chat}), TokenizerConfig()) if named else chat
 
 
 def _supplied() -> HuggingFaceTokenizer:

@@ -12,7 +12,7 @@ import pytest
 
 from common.settings.model import Section, setting_names
 from data_pipeline.__main__ import USAGE
-from data_pipeline.config import HeuristicSettings, LimitSettings, PrepareConfig
+from data_pipeline.config import HeuristicConfig, LimitConfig, PrepareConfig
 from data_pipeline.documents import Reason, Stage
 from data_pipeline.prepare import prepare
 from data_pipeline.sources.formats import shape_of
@@ -68,7 +68,7 @@ def test_every_setting_that_is_named_exists() -> None:
 def test_the_rules_of_the_heuristics_are_given_with_their_defaults() -> None:
     given = {coded(row[1])[0]: row[2] for row in rows("Reasons") if len(row) == 4 and coded(row[1])}
     del given["heuristics.…"]
-    defaults = HeuristicSettings().model_dump(exclude={"presets"})
+    defaults = HeuristicConfig().model_dump(exclude={"presets"})
     assert given == {name: written(value) for name, value in defaults.items()}
 
 
@@ -79,7 +79,7 @@ def written(value: Any) -> str:
 def test_the_budgets_are_given_with_their_defaults() -> None:
     given = {coded(row[0])[0].removeprefix("limits."): row[1] for row in rows("Hostile input") if coded(row[0])}
     no_budgets = {"max_bytes_per_source", "outside_links", "allowed_hosts", "retries", "retry_wait_s"}
-    budgets = LimitSettings().model_dump(exclude=no_budgets)
+    budgets = LimitConfig().model_dump(exclude=no_budgets)
     assert {name: number(words) for name, words in given.items()} == budgets
 
 

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
-from data_pipeline.config import LimitSettings, RecordSettings
+from data_pipeline.config import LimitConfig, RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.execution.confined import ConfinedProgram, ProgramEndedError, refuse_lower_limits
 from data_pipeline.sources.parsers.decoding import Origin, chat_fields, explain_bytes, with_end
@@ -39,8 +39,8 @@ def read_rows_of_columns(
     num_bytes: int,
     file_format: ColumnarFormat,
     origin: Origin,
-    records: RecordSettings,
-    limits: LimitSettings,
+    records: RecordConfig,
+    limits: LimitConfig,
     budget: Budget,
 ) -> Iterator[Document | Rejection]:
     """Yield the documents of an open Parquet or Arrow file of `num_bytes`.
@@ -79,7 +79,7 @@ def read_rows_of_columns(
 
 
 def _document(
-    text: bytes | int, prompt: bytes | int, metadata: str, origin: Origin, row: int, records: RecordSettings, corrupt: Reason
+    text: bytes | int, prompt: bytes | int, metadata: str, origin: Origin, row: int, records: RecordConfig, corrupt: Reason
 ) -> Document | Rejection:
     found = []
     for value in (text, prompt):
@@ -122,7 +122,7 @@ def _rows(body: bytes, corrupt: Reason) -> Iterator[tuple[bytes | int, bytes | i
         yield text, prompt, metadata.decode("utf-8", "backslashreplace") if isinstance(metadata, bytes) else ""
 
 
-def _messages(child: ConfinedProgram, limits: LimitSettings, corrupt: Reason) -> Iterator[tuple[bytes, bytes]]:
+def _messages(child: ConfinedProgram, limits: LimitConfig, corrupt: Reason) -> Iterator[tuple[bytes, bytes]]:
     """Yield the child's messages, each as a letter and a body of limited size, up to and including the last one.
 
     Raises:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from data_pipeline.config import ChatSettings, Kind, RecordSettings
+from data_pipeline.config import ChatConfig, Kind, RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
 
 __all__ = [
@@ -71,11 +71,11 @@ class Origin:
         return Document(text, self.path, line, offset, self.kind, "chat", metadata)
 
 
-def is_chat(records: RecordSettings, chat: ChatSettings) -> bool:
+def is_chat(records: RecordConfig, chat: ChatConfig) -> bool:
     return chat.is_on and (records.prompt_field is not None or bool(records.chat_fields))
 
 
-def chat_fields(records: RecordSettings) -> dict[str, str]:
+def chat_fields(records: RecordConfig) -> dict[str, str]:
     """Return the fields of a conversation or a preference pair: the name in the record for each name in the document."""
     if records.messages_field is not None:
         return {"messages": records.messages_field}
@@ -108,7 +108,7 @@ def has_surrogate(text: str) -> bool:
     return not text.isascii() and _SURROGATE.search(text) is not None
 
 
-def with_end(prompt: str, records: RecordSettings) -> str:
+def with_end(prompt: str, records: RecordConfig) -> str:
     """Return a prompt with the characters that separate it from the text; nothing for an empty prompt."""
     return prompt + records.prompt_end if prompt else ""
 

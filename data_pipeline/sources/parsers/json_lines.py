@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import orjson
 
-from data_pipeline.config import LimitSettings, RecordSettings
+from data_pipeline.config import LimitConfig, RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.parsers.decoding import (
     BOM,
@@ -34,7 +34,7 @@ _BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|([\[{])|([\]}])', re.DOT
 _EXACT_BELOW = 2.0**63  # the fast parser turns integers from here on into floats
 
 
-def parse_json_line(line: Line, origin: Origin, records: RecordSettings, limits: LimitSettings) -> Document | Rejection:
+def parse_json_line(line: Line, origin: Origin, records: RecordConfig, limits: LimitConfig) -> Document | Rejection:
     """Return the document in one line of JSON, or a rejection."""
     data = line.data.removeprefix(BOM) if line.offset == 0 else line.data
     try:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from data_pipeline.config import LimitSettings, RecordSettings
+from data_pipeline.config import LimitConfig, RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.parsers.decoding import BOM, MalformedError, Origin, chat_fields, has_surrogate, metadata_json, with_end
 from data_pipeline.sources.streams import Line, read_lines
@@ -22,7 +22,7 @@ __all__ = ["read_rows", "read_table"]
 
 
 def read_table(
-    blocks: Iterator[bytes], origin: Origin, separator: str, records: RecordSettings, limits: LimitSettings
+    blocks: Iterator[bytes], origin: Origin, separator: str, records: RecordConfig, limits: LimitConfig
 ) -> Iterator[Document | Rejection]:
     """Yield the documents of a table, with a rejection in the place of each malformed row."""
     # This limit applies to the whole process. It never rejects a row, because rows are cut to this length before they are parsed.
@@ -125,7 +125,7 @@ class _Columns:
     """The names of the columns, and the settings that name the text column."""
 
     names: tuple[str, ...]
-    records: RecordSettings
+    records: RecordConfig
 
     def document(self, row: list[str], origin: Origin, line: Line) -> Document:
         """Return the document of a row.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from common.errors import SourceError
-from data_pipeline.config import LimitSettings, TextSettings
+from data_pipeline.config import LimitConfig, TextConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.builtin import parse_topics
 from data_pipeline.sources.parsers.decoding import Origin, decode
@@ -14,7 +14,7 @@ from data_pipeline.sources.streams import Line, join_blocks, read_lines
 __all__ = ["read_pieces", "read_topics", "read_whole"]
 
 
-def read_whole(blocks: Iterator[bytes], origin: Origin, limits: LimitSettings) -> Iterator[Document | Rejection]:
+def read_whole(blocks: Iterator[bytes], origin: Origin, limits: LimitConfig) -> Iterator[Document | Rejection]:
     """Yield the whole file as one document, or a rejection."""
     data, is_whole = join_blocks(blocks, limits.max_document_bytes)
     if is_whole:
@@ -26,7 +26,7 @@ def read_whole(blocks: Iterator[bytes], origin: Origin, limits: LimitSettings) -
 
 
 def read_pieces(
-    blocks: Iterator[bytes], origin: Origin, text: TextSettings, limits: LimitSettings, border: int = 0
+    blocks: Iterator[bytes], origin: Origin, text: TextConfig, limits: LimitConfig, border: int = 0
 ) -> Iterator[Document | Rejection]:
     """Yield paragraphs, or chunks of whole lines. None crosses byte `border`, at which a split by position cuts the file."""
     by_paragraph = text.documents == "paragraphs"

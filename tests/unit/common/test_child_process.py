@@ -21,7 +21,7 @@ for name, soft, hard in json.loads(sys.argv[1]):
     resource.setrlimit(getattr(resource, "RLIMIT_" + name), (soft, hard))
 
 import pyarrow as pa, pyarrow.parquet as pq
-from data_pipeline.config import ChatSettings, HtmlSettings, LimitSettings, RecordSettings, TokenizerSettings
+from data_pipeline.config import ChatConfig, HtmlConfig, LimitConfig, RecordConfig, TokenizerConfig
 from data_pipeline.conversations.chat_template import chosen_template
 from data_pipeline.conversations.rendering import ChatRenderer
 from data_pipeline.filters.html import PageReader
@@ -30,17 +30,17 @@ from data_pipeline.sources.parsers.decoding import Origin
 from data_pipeline.sources.streams import Budget
 from data_pipeline.tokenizer.trial import try_out
 
-limits, done = LimitSettings(), {}
+limits, done = LimitConfig(), {}
 with PageReader(limits) as pages:
     for _ in range(2):
-        done["html"] = pages.text_of("<main><p>one page</p></main>", HtmlSettings()).rule
-with ChatRenderer(chosen_template(ChatSettings(template="chatml"), TokenizerSettings(kind="byte"))) as renderer:
+        done["html"] = pages.text_of("<main><p>one page</p></main>", HtmlConfig()).rule
+with ChatRenderer(chosen_template(ChatConfig(template="chatml"), TokenizerConfig(kind="byte"))) as renderer:
     for _ in range(2):
         rendered = renderer.conversation([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
     done["template"] = list(rendered.parts)
 file = io.BytesIO(Path(sys.argv[2]).read_bytes())
 size = len(file.getvalue())
-rows = read_rows_of_columns(file, size, "parquet", Origin("a"), RecordSettings(), limits, Budget(limits, lambda: size))
+rows = read_rows_of_columns(file, size, "parquet", Origin("a"), RecordConfig(), limits, Budget(limits, lambda: size))
 done["columnar"] = [row.text for row in rows]
 try_out("huggingface", b'{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}')
 done["trial"] = True
@@ -93,13 +93,13 @@ def test_every_program_is_used_in_this_test_and_leaves_its_limits_to_one_module(
 SHORT_OF_MEMORY = """
 import resource
 from common.errors import WorkerError
-from data_pipeline.config import HtmlSettings, LimitSettings
+from data_pipeline.config import HtmlConfig, LimitConfig
 from data_pipeline.filters.html import PageReader
 
 resource.setrlimit(resource.RLIMIT_AS, (700 << 20, 700 << 20))
-with PageReader(LimitSettings()) as pages:
+with PageReader(LimitConfig()) as pages:
     try:
-        print(pages.text_of("<p>x" * (3 << 20), HtmlSettings()).rule)
+        print(pages.text_of("<p>x" * (3 << 20), HtmlConfig()).rule)
     except WorkerError as error:
         print(error)
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from data_pipeline.config import ChatSettings, TokenizerSettings
+from data_pipeline.config import ChatConfig, TokenizerConfig
 from data_pipeline.conversations.chat_template import ChatTemplate, chosen_template, saved_template
 from data_pipeline.conversations.encoding import encode_chats, encode_pieces
 from data_pipeline.conversations.messages import Message, MessagesError
@@ -26,7 +26,7 @@ HELLO: list[Message] = [{"role": "user", "content": "Hello"}, {"role": "assistan
 
 @pytest.fixture(scope="module")
 def chatml() -> Iterator[ChatRenderer]:
-    template = chosen_template(ChatSettings(template="chatml"), TokenizerSettings(kind="byte"), CHATML_NAMES)
+    template = chosen_template(ChatConfig(template="chatml"), TokenizerConfig(kind="byte"), CHATML_NAMES)
     assert template is not None
     with ChatRenderer(template) as renderer:
         yield renderer
@@ -59,7 +59,7 @@ def test_text_and_ids_are_those_of_transformers(tmp_path: Path, name: str) -> No
 
     folder = write_hugging_face_tokenizer(tmp_path, TEMPLATES[name])
     theirs, ours = AutoTokenizer.from_pretrained(folder), open_supplied(folder, {})
-    template = chosen_template(ChatSettings(template="tokenizer"), TokenizerSettings(path=folder))
+    template = chosen_template(ChatConfig(template="tokenizer"), TokenizerConfig(path=folder))
     assert template is not None
     with ChatRenderer(template) as renderer:
         for messages in conversations(50):
@@ -203,8 +203,8 @@ def test_the_renderer_works_after_a_refusal() -> None:
     ("template", "end"), [("chatml", ("<|im_end|>", True)), ("llama3", ("<|eot_id|>", True)), ("plain", ("</s>", True))]
 )
 def test_the_end_of_a_turn_is_the_token_of_the_template(template: str, end: tuple[str, bool]) -> None:
-    settings = ChatSettings.model_validate({"template": template})
-    found = chosen_template(settings, TokenizerSettings(kind="byte"), settings.special_tokens)
+    settings = ChatConfig.model_validate({"template": template})
+    found = chosen_template(settings, TokenizerConfig(kind="byte"), settings.special_tokens)
     assert found is not None
     with ChatRenderer(found) as renderer:
         assert renderer.end_of_turn() == end
@@ -226,18 +226,18 @@ def test_a_template_without_an_end_of_turn_cannot_answer() -> None:
 
 
 def test_the_template_of_a_folder_comes_from_either_file(tmp_path: Path) -> None:
-    chat = ChatSettings(template="tokenizer")
+    chat = ChatConfig(template="tokenizer")
     folder = write_hugging_face_tokenizer(tmp_path / "one", "in the config")
-    found = chosen_template(chat, TokenizerSettings(path=folder))
+    found = chosen_template(chat, TokenizerConfig(path=folder))
     assert found is not None
     assert found.source == "in the config"
     (folder / "chat_template.jinja").write_text("in the file")
-    found = chosen_template(chat, TokenizerSettings(path=folder / "tokenizer.json"))
+    found = chosen_template(chat, TokenizerConfig(path=folder / "tokenizer.json"))
     assert found is not None
     assert found.source == "in the file"
     assert found.variables["eos_token"] == "<|end|>"
     with pytest.raises(ConfigError, match=r"neither a chat_template\.jinja nor a chat_template"):
-        chosen_template(chat, TokenizerSettings(path=write_hugging_face_tokenizer(tmp_path / "two")))
+        chosen_template(chat, TokenizerConfig(path=write_hugging_face_tokenizer(tmp_path / "two")))
 
 
 def test_a_link_in_a_run_is_not_followed(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.config import DedupSettings
+from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.tables import data_path
 from data_pipeline.dedup import similarity
 from data_pipeline.dedup.resolve import Fate
 from tests.support.duplicates import Fates, edit, find, found_pairs, naive_fates, plant, run_inline, true_pairs
 
-SETTINGS = DedupSettings()
+SETTINGS = DedupConfig()
 RATES = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3)
 
 
@@ -22,7 +22,7 @@ def equal_documents(found: Fates) -> dict[int, int]:
 @pytest.mark.parametrize("families", [False, True])
 @pytest.mark.parametrize("threshold", [0.6, 0.8, 0.9])
 def test_planted_duplicates_are_found_and_nothing_else(tmp_path: Path, threshold: float, families: bool) -> None:
-    settings = DedupSettings(threshold=threshold)
+    settings = DedupConfig(threshold=threshold)
     texts, _ = plant(60 if families else 400, RATES, families=families)
     truth = true_pairs(texts, settings)
     duplicates, found = find(tmp_path, texts, settings, per_partition=100)
@@ -129,13 +129,13 @@ def test_documents_without_words_or_with_few_are_compared_as_a_whole(tmp_path: P
 
 def test_code_is_not_folded_as_prose_is(tmp_path: Path) -> None:
     texts = ["x = a + b", "x = a - b", "X=A+B"]
-    settings = DedupSettings(near=False)
+    settings = DedupConfig(near=False)
     assert find(tmp_path / "prose", texts, settings)[1].fates == [0, 1, 1]
     assert find(tmp_path / "code", texts, settings, kinds=["code"] * 3)[1].fates == [0, 0, 0]
 
 
 def test_with_deduplication_off_every_document_is_kept(tmp_path: Path) -> None:
-    duplicates, found = find(tmp_path, ["same text"] * 3, DedupSettings(exact=False, near=False))
+    duplicates, found = find(tmp_path, ["same text"] * 3, DedupConfig(exact=False, near=False))
     assert found.fates == [0, 0, 0]
     assert len(set(found.split_keys)) == 1
     assert duplicates.report["exact"] == duplicates.candidates == 0
@@ -145,7 +145,7 @@ def test_a_document_that_overlaps_a_benchmark_is_dropped_and_is_no_leader(tmp_pa
     question = "which of these twelve rivers runs through the oldest of all the cities on that long coast"
     (tmp_path / "quiz.txt").write_text(question)
     texts = [f"Quiz: {question}? Nobody knows.", "a text about nothing much", f"Quiz, {question}! Nobody knows."]
-    duplicates, found = find(tmp_path, texts, DedupSettings(benchmarks=(tmp_path / "quiz.txt",)))
+    duplicates, found = find(tmp_path, texts, DedupConfig(benchmarks=(tmp_path / "quiz.txt",)))
     assert found.fates == [Fate.BENCHMARK, Fate.KEEP, Fate.BENCHMARK]
     assert duplicates.report["benchmark"] == 2
     assert duplicates.alarms == []

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.config import DedupSettings
+from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.tables import read_batches
 from data_pipeline.dedup import keys as module
 from data_pipeline.dedup.keys import KeyWriter, entries_path, read_keys
@@ -14,11 +14,11 @@ from data_pipeline.documents import document_id
 from data_pipeline.text.batch import TextBatch
 from tests.support.duplicates import plant, shingles_of, write_documents
 
-SETTINGS = DedupSettings()
+SETTINGS = DedupConfig()
 TEXTS = ["first text of all", "", "another text", "first TEXT of all", "!!!"]
 
 
-def write(output: Path, texts: list[str], settings: DedupSettings, *, at_once: int, overlaps: list[int] | None = None) -> None:
+def write(output: Path, texts: list[str], settings: DedupConfig, *, at_once: int, overlaps: list[int] | None = None) -> None:
     with KeyWriter(output, settings) as writer:
         for begin in range(0, len(texts), at_once):
             rows = slice(begin, begin + at_once)
@@ -57,13 +57,13 @@ def test_a_document_has_one_entry_and_one_more_per_band_if_it_has_words(tmp_path
 
 
 def test_a_document_dropped_for_a_benchmark_has_no_entries(tmp_path: Path) -> None:
-    write(tmp_path / "keys", TEXTS, DedupSettings(benchmark_overlaps=2), at_once=2, overlaps=[2, 0, 1, 5, 0])
+    write(tmp_path / "keys", TEXTS, DedupConfig(benchmark_overlaps=2), at_once=2, overlaps=[2, 0, 1, 5, 0])
     assert {ordinal for _, _, ordinal in entries(tmp_path / "keys")} == {1, 2, 4}
     assert read_keys(tmp_path / "keys")[2].tolist() == [2, 0, 1, 5, 0]
 
 
-@pytest.mark.parametrize("settings", [SETTINGS, DedupSettings(near=False), DedupSettings(exact=False, near=False)])
-def test_a_batch_or_a_partition_without_documents_has_no_keys(tmp_path: Path, settings: DedupSettings) -> None:
+@pytest.mark.parametrize("settings", [SETTINGS, DedupConfig(near=False), DedupConfig(exact=False, near=False)])
+def test_a_batch_or_a_partition_without_documents_has_no_keys(tmp_path: Path, settings: DedupConfig) -> None:
     with KeyWriter(tmp_path / "empty", settings) as writer:
         writer.add([], sign(TextBatch([b"rejected"]), [], [], settings))
     assert [len(column) for column in read_keys(tmp_path / "empty")] == [0, 0, 0]

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.config import DedupSettings
+from data_pipeline.config import DedupConfig
 from data_pipeline.dedup.leaks import check_leaks
 from tests.support.duplicates import find, plant, true_pairs
 
-SETTINGS = DedupSettings()
+SETTINGS = DedupConfig()
 TEXT = "The harbour lay quiet under a low sky, and the boats that had come in at dawn were still being emptied by hand."
 
 
@@ -25,7 +25,7 @@ def documents(texts: Sequence[str], first_id: int = 0) -> list[Text]:
 def test_equal_and_similar_documents_are_counted_once_for_each_validation_document() -> None:
     val = documents([TEXT, f"{TEXT} Rain came.", "something else entirely, and rather short"], 100)
     train = documents([TEXT.replace("low", "dark"), TEXT.replace(" ", "\n"), "unrelated words about other things", TEXT])
-    report = check_leaks(train, val, DedupSettings(threshold=0.4))
+    report = check_leaks(train, val, DedupConfig(threshold=0.4))
     assert (report.train, report.val, report.exact, report.near) == (4, 3, 1, 1)
     assert report.leaked
     assert [(example.place, example.train) for example in report.examples] == [(100, 1), (101, 0)]

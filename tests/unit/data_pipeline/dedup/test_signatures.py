@@ -6,19 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from data_pipeline.config import DedupSettings
+from data_pipeline.config import DedupConfig
 from data_pipeline.dedup.signatures import Bands, choose_bands, fold_digest, shingle, sign
 from data_pipeline.dedup.similarity import jaccard
 from data_pipeline.text.batch import TextBatch
 from tests.support.duplicates import shingles_of
 
-SETTINGS = DedupSettings()
+SETTINGS = DedupConfig()
 
 ascii_texts = st.lists(st.text("abAB .,'_\n1", max_size=60), min_size=1, max_size=12)
 word_sets = st.sets(st.integers(0, 40), min_size=1, max_size=40)
 
 
-def keys_of(texts: list[str], settings: DedupSettings = SETTINGS, indices: list[int] | None = None):
+def keys_of(texts: list[str], settings: DedupConfig = SETTINGS, indices: list[int] | None = None):
     chosen = range(len(texts)) if indices is None else indices
     return sign(TextBatch([text.encode() for text in texts]), list(chosen), ["prose"] * len(chosen), settings)
 
@@ -103,7 +103,7 @@ def test_the_keys_of_a_text_do_not_change_between_versions() -> None:
 
 @pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7, 0.8, 0.9, 1.0])
 def test_bands_find_pairs_at_the_threshold_and_fit_the_signature(threshold: float) -> None:
-    bands = choose_bands(DedupSettings(threshold=threshold))
+    bands = choose_bands(DedupConfig(threshold=threshold))
     assert bands.num_bands * bands.num_rows <= 128
     assert bands.probability(threshold) >= 0.99
     longer = Bands(128 // (bands.num_rows + 1), bands.num_rows + 1)
@@ -111,16 +111,16 @@ def test_bands_find_pairs_at_the_threshold_and_fit_the_signature(threshold: floa
 
 
 def test_without_near_duplicates_there_are_no_bands() -> None:
-    assert keys_of(["one two three"], DedupSettings(near=False)).bands_DB.shape == (1, 0)
+    assert keys_of(["one two three"], DedupConfig(near=False)).bands_DB.shape == (1, 0)
 
 
 def test_near_duplicates_without_exact_ones_are_refused() -> None:
     with pytest.raises(ValidationError, match=re.escape("set near to false too, or exact to true")):
-        DedupSettings(exact=False)
+        DedupConfig(exact=False)
 
 
 def test_more_hashes_compare_fewer_dissimilar_pairs_and_still_find_those_at_the_threshold() -> None:
-    few, many = (choose_bands(DedupSettings(num_hashes=number)) for number in (32, 512))
+    few, many = (choose_bands(DedupConfig(num_hashes=number)) for number in (32, 512))
     assert few.num_bands * few.num_rows <= 32
     assert many.num_bands * many.num_rows <= 512
     assert many.probability(0.4) < few.probability(0.4) / 2
@@ -131,5 +131,5 @@ def test_texts_of_the_same_words_in_another_order_are_alike_in_single_words_only
     text = " ".join(f"w{number}" for number in range(40))
     turned = " ".join(reversed(text.split()))
     for num_words, shared in ((1, True), (5, False)):
-        keys = keys_of([text, turned], DedupSettings(shingle_words=num_words))
+        keys = keys_of([text, turned], DedupConfig(shingle_words=num_words))
         assert bool(np.any(keys.bands_DB[0] == keys.bands_DB[1])) is shared

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from data_pipeline.config import CleanSettings, Kind
+from data_pipeline.config import CleanConfig, Kind
 from data_pipeline.documents import Document, Reason
 from data_pipeline.filters.clean import clean, judge_length
 
-DEFAULT = CleanSettings()
-EVERYTHING = CleanSettings(
+DEFAULT = CleanConfig()
+EVERYTHING = CleanConfig(
     drop_lines=("notices", "javascript", "unpunctuated", "few-words", "long-word"), repeat_window=3, repeat_min_chars=1
 )
 valid_text = st.text(st.characters(exclude_categories=["Cs"]))
@@ -42,7 +42,7 @@ def test_the_policy_is_what_the_module_says(dirty: str, text: str, changes: tupl
 @given(valid_text | troublesome_text, st.sampled_from([DEFAULT, EVERYTHING]), st.sampled_from(["prose", "web", "code"]))
 @example("Ã\x85©", DEFAULT, "prose")
 @example("A\u0303©", DEFAULT, "prose")
-def test_cleaning_again_changes_nothing(text: str, settings: CleanSettings, kind: Kind) -> None:
+def test_cleaning_again_changes_nothing(text: str, settings: CleanConfig, kind: Kind) -> None:
     once = clean(text, settings, kind).text
     again = clean(once, settings, kind)
     assert (again.text, again.changes) == (once, ())
@@ -56,7 +56,7 @@ def test_a_clean_text_has_no_control_characters_and_is_composed(text: str) -> No
 
 
 def test_normalisation_can_be_turned_off() -> None:
-    assert clean("e\u0301", CleanSettings(unicode="none")).text == "e\u0301"
+    assert clean("e\u0301", CleanConfig(unicode="none")).text == "e\u0301"
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "windows-1252"])
@@ -88,7 +88,7 @@ def test_only_the_broken_lines_are_repaired() -> None:
     ],
 )
 def test_clean_text_of_many_languages_is_left_alone(text: str) -> None:
-    assert clean(text, DEFAULT) == clean(text, CleanSettings(mojibake=False))
+    assert clean(text, DEFAULT) == clean(text, CleanConfig(mojibake=False))
     assert clean(text, DEFAULT).changes == ()
 
 
@@ -97,7 +97,7 @@ def test_a_line_that_is_repaired_keeps_what_else_ftfy_would_change() -> None:
 
 
 def test_repair_can_be_turned_off() -> None:
-    assert clean("cafÃ©", CleanSettings(mojibake=False)).text == "cafÃ©"
+    assert clean("cafÃ©", CleanConfig(mojibake=False)).text == "cafÃ©"
 
 
 def test_code_keeps_all_but_line_ends_and_control_characters() -> None:
@@ -123,7 +123,7 @@ def test_a_line_goes_by_the_rule_that_it_breaks_and_by_no_other(rule: str, line:
     good = 'This line is one that nobody would want to lose, is it "good"?'
     document = f"{good}\n\n{line}\n{good}"
     for name in ("notices", "javascript", "unpunctuated", "few-words", "long-word"):
-        cleaned = clean(document, CleanSettings(drop_lines=(name,)))
+        cleaned = clean(document, CleanConfig(drop_lines=(name,)))
         assert cleaned.text == (f"{good}\n\n{good}" if name == rule else document)
         assert cleaned.changes == ((name,) if name == rule else ())
 
@@ -138,14 +138,14 @@ def test_a_line_goes_by_the_rule_that_it_breaks_and_by_no_other(rule: str, line:
     ],
 )
 def test_a_line_that_was_there_shortly_before_goes(window: int, expected: str) -> None:
-    settings = CleanSettings(repeat_window=window, repeat_min_chars=2)
+    settings = CleanConfig(repeat_window=window, repeat_min_chars=2)
     cleaned = clean("one two\nx\nthree\none two\nx\none two", settings)
     assert cleaned.text == expected
     assert cleaned.changes == (("repeats",) if window >= 3 else ())
 
 
 def test_repeated_paragraphs_go_as_a_whole() -> None:
-    settings = CleanSettings(repeats="paragraphs", repeat_window=2, repeat_min_chars=5)
+    settings = CleanConfig(repeats="paragraphs", repeat_window=2, repeat_min_chars=5)
     text = "first line\nsecond line\n\nfirst line\nother line\n\nfirst line\nsecond line\n\nend"
     assert clean(text, settings).text == "first line\nsecond line\n\nfirst line\nother line\n\nend"
 
@@ -155,7 +155,7 @@ def test_repeated_paragraphs_go_as_a_whole() -> None:
     [("", Reason.EMPTY), ("1234", Reason.TOO_SHORT), ("12345", None), ("1234567", None), ("12345678", Reason.TOO_LONG)],
 )
 def test_a_document_is_kept_from_the_shortest_to_the_longest_length(text: str, reason: Reason | None) -> None:
-    rejection = judge_length(Document(text, "file", 3, 0), CleanSettings(min_chars=5, max_chars=7))
+    rejection = judge_length(Document(text, "file", 3, 0), CleanConfig(min_chars=5, max_chars=7))
     assert (rejection and rejection.reason) == reason
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.config import HeuristicSettings
+from data_pipeline.config import HeuristicConfig
 from data_pipeline.config.filters import Bound, Preset
 from data_pipeline.documents import Reason, Stage
 from data_pipeline.filters.heuristics import BrokenRule, judge_form
@@ -38,7 +38,7 @@ LINES = paragraphs(12, 1)
 
 
 def judge(text: str, *presets: Preset, kind: str = "prose", language: str = "en", **thresholds: object) -> BrokenRule | None:
-    settings = HeuristicSettings(presets=presets, **thresholds)
+    settings = HeuristicConfig(presets=presets, **thresholds)
     return judge_form(TextBatch([text.encode()]), [kind], [language], settings)[0]
 
 
@@ -132,9 +132,9 @@ def test_the_detail_names_the_value_and_the_setting_which_can_be_changed(reason:
     value = float(what.rsplit(": ", 1)[1])
     setting, threshold = bound.removeprefix("heuristics.").split(" = ")
     name, _, place = setting.partition("[")
-    is_least = HeuristicSettings.bound(name) is Bound.AT_LEAST
+    is_least = HeuristicConfig.bound(name) is Bound.AT_LEAST
     assert value < float(threshold) if is_least else value > float(threshold)
-    default = getattr(HeuristicSettings(), name)
+    default = getattr(HeuristicConfig(), name)
     lenient = 0 if is_least else (1,) * len(default) if place else 1 if 0 < default < 1 else 10**6
     other = judge(text, preset, kind=kind_of(preset), **{name: lenient})
     assert other is None or name not in other.detail
@@ -207,18 +207,18 @@ def test_a_more_lenient_threshold_keeps_what_the_default_rejects(name: str) -> N
 
 
 def test_every_threshold_is_tried() -> None:
-    assert {*STRICT, *LENIENT} == HeuristicSettings.model_fields.keys() - {"presets"}
+    assert {*STRICT, *LENIENT} == HeuristicConfig.model_fields.keys() - {"presets"}
 
 
 def test_the_help_of_a_threshold_states_its_direction_and_so_does_its_name() -> None:
-    for name, field in HeuristicSettings.model_fields.items():
+    for name, field in HeuristicConfig.model_fields.items():
         for bound in (item for item in field.metadata if isinstance(item, Bound)):
             assert f": {bound.value} this " in str(field.description)
             assert ("_min_" if bound is Bound.AT_LEAST else "_max_") in name
 
 
 def test_nothing_is_judged_unless_a_preset_is_chosen() -> None:
-    assert HeuristicSettings().presets == ()
+    assert HeuristicConfig().presets == ()
     assert all(judge(text) is None for _, text in BROKEN.values())
 
 
@@ -228,7 +228,7 @@ def test_rules_for_prose_leave_code_alone_and_the_other_way_round() -> None:
 
 
 def test_the_published_thresholds_are_the_defaults() -> None:
-    settings = HeuristicSettings()
+    settings = HeuristicConfig()
     assert (settings.gopher_min_words, settings.gopher_max_words) == (50, 100_000)
     assert (settings.gopher_min_word_length, settings.gopher_max_word_length) == (3, 10)
     assert (settings.gopher_max_symbols, settings.gopher_max_bullet_lines, settings.gopher_max_ellipsis_lines) == (0.1, 0.9, 0.3)
@@ -251,7 +251,7 @@ any_text = (
 
 @given(st.lists(st.tuples(any_text, st.sampled_from(["prose", "web", "code"]), st.sampled_from(["en", "de", "und"])), max_size=5))
 def test_a_text_is_judged_alike_alone_and_among_others(documents: list[tuple[str, str, str]]) -> None:
-    settings = HeuristicSettings(presets=(*PROSE, "code"), gopher_min_words=0)
+    settings = HeuristicConfig(presets=(*PROSE, "code"), gopher_min_words=0)
     texts, kinds, languages = (list(column) for column in zip(*documents, strict=True)) if documents else ([], [], [])
     together = judge_form(TextBatch([text.encode() for text in texts]), kinds, languages, settings)
     alone = [
@@ -355,4 +355,4 @@ def test_duplicate_runs_cover_the_characters_that_table_a1_says(text: str, place
 def test_the_smallest_texts_are_judged_without_complaint(text: str) -> None:
     for preset in (*PROSE, "code"):
         judge(text, preset, kind=kind_of(preset))
-    assert judge_form(TextBatch([]), [], [], HeuristicSettings(presets=PROSE)) == []
+    assert judge_form(TextBatch([]), [], [], HeuristicConfig(presets=PROSE)) == []

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import WorkerError
-from data_pipeline.config import HtmlSettings, LimitSettings
+from data_pipeline.config import HtmlConfig, LimitConfig
 from data_pipeline.filters import html as html_module
 from data_pipeline.filters.html import Extracted, PageReader
 
 CHILD = Path(html_module.__file__).with_name("html_child.py")
-MAIN, ALL = HtmlSettings(extract="main"), HtmlSettings(extract="all")
+MAIN, ALL = HtmlConfig(extract="main"), HtmlConfig(extract="all")
 PAGE = """<!DOCTYPE html><html><head><title>The title</title><style>p {}</style><script>var x = "<p>script</p>";</script></head>
 <body><nav><ul><li><a href="/">Home page</a></li><li><a href="/about">About us</a></li></ul></nav>
 <article><h1>A heading</h1><p>The first <b>para</b>graph &amp; its caf&eacute;.</p><!-- a comment -->
@@ -22,20 +22,20 @@ PAGE = """<!DOCTYPE html><html><head><title>The title</title><style>p {}</style>
 <template>hidden</template><footer>Copyright notice</footer></body></html>"""
 
 
-def html_to_text(page: str, settings: HtmlSettings) -> Extracted:
-    with PageReader(LimitSettings()) as pages:
+def html_to_text(page: str, settings: HtmlConfig) -> Extracted:
+    with PageReader(LimitConfig()) as pages:
         return pages.text_of(page, settings)
 
 
 @pytest.fixture(scope="module")
 def shared_pages() -> Iterator[PageReader]:
-    with PageReader(LimitSettings()) as reader:
+    with PageReader(LimitConfig()) as reader:
         yield reader
 
 
 @pytest.fixture
 def pages() -> Iterator[PageReader]:
-    with PageReader(LimitSettings()) as reader:
+    with PageReader(LimitConfig()) as reader:
         yield reader
 
 
@@ -143,7 +143,7 @@ def test_a_page_that_the_parser_spends_too_much_time_on_is_only_stripped_of_its_
 def test_the_memory_of_a_page_follows_from_its_length_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     dense = "<p>x" * 200_000  # 144 bytes of memory for each of its bytes
     assert html_to_text(dense, MAIN).rule == "html-main"
-    with PageReader(LimitSettings(reader_memory_bytes=64 << 20)) as pages:
+    with PageReader(LimitConfig(reader_memory_bytes=64 << 20)) as pages:
         assert pages.text_of(dense, MAIN).rule == "html-stripped"
 
 
@@ -172,7 +172,7 @@ def test_a_parser_that_is_killed_from_outside_is_an_error_and_not_a_page_without
     child.write_text(f"import os, time\nos.kill(os.getpid(), {int(signal.SIGKILL)})\ntime.sleep(60)")
     monkeypatch.setattr(html_module, "_CHILD", child)
     expected = r"the process that parses HTML was ended by SIGKILL; .*fewer --workers"
-    with PageReader(LimitSettings()) as pages, pytest.raises(WorkerError, match=expected):
+    with PageReader(LimitConfig()) as pages, pytest.raises(WorkerError, match=expected):
         pages.text_of(PAGE, MAIN)
 
 
@@ -183,7 +183,7 @@ def test_the_parser_has_no_environment_and_ends_with_its_reader(tmp_path: Path, 
     child.write_text(CHILD.read_text().replace("    main()", tell))
     monkeypatch.setattr(html_module, "_CHILD", child)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
-    with PageReader(LimitSettings()) as pages:
+    with PageReader(LimitConfig()) as pages:
         assert pages.text_of(PAGE, MAIN).rule == "html-main"
         process, environment = eval(found.read_text())  # of this test's own making
         os.kill(process, 0)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.config import LimitSettings, PrepareConfig
+from data_pipeline.config import LimitConfig, PrepareConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.filters import judge
 from data_pipeline.filters.clean import clean
@@ -24,7 +24,7 @@ def document(text: str, **fields: str) -> Document:
     return Document(text, "file", 7, 0, **fields)
 
 
-PAGES = PageReader(LimitSettings())
+PAGES = PageReader(LimitConfig())
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.config import RecordSettings
+from data_pipeline.config import RecordConfig
 from data_pipeline.documents import Document, Reason
 from data_pipeline.filters.labels import judge_label, label_of
 
 
 def judged(metadata: dict[str, Any], **settings: Any) -> Reason | None:
     document = Document("text", "a.jsonl", 1, 0, metadata=json.dumps(metadata) if metadata else "")
-    found = judge_label(document, RecordSettings(**settings))
+    found = judge_label(document, RecordConfig(**settings))
     return None if found is None else found.reason
 
 

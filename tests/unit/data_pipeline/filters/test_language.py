@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
-from data_pipeline.config import LanguageSettings
+from data_pipeline.config import LanguageConfig
 from data_pipeline.filters import language
 from data_pipeline.filters.language import Identified, check_codes, confidence_bin, identify, threshold_costs
 
-DEFAULT = LanguageSettings()
+DEFAULT = LanguageConfig()
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_written_chinese_has_one_code(monkeypatch: pytest.MonkeyPatch, code: str
 
 def test_a_fasttext_model_knows_the_languages_of_its_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(language, "_fasttext_model", lambda _: SimpleNamespace(labels=["__label__eng_Latn", "__label__deu_Latn"]))
-    settings = LanguageSettings(fasttext_model=Path("model.bin"))
+    settings = LanguageConfig(fasttext_model=Path("model.bin"))
     check_codes("language.keep", ["eng_Latn"], settings)
     with pytest.raises(ConfigError, match=r"'deu' .*did you mean deu_Latn\?"):
         check_codes("language.keep", ["deu"], settings)
@@ -111,8 +111,8 @@ def test_of_a_long_text_the_start_the_middle_and_the_end_are_looked_at(monkeypat
     samples = []
     monkeypatch.setattr(language, "_ask_cld2", lambda sample: samples.append(sample) or Identified("en", 1.0))
     text = "é" * 10_000 + "日" * 10_000 + "я" * 10_000
-    identify(text.encode(), LanguageSettings(sample_bytes=300))
-    identify(b"short", LanguageSettings(sample_bytes=300))
+    identify(text.encode(), LanguageConfig(sample_bytes=300))
+    identify(b"short", LanguageConfig(sample_bytes=300))
     start, middle, end = samples[0].decode().split("\n")
     assert (set(start), set(middle), set(end)) == ({"é"}, {"日"}, {"я"})
     assert len(samples[0]) <= 302
@@ -149,18 +149,18 @@ def test_a_fasttext_model_that_the_user_names_answers_alone(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "fasttext", SimpleNamespace(load_model=FakeModel))
     model = tmp_path / "model.bin"
     model.touch()
-    assert identify(b"zwei\nZeilen", LanguageSettings(fasttext_model=model)) == Identified("en", 1.0)
-    assert identify(b"\n", LanguageSettings(fasttext_model=model)) == Identified("und", 0.0)
+    assert identify(b"zwei\nZeilen", LanguageConfig(fasttext_model=model)) == Identified("en", 1.0)
+    assert identify(b"\n", LanguageConfig(fasttext_model=model)) == Identified("und", 0.0)
     with pytest.raises(ConfigError, match=r"language.fasttext_model = .*missing.bin: .*cannot be opened.*\.bin or \.ftz"):
-        identify(b"text", LanguageSettings(fasttext_model=tmp_path / "missing.bin"))
+        identify(b"text", LanguageConfig(fasttext_model=tmp_path / "missing.bin"))
 
 
 def test_without_the_package_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "fasttext", None)
     with pytest.raises(ConfigError, match="pip install fasttext"):
-        identify(b"text", LanguageSettings(fasttext_model=tmp_path / "another.bin"))
+        identify(b"text", LanguageConfig(fasttext_model=tmp_path / "another.bin"))
 
 
 def test_languages_cannot_be_kept_without_being_identified() -> None:
     with pytest.raises(ValueError, match="identify = false"):
-        LanguageSettings(keep=("en",), identify=False)
+        LanguageConfig(keep=("en",), identify=False)

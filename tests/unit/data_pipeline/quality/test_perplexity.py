@@ -15,7 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigError, PreparedDataError
-from data_pipeline.config import QualitySettings, TokenizerSettings
+from data_pipeline.config import QualityConfig, TokenizerConfig
 from data_pipeline.documents import Reason
 from data_pipeline.quality.bounds import FATES, Bounds, judge, resolve_bounds
 from data_pipeline.quality.perplexity import SCORE_STEPS, ReferenceModel, count_scores, perplexity, train_reference
@@ -32,7 +32,7 @@ def flat(ids: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def trained(*batches: list[list[int]], bits: int = 20, tokens: int = 10_000, vocab_size: int = VOCAB) -> ReferenceModel:
-    settings = QualitySettings(trusted="a", reference_bits=bits, reference_tokens=tokens)
+    settings = QualityConfig(trusted="a", reference_bits=bits, reference_tokens=tokens)
     return train_reference(map(flat, batches), vocab_size, settings)
 
 
@@ -141,7 +141,7 @@ def english() -> tuple[Tokenizer, list[str]]:
         inspect.getdoc(value) or "" for kind in (str, bytes, dict, list, Exception, mock.Mock) for value in vars(kind).values()
     ]
     texts = sorted({text for text in texts if len(text) > 80})
-    return train_tokenizer(texts, TokenizerSettings(kind="bpe", vocab_size=600)), texts
+    return train_tokenizer(texts, TokenizerConfig(kind="bpe", vocab_size=600)), texts
 
 
 def test_text_without_sense_scores_high_and_text_that_repeats_itself_low() -> None:
@@ -150,7 +150,7 @@ def test_text_without_sense_scores_high_and_text_that_repeats_itself_low() -> No
     draw.shuffle(texts)
     train, clean = texts[10:], " ".join(texts[:10])
     encoded = tokenizer.encode_flat(train)
-    model = train_reference([(encoded.ids_T, encoded.ends_D)], tokenizer.vocab_size, QualitySettings(trusted="a"))
+    model = train_reference([(encoded.ids_T, encoded.ends_D)], tokenizer.vocab_size, QualityConfig(trusted="a"))
     words = clean.split()
     letters = " ".join("".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in words)
     spam = " ".join(draw.choices(["casino", "pills", "discount", "viagra", "loan", "free", "buy", "cheap"], k=len(words)))
@@ -171,7 +171,7 @@ def test_text_without_sense_scores_high_and_text_that_repeats_itself_low() -> No
 )
 def test_percentiles_drop_at_most_the_share_that_is_asked_for(scores: list[int], low: float | None, high: float | None) -> None:
     array = np.array(scores, np.uint16)
-    settings = QualitySettings(max_perplexity=None, min_perplexity_percentile=low, max_perplexity_percentile=high)
+    settings = QualityConfig(max_perplexity=None, min_perplexity_percentile=low, max_perplexity_percentile=high)
     bounds = resolve_bounds(count_scores(array), settings)
     fates = judge(bounds, array, None)
     too_low, too_high = (int((fates == FATES.index(reason)).sum()) for reason in (Reason.PERPLEXITY_LOW, Reason.PERPLEXITY_HIGH))
@@ -185,9 +185,9 @@ def test_percentiles_drop_at_most_the_share_that_is_asked_for(scores: list[int],
 
 def test_values_cut_on_both_sides_and_the_stricter_bound_holds() -> None:
     scores = np.array([0, 511, 512, 1024, 2048, 2049, 5000], np.uint16)
-    values = QualitySettings(min_perplexity=4, max_perplexity=256, min_good_probability=0.25)
+    values = QualityConfig(min_perplexity=4, max_perplexity=256, min_good_probability=0.25)
     assert resolve_bounds(count_scores(scores), values) == Bounds(512, 2048, 250)
-    both = QualitySettings(min_perplexity=4, max_perplexity=256, max_perplexity_percentile=50, min_perplexity_percentile=10)
+    both = QualityConfig(min_perplexity=4, max_perplexity=256, max_perplexity_percentile=50, min_perplexity_percentile=10)
     assert resolve_bounds(count_scores(scores), both) == Bounds(512, 1024, 500)
     assert resolve_bounds({}, both) == Bounds(512, 2048, 500)
 
@@ -212,4 +212,4 @@ def test_a_document_is_judged_by_what_was_measured_alone() -> None:
 )
 def test_settings_that_would_keep_nothing_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"needs examples of both|nothing would be kept"):
-        QualitySettings(**settings)
+        QualityConfig(**settings)

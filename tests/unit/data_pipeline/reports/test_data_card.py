@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 
 from common.settings.load import load_settings
 from common.settings.options import help_parser
-from data_pipeline.config import HeuristicSettings, PrepareConfig, portable_settings
+from data_pipeline.config import HeuristicConfig, PrepareConfig, portable_settings
 from data_pipeline.config.filters import Preset
 from data_pipeline.reports.data_card import render_card
 from tests.support.report_example import HOSTILE, example_manifest, example_report, thinned
@@ -146,7 +146,7 @@ def test_every_threshold_is_listed_with_exactly_one_preset() -> None:
         _, card = card_of(("a",), sources=("a",), heuristics={"presets": [preset]})
         [line] = re.findall(r"Heuristics: \S+ \((.*)\)", section(card, "How it was prepared"))
         told += [preset.split("-")[0] + "_" + "_".join(name.split()) for name in re.findall("(?:^|, )([a-z][a-z4 ]+) ", line)]
-    assert sorted(told) == sorted(HeuristicSettings.model_fields.keys() - {"presets"})
+    assert sorted(told) == sorted(HeuristicConfig.model_fields.keys() - {"presets"})
 
 
 def test_languages_count_as_identified_also_if_all_are_kept() -> None:

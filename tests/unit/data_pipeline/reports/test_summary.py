@@ -8,7 +8,7 @@ import pytest
 from common.settings.load import load_settings
 from common.settings.options import help_parser
 from data_pipeline.config import PrepareConfig
-from data_pipeline.config.tokens import TokenizerSettings
+from data_pipeline.config.tokens import TokenizerConfig
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.reports.summary import next_command, summary_lines
 from tests.support.prepared import write_prepared
@@ -97,7 +97,7 @@ def _folder_of_a_run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("below", [".", "tokenizer"])
 def test_data_with_the_tokenizer_of_a_run_begins_with_its_weights(manifest: Manifest, tmp_path: Path, below: str) -> None:
     run = _folder_of_a_run(tmp_path)
-    config = _config(tmp_path).model_copy(update={"tokenizer": TokenizerSettings(path=run / below)})
+    config = _config(tmp_path).model_copy(update={"tokenizer": TokenizerConfig(path=run / below)})
     words = shlex.split(next_command(manifest, config))
     assert words[words.index("--init") + 1] == str(run)
     assert "--objective" not in words
@@ -109,7 +109,7 @@ def test_data_with_the_tokenizer_of_a_run_begins_with_its_weights(manifest: Mani
 
 
 def test_the_next_command_of_another_tokenizer_begins_with_no_weights(manifest: Manifest, tmp_path: Path) -> None:
-    config = _config(tmp_path).model_copy(update={"tokenizer": TokenizerSettings(path=tmp_path / "tokenizer")})
+    config = _config(tmp_path).model_copy(update={"tokenizer": TokenizerConfig(path=tmp_path / "tokenizer")})
     assert "--init" not in next_command(manifest, config)
 
 
@@ -117,7 +117,7 @@ def test_preference_pairs_are_trained_with_their_objective(manifest: Manifest, t
     pairs = replace(manifest, config={"records": {"chosen_field": "better"}})
     assert " --objective preference --init RUN" in next_command(pairs, _config(tmp_path))
     run = _folder_of_a_run(tmp_path)
-    config = _config(tmp_path).model_copy(update={"tokenizer": TokenizerSettings(path=run)})
+    config = _config(tmp_path).model_copy(update={"tokenizer": TokenizerConfig(path=run)})
     assert f" --objective preference --init {run}" in next_command(pairs, config)
 
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.config import LimitSettings
+from data_pipeline.config import LimitConfig
 from data_pipeline.documents import Reason, Rejection
 from data_pipeline.sources import archives
 from data_pipeline.sources.archives import ArchiveError, Member, read_tar, read_zip
 from data_pipeline.sources.streams import StreamError
 
-LIMITS = LimitSettings()
+LIMITS = LimitConfig()
 names = (
     st.text(st.sampled_from("ab/é日 "), min_size=1, max_size=150)
     .map(lambda name: f"x/{name}x.txt")
@@ -46,12 +46,12 @@ def make_zip(files: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> byt
     return output.getvalue()
 
 
-def items_of_tar(data: bytes, limits: LimitSettings = LIMITS, block_bytes: int = 1 << 18) -> list[tuple[str, bytes | Reason]]:
+def items_of_tar(data: bytes, limits: LimitConfig = LIMITS, block_bytes: int = 1 << 18) -> list[tuple[str, bytes | Reason]]:
     blocks = (data[start : start + block_bytes] for start in range(0, len(data), block_bytes))
     return [content_of(item) for item in read_tar(blocks, "a.tar", limits)]
 
 
-def items_of_zip(data: bytes, limits: LimitSettings = LIMITS) -> list[tuple[str, bytes | Reason]]:
+def items_of_zip(data: bytes, limits: LimitConfig = LIMITS) -> list[tuple[str, bytes | Reason]]:
     return [content_of(item) for item in read_zip(io.BytesIO(data), len(data), "a.zip", limits)]
 
 
@@ -154,7 +154,7 @@ def test_an_archive_in_an_archive_is_refused() -> None:
 
 def test_members_have_limits_of_number_and_size() -> None:
     files = {f"{number}.txt": b"x" * 2000 * (number == 1) for number in range(5)}
-    limits = LimitSettings(max_archive_members=3, max_member_bytes=1024)
+    limits = LimitConfig(max_archive_members=3, max_member_bytes=1024)
     for read in (
         lambda: read_tar(iter([make_tar(files)]), "a", limits),
         lambda: read_zip(io.BytesIO(data := make_zip(files)), len(data), "a", limits),
@@ -232,7 +232,7 @@ def test_long_pax_headers_are_read_in_time_that_grows_with_their_length() -> Non
 def test_headers_that_say_much_of_one_member_take_no_memory() -> None:
     records = b"".join(b"30 GNU.sparse.%014d=\n" % number for number in range(9_900))
     tar = pax(records) + make_tar({"a.txt": b"y"}, tarfile.USTAR_FORMAT)
-    [item] = read_tar(iter([tar]), "a.tar", LimitSettings())
+    [item] = read_tar(iter([tar]), "a.tar", LimitConfig())
     assert isinstance(item, Rejection)
     assert archives._parse_pax(records) == {"GNU.sparse.": ""}
 

@@ -12,7 +12,7 @@ import pytest
 from yarl import URL
 
 from common.errors import SourceError
-from data_pipeline.config import LimitSettings, PrepareConfig
+from data_pipeline.config import LimitConfig, PrepareConfig
 from data_pipeline.documents import Document
 from data_pipeline.sources.hosts import is_public, may_redirect
 from data_pipeline.sources.inputs import Part, find_inputs
@@ -145,16 +145,16 @@ def test_a_public_name_that_leads_to_a_private_address_is_refused(inside: Site, 
         with pytest.raises(
             SourceError, match=r"text\.example\.org: this name resolves to 127\.0\.0\.1, which is not a public address; "
         ):
-            list_files(f"{chain}{url}", LimitSettings(retries=0))
+            list_files(f"{chain}{url}", LimitConfig(retries=0))
     assert not inside.asked
-    allowed = LimitSettings(retries=0, allowed_hosts=("*.example.org",))
+    allowed = LimitConfig(retries=0, allowed_hosts=("*.example.org",))
     assert [file.bytes for file in list_files(url, allowed).files] == [len(TEXT)]
 
 
 def test_addresses_and_local_names_that_the_user_names_are_read(inside: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aiohttp.DefaultResolver, "resolve", answering("127.0.0.1"))
     for host in ("127.0.0.1", "localhost", "intranet", "files.localhost"):
-        assert [file.bytes for file in list_files(f"{inside.url(host)}/a", LimitSettings(retries=0)).files] == [len(TEXT)]
+        assert [file.bytes for file in list_files(f"{inside.url(host)}/a", LimitConfig(retries=0)).files] == [len(TEXT)]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_redirect_stays_on_the_host(start: str, target: str, stays: bool) -> N
 )
 def test_stores_whose_files_name_other_addresses_are_refused(url: str) -> None:
     with pytest.raises(SourceError, match="name other addresses to read; name those addresses instead"):
-        list_files(url, LimitSettings(retries=0))
+        list_files(url, LimitConfig(retries=0))
 
 
 @pytest.mark.parametrize(
@@ -216,4 +216,4 @@ def test_no_detour_to_the_files_of_this_machine_gets_around_the_check_of_links(t
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "deep").symlink_to("/etc")
     with pytest.raises(SourceError, match="a local file must be named by its path alone"):
-        list_files(form.format(tmp_path / "text"), LimitSettings(retries=0))
+        list_files(form.format(tmp_path / "text"), LimitConfig(retries=0))

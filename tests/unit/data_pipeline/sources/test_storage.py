@@ -13,14 +13,14 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from common.errors import SourceError
-from data_pipeline.config import LimitSettings, PrepareConfig
+from data_pipeline.config import LimitConfig, PrepareConfig
 from data_pipeline.documents import Document
 from data_pipeline.sources import storage
 from data_pipeline.sources.inputs import InputFile, cut_into_partitions, find_inputs, remember_digests
 from data_pipeline.sources.readers import read_part
 from data_pipeline.sources.storage import Location, check_unchanged, digest, list_files, open_file
 
-LIMITS = LimitSettings(retry_wait_s=0)
+LIMITS = LimitConfig(retry_wait_s=0)
 LINES = b"".join(b'{"text": "line %d"}\n' % number for number in range(500))
 
 
@@ -122,7 +122,7 @@ class Flaky:
         return File()
 
 
-def read_flaky(monkeypatch: pytest.MonkeyPatch, flaky: Flaky, num_bytes: int, limits: LimitSettings = LIMITS) -> bytes:
+def read_flaky(monkeypatch: pytest.MonkeyPatch, flaky: Flaky, num_bytes: int, limits: LimitConfig = LIMITS) -> bytes:
     monkeypatch.setattr(storage, "_store", lambda url, limits: flaky)
     with open_file(Location("bucket/a.txt", "s3://key:hunter2@bucket/a.txt?sig=hunter2"), num_bytes, limits) as file:
         return b"".join(iter(lambda: file.read(7), b""))
@@ -137,14 +137,14 @@ def test_reading_goes_on_where_it_failed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_failures_count_in_a_row_and_progress_forgives_them(monkeypatch: pytest.MonkeyPatch) -> None:
     flaky = Flaky(bytes(100), [OSError() for _ in range(9)], 10)
-    assert read_flaky(monkeypatch, flaky, 100, LimitSettings(retries=1, retry_wait_s=0)) == bytes(100)
+    assert read_flaky(monkeypatch, flaky, 100, LimitConfig(retries=1, retry_wait_s=0)) == bytes(100)
 
 
 def test_waits_double_up_to_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr(storage.time, "sleep", waits.append)
     with pytest.raises(SourceError):
-        read_flaky(monkeypatch, Flaky(b"x", [OSError()] * 9, 0), 1, LimitSettings(retries=8))
+        read_flaky(monkeypatch, Flaky(b"x", [OSError()] * 9, 0), 1, LimitConfig(retries=8))
     assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30]
 
 
@@ -296,7 +296,7 @@ def test_a_store_that_cannot_be_opened_is_not_tried_again(
     monkeypatch.setattr(storage.fsspec.core, "url_to_fs", fail)
     monkeypatch.setattr(storage.time, "sleep", lambda _: pytest.fail("a retry cannot help"))
     with pytest.raises(SourceError, match=message):
-        list_files(url, LimitSettings())
+        list_files(url, LimitConfig())
 
 
 def test_a_package_that_is_imported_late_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +305,7 @@ def test_a_package_that_is_imported_late_is_named_too(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(storage.fsspec.core, "url_to_fs", lambda *_, **__: (SimpleNamespace(_strip_protocol=str, info=fail), ""))
     with pytest.raises(SourceError, match="python -m pip install smbprotocol"):
-        list_files("smb://host/a", LimitSettings())
+        list_files("smb://host/a", LimitConfig())
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

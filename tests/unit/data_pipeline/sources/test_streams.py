@@ -12,12 +12,12 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.config import LimitSettings
+from data_pipeline.config import LimitConfig
 from data_pipeline.documents import Reason
 from data_pipeline.sources.formats import Compression
 from data_pipeline.sources.streams import Budget, ByteReader, StreamError, decompress, inflate, raw_blocks, read_lines
 
-LIMITS = LimitSettings()
+LIMITS = LimitConfig()
 UNLIMITED = Budget(LIMITS, lambda: 1 << 40)
 COMPRESS = {"gz": gzip.compress, "zst": zstandard.ZstdCompressor().compress, "xz": lzma.compress, "bz2": bz2.compress}
 compressions = pytest.mark.parametrize("compression", list(COMPRESS))
@@ -27,12 +27,12 @@ def blocks_of(data: bytes, size: int) -> Iterator[bytes]:
     return (data[start : start + size] for start in range(0, len(data), size))
 
 
-def blocks_in(data: bytes, compression: Compression, limits: LimitSettings = LIMITS) -> Iterator[bytes]:
+def blocks_in(data: bytes, compression: Compression, limits: LimitConfig = LIMITS) -> Iterator[bytes]:
     file = io.BytesIO(data)
     return decompress(raw_blocks(file), compression, limits, Budget(limits, file.tell))
 
 
-def read(data: bytes, compression: Compression, limits: LimitSettings = LIMITS) -> bytes:
+def read(data: bytes, compression: Compression, limits: LimitConfig = LIMITS) -> bytes:
     return b"".join(blocks_in(data, compression, limits))
 
 
@@ -127,9 +127,9 @@ def test_a_dictionary_over_the_limit_is_refused_before_it_is_made() -> None:
     large_zst = packer.compress(bytes(64 << 20)) + packer.flush()
     for compression, data in (("xz", large_xz), ("zst", large_zst)):
         with pytest.raises(StreamError, match=r"over limits\.max_window_bytes") as caught:
-            read(data, compression, LimitSettings(max_window_bytes=16 << 20, max_expansion=10**6))
+            read(data, compression, LimitConfig(max_window_bytes=16 << 20, max_expansion=10**6))
         assert caught.value.reason == Reason.DECOMPRESSION_BUDGET
-        assert read(data, compression, LimitSettings(max_window_bytes=32 << 20, max_expansion=10**6)).strip(b"\0") == b""
+        assert read(data, compression, LimitConfig(max_window_bytes=32 << 20, max_expansion=10**6)).strip(b"\0") == b""
 
 
 @compressions
@@ -151,7 +151,7 @@ def test_damaged_data_is_refused_after_what_could_be_read(compression: Compressi
 @compressions
 def test_a_bomb_is_given_up_at_the_budget(compression: Compression) -> None:
     bomb = COMPRESS[compression](bytes(200 << 20))
-    limits = LimitSettings(max_expansion=100, max_decompressed_bytes=8 << 20)
+    limits = LimitConfig(max_expansion=100, max_decompressed_bytes=8 << 20)
     sizes = (len(block) for block in blocks_in(bomb, compression, limits))
     total = 0
 
@@ -188,7 +188,7 @@ def test_a_small_file_may_expand_as_it_likes(compression: Compression) -> None:
 
 def test_a_budget_counts_everything_that_came_out_against_what_went_in() -> None:
     went_in = 0
-    budget = Budget(LimitSettings(max_expansion=10, max_decompressed_bytes=1 << 30), lambda: went_in)
+    budget = Budget(LimitConfig(max_expansion=10, max_decompressed_bytes=1 << 30), lambda: went_in)
     assert list(budget.watch(iter([bytes(1 << 19), bytes(1 << 19)]))) == [bytes(1 << 19)] * 2, "a megabyte harms nobody"
     with pytest.raises(StreamError, match="0 compressed bytes expand to more than 1048576; if you trust the file, raise"):
         budget.charge(1)

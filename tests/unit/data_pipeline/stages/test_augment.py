@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
-from data_pipeline.config import FIM_TOKENS, AugmentSettings, TokenizerSettings
+from data_pipeline.config import FIM_TOKENS, AugmentConfig, TokenizerConfig
 from data_pipeline.stages.augment import Augmenter, is_on, load_synonyms
 from data_pipeline.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer
 from data_pipeline.tokenizer.training import train_tokenizer
@@ -23,7 +23,7 @@ texts = st.lists(st.sampled_from(["the ", "cat", "returned", "\n", "日本", "�
 
 @cache
 def tokenizer_of(kind: str) -> Tokenizer:
-    return train_tokenizer(SAMPLE, TokenizerSettings(kind=kind, vocab_size=500), FIM_TOKENS)
+    return train_tokenizer(SAMPLE, TokenizerConfig(kind=kind, vocab_size=500), FIM_TOKENS)
 
 
 def undo(tokenizer: Tokenizer, ids: list[int]) -> str:
@@ -42,7 +42,7 @@ def undo(tokenizer: Tokenizer, ids: list[int]) -> str:
 @hypothesis_settings(deadline=None)
 @given(documents=st.lists(texts, max_size=5))
 def test_fill_in_the_middle_loses_and_adds_no_text(kind: str, documents: list[str]) -> None:
-    augmenter = Augmenter(tokenizer_of(kind), AugmentSettings(fim_rate=1))
+    augmenter = Augmenter(tokenizer_of(kind), AugmentConfig(fim_rate=1))
     encoded, counts = augmenter.encode(documents, ["code"] * len(documents), range(len(documents)))
     assert [undo(tokenizer_of(kind), ids.tolist()) for ids in encoded.arrays()] == documents
     assert counts["fim_psm"] + counts["fim_spm"] == len(documents)
@@ -52,7 +52,7 @@ def test_the_parts_are_in_the_order_of_the_paper() -> None:
     tokenizer = ByteTokenizer(FIM_TOKENS)
     names = {tokenizer.token_id(name): name[6:9].upper() for name in FIM_TOKENS}
     for rate, expected, num_shapes in ((0.0, "PRE a SUF c MID b", 10), (1.0, "PRE SUF c MID a b", 4)):
-        augmenter = Augmenter(tokenizer, AugmentSettings(fim_rate=1, fim_spm_rate=rate))
+        augmenter = Augmenter(tokenizer, AugmentConfig(fim_rate=1, fim_spm_rate=rate))
         shapes = []
         for number in range(300):
             [ids] = augmenter.encode(["abc"], ["code"], [number])[0].arrays()
@@ -62,7 +62,7 @@ def test_the_parts_are_in_the_order_of_the_paper() -> None:
 
 
 def test_only_code_is_cut_and_about_as_often_as_the_setting_says() -> None:
-    augmenter = Augmenter(tokenizer_of("byte"), AugmentSettings(fim_rate=0.5, fim_spm_rate=0.25))
+    augmenter = Augmenter(tokenizer_of("byte"), AugmentConfig(fim_rate=0.5, fim_spm_rate=0.25))
     kinds: list[Any] = ["code", "prose", "web"] * 800
     encoded, counts = augmenter.encode(["some text"] * len(kinds), kinds, range(len(kinds)))
     changed = Counter(
@@ -78,13 +78,13 @@ def test_only_code_is_cut_and_about_as_often_as_the_setting_says() -> None:
 @given(text=texts, number=st.integers(0, 1 << 40))
 def test_pieces_cut_at_random_spell_the_same_text(kind: str, text: str, number: int) -> None:
     tokenizer = tokenizer_of(kind)
-    [ids] = Augmenter(tokenizer, AugmentSettings(subword_rate=1, subword_alpha=0.3)).encode([text], ["web"], [number])[0].arrays()
+    [ids] = Augmenter(tokenizer, AugmentConfig(subword_rate=1, subword_alpha=0.3)).encode([text], ["web"], [number])[0].arrays()
     assert tokenizer.decode(ids.tolist()) == text
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_the_changes_to_a_document_depend_only_on_seed_and_id(kind: str) -> None:
-    settings = AugmentSettings(subword_rate=0.7, fim_rate=0.5, subword_alpha=0.3)
+    settings = AugmentConfig(subword_rate=0.7, fim_rate=0.5, subword_alpha=0.3)
     kinds: list[Any] = ["code", "prose"] * (len(SAMPLE) // 2)
     ids = list(range(10**12, 10**12 + len(SAMPLE)))
     whole = [array.tolist() for array in Augmenter(tokenizer_of(kind), settings).encode(SAMPLE, kinds, ids)[0].arrays()]
@@ -97,7 +97,7 @@ def test_the_changes_to_a_document_depend_only_on_seed_and_id(kind: str) -> None
 
 
 def test_subword_sampling_changes_the_pieces_of_the_requested_share() -> None:
-    augmenter = Augmenter(tokenizer_of("bpe"), AugmentSettings(subword_rate=0.25, subword_alpha=0.5))
+    augmenter = Augmenter(tokenizer_of("bpe"), AugmentConfig(subword_rate=0.25, subword_alpha=0.5))
     encoded, counts = augmenter.encode(SAMPLE * 20, ["prose"] * len(SAMPLE) * 20, range(len(SAMPLE) * 20))
     plain = tokenizer_of("bpe").encode_batch(SAMPLE * 20)
     num_changed = sum(ids.tolist() != other for ids, other in zip(encoded.arrays(), plain, strict=True))
@@ -106,7 +106,7 @@ def test_subword_sampling_changes_the_pieces_of_the_requested_share() -> None:
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_documents_with_equal_text_are_cut_into_different_pieces(kind: str) -> None:
-    augmenter = Augmenter(tokenizer_of(kind), AugmentSettings(subword_rate=1, subword_alpha=0.3))
+    augmenter = Augmenter(tokenizer_of(kind), AugmentConfig(subword_rate=1, subword_alpha=0.3))
     encoded, _ = augmenter.encode([SAMPLE[3]] * 20, ["prose"] * 20, range(20))
     assert len({tuple(ids.tolist()) for ids in encoded.arrays()}) > 10
 
@@ -119,7 +119,7 @@ def synonyms(tmp_path: Path) -> Path:
 
 
 def replaced(path: Path, text: str, rate: float = 1.0, kind: Any = "prose", number: int = 0) -> str:
-    augmenter = Augmenter(tokenizer_of("byte"), AugmentSettings(synonyms=path, synonym_rate=rate))
+    augmenter = Augmenter(tokenizer_of("byte"), AugmentConfig(synonyms=path, synonym_rate=rate))
     return tokenizer_of("byte").decode(augmenter.encode([text], [kind], [number])[0].ids_T.tolist())
 
 
@@ -132,7 +132,7 @@ def test_whole_words_are_replaced_in_the_same_case(synonyms: Path) -> None:
 
 
 def test_about_the_share_of_the_listed_words_is_replaced(synonyms: Path) -> None:
-    augmenter = Augmenter(tokenizer_of("byte"), AugmentSettings(synonyms=synonyms, synonym_rate=0.3))
+    augmenter = Augmenter(tokenizer_of("byte"), AugmentConfig(synonyms=synonyms, synonym_rate=0.3))
     _, counts = augmenter.encode(["cat dog " * 100, "dog"], ["prose", "web"], [1, 2])
     assert 15 < counts["synonym_words"] < 45
     assert counts["synonym_documents"] == 1
@@ -168,18 +168,18 @@ def test_synonyms_can_be_read_from_json(tmp_path: Path) -> None:
 
 def test_augmentation_that_a_tokenizer_does_not_support_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"augment\.fim_rate = 0\.5: the tokenizer has no token <\|fim_prefix\|>"):
-        Augmenter(ByteTokenizer(), AugmentSettings(fim_rate=0.5))
+        Augmenter(ByteTokenizer(), AugmentConfig(fim_rate=0.5))
     with pytest.raises(ConfigError, match=r"augment\.subword_rate = 0\.5: a byte tokenizer has one way"):
-        Augmenter(ByteTokenizer(), AugmentSettings(subword_rate=0.5))
+        Augmenter(ByteTokenizer(), AugmentConfig(subword_rate=0.5))
     with pytest.raises(ValueError, match="synonyms is not set"):
-        AugmentSettings(synonym_rate=0.5)
+        AugmentConfig(synonym_rate=0.5)
 
 
 def test_nothing_is_changed_by_default() -> None:
-    assert not is_on(AugmentSettings())
-    assert is_on(AugmentSettings(fim_rate=0.1))
+    assert not is_on(AugmentConfig())
+    assert is_on(AugmentConfig(fim_rate=0.1))
     tokenizer = tokenizer_of("bpe")
     assert isinstance(tokenizer, SentencePieceTokenizer)
-    encoded, counts = Augmenter(tokenizer, AugmentSettings()).encode(SAMPLE, ["code"] * len(SAMPLE), range(len(SAMPLE)))
+    encoded, counts = Augmenter(tokenizer, AugmentConfig()).encode(SAMPLE, ["code"] * len(SAMPLE), range(len(SAMPLE)))
     assert np.array_equal(encoded.ids_T, tokenizer.encode_flat(SAMPLE).ids_T)
     assert not any(counts.values())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.config import KINDS, PrepareConfig, TokenizerSettings
+from data_pipeline.config import KINDS, PrepareConfig, TokenizerConfig
 from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.tables import TableWriter, read_table
 from data_pipeline.stages.read import TEXT_SCHEMA
@@ -25,7 +25,7 @@ parts = st.lists(st.text(st.sampled_from("ab é日\n"), max_size=6), min_size=1,
 
 @cache
 def tokenizer_of(kind: str) -> Tokenizer:
-    return train_tokenizer(SAMPLE[:60], TokenizerSettings(kind=kind, vocab_size=400), FIM)
+    return train_tokenizer(SAMPLE[:60], TokenizerConfig(kind=kind, vocab_size=400), FIM)
 
 
 def tokenized(

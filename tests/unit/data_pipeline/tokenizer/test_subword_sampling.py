@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.config import TokenizerSettings
+from data_pipeline.config import TokenizerConfig
 from data_pipeline.tokenizer import SentencePieceTokenizer
 from data_pipeline.tokenizer.subword_sampling import sample_bpe, sample_unigram
 from data_pipeline.tokenizer.training import train_tokenizer
@@ -28,7 +28,7 @@ PIECES = {"a": -1.0, "b": -1.5, "ab": -1.2, "aba": -2.5, "ba": -2.0, "▁": -3.0
 
 @cache
 def trained(kind: Literal["bpe", "unigram"]) -> SentencePieceTokenizer:
-    tokenizer = train_tokenizer(sentences(1, 200), TokenizerSettings(kind=kind, vocab_size=450))
+    tokenizer = train_tokenizer(sentences(1, 200), TokenizerConfig(kind=kind, vocab_size=450))
     assert isinstance(tokenizer, SentencePieceTokenizer)
     return tokenizer
 

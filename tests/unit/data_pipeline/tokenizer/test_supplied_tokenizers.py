@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from common.errors import ConfigError, PreparedDataError
-from data_pipeline.config import TokenizerSettings
+from data_pipeline.config import TokenizerConfig
 from data_pipeline.tokenizer import (
     HuggingFaceTokenizer,
     SentencePieceTokenizer,
@@ -208,16 +208,16 @@ def test_padding_falls_back_to_eos_and_then_to_zero() -> None:
 def test_a_missing_token_is_refused_only_if_it_is_to_be_added(tmp_path: Path, role: str) -> None:
     path = supplied(tmp_path / "tokenizer.json", json_file(), tokenizer_config={f"{role}_token": None})
     with pytest.raises(ConfigError, match=rf"does not say which token is {role}; name it in tokenizer\.{role}_token"):
-        train_tokenizer([], TokenizerSettings(path=path))
-    tokenizer = train_tokenizer([], TokenizerSettings(path=path, **{f"add_{role}": False}))
+        train_tokenizer([], TokenizerConfig(path=path))
+    tokenizer = train_tokenizer([], TokenizerConfig(path=path, **{f"add_{role}": False}))
     assert getattr(tokenizer, f"{role}_id") is None
 
 
 def test_a_token_that_augmentation_needs_and_the_file_lacks_is_refused(tmp_path: Path) -> None:
     path = supplied(tmp_path / "tokenizer.json", json_file())
     with pytest.raises(ConfigError, match=r"has no token <\|fim_prefix\|>, which augment\.fim_rate needs"):
-        train_tokenizer([], TokenizerSettings(path=path), ["<|pad|>", "<|fim_prefix|>"])
-    assert train_tokenizer([], TokenizerSettings(path=path), ["<|pad|>"]).token_id("<|pad|>") == 1
+        train_tokenizer([], TokenizerConfig(path=path), ["<|pad|>", "<|fim_prefix|>"])
+    assert train_tokenizer([], TokenizerConfig(path=path), ["<|pad|>"]).token_id("<|pad|>") == 1
 
 
 @pytest.mark.parametrize(
@@ -321,9 +321,9 @@ def test_a_broken_file_beside_a_tokenizer_is_refused(sibling: object, tmp_path: 
 
 def test_settings_that_contradict_a_supplied_tokenizer_are_refused() -> None:
     with pytest.raises(ValueError, match="eos_token is set, but path is not"):
-        TokenizerSettings(eos_token="</s>")
+        TokenizerConfig(eos_token="</s>")
     with pytest.raises(ValueError, match="extra_special and path are both set"):
-        TokenizerSettings(path=Path("x"), extra_special=("<|user|>",))
+        TokenizerConfig(path=Path("x"), extra_special=("<|user|>",))
 
 
 def test_a_normaliser_that_loses_text_shows_in_the_round_trip() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
-from data_pipeline.config import TokenizerSettings
+from data_pipeline.config import TokenizerConfig
 from data_pipeline.tokenizer import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from data_pipeline.tokenizer.sentence_pieces import SPACE_MARK
 from data_pipeline.tokenizer.text_bytes import TextBytes, count_text_bytes
@@ -20,7 +20,7 @@ TEXT = "The cat sat on the mat, and the naïve dog façade watched 12 345 birds.
 SAMPLE = [f"{TEXT}{number} {TEXT[number:]}" for number in range(60)]
 
 
-def trained(settings: TokenizerSettings) -> Tokenizer:
+def trained(settings: TokenizerConfig) -> Tokenizer:
     return train_tokenizer(SAMPLE, settings)
 
 
@@ -51,8 +51,8 @@ def byte_level_unigram() -> Tokenizer:
 TOKENIZERS = {
     "byte": ByteTokenizer,
     "char": lambda: CharacterTokenizer("".join(sorted(set("".join(SAMPLE)) | {"\ufffd", "\u20ac"}))),
-    "bpe": lambda: trained(TokenizerSettings(kind="bpe", vocab_size=400)),
-    "unigram": lambda: trained(TokenizerSettings(kind="unigram", vocab_size=315)),
+    "bpe": lambda: trained(TokenizerConfig(kind="bpe", vocab_size=400)),
+    "unigram": lambda: trained(TokenizerConfig(kind="unigram", vocab_size=315)),
     "dummy prefix": lambda: SentencePieceTokenizer(model_with_dummy_prefix(SAMPLE, 400), "sentencepiece"),
     "byte-level": byte_level,
     "byte-level unigram": byte_level_unigram,

@@ -8,7 +8,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigError, PreparedDataError
-from data_pipeline.config import TokenizerSettings
+from data_pipeline.config import TokenizerConfig
 from data_pipeline.tokenizer import (
     ByteTokenizer,
     CharacterTokenizer,
@@ -46,7 +46,7 @@ EXTRA = ("<|user|>", "<|fim_prefix|>")
 
 
 def trained(kind: str, **settings: object) -> Tokenizer:
-    return train_tokenizer(SAMPLE, TokenizerSettings(kind=kind, vocab_size=400, **settings), EXTRA)
+    return train_tokenizer(SAMPLE, TokenizerConfig(kind=kind, vocab_size=400, **settings), EXTRA)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_a_model_file_says_nothing_of_how_many_threads_trained_it() -> None:
 
 def test_the_digest_tells_tokenizers_apart() -> None:
     tokenizers = [*map(trained, ("bpe", "unigram", "char", "byte")), ByteTokenizer(), ByteTokenizer(EXTRA[::-1])]
-    tokenizers.append(train_tokenizer(SAMPLE[::2], TokenizerSettings(kind="bpe", vocab_size=400), EXTRA))
+    tokenizers.append(train_tokenizer(SAMPLE[::2], TokenizerConfig(kind="bpe", vocab_size=400), EXTRA))
     assert len({tokenizer.digest for tokenizer in tokenizers}) == len(tokenizers)
 
 
@@ -166,7 +166,7 @@ def test_no_text_produces_a_special_token(tokenizer_of: Callable[[str], Tokenize
 @pytest.mark.parametrize("name", ["", " ", "two words", "\u2581", "<pad>", "</s>"])
 def test_a_special_token_with_an_unusable_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="extra_special"):
-        TokenizerSettings(extra_special=(name,))
+        TokenizerConfig(extra_special=(name,))
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char", "byte"])
@@ -192,19 +192,19 @@ def test_round_trip_failures_are_counted(tokenizer_of: Callable[[str], Tokenizer
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_a_vocabulary_that_the_text_cannot_fill_is_refused_with_the_size_that_works(kind: str) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.vocab_size = 9000: the training text allows (\d+) at most") as caught:
-        train_tokenizer(SAMPLE, TokenizerSettings(kind=kind, vocab_size=9000))
+        train_tokenizer(SAMPLE, TokenizerConfig(kind=kind, vocab_size=9000))
     allowed = int(str(caught.value).split(" allows ")[1].split()[0])
-    assert train_tokenizer(SAMPLE, TokenizerSettings(kind=kind, vocab_size=allowed)).vocab_size == allowed
+    assert train_tokenizer(SAMPLE, TokenizerConfig(kind=kind, vocab_size=allowed)).vocab_size == allowed
 
 
 def test_a_vocabulary_too_small_for_the_characters_is_refused_with_their_number() -> None:
     with pytest.raises(ConfigError, match=r"needs \d+ for its characters alone"):
-        train_tokenizer(["".join(map(chr, range(0x4E00, 0x4F00))) * 3], TokenizerSettings(kind="bpe", vocab_size=264))
+        train_tokenizer(["".join(map(chr, range(0x4E00, 0x4F00))) * 3], TokenizerConfig(kind="bpe", vocab_size=264))
 
 
 @pytest.mark.parametrize("character", ["\t", "\n", "\u2581", "\u2585", "<s>", "\0"])
 def test_text_is_trained_on_whatever_characters_stand_in_it(character: str) -> None:
-    tokenizer = train_tokenizer([f"{character}{text}" for text in SAMPLE], TokenizerSettings(kind="bpe", vocab_size=400))
+    tokenizer = train_tokenizer([f"{character}{text}" for text in SAMPLE], TokenizerConfig(kind="bpe", vocab_size=400))
     assert len(tokenizer.encode("return")) < len("return")
 
 
@@ -235,7 +235,7 @@ def test_characters_beyond_the_coverage_are_encoded_as_bytes() -> None:
     sample = ["return the value of x " * 20] * 50 + ["\u0416"]
     settings = {"kind": "bpe", "vocab_size": 290}
     lengths = [
-        len(train_tokenizer(sample, TokenizerSettings(**settings, character_coverage=share)).encode("\u0416"))
+        len(train_tokenizer(sample, TokenizerConfig(**settings, character_coverage=share)).encode("\u0416"))
         for share in (0.999, 1.0)
     ]
     assert lengths == [2, 1]
@@ -250,7 +250,7 @@ def test_the_size_of_a_vocabulary_follows_from_the_amount_of_text(num_bytes: int
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_a_size_that_is_chosen_fits_repetitive_text_and_text_of_many_characters(kind: str) -> None:
-    settings = TokenizerSettings(kind=kind, vocab_size="auto", character_coverage=1)
+    settings = TokenizerConfig(kind=kind, vocab_size="auto", character_coverage=1)
     repetitive = train_tokenizer(["the same words again\n" * 50], settings)
     assert 264 <= repetitive.vocab_size < 1024
     characters = "".join(map(chr, range(0x4E00, 0x4E00 + 3000)))
@@ -263,10 +263,10 @@ def test_a_size_that_is_chosen_fits_repetitive_text_and_text_of_many_characters(
 def test_a_size_that_is_given_is_kept_or_refused() -> None:
     assert trained("bpe").vocab_size == 400
     with pytest.raises(ConfigError, match="allows"):
-        train_tokenizer(["the same words again\n" * 50], TokenizerSettings(vocab_size=1024))
+        train_tokenizer(["the same words again\n" * 50], TokenizerConfig(vocab_size=1024))
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_a_space_is_a_space_also_for_a_model_of_text_without_one(kind: str) -> None:
-    tokenizer = train_tokenizer(["abcdefgh" * 9, "badcfehg" * 9], TokenizerSettings(kind=kind, vocab_size="auto"))
+    tokenizer = train_tokenizer(["abcdefgh" * 9, "badcfehg" * 9], TokenizerConfig(kind=kind, vocab_size="auto"))
     assert tokenizer.decode(tokenizer.encode("ab c\u2581 d")) == "ab c\u2581 d"

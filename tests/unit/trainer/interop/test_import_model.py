@@ -9,7 +9,7 @@ import torch
 
 from common.errors import CheckpointError, ConfigError, PreparedDataError
 from common.files import digest_bytes, digest_file
-from data_pipeline.config import ChatSettings, TokenizerSettings
+from data_pipeline.config import ChatConfig, TokenizerConfig
 from data_pipeline.conversations.chat_template import saved_template, template_source
 from data_pipeline.tokenizer import load_tokenizer, open_supplied
 from tests.support.published import CONFIGS, SENTENCES, published_weights, write_published, write_tensors, write_tokenizer
@@ -210,7 +210,7 @@ def test_the_chat_template_of_the_directory_is_kept(place: str, tmp_path: Path, 
     assert template is not None
     assert template.source == TEMPLATE
     assert read_record(imported)["files"]["tokenizer/chat_template.jinja"] == digest_bytes(TEMPLATE.encode())
-    assert template_source(ChatSettings(template="tokenizer"), TokenizerSettings(path=imported)) == TEMPLATE
+    assert template_source(ChatConfig(template="tokenizer"), TokenizerConfig(path=imported)) == TEMPLATE
     assert open_source(imported, "latest").chat_template == template
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from data_pipeline.config import LimitSettings, RecordSettings
+from data_pipeline.config import LimitConfig, RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.parsers import columnar, columnar_child
 from data_pipeline.sources.parsers.columnar import ColumnarFormat, read_rows_of_columns
@@ -33,11 +33,11 @@ def parquet(columns: dict[str, Any], **options: Any) -> bytes:
 
 
 def read(
-    data: bytes, limits: LimitSettings | None = None, file_format: ColumnarFormat = "parquet", **records: object
+    data: bytes, limits: LimitConfig | None = None, file_format: ColumnarFormat = "parquet", **records: object
 ) -> list[Document | Rejection]:
-    limits = limits or LimitSettings()
+    limits = limits or LimitConfig()
     budget = Budget(limits, lambda: len(data))
-    settings = RecordSettings.model_validate(records)
+    settings = RecordConfig.model_validate(records)
     return list(read_rows_of_columns(io.BytesIO(data), len(data), file_format, ORIGIN, settings, limits, budget))
 
 
@@ -46,7 +46,7 @@ def outcomes(items: list[Document | Rejection]) -> list[str]:
 
 
 def refusal(
-    data: bytes, limits: LimitSettings | None = None, file_format: ColumnarFormat = "parquet", **records: object
+    data: bytes, limits: LimitConfig | None = None, file_format: ColumnarFormat = "parquet", **records: object
 ) -> StreamError:
     with pytest.raises(StreamError) as caught:
         read(data, limits, file_format, **records)
@@ -78,7 +78,7 @@ def test_a_text_that_is_no_utf8_is_rejected_with_its_row() -> None:
 
 
 def test_a_text_over_the_limit_is_rejected_and_the_next_one_is_read() -> None:
-    assert outcomes(read(parquet({"text": ["x" * 65, "x" * 64]}), LimitSettings(max_line_bytes=64))) == [
+    assert outcomes(read(parquet({"text": ["x" * 65, "x" * 64]}), LimitConfig(max_line_bytes=64))) == [
         "<field-too-large>",
         "x" * 64,
     ]
@@ -152,12 +152,12 @@ def test_a_bomb_is_given_up_at_the_budget() -> None:
 
 def test_rows_that_are_no_texts_spend_the_budget_too() -> None:
     bomb = parquet({"text": pa.nulls(100_000, pa.string())})
-    assert refusal(bomb, LimitSettings(max_decompressed_bytes=50_000)).reason == Reason.DECOMPRESSION_BUDGET
+    assert refusal(bomb, LimitConfig(max_decompressed_bytes=50_000)).reason == Reason.DECOMPRESSION_BUDGET
 
 
 def test_a_file_that_needs_more_memory_than_allowed_is_refused() -> None:
     giant = parquet({"text": ["x" * (100 << 20)]}, compression="zstd", use_dictionary=False)
-    limits = LimitSettings(reader_memory_bytes=64 << 20, max_expansion=10**6)
+    limits = LimitConfig(reader_memory_bytes=64 << 20, max_expansion=10**6)
     assert refusal(giant, limits).reason == Reason.READER_MEMORY
 
 
@@ -222,9 +222,9 @@ def test_a_child_ends_with_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
         return process
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    limits = LimitSettings()
+    limits = LimitConfig()
     items = read_rows_of_columns(
-        io.BytesIO(GOOD), len(GOOD), "parquet", ORIGIN, RecordSettings(), limits, Budget(limits, lambda: len(GOOD))
+        io.BytesIO(GOOD), len(GOOD), "parquet", ORIGIN, RecordConfig(), limits, Budget(limits, lambda: len(GOOD))
     )
     next(items)
     items.close()  # type: ignore[attr-defined]
@@ -244,7 +244,7 @@ def test_a_child_knows_no_secrets_of_its_parent(tmp_path_factory: pytest.TempPat
 
 def test_a_prompt_is_a_column_before_the_text() -> None:
     data = parquet({"text": ["a", "b", None, "d", "e" * 70], "q": ["x", None, "y", "", "z" * 70], "n": [1, 2, 3, 4, 5]})
-    items = read(data, LimitSettings(max_line_bytes=64 << 10), prompt_field="q", metadata=["n"])
+    items = read(data, LimitConfig(max_line_bytes=64 << 10), prompt_field="q", metadata=["n"])
     assert outcomes(items) == ["x\na", "<text-not-a-string>", "<text-not-a-string>", "d", "z" * 70 + "\n" + "e" * 70]
     kept = [item for item in items if isinstance(item, Document)]
     assert [(item.parts, item.metadata) for item in kept] == [((2, 1), '{"n":1}'), ((), '{"n":4}'), ((71, 70), '{"n":5}')]
@@ -366,5 +366,5 @@ def test_an_arrow_bomb_is_given_up_at_the_budget_or_the_memory_limit() -> None:
     bomb = arrow({"text": ["x" * 100_000] * 500}, compression="zstd", rows=10)
     assert refusal(bomb, file_format="arrow").reason == Reason.DECOMPRESSION_BUDGET
     giant = arrow({"text": ["x" * (100 << 20)]}, compression="zstd")
-    limits = LimitSettings(reader_memory_bytes=64 << 20, max_expansion=10**6)
+    limits = LimitConfig(reader_memory_bytes=64 << 20, max_expansion=10**6)
     assert refusal(giant, limits, file_format="arrow").reason == Reason.READER_MEMORY

@@ -4,19 +4,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from data_pipeline.config import LimitSettings, RecordSettings
+from data_pipeline.config import LimitConfig, RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.parsers.decoding import MalformedError, Origin
 from data_pipeline.sources.parsers.json_lines import parse_json_line, parse_quickly, parse_strictly
 from data_pipeline.sources.streams import Line
 from tests.support.json_cases import GOOD, LINES
 
-LIMITS = LimitSettings()
+LIMITS = LimitConfig()
 ORIGIN = Origin("file.jsonl")
 
 
 def parse(data: bytes, **records: object) -> Document | Rejection:
-    return parse_json_line(Line(7, 100, data), ORIGIN, RecordSettings.model_validate(records), LIMITS)
+    return parse_json_line(Line(7, 100, data), ORIGIN, RecordConfig.model_validate(records), LIMITS)
 
 
 def outcome(item: Document | Rejection) -> str | Reason:
@@ -55,7 +55,7 @@ def test_a_rejection_shows_the_line_and_says_what_is_there() -> None:
 
 
 def test_the_byte_order_mark_of_a_file_is_no_part_of_its_first_line() -> None:
-    item = parse_json_line(Line(1, 0, b"\xef\xbb\xbf" + GOOD), ORIGIN, RecordSettings(), LIMITS)
+    item = parse_json_line(Line(1, 0, b"\xef\xbb\xbf" + GOOD), ORIGIN, RecordConfig(), LIMITS)
     assert outcome(item) == "a good line"
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.config import LimitSettings, RecordSettings
+from data_pipeline.config import LimitConfig, RecordConfig
 from data_pipeline.documents import Document, Rejection
 from data_pipeline.sources.parsers.decoding import Origin
 from data_pipeline.sources.parsers.tables import read_rows, read_table
@@ -18,8 +18,8 @@ def read(
     data: bytes, separator: str = ",", block_bytes: int = 1 << 18, max_bytes: int = 1 << 20, **records: object
 ) -> list[Document | Rejection]:
     blocks = (data[start : start + block_bytes] for start in range(0, len(data), block_bytes))
-    limits = LimitSettings(max_line_bytes=max_bytes)
-    return list(read_table(blocks, ORIGIN, separator, RecordSettings.model_validate(records), limits))
+    limits = LimitConfig(max_line_bytes=max_bytes)
+    return list(read_table(blocks, ORIGIN, separator, RecordConfig.model_validate(records), limits))
 
 
 def outcomes(items: list[Document | Rejection]) -> list[str]:
