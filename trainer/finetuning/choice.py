@@ -64,7 +64,7 @@ def saved_objective(run: Path, config: TrainConfig) -> Objective:
     Raises:
         CheckpointError: a file is missing or was changed.
     """
-    recorded = read_record(run)["files"]
+    recorded = read_record(run).files
     prefix = f"{OBJECTIVE}/"
     files = {}
     for name in sorted(name for name in recorded if name.startswith(prefix)):
