@@ -36,7 +36,7 @@ SETTINGS = (
         "--model.heads",
         "2",
     ),
-    *("--model.kv_heads", "1", "--model.context", "64", "--limits.steps", str(STEPS), "--schedule.warmup_steps", "5"),
+    *("--model.heads", "2", "--model.kv_heads", "1", "--model.context", "64", "--limits.steps", str(STEPS), "--schedule.warmup_steps", "5"),
     *("--eval.every_steps", "40", "--eval.sample_tokens", "8", "--ema.decay", "0.9", "--batch.global_rows", "4"),
     *("--checkpoint.every_steps", "60", "--checkpoint.keep_last", "1", "--log.layers_every_steps", "40", "--log.report", "false"),
 )
