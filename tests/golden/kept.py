@@ -22,21 +22,8 @@ __all__ = ["KEPT", "SETTINGS"]
 KEPT = Path(__file__).with_suffix(".tar.xz")
 STEPS = 160
 SETTINGS = (
-    *(
-        "--device",
-        "cpu",
-        "--precision",
-        "fp32",
-        "--threads",
-        "1",
-        "--model.layers",
-        "1",
-        "--model.width",
-        "16",
-        "--model.heads",
-        "2",
-    ),
-    *("--model.heads", "2", "--model.kv_heads", "1", "--model.context", "64", "--limits.steps", str(STEPS), "--schedule.warmup_steps", "5"),
+    *("--device", "cpu", "--precision", "fp32", "--threads", "1", "--limits.steps", str(STEPS), "--schedule.warmup_steps", "5"),
+    *("--model.layers", "1", "--model.width", "16", "--model.heads", "2", "--model.kv_heads", "1", "--model.context", "64"),
     *("--eval.every_steps", "40", "--eval.sample_tokens", "8", "--ema.decay", "0.9", "--batch.global_rows", "4"),
     *("--checkpoint.every_steps", "60", "--checkpoint.keep_last", "1", "--log.layers_every_steps", "40", "--log.report", "false"),
 )
