@@ -42,7 +42,8 @@ def judge_form(
             if rule.applies is not None:
                 breaks_D &= rule.applies(texts)
             for number in np.flatnonzero(breaks_D):
-                detail = f"{rule.what}: {values_D[number]:.4g}, {rule.threshold(settings)}"
+                setting = rule.setting if rule.place is None else f"{rule.setting}[{rule.place}]"
+                detail = f"{rule.what}: {values_D[number]:.4g}, heuristics.{setting} = {bound:.9g}"
                 broken[number] = BrokenRule(Reason(rule.reason), detail)
             is_open_D &= ~breaks_D
     return broken

@@ -1,13 +1,14 @@
 """What a rule about the form of a text declares, and the presets that collect rules.
 
-A rule is a function that measures each text of a batch, under the decorator `Preset.rule`. The settings of `prepare` and the
-reasons of rejection are made from these declarations. They import no NumPy, because the help of `prepare` lists the settings: a
-measure calls the methods of `TextStatistics`, and the operators and methods of the arrays that these return.
+A rule is a function that measures each text of a batch, under a decorator that names its reason and its threshold. The settings of
+`prepare` and the reasons of rejection are made from these declarations: the docstring of the function is the help of the threshold.
+They import no NumPy, because the help of `prepare` lists the settings: a measure calls the methods of `TextStatistics`, and the
+operators and methods of the arrays that these return.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -28,8 +29,8 @@ class Setting:
     type: Any
     default: Any
     help: str
-    ge: float | None = None
-    le: float | None = None
+    ge: float | None
+    le: float | None
 
 
 @dataclass(frozen=True)
@@ -44,18 +45,14 @@ class Rule:
     setting: str
     is_least: bool
     """Whether the setting is the lowest allowed value; otherwise it is the highest."""
-    place: int | None = None
+    place: int | None
     """The index of the bound in a setting with several values."""
-    applies: Callable[[Any], Any] | None = None
-    """Returns the texts that the rule applies to; None: all."""
+    applies: Callable[[Any], Any] | None
+    """Returns which texts the rule applies to; None: all."""
 
     def bound(self, settings: Any) -> float:
         value = getattr(settings, self.setting)
         return float(value if self.place is None else value[self.place])
-
-    def threshold(self, settings: Any) -> str:
-        place = "" if self.place is None else f"[{self.place}]"
-        return f"heuristics.{self.setting}{place} = {self.bound(settings):.9g}"
 
 
 @dataclass(frozen=True)
@@ -69,40 +66,39 @@ class Preset:
     rules: list[Rule] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
 
-    def rule(
+    def setting(self, name: str, kind: Any, default: Any, words: str, *, ge: float | None = None, le: float | None = None) -> None:
+        """Declare a setting. Measures read it from `TextStatistics.settings`."""
+        self.settings.append(Setting(name, kind, default, words, ge, le))
+
+    def at_least(self, *declared: Any, **more: Any) -> Callable[[MeasureT], MeasureT]:
+        return self._rule(*declared, is_least=True, **more)
+
+    def at_most(self, *declared: Any, **more: Any) -> Callable[[MeasureT], MeasureT]:
+        return self._rule(*declared, is_least=False, **more)
+
+    def _rule(
         self,
         reason: str,
         what: str,
-        *more: Setting,
-        at_least: Setting | None = None,
-        at_most: Setting | None = None,
+        setting: str,
+        kind: Any,
+        default: Any,
+        *,
+        is_least: bool,
+        ge: float | None = None,
+        le: float | None = None,
         sizes: Sequence[int] = (),
         applies: Callable[[Any], Any] | None = None,
     ) -> Callable[[MeasureT], MeasureT]:
-        """Declare the decorated function as the measure of a rule.
-
-        Args:
-            reason: of the documents that break it.
-            what: the measure in words, for the detail of a rejection.
-            more: settings that the measure reads from `TextStatistics.settings`.
-            at_least: the lowest allowed value.
-            at_most: the highest allowed value.
-            sizes: makes one rule of each size. The measure and `what` take the size, and a bound has one value for each.
-            applies: returns the texts that the rule applies to; None: all.
-        """
+        """Return a decorator of the measure. Each of `sizes` makes a rule; then measure and `what` take the size."""
 
         def register(measure: MeasureT) -> MeasureT:
-            for bound, is_least in ((at_least, True), (at_most, False)):
-                if bound is not None:
-                    self.settings.append(bound)
-                    self.rules.extend(_rules(bound.name, is_least, measure))
-            self.settings.extend(more)
-            return measure
-
-        def _rules(setting: str, is_least: bool, measure: MeasureT) -> Iterator[Rule]:
-            if not sizes:
-                yield Rule(reason, what, measure, setting, is_least, applies=applies)
+            self.setting(setting, kind, default, " ".join(str(measure.__doc__).split()), ge=ge, le=le)
             for place, size in enumerate(sizes):
-                yield Rule(reason, what.format(size), partial(measure, size=size), setting, is_least, place, applies)
+                sized = partial(measure, size=size)
+                self.rules.append(Rule(reason, what.format(size), sized, setting, is_least, place, applies))
+            if not sizes:
+                self.rules.append(Rule(reason, what, measure, setting, is_least, None, applies))
+            return measure
 
         return register

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from data_pipeline.heuristics.rule import Preset, Setting, Share
+from data_pipeline.heuristics.rule import Preset, Share
 
 if TYPE_CHECKING:
     from data_pipeline.heuristics.statistics import Floats, TextStatistics
@@ -20,17 +20,9 @@ _BLOB_CHARS = 40
 
 
 # The characters are those of ASCII and those of three bytes.
-@SPAM.rule(
-    "spam-repeated",
-    "characters in runs of one",
-    at_most=Setting(
-        "spam_max_repeated",
-        Share,
-        0.2,
-        "Characters in runs of ten or more equal visible characters: at most this share of characters.",
-    ),
-)
+@SPAM.at_most("spam-repeated", "characters in runs of one", "spam_max_repeated", Share, 0.2)
 def repeated_chars(texts: TextStatistics) -> Floats:
+    """Characters in runs of ten or more equal visible characters: at most this share of characters."""
     bytes_N = texts.batch.bytes_N
     repeated_D = texts.bytes_in_runs((bytes_N[1:] == bytes_N[:-1]) & texts.are_between("!", "~")[1:], _REPEATED_CHARS - 1)
     if not texts.batch.is_ascii:
@@ -39,65 +31,41 @@ def repeated_chars(texts: TextStatistics) -> Floats:
     return texts.share(repeated_D, texts.chars_D)
 
 
-@SPAM.rule(
-    "spam-urls",
-    "characters in web addresses",
-    at_most=Setting("spam_max_urls", Share, 0.3, "Characters in web addresses: at most this share of characters."),
-)
+@SPAM.at_most("spam-urls", "characters in web addresses", "spam_max_urls", Share, 0.3)
 def urls(texts: TextStatistics) -> Floats:
+    """Characters in web addresses: at most this share of characters."""
     return texts.share_in_tokens_at(texts.places_of("://", "www."))
 
 
-@SPAM.rule(
-    "spam-digits",
-    "digits",
-    at_most=Setting("spam_max_digits", Share, 0.3, "Digits: at most this share of characters other than white space."),
-)
+@SPAM.at_most("spam-digits", "digits", "spam_max_digits", Share, 0.3)
 def digits(texts: TextStatistics) -> Floats:
+    """Digits: at most this share of characters other than white space."""
     return texts.share(texts.digits_D, texts.visible_D + texts.beyond_ascii_D)
 
 
-@SPAM.rule(
-    "spam-symbols",
-    "punctuation",
-    at_most=Setting("spam_max_symbols", Share, 0.3, "ASCII punctuation: at most this share of characters other than white space."),
-)
+@SPAM.at_most("spam-symbols", "punctuation", "spam_max_symbols", Share, 0.3)
 def symbols(texts: TextStatistics) -> Floats:
+    """ASCII punctuation: at most this share of characters other than white space."""
     return texts.share(texts.visible_D - texts.letters_D - texts.digits_D, texts.visible_D + texts.beyond_ascii_D)
 
 
-@SPAM.rule(
-    "spam-upper-case",
-    "capitals among letters",
-    at_most=Setting("spam_max_upper_case", Share, 0.5, "Capitals: at most this share of ASCII letters."),
-)
+@SPAM.at_most("spam-upper-case", "capitals among letters", "spam_max_upper_case", Share, 0.5)
 def upper_case(texts: TextStatistics) -> Floats:
+    """Capitals: at most this share of ASCII letters."""
     return texts.share(texts.count_bytes(texts.are_between("A", "Z")), texts.letters_D)
 
 
-@SPAM.rule(
-    "spam-keyword",
-    "the commonest word",
-    at_most=Setting(
-        "spam_max_keyword",
-        Share,
-        0.15,
-        "Occurrences of the most common word of four or more characters: at most this share of words. "
-        "Only texts of 50 words and more are checked.",
-    ),
-)
+@SPAM.at_most("spam-keyword", "the commonest word", "spam_max_keyword", Share, 0.15)
 def commonest_keyword(texts: TextStatistics) -> Floats:
+    """Occurrences of the most common word of four or more characters: at most this share of words. Only texts of 50
+    words and more are checked.
+    """
     commonest_D = texts.count_commonest_word(texts.word_chars_W >= _KEYWORD_CHARS)
     return texts.share(commonest_D * (texts.words_D >= _KEYWORD_MIN_WORDS), texts.words_D)
 
 
-@SPAM.rule(
-    "spam-blobs",
-    "characters in very long words",
-    at_most=Setting(
-        "spam_max_blobs", Share, 0.1, "Characters in words of over 40 characters, such as base64: at most this share of characters."
-    ),
-)
+@SPAM.at_most("spam-blobs", "characters in very long words", "spam_max_blobs", Share, 0.1)
 def blobs(texts: TextStatistics) -> Floats:
+    """Characters in words of over 40 characters, such as base64: at most this share of characters."""
     is_blob_W = (texts.word_chars_W > _BLOB_CHARS) & (texts.batch.bytes_N[texts.batch.word_starts_W] < 0x80)
     return texts.share_of_chars(texts.word_chars_W[is_blob_W], texts.batch.word_starts_W[is_blob_W])

@@ -155,8 +155,9 @@ class TextStatistics:
     def word_chars_W(self) -> Int64s:
         return self.batch.count_characters(self.batch.word_starts_W, self.batch.word_ends_W)
 
-    def sum_of_words(self, values_W: Int64s | Bools) -> Int64s:
-        return _sums(values_W, self.batch.words_D1)
+    @cached_property
+    def mean_word_length_D(self) -> Floats:
+        return self.share(_sums(self.word_chars_W, self.batch.words_D1), self.words_D)
 
     @cached_property
     def is_spaced_D(self) -> Bools:
@@ -164,7 +165,7 @@ class TextStatistics:
         if self.batch.is_ascii:
             return np.ones(len(self.batch), np.bool_)
         lead_W, second_W = self.batch.bytes_N[self.batch.word_starts_W], self.batch.bytes_N[self.batch.word_starts_W + 1]
-        return 2 * self.sum_of_words(writes_no_spaces(lead_W, second_W)) <= self.words_D
+        return 2 * _sums(writes_no_spaces(lead_W, second_W), self.batch.words_D1) <= self.words_D
 
     def count_word(self, word: str) -> Int64s:
         [hash_of_word] = TextBatch([word.encode()]).word_hashes_W
