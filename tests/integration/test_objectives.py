@@ -27,8 +27,8 @@ from trainer.loop import train
 from trainer.model.decoder import build_model
 from trainer.model.forward import PassInputs
 from trainer.model.loss import cross_entropy_rows
+from trainer.model.measures import Measures
 from trainer.runs.events import MeasuresEvent
-from trainer.runs.measures import Measures
 from trainer.verification.audit import audit_run
 
 SHORT = {"limits": {"steps": 4}, "checkpoint": {"every_steps": 2}, "eval": {"every_steps": 2, "sample_tokens": 4}}

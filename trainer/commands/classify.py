@@ -16,7 +16,8 @@ from trainer.distributed.group import joined_group
 from trainer.finetuning.choice import saved_task
 from trainer.finetuning.predictions import TextClassifier
 from trainer.machine.determinism import configure_determinism
-from trainer.runs.directory import load_config, settings_here
+from trainer.machine.settings import settings_here
+from trainer.runs.saved_run import load_config
 
 __all__ = ["classified_lines", "run"]
 

@@ -18,9 +18,11 @@ from trainer.commands.saved_model import check_is_decoder, load_model, opened_te
 from trainer.compression.comparison import Measured, num_bytes, speeds, table
 from trainer.compression.methods import Compression
 from trainer.interop.source import ExportSource, open_source
-from trainer.runs.directory import data_folder, load_config, settings_here
-from trainer.runs.record import COMPRESSED, RECORD, Compressed, read_record, write_record
-from trainer.runs.untrained import write_untrained
+from trainer.interop.untrained import write_untrained
+from trainer.machine.settings import settings_here
+from trainer.runs.layout import RECORD
+from trainer.runs.record import COMPRESSED, Compressed, read_record, write_record
+from trainer.runs.saved_run import data_folder, load_config
 
 __all__ = ["run"]
 

@@ -19,8 +19,8 @@ from trainer.doctor.check import refuse_errors, write_checks
 from trainer.doctor.machine import Folders, machine_checks
 from trainer.machine.environment import environment_facts
 from trainer.planning.checkpoints import space_needed
-from trainer.runs.directory import load_config
 from trainer.runs.events import parse_event
+from trainer.runs.saved_run import load_config
 
 __all__ = ["run"]
 

@@ -14,6 +14,7 @@ from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.commands.saved_model import check_writes, load_model
+from trainer.context import RunContext
 from trainer.distributed.group import joined_group
 from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.table import describe_evaluation
@@ -23,11 +24,11 @@ from trainer.finetuning.choice import saved_task
 from trainer.inference.lm_eval import describe_benchmarks, run_benchmarks
 from trainer.inference.text_model import TextModel
 from trainer.machine.determinism import configure_determinism
+from trainer.machine.settings import settings_here
 from trainer.model.attention import choose_backend
-from trainer.runs.bounds import most_rows
-from trainer.runs.context import RunContext
-from trainer.runs.directory import data_folder, load_config, settings_here
+from trainer.model.bounds import most_rows
 from trainer.runs.record import read_record
+from trainer.runs.saved_run import data_folder, load_config
 from trainer.training.trainable import hold_reference, new_loss
 
 __all__ = ["benchmark_run", "evaluate_run", "run"]

@@ -6,7 +6,7 @@ from trainer.commands.options.export import ExportOptions
 from trainer.commands.saved_model import check_is_decoder
 from trainer.interop.export import check_output, write_export
 from trainer.interop.source import open_source
-from trainer.runs.directory import load_config
+from trainer.runs.saved_run import load_config
 
 __all__ = ["run"]
 

@@ -22,7 +22,7 @@ from trainer.inference.sampling import Sampling
 from trainer.inference.sampling_options import SamplingOptions
 from trainer.inference.text_model import Continuation, TextModel
 from trainer.inference.text_scores import score_texts
-from trainer.runs.directory import load_config
+from trainer.runs.saved_run import load_config
 
 __all__ = ["run", "written_texts"]
 

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from common.terminal_lines import progress_shown
 from data_pipeline.dataset.shards import Rows
+from trainer.context import RunContext
 from trainer.data.batch import IGNORE, MicroBatch, micro_batch, share_of_rank
 from trainer.evaluation.results import Evaluation
 from trainer.evaluation.tally import UNDIVIDED, Grouping, Tally
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
-from trainer.runs.context import RunContext
-from trainer.runs.measures import Measures
+from trainer.model.measures import Measures
 
 __all__ = ["EvaluationStopped", "evaluate"]
 

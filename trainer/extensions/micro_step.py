@@ -7,11 +7,11 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from trainer.context import RunContext
 from trainer.data.batch import MicroBatch
 from trainer.machine.determinism import seed_micro_batch
 from trainer.model.dropout import row_keys
 from trainer.model.forward import CustomPass, LossModule, forward_pass
-from trainer.runs.context import RunContext
 
 __all__ = ["MicroStep"]
 

@@ -27,6 +27,7 @@ from data_pipeline.dataset.document_labels import label_names
 from data_pipeline.dataset.layout import MAX_LABELS
 from data_pipeline.dataset.manifest import MAX_ROW_LENGTH, Manifest
 from trainer.config import LossConfig, ModelConfig, TrainConfig
+from trainer.context import RunContext
 from trainer.finetuning.encoder import (
     ENCODER_FILE,
     build_encoder,
@@ -43,10 +44,9 @@ from trainer.model.attention import Layout
 from trainer.model.decoder import DecoderBody, build_body, flops_per_token, num_weights
 from trainer.model.forward import LossFunction, PassInputs
 from trainer.model.loss import cross_entropy_rows, cross_entropy_sum
+from trainer.model.measures import Measures
 from trainer.model.memory_estimate import MemoryEstimate
-from trainer.runs.context import RunContext
 from trainer.runs.events import MeasuresEvent
-from trainer.runs.measures import Measures
 
 __all__ = ["LABELS_FILE", "DecoderClassifier", "LabelFacts", "facts_in", "gather", "make", "new_head"]
 

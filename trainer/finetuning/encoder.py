@@ -28,11 +28,11 @@ from common.untrusted import read_run_file
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.tokenizer import open_supplied
 from trainer.checkpoint.tensor_file import read_specs, read_tensor
+from trainer.context import RunContext
 from trainer.model.attention import Layout
 from trainer.model.cost import FP32_BYTES, computed_bytes
 from trainer.model.decoder import num_weights
 from trainer.model.memory_estimate import MemoryEstimate
-from trainer.runs.context import RunContext
 
 __all__ = [
     "ENCODER_FILE",

@@ -17,14 +17,15 @@ from common.untrusted import digest_run_file
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.tokenizer import load_tokenizer
 from trainer.checkpoint import Checkpoint
+from trainer.checkpoint.of_run import load_checkpoint
 from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import TrainConfig
-from trainer.config.initial import differing_shape
+from trainer.config.model import differing_shape
 from trainer.machine.environment import shown
 from trainer.model.lora import merged_weights
-from trainer.runs.directory import load_config
-from trainer.runs.record import RECORD, Origin, read_record
-from trainer.runs.state import load_checkpoint
+from trainer.runs.layout import RECORD
+from trainer.runs.record import Origin, read_record
+from trainer.runs.saved_run import load_config
 
 __all__ = ["check_initial", "check_same_initial", "choose_initial", "read_initial"]
 

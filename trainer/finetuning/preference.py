@@ -31,16 +31,16 @@ from common.errors import ConfigError, PreparedDataError
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import RowBatch, Rows
 from trainer.config import TrainConfig
+from trainer.context import RunContext
 from trainer.data.batch import IGNORE
 from trainer.finetuning.task import Passes, Task
 from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import Decoder, num_weights
 from trainer.model.forward import PassInputs
 from trainer.model.loss import cross_entropy_rows, default_chunk_tokens
+from trainer.model.measures import Measures
 from trainer.model.memory_estimate import MemoryEstimate
-from trainer.runs.context import RunContext
 from trainer.runs.events import MeasuresEvent
-from trainer.runs.measures import Measures
 
 __all__ = ["PairRows", "gather_preference", "make_preference", "pair_losses", "reference_memory"]
 

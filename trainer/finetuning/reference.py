@@ -15,7 +15,7 @@ from common.errors import CheckpointError
 from common.files import UnusableFileError, open_input, own_folder, unfinished_path
 from trainer.checkpoint.tensor_file import decode_tensors, encode_header, raw_bytes, spec_of
 from trainer.checkpoint.weights import weights_digest
-from trainer.runs.directory import REFERENCE
+from trainer.runs.layout import REFERENCE
 
 __all__ = ["read_reference", "write_reference"]
 

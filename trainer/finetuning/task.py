@@ -33,12 +33,12 @@ from torch import Tensor, nn
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import Rows
 from trainer.config import ModelConfig, TrainConfig
+from trainer.context import RunContext
 from trainer.data.batch import MicroBatch
 from trainer.model.decoder import num_weights
 from trainer.model.forward import LossFunction
+from trainer.model.measures import Measures
 from trainer.model.memory_estimate import MemoryEstimate
-from trainer.runs.context import RunContext
-from trainer.runs.measures import Measures
 
 __all__ = ["LANGUAGE", "TASK_FOLDER", "Kind", "Task", "Passes"]
 

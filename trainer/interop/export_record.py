@@ -13,8 +13,8 @@ from common.errors import CheckpointError
 from common.files import UnusableFileError, digest_file, digest_stream, open_input, read_input, sealed, unsealed
 from common.places import VERSION
 from common.untrusted import Count, Form, check_form
-from trainer.checkpoint.manifest import FORMAT as CHECKPOINT_FORMAT
 from trainer.interop.source import ExportSource
+from trainer.runs.manifest import FORMAT as CHECKPOINT_FORMAT
 
 __all__ = ["EXPORT_RECORD", "check_files", "export_record", "foreign_entries", "read_export_record"]
 

@@ -13,11 +13,12 @@ import torch
 
 from common.errors import CheckpointError
 from common.files import digest_bytes, open_input
-from trainer.checkpoint.tensor_file import TensorSpec, read_specs, read_tensor, same_bytes, spec_of
+from trainer.checkpoint.tensor_file import read_specs, read_tensor, same_bytes, spec_of
 from trainer.interop.adapters import adapter_files, adapter_tensors
 from trainer.interop.export_record import EXPORT_RECORD, check_files, foreign_entries, read_export_record
 from trainer.interop.hugging_face import DTYPES, INDEX, described_files, tensors_in
 from trainer.interop.source import ExportSource, open_source
+from trainer.runs.manifest import TensorSpec
 
 __all__ = ["describe_export", "verify_export"]
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
-from typing import Any, ClassVar, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 from common.files import plain
 from common.untrusted import MAX_COUNT, number
-from trainer.machine.sampler import HardwareReading
-from trainer.model.loss import perplexity
+
+if TYPE_CHECKING:
+    from trainer.machine.sampler import HardwareReading
 
 __all__ = [
     "AlertEvent",
@@ -35,6 +36,7 @@ __all__ = [
     "UnknownEvent",
     "check_exact_losses",
     "parse_event",
+    "perplexity",
 ]
 
 _GROUPS = ("source", "kind", "length")
@@ -482,3 +484,12 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "tuple[Mapping[str, Any], ...]": lambda value: tuple(one for one in _listed(value) if isinstance(one, Mapping)),
 }
 """Readers of the values in the file, by the type of the field. Only required fields are of type `float`."""
+
+
+_LARGEST_EXPONENT = 700
+"""exp of a larger number may exceed fp64, whose limit is exp(709)."""
+
+
+def perplexity(loss: float) -> float:
+    """Return `exp(loss)` of a mean loss in nats. It is infinite if the result overflows, and NaN for NaN."""
+    return math.exp(loss) if not loss >= _LARGEST_EXPONENT else math.inf

@@ -23,12 +23,13 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from common.errors import CheckpointError
 from common.files import parse_json, sync_directory
 from common.untrusted import MAX_COUNT, Count, Finite, Form, check_form, read_lines
-from trainer.runs.directory import make_folder, open_own
+from trainer.runs.layout import make_folder, open_own
 
 __all__ = ["LEDGER", "Ledger", "LedgerEvent", "LedgerHead", "LedgerStep", "digest_of_rows", "read_ledger"]
 
@@ -42,14 +43,14 @@ _SEPARATOR = b',"chain":"'
 _END = b'"}\n'
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class LedgerHead:
     """A place in the ledger. A checkpoint holds one."""
 
-    step: int = 0
+    step: Count = 0
     """The last step up to this place."""
-    lines: int = 0
-    chain: str = _BEGINNING
+    lines: Count = 0
+    chain: Annotated[str, Field(strict=True)] = _BEGINNING
     """The chain of the last line."""
 
     def to_json(self) -> dict[str, Any]:
@@ -150,7 +151,7 @@ class Ledger:
 
         `skip` names `count` positions from `start` on that are never used: a batch that would contain one of them begins after the
         last. `micro` with `rows`, `quarantine` with `shards` and `cooldown` with its `end` apply from the next step on: see
-        `trainer.data.adjustments`.
+        `trainer.runs.adjustments`.
         """
         self._write(step, {"event": kind, "step": step, **facts})
 

@@ -14,7 +14,7 @@ from statistics import median
 from common.errors import ConfigError
 from data_pipeline.dataset.manifest import Manifest
 from trainer.config import EvalConfig, TrainConfig
-from trainer.data.adjustments import Adjustment
+from trainer.runs.adjustments import Adjustment
 from trainer.runs.clock import UNTIMED_STEPS
 from trainer.runs.progress import Evaluated, Progress
 

@@ -26,7 +26,7 @@ from common.text import duration
 from trainer.distributed.devices import num_gpus
 from trainer.health.guard import GuardRule
 from trainer.launch.stop_request import StopRequest
-from trainer.runs.directory import locked_run
+from trainer.runs.lock import locked_run
 from trainer.runs.metrics_file import RULES_OF_EVALUATIONS
 from trainer.search.options import SearchOptions
 from trainer.search.results import BEST, write_results

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from common.errors import ConfigError, ProjectError
-from trainer.data.adjustments import Adjustment, Adjustments, smaller_micro
+from trainer.context import RunContext
 from trainer.data.bad_shards import decide
 from trainer.distributed.group import LET_GO_S
 from trainer.health.alerts import Alert, Rule
@@ -20,7 +20,7 @@ from trainer.model.forward import LossModule
 from trainer.optim.schedule import cooldown_start
 from trainer.parallel.accumulation import Accumulation
 from trainer.parallel.wrapping import MicroTooLarge, wrap_for_training
-from trainer.runs.context import RunContext
+from trainer.runs.adjustments import Adjustment, Adjustments, smaller_micro
 from trainer.runs.ledger import Ledger
 from trainer.runs.limits import Plan
 from trainer.runs.progress import Progress

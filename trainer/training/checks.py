@@ -16,9 +16,10 @@ from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import CheckpointStore, check_space
+from trainer.checkpoint.of_run import load_whole
 from trainer.checkpoint.weights import weights_digest
 from trainer.config import Precision, TrainConfig
-from trainer.data.adjustments import Adjustments
+from trainer.context import RunContext
 from trainer.data.mixture import build_order
 from trainer.distributed.group import Group
 from trainer.distributed.shared_folders import check_same_data, check_shared
@@ -34,29 +35,27 @@ from trainer.model.attention import backend_of
 from trainer.optim.optimizers import check_optimizer
 from trainer.parallel.fsdp import check_parallel
 from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes
+from trainer.runs.adjustments import Adjustments
 from trainer.runs.clock import Clock
-from trainer.runs.context import RunContext
-from trainer.runs.directory import check_nothing_is_replaced, check_places, locked_unopened
+from trainer.runs.layout import check_nothing_is_replaced, check_paths
 from trainer.runs.limits import Plan, plan_run, with_shorter_warmup
+from trainer.runs.lock import locked_unopened
 from trainer.runs.progress import Progress
 from trainer.runs.record import (
-    Before,
     Origin,
     Record,
-    check_data,
-    check_identity,
     check_nothing_saved,
     check_was_trained,
-    identity_of,
     read_record,
     read_record_if_any,
-    recorded_adjustments,
     recorded_micro,
     recorded_precision,
 )
-from trainer.runs.state import load_whole, read_progress
+from trainer.runs.saved_run import SavedRun
 from trainer.training.branch import allowed_changes, begin_branch, check_cooldown, continued_run
+from trainer.training.identity import check_data, check_identity, identity_of, recorded_adjustments
 from trainer.training.micro_batch_size import with_micro, with_micro_for
+from trainer.training.new_record import Before
 from trainer.training.trainable import RunData
 from trainer.watchdog.files import clear_heartbeats
 
@@ -178,7 +177,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
         if record is not None and newest is not None:
             check_cooldown(config, record, newest, limits.decay_steps)
             before.append(Before(record, newest))
-            progress = read_progress(checkpoints, newest)
+            progress = SavedRun(config.run).state(newest).progress
             ended_by = replace(limits, cooldown=adjustments.cooldown(newest)).ended_by(progress)
             if ended_by is not None:
                 known = _settings_before(config.run)
@@ -244,7 +243,7 @@ def _open_data(stack: ExitStack, config: TrainConfig, group: Group) -> tuple[Man
 
 def _check_continued(config: TrainConfig) -> None:
     """Check the places in the run before any file of it is read, and that the run which this start continues was trained."""
-    check_places(config.run)
+    check_paths(config.run)
     check_nothing_is_replaced(config.run)
     run = continued_run(config)
     check_was_trained(run, read_record_if_any(run))

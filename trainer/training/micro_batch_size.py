@@ -12,6 +12,7 @@ import torch
 from common.errors import ConfigError
 from common.text import format_bytes
 from trainer.config import BatchConfig, TrainConfig
+from trainer.context import RunContext
 from trainer.extensions.hooks import Extension
 from trainer.extensions.micro_step import MicroStep
 from trainer.finetuning.task import LANGUAGE, Task
@@ -19,7 +20,6 @@ from trainer.machine.memory import USABLE_SHARE, available_bytes, fits_in_memory
 from trainer.model.forward import empty_micro_batch
 from trainer.model.memory_estimate import MemoryEstimate, estimate
 from trainer.optim.optimizers import state_bytes_per_weight
-from trainer.runs.context import RunContext
 from trainer.training.trainable import hold_copy, new_loss, new_model, own_step_loss
 
 __all__ = ["choose_micro", "expected_memory", "micro_candidates", "probe", "with_micro", "with_micro_for"]

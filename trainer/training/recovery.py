@@ -7,13 +7,13 @@ import time
 from dataclasses import dataclass, replace
 
 from common.errors import GuardError
+from trainer.checkpoint.of_run import load_whole
 from trainer.data.bad_shards import shared_faults
 from trainer.distributed.group import LET_GO_S
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.machine.memory import release_memory
 from trainer.parallel.accumulation import Accumulation
 from trainer.runs.progress import Progress
-from trainer.runs.state import load_whole
 from trainer.training.adjuster import Adjuster, smaller_batches
 from trainer.training.reporter import GoBack, RepeatStep, Reporter, RollBack
 from trainer.training.saver import Saver

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from common.errors import ConfigError
-from trainer.checkpoint import CheckpointStore
 from trainer.config import BatchConfig, TrainConfig
-from trainer.data.adjustments import Adjustments
+from trainer.context import RunContext
 from trainer.distributed.devices import num_gpus
 from trainer.distributed.group import joined_group
 from trainer.extensions.hooks import Extension
@@ -25,10 +24,10 @@ from trainer.model.decoder import num_weights
 from trainer.model.lora import num_adapter_weights
 from trainer.parallel.fsdp import check_parallel
 from trainer.planning.forecast import Forecast, forecast
+from trainer.runs.adjustments import Adjustments
 from trainer.runs.clock import UNTIMED_STEPS
-from trainer.runs.context import RunContext
 from trainer.runs.progress import Progress
-from trainer.runs.state import read_progress
+from trainer.runs.saved_run import SavedRun
 from trainer.training.checks import check_ranks, fit
 from trainer.training.micro_batch_size import expected_memory, micro_candidates, with_micro_for
 from trainer.training.setup import build_trainable
@@ -85,15 +84,15 @@ def rehearse(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> 
         weights, step_s = _measured(replace(fitted.data, context=context), extension, fitted.objective, num_ranks, now)
         of_ranks = replace(context, group=replace(group, world_size=num_ranks))
         memory = expected_memory(of_ranks, config.batch.micro_rows, fitted.objective)
-        store = CheckpointStore(config.run / "checkpoints")
-        steps = store.steps()
+        saved = SavedRun(config.run)
+        steps = saved.steps
         facts = forecast(
             config,
             manifest,
             fitted.limits,
             num_weights=weights,
             num_rows=(len(fitted.data.train_rows), len(fitted.data.val_rows)),
-            done=read_progress(store, steps[-1]) if steps else Progress(),
+            done=saved.state(steps[-1]).progress if steps else Progress(),
             memory=memory,
         )
         return Rehearsal(facts, group.device.type, num_ranks, free_bytes, step_s)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common.errors import GuardError
+from trainer.context import RunContext
 from trainer.distributed.stragglers import StragglerDetector
 from trainer.extensions.initial_loss import initial_loss_warning
 from trainer.health.alerts import Alert, guard_alert
@@ -20,14 +21,13 @@ from trainer.metrics.layers import LayerObserver
 from trainer.planning.forecast import Forecast
 from trainer.planning.lines import time_lines
 from trainer.runs.clock import Clock
-from trainer.runs.context import RunContext
 from trainer.runs.events import EndEvent
 from trainer.runs.ledger import Ledger
 from trainer.runs.limits import Plan
 from trainer.runs.metrics_file import Known
 from trainer.runs.progress import Progress
 from trainer.runs.signals import StopRequest
-from trainer.runs.state import RunState
+from trainer.runs.state import GuardState, LossSums, RunState
 from trainer.training.adjuster import Adjuster
 from trainer.training.step_report import StepResult
 
@@ -162,7 +162,8 @@ class Reporter:
 
     def state(self, progress: Progress, scaler: Mapping[str, Any]) -> RunState:
         head = None if self.ledger is None else self.ledger.head
-        return RunState(progress, scaler, self.guard.to_json(), self.train_losses.to_json(), head)
+        guard = GuardState.model_validate(self.guard.to_json())
+        return RunState(progress, dict(scaler), guard, LossSums.model_validate(self.train_losses.to_json()), head)
 
     def sync(self) -> None:
         """Flush ledger and metrics to the disk, on rank 0, before a checkpoint refers to them.
@@ -176,11 +177,11 @@ class Reporter:
 
     def restore(self, state: RunState, *, rolled_back: bool) -> None:
         """Continue from a state. After a rollback the guard keeps its count of rollbacks, and nothing else."""
-        self.train_losses = LossMean.from_json(state.train_losses)
+        self.train_losses = LossMean.from_json(state.train_losses.to_json())
         if rolled_back:
-            self.guard.after_rollback(state.guard)
+            self.guard.after_rollback(state.guard.to_json())
         else:
-            self.guard.from_json(state.guard)
+            self.guard.from_json(state.guard.to_json())
 
     def rewind(self, state: RunState, request: RollBack) -> None:
         """Remove all steps after a state from sinks and ledger, and write the positions to leave out into the ledger."""

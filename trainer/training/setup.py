@@ -19,8 +19,9 @@ from common.storage_errors import naming
 from common.terminal_lines import LineHandler
 from data_pipeline.dataset.manifest import Manifest
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, steps_to_keep
+from trainer.checkpoint.of_run import load_whole
 from trainer.config import CheckpointConfig, TrainConfig, settings_without_effect
-from trainer.data.adjustments import Adjustments
+from trainer.context import RunContext
 from trainer.distributed.devices import num_gpus
 from trainer.distributed.group import Group, joined_group
 from trainer.distributed.replica_check import ReplicaCheck
@@ -44,6 +45,7 @@ from trainer.metrics.ending import Ending, opened_ending
 from trainer.metrics.layers import LayerObserver
 from trainer.metrics.sinks.tensorboard_graph import model_graph
 from trainer.model.attention import describe_backend
+from trainer.model.bounds import check_model_size
 from trainer.model.decoder import Decoder, flops_per_token
 from trainer.model.float8 import convert_to_float8
 from trainer.model.parameters import parameters_by_name
@@ -53,20 +55,19 @@ from trainer.planning.forecast import Forecast, forecast
 from trainer.planning.lines import brief_lines
 from trainer.planning.preparation import other_preparation
 from trainer.report import report_at_end
-from trainer.runs.bounds import check_model_size
+from trainer.runs.adjustments import Adjustments
 from trainer.runs.clock import Clock
-from trainer.runs.context import RunContext
 from trainer.runs.ledger import LEDGER, Ledger
 from trainer.runs.progress import Progress
 from trainer.runs.record import note_trained_weights
-from trainer.runs.record import open_record as write_record
 from trainer.runs.signals import StopRequest, stop_request
-from trainer.runs.state import RunState, load_whole
+from trainer.runs.state import RunState
 from trainer.training.adjuster import Adjuster, wrapped
 from trainer.training.branch import is_new_branch
 from trainer.training.checks import Checked, check
 from trainer.training.evaluator import Evaluator
 from trainer.training.micro_batch_size import expected_memory
+from trainer.training.new_record import open_record as write_record
 from trainer.training.recovery import Recovery
 from trainer.training.reporter import Reporter, TrainLoss
 from trainer.training.saver import Saver

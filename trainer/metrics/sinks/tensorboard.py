@@ -21,8 +21,8 @@ from trainer.metrics.sinks.points import FINAL_METRICS, MEASURES, points_of
 from trainer.metrics.sinks.tensorboard_figures import Picture, confusion_picture, length_histogram, perplexity_bars
 from trainer.metrics.sinks.tensorboard_layout import LAYOUT, SHOWN_FIRST, hyper_parameters
 from trainer.metrics.step_metrics import RunFacts, StepMetrics, encodable
-from trainer.runs.directory import make_folder
 from trainer.runs.events import EvalEvent, Event, MeasuresEvent, SampleEvent, ScoresEvent
+from trainer.runs.layout import make_folder
 from trainer.runs.metrics_file import Known
 
 __all__ = ["TensorBoardSink"]

@@ -14,8 +14,8 @@ from trainer.metrics.sinks.points import points_of
 from trainer.metrics.sinks.service import ServiceSink, imported
 from trainer.metrics.sinks.tensorboard_layout import hyper_parameters
 from trainer.metrics.step_metrics import RunFacts, encodable
-from trainer.runs.directory import read_id
 from trainer.runs.events import Event, SampleEvent, ScoresEvent
+from trainer.runs.layout import read_id
 
 __all__ = ["WandbSink", "remembered_id"]
 

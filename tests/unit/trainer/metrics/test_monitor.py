@@ -31,8 +31,7 @@ from trainer.metrics.layers import LayerNorms, LayerReading
 from trainer.metrics.sinks import json_lines
 from trainer.metrics.sinks.points import points_of
 from trainer.metrics.totals import RunningNumbers
-from trainer.model.loss import perplexity
-from trainer.runs.events import Event, HardwareEvent, LayersEvent, MeasuresEvent, SampleEvent, ScoresEvent, TrainEvent
+from trainer.runs.events import Event, HardwareEvent, LayersEvent, MeasuresEvent, SampleEvent, ScoresEvent, TrainEvent, perplexity
 from trainer.runs.metrics_file import Known, events_until, read_events
 
 HOST = HostReading(1500.0, 1000.0, 16000.0, 0.5, 100.0)

@@ -5,9 +5,8 @@ B rows   L tokens of a row   N targets of a batch   K facts of a target
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +15,7 @@ from torch import Tensor, nn
 from trainer.model.forward import PassInputs
 from trainer.runs.events import MeasuresEvent
 
-__all__ = ["Measures", "target_word"]
-
-_TARGETS = {"classification": "document", "preference": "pair"}
-
-
-def target_word(identity: Mapping[str, Any]) -> str:
-    """Return the word for a target of a run, from the identity in its record: token, document or pair."""
-    return _TARGETS.get(str(identity.get("objective")), "token")
+__all__ = ["Measures"]
 
 
 @dataclass(frozen=True)
