@@ -84,15 +84,11 @@ def _suffixes(name: str) -> list[str]:
 
 
 def is_hidden(path: str) -> bool:
-    """Whether the name of a file, or of a folder in its path, begins with a dot. Such files are not read."""
     return any(part.startswith(".") and part not in (".", "..") for part in path.split("/"))
 
 
 def printable(name: str) -> str:
-    """Return a file's name for messages and manifests, with control characters and lone surrogates escaped.
-
-    File names are bytes. Names from strangers can contain characters that confuse a terminal or that UTF-8 cannot encode.
-    """
+    """Return a file's name for messages and manifests, with control characters and lone surrogates escaped."""
     if name.isprintable():
         return name
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in name)

@@ -30,13 +30,7 @@ __all__ = ["read_part"]
 def read_part(part: Part, config: PrepareConfig, ignored: Counter[str] | None = None) -> Iterator[Document | Rejection]:
     """Yield the documents that begin in a part of a file, in order, with a rejection in the place of each malformed one.
 
-    Args:
-        part: what to read.
-        config: the configuration of the file's source: `config.for_source(part.file.source)`.
-        ignored: counts the files of an unknown format in archives, by extension.
-
-    Raises:
-        SourceError: the file has changed since the preparation began, or its store cannot be read.
+    `config` is that of the file's source. `ignored` counts the files of an unknown format in archives, by extension.
     """
     file = part.file
     check_unchanged(file.location, file.bytes, file.stamp, config.limits)
@@ -79,7 +73,6 @@ def _read_file(stream: Readable, part: Part, config: PrepareConfig, ignored: Cou
 def _read_members(
     members: Iterator[Member | Rejection], kind: Kind | None, config: PrepareConfig, budget: Budget
 ) -> Iterator[Document | Rejection]:
-    """Yield the documents of all members of an archive. A damaged member becomes a rejection, and the next one is read."""
     for member in members:
         if isinstance(member, Rejection):
             yield member

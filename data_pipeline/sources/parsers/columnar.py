@@ -43,11 +43,6 @@ def read_rows_of_columns(
     limits: LimitConfig,
     budget: Budget,
 ) -> Iterator[Document | Rejection]:
-    """Yield the documents of an open Parquet or Arrow file of `num_bytes`.
-
-    Raises:
-        StreamError: the file is damaged, or exceeds `budget` or the child's memory limit. The documents before it are valid.
-    """
     request = {
         "format": file_format,
         "bytes": num_bytes,
@@ -97,7 +92,6 @@ def _document(
 
 
 def _piece(file: Readable, body: bytes, num_bytes: int, corrupt: Reason) -> bytes:
-    """Return the bytes that the child requests."""
     offset, size = struct.unpack("<qq", body) if len(body) == 16 else (-1, 0)
     if not (0 <= offset <= num_bytes and 0 <= size <= _MAX_READ_BYTES):
         raise StreamError(corrupt, f"its reader requested {size} bytes at offset {offset}, of {num_bytes}")
@@ -123,11 +117,7 @@ def _rows(body: bytes, corrupt: Reason) -> Iterator[tuple[bytes | int, bytes | i
 
 
 def _messages(child: ConfinedProgram, limits: LimitConfig, corrupt: Reason) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the child's messages, each as a letter and a body of limited size, up to and including the last one.
-
-    Raises:
-        StreamError: the child ended, was silent too long, or sent a message of a size that the protocol does not allow.
-    """
+    """Yield the child's messages, each as a letter and a body of limited size, up to and including the last one."""
     letter, max_bytes = b"", 2 * limits.max_line_bytes + _MAX_EXTRA_BYTES
     try:
         while letter not in (b"E", b"Z"):

@@ -55,16 +55,12 @@ class Origin:
     markup: Literal["plain", "html", "chat"] = "plain"
 
     def document(self, text: str, line: int, offset: int, metadata: str = "", prompt: str = "") -> Document:
-        """Return a document of this file that begins at `line` and byte `offset`. A prompt precedes the text without a loss."""
+        """Return a document of this file. The prompt precedes the text, without a loss."""
         parts = (len(prompt), len(text)) if prompt else ()
         return Document(prompt + text, self.path, line, offset, self.kind, self.markup, metadata, parts)
 
     def chat(self, fields: Mapping[str, Any], line: int, offset: int, metadata: str = "") -> Document:
-        """Return a document whose text is the JSON object of a conversation or a preference pair.
-
-        Raises:
-            MalformedError: a text in it contains a lone surrogate.
-        """
+        """Return a document whose text is the JSON object of a conversation or a preference pair."""
         text = json.dumps(fields, ensure_ascii=False)
         if has_surrogate(text):
             raise MalformedError(Reason.LONE_SURROGATE, "a message contains a lone surrogate")
@@ -97,7 +93,6 @@ def decode(data: bytes, origin: Origin, line: int, offset: int, metadata: str = 
 
 
 def explain_bytes(data: bytes, error: UnicodeDecodeError) -> str:
-    """Return an explanation of why bytes are not UTF-8, and what to do."""
     for mark, encoding in _FOREIGN_MARKS.items():
         if data.startswith(mark):
             return f"this is {encoding}; convert it to UTF-8"
@@ -109,7 +104,6 @@ def has_surrogate(text: str) -> bool:
 
 
 def with_end(prompt: str, records: RecordConfig) -> str:
-    """Return a prompt with the characters that separate it from the text; nothing for an empty prompt."""
     return prompt + records.prompt_end if prompt else ""
 
 

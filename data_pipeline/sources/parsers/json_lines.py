@@ -35,7 +35,6 @@ _EXACT_BELOW = 2.0**63  # the fast parser turns integers from here on into float
 
 
 def parse_json_line(line: Line, origin: Origin, records: RecordConfig, limits: LimitConfig) -> Document | Rejection:
-    """Return the document in one line of JSON, or a rejection."""
     data = line.data.removeprefix(BOM) if line.offset == 0 else line.data
     try:
         if line.too_long:
@@ -72,11 +71,6 @@ def parse_quickly(data: bytes, max_depth: int) -> dict[str, Any] | None:
 
 
 def parse_strictly(data: bytes, max_depth: int) -> Any:
-    """Return the JSON value in a line.
-
-    Raises:
-        MalformedError: the line is not JSON, is nested too deeply, or has an object that names a field twice.
-    """
     if _is_deeper(data, max_depth):
         raise MalformedError(Reason.TOO_DEEP, f"nested deeper than limits.max_json_depth = {max_depth}")
     try:
@@ -130,7 +124,6 @@ def _count_fields(value: dict[str, Any], max_depth: int) -> int:
 
 
 def _is_deeper(data: bytes, max_depth: int) -> bool:
-    """Whether brackets outside of strings are nested deeper than `max_depth`."""
     if data.count(b"[") + data.count(b"{") <= max_depth:
         return False
     depth = 0

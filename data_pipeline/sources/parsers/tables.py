@@ -24,7 +24,6 @@ __all__ = ["read_rows", "read_table"]
 def read_table(
     blocks: Iterator[bytes], origin: Origin, separator: str, records: RecordConfig, limits: LimitConfig
 ) -> Iterator[Document | Rejection]:
-    """Yield the documents of a table, with a rejection in the place of each malformed row."""
     # This limit applies to the whole process. It never rejects a row, because rows are cut to this length before they are parsed.
     csv.field_size_limit(limits.max_line_bytes)
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if records.quotes else csv.QUOTE_NONE
@@ -43,10 +42,7 @@ def read_table(
 
 
 def read_rows(blocks: Iterator[bytes], separator: str, max_bytes: int) -> Iterator[Line]:
-    """Yield the rows of a table, each with all its lines. A row longer than `max_bytes` is cut and marked.
-
-    If a quote is not closed within `max_bytes`, its line is yielded alone.
-    """
+    """Yield the rows of a table, each with all its lines; if a quote is not closed within `max_bytes`, its line alone."""
     pattern = _row_pattern(separator)
     buffer, has_ended = _extend(b"", blocks, len(BOM))
     position = len(BOM) if buffer.startswith(BOM) else 0
@@ -94,7 +90,6 @@ def _extend(buffer: bytes, blocks: Iterator[bytes], wanted: int) -> tuple[bytes,
 
 
 def _pass_line(blocks: Iterator[bytes]) -> tuple[int, bytes]:
-    """Skip the rest of a line. Return the number of skipped bytes, and the bytes that follow in the same block."""
     passed = 0
     for block in blocks:
         if (newline := block.find(b"\n")) >= 0:
@@ -104,11 +99,6 @@ def _pass_line(blocks: Iterator[bytes]) -> tuple[int, bytes]:
 
 
 def _parse_row(line: Line, separator: str, quoting: Literal[0, 3]) -> list[str]:
-    """Return the fields of a row. Bytes that are not UTF-8 become lone surrogates, so only a text that contains them is rejected.
-
-    Raises:
-        MalformedError: the row is too long or is not CSV.
-    """
     if line.too_long:
         raise MalformedError(Reason.LINE_TOO_LONG, "a row longer than limits.max_line_bytes")
     data = line.data.removeprefix(BOM) if line.offset == 0 else line.data
@@ -122,17 +112,10 @@ def _parse_row(line: Line, separator: str, quoting: Literal[0, 3]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Columns:
-    """The names of the columns, and the settings that name the text column."""
-
     names: tuple[str, ...]
     records: RecordConfig
 
     def document(self, row: list[str], origin: Origin, line: Line) -> Document:
-        """Return the document of a row.
-
-        Raises:
-            MalformedError: the row has no document.
-        """
         if not row:
             raise MalformedError(Reason.EMPTY, "an empty line")
         is_chat = origin.markup == "chat"

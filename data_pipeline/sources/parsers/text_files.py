@@ -15,7 +15,6 @@ __all__ = ["read_pieces", "read_topics", "read_whole"]
 
 
 def read_whole(blocks: Iterator[bytes], origin: Origin, limits: LimitConfig) -> Iterator[Document | Rejection]:
-    """Yield the whole file as one document, or a rejection."""
     data, is_whole = join_blocks(blocks, limits.max_document_bytes)
     if is_whole:
         yield decode(data, origin, 1, 0)
@@ -54,11 +53,6 @@ def read_pieces(
 
 
 def read_topics(blocks: Iterator[bytes], origin: Origin) -> Iterator[Document | Rejection]:
-    """Yield the topics of the language reference, from the file that `help()` reads.
-
-    Raises:
-        SourceError: the file cannot be parsed.
-    """
     try:
         topics = parse_topics(b"".join(blocks).decode("utf-8"))
     except (ValueError, SyntaxError) as error:
