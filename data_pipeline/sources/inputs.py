@@ -20,9 +20,11 @@ from common.redaction import redacted
 from data_pipeline.config import BUILTIN, Kind, PrepareConfig
 from data_pipeline.dataset.layout import FOLDERS, MANIFEST, SINGLE_FILES, is_written_by_prepare
 from data_pipeline.sources.builtin import code_files, is_placeholder, manual_file, standard_library
-from data_pipeline.sources.formats import UNDERSTOOD, Compression, Format, Shape, is_hidden, shape_of
+from data_pipeline.sources.formats import FORMATS, UNDERSTOOD, Shape, is_hidden, shape_of
 from data_pipeline.sources.ignored import IgnoredFiles, IgnoredReason, extension_shown
+from data_pipeline.sources.parsers.text_files import TOPICS
 from data_pipeline.sources.storage import Found, Listing, Location, digest, found_here, is_url, list_files
+from data_pipeline.sources.streams import Compression
 
 __all__ = [
     "InputFile",
@@ -41,7 +43,7 @@ _BUILTIN_SOURCES = ("stdlib-code", "stdlib-manual")
 _FORMAT_OF_MANIFEST = b'"format":"packed-rows/'
 _CACHE_OF_DATASETS = re.compile(r"cache-[0-9a-f].*\.arrow")
 _FILES_OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")
-_TOPICS = Shape("topics", "none", "prose")
+_DIVISIBLE = {source_format.name for source_format in FORMATS.values() if source_format.is_divisible}
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class InputFile:
     """Path relative to the source, with forward slashes."""
     location: Location
     """Where the file is. Its text form has no secrets."""
-    format: Format
+    format: str
     compression: Compression
     kind: Kind | None
     """Kind of text, if the settings of the source or the file name state it."""
@@ -179,7 +181,10 @@ def _find_builtin(source: _Source, ignored: IgnoredFiles) -> Iterator[InputFile]
         raise SourceError(
             f"the built-in corpus: Python's standard library in {library} has no source text; set --sources to other files"
         )
-    for name, paths, shape in (("stdlib-code", code, Shape("text", "none", "code")), ("stdlib-manual", [manual], _TOPICS)):
+    for name, paths, shape in (
+        ("stdlib-code", code, Shape("text", "none", "code")),
+        ("stdlib-manual", [manual], Shape(TOPICS.name, "none", "prose")),
+    ):
         found = [found_here(library, path) for path in paths]
         yield from _first_bytes([_input(file, shape, replace(source, name=name)) for file in found], source.max_bytes, ignored)
 
@@ -363,7 +368,7 @@ def _group(inputs: Sequence[InputFile], partition_bytes: int) -> Iterator[list[P
     group: list[Part] = []
     grouped_bytes = 0
     for file in inputs:
-        divisible = file.format == "jsonl" and file.compression == "none" and file.bytes > partition_bytes
+        divisible = file.format in _DIVISIBLE and file.compression == "none" and file.bytes > partition_bytes
         if group and (divisible or group[0].file.source != file.source or grouped_bytes + file.bytes > partition_bytes):
             yield group
             group, grouped_bytes = [], 0

@@ -7,17 +7,17 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import zstandard
 
 from data_pipeline.config import LimitConfig
 from data_pipeline.documents import Reason
-from data_pipeline.sources.formats import Compression
 
 __all__ = [
     "Budget",
     "ByteReader",
+    "Compression",
     "Line",
     "Readable",
     "StreamError",
@@ -27,6 +27,8 @@ __all__ = [
     "raw_blocks",
     "read_lines",
 ]
+
+Compression = Literal["none", "gz", "zst", "xz", "bz2"]
 
 _BLOCK_BYTES = 1 << 18
 _EXPANSION_GRACE_BYTES = 1 << 20  # a small file of spaces exceeds any sensible ratio, but is harmless

@@ -28,7 +28,6 @@ __all__ = [
     "has_surrogate",
     "is_chat",
     "metadata_json",
-    "with_end",
 ]
 
 BOM = b"\xef\xbb\xbf"
@@ -58,6 +57,15 @@ class Origin:
         """Return a document of this file. The prompt precedes the text, without a loss."""
         parts = (len(prompt), len(text)) if prompt else ()
         return Document(prompt + text, self.path, line, offset, self.kind, self.markup, metadata, parts)
+
+    def record(self, fields: Mapping[str, Any], line: int, offset: int, records: RecordConfig) -> Document:
+        """Return the document of a record. Its text and its prompt are strings without lone surrogates."""
+        if self.markup == "chat":
+            chat = {name: fields[field] for name, field in chat_fields(records).items()}
+            return self.chat(chat, line, offset, metadata_json(fields, records.metadata))
+        prompt = "" if records.prompt_field is None else fields[records.prompt_field]
+        metadata = metadata_json(fields, records.kept_fields)
+        return self.document(fields[records.text_field], line, offset, metadata, prompt and prompt + records.prompt_end)
 
     def chat(self, fields: Mapping[str, Any], line: int, offset: int, metadata: str = "") -> Document:
         """Return a document whose text is the JSON object of a conversation or a preference pair."""
@@ -101,10 +109,6 @@ def explain_bytes(data: bytes, error: UnicodeDecodeError) -> str:
 
 def has_surrogate(text: str) -> bool:
     return not text.isascii() and _SURROGATE.search(text) is not None
-
-
-def with_end(prompt: str, records: RecordConfig) -> str:
-    return prompt + records.prompt_end if prompt else ""
 
 
 def metadata_json(fields: Mapping[str, Any], names: Iterable[str]) -> str:
