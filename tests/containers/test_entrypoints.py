@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError, ExitCode
-from data_pipeline.__main__ import USAGE
+from data_pipeline.commands.table import COMMANDS as DATA_COMMANDS
 from data_pipeline.dataset.locks import replacing
 from entrypoints.healthcheck import run_of_the_launcher
 from tests.support.two_ranks import seconds_until
@@ -156,7 +156,7 @@ def test_data_prep_prepares_unless_told_otherwise(stand_in: Path) -> None:
     assert run(stand_in, data_prep, "echo", "hello").stdout == "hello\n"
 
 
-@pytest.mark.parametrize("command", re.findall(r"^  (\w+) +", USAGE, re.MULTILINE))
+@pytest.mark.parametrize("command", DATA_COMMANDS)
 def test_data_prep_knows_every_command_of_its_package(stand_in: Path, command: str) -> None:
     printed = run(stand_in, str(ROOT / "entrypoints/data-prep"), command, "/d").stdout
     assert printed.startswith(f"arguments: -m data_pipeline {command} /d\n")

@@ -17,8 +17,7 @@ from common.errors import CheckpointError, ConfigError
 from data_pipeline.dataset.shards import RowBatch, Rows
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, tiny_config
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.data.batch import IGNORE
 from trainer.finetuning import choice
 from trainer.finetuning.objective import LANGUAGE, Kind, Objective, Passes

@@ -111,7 +111,7 @@ def test_the_archive_is_written_and_its_files_are_listed_even_if_a_row_is_an_err
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = Check("driver", "570", Severity.ERROR, "580", "update it")
-    monkeypatch.setattr("trainer.commands.doctor.machine_checks", lambda *_, **__: [broken])
+    monkeypatch.setattr("trainer.doctor.machine.machine_checks", lambda *_, **__: [broken])
     path = tmp_path / "report.tar.gz"
     assert run_command(main, ["doctor", "--bundle", str(path)]) == ExitCode.CONFIG
     assert "versions, and the packages that differ from the lock" in capsys.readouterr().err
