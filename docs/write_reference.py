@@ -15,6 +15,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from common.command_line import PROGRAM
+from common.errors import ExitCode
 from common.settings.command import loaded
 from common.settings.model import Settings
 from common.settings.options import SettingText, option_texts, setting_texts
@@ -85,14 +86,19 @@ def commands_without_a_socket() -> str:
     return f"Apart from the cases in the table, these commands listen on no socket: {', '.join(f'`{name}`' for name in names)}.\n"
 
 
+def exit_codes() -> str:
+    """Return the table of the exit codes."""
+    return _table(("exit code", "means"), ((str(int(code)), code.meaning) for code in ExitCode))
+
+
 def pages_with_parts() -> list[Path]:
     """Return the pages that have a part made from the code."""
-    return sorted(page for page in DOCS.glob("*.md") if _PART.search(page.read_text()))
+    return sorted(page for page in DOCS.rglob("*.md") if _PART.search(page.read_text()))
 
 
 def with_made_parts(page: str) -> str:
     """Return the text of a page with its parts as the code makes them."""
-    made = {"layers": layers, "commands_without_a_socket": commands_without_a_socket}
+    made = {"layers": layers, "commands_without_a_socket": commands_without_a_socket, "exit_codes": exit_codes}
     return _PART.sub(lambda part: part[1] + made[part[2]]() + part[3], page)
 
 

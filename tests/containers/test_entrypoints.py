@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, ExitCode
+from common.errors import ConfigError, ExitCode, NextStart
 from data_pipeline.commands.table import COMMANDS as DATA_COMMANDS
 from data_pipeline.dataset.locks import replacing
 from entrypoints.healthcheck import run_of_the_launcher
@@ -366,7 +366,7 @@ def test_a_group_that_crashes_is_started_again_and_its_end_is_that_of_the_last_s
     assert "(restart 2 of 3 without a new one, as far as is known without --run)" in said
 
 
-@pytest.mark.parametrize("code", [2, 3, 4, 5, 74, 75, 130])
+@pytest.mark.parametrize("code", [code for code in ExitCode if code.next_start in (NextStart.USELESS, NextStart.CONTINUES)])
 def test_a_group_that_ends_for_a_reason_that_stays_is_not_started_again(stand_in: Path, tmp_path: Path, code: int) -> None:
     number, found, said = starts(stand_in, tmp_path, f"echo {code} >$TRAINER_EXIT_FILE; exit 1")
     assert (number, found, said) == (1, code, "")
