@@ -47,13 +47,12 @@ def run(options: DoctorOptions) -> None:
     from trainer.doctor.check import refuse_errors, write_checks
     from trainer.doctor.machine import Folders, machine_checks
     from trainer.machine.environment import environment_facts
-    from trainer.runs.events import parse_event
 
     if options.log is not None and options.bundle is None:
         raise ConfigError("--log adds lines to the archive of --bundle, which is not set; add --bundle FILE, or leave out --log")
     if options.bundle is not None:
         check_place(options.bundle)
-    contents = read_contents(options.run if options.bundle is not None else None, options.log, parse_event)
+    contents = read_contents(options.run if options.bundle is not None else None, options.log)
     folders = Folders(options.run, options.data, Path(os.environ.get("TMPDIR") or "/tmp"), _space_needed(options))
     rows = machine_checks(folders, os.environ, fast=options.fast)
     write_checks(rows, sys.stdout, as_json=options.as_json)
