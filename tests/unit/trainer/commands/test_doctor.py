@@ -39,7 +39,7 @@ def test_the_fast_part_has_every_group_of_checks_and_measures_nothing(
     def measured(*_: object) -> None:
         raise AssertionError("the fast part must not measure")
 
-    monkeypatch.setattr(machine, "measure", measured)
+    monkeypatch.setattr(all_reduce, "measure", measured)
     monkeypatch.setattr(machine, "with_rates", measured)
     data = write_prepared(tmp_path / "data")
     found = rows(capsys, "--run", str(tmp_path / "runs/new"), "--data", str(data))
@@ -88,7 +88,7 @@ def test_the_space_that_is_needed_is_that_of_the_run_or_of_its_recipe(
 def test_the_complete_check_also_has_sums_and_rates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "measure", lambda _: all_reduce.Sums("gloo", 2, ("a", "a"), 1e9))
+    monkeypatch.setattr(all_reduce, "measure", lambda _: all_reduce.Sums("gloo", 2, ("a", "a"), 1e9))
     monkeypatch.setattr("trainer.doctor.disk._MEASURED_BYTES", 4 << 20)
     main(["doctor", "--run", str(tmp_path)])
     said = " ".join(capsys.readouterr().out.split())
