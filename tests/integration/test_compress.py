@@ -17,12 +17,11 @@ from tests.support.records import record_of
 from tests.support.runs import metrics, run_command, tiny_config
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.of_run import load_checkpoint
+from trainer.commands.compress import CompressOptions
 from trainer.commands.compress import run as compress
-from trainer.commands.evaluate import evaluate_run
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
+from trainer.commands.export import ExportOptions
 from trainer.commands.export import run as export
-from trainer.commands.options.compress import CompressOptions
-from trainer.commands.options.evaluate import EvaluateOptions
-from trainer.commands.options.export import ExportOptions
 from trainer.interop.verify_export import verify_export
 from trainer.loop import train
 from trainer.runs.saved_run import load_config
@@ -131,8 +130,8 @@ def test_weights_that_do_not_fit_the_memory_are_not_unpacked(
 ) -> None:
     compressed(trained, tmp_path / "small", "prune", capsys)
     num_weights = sum(weight.numel() for weight in load_checkpoint(trained, "latest").model.values())
-    monkeypatch.setattr("trainer.checkpoint.of_run.unpack", lambda _: pytest.fail("the weights were unpacked"))
-    monkeypatch.setattr("common.host_memory.available_host_bytes", lambda: 4 * num_weights - 1)
+    monkeypatch.setattr("trainer.runs.state.unpack", lambda _: pytest.fail("the weights were unpacked"))
+    monkeypatch.setattr("trainer.runs.bounds.available_host_bytes", lambda: 4 * num_weights - 1)
     with pytest.raises(ConfigError, match=rf"the model has {num_weights} weights, which take .* of memory are free"):
         load_checkpoint(tmp_path / "small", "latest")
 

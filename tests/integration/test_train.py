@@ -20,8 +20,7 @@ from tests.support.two_ranks import log, start_entrypoint, started
 from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.of_run import load_checkpoint
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.evaluation import evaluate as evaluations
 from trainer.loop import train
 from trainer.training import setup, training_run
