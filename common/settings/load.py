@@ -63,13 +63,13 @@ def load_settings(
         ConfigError: a name is unknown or a value is not allowed; the message says where it was set and what is allowed.
     """
     fields = setting_names(model)
-    resolver: Any = import_module(model.resolver) if model.resolver else model
     _check_utf8("command line", arguments)
     given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
     command_line = {name: none_word(fields[name], value) for name, value in given.items()}
     variables = _from_environment(model, environment)
     recipe = command_line.get("recipe", variables.get("recipe", model.model_fields["recipe"].default))
     own = [variables, nest(command_line)]
+    resolver: Any = import_module(model.resolver) if model.resolver else model  # loads NumPy, which `--help` does not need
     of_person = own
     if (path := resolver.recorded_in({name: value for layer in own for name, value in layer.items()})) is not None:
         layers = [_recorded(model, path, own), *own]
