@@ -13,7 +13,7 @@ from trainer.config import EvalConfig, TrainConfig
 from trainer.inference.likelihood import cut_windows, num_common, score_windows
 from trainer.inference.text_model import Continuation, Sampling, TextModel, evaluating, uncompiled
 from trainer.inference.text_scores import Scores, score_texts
-from trainer.model import loss
+from trainer.runs import events
 
 __all__ = ["perplexity", "prompts_of", "sample_and_score"]
 
@@ -81,7 +81,7 @@ def perplexity(reference: TextModel, config: TrainConfig, written: Sequence[Cont
         return None
     with evaluating(reference.model), uncompiled():
         scored = score_windows(reference.model, windows, reference.tokenizer.vocab_size, config, _WINDOWS_AT_ONCE)
-    return loss.perplexity(math.fsum(likelihood.nats for likelihood in scored) / num_tokens)
+    return events.perplexity(math.fsum(likelihood.nats for likelihood in scored) / num_tokens)
 
 
 def _beginnings(rows: Rows, tokenizer: Tokenizer) -> list[str]:
