@@ -148,7 +148,6 @@ class Rejection:
 
     @staticmethod
     def of_bytes(reason: Reason, path: str, line: int, data: bytes = b"", detail: str = "", *, first: int = 0) -> Rejection:
-        """Return the rejection of bytes that did not become a document. The sample begins at byte `first`."""
         sample = data[first : first + _SAMPLE_CHARS].decode("utf-8", "backslashreplace")
         return Rejection(reason, path, line, detail, sample, data=data)
 
@@ -164,11 +163,7 @@ def cut_text(text: str, parts: Sequence[int]) -> list[str]:
 
 
 def document_id(partition: int, ordinal: int) -> int:
-    """Return the id of the document at place `ordinal`, from 0, of a partition.
-
-    Raises:
-        OverflowError: one of the numbers does not fit in 32 bits.
-    """
+    """Return the id of the document at place `ordinal`, from 0, of a partition. Both must fit in 32 bits."""
     if not (0 <= partition < 1 << _ORDINAL_BITS and 0 <= ordinal < 1 << _ORDINAL_BITS):
         raise OverflowError(f"partition {partition}, document {ordinal}: both must fit in {_ORDINAL_BITS} bits")
     return partition << _ORDINAL_BITS | ordinal
@@ -179,5 +174,4 @@ def partition_of(identity: int) -> int:
 
 
 def ordinal_of(identity: int) -> int:
-    """Return a document's place, from 0, among everything that was read from its partition."""
     return identity & ((1 << _ORDINAL_BITS) - 1)

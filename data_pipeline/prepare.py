@@ -38,13 +38,7 @@ __all__ = ["prepare"]
 
 
 def prepare(config: PrepareConfig) -> Manifest:
-    """Prepare the sources under `config.output` and return the manifest. Data that is already prepared is not prepared again.
-
-    Raises:
-        SourceError: the input is missing or malformed, or leaves too little text.
-        ConfigError: the settings do not fit the input, or the output folder holds other files.
-        StoppedBySignal: SIGTERM or SIGHUP was received; the next run resumes.
-    """
+    """Prepare the sources under `config.output` and return the manifest. Data that is already prepared is not prepared again."""
     output = config.output
     with stop_on_signals(), naming(output), exclusive(output) as folder:
         ignored = IgnoredFiles()

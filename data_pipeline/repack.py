@@ -61,13 +61,7 @@ class CountResult:
 
 
 def repack(directory: Path, output: Path, row_length: int, workers: int | None = None, *, replace: bool = False) -> Manifest:
-    """Write the documents of prepared data under `output`, in rows of `row_length` tokens, and return the manifest.
-
-    Raises:
-        ConfigError: a number is out of its range in `prepare`, the data was prepared without keeping the tokens, or `output` is
-            the same folder, is in use, or holds other finished data and `replace` is false.
-        PreparedDataError: a part of the data is missing or changed.
-    """
+    """Write the documents of prepared data under `output`, in rows of `row_length` tokens, and return the manifest."""
     check_numbers(row_length, workers)
     if directory.resolve() == output.resolve():
         raise ConfigError(f"--output {output} is the folder of the data that is repacked; choose another --output")
@@ -133,18 +127,12 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
 
 
 def _tokenizer(directory: Path, manifest: Manifest) -> TrainedTokenizer:
-    """Return the properties of the tokenizer of prepared data, with the digests of its files from the manifest."""
     files = {PurePosixPath(name): digest for name, digest in manifest.files.items()}
     named = {path.name: digest for path, digest in files.items() if path.parent == PurePosixPath(TOKENIZER)}
     return replace(TrainedTokenizer.of(read_tokenizer(directory, manifest)), files=named)
 
 
 def check_numbers(row_length: int, workers: int | None) -> None:
-    """Check both numbers as `prepare` does.
-
-    Raises:
-        ConfigError: a number is out of range.
-    """
     try:
         PrepareConfig(sources=(BUILTIN,), row_length=row_length, workers=workers)
     except ValidationError as error:
@@ -152,7 +140,6 @@ def check_numbers(row_length: int, workers: int | None) -> None:
 
 
 def count_all(run: Runner, directory: Path, manifest: Manifest, work: Path) -> list[CountResult]:
-    """Count the tokens and documents of every partition."""
     tasks = [
         CountTask(directory / TOKENS / f"{number:06d}", directory / CHOSEN / f"{number:06d}", work / "counted" / f"{number:06d}")
         for number in range(len(manifest.partitions))

@@ -223,20 +223,12 @@ class PrepareConfig(Settings):
 
     @property
     def by_place(self) -> dict[str, PrepareConfig]:
-        """The settings that apply to each source: under `source.NAME.` for those of a recipe, under the empty name for all others.
-
-        Raises:
-            ValueError: see `for_source`.
-        """
+        """The settings of each source: under `source.NAME.` for those of a recipe, under the empty name for all others."""
         own = {f"source.{name}.": self.for_source(name) for name in self.source}
         return own if own and not self.sources else {"": self} | own
 
     def for_source(self, name: str) -> PrepareConfig:
-        """Return these settings with those that the source `name` overrides.
-
-        Raises:
-            ValueError: a setting of the source is unknown or out of range, or all sources share it.
-        """
+        """Return these settings with those that the source `name` overrides. Raises ValueError if one is wrong."""
         own = self.source.get(name)
         if own is None:
             return self

@@ -74,7 +74,6 @@ def clean(text: str, settings: CleanConfig, kind: Kind = "prose", *, keep_end: b
 
 
 def judge_length(document: Document, settings: CleanConfig) -> Rejection | None:
-    """Return the rejection of a cleaned document that is too short or too long; None if its length is accepted."""
     characters = len(document.text)
     if not characters:
         return Rejection.of(document, Reason.EMPTY)

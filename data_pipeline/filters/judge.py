@@ -55,11 +55,7 @@ class JudgedBatch:
 
 
 def judge_batch(items: Sequence[Document | Rejection], config: PrepareConfig, pages: PageReader) -> JudgedBatch:
-    """Clean and judge documents of one source, whose resolved settings are `config`. Rejections are returned as they are.
-
-    Raises:
-        WorkerError: the process that parses HTML for `pages` was killed from outside.
-    """
+    """Clean and judge documents of one source, whose resolved settings are `config`. Rejections are returned as they are."""
     changes: Counter[str] = Counter()
     confidences: dict[str, Counter[str]] = {}
     judged: list[JudgedDocument | Rejection] = []

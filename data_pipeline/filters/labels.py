@@ -23,10 +23,6 @@ def label_of(metadata: str, field: str) -> str:
 
 
 def judge_label(document: Document, records: RecordConfig) -> Rejection | None:
-    """Return the rejection of a document without a label, or with a label that cannot be used; None if it is kept.
-
-    If `records.label_field` is not set, each document is kept.
-    """
     if records.label_field is None:
         return None
     label = label_of(document.metadata, records.label_field)

@@ -62,11 +62,7 @@ class Identified:
 
 
 def identify(text: bytes, settings: LanguageConfig) -> Identified:
-    """Return the language of a valid UTF-8 text. The same text and settings give the same answer on every machine.
-
-    Raises:
-        ConfigError: `language.fasttext_model` cannot be loaded, or the package is not installed.
-    """
+    """Return the language of a valid UTF-8 text. The same text and settings give the same answer on every machine."""
     sample = _sample(text, settings.sample_bytes)
     if settings.fasttext_model is not None:
         return _ask_fasttext(sample, settings.fasttext_model)
@@ -77,11 +73,7 @@ def identify(text: bytes, settings: LanguageConfig) -> Identified:
 
 
 def check_codes(setting: str, codes: Iterable[str], settings: LanguageConfig) -> None:
-    """Check that the identifier can answer with each of these languages. A name that it never gives would drop all documents.
-
-    Raises:
-        ConfigError: it does not know a code; or `language.fasttext_model` cannot be loaded.
-    """
+    """Raise ConfigError if the identifier never answers with one of these languages, because it would drop all documents."""
     known = _known_languages(settings)
     for code in codes:
         if code not in known.values():
@@ -146,7 +138,6 @@ def _sample(text: bytes, num_bytes: int) -> bytes:
 
 
 def _cut(text: bytes, start: int, num_bytes: int) -> bytes:
-    """Return a part of a text, without characters that are cut at its borders."""
     return text[start : start + num_bytes].decode(errors="ignore").encode()
 
 

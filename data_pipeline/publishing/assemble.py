@@ -50,7 +50,6 @@ class Prepared:
 
 
 def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, Path | bytes]) -> Manifest:
-    """Publish prepared data under `output` together with the files `more`, and return its manifest."""
     report = canonical_json(prepared.report)
     shards = dict(_name_shards(prepared.packed))
     tokenizer = prepared.tokenizer

@@ -23,11 +23,7 @@ PIPELINE_VERSION = 4
 
 
 def settings_of(config: PrepareConfig) -> dict[str, Any]:
-    """Return the settings that decide the result. A path is replaced by the digest of the file's content.
-
-    Raises:
-        ConfigError: a file that a setting names cannot be read.
-    """
+    """Return the settings that decide the result. A path is replaced by the digest of the file's content."""
     settings = {name: _without_paths(name, value, config) for name, value in portable_settings(config).items()}
     if config.chat.is_on:
         source = template_source(config.chat, config.tokenizer)
@@ -71,10 +67,7 @@ def _files_at(path: Path) -> list[tuple[str, Path]]:
 
 
 def _files_of_tokenizer(path: Path) -> list[tuple[str, Path]]:
-    """Return the files that a supplied tokenizer is read from.
-
-    In a run or prepared data the name of the file decides the kind of the tokenizer, so it counts too.
-    """
+    """Return the files that a supplied tokenizer is read from. The name of a file in a run or prepared data decides its kind."""
     model, *beside = supplied_files(path)
     name = _extensions(model) if path in (model, model.parent) else model.name
     return [(name, model), *((file.name, file) for file in beside)]
@@ -85,7 +78,6 @@ def _extensions(path: Path) -> str:
 
 
 def fingerprint_of(settings: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> str:
-    """Return a digest of everything that decides the result: version, settings, and the content of the input."""
     return digest_bytes(canonical_json({"version": PIPELINE_VERSION, "config": settings, "inputs": list(inputs)}))
 
 

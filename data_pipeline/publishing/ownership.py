@@ -53,10 +53,7 @@ class OutputFolder:
     """The folder of the stages' results. None before `start_work`."""
 
     def start_work(self, fingerprint: str) -> Path:
-        """Return the folder for the stages' results with these settings and inputs. Others have other folders.
-
-        The folder and its parent are created. A link in their place is refused.
-        """
+        """Return the folder for the stages' results with these settings and inputs. A link in its place is refused."""
         self.work = own_folder(own_folder(self.directory / WORK) / fingerprint.removeprefix("sha256:")[:16])
         return self.work
 
@@ -66,10 +63,6 @@ def exclusive(directory: Path) -> Iterator[OutputFolder]:
     """Lock a folder for one preparation, and remove the unfinished files of one that was killed.
 
     A preparation that the same settings and text would end again leaves nothing. One that may succeed next time leaves its work.
-
-    Raises:
-        ConfigError: a foreign file would be replaced, or a path that a preparation writes to is a link.
-        StorageError: another preparation holds the lock, or the folder cannot be written to.
     """
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
@@ -116,7 +109,6 @@ def _is_locked(file: BinaryIO, path: Path) -> bool:
 
 
 def _remove_if_empty(directory: Path, names: Set[str], folders: Sequence[Path]) -> None:
-    """Remove the files of these names and then `folders`, unless the directory holds anything else."""
     with suppress(OSError):  # a folder is not empty, or the file system fails, which the error of the preparation reports
         (directory / WORK).rmdir()
     with suppress(OSError):
@@ -128,7 +120,6 @@ def _remove_if_empty(directory: Path, names: Set[str], folders: Sequence[Path]) 
 
 
 def _open_lock(path: Path) -> BinaryIO:
-    """Open the lock file, and create it if it is missing. A link is refused."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise UnusableFileError(f"{path} is not a regular file; remove it and run the same command again")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -136,7 +127,6 @@ def _open_lock(path: Path) -> BinaryIO:
 
 
 def _clear_half_written(directory: Path) -> None:
-    """Remove unfinished files of a killed preparation, and everything in its work folder that no preparation writes."""
     beside = [path for name in (MANIFEST, PUBLISHED, INPUTS) for path in directory.glob(f".{name}.*") if is_unfinished(path)]
     for path in beside:
         _remove(path)
@@ -162,7 +152,6 @@ def _strange_entries(folder: Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, a folder, or a link itself."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -191,7 +180,6 @@ def own_files(directory: Path) -> set[str]:
 
 
 def _files_in_the_way(directory: Path) -> Iterator[str]:
-    """Yield every existing file that has the name of a published file or is in a published folder."""
     for path in (directory / name for name in (*SINGLE_FILES, *FOLDERS)):
         if path.is_dir() and not path.is_symlink():
             inside = (file for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
@@ -201,7 +189,6 @@ def _files_in_the_way(directory: Path) -> Iterator[str]:
 
 
 def _holds_digests(path: Path) -> bool:
-    """Whether a file has the form that `remember_digests` writes."""
     try:
         value = json.loads(read_input(path, _MAX_NOTE_BYTES, below=path.parent))
     except (OSError, ValueError, RecursionError):
@@ -210,13 +197,11 @@ def _holds_digests(path: Path) -> bool:
 
 
 def _is_at_work(directory: Path) -> bool:
-    """Whether the folder contains the work of an unfinished preparation, and nothing else in the work folder."""
     work = directory / WORK
     return work.is_dir() and not work.is_symlink() and all(_WORK_NAME.fullmatch(path.name) for path in work.iterdir())
 
 
 def noted_files(directory: Path) -> dict[str, Any]:
-    """Return the files in the note with their states when they were last checked; an empty dict if there is no note."""
     try:
         value = json.loads(read_input(directory / PUBLISHED, _MAX_NOTE_BYTES, below=directory))
     except (OSError, ValueError, RecursionError):
@@ -226,10 +211,8 @@ def noted_files(directory: Path) -> dict[str, Any]:
 
 
 def write_note(directory: Path, files: Mapping[str, Any]) -> None:
-    """Write the names and states of the files that a preparation has written to the note."""
     write_atomic(directory / PUBLISHED, canonical_json({"format": _NOTE_FORMAT, "files": files}))
 
 
 def work_folders(directory: Path) -> list[Path]:
-    """Return the folders that `start_work` has made, without other entries beside them."""
     return [path for path in (directory / WORK).glob("*") if _WORK_NAME.fullmatch(path.name)]

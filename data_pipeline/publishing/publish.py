@@ -58,11 +58,9 @@ def reuse_finished(directory: Path, fingerprint: str, ignored: IgnoredFiles, *, 
 
 
 def find_finished(directory: Path, fingerprint: str, *, rejects: KeptRejects = "none") -> Manifest | None:
-    """Return the manifest if the folder already holds the result of these settings and inputs, complete and undamaged; else None.
+    """Return the manifest if the folder holds the complete, undamaged result of these settings and inputs; else None.
 
-    It is not complete if rejected documents were requested (`rejects`) and a file for them is missing.
-
-    A file whose size and times match the note is not read, because digesting a terabyte takes about an hour. Others are digested.
+    A file whose size and times match the note is not read, because digesting a terabyte takes about an hour.
     """
     try:
         manifest = read_manifest(directory)
@@ -90,7 +88,6 @@ def settle(directory: Path, manifest: Manifest) -> None:
 
 
 def clear_work(directory: Path) -> None:
-    """Remove the stages' results, for all settings. They have no use after publication."""
     for work in work_folders(directory):
         shutil.rmtree(work, ignore_errors=True)
     with suppress(OSError):  # it does not exist or is not empty
@@ -104,13 +101,10 @@ def publish(
     shards: Mapping[str, Path],
     files: Mapping[str, Path | bytes],
 ) -> Manifest:
-    """Move shards and files to their place under `directory`, replace the files of an earlier preparation, and remove the work.
+    """Move shards and files to their place under `directory`, replace those of an earlier preparation, and remove the work.
 
-    Returns the manifest with its root digest. If this is killed at any point, running it again completes it: the stages' results
-    remain in the work folder until the end, as hard links, and the note lists the files that preparations have written.
-
-    Raises:
-        ConfigError: a foreign file would be replaced, or the data in the folder is in use.
+    If this is killed at any point, running it again completes it: the stages' results stay in the work folder until the end, as
+    hard links, and the note lists the files that preparations have written.
     """
     check_nothing_foreign(directory)
     built = work / "final"
@@ -134,7 +128,6 @@ def publish(
 
 
 def _swap(built: Path, directory: Path) -> None:
-    """Move everything in `built` into `directory`, and replace what has the same name there."""
     outgoing = built.with_name("outgoing")
     shutil.rmtree(outgoing, ignore_errors=True)
     outgoing.mkdir()
@@ -152,7 +145,6 @@ def _swap(built: Path, directory: Path) -> None:
 
 
 def _move(names: Iterable[str], source: Path, target: Path) -> None:
-    """Move those names that exist from one folder to another, where they must not exist yet."""
     for name in names:
         if os.path.lexists(source / name):
             (source / name).rename(target / name)

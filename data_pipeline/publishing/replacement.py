@@ -20,19 +20,9 @@ _SHOWN = 3  # most settings and files in a message
 def check_may_replace(
     output: Path, fingerprint: str, settings: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]], *, replace: bool
 ) -> None:
-    """Check that finished data may be replaced, before hours are spent on preparing the new data.
+    """Raise ConfigError if the folder holds other data and `replace` is false, or if its data is being read.
 
     Damaged data may be prepared again from the same settings and text without `replace`.
-
-    Args:
-        output: folder that may contain finished data.
-        fingerprint: of the data that will be prepared.
-        settings: that decide the result.
-        inputs: the identity of each input file, as the manifest lists it.
-        replace: whether finished data may be replaced by other data.
-
-    Raises:
-        ConfigError: the folder holds other data and `replace` is false, or the data is being read.
     """
     try:
         finished = read_manifest(output)
@@ -55,7 +45,6 @@ def check_may_replace(
 def list_differences(
     old: Mapping[str, Any], new: Mapping[str, Any], old_inputs: Sequence[Mapping[str, Any]], new_inputs: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """Return the differences between the settings and input files of two preparations, as a few clauses for a message."""
     before, now = dict(flat(old)), dict(flat(new))
     changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     clauses = [f"{name} was {_short(before.get(name))} and is {_short(now.get(name))}" for name in changed[:_SHOWN]]

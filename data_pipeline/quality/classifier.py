@@ -89,11 +89,6 @@ class Classifier:
 
     @staticmethod
     def from_bytes(data: bytes) -> Classifier:
-        """Return the model that `to_bytes` wrote.
-
-        Raises:
-            PreparedDataError: the data is not such a model.
-        """
         try:
             return Classifier(**load(data))
         except (SafetensorError, TypeError) as error:
@@ -101,11 +96,7 @@ class Classifier:
 
 
 def train_classifier(good: Iterable[Ids], bad: Iterable[Ids], bits: int) -> tuple[Classifier, HeldOut]:
-    """Train a classifier with 2**bits weights on two classes of examples, given as token ids. Also return its held-out results.
-
-    Raises:
-        ConfigError: a class has too few examples.
-    """
+    """Train a classifier with 2**bits weights on token ids of two classes of examples. Also return its held-out results."""
     classes = [_within_budget(examples) for examples in (good, bad)]
     for name, examples in zip(("good", "bad"), classes, strict=True):
         if len(examples) < _MIN_EXAMPLES:

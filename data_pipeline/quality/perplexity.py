@@ -83,11 +83,6 @@ class ReferenceModel:
 
     @staticmethod
     def from_bytes(data: bytes) -> ReferenceModel:
-        """Return the model that `to_bytes` wrote.
-
-        Raises:
-            PreparedDataError: the data is not such a model.
-        """
         try:
             model = ReferenceModel(**load(data))
             shapes = [(array.ndim, array.dtype == np.uint32, array.size > 1) for array in vars(model).values()]
@@ -135,11 +130,7 @@ class ReferenceModel:
 
 
 def train_reference(batches: Iterable[tuple[Ids, Int64s]], vocab_size: int, settings: QualityConfig) -> ReferenceModel:
-    """Train the model on batches of token ids and text ends of a trusted source, up to `reference_tokens` tokens.
-
-    Raises:
-        ConfigError: there is no text to train on, or the vocabulary is too large to pack three ids into 63 bits.
-    """
+    """Train the model on batches of token ids and text ends of a trusted source, up to `reference_tokens` tokens."""
     if vocab_size >= 1 << _ID_BITS:
         raise ConfigError(f"quality: a vocabulary of {vocab_size} ids is too large; fewer than {1 << _ID_BITS} are needed")
     singles_V = np.zeros(vocab_size + 1, np.uint32)

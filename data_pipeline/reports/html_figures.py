@@ -21,7 +21,6 @@ _MAX_CUTS = 3
 
 
 def length_charts(report: Report) -> list[Markup]:
-    """Return histograms of the lengths in characters and in tokens, as far as the report has them."""
     found = {unit: part(report, "lengths", unit) for unit in ("characters", "tokens")}
     return [_length_chart(unit, one) for unit, one in found.items() if one.get("histogram")]
 
@@ -37,7 +36,6 @@ def _length_chart(unit: str, found: Report) -> Markup:
 
 
 def perplexity_chart(report: Report) -> Markup:
-    """Return a histogram of the perplexity with marks at the thresholds; empty if the perplexity was not measured."""
     found = part(report, "perplexity")
     if not found.get("histogram"):
         return Markup()

@@ -23,12 +23,7 @@ _MAX_LISTED = 40
 
 
 def render_report(manifest: Manifest, timings: Mapping[str, Any] | None = None) -> str:
-    """Return the page about prepared data. Parts that the report lacks are left out.
-
-    Args:
-        manifest: with its root digest. The digest therefore does not cover the page.
-        timings: from `Progress.summary`. They differ from run to run.
-    """
+    """Return the page about prepared data. Parts that the report lacks are left out. `timings` are from `Progress.summary`."""
     report, config = known(manifest.totals), manifest.config
     return render_page(
         _TEMPLATES,
@@ -56,7 +51,6 @@ def _balance(sources: Mapping[str, Report]) -> list[tuple[str, Report, float]]:
 
 
 def _confidence(report: Report, wanted: float | None) -> tuple[list[str], list[list[str]]]:
-    """Return the confidence thresholds, and for each language the share of its documents that each threshold keeps."""
     found = largest_first(part(report, "language_confidence"), "all")
     thresholds = sorted({name for kept in found.values() for name in kept if name != "all"}, key=float)
     heads = [f"{name} (set)" if wanted is not None and float(name) == wanted else name for name in thresholds]

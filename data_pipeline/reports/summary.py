@@ -30,7 +30,6 @@ _LENGTHS = ("steps", "epochs", "tokens")
 
 
 def summary_lines(manifest: Manifest, config: PrepareConfig) -> list[str]:
-    """Return the summary of prepared data: documents, tokens and rows, rejections, ignored files, next command."""
     totals = manifest.totals
     documents, tokens = part(totals, "documents"), sum(shard.tokens for shard in manifest.shards)
     rows = {split: sum(shard.rows for shard in manifest.shards if shard.split == split) for split in ("train", "val")}
@@ -74,13 +73,11 @@ def next_command(manifest: Manifest, config: PrepareConfig) -> str:
 
 
 def _run_of(tokenizer: Path | None) -> Path | None:
-    """Return the run that a supplied tokenizer belongs to; None if it belongs to none."""
     folders = [] if tokenizer is None else [tokenizer, *([tokenizer.parent] if tokenizer.name == TOKENIZER else [])]
     return next((folder for folder in folders if (folder / "record.json").is_file()), None)
 
 
 def _training_settings(recipe: str) -> dict[str, Any]:
-    """Return the settings of `train` in a recipe; none if the file cannot be read any more."""
     with suppress(OSError, ValueError, UnusableFileError):
         return part(parse_toml(read_input(recipe_path(recipe), MAX_SETTINGS_BYTES)), "train")
     return {}
@@ -92,7 +89,6 @@ def _new_run(name: str) -> Path:
 
 
 def _ignored(totals: Mapping[str, Any]) -> Counter[str]:
-    """Return the number of ignored files by extension, with the reason unless it is the extension itself."""
     counts: Counter[str] = Counter()
     for reason, extension, number in by_extension(totals, "ignored"):
         is_format = reason in (IgnoredReason.UNKNOWN_FORMAT, IgnoredReason.UNKNOWN_MEMBER)

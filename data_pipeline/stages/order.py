@@ -10,7 +10,6 @@ __all__ = ["stage_names"]
 
 
 def stage_names(config: PrepareConfig) -> list[str]:
-    """Return the names of the stages that a preparation with these settings runs, in order."""
     return [
         "read",
         *DUPLICATES,

@@ -46,7 +46,6 @@ class DocumentsOf:
     """The field of the metadata that holds the label; None if the source has no labels."""
 
     def place(self, folder: str) -> Path:
-        """Return the path of the table in `folder`, without extension."""
         return self.root / folder / f"{self.number:06d}"
 
 
@@ -151,7 +150,6 @@ class PackResult:
 
 
 def pack_group(task: PackTask) -> PackResult:
-    """Write the shards of a group of partitions into the folder `output`."""
     result = PackResult()
     temporary = unfinished_path(task.output)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -231,7 +229,6 @@ def _cut_to_rows(windows: Iterable[Window], row_length: int, result: PackResult)
 
 
 def _labels(task: PackTask, label_field: str) -> Iterator[pa.RecordBatch]:
-    """Yield id and label of each document that is in a row."""
     numbers = {name: number for number, name in enumerate(task.labels)}
     for tokens, chosen in zip(task.tokens, task.chosen, strict=True):
         for batch, row in read_side_by_side(tokens, chosen):
@@ -242,7 +239,6 @@ def _labels(task: PackTask, label_field: str) -> Iterator[pa.RecordBatch]:
 
 
 def _facts(task: PackTask) -> Iterator[pa.RecordBatch]:
-    """Yield id, kind and length of each document that is in a row."""
     for tokens, chosen in zip(task.tokens, task.chosen, strict=True):
         for batch, row in read_side_by_side(tokens, chosen):
             is_taken = pa.array((row.column("copies").to_numpy() > 0) & _is_in(task.split, batch))

@@ -34,11 +34,7 @@ __all__ = ["TEXT_SCHEMA", "ReadResult", "ReadTask", "read_all", "read_partition"
 
 
 def read_all(job: Job, chat: ChatTemplate | None = None) -> list[ReadResult]:
-    """Read, clean and judge every partition. The template turns conversations into text.
-
-    Raises:
-        ConfigError: the template cannot be used for any conversation.
-    """
+    """Read, clean and judge every partition. The template turns conversations into text."""
     with _opened(chat) as chats:
         if chats is not None:
             chats.end_of_turn()

@@ -55,7 +55,6 @@ class Samples:
 
 
 def rejected_place(job: Job, number: int) -> Path | None:
-    """Return the path of a partition's tables of rejected documents, without the ends of their names; None if none are kept."""
     return job.place(REJECTED, number) if job.config.keep_rejects == "all" else None
 
 
@@ -80,7 +79,6 @@ class RejectedWriter:
 
     @property
     def written(self) -> dict[Path, str]:
-        """The digest of each file, once the files are complete."""
         return {path: digest for table in self._tables.values() for path, digest in table.written.items()}
 
     def add_malformed(self, identity: int, item: Rejection) -> None:
@@ -88,7 +86,6 @@ class RejectedWriter:
             self._add("malformed", identity, item, "", item.data)
 
     def add_judged(self, items: Iterable[tuple[int, object]]) -> None:
-        """Add those items of a batch, with their ids, that are rejected documents."""
         for identity, item in items if self._tables else ():
             if isinstance(item, Rejection) and item.document is not None:
                 self._add("judged", identity, item, item.document.metadata, item.document.text.encode())

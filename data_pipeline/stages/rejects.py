@@ -77,7 +77,6 @@ def lines_before(partitions: Sequence[Partition], read: Sequence[ReadResult]) ->
 def write_rejects(
     job: Job, read: Sequence[ReadResult], split: Sequence[SplitResult], selected: Sequence[SelectResult], cuts: Mapping[str, Cuts]
 ) -> dict[str, Path | bytes]:
-    """Write the rejected documents that the settings ask for, and return each file or its content by its published name."""
     if job.config.keep_rejects == "none":
         return {}
     samples = collect_rejects(job.partitions, read, split, selected)
@@ -86,7 +85,6 @@ def write_rejects(
 
 
 def _write_in_full(job: Job, read: Sequence[ReadResult], cuts: Mapping[str, Cuts]) -> dict[str, Path | bytes]:
-    """Write every rejected document in full if the settings ask for it. Return the path of each file by its published name."""
     tasks = [
         RejectedTask(partition.source, before, cuts[partition.source], job.work, place)
         for number, (partition, before) in enumerate(zip(job.partitions, lines_before(job.partitions, read), strict=True))
@@ -172,7 +170,6 @@ def _rejected_later(task: RejectedTask) -> Iterator[dict[str, Any]]:
 
 
 def _duplicates(task: RejectedTask) -> Iterator[tuple[int, str, str]]:
-    """Yield id, reason and detail of each document that deduplication dropped."""
     for batch in read_batches(_place(task, "duplicates")):
         fates_D = batch.column("fate").to_numpy()
         for row in np.flatnonzero(fates_D).tolist():
@@ -181,7 +178,6 @@ def _duplicates(task: RejectedTask) -> Iterator[tuple[int, str, str]]:
 
 
 def _not_selected(task: RejectedTask) -> Iterator[tuple[int, str, str]]:
-    """Yield id, reason and detail of each document that quality or balance dropped."""
     for batch, chosen in read_side_by_side(_place(task, TOKENS), _place(task, CHOSEN)):
         reason_D = reasons_of(batch, task.cuts, chosen.column("copies").to_numpy())
         for row in np.flatnonzero(reason_D != "").tolist():

@@ -65,7 +65,6 @@ def cuts_of_sources(job: Job, tokenized: Sequence[TokenizeResult]) -> dict[str, 
 
 
 def select_all(job: Job, tokenized: Sequence[TokenizeResult], cuts: Mapping[str, Cuts]) -> list[SelectResult]:
-    """Select the documents that are good enough, and balance the groups."""
     sizes = [result.tokens for result in tokenized]
     sources = [partition.source for partition in job.partitions]
     balance = job.config.balance
@@ -95,7 +94,6 @@ def select_all(job: Job, tokenized: Sequence[TokenizeResult], cuts: Mapping[str,
 
 
 def documents_of(job: Job, tokenized: Sequence[TokenizeResult], selected: Sequence[SelectResult]) -> list[DocumentsOf]:
-    """Return the tokenized documents of every partition."""
     return [
         DocumentsOf(
             partition.source,
@@ -138,7 +136,6 @@ class WeighResult:
 
 
 def weigh_partition(task: WeighTask) -> WeighResult:
-    """Count the tokens that `select_partition` can select from."""
     tokens: Counter[str] = Counter()
     for batch in read_batches(task.tokens):
         is_train_D = (_reasons(batch, task.cuts) == "") & (batch.column("split").to_numpy() == _TRAIN)
@@ -240,7 +237,6 @@ class _Rejected:
         self._shown: list[tuple[int, Reason, str]] = []
 
     def add(self, batch: pa.RecordBatch, reason_D: NDArray[np.object_]) -> None:
-        """Count the rejected documents of a batch, and remember the first of each reason."""
         rows = np.flatnonzero(reason_D != "").tolist()
         self.counts.update(reason_D[rows].tolist())
         for row, reason in self._samples.wanted((row, reason_D[row]) for row in rows):
@@ -260,7 +256,6 @@ class _Rejected:
 
 
 def explain_selection(batch: pa.RecordBatch, row: int, reason: Reason) -> str:
-    """Return the detail of a document of a token table that is not selected."""
     if reason in (Reason.PERPLEXITY_LOW, Reason.PERPLEXITY_HIGH):
         return f"perplexity {perplexity(batch.column('perplexity')[row].as_py()):.1f}"
     if reason is Reason.CLASSIFIED_BAD:
@@ -314,7 +309,6 @@ def _reasons(batch: pa.RecordBatch, cuts: Cuts) -> NDArray[np.object_]:
 
 
 def _groups(batch: pa.RecordBatch, source: str, balance: BalanceConfig) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Yield every group that occurs in the batch, and a mask of its documents."""
     if balance.by == "source":
         yield source, np.ones(batch.num_rows, np.bool_)
     elif balance.by == "kind":

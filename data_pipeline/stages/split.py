@@ -39,7 +39,6 @@ __all__ = [
 
 
 def split_all(job: Job, read: Sequence[ReadResult], duplicates: Duplicates) -> list[SplitResult]:
-    """Assign all documents that are not duplicates to training or validation."""
     places = [job.place("duplicates", number) for number in range(len(read))]
     settings = with_enough_held_out(job.config.split, duplicates.num_kept, places)
     tasks = [
@@ -79,12 +78,8 @@ class SplitResult:
 def with_enough_held_out(settings: SplitConfig, num_kept: int, duplicates: Sequence[Path]) -> SplitConfig:
     """Return the settings with a larger `val_fraction` if chance would hold out too few documents.
 
-    The fraction is just large enough: the documents with the next keys are held out too.
-
-    Args:
-        settings: of the split. A split by position is returned unchanged.
-        num_kept: documents that are not duplicates.
-        duplicates: tables of the documents' fates, one for each partition. They are read only if there are few documents.
+    The fraction is just large enough: the documents with the next keys are held out too. The tables of the documents' fates are
+    read only if there are few documents.
     """
     fewest = min(fewest_held_out(settings.min_val_documents, num_kept), num_kept - 1)
     if settings.by == "tail" or fewest < 1 or num_kept * settings.val_fraction > max(_PLENTY, 4 * fewest):
@@ -163,7 +158,6 @@ def read_kept(text: Path, split: Path) -> Iterator[pa.RecordBatch]:
 
 
 def texts_of(batch: pa.RecordBatch, split: Split) -> list[str]:
-    """Return the texts of the documents of one split."""
     chosen = batch.filter(pa.array(batch.column("split").to_numpy() == SPLITS.index(split)))
     texts: list[str] = chosen.column("text").to_pylist()
     if "special" not in chosen.schema.names:

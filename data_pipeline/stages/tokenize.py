@@ -37,7 +37,6 @@ __all__ = ["TokenizeResult", "TokenizeTask", "tokenize_all", "tokenize_partition
 
 
 def tokenize_all(job: Job, split: Sequence[SplitResult]) -> list[TokenizeResult]:
-    """Encode and score the documents of every partition."""
     tasks = [
         TokenizeTask(
             job.place("text", number),
@@ -155,10 +154,7 @@ class _Parts:
     def has_loss(self, changed: Encoded, framed: Encoded, *, has_bos: bool) -> NDArray[np.bool_]:
         """Return whether each token of the documents has a loss, with bos and eos. These belong to the first and last part.
 
-        Args:
-            changed: the documents without bos and eos, after augmentation.
-            framed: the documents with them.
-            has_bos: whether they begin with bos.
+        `changed` are the documents without bos and eos, after augmentation; `framed` are those with them.
         """
         sizes_D, framed_D = (np.diff(encoded.ends_D, prepend=0) for encoded in (changed, framed))
         firsts_D = np.cumsum(self.num_parts_D) - self.num_parts_D
@@ -198,7 +194,6 @@ def _chats(
 
 
 def _with_chats(encoded: Encoded, has_loss_T: NDArray[np.bool_], chats: Mapping[int, EncodedChat]) -> tuple[Encoded, LossMask]:
-    """Return the documents with the conversations in their places, and their loss mask."""
     if not chats:
         return encoded, LossMask.of(has_loss_T, np.diff(encoded.ends_D, prepend=0))
     arrays, masks = encoded.arrays(), np.split(has_loss_T, encoded.ends_D[:-1])

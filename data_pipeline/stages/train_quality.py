@@ -41,7 +41,6 @@ __all__ = [
 
 
 def train_quality(job: Job, split: Sequence[SplitResult]) -> ClassifierResult | None:
-    """Train the quality models that the settings ask for. Return the classifier's result, None if there is no classifier."""
     quality = job.config.quality
     tokenizer, models = job.work / TOKENIZER, job.work / MODELS
     if quality.measures_perplexity:
@@ -62,7 +61,6 @@ def train_quality(job: Job, split: Sequence[SplitResult]) -> ClassifierResult | 
 
 
 def find_examples(paths: Sequence[Path], config: PrepareConfig, work: Path) -> tuple[InputFile, ...]:
-    """Return the files of a class of examples. They are read like sources."""
     update = {"sources": tuple(map(str, paths)), "source": {}, "if_empty": "error"}
     return find_inputs(config.model_copy(update=update), work / "examples.json")
 
@@ -77,11 +75,6 @@ ReferenceKind = Literal["text", "arpa", "prepared"]
 
 
 def kind_of_reference(path: Path) -> ReferenceKind:
-    """Return what `quality.reference` names, by its content.
-
-    Raises:
-        ConfigError: it cannot be a reference, or cannot be read.
-    """
     if path.is_dir() and (path / "record.json").is_file():
         raise ConfigError(
             f"quality.reference = {path} is the folder of a training run, which only the trainer can read; let the run write text "
@@ -135,7 +128,6 @@ class ReferenceResult:
 
 
 def make_reference(task: ReferenceTask) -> ReferenceResult:
-    """Write the reference model into the folder of `output`."""
     task.output.parent.mkdir(parents=True, exist_ok=True)
     path = task.config.quality.reference
     if path is not None and task.kind == "arpa":
@@ -148,7 +140,6 @@ def make_reference(task: ReferenceTask) -> ReferenceResult:
 
 
 def train_reference_model(task: ReferenceTask) -> ReferenceModel:
-    """Return a model of the training documents of the trusted source, or of the text that the user names."""
     tokenizer = load_tokenizer(task.tokenizer, trial=False)
 
     def batches() -> Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]:
@@ -175,7 +166,6 @@ def _copy_of_prepared(path: Path, models: Path) -> dict[Path, str]:
 
 
 def trained_reference(job: Job) -> Path | None:
-    """Return the reference model if this preparation has trained it."""
     path = job.work / MODELS / _REFERENCE
     return path if job.config.quality.measures_perplexity and path.is_file() else None
 
@@ -203,7 +193,6 @@ class ClassifierResult:
 
 
 def train_content_classifier(task: ClassifierTask) -> ClassifierResult:
-    """Write the classifier into the folder of `output`."""
     tokenizer = load_tokenizer(task.tokenizer, trial=False)
     good, bad = (_encoded_examples(files, tokenizer, task.config) for files in (task.good, task.bad))
     classifier, held_out = train_classifier(good, bad, task.config.quality.classifier_bits)
@@ -262,7 +251,6 @@ class Models:
 
 
 def load_models(folder: Path, settings: QualityConfig) -> Models:
-    """Load the models that the settings ask for from a folder."""
     return Models(
         _load_reference(folder) if settings.measures_perplexity else None,
         Classifier.from_bytes((folder / _CLASSIFIER).read_bytes()) if settings.good else None,

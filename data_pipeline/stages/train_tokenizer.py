@@ -116,7 +116,6 @@ class TrainedTokenizer:
 
 
 def train(task: TrainTask) -> TrainedTokenizer:
-    """Write the tokenizer's files into the folder `output`."""
     sample = [text for path in task.samples for batch in read_batches(path) for text in batch.column("text").to_pylist()]
     tokenizer = train_tokenizer(sample, task.settings, task.extra_special, task.num_bytes)
     save_tokenizer(tokenizer, task.output)
