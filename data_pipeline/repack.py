@@ -54,10 +54,8 @@ class CountTask:
 class CountResult:
     """The numbers of tokens and documents of one partition."""
 
-    tokens: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    """Number of tokens that are packed into rows, by split."""
-    lengths: Counts = field(default_factory=dict)
-    """Number of documents by their length in tokens."""
+    tokens: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))  # number of tokens that are packed into rows, by split
+    lengths: Counts = field(default_factory=dict)  # number of documents by their length in tokens
 
 
 def repack(directory: Path, output: Path, row_length: int, workers: int | None = None, *, replace: bool = False) -> Manifest:

@@ -39,10 +39,8 @@ class StageTiming:
     """The time that a stage took, and its work."""
 
     name: str
-    bytes: int
-    """Bytes of the stage's input that this run processed: files, text, or stored tokens."""
-    bytes_done_before: int
-    """Bytes of the stage's input that an earlier run had processed."""
+    bytes: int  # bytes of the stage's input that this run processed: files, text, or stored tokens
+    bytes_done_before: int  # bytes of the stage's input that an earlier run had processed
     seconds: float
 
 

@@ -50,8 +50,7 @@ class Cleaned:
     """A clean text, and the changes that were made."""
 
     text: str
-    changes: tuple[str, ...]
-    """The names of the rules that changed the text, in the order of the rules. The report counts them."""
+    changes: tuple[str, ...]  # the names of the rules that changed the text, in the order of the rules. The report counts them.
 
 
 def clean(text: str, settings: CleanConfig, kind: Kind = "prose", *, keep_end: bool = False) -> Cleaned:

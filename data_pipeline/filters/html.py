@@ -68,8 +68,7 @@ class Extracted:
     """The text of a page, and the rule that produced it."""
 
     text: str
-    rule: str
-    """`html-main`, `html-all` or `html-stripped`; counted in the report."""
+    rule: str  # `html-main`, `html-all` or `html-stripped`; counted in the report
 
 
 class PageReader(ProgramOnDemand):

@@ -33,8 +33,7 @@ class JudgedDocument:
     """A document that is kept, as plain and clean text."""
 
     document: Document
-    language: str
-    """`code` for code; `und` if the language is unknown or was not identified."""
+    language: str  # `code` for code; `und` if the language is unknown or was not identified
     confidence: float
 
 
@@ -42,14 +41,10 @@ class JudgedDocument:
 class JudgedBatch:
     """The documents of a batch after cleaning and judging."""
 
-    items: list[JudgedDocument | Rejection]
-    """One for each document of the batch, in the same order."""
-    texts: TextBatch
-    """The cleaned texts of the documents that were kept, or were rejected for their form."""
-    kept: NDArray[np.int64]
-    """The index in `texts` of each kept document, in order."""
-    changes: dict[str, int]
-    """Number of documents changed by each cleaning rule."""
+    items: list[JudgedDocument | Rejection]  # one for each document of the batch, in the same order
+    texts: TextBatch  # the cleaned texts of the documents that were kept, or were rejected for their form
+    kept: NDArray[np.int64]  # the index in `texts` of each kept document, in order
+    changes: dict[str, int]  # number of documents changed by each cleaning rule
     confidences: dict[str, dict[str, int]]
     """Number of identified documents, rejected ones included, by language and by confidence in whole percent."""
 

@@ -11,8 +11,7 @@ from data_pipeline.documents import Document, Reason, Rejection
 
 __all__ = ["MAX_LABEL_CHARS", "judge_label", "label_of"]
 
-MAX_LABEL_CHARS = 200
-"""Longest name of a label, in characters."""
+MAX_LABEL_CHARS = 200  # longest name of a label, in characters
 
 
 def label_of(metadata: str, field: str) -> str:

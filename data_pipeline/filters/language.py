@@ -34,8 +34,7 @@ from data_pipeline.config import LanguageConfig
 __all__ = ["CODE", "UNDETERMINED", "Identified", "ThresholdCost", "check_codes", "confidence_bin", "identify", "threshold_costs"]
 
 UNDETERMINED = "und"
-CODE = "code"
-"""The language of source code, whose language is not identified."""
+CODE = "code"  # the language of source code, whose language is not identified
 
 _SURE = 0.9
 _SECOND_VOTE_BYTES = 1024
@@ -106,8 +105,7 @@ class ThresholdCost:
 
     min_confidence: float
     documents: int
-    share: float
-    """Share of all documents of the kept languages, of any confidence."""
+    share: float  # share of all documents of the kept languages, of any confidence
 
 
 def threshold_costs(

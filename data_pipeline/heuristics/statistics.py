@@ -52,8 +52,7 @@ class Spans:
     starts: Int64s
     ends: Int64s
     borders_D1: Int64s
-    repeats: Int64s
-    """Indices of the items that repeat an earlier item of the same text."""
+    repeats: Int64s  # indices of the items that repeat an earlier item of the same text
 
 
 class TextStatistics:

@@ -28,21 +28,17 @@ __all__ = ["Prepared", "assemble"]
 class Prepared:
     """Everything that prepared data consists of, before it is published."""
 
-    settings: Mapping[str, Any]
-    """The result of `settings_of`."""
+    settings: Mapping[str, Any]  # the result of `settings_of`
     inputs: Sequence[Mapping[str, Any]]
     partitions: Sequence[Mapping[str, Any]]
     tokenizer: TrainedTokenizer
-    tokenizer_folder: Path
-    """Folder of the tokenizer's files. Only the files of `tokenizer.files` are published."""
+    tokenizer_folder: Path  # folder of the tokenizer's files. Only the files of `tokenizer.files` are published.
     documents: Sequence[DocumentsOf]
     packed: Sequence[tuple[PackTask, PackResult]]
     report: dict[str, Any]
     timings: dict[str, Any]
-    has_mask: bool
-    """Whether tables or shards have a loss mask."""
-    reference: Path | None = None
-    """The reference model, if one was trained."""
+    has_mask: bool  # whether tables or shards have a loss mask
+    reference: Path | None = None  # the reference model, if one was trained
 
     @property
     def fingerprint(self) -> str:

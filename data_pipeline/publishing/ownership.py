@@ -40,8 +40,7 @@ _WORK_NAME = re.compile("[0-9a-f]{16}")
 _REJECTED_NAME = re.compile(r"[0-9]{6,}\.jsonl\.zst")
 _NOTE_FORMAT = "published-files/1"
 _MAX_NOTE_BYTES = 512 << 20
-_MAY_PASS = (UnreadableSourceError, DataInUseError)
-"""Refusals that the same settings and text may not meet again."""
+_MAY_PASS = (UnreadableSourceError, DataInUseError)  # refusals that the same settings and text may not meet again
 
 
 @dataclass
@@ -49,8 +48,7 @@ class OutputFolder:
     """An output folder that one preparation has locked."""
 
     directory: Path
-    work: Path | None = None
-    """The folder of the stages' results. None before `start_work`."""
+    work: Path | None = None  # the folder of the stages' results. None before `start_work`.
 
     def start_work(self, fingerprint: str) -> Path:
         """Return the folder for the stages' results with these settings and inputs. A link in its place is refused."""

@@ -58,10 +58,8 @@ class _Order:
     """All n-grams of one length."""
 
     keys_G: Hashes
-    costs_G: Costs
-    """-log2 of each probability, in 1/1024 bit."""
-    backoffs_G: Costs
-    """-log2 of each backoff weight, in 1/1024 bit."""
+    costs_G: Costs  # -log2 of each probability, in 1/1024 bit
+    backoffs_G: Costs  # -log2 of each backoff weight, in 1/1024 bit
 
     def find(self, keys: Hashes) -> Int64s:
         places = np.minimum(np.searchsorted(self.keys_G, keys), len(self.keys_G) - 1)
@@ -72,8 +70,7 @@ class _Order:
 class ArpaModel:
     """An n-gram model of words."""
 
-    orders: tuple[_Order, ...]
-    """The single words first."""
+    orders: tuple[_Order, ...]  # the single words first
 
     def to_bytes(self) -> bytes:
         return save({f"{name}.{n}": array for n, order in enumerate(self.orders) for name, array in vars(order).items()})

@@ -32,8 +32,7 @@ Ids = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-PROBABILITY_STEPS = 1000
-"""Steps per unit of a probability."""
+PROBABILITY_STEPS = 1000  # steps per unit of a probability
 
 _WEIGHT_STEPS = 1 << 12  # steps per unit of a weight and of z
 _MAX_Z = 16
@@ -55,8 +54,7 @@ class HeldOut:
     """Results of the classifier on held-out examples: every fifth example of each class."""
 
     good: int
-    good_kept: int
-    """Number of wanted examples with a probability of at least one half."""
+    good_kept: int  # number of wanted examples with a probability of at least one half
     bad: int
     bad_dropped: int
 
@@ -70,8 +68,7 @@ class Classifier:
     """A linear model. Its numbers are in steps of 1/4096."""
 
     weights_W: NDArray[np.int32]
-    bias: NDArray[np.int64]
-    """Array with a single number."""
+    bias: NDArray[np.int64]  # array with a single number
 
     def probability(self, ids_T: Ids, ends_D: Int64s) -> NDArray[np.uint16]:
         """Return the probability that each text is wanted, in steps of 1/1000. An empty text is judged by the bias alone."""

@@ -42,8 +42,7 @@ Int64s = NDArray[np.int64]
 Counts = NDArray[np.uint32]
 Keys = NDArray[np.uint64]
 Scores = NDArray[np.uint16]
-SCORE_STEPS = 256
-"""A perplexity score is the mean of -log2 p over the tokens of a text, in steps of 1/256 bit."""
+SCORE_STEPS = 256  # a perplexity score is the mean of -log2 p over the tokens of a text, in steps of 1/256 bit
 MAX_SCORE = 0xFFFF
 _ID_BITS = 21
 _PAIR_PRIOR, _TRIPLE_PRIOR = 64.0, 8.0  # m2 and m3: the best of 1 to 1000 for the perplexity of held-out prose, November 2026
@@ -69,8 +68,7 @@ _COSTS = _cost_table()
 class ReferenceModel:
     """Counts of tokens, pairs and triples in trusted text."""
 
-    singles_V: Counts
-    """The last count is that of the start of a text, which occurs only as context."""
+    singles_V: Counts  # the last count is that of the start of a text, which occurs only as context
     pairs_N: Counts
     triples_N: Counts
 
@@ -173,14 +171,11 @@ def count_scores(scores_D: Scores) -> dict[str, int]:
 class _Block:
     """Some tokens, each with the two tokens before it."""
 
-    first: int
-    """Index of its first token among all tokens."""
+    first: int  # index of its first token among all tokens
     window_T: Int64s
     ids_T: Ids
-    before_T: Ids
-    """The token before each token, or the id of the start of a text."""
-    triple_T: Keys
-    """Each token and the two before it, as one number."""
+    before_T: Ids  # the token before each token, or the id of the start of a text
+    triple_T: Keys  # each token and the two before it, as one number
 
     @property
     def pair_T(self) -> Keys:  # noqa: N802

@@ -25,11 +25,9 @@ from data_pipeline.reports.lookup import by_extension, flat, known, largest_firs
 __all__ = ["render_card"]
 
 _TO_FILL = "not stated"
-_MAX_FILES = 20
-"""Most input files listed for a source. The manifest lists all."""
+_MAX_FILES = 20  # most input files listed for a source. The manifest lists all.
 
-_MAX_EXTENSIONS = 40
-"""Most lines in a table of reasons and extensions."""
+_MAX_EXTENSIONS = 40  # most lines in a table of reasons and extensions
 
 _EMPTY: tuple[object, ...] = (None, {}, [], ())
 

@@ -16,8 +16,7 @@ __all__ = ["length_charts", "perplexity_chart"]
 
 Report = Mapping[str, Any]
 
-_MAX_CUTS = 3
-"""Most sources whose thresholds are marked."""
+_MAX_CUTS = 3  # most sources whose thresholds are marked
 
 
 def length_charts(report: Report) -> list[Markup]:

@@ -18,8 +18,7 @@ __all__ = ["render_report"]
 
 Report = Mapping[str, Any]
 
-_MAX_LISTED = 40
-"""Most sources or languages in a table. The page says how many more there are."""
+_MAX_LISTED = 40  # most sources or languages in a table. The page says how many more there are.
 
 
 def render_report(manifest: Manifest, timings: Mapping[str, Any] | None = None) -> str:

@@ -22,10 +22,8 @@ from data_pipeline.sources.ignored import IgnoredReason
 
 __all__ = ["next_command", "summary_lines"]
 
-_SHOWN = 6
-"""The most reasons or extensions in a line."""
-_FIRST_STEPS = 1000
-"""Steps of the suggested training, if the recipe does not limit it."""
+_SHOWN = 6  # the most reasons or extensions in a line
+_FIRST_STEPS = 1000  # steps of the suggested training, if the recipe does not limit it
 _LENGTHS = ("steps", "epochs", "tokens")
 
 

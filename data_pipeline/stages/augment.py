@@ -110,8 +110,7 @@ class Augmenter:
 class _Change:
     """A changed document."""
 
-    segments: tuple[str, ...]
-    """One text; or prefix, middle and suffix for fill-in-the-middle."""
+    segments: tuple[str, ...]  # one text; or prefix, middle and suffix for fill-in-the-middle
     num_synonyms: int = 0
     fim: Literal["psm", "spm"] | None = None
     subword_seed: int | None = None

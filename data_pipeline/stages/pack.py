@@ -38,12 +38,9 @@ class DocumentsOf:
     source: str
     number: int
     root: Path
-    tokens: Mapping[str, int]
-    """Number of tokens that go into rows, by split."""
-    digests: Mapping[str, str]
-    """Digest of each of the two tables, by folder."""
-    label_field: str | None = None
-    """The field of the metadata that holds the label; None if the source has no labels."""
+    tokens: Mapping[str, int]  # number of tokens that go into rows, by split
+    digests: Mapping[str, str]  # digest of each of the two tables, by folder
+    label_field: str | None = None  # the field of the metadata that holds the label; None if the source has no labels
 
     def place(self, folder: str) -> Path:
         return self.root / folder / f"{self.number:06d}"
@@ -110,21 +107,16 @@ class PackTask:
 
     source: str
     tokens: tuple[Path, ...]
-    chosen: tuple[Path, ...]
-    """Tables with the number of copies of each document, one for each partition."""
+    chosen: tuple[Path, ...]  # tables with the number of copies of each document, one for each partition
     split: Split
     row_length: int
     token_bytes: int
     pad_id: int
     settings: PackingConfig
-    output: Path
-    """Folder of the shards."""
-    label_field: str | None = None
-    """See `DocumentsOf`."""
-    labels: tuple[str, ...] = ()
-    """Names of all labels, sorted."""
-    has_pairs: bool = False
-    """Whether each document is a preference pair."""
+    output: Path  # folder of the shards
+    label_field: str | None = None  # see `DocumentsOf`
+    labels: tuple[str, ...] = ()  # names of all labels, sorted
+    has_pairs: bool = False  # whether each document is a preference pair
 
 
 @dataclass
@@ -133,20 +125,16 @@ class PackResult:
 
     documents: int = 0
     cut_documents: int = 0
-    document_tokens: int = 0
-    """Tokens of the documents, without those that are repeated where a document is cut."""
+    document_tokens: int = 0  # Tokens of the documents, without those that are repeated where a document is cut
     methods: dict[str, Counts] = field(
         default_factory=lambda: {method: {"rows": 0, "cut_documents": 0, "tokens": 0} for method in METHODS}
     )
     """Counts of each packing method for the same documents."""
-    shards: list[dict[str, Any]] = field(default_factory=list)
-    """Name, rows, tokens, targets, bytes and digest of each shard."""
+    shards: list[dict[str, Any]] = field(default_factory=list)  # name, rows, tokens, targets, bytes and digest of each shard
     targets_without_loss: int | None = None
     """Tokens that would be targets without the loss mask; None if no document of the source has one."""
-    facts_sha256: str = ""
-    """Digest of the table of facts about the documents; empty for training documents, which have none."""
-    labels_sha256: str = ""
-    """Digest of the table of labels; empty if the documents have none."""
+    facts_sha256: str = ""  # digest of the table of facts about the documents; empty for training documents, which have none
+    labels_sha256: str = ""  # digest of the table of labels; empty if the documents have none
 
 
 def pack_group(task: PackTask) -> PackResult:

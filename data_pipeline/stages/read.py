@@ -76,10 +76,8 @@ class ReadTask:
     config: PrepareConfig
     keys: Path
     output: Path
-    rejected: Path | None = None
-    """Tables that receive the rejected documents in full; None if they are not kept."""
-    chat: ChatTemplate | None = None
-    """The template of conversations; None if there are none."""
+    rejected: Path | None = None  # tables that receive the rejected documents in full; None if they are not kept
+    chat: ChatTemplate | None = None  # the template of conversations; None if there are none
 
 
 @dataclass
@@ -88,20 +86,15 @@ class ReadResult:
 
     source: str
     input_bytes: int
-    documents: int = 0
-    """Everything that was read, including rejections. In JSON Lines this is the number of lines."""
+    documents: int = 0  # everything that was read, including rejections. In JSON Lines this is the number of lines.
     kept: int = 0
-    bytes: int = 0
-    """Size of the kept documents as UTF-8."""
+    bytes: int = 0  # size of the kept documents as UTF-8
     rejected: Counts = field(default_factory=dict)
-    changes: Counts = field(default_factory=dict)
-    """Number of documents that each cleaning rule changed."""
+    changes: Counts = field(default_factory=dict)  # number of documents that each cleaning rule changed
     confidences: dict[str, Counts] = field(default_factory=dict)
     """Number of documents by identified language and by the identifier's confidence."""
-    samples: list[dict[str, Any]] = field(default_factory=list)
-    """The first rejections of each reason."""
-    ignored: Counts = field(default_factory=dict)
-    """Number of files of an unknown format in archives, by extension."""
+    samples: list[dict[str, Any]] = field(default_factory=list)  # the first rejections of each reason
+    ignored: Counts = field(default_factory=dict)  # number of files of an unknown format in archives, by extension
     malformed: dict[str, Counts] = field(default_factory=dict)
     """Number of items that did not become a document, by reason and by the extension of their file."""
 

@@ -17,8 +17,7 @@ from data_pipeline.stages.job import Job
 
 __all__ = ["REJECTED_TABLES", "SAMPLES_PER_REASON", "RejectedWriter", "Samples", "rejected_place"]
 
-SAMPLES_PER_REASON = 10
-"""Most samples of each reason in one partition."""
+SAMPLES_PER_REASON = 10  # most samples of each reason in one partition
 REJECTED_TABLES = ("malformed", "judged")
 """Ends of the names of the tables that `RejectedWriter` writes. Each table is in ascending order of the ids."""
 _ROW_BYTES = 256  # of a row besides its texts, which may be empty

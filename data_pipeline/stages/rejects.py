@@ -100,8 +100,7 @@ class RejectedTask:
     """Write the rejected documents of one partition."""
 
     source: str
-    lines_before: int
-    """Number of lines before the partition in its first file."""
+    lines_before: int  # number of lines before the partition in its first file
     cuts: Cuts
     work: Path
     output: Path

@@ -154,37 +154,28 @@ class SelectTask:
     source: str
     cuts: Cuts
     balance: BalanceConfig
-    repeats: Mapping[str, float] | None
-    """Mean number of copies, by group; None if nothing is balanced."""
+    repeats: Mapping[str, float] | None  # mean number of copies, by group; None if nothing is balanced
     seed: int
     output: Path
-    label_field: str | None = None
-    """The field of the metadata that holds the label; None if the source has no labels."""
+    label_field: str | None = None  # the field of the metadata that holds the label; None if the source has no labels
 
 
 @dataclass
 class SelectResult:
     """The selected documents of one partition. Lengths, bytes and languages count each document once, also if it has copies."""
 
-    sha256: str = ""
-    """Digest of the table of copies."""
+    sha256: str = ""  # digest of the table of copies
     kept: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     bytes: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    tokens: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    """Tokens that go into rows, copies included."""
+    tokens: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))  # tokens that go into rows, copies included
     unique_tokens: int = 0
     rejected: Counts = field(default_factory=dict)
-    characters: Counts = field(default_factory=dict)
-    """Number of documents by their length in characters."""
-    lengths: Counts = field(default_factory=dict)
-    """Number of documents by their length in tokens, bos and eos included."""
-    languages: dict[str, Counts] = field(default_factory=dict)
-    """Documents, bytes and tokens by language."""
+    characters: Counts = field(default_factory=dict)  # number of documents by their length in characters
+    lengths: Counts = field(default_factory=dict)  # number of documents by their length in tokens, bos and eos included
+    languages: dict[str, Counts] = field(default_factory=dict)  # documents, bytes and tokens by language
     kinds: Counts = field(default_factory=dict)
-    samples: list[dict[str, Any]] = field(default_factory=list)
-    """The first rejected documents of each reason."""
-    offered: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    """Number of documents to select from."""
+    samples: list[dict[str, Any]] = field(default_factory=list)  # the first rejected documents of each reason
+    offered: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))  # number of documents to select from
     labels: dict[str, Counts] = field(default_factory=dict)
     """Number of documents by label and split; empty if the source has no labels."""
 

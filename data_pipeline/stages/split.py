@@ -48,8 +48,7 @@ def split_all(job: Job, read: Sequence[ReadResult], duplicates: Duplicates) -> l
 
 
 _DROPPED = 255  # instead of the index of a split
-_PLENTY = 100
-"""If more documents than this are held out on average, chance cannot hold out too few."""
+_PLENTY = 100  # if more documents than this are held out on average, chance cannot hold out too few
 _SPLIT_SCHEMA = pa.schema([("split", pa.uint8())])
 
 
@@ -69,8 +68,7 @@ class SplitResult:
 
     kept: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     bytes: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    benchmark_bytes: int = 0
-    """Size of the documents that are dropped because they share text with a benchmark."""
+    benchmark_bytes: int = 0  # size of the documents that are dropped because they share text with a benchmark
     samples: list[dict[str, Any]] = field(default_factory=list)
     """The first dropped documents of each reason. Duplicates have `kept`: id, path and line of the document that is kept."""
 

@@ -62,11 +62,9 @@ class TokenizeTask:
     text: Path
     split: Path
     tokenizer: Path
-    models: Path
-    """Folder of the quality models."""
+    models: Path  # folder of the quality models
     config: PrepareConfig
-    has_mask: bool
-    """Whether documents of the source may have a loss mask."""
+    has_mask: bool  # whether documents of the source may have a loss mask
     output: Path
 
 
@@ -74,16 +72,12 @@ class TokenizeTask:
 class TokenizeResult:
     """Counts of one partition."""
 
-    sha256: str = ""
-    """Digest of the token table."""
+    sha256: str = ""  # digest of the token table
     tokens: int = 0
     unknown: int = 0
-    round_trip_failures: int = 0
-    """How many of the first documents do not decode to the same text."""
-    scores: Counts = field(default_factory=dict)
-    """Number of documents by score under the reference model."""
-    probabilities: Counts = field(default_factory=dict)
-    """Number of documents by probability under the classifier."""
+    round_trip_failures: int = 0  # how many of the first documents do not decode to the same text
+    scores: Counts = field(default_factory=dict)  # number of documents by score under the reference model
+    probabilities: Counts = field(default_factory=dict)  # number of documents by probability under the classifier
     augmented: Counts = field(default_factory=dict)
     chats: Counts = field(default_factory=dict)
     """Numbers of conversations or pairs, of those that are cut at the end of a row, and of those that are too long."""
@@ -136,8 +130,7 @@ class _Parts:
 
     pieces_P: list[str]
     num_parts_D: NDArray[np.int64]
-    lengths_P: NDArray[np.int64]
-    """Number of tokens of each part, without bos and eos."""
+    lengths_P: NDArray[np.int64]  # number of tokens of each part, without bos and eos
 
     @staticmethod
     def of(texts: Sequence[str], parts: Sequence[Sequence[int]]) -> _Parts:

@@ -109,12 +109,9 @@ def _digests_of_prepared(path: Path) -> dict[str, str]:
 class ReferenceTask:
     """Make the reference model: train it on the trusted source or on a text, or copy the model that the user names."""
 
-    documents: tuple[tuple[Path, Path], ...]
-    """Text table and split table of each partition of the trusted source."""
-    files: tuple[InputFile, ...]
-    """The files of the text that `quality.reference` names."""
-    kind: ReferenceKind | None
-    """What `quality.reference` names; None if it is not set."""
+    documents: tuple[tuple[Path, Path], ...]  # text table and split table of each partition of the trusted source
+    files: tuple[InputFile, ...]  # the files of the text that `quality.reference` names
+    kind: ReferenceKind | None  # what `quality.reference` names; None if it is not set
     tokenizer: Path
     config: PrepareConfig
     output: Path

@@ -90,12 +90,9 @@ class TrainTask:
     samples: tuple[Path, ...]
     settings: TokenizerConfig
     extra_special: tuple[str, ...]
-    num_bytes: int
-    """Size of the whole training text."""
-    output: Path
-    """Folder of the tokenizer."""
-    chat: str | None = None
-    """The chat template that goes with it."""
+    num_bytes: int  # size of the whole training text
+    output: Path  # folder of the tokenizer
+    chat: str | None = None  # the chat template that goes with it
 
 
 @dataclass(frozen=True)
@@ -106,8 +103,7 @@ class TrainedTokenizer:
     vocab_size: int
     digest: str
     pad_id: int
-    files: Mapping[str, str]
-    """Digest of each file in its folder, by name."""
+    files: Mapping[str, str]  # digest of each file in its folder, by name
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> TrainedTokenizer:
