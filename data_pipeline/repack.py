@@ -30,7 +30,7 @@ from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.publishing.assemble import Prepared, assemble
 from data_pipeline.publishing.fingerprint import fingerprint_of
 from data_pipeline.publishing.ownership import exclusive
-from data_pipeline.publishing.replacement import check_may_replace
+from data_pipeline.publishing.publish import check_may_replace
 from data_pipeline.reports.lengths import compare_row_lengths
 from data_pipeline.reports.lookup import part
 from data_pipeline.reports.terminal import check_report

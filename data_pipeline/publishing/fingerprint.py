@@ -24,19 +24,15 @@ PIPELINE_VERSION = 4
 
 def settings_of(config: PrepareConfig) -> dict[str, Any]:
     """Return the settings that decide the result. A path is replaced by the digest of the file's content."""
-    settings = {name: _without_paths(name, value, config) for name, value in portable_settings(config).items()}
+    settings = portable_settings(config)
+    for name, values in settings.items():
+        if isinstance(section := getattr(config, name), Section):
+            files = {field: _digest_of_files(f"{name}.{field}", getattr(section, field)) for field in type(section).model_fields}
+            settings[name] = values | {field: digest for field, digest in files.items() if digest is not None}
     if config.chat.is_on:
         source = template_source(config.chat, config.tokenizer)
         settings["chat"] = {**settings["chat"], "digest": digest_bytes(source.encode())}
     return settings
-
-
-def _without_paths(name: str, value: Any, config: PrepareConfig) -> Any:
-    section = getattr(config, name)
-    if not isinstance(section, Section):
-        return value
-    files = {field: _digest_of_files(f"{name}.{field}", getattr(section, field)) for field in type(section).model_fields}
-    return value | {field: digest for field, digest in files.items() if digest is not None}
 
 
 def _digest_of_files(setting: str, value: Any) -> Any:

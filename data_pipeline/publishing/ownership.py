@@ -18,15 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from common.errors import ConfigError, SourceError, StorageError
-from common.files import (
-    UnusableFileError,
-    canonical_json,
-    is_unfinished,
-    own_folder,
-    read_input,
-    sync_upwards,
-    write_atomic,
-)
+from common.files import UnusableFileError, canonical_json, is_unfinished, own_folder, read_input, sync_upwards, write_atomic
 from common.text import some_of
 from data_pipeline.dataset.layout import FOLDERS, INPUTS, LOCK, MANIFEST, PUBLISHED, REJECTED, SINGLE_FILES, WORK
 from data_pipeline.dataset.locks import DataInUseError
@@ -107,9 +99,9 @@ def _is_locked(file: BinaryIO, path: Path) -> bool:
 
 
 def _remove_if_empty(directory: Path, names: Set[str], folders: Sequence[Path]) -> None:
-    with suppress(OSError):  # a folder is not empty, or the file system fails, which the error of the preparation reports
-        (directory / WORK).rmdir()
     with suppress(OSError):
+        (directory / WORK).rmdir()
+    with suppress(OSError):  # a folder is not empty, or the file system fails, which the error of the preparation reports
         if {path.name for path in directory.iterdir()} <= names:
             for name in names:
                 (directory / name).unlink(missing_ok=True)
@@ -158,9 +150,15 @@ def _remove(path: Path) -> None:
 
 def check_nothing_foreign(directory: Path) -> None:
     """Raise ConfigError if publishing would replace a foreign file."""
+    found: list[str] = []
+    for path in (directory / name for name in (*SINGLE_FILES, *FOLDERS)):
+        if path.is_dir() and not path.is_symlink():
+            inside = (file for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
+            found += sorted(file.relative_to(directory).as_posix() for file in inside)
+        elif os.path.lexists(path):
+            found.append(path.name)
     own = own_files(directory)
-    foreign = [name for name in _files_in_the_way(directory) if name not in own]
-    if foreign:
+    if foreign := [name for name in found if name not in own]:
         raise ConfigError(
             f"{directory}: {some_of(foreign)} would be replaced, but `prepare` did not write it; choose another --output, "
             "or move it to another folder"
@@ -173,39 +171,26 @@ def own_files(directory: Path) -> set[str]:
     if listed:
         rejected = {f"{REJECTED}/{path.name}" for path in (directory / REJECTED).glob("*") if _REJECTED_NAME.fullmatch(path.name)}
         return {*listed, *SINGLE_FILES, *rejected}
-    # The only file that exists before anything is published.
-    return {INPUTS} if _holds_digests(directory / INPUTS) or _is_at_work(directory) else set()
+    # Before anything is published, there is only the file that `remember_digests` writes, or an unfinished preparation.
+    work, inputs = directory / WORK, _json_object(directory, INPUTS)
+    is_at_work = work.is_dir() and not work.is_symlink() and all(_WORK_NAME.fullmatch(path.name) for path in work.iterdir())
+    holds_digests = inputs is not None and all(name.startswith("sha256:") or name == "seal" for name in inputs)
+    return {INPUTS} if holds_digests or is_at_work else set()
 
 
-def _files_in_the_way(directory: Path) -> Iterator[str]:
-    for path in (directory / name for name in (*SINGLE_FILES, *FOLDERS)):
-        if path.is_dir() and not path.is_symlink():
-            inside = (file for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
-            yield from sorted(file.relative_to(directory).as_posix() for file in inside)
-        elif os.path.lexists(path):
-            yield path.name
-
-
-def _holds_digests(path: Path) -> bool:
+def _json_object(directory: Path, name: str) -> dict[str, Any] | None:
+    """Return the object in a file; None if there is no such file, or it has another content."""
     try:
-        value = json.loads(read_input(path, _MAX_NOTE_BYTES, below=path.parent))
+        value = json.loads(read_input(directory / name, _MAX_NOTE_BYTES, below=directory))
     except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(value, dict) and all(name.startswith("sha256:") or name == "seal" for name in value)
-
-
-def _is_at_work(directory: Path) -> bool:
-    work = directory / WORK
-    return work.is_dir() and not work.is_symlink() and all(_WORK_NAME.fullmatch(path.name) for path in work.iterdir())
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def noted_files(directory: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(read_input(directory / PUBLISHED, _MAX_NOTE_BYTES, below=directory))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    is_note = isinstance(value, dict) and value.get("format") == _NOTE_FORMAT and isinstance(value.get("files"), dict)
-    return value["files"] if is_note else {}
+    note = _json_object(directory, PUBLISHED) or {}
+    files = note.get("files")
+    return files if note.get("format") == _NOTE_FORMAT and isinstance(files, dict) else {}
 
 
 def write_note(directory: Path, files: Mapping[str, Any]) -> None:

@@ -25,7 +25,6 @@ from data_pipeline.stages.split import SplitResult, share_lost_to_benchmarks
 __all__ = [
     "check_labels",
     "check_languages",
-    "check_positions_exist",
     "check_rejected",
     "check_selected",
     "check_settings",
@@ -40,17 +39,14 @@ _SHOWN = 3  # files in a message
 
 
 def check_settings(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
+    """Compare the settings with the input, and warn about each that differs from its default and has no effect."""
     for warning in settings_without_effect(config):
         logger.warning("%s", warning)
-    check_positions_exist(inputs, config)
-    check_trusted(inputs, config)
-    check_languages(inputs, config)
-
-
-def check_positions_exist(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
     for file in inputs:
         if config.split.by == "tail" and (file.format != "text" or file.compression != "none"):
             raise SourceError(f"{file.location}: split.by = tail needs plain uncompressed text files; set split.by to content")
+    check_trusted(inputs, config)
+    check_languages(inputs, config)
 
 
 def check_trusted(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
@@ -88,17 +84,14 @@ def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], 
         return
     first = next(sample for sample in collect_rejects(partitions, read) if Reason(sample["reason"]).malformed)
     [(commonest, count)] = malformed.most_common(1)
+    remedy = "correct the input"
+    if commonest is Reason.INVALID_UTF8:
+        remedy = "convert it with `iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW`, with the name of its encoding (`iconv -l` lists all)"
     raise SourceError(
         f"source {first['source']}, {_place(first)}. {malformed.total()} of {documents} documents are malformed (most often "
         f"{commonest}, {count}), a larger share than limits.max_rejected_fraction = {config.limits.max_rejected_fraction}; "
-        f"{_remedy(commonest)}, or raise that limit"
+        f"{remedy}, or raise that limit"
     )
-
-
-def _remedy(commonest: Reason) -> str:
-    if commonest is not Reason.INVALID_UTF8:
-        return "correct the input"
-    return "convert it with `iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW`, with the name of its encoding (`iconv -l` lists all)"
 
 
 def _warn_of_lost_sources(partitions: Sequence[Partition], read: Sequence[ReadResult]) -> None:

@@ -10,12 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_pipeline.dataset.layout import REJECTED
 from data_pipeline.dataset.tables import TableWriter
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.stages.job import Job
 
-__all__ = ["REJECTED_TABLES", "SAMPLES_PER_REASON", "RejectedWriter", "Samples", "rejected_place"]
+__all__ = ["REJECTED_TABLES", "SAMPLES_PER_REASON", "RejectedWriter", "Samples"]
 
 SAMPLES_PER_REASON = 10  # most samples of each reason in one partition
 REJECTED_TABLES = ("malformed", "judged")
@@ -51,10 +49,6 @@ class Samples:
     def add(self, text: pa.RecordBatch, row: int, reason: Reason, detail: str) -> None:
         path, line, content = (text.column(name)[row].as_py() for name in ("path", "line", "text"))
         self.values.append(Rejection.of(Document(content, path, line, 0), reason, detail).shown)
-
-
-def rejected_place(job: Job, number: int) -> Path | None:
-    return job.place(REJECTED, number) if job.config.keep_rejects == "all" else None
 
 
 class RejectedWriter:

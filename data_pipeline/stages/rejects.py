@@ -18,16 +18,16 @@ import orjson
 import zstandard
 
 from common.files import digest_file, unfinished_path
-from data_pipeline.dataset.layout import CHOSEN, REJECTS, TOKENS, rejected_name
+from data_pipeline.dataset.layout import CHOSEN, REJECTED, REJECTS, TOKENS, rejected_name
 from data_pipeline.dataset.tables import read_batches, read_side_by_side
 from data_pipeline.dedup.duplicates import REASONS
 from data_pipeline.dedup.resolve import Fate
 from data_pipeline.documents import Reason, partition_of
 from data_pipeline.execution.tasks import commit_result
 from data_pipeline.sources.inputs import Partition
-from data_pipeline.stages.job import Job
+from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.read import ReadResult
-from data_pipeline.stages.reject_samples import REJECTED_TABLES, rejected_place
+from data_pipeline.stages.reject_samples import REJECTED_TABLES
 from data_pipeline.stages.select import Cuts, SelectResult, explain_selection, reasons_of
 from data_pipeline.stages.split import SplitResult, explain_duplicate
 
@@ -85,25 +85,21 @@ def write_rejects(
 
 
 def _write_in_full(job: Job, read: Sequence[ReadResult], cuts: Mapping[str, Cuts]) -> dict[str, Path | bytes]:
-    tasks = [
-        RejectedTask(partition.source, before, cuts[partition.source], job.work, place)
-        for number, (partition, before) in enumerate(zip(job.partitions, lines_before(job.partitions, read), strict=True))
-        if (place := rejected_place(job, number))
-    ]
-    if tasks:
-        job.run("rejects", write_rejected_partition, tasks, [result.input_bytes for result in read], RejectedResult)
+    if job.config.keep_rejects != "all":
+        return {}
+    lines = lines_before(job.partitions, read)
+    tasks = [job.task(RejectedTask, number, lines_before=before, cuts=cuts) for number, before in enumerate(lines)]
+    job.run("rejects", write_rejected_partition, tasks, [result.input_bytes for result in read], RejectedResult)
     return {rejected_name(number): _file_of(task) for number, task in enumerate(tasks)}
 
 
 @dataclass(frozen=True)
-class RejectedTask:
+class RejectedTask(PartitionTask):
     """Write the rejected documents of one partition."""
 
-    source: str
+    folder = REJECTED
     lines_before: int  # number of lines before the partition in its first file
-    cuts: Cuts
-    work: Path
-    output: Path
+    cuts: Mapping[str, Cuts]
 
 
 @dataclass(frozen=True)
@@ -158,7 +154,7 @@ def _rejected_later(task: RejectedTask) -> Iterator[dict[str, Any]]:
     """Yield the documents of the text table that a later stage rejected."""
     rejected = heapq.merge(_duplicates(task), _not_selected(task))
     wanted = next(rejected, None)
-    for batch in read_batches(_place(task, "text")):
+    for batch in read_batches(task.place("text")):
         ids_D = batch.column("id").to_numpy()
         while wanted is not None and wanted[0] <= ids_D[-1]:
             identity, reason, detail = wanted
@@ -169,7 +165,7 @@ def _rejected_later(task: RejectedTask) -> Iterator[dict[str, Any]]:
 
 
 def _duplicates(task: RejectedTask) -> Iterator[tuple[int, str, str]]:
-    for batch in read_batches(_place(task, "duplicates")):
+    for batch in read_batches(task.place("duplicates")):
         fates_D = batch.column("fate").to_numpy()
         for row in np.flatnonzero(fates_D).tolist():
             reason = REASONS[Fate(fates_D[row])]
@@ -177,12 +173,8 @@ def _duplicates(task: RejectedTask) -> Iterator[tuple[int, str, str]]:
 
 
 def _not_selected(task: RejectedTask) -> Iterator[tuple[int, str, str]]:
-    for batch, chosen in read_side_by_side(_place(task, TOKENS), _place(task, CHOSEN)):
-        reason_D = reasons_of(batch, task.cuts, chosen.column("copies").to_numpy())
+    for batch, chosen in read_side_by_side(task.place(TOKENS), task.place(CHOSEN)):
+        reason_D = reasons_of(batch, task.cuts[task.source], chosen.column("copies").to_numpy())
         for row in np.flatnonzero(reason_D != "").tolist():
             reason = Reason(reason_D[row])
             yield batch.column("id")[row].as_py(), reason.value, explain_selection(batch, row, reason)
-
-
-def _place(task: RejectedTask, folder: str) -> Path:
-    return task.work / folder / task.output.name

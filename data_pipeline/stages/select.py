@@ -24,7 +24,7 @@ from data_pipeline.filters.labels import label_of
 from data_pipeline.quality.bounds import FATES, Bounds, judge, resolve_bounds
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
 from data_pipeline.quality.perplexity import perplexity
-from data_pipeline.stages.job import Job
+from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.pack import DocumentsOf
 from data_pipeline.stages.reject_samples import Samples
 from data_pipeline.stages.tokenize import TokenizeResult
@@ -66,31 +66,13 @@ def cuts_of_sources(job: Job, tokenized: Sequence[TokenizeResult]) -> dict[str, 
 
 def select_all(job: Job, tokenized: Sequence[TokenizeResult], cuts: Mapping[str, Cuts]) -> list[SelectResult]:
     sizes = [result.tokens for result in tokenized]
-    sources = [partition.source for partition in job.partitions]
     balance = job.config.balance
     repeats = None
     if balance.by != "none":
-        weigh = [
-            WeighTask(job.place(TOKENS, number), source, cuts[source], balance, job.place("weighed", number))
-            for number, source in enumerate(sources)
-        ]
+        weigh = job.tasks(WeighTask, cuts=cuts)
         tokens = add_counts(result.tokens for result in job.run("weigh", weigh_partition, weigh, sizes, WeighResult))
         repeats = repeats_of_groups(tokens, job.config.weights, balance.max_repeats)
-    tasks = [
-        SelectTask(
-            job.place("text", number),
-            job.place(TOKENS, number),
-            source,
-            cuts[source],
-            balance,
-            repeats,
-            job.config.split.seed,
-            job.place(CHOSEN, number),
-            job.config.for_source(source).records.label_field,
-        )
-        for number, source in enumerate(sources)
-    ]
-    return job.run("select", select_partition, tasks, sizes, SelectResult)
+    return job.run("select", select_partition, job.tasks(SelectTask, cuts=cuts, repeats=repeats), sizes, SelectResult)
 
 
 def documents_of(job: Job, tokenized: Sequence[TokenizeResult], selected: Sequence[SelectResult]) -> list[DocumentsOf]:
@@ -118,14 +100,11 @@ _REASONS = np.array([reason or "" for reason in FATES], np.object_)
 
 
 @dataclass(frozen=True)
-class WeighTask:
+class WeighTask(PartitionTask):
     """Count the training tokens of each group in one partition."""
 
-    tokens: Path
-    source: str
-    cuts: Cuts
-    balance: BalanceConfig
-    output: Path
+    folder = "weighed"
+    cuts: Mapping[str, Cuts]
 
 
 @dataclass(frozen=True)
@@ -137,27 +116,21 @@ class WeighResult:
 
 def weigh_partition(task: WeighTask) -> WeighResult:
     tokens: Counter[str] = Counter()
-    for batch in read_batches(task.tokens):
-        is_train_D = (_reasons(batch, task.cuts) == "") & (batch.column("split").to_numpy() == _TRAIN)
+    for batch in read_batches(task.place(TOKENS)):
+        is_train_D = (_reasons(batch, task.cuts[task.source]) == "") & (batch.column("split").to_numpy() == _TRAIN)
         lengths_D = np.diff(batch.column("tokens").offsets.to_numpy())
-        for group, members_D in _groups(batch, task.source, task.balance):
+        for group, members_D in _groups(batch, task.source, task.config.balance):
             tokens[group] += int(lengths_D[members_D & is_train_D].sum())
     return commit_result(task, WeighResult(dict(tokens)))
 
 
 @dataclass(frozen=True)
-class SelectTask:
+class SelectTask(PartitionTask):
     """Select the documents of one partition."""
 
-    text: Path
-    tokens: Path
-    source: str
-    cuts: Cuts
-    balance: BalanceConfig
+    folder = CHOSEN
+    cuts: Mapping[str, Cuts]
     repeats: Mapping[str, float] | None  # mean number of copies, by group; None if nothing is balanced
-    seed: int
-    output: Path
-    label_field: str | None = None  # the field of the metadata that holds the label; None if the source has no labels
 
 
 @dataclass
@@ -181,34 +154,34 @@ class SelectResult:
 
 
 def select_partition(task: SelectTask) -> SelectResult:
-    """Write the number of copies of each document to `output`.arrow, one row for each row of the token table."""
+    """Write the number of copies of each document, one row for each row of the token table."""
     result = SelectResult()
     rejected = _Rejected()
     lengths: dict[str, Counter[str]] = {"characters": Counter(), "tokens": Counter()}
     with TableWriter(task.output, CHOSEN_SCHEMA) as table:
-        for batch in read_batches(task.tokens):
+        for batch in read_batches(task.place(TOKENS)):
             copies_D = _copies(batch, task, rejected)
             _count(batch, copies_D, result, lengths)
-            if task.label_field is not None:
-                _count_labels(batch, copies_D, task.label_field, result)
+            if (label_field := task.config.records.label_field) is not None:
+                _count_labels(batch, copies_D, label_field, result)
             table.write(pa.RecordBatch.from_arrays([pa.array(copies_D)], schema=CHOSEN_SCHEMA))
     result.rejected = dict(rejected.counts)
-    result.samples = rejected.show(task.text)
+    result.samples = rejected.show(task.place("text"))
     result.characters, result.lengths = dict(lengths["characters"]), dict(lengths["tokens"])
     result.sha256 = table.digest
     return commit_result(task, result, table)
 
 
 def _copies(batch: pa.RecordBatch, task: SelectTask, rejected: _Rejected) -> NDArray[np.uint8]:
-    is_good_D = _reasons(batch, task.cuts) == ""
+    is_good_D = _reasons(batch, task.cuts[task.source]) == ""
     copies_D: NDArray[np.uint8] = is_good_D.astype(np.uint8)
     if task.repeats is not None:
         ids_D = batch.column("id").to_numpy()
         is_train_D = batch.column("split").to_numpy() == _TRAIN
-        for group, members_D in _groups(batch, task.source, task.balance):
+        for group, members_D in _groups(batch, task.source, task.config.balance):
             taken_D = members_D & is_train_D & is_good_D
-            copies_D[taken_D] = copies_of_documents(ids_D[taken_D], task.repeats.get(group, 0.0), task.seed)
-    rejected.add(batch, reasons_of(batch, task.cuts, copies_D))
+            copies_D[taken_D] = copies_of_documents(ids_D[taken_D], task.repeats.get(group, 0.0), task.config.split.seed)
+    rejected.add(batch, reasons_of(batch, task.cuts[task.source], copies_D))
     return copies_D
 
 

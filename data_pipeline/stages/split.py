@@ -21,7 +21,7 @@ from data_pipeline.dedup.resolve import Fate
 from data_pipeline.dedup.text_lookup import Texts
 from data_pipeline.documents import Reason, cut_text
 from data_pipeline.execution.tasks import Counts, commit_result
-from data_pipeline.stages.job import Job
+from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.reject_samples import Samples
 
@@ -39,11 +39,9 @@ __all__ = [
 
 
 def split_all(job: Job, read: Sequence[ReadResult], duplicates: Duplicates) -> list[SplitResult]:
-    places = [job.place("duplicates", number) for number in range(len(read))]
+    places = [task.place("duplicates") for task in job.tasks(PartitionTask)]
     settings = with_enough_held_out(job.config.split, duplicates.num_kept, places)
-    tasks = [
-        SplitTask(job.place("text", number), place, settings, job.place("split", number)) for number, place in enumerate(places)
-    ]
+    tasks = job.tasks(SplitTask, settings=settings)
     return job.run("split", split_partition, tasks, [result.bytes for result in read], SplitResult)
 
 
@@ -53,13 +51,11 @@ _SPLIT_SCHEMA = pa.schema([("split", pa.uint8())])
 
 
 @dataclass(frozen=True)
-class SplitTask:
+class SplitTask(PartitionTask):
     """Choose the split of each document of one partition."""
 
-    text: Path
-    duplicates: Path
+    folder = "split"
     settings: SplitConfig
-    output: Path
 
 
 @dataclass
@@ -92,11 +88,11 @@ def with_enough_held_out(settings: SplitConfig, num_kept: int, duplicates: Seque
 
 
 def split_partition(task: SplitTask) -> SplitResult:
-    """Write the split of every document of a partition to `output`.arrow, one row for each row of the text table."""
+    """Write the split of every document of a partition, one row for each row of the text table."""
     result = SplitResult()
-    samples, texts = Samples(), Texts(task.text.parent)
+    samples, texts = Samples(), Texts(task.work / "text")
     with TableWriter(task.output, _SPLIT_SCHEMA) as table:
-        for text, duplicates in read_side_by_side(task.text, task.duplicates):
+        for text, duplicates in read_side_by_side(task.place("text"), task.place("duplicates")):
             split_D = _choose(text, duplicates, task.settings)
             num_bytes_D = pc.binary_length(text.column("text")).to_numpy()
             for number, split in enumerate(SPLITS):

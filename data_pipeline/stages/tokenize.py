@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from data_pipeline.config import KINDS, PrepareConfig
+from data_pipeline.config import KINDS
 from data_pipeline.conversations.encoding import EncodedChat, encode_chats
 from data_pipeline.dataset.layout import TOKENIZER, TOKENS, tokens_schema
 from data_pipeline.dataset.loss_mask import LossMask
@@ -28,7 +28,7 @@ from data_pipeline.documents import cut_text
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.quality.perplexity import count_scores
 from data_pipeline.stages.augment import Augmenter, is_on
-from data_pipeline.stages.job import Job
+from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.split import SplitResult, read_kept
 from data_pipeline.stages.train_quality import MODELS, Models, load_models
 from data_pipeline.tokenizer import Encoded, Tokenizer, load_tokenizer, round_trip_failures
@@ -37,35 +37,19 @@ __all__ = ["TokenizeResult", "TokenizeTask", "tokenize_all", "tokenize_partition
 
 
 def tokenize_all(job: Job, split: Sequence[SplitResult]) -> list[TokenizeResult]:
-    tasks = [
-        TokenizeTask(
-            job.place("text", number),
-            job.place("split", number),
-            job.work / TOKENIZER,
-            job.work / MODELS,
-            job.config,
-            job.config.for_source(partition.source).has_mask,
-            job.place(TOKENS, number),
-        )
-        for number, partition in enumerate(job.partitions)
-    ]
-    return job.run("tokenize", tokenize_partition, tasks, [sum(result.bytes.values()) for result in split], TokenizeResult)
+    return job.run(
+        "tokenize", tokenize_partition, job.tasks(TokenizeTask), [sum(result.bytes.values()) for result in split], TokenizeResult
+    )
 
 
 _ROUND_TRIPS = 8  # documents of each partition whose ids are decoded to compare the text
 
 
 @dataclass(frozen=True)
-class TokenizeTask:
+class TokenizeTask(PartitionTask):
     """Encode and score the documents of one partition."""
 
-    text: Path
-    split: Path
-    tokenizer: Path
-    models: Path  # folder of the quality models
-    config: PrepareConfig
-    has_mask: bool  # whether documents of the source may have a loss mask
-    output: Path
+    folder = TOKENS
 
 
 @dataclass
@@ -84,20 +68,20 @@ class TokenizeResult:
 
 
 def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
-    """Write the token ids of a partition's documents, with their facts and scores, to `output`.arrow."""
-    tokenizer = _load(task.tokenizer)
-    models = load_models(task.models, task.config.quality)
+    """Write the token ids of a partition's documents, with their facts and scores."""
+    tokenizer = _load(task.work / TOKENIZER)
+    models = load_models(task.work / MODELS, task.config.quality)
     augmenter = Augmenter(tokenizer, task.config.augment) if is_on(task.config.augment) else None
     ids_type = token_type(tokenizer.vocab_size)
     settings = task.config.tokenizer
-    schema = tokens_schema(ids_type, has_mask=task.has_mask)
+    schema = tokens_schema(ids_type, has_mask=task.config.has_mask)
     result = TokenizeResult()
     with TableWriter(task.output, schema) as table:
-        for batch in read_kept(task.text, task.split):
+        for batch in read_kept(task.place("text"), task.place("split")):
             texts: list[str] = batch.column("text").to_pylist()
             if not result.tokens:
                 result.round_trip_failures = round_trip_failures(tokenizer, texts[:_ROUND_TRIPS])
-            parts = _Parts.of(texts, batch.column("parts").to_pylist()) if task.has_mask else None
+            parts = _Parts.of(texts, batch.column("parts").to_pylist()) if task.config.has_mask else None
             plain = tokenizer.encode_flat(texts) if parts is None else parts.encode(tokenizer)
             perplexity_D, wanted_D = _score(texts, plain, models, result)
             changed = plain if augmenter is None else _augment(augmenter, plain, batch, texts, result)

@@ -24,7 +24,7 @@ from data_pipeline.quality.classifier import Classifier, train_classifier
 from data_pipeline.quality.perplexity import ReferenceModel, train_reference
 from data_pipeline.sources.inputs import InputFile, Part, find_inputs
 from data_pipeline.sources.readers import read_part
-from data_pipeline.stages.job import Job
+from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.split import SplitResult, read_kept, texts_of
 from data_pipeline.tokenizer import Encoded, Tokenizer, load_tokenizer
 
@@ -44,12 +44,12 @@ def train_quality(job: Job, split: Sequence[SplitResult]) -> ClassifierResult | 
     quality = job.config.quality
     tokenizer, models = job.work / TOKENIZER, job.work / MODELS
     if quality.measures_perplexity:
-        numbers = [number for number, partition in enumerate(job.partitions) if partition.source == quality.trusted]
-        documents = tuple((job.place("text", number), job.place("split", number)) for number in numbers)
+        trusted = [task for task in job.tasks(PartitionTask) if task.source == quality.trusted]
+        documents = tuple((task.place("text"), task.place("split")) for task in trusted)
         kind = None if quality.reference is None else kind_of_reference(quality.reference)
         files = find_examples((quality.reference,), job.config, job.work) if quality.reference and kind == "text" else ()
         reference = ReferenceTask(documents, files, kind, tokenizer, job.config, models / "reference")
-        size = sum(split[number].bytes["train"] for number in numbers) + sum(file.bytes for file in files)
+        size = sum(split[task.number].bytes["train"] for task in trusted) + sum(file.bytes for file in files)
         job.run("reference", make_reference, [reference], [size], ReferenceResult)
     if not quality.good:
         return None
