@@ -64,17 +64,15 @@ def judge_batch(items: Sequence[Document | Rejection], config: PrepareConfig, pa
             places.append(place)
     batch = TextBatch(texts)
     left = [outcome for outcome in judged if isinstance(outcome, JudgedDocument)]
-    shown = TextBatch([_beginning(text) for text in texts]) if max(map(len, texts), default=0) > _JUDGED_BYTES else batch
+    shown = batch
+    if max(map(len, texts), default=0) > _JUDGED_BYTES:
+        shown = TextBatch([text[:_JUDGED_BYTES].decode(errors="ignore").encode() for text in texts])
     broken_rules = judge_form(shown, [d.document.kind for d in left], [d.language for d in left], config.heuristics)
     for place, one, broken in zip(places, left, broken_rules, strict=True):
         if broken is not None:
             judged[place] = Rejection.of(one.document, broken.reason, broken.detail)
     kept = np.array([number for number, broken in enumerate(broken_rules) if broken is None], np.int64)
     return JudgedBatch(judged, batch, kept, dict(changes), {language: dict(bins) for language, bins in confidences.items()})
-
-
-def _beginning(text: bytes) -> bytes:
-    return text[:_JUDGED_BYTES].decode(errors="ignore").encode()
 
 
 def _judge_alone(

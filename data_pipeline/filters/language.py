@@ -68,7 +68,11 @@ def identify(text: bytes, settings: LanguageConfig) -> Identified:
     first = _ask_cld2(sample)
     if first.confidence >= _SURE:
         return first
-    return _mean_of_votes(first, _ask_langid(_cut(sample, 0, _SECOND_VOTE_BYTES)))
+    second = _ask_langid(_cut(sample, 0, _SECOND_VOTE_BYTES))
+    if first.language == second.language:
+        return Identified(first.language, (first.confidence + second.confidence) / 2)
+    better = first if first.confidence >= second.confidence else second
+    return Identified(better.language, better.confidence / 2)
 
 
 def check_codes(setting: str, codes: Iterable[str], settings: LanguageConfig) -> None:
@@ -143,16 +147,13 @@ def _ask_cld2(sample: bytes) -> Identified:
     try:
         is_reliable, _, details = pycld2.detect(sample, isPlainText=True)
     except pycld2.error:  # it refuses control characters and non-characters
-        is_reliable, _, details = pycld2.detect(_printable(sample), isPlainText=True)
+        printable = "".join(character if character.isprintable() else " " for character in sample.decode())
+        is_reliable, _, details = pycld2.detect(printable.encode(), isPlainText=True)
     _, code, percent, _ = details[0]
     language = _common_code(code)
     if language == UNDETERMINED:
         return Identified(UNDETERMINED, 0.0)
     return Identified(language, percent / 100 if is_reliable else percent / 200)
-
-
-def _printable(sample: bytes) -> bytes:
-    return "".join(character if character.isprintable() else " " for character in sample.decode()).encode()
 
 
 def _ask_langid(sample: bytes) -> Identified:
@@ -166,13 +167,6 @@ def _ask_langid(sample: bytes) -> Identified:
 @cache
 def _langid_model() -> LanguageIdentifier:
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-
-
-def _mean_of_votes(first: Identified, second: Identified) -> Identified:
-    if first.language == second.language:
-        return Identified(first.language, (first.confidence + second.confidence) / 2)
-    better = first if first.confidence >= second.confidence else second
-    return Identified(better.language, better.confidence / 2)
 
 
 def _common_code(code: str) -> str:

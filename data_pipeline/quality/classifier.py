@@ -57,10 +57,7 @@ class HeldOut:
     good_kept: int  # number of wanted examples with a probability of at least one half
     bad: int
     bad_dropped: int
-
-    @property
-    def accuracy(self) -> float:
-        return (self.good_kept / self.good + self.bad_dropped / self.bad) / 2
+    accuracy: float  # the mean of both classes
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,9 @@ def train_classifier(good: Iterable[Ids], bad: Iterable[Ids], bits: int) -> tupl
     features_F, ends_F = _features(*_flat([*train[0], *train[1]]), 1 << bits)
     model = _fit(features_F, ends_F, is_good_D, 1 << bits)
     kept = [int((model.probability(*_flat(examples)) >= PROBABILITY_STEPS // 2).sum()) for examples in held_out]
-    return model, HeldOut(len(held_out[0]), kept[0], len(held_out[1]), len(held_out[1]) - kept[1])
+    good_kept, bad_dropped = kept[0], len(held_out[1]) - kept[1]
+    accuracy = (good_kept / len(held_out[0]) + bad_dropped / len(held_out[1])) / 2
+    return model, HeldOut(len(held_out[0]), good_kept, len(held_out[1]), bad_dropped, round(accuracy, 6))
 
 
 def _within_budget(examples: Iterable[Ids]) -> list[Ids]:

@@ -16,7 +16,7 @@ from data_pipeline.documents import Reason, Stage, partition_of
 from data_pipeline.execution.tasks import Counts, add_counts
 from data_pipeline.filters.language import threshold_costs
 from data_pipeline.packing.pieces import METHODS
-from data_pipeline.quality.classifier import PROBABILITY_STEPS
+from data_pipeline.quality.classifier import PROBABILITY_STEPS, HeldOut
 from data_pipeline.quality.perplexity import SCORE_STEPS, perplexity
 from data_pipeline.reports.lengths import compare_row_lengths, describe_lengths, share_of
 from data_pipeline.sources.ignored import IgnoredFiles
@@ -27,7 +27,6 @@ from data_pipeline.stages.rejects import collect_rejects, lines_before
 from data_pipeline.stages.select import Cuts, SelectResult, labels_of
 from data_pipeline.stages.split import SplitResult, share_lost_to_benchmarks
 from data_pipeline.stages.tokenize import TokenizeResult
-from data_pipeline.stages.train_quality import ClassifierResult
 from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
 __all__ = ["Results", "make_report", "row_counts"]
@@ -45,7 +44,7 @@ class Results:
     duplicates: Duplicates
     split: Sequence[SplitResult]
     tokenizer: TrainedTokenizer
-    classifier: ClassifierResult | None
+    classifier: HeldOut | None
     tokenized: Sequence[TokenizeResult]
     cuts: Mapping[str, Cuts]
     selected: Sequence[SelectResult]

@@ -214,7 +214,7 @@ def _score(
     """Return the perplexity and the probability of being wanted of each document; 0 if there is no model."""
     perplexity_D, wanted_D = np.zeros((2, len(encoded.ends_D)), np.uint16)
     if models.reference is not None:
-        perplexity_D = models.reference.score(texts, encoded)
+        perplexity_D = models.reference(texts, encoded)
         result.scores = add_counts([result.scores, count_scores(perplexity_D)])
     if models.classifier is not None:
         wanted_D = models.classifier.probability(encoded.ids_T, encoded.ends_D)
