@@ -5,8 +5,9 @@ The result is byte for byte the same as that of `prepare` with that length.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -25,7 +26,7 @@ from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.stored_documents import check_tables, check_tokens_kept, read_tokenizer, settings_in
 from data_pipeline.dataset.tables import read_side_by_side
 from data_pipeline.execution.local_engine import available_cores
-from data_pipeline.execution.runner import Runner, open_runner
+from data_pipeline.execution.runner import open_runner
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.publishing.assemble import Prepared, assemble
 from data_pipeline.publishing.fingerprint import fingerprint_of
@@ -60,7 +61,10 @@ class CountResult:
 
 def repack(directory: Path, output: Path, row_length: int, workers: int | None = None, *, replace: bool = False) -> Manifest:
     """Write the documents of prepared data under `output`, in rows of `row_length` tokens, and return the manifest."""
-    check_numbers(row_length, workers)
+    try:  # the numbers have the bounds that they have in `prepare`
+        PrepareConfig(sources=(BUILTIN,), row_length=row_length, workers=workers)
+    except ValidationError as error:
+        raise ConfigError(explain(PrepareConfig, error)) from None
     if directory.resolve() == output.resolve():
         raise ConfigError(f"--output {output} is the folder of the data that is repacked; choose another --output")
     with reading(directory, "repack"):
@@ -77,7 +81,11 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
     with stop_on_signals(), naming(output), exclusive(output) as folder:
         check_may_replace(output, fingerprint, settings, before.inputs, replace=replace)
         # Checked before they are packed, because the packed shards get new digests, which would hide damage.
-        tokenizer = _tokenizer(directory, before)
+        files = {name: digest for name, digest in before.files.items() if PurePosixPath(name).parent == PurePosixPath(TOKENIZER)}
+        tokenizer = dataclasses.replace(
+            TrainedTokenizer.of(read_tokenizer(directory, before)),
+            files={PurePosixPath(name).name: digest for name, digest in files.items()},
+        )
         check_digests(directory, {name: digest for name, digest in before.files.items() if name == REFERENCE})
         for number in range(len(before.partitions)):
             check_tables(directory, before, number)
@@ -85,7 +93,11 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
             work = folder.start_work(fingerprint)
             labels = label_names(directory, before) if "labels" in before.totals else ()
             fields = part(before.totals, "labels", "fields")
-            counted = count_all(run, directory, before, work)
+            tasks = [
+                CountTask(directory / TOKENS / name, directory / CHOSEN / name, work / "counted" / name)
+                for name in (f"{number:06d}" for number in range(len(before.partitions)))
+            ]
+            counted = run("count", count_partition, tasks, [1] * len(tasks), CountResult)
             documents = [
                 DocumentsOf(
                     partition["source"],
@@ -122,27 +134,6 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
             reference=directory / REFERENCE if REFERENCE in before.files else None,
         )
         return assemble(prepared, output, work, {})
-
-
-def _tokenizer(directory: Path, manifest: Manifest) -> TrainedTokenizer:
-    files = {PurePosixPath(name): digest for name, digest in manifest.files.items()}
-    named = {path.name: digest for path, digest in files.items() if path.parent == PurePosixPath(TOKENIZER)}
-    return replace(TrainedTokenizer.of(read_tokenizer(directory, manifest)), files=named)
-
-
-def check_numbers(row_length: int, workers: int | None) -> None:
-    try:
-        PrepareConfig(sources=(BUILTIN,), row_length=row_length, workers=workers)
-    except ValidationError as error:
-        raise ConfigError(explain(PrepareConfig, error)) from None
-
-
-def count_all(run: Runner, directory: Path, manifest: Manifest, work: Path) -> list[CountResult]:
-    tasks = [
-        CountTask(directory / TOKENS / f"{number:06d}", directory / CHOSEN / f"{number:06d}", work / "counted" / f"{number:06d}")
-        for number in range(len(manifest.partitions))
-    ]
-    return run("count", count_partition, tasks, [1] * len(tasks), CountResult)
 
 
 def count_partition(task: CountTask) -> CountResult:

@@ -146,16 +146,12 @@ def train_reference(batches: Iterable[tuple[Ids, Int64s]], vocab_size: int, sett
         if len(kept_D) < len(ends_D):
             break
     if num_left == settings.reference_tokens:
+        named = f"trusted = {settings.trusted}" if settings.trusted is not None else f"reference = {settings.reference}"
         raise ConfigError(
-            f"{_name_of(settings)}: no document of it is kept for training within {settings.reference_tokens} tokens; "
+            f"quality.{named}: no document of it is kept for training within {settings.reference_tokens} tokens; "
             "name another text, or raise quality.reference_tokens"
         )
     return ReferenceModel(singles_V, pairs_N, triples_N)
-
-
-def _name_of(settings: QualityConfig) -> str:
-    named = f"trusted = {settings.trusted}" if settings.trusted is not None else f"reference = {settings.reference}"
-    return f"quality.{named}"
 
 
 def perplexity(score: float) -> float:
@@ -221,18 +217,13 @@ def _blocks(ids_T: Ids, ends_D: Int64s, start: int) -> Iterator[_Block]:
         stop = int(ends_W[last - 1])
         window_T = np.repeat(np.arange(last - window), np.diff(ends_W[window:last], prepend=first))
         block_T = slice(first, stop)
-        yield _Block(first, window_T, ids_T[block_T], before_T[block_T], _triples(ids_T, before_T, block_T, start))
+        triple_T = ids_T[block_T].astype(np.uint64)
+        triple_T |= before_T[block_T].astype(np.uint64) << np.uint64(_ID_BITS)
+        before_before_T = np.concatenate([[before_T[first - 1]], before_T[block_T][:-1]]).astype(np.uint64)
+        before_before_T[before_T[block_T] == start] = start
+        triple_T |= before_before_T << np.uint64(2 * _ID_BITS)
+        yield _Block(first, window_T, ids_T[block_T], before_T[block_T], triple_T)
         window, first = last, stop
-
-
-def _triples(ids_T: Ids, before_T: Ids, block_T: slice, start: int) -> Keys:
-    first = block_T.start
-    triple_T = ids_T[block_T].astype(np.uint64)
-    triple_T |= before_T[block_T].astype(np.uint64) << np.uint64(_ID_BITS)
-    before_before_T = np.concatenate([[before_T[first - 1]], before_T[block_T][:-1]]).astype(np.uint64)
-    before_before_T[before_T[block_T] == start] = start
-    triple_T |= before_before_T << np.uint64(2 * _ID_BITS)
-    return triple_T
 
 
 def _slot(keys: Keys, table_N: Counts) -> Int64s:

@@ -6,15 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
-from data_pipeline.dataset.tables import TableWriter
+from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.documents import Document, Reason, Rejection
 
-__all__ = ["REJECTED_TABLES", "SAMPLES_PER_REASON", "RejectedWriter", "Samples"]
+__all__ = ["REJECTED_TABLES", "SAMPLES_PER_REASON", "RejectedWriter", "Samples", "find_rows"]
 
+ReasonT = TypeVar("ReasonT", bound=str)
 SAMPLES_PER_REASON = 10  # most samples of each reason in one partition
 REJECTED_TABLES = ("malformed", "judged")
 """Ends of the names of the tables that `RejectedWriter` writes. Each table is in ascending order of the ids."""
@@ -49,6 +51,18 @@ class Samples:
     def add(self, text: pa.RecordBatch, row: int, reason: Reason, detail: str) -> None:
         path, line, content = (text.column(name)[row].as_py() for name in ("path", "line", "text"))
         self.values.append(Rejection.of(Document(content, path, line, 0), reason, detail).shown)
+
+
+def find_rows(
+    text: Path, wanted: Iterator[tuple[int, ReasonT, str]]
+) -> Iterator[tuple[pa.RecordBatch, int, tuple[int, ReasonT, str]]]:
+    """Yield batch and row in a text table of rejected documents, which are in ascending order of their ids like the table."""
+    one = next(wanted, None)
+    for batch in read_batches(text):
+        ids_D = batch.column("id").to_numpy()
+        while one is not None and one[0] <= ids_D[-1]:
+            yield batch, int(np.searchsorted(ids_D, one[0])), one
+            one = next(wanted, None)
 
 
 class RejectedWriter:

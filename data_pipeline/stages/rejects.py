@@ -27,7 +27,7 @@ from data_pipeline.execution.tasks import commit_result
 from data_pipeline.sources.inputs import Partition
 from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.read import ReadResult
-from data_pipeline.stages.reject_samples import REJECTED_TABLES
+from data_pipeline.stages.reject_samples import REJECTED_TABLES, find_rows
 from data_pipeline.stages.select import Cuts, SelectResult, explain_selection, reasons_of
 from data_pipeline.stages.split import SplitResult, explain_duplicate
 
@@ -45,22 +45,18 @@ def collect_rejects(
             shown[sample["reason"]] += 1
             if shown[sample["reason"]] <= most:
                 line = sample["line"] and sample["line"] + before
+                kept = ""
+                if "kept" in sample:  # a duplicate: the place of the document that is kept instead
+                    identity, path, kept_line = sample["kept"]
+                    number = partition_of(identity)
+                    kept = f" ({partitions[number].source}: {path}, line {kept_line + lines[number]:,})"
                 yield {
                     **{name: value for name, value in sample.items() if name != "kept"},
-                    "detail": sample["detail"] + _place_of_kept(sample, partitions, lines),
+                    "detail": sample["detail"] + kept,
                     "stage": Reason(sample["reason"]).stage,
                     "source": result.source,
                     "line": line,
                 }
-
-
-def _place_of_kept(sample: Mapping[str, Any], partitions: Sequence[Partition], lines: Sequence[int]) -> str:
-    """Return the place of the document that is kept instead of a duplicate; "" for another reason."""
-    if "kept" not in sample:
-        return ""
-    identity, path, line = sample["kept"]
-    number = partition_of(identity)
-    return f" ({partitions[number].source}: {path}, line {line + lines[number]:,})"
 
 
 def lines_before(partitions: Sequence[Partition], read: Sequence[ReadResult]) -> list[int]:
@@ -80,17 +76,14 @@ def write_rejects(
     if job.config.keep_rejects == "none":
         return {}
     samples = collect_rejects(job.partitions, read, split, selected)
-    lines = (json.dumps(sample, sort_keys=True, ensure_ascii=False).encode() + b"\n" for sample in samples)
-    return _write_in_full(job, read, cuts) | {REJECTS: b"".join(lines)}
-
-
-def _write_in_full(job: Job, read: Sequence[ReadResult], cuts: Mapping[str, Cuts]) -> dict[str, Path | bytes]:
-    if job.config.keep_rejects != "all":
-        return {}
-    lines = lines_before(job.partitions, read)
-    tasks = [job.task(RejectedTask, number, lines_before=before, cuts=cuts) for number, before in enumerate(lines)]
-    job.run("rejects", write_rejected_partition, tasks, [result.input_bytes for result in read], RejectedResult)
-    return {rejected_name(number): _file_of(task) for number, task in enumerate(tasks)}
+    shown = (json.dumps(sample, sort_keys=True, ensure_ascii=False).encode() + b"\n" for sample in samples)
+    files: dict[str, Path | bytes] = {REJECTS: b"".join(shown)}
+    if job.config.keep_rejects == "all":
+        before = enumerate(lines_before(job.partitions, read))
+        tasks = [job.task(RejectedTask, number, lines_before=lines, cuts=cuts) for number, lines in before]
+        job.run("rejects", write_rejected_partition, tasks, [result.input_bytes for result in read], RejectedResult)
+        files |= {rejected_name(task.number): _file_of(task) for task in tasks}
+    return files
 
 
 @dataclass(frozen=True)
@@ -152,16 +145,11 @@ def _rejected_while_reading(task: RejectedTask, end: str) -> Iterator[dict[str, 
 
 def _rejected_later(task: RejectedTask) -> Iterator[dict[str, Any]]:
     """Yield the documents of the text table that a later stage rejected."""
-    rejected = heapq.merge(_duplicates(task), _not_selected(task))
-    wanted = next(rejected, None)
-    for batch in read_batches(task.place("text")):
-        ids_D = batch.column("id").to_numpy()
-        while wanted is not None and wanted[0] <= ids_D[-1]:
-            identity, reason, detail = wanted
-            row = int(np.searchsorted(ids_D, identity))
-            found = {name: batch.column(name)[row].as_py() for name in ("path", "line", "metadata", "text")}
-            yield {"id": identity, "reason": reason, "detail": detail, **found}
-            wanted = next(rejected, None)
+    for batch, row, (identity, reason, detail) in find_rows(
+        task.place("text"), heapq.merge(_duplicates(task), _not_selected(task))
+    ):
+        found = {name: batch.column(name)[row].as_py() for name in ("path", "line", "metadata", "text")}
+        yield {"id": identity, "reason": reason, "detail": detail, **found}
 
 
 def _duplicates(task: RejectedTask) -> Iterator[tuple[int, str, str]]:

@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,22 +25,11 @@ from data_pipeline.quality.classifier import PROBABILITY_STEPS
 from data_pipeline.quality.perplexity import perplexity
 from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.pack import DocumentsOf
-from data_pipeline.stages.reject_samples import Samples
+from data_pipeline.stages.reject_samples import Samples, find_rows
 from data_pipeline.stages.tokenize import TokenizeResult
 from data_pipeline.text.ngrams import mix_hashes
 
-__all__ = [
-    "Cuts",
-    "SelectResult",
-    "copies_of_documents",
-    "cuts_of_sources",
-    "documents_of",
-    "explain_selection",
-    "labels_of",
-    "reasons_of",
-    "repeats_of_groups",
-    "select_all",
-]
+__all__ = ["Cuts", "SelectResult", "cuts_of_sources", "documents_of", "explain_selection", "labels_of", "reasons_of", "select_all"]
 
 
 @dataclass(frozen=True)
@@ -155,24 +143,32 @@ class SelectResult:
 
 def select_partition(task: SelectTask) -> SelectResult:
     """Write the number of copies of each document, one row for each row of the token table."""
-    result = SelectResult()
-    rejected = _Rejected()
+    result, cuts = SelectResult(), task.cuts[task.source]
+    rejected: Counter[str] = Counter()
+    samples = Samples()
+    shown: list[tuple[int, Reason, str]] = []
     lengths: dict[str, Counter[str]] = {"characters": Counter(), "tokens": Counter()}
     with TableWriter(task.output, CHOSEN_SCHEMA) as table:
         for batch in read_batches(task.place(TOKENS)):
-            copies_D = _copies(batch, task, rejected)
+            copies_D = _copies(batch, task)
+            reason_D = reasons_of(batch, cuts, copies_D)
+            rows = np.flatnonzero(reason_D != "").tolist()
+            rejected.update(reason_D[rows].tolist())
+            for row, reason in samples.wanted((row, reason_D[row]) for row in rows):
+                shown.append((batch.column("id")[row].as_py(), reason, explain_selection(batch, row, reason)))
             _count(batch, copies_D, result, lengths)
             if (label_field := task.config.records.label_field) is not None:
                 _count_labels(batch, copies_D, label_field, result)
             table.write(pa.RecordBatch.from_arrays([pa.array(copies_D)], schema=CHOSEN_SCHEMA))
-    result.rejected = dict(rejected.counts)
-    result.samples = rejected.show(task.place("text"))
+    for text, row, (_, reason, detail) in find_rows(task.place("text"), iter(shown)):
+        samples.add(text, row, reason, detail)
+    result.rejected, result.samples = dict(rejected), samples.values
     result.characters, result.lengths = dict(lengths["characters"]), dict(lengths["tokens"])
     result.sha256 = table.digest
     return commit_result(task, result, table)
 
 
-def _copies(batch: pa.RecordBatch, task: SelectTask, rejected: _Rejected) -> NDArray[np.uint8]:
+def _copies(batch: pa.RecordBatch, task: SelectTask) -> NDArray[np.uint8]:
     is_good_D = _reasons(batch, task.cuts[task.source]) == ""
     copies_D: NDArray[np.uint8] = is_good_D.astype(np.uint8)
     if task.repeats is not None:
@@ -181,7 +177,6 @@ def _copies(batch: pa.RecordBatch, task: SelectTask, rejected: _Rejected) -> NDA
         for group, members_D in _groups(batch, task.source, task.config.balance):
             taken_D = members_D & is_train_D & is_good_D
             copies_D[taken_D] = copies_of_documents(ids_D[taken_D], task.repeats.get(group, 0.0), task.config.split.seed)
-    rejected.add(batch, reasons_of(batch, task.cuts[task.source], copies_D))
     return copies_D
 
 
@@ -190,33 +185,6 @@ def reasons_of(batch: pa.RecordBatch, cuts: Cuts, copies_D: NDArray[np.uint8]) -
     reason_D = _reasons(batch, cuts)
     reason_D[(reason_D == "") & (copies_D == 0)] = Reason.OVER_SHARE
     return reason_D
-
-
-class _Rejected:
-    """The documents that are not selected."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self._samples = Samples()
-        self._shown: list[tuple[int, Reason, str]] = []
-
-    def add(self, batch: pa.RecordBatch, reason_D: NDArray[np.object_]) -> None:
-        rows = np.flatnonzero(reason_D != "").tolist()
-        self.counts.update(reason_D[rows].tolist())
-        for row, reason in self._samples.wanted((row, reason_D[row]) for row in rows):
-            self._shown.append((batch.column("id")[row].as_py(), reason, explain_selection(batch, row, reason)))
-
-    def show(self, text: Path) -> list[dict[str, Any]]:
-        """Return the samples, with the beginnings of their texts from the text table."""
-        waiting = iter(self._shown)  # in the order of the text table: both are in ascending order of the ids
-        wanted = next(waiting, None)
-        for batch in read_batches(text):
-            ids_D = batch.column("id").to_numpy()
-            while wanted is not None and wanted[0] <= ids_D[-1]:
-                identity, reason, detail = wanted
-                self._samples.add(batch, int(np.searchsorted(ids_D, identity)), reason, detail)
-                wanted = next(waiting, None)
-        return self._samples.values
 
 
 def explain_selection(batch: pa.RecordBatch, row: int, reason: Reason) -> str:
