@@ -81,11 +81,7 @@ def clear_work(directory: Path) -> None:
 
 
 def publish(
-    directory: Path,
-    work: Path,
-    manifest: Manifest,
-    shards: Mapping[str, Path],
-    files: Mapping[str, Path | bytes],
+    directory: Path, work: Path, manifest: Manifest, shards: Mapping[str, Path], files: Mapping[str, Path | bytes]
 ) -> Manifest:
     """Move shards and files to their place under `directory`, replace those of an earlier preparation, and remove the work.
 
