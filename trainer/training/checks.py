@@ -23,10 +23,10 @@ from trainer.data.mixture import build_order
 from trainer.distributed.group import Group
 from trainer.distributed.shared_folders import check_same_data, check_shared
 from trainer.extensions.hooks import Extension
-from trainer.finetuning.choice import objective_of
+from trainer.finetuning.choice import make_task
 from trainer.finetuning.initial_weights import check_initial, check_same_initial, choose_initial
 from trainer.finetuning.lora import check_lora
-from trainer.finetuning.objective import Objective
+from trainer.finetuning.task import Task
 from trainer.launch.finished import is_same, nothing_to_train, recorded_settings
 from trainer.machine.memory import PeakMeter
 from trainer.machine.precision import ChosenPrecision, with_precision
@@ -84,7 +84,7 @@ class Fitted:
 
     context: RunContext
     precision: ChosenPrecision
-    objective: Objective
+    objective: Task
     data: RunData
     limits: Plan
     memory: PeakMeter
@@ -97,7 +97,7 @@ class Checked:
     context: RunContext
     precision: ChosenPrecision
     extension: Extension
-    objective: Objective
+    objective: Task
     data: RunData
     limits: Plan
     identity: Mapping[str, Any]
@@ -125,7 +125,7 @@ def fit(stack: ExitStack, config: TrainConfig, group: Group, extension: Extensio
     manifest, tokenizer = group.on_all(lambda: _open_data(stack, config, group))
     check_same_data(config.data, manifest.root_digest, group)
     group.on_main(lambda: _check_data(config, manifest))
-    objective = group.on_all(lambda: objective_of(config, manifest, extension.hooks))
+    objective = group.on_all(lambda: make_task(config, manifest, extension.hooks))
     train_rows = objective.rows(config.data, manifest, "train", verify=config.verify_data)
     val_rows = objective.rows(config.data, manifest, "val", verify=config.verify_data)
     recorded_rows, recorded_format = group.on_main(lambda: _first_look(config, manifest))
