@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable
 from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from common.command_line import PROGRAM, Command
 from common.settings.model import Settings
@@ -32,6 +34,10 @@ _PART = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _LISTENING = {"train", "tune", "doctor"}
 """The commands that always listen on a socket. The table above the list in docs/security.md has a row for each."""
 _COLUMN = 44
+_HEAD = ("option", "default (type, bounds)", "meaning")
+_SHARED = 4
+"""An option that this many commands have stands once, above the commands."""
+_BOTH_BOUNDS = re.compile(r">= (\S+), <= (\S+)")
 _NOTE = "<!-- Made by `python -m docs.write_reference`; do not edit. -->\n"
 
 
@@ -48,7 +54,7 @@ def settings_page() -> str:
         parts.append(f"## {PROGRAM} {command}\n")
         for section, title, rows in _sections(model):
             parts += [f"### {command}: {section or 'main settings'}\n", f"{title}\n" if title else ""]
-            parts.append(_table(("setting", "value", "default", "meaning"), ((f"`{one.name}`", *_cells(one)) for one in rows)))
+            parts.append(_table(("setting", "default (type, bounds)", "meaning"), map(_cells, rows)))
     return "\n".join(part for part in parts if part)
 
 
@@ -60,13 +66,23 @@ def commands_page() -> str:
         f"`{PROGRAM} COMMAND --help` prints the same. The last line of stdout of a command is for programs, and does not change.\n",
     ]
     named = {own: name for name, own in DATA_COMMANDS.items()}
-    for name, command in [*((named[one], row) for one, row in OF_DATA.items() if one in named), *OF_TRAINER.items()]:
+    commands = [*((named[one], row) for one, row in OF_DATA.items() if one in named), *OF_TRAINER.items()]
+    models = {name: _settings_of(command) for name, command in commands}
+    options = {name: list(map(_cells, option_texts(model))) for name, model in models.items() if not issubclass(model, Settings)}
+    uses = Counter(row for rows in options.values() for row in rows)
+    shared = [row for row, number in uses.items() if number >= _SHARED]
+    parts += ["Options of several commands, which the list of a command only names:\n", _table(_HEAD, shared)]
+    for name, command in commands:
         parts += [f"## {PROGRAM} {name}\n", f"{command.summary[:1].upper()}{command.summary[1:]}.\n"]
-        model = _settings_of(command)
-        if issubclass(model, Settings):
-            parts.append(f"It has the settings of [`{name}`](settings.md#trainer-{name}).\n")
-        elif rows := option_texts(model):
-            parts.append(_table(("option", "value", "default", "meaning"), ((f"`{one.name}`", *_cells(one)) for one in rows)))
+        if name not in options:
+            page = "prepare" if issubclass(models[name], PrepareConfig) else "train"
+            parts.append(f"It has the settings of [`{page}`](settings.md#trainer-{page}).\n")
+            continue
+        own = [row for row in options[name] if row not in shared]
+        if own:
+            parts.append(_table(_HEAD, own))
+        if also := [row[0] for row in options[name] if row in shared]:
+            parts.append(f"{'Also' if own else 'It has'} {', '.join(also)}.\n")
     return "\n".join(parts)
 
 
@@ -99,9 +115,9 @@ def with_made_parts(page: str) -> str:
     return _PART.sub(lambda part: part[1] + made[part[2]]() + part[3], page)
 
 
-def _settings_of(command: Command) -> type:
+def _settings_of(command: Command) -> type[Any]:
     module, _, name = command.settings.partition(":")
-    found: type = getattr(import_module(module), name)
+    found: type[Any] = getattr(import_module(module), name)
     return found
 
 
@@ -114,9 +130,10 @@ def _sections(model: type[Settings]) -> Iterable[tuple[str, str, list[SettingTex
 
 
 def _cells(one: SettingText) -> tuple[str, str, str]:
-    values = f"`{one.values}`{f', {one.bounds}' if one.bounds else ''}" if one.values else ""
+    kind = ", ".join(filter(None, (one.values, _BOTH_BOUNDS.sub(r"\1 to \2", one.bounds))))
+    default = f"`{one.default}`" if one.default else ""
     needs = f" Needs {one.needs}." if one.needs else ""
-    return values, f"`{one.default}`" if one.default else "", f"{one.description}{needs}"
+    return f"`{one.name}`", " ".join(filter(None, (default, f"({kind})" if kind else ""))), f"{one.description}{needs}"
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
