@@ -34,7 +34,6 @@ _PART = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _LISTENING = {"train", "tune", "doctor"}
 """The commands that always listen on a socket. The table above the list in docs/security.md has a row for each."""
 _COLUMN = 44
-_HEAD = ("option", "default (type, bounds)", "meaning")
 _SHARED = 4
 """An option that this many commands have stands once, above the commands."""
 _BOTH_BOUNDS = re.compile(r">= (\S+), <= (\S+)")
@@ -49,12 +48,13 @@ def settings_page() -> str:
         "Each setting has one name and three places: `--optim.lr 3e-4` on the command line, `TRAIN_OPTIM__LR=3e-4` in the\n"
         "environment, and `lr = 3e-4` below `[train.optim]` in a recipe. The first of them that sets it wins. For `prepare` the\n"
         "variables begin with `PREP_`, and the tables with `[prepare…]`. `none` unsets a setting that may be unset.\n",
+        "The default follows the name, with type and bounds.\n",
     ]
     for model, command in ((PrepareConfig, "prepare"), (TrainConfig, "train")):
         parts.append(f"## {PROGRAM} {command}\n")
         for section, title, rows in _sections(model):
             parts += [f"### {command}: {section or 'main settings'}\n", f"{title}\n" if title else ""]
-            parts.append(_table(("setting", "default (type, bounds)", "meaning"), map(_cells, rows)))
+            parts.append(_list(map(_item, rows)))
     return "\n".join(part for part in parts if part)
 
 
@@ -68,10 +68,10 @@ def commands_page() -> str:
     named = {own: name for name, own in DATA_COMMANDS.items()}
     commands = [*((named[one], row) for one, row in OF_DATA.items() if one in named), *OF_TRAINER.items()]
     models = {name: _settings_of(command) for name, command in commands}
-    options = {name: list(map(_cells, option_texts(model))) for name, model in models.items() if not issubclass(model, Settings)}
+    options = {name: list(map(_item, option_texts(model))) for name, model in models.items() if not issubclass(model, Settings)}
     uses = Counter(row for rows in options.values() for row in rows)
     shared = [row for row, number in uses.items() if number >= _SHARED]
-    parts += ["Options of several commands, which the list of a command only names:\n", _table(_HEAD, shared)]
+    parts += ["Options of several commands, which the list of a command only names:\n", _list(shared)]
     for name, command in commands:
         parts += [f"## {PROGRAM} {name}\n", f"{command.summary[:1].upper()}{command.summary[1:]}.\n"]
         if name not in options:
@@ -80,8 +80,8 @@ def commands_page() -> str:
             continue
         own = [row for row in options[name] if row not in shared]
         if own:
-            parts.append(_table(_HEAD, own))
-        if also := [row[0] for row in options[name] if row in shared]:
+            parts.append(_list(own))
+        if also := [row.split()[0].rstrip(":") for row in options[name] if row in shared]:
             parts.append(f"{'Also' if own else 'It has'} {', '.join(also)}.\n")
     return "\n".join(parts)
 
@@ -129,20 +129,16 @@ def _sections(model: type[Settings]) -> Iterable[tuple[str, str, list[SettingTex
         yield section, (model.model_fields[section].description or "") if section else "", rows
 
 
-def _cells(one: SettingText) -> tuple[str, str, str]:
+def _item(one: SettingText) -> str:
     kind = ", ".join(filter(None, (one.values, _BOTH_BOUNDS.sub(r"\1 to \2", one.bounds))))
     default = f"`{one.default}`" if one.default else ""
+    head = " ".join(filter(None, (f"`{one.name}`", default, f"({kind})" if kind else "")))
     needs = f" Needs {one.needs}." if one.needs else ""
-    return f"`{one.name}`", " ".join(filter(None, (default, f"({kind})" if kind else ""))), f"{one.description}{needs}"
+    return f"{head}: {one.description}{needs}"
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "".join(f"| {' | '.join(map(_cell, line))} |\n" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _list(items: Iterable[str]) -> str:
+    return "".join(f"- {item}\n" for item in items)
 
 
 if __name__ == "__main__":

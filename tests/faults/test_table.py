@@ -53,6 +53,13 @@ def test_a_row_has_the_sum_of_its_tests_the_bound_and_the_variants() -> None:
     assert cells(usual)[-1] == "2026-11-22"
 
 
+def test_of_many_variants_the_row_has_the_number_unless_one_was_not_caught() -> None:
+    many = [replace(FLAW, fault=f"without {number}") for number in range(9)]
+    assert cells(lines_by_row([ONE, *many])["5"])[5] == "9 variants, such as: without 0 (21 of 60)"
+    missed = cells(lines_by_row([ONE, *many, replace(FLAW, failed=True)])["5"])[5]
+    assert "**no digests: not caught**" in missed
+
+
 def test_parts_of_a_campaign_add_up_what_they_counted_and_show_the_greatest_of_what_they_measured() -> None:
     parts = [
         replace(ONE, sums={"runs": 30, "minutes": 1200.5}, peaks={"s": 8.25, "steps": 12345}),
