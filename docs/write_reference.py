@@ -12,19 +12,17 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable
-from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
-from common.command_line import PROGRAM, Command
+from common.command_line import PROGRAM
+from common.errors import ExitCode
+from common.settings.command import loaded
 from common.settings.model import Settings
 from common.settings.options import SettingText, option_texts, setting_texts
-from data_pipeline.commands.table import COMMANDS as OF_DATA
 from data_pipeline.config import PrepareConfig
 from trainer.config import TrainConfig
-from trainer.launch.command_table import COMMANDS as OF_TRAINER
-from trainer.program import DATA_COMMANDS
+from trainer.program import all_commands
 
 __all__ = ["commands_page", "pages_with_parts", "settings_page", "with_made_parts"]
 
@@ -65,14 +63,13 @@ def commands_page() -> str:
         "# Commands\n",
         f"`{PROGRAM} COMMAND --help` prints the same. The last line of stdout of a command is for programs, and does not change.\n",
     ]
-    named = {own: name for name, own in DATA_COMMANDS.items()}
-    commands = [*((named[one], row) for one, row in OF_DATA.items() if one in named), *OF_TRAINER.items()]
-    models = {name: _settings_of(command) for name, command in commands}
+    commands = all_commands()
+    models = {name: loaded(command)[0] for name, command in commands.items()}
     options = {name: list(map(_item, option_texts(model))) for name, model in models.items() if not issubclass(model, Settings)}
     uses = Counter(row for rows in options.values() for row in rows)
     shared = [row for row, number in uses.items() if number >= _SHARED]
     parts += ["Options of several commands, which the list of a command only names:\n", _list(shared)]
-    for name, command in commands:
+    for name, command in commands.items():
         parts += [f"## {PROGRAM} {name}\n", f"{command.summary[:1].upper()}{command.summary[1:]}.\n"]
         if name not in options:
             page = "prepare" if issubclass(models[name], PrepareConfig) else "train"
@@ -100,25 +97,24 @@ def layers() -> str:
 
 def commands_without_a_socket() -> str:
     """Return a sentence with the commands that listen on no socket."""
-    names = sorted({*OF_TRAINER, *DATA_COMMANDS} - _LISTENING)
+    names = sorted({*all_commands()} - _LISTENING)
     return f"Apart from the cases in the table, these commands listen on no socket: {', '.join(f'`{name}`' for name in names)}.\n"
+
+
+def exit_codes() -> str:
+    """Return the table of the exit codes."""
+    return _table(("exit code", "means"), ((str(int(code)), code.meaning) for code in ExitCode))
 
 
 def pages_with_parts() -> list[Path]:
     """Return the pages that have a part made from the code."""
-    return sorted(page for page in DOCS.glob("*.md") if _PART.search(page.read_text()))
+    return sorted(page for page in DOCS.rglob("*.md") if _PART.search(page.read_text()))
 
 
 def with_made_parts(page: str) -> str:
     """Return the text of a page with its parts as the code makes them."""
-    made = {"layers": layers, "commands_without_a_socket": commands_without_a_socket}
+    made = {"layers": layers, "commands_without_a_socket": commands_without_a_socket, "exit_codes": exit_codes}
     return _PART.sub(lambda part: part[1] + made[part[2]]() + part[3], page)
-
-
-def _settings_of(command: Command) -> type[Any]:
-    module, _, name = command.settings.partition(":")
-    found: type[Any] = getattr(import_module(module), name)
-    return found
 
 
 def _sections(model: type[Settings]) -> Iterable[tuple[str, str, list[SettingText]]]:
@@ -135,6 +131,15 @@ def _item(one: SettingText) -> str:
     head = " ".join(filter(None, (f"`{one.name}`", default, f"({kind})" if kind else "")))
     needs = f" Needs {one.needs}." if one.needs else ""
     return f"{head}: {one.description}{needs}"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join(f"| {' | '.join(map(_cell, line))} |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _list(items: Iterable[str]) -> str:
