@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from common.untrusted import Count, Finite, Form, parsed
 from trainer.runs.ledger import LedgerHead
-from trainer.runs.metrics_file import Known
+from trainer.runs.metrics_file import CutOff
 from trainer.runs.progress import Progress
 
 __all__ = ["GuardState", "LossSums", "RunState"]
@@ -53,9 +53,9 @@ class RunState:
     """Only rank 0 has a ledger."""
 
     @property
-    def known(self) -> Known:
+    def known(self) -> CutOff:
         evaluated = self.progress.evaluated_step == self.progress.step
-        return Known(self.progress.step, evaluated=evaluated, rollbacks=self.guard.rollbacks)
+        return CutOff(self.progress.step, evaluated=evaluated, rollbacks=self.guard.rollbacks)
 
     @staticmethod
     def of_new_run() -> RunState:
