@@ -31,12 +31,7 @@ KINDS: dict[str, Kind] = {
 
 
 def make_task(config: TrainConfig, manifest: Manifest, hooks: Mapping[str, object]) -> Task:
-    """Return the task of a training.
-
-    Args:
-        config: the settings.
-        manifest: the prepared data.
-        hooks: functions of the user's extension.
+    """Return the task of a training. `hooks` are the functions of the user's extension.
 
     Raises:
         ConfigError: settings and data do not fit the task, or the extension replaces the same parts.
@@ -59,11 +54,7 @@ def make_task(config: TrainConfig, manifest: Manifest, hooks: Mapping[str, objec
 
 
 def saved_task(run: Path, config: TrainConfig) -> Task:
-    """Return the task of a run, from the files that the run keeps.
-
-    Raises:
-        CheckpointError: a file is missing or was changed.
-    """
+    """Return the task of a run, from the files that the run keeps."""
     recorded = read_record(run)["files"]
     prefix = f"{TASK_FOLDER}/"
     files = {}

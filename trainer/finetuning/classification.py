@@ -69,11 +69,7 @@ class LabelFacts(Form):
 
 
 def gather(config: TrainConfig, manifest: Manifest) -> dict[str, bytes]:
-    """Return `labels.json` for labelled data.
-
-    Raises:
-        ConfigError: the data has no labels, there are not as many weights as labels, or the encoder does not fit the data.
-    """
+    """Return `labels.json` for labelled data, and the files of the encoder."""
     names = label_names(config.data, manifest)
     counts = manifest.totals["labels"].get("documents", {})
     tokenizer = manifest.config.get("tokenizer", {})
@@ -97,11 +93,6 @@ def gather(config: TrainConfig, manifest: Manifest) -> dict[str, bytes]:
 
 
 def facts_in(files: Mapping[str, bytes]) -> LabelFacts:
-    """Return the content of `labels.json`.
-
-    Raises:
-        CheckpointError: the file is missing, or no run has written it.
-    """
     try:
         value = parse_json(files[LABELS_FILE])
         check_form(LabelFacts, value)
@@ -118,7 +109,6 @@ def facts_in(files: Mapping[str, bytes]) -> LabelFacts:
 
 
 def make(config: TrainConfig, files: Mapping[str, bytes]) -> Task:
-    """Return the task for the files of `gather`. Raises the errors of `facts_in`."""
     facts = facts_in(files)
     weights = class_weights(config, facts)
     num_labels = len(facts.names)
@@ -199,8 +189,6 @@ def class_weights(config: TrainConfig, facts: LabelFacts) -> Tensor | None:
 
 
 def weighted_loss(weights_C: Tensor, settings: LossConfig) -> LossFunction:
-    """Return a loss that multiplies the loss of each document by the weight of its label."""
-
     def loss_sum(logits_BLC: Tensor, targets_BL: Tensor, weights_BL: Tensor | None) -> Tensor:
         of_label_BL = weights_C.to(targets_BL.device)[targets_BL.clamp(min=0)]
         return cross_entropy_sum(logits_BLC, targets_BL, of_label_BL if weights_BL is None else weights_BL * of_label_BL, settings)
@@ -216,13 +204,11 @@ class DecoderClassifier(DecoderBody):
         self.head = nn.Linear(config.width, num_labels)
 
     def forward(self, tokens_BL: Tensor, layout: Layout) -> Tensor:
-        """Return a logit for each label at each token, (B, L, C). Those at the last token of a document are its logits."""
         logits_BLC: Tensor = self.head(self.hidden(tokens_BL, layout))
         return logits_BLC
 
 
 def decoder_classifier(config: ModelConfig, vocab_size: int, seed: int, num_labels: int) -> DecoderClassifier:
-    """Return a classifier with initial weights: see `trainer.model.decoder.build_model`."""
     model = DecoderClassifier(config, vocab_size, num_labels)
     generator = build_body(model, config, seed, but=_HEAD)
     new_head(model.head, config.init_std, generator)
@@ -231,7 +217,6 @@ def decoder_classifier(config: ModelConfig, vocab_size: int, seed: int, num_labe
 
 @torch.no_grad()
 def new_head(head: nn.Linear, std: float, generator: torch.Generator) -> None:
-    """Give a head initial weights: normal with standard deviation `std`, and biases of 0."""
     head.weight.normal_(0.0, std, generator=generator)
     head.bias.zero_()
 
@@ -277,14 +262,11 @@ def _ratio(part_C: NDArray[Any], whole_C: NDArray[Any]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class _Row:
-    """A line of the table of labels."""
-
     name: str
     cells: tuple[str, ...]
 
 
 def describe(event: MeasuresEvent) -> str:
-    """Return the measures as text: accuracy, a line for each label, and the confusion of labels."""
     values = event.values
     names = [name.removeprefix("f1/") for name in values if name.startswith("f1/")]
     heads = ("precision", "recall", "f1")

@@ -62,12 +62,7 @@ class _Loaded:
 
 
 def gather_teacher(config: TrainConfig, manifest: Manifest) -> Mapping[str, bytes]:
-    """Check that the teacher fits the data. Return the file with the digest of its weights, which the run keeps.
-
-    Raises:
-        ConfigError: no teacher is named, it is not there, or it has another tokenizer, or a model that is not the built-in decoder.
-        CheckpointError: the teacher has no checkpoint, or it is damaged.
-    """
+    """Check that the teacher fits the data. Return the file with the digest of its weights, which the run keeps."""
     if config.teacher is None:
         raise ConfigError("objective = distillation needs a trained model to learn from; name its run with --teacher")
     if not (config.teacher / "record.json").is_file():
@@ -89,7 +84,6 @@ def gather_teacher(config: TrainConfig, manifest: Manifest) -> Mapping[str, byte
 
 
 def make_distillation(config: TrainConfig, files: Mapping[str, bytes]) -> Task:
-    """Return the task. The teacher is loaded before the first pass, so a saved model can be used without it."""
     return Task(step=_Distillation(config, files).step, step_metrics=("divergence",), comparable=False, memory=teacher_memory)
 
 
@@ -115,14 +109,13 @@ def teacher_memory(estimate: MemoryEstimate, context: RunContext) -> MemoryEstim
 
 @dataclass
 class _Distillation:
-    """The passes, and the teacher once it is loaded."""
+    """The passes, and the teacher, which is loaded before the first one. So a saved model can be used without it."""
 
     config: TrainConfig
     files: Mapping[str, bytes]
     _teacher: list[tuple[Decoder, int]] = field(default_factory=list)
 
     def step(self, micro: Passes) -> Tensor:
-        """Make the passes over a micro-batch."""
         teacher, vocab_size = self._on(micro.rows.tokens.device)
         settings = self.config.distillation
         function = partial(
@@ -138,11 +131,6 @@ class _Distillation:
         return sums
 
     def _on(self, device: torch.device) -> tuple[Decoder, int]:
-        """Return the teacher on a device, and the number of its tokens.
-
-        Raises:
-            ConfigError: it is not the teacher that the run began with.
-        """
         if not self._teacher:
             loaded = _load(self.config)
             found, wanted = weights_digest(loaded.weights), json.loads(self.files[_FACTS])["weights"]
@@ -157,7 +145,6 @@ class _Distillation:
 
 
 def _load(config: TrainConfig) -> _Loaded:
-    """Return the model of the teacher's checkpoint, with the averaged weights if there are any."""
     assert config.teacher is not None
     run = config.teacher
     record, settings = read_record(run), load_config(run)
@@ -186,16 +173,8 @@ def distillation_sums(
 ) -> Tensor:
     """Return the loss and the divergence KL(teacher || student) at T, summed over all targets, fp32 (2,).
 
-    The logits of both models exist for one chunk of positions at a time, and are computed again for the gradient.
-
-    Args:
-        model: the student.
-        inputs: the micro-batch.
-        teacher: the teacher, on the same device.
-        vocab_size: number of tokens. The rows that pad the vocabularies of both models do not count in the divergence.
-        loss: settings of the cross-entropy.
-        temperature: T.
-        mix: weight of the second part of the loss.
+    The logits of both models exist for one chunk of positions at a time, and are computed again for the gradient. The rows that pad
+    the vocabularies of both models do not count in the divergence.
     """
     assert isinstance(model, Decoder)
     with torch.no_grad():

@@ -70,11 +70,6 @@ Pooling = Literal["mean", "cls"]
 
 
 def transformers() -> Any:
-    """Return the library.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
     try:
         return importlib.import_module("transformers")
     except ImportError:
@@ -115,14 +110,8 @@ def encoder_files(directory: Path, manifest: Manifest) -> dict[str, bytes]:
 def kept_encoder_files(directory: Path, objective: Path) -> dict[str, bytes]:
     """Return what `encoder_files` returned when a run began, if the directory of the encoder is gone; else nothing.
 
-    The identity of the run holds the digests of these files, so a changed one is refused like any other setting that differs.
-
-    Args:
-        directory: of the encoder.
-        objective: folder of the run with the files of its task.
-
-    Raises:
-        CheckpointError: a file in the run is no regular file or too large.
+    `objective` is the folder of the run with the files of its task. The identity of the run holds the digests of these files, so a
+    changed one is refused like any other setting that differs.
     """
     if directory.exists():
         return {}
@@ -133,11 +122,7 @@ def kept_encoder_files(directory: Path, objective: Path) -> dict[str, bytes]:
 
 
 def read_encoder(directory: Path, files: Mapping[str, bytes], num_labels: int, pooling: Pooling) -> dict[str, Tensor]:
-    """Return the pretrained weights of an encoder by their names in `EncoderClassifier`, in fp32.
-
-    Raises:
-        ConfigError: a tensor file was changed since the run began, or is none; or weights are missing.
-    """
+    """Return the pretrained weights of an encoder by their names in `EncoderClassifier`, in fp32."""
     wanted = dict(build_encoder(files[ENCODER_FILE], 0, num_labels, pooling).encoder.named_parameters())
     named: dict[str, Tensor] = {}
     num_others = 0
@@ -182,14 +167,13 @@ def build_encoder(config: bytes, seed: int, num_labels: int, pooling: Pooling) -
 
 
 def num_encoder_weights(config: bytes, num_labels: int) -> int:
-    """Return the number of weights of `build_encoder`, without memory for them. Raises the same errors."""
     with torch.device("meta"):
         encoder, settings = _new_encoder(transformers(), _facts(config, CheckpointError))
     return sum(parameter.numel() for parameter in encoder.parameters()) + (int(settings.hidden_size) + 1) * num_labels
 
 
 def encoder_memory(estimate: MemoryEstimate, context: RunContext, *, config: bytes, num_labels: int) -> MemoryEstimate:
-    """Return the estimate for an encoder in place of the decoder, as if each document filled a row. Raises as `build_encoder`.
+    """Return the estimate for an encoder in place of the decoder, as if each document filled a row.
 
     The passes keep the probabilities of the attention, because the products of `eager` write them.
     """
@@ -220,18 +204,9 @@ def encoder_memory(estimate: MemoryEstimate, context: RunContext, *, config: byt
 
 
 class EncoderClassifier(nn.Module):
-    """An encoder and a linear head, with the interface of the decoder."""
+    """An encoder and a linear head, with the interface of the decoder. A piece that begins with padding is not a document."""
 
     def __init__(self, encoder: nn.Module, width: int, num_labels: int, pooling: Pooling, pad_id: int) -> None:
-        """Join the parts.
-
-        Args:
-            encoder: model of `transformers`; called with `input_ids` and `attention_mask`.
-            width: D.
-            num_labels: C.
-            pooling: state of a document: the mean over its tokens, or the state of its first token.
-            pad_id: id of padding, both in rows and for the encoder. A piece that begins with it is no document.
-        """
         super().__init__()
         self.encoder = encoder
         self.head = nn.Linear(width, num_labels)
@@ -258,7 +233,6 @@ class EncoderClassifier(nn.Module):
         return logits_BLC
 
     def _logits(self, tokens_T: Tensor, firsts_G: Tensor, lengths_G: Tensor) -> Tensor:
-        """Return the logits of documents that share a batch, (G, C)."""
         places_M = torch.arange(int(lengths_G.max()), device=firsts_G.device)
         is_token_GM = places_M < lengths_G[:, None]
         tokens_GM = tokens_T[(firsts_G[:, None] + places_M).clamp(max=len(tokens_T) - 1)].masked_fill(~is_token_GM, self.pad_id)
@@ -274,10 +248,9 @@ class EncoderClassifier(nn.Module):
 
 
 def by_length(lengths: Sequence[int]) -> list[list[int]]:
-    """Return the numbers of the documents in batches, longest documents first.
+    """Return the numbers of the documents in batches, longest documents first: a pure function of the lengths.
 
-    A batch has documents of at least `_SHORTEST` of the length of its longest one, so that little of it is padding. The batches are
-    a pure function of the lengths.
+    A batch has documents of at least `_SHORTEST` of the length of its longest one, so that little of it is padding.
     """
     batches: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
@@ -288,7 +261,6 @@ def by_length(lengths: Sequence[int]) -> list[list[int]]:
 
 
 def check_length(model: EncoderClassifier, row_length: int, vocab_size: int) -> None:
-    """Raise ConfigError if the encoder cannot take a document of `row_length` tokens."""
     token = next(number for number in range(vocab_size) if number != model.pad_id)
     tokens_1M = torch.full((1, row_length), token)
     training = model.training
@@ -321,11 +293,6 @@ def _new_encoder(library: Any, facts: Mapping[str, Any]) -> tuple[nn.Module, Any
 
 
 def _facts(content: bytes, error: type[ConfigError | CheckpointError]) -> dict[str, Any]:
-    """Return the configuration of an encoder, without the names of code.
-
-    Raises:
-        ConfigError, CheckpointError: as `error` says; it is no configuration of an encoder, or a number is out of range.
-    """
     try:
         facts = parse_json(content)
         if not isinstance(facts, dict) or not isinstance(facts.get("model_type"), str):
@@ -347,7 +314,6 @@ def _facts(content: bytes, error: type[ConfigError | CheckpointError]) -> dict[s
 
 
 def _plain_name(name: str, wanted: Collection[str]) -> str:
-    """Return the name of a tensor in the encoder itself: without the prefix of a model with another head, and in its newer form."""
     for old, new in _OLD_NAMES.items():
         name = name.removesuffix(old) + new if name.endswith(old) else name
     without_prefix = name.partition(".")[2]
@@ -356,7 +322,6 @@ def _plain_name(name: str, wanted: Collection[str]) -> str:
 
 @contextmanager
 def _opened(path: Path, max_bytes: int) -> Iterator[BinaryIO]:
-    """Open a file of the encoder's directory, in which no link is followed. Raises ConfigError if it cannot be read."""
     try:
         with open_input(path, below=path.parent) as file:
             if os.fstat(file.fileno()).st_size > max_bytes:

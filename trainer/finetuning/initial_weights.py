@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_initial(config: TrainConfig, manifest: Manifest) -> None:
-    """Compare a new run with the run `init`: the shape of the model, and the tokenizer of the data. Do nothing without `init`.
+    """Compare a new run with the run `init`: the shape of the model, and the tokenizer of the data.
 
     Raises:
         CheckpointError: there is no such run, or it is damaged.
@@ -70,11 +70,7 @@ def check_initial(config: TrainConfig, manifest: Manifest) -> None:
 
 
 def choose_initial(config: TrainConfig) -> Origin | None:
-    """Return the checkpoint of `init` with the digest of its weights; None without `init`.
-
-    Raises:
-        CheckpointError: the other run has no such checkpoint, or it is damaged.
-    """
+    """Return the checkpoint of `init` with the digest of its weights; None without `init`."""
     if config.init is None:
         return None
     checkpoint = load_checkpoint(config.init, config.init_checkpoint, option="init_checkpoint")
@@ -82,9 +78,7 @@ def choose_initial(config: TrainConfig) -> Origin | None:
 
 
 def read_initial(init: Path, origin: Origin) -> Mapping[str, Tensor]:
-    """Return the weights of a checkpoint of the run `init` by name, on the CPU: the moving average if the checkpoint has one.
-
-    Adapters are merged into the matrices.
+    """Return the weights of a checkpoint of the run `init`, on the CPU, averaged if it has an average, with merged adapters.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or has other weights than `origin` says.
@@ -102,9 +96,6 @@ def check_same_initial(config: TrainConfig, continued: Path) -> None:
     """Refuse to continue the run `continued` with an `init` from which it did not begin. Its weights are in its checkpoints.
 
     The folder of the other run may be gone or may have moved, and its training may have continued.
-
-    Raises:
-        ConfigError: the run began with new weights, or those of a third run.
     """
     if config.init is None:
         return

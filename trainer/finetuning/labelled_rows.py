@@ -23,17 +23,10 @@ class LabelledRows(Rows):
     """The rows of one split with the labels of their documents. It keeps 10 bytes in memory for each document of the split."""
 
     def __init__(self, directory: Path, manifest: Manifest, split: str, *, verify: bool = True) -> None:
-        """Open the rows, and read the labels.
-
-        Raises:
-            ConfigError: the data has no labels.
-            PreparedDataError: a table of labels is missing or damaged.
-        """
         super().__init__(directory, manifest, split, verify=verify)
         self._labels = read_document_labels(directory, manifest, split)
 
     def read(self, indices: NDArray[np.int64]) -> RowBatch:
-        """Return the rows with these numbers, with a target at the last token of each document."""
         rows = super().read(indices)
         segments_BL = rows.segments_BL
         is_last_BL = segments_BL >= 0
@@ -49,5 +42,4 @@ class LabelledRows(Rows):
         return np.array([len(self.document_ids(number)) for number in indices.tolist()], np.int64)
 
     def num_sequences(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the same, because each document has one target."""
         return self.num_targets(indices)

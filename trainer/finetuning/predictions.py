@@ -37,19 +37,6 @@ class TextClassifier:
 
     @staticmethod
     def of(run: Path, model: nn.Module, config: TrainConfig, device: torch.device, files: Mapping[str, bytes]) -> TextClassifier:
-        """Return the classifier of a run.
-
-        Args:
-            run: directory of the run.
-            model: its model, on `device`.
-            config: its settings.
-            device: of the computation.
-            files: the files of its task.
-
-        Raises:
-            CheckpointError: `labels.json` is missing or damaged.
-            PreparedDataError: the tokenizer of the run cannot be read.
-        """
         backend = choose_backend(config.attention, device, config.number_format, config.model.head_size)
         loss = LossModule(model.eval(), config.loss)
         return TextClassifier(loss, config, device, backend, facts_in(files), load_tokenizer(run / "tokenizer"))

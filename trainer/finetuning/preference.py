@@ -50,11 +50,6 @@ _MOST_NATS = float(1 << 30)
 
 
 def gather_preference(config: TrainConfig, manifest: Manifest) -> Mapping[str, bytes]:
-    """Check that the data has preference pairs and that there are initial weights. There are no files.
-
-    Raises:
-        ConfigError: it does not, or there are none.
-    """
     if not manifest.has_pairs:
         raise ConfigError(
             f"{config.data}: it has no preference pairs, which objective = preference needs; run `prepare` with "
@@ -69,7 +64,6 @@ def gather_preference(config: TrainConfig, manifest: Manifest) -> Mapping[str, b
 
 
 def make_preference(config: TrainConfig, _files: Mapping[str, bytes]) -> Task:
-    """Return the task."""
     preference = _Preference(config.preference.beta, config.preference.label_smoothing)
     return Task(
         rows=PairRows,
@@ -91,7 +85,6 @@ class PairRows(Rows):
     """The rows of preference pairs. Each pair has one target, at the last token of the prompt of its better answer."""
 
     def read(self, indices: NDArray[np.int64]) -> RowBatch:
-        """Return rows with the targets of their pairs. Raises PreparedDataError if a row does not consist of pairs."""
         rows = super().read(indices)
         targets_BL = np.full(rows.tokens_BL.shape, IGNORE, np.int64)
         if not (rows.segments_BL >= 0).any():  # padding in place of a shard that was left out
@@ -105,20 +98,14 @@ class PairRows(Rows):
         return replace(rows, targets_BL=targets_BL)
 
     def num_targets(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of pairs in each of these rows, shape [B]."""
         return self.num_sequences(indices)
 
     def num_sequences(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of pairs in each of these rows, shape [B]."""
         return super().num_sequences(indices) // 2
 
 
 def _ends_of_prompts(segments_L: NDArray[np.int32], has_loss_L: NDArray[np.bool_], row: int) -> NDArray[np.int64]:
-    """Return the place of the last prompt token of each better answer.
-
-    Raises:
-        PreparedDataError: a segment is not a prompt and an answer, or the prompts of a pair have different lengths.
-    """
+    """Return the place of the last prompt token of each better answer."""
     is_own_L = segments_L >= 0
     num_segments = int(segments_L.max(initial=-1)) + 1
     sizes = np.bincount(segments_L[is_own_L], minlength=num_segments)
@@ -133,7 +120,6 @@ def _ends_of_prompts(segments_L: NDArray[np.int32], has_loss_L: NDArray[np.bool_
 
 
 def pair_losses(margins_N: Tensor, label_smoothing: float) -> Tensor:
-    """Return the loss of each pair from its margin, fp32."""
     losses_N = -functional.logsigmoid(margins_N)
     if label_smoothing:
         losses_N = (1 - label_smoothing) * losses_N - label_smoothing * functional.logsigmoid(-margins_N)
@@ -152,7 +138,6 @@ class _Preference:
         self._reference = [model.eval().requires_grad_(requires_grad=False)]
 
     def step(self, micro: Passes) -> Tensor:
-        """Make the passes over a micro-batch."""
         sums: Tensor = micro.forward(self.sums)
         micro.backward(sums[0])
         return sums

@@ -21,7 +21,6 @@ __all__ = ["read_reference", "write_reference"]
 
 
 def write_reference(run: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write the initial weights of a run into its folder, atomically and durably."""
     own_folder((run / REFERENCE).parent)
     header, names = encode_header({name: spec_of(tensor) for name, tensor in weights.items()})
     temporary = unfinished_path(run / REFERENCE)
@@ -38,11 +37,7 @@ def write_reference(run: Path, weights: Mapping[str, Tensor]) -> None:
 
 
 def read_reference(run: Path, digest: str) -> Mapping[str, Tensor]:
-    """Return the initial weights of a run by name, on the CPU.
-
-    Args:
-        run: its folder.
-        digest: digest of the weights in its record.
+    """Return the initial weights of a run by name, on the CPU. `digest` is that of its record.
 
     Raises:
         CheckpointError: the file is missing or damaged, or has other weights.

@@ -35,11 +35,7 @@ class Chat:
     """The messages so far, without the system message."""
 
     def answer(self, text: str, sampling: Sampling) -> Generator[str, None, None]:
-        """Yield the answer to a message of the user in pieces. What was written before an interruption stays in the history.
-
-        Raises:
-            ConfigError: the chat template refuses the conversation.
-        """
+        """Yield the answer to a message of the user in pieces. What was written before an interruption stays in the history."""
         question = {"role": "user", "content": text}
         tokens = self._prompt_tokens([*self.history, question])
         self.history.append(question)
@@ -73,11 +69,6 @@ class Chat:
 def opened_chat(model: TextModel, tokenizer_folder: Path, system: str | None) -> Iterator[Chat | None]:
     """Yield a new conversation with a model; None if the data of its run has no chat template.
 
-    Args:
-        model: the model that answers.
-        tokenizer_folder: folder `tokenizer` of the run.
-        system: text of the system message, if there is one.
-
     Raises:
         ConfigError: there is a system message but no chat template, or the template cannot be used.
         PreparedDataError: the template cannot be read.
@@ -94,11 +85,7 @@ def opened_chat(model: TextModel, tokenizer_folder: Path, system: str | None) ->
 
 
 def end_of_turn_id(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
-    """Return the id of the special token that ends an answer; None if ordinary text ends it.
-
-    Raises:
-        ConfigError: the template cannot be used for any conversation.
-    """
+    """Return the id of the special token that ends an answer; None if ordinary text ends it."""
     with ChatRenderer(template) as renderer:
         end, is_token = renderer.end_of_turn()
     return _id_of(end, tokenizer) if is_token else None

@@ -31,7 +31,7 @@ _SETTINGS: dict[str, tuple[Callable[[str], Any], str]] = {
     "stop": (lambda word: (word,) if word else (), "a text"),
     "seed": (int, "a whole number"),
 }
-"""For each setting that a line can change: how to parse its value, and what the value must be."""
+"""How to parse the value of each setting that a line can change, and what the value must be."""
 
 HELP = "\n".join(
     [
@@ -90,11 +90,7 @@ def converse(
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Return the prompts of a file: its lines that are not empty, or the texts of the key `prompt` in a `.jsonl` file.
-
-    Raises:
-        ConfigError: the file cannot be read, has no prompt, or a line of a `.jsonl` file has no text under `prompt`.
-    """
+    """Return the prompts of a file: its lines that are not empty, or the texts of the key `prompt` in a `.jsonl` file."""
     try:
         content = read_input(path, MAX_PROMPTS_BYTES).decode("utf-8-sig")
         # `splitlines` would also cut at other characters, which a prompt may contain.
@@ -112,11 +108,7 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def stop_token_ids(tokenizer: Tokenizer, names: Sequence[str]) -> tuple[int, ...]:
-    """Return the ids of tokens. A name is an id in decimal digits or the name of a special token.
-
-    Raises:
-        ConfigError: the tokenizer has no such token.
-    """
+    """Return the ids of tokens. A name is an id in decimal digits or the name of a special token."""
     return tuple(_token_id(tokenizer, name) for name in names)
 
 
@@ -140,12 +132,10 @@ def _prompt_of(path: Path, number: int, line: str) -> str:
 
 
 def _as_utf8(line: str) -> str:
-    """Return the line with the bytes of its lone surrogates decoded as UTF-8. Raises UnicodeError if they are not UTF-8."""
     return line.encode(errors="surrogateescape").decode()
 
 
 def _obey(line: str, sampling: Sampling, out: IO[str], text_of_help: str) -> Sampling:
-    """Return the settings after a line that begins with `/`. A wrong line writes an error and changes nothing."""
     name, _, word = line[1:].partition(" ")
     if name == "settings":
         out.write("".join(f"{each} {getattr(sampling, each)}\n" for each in _SETTINGS))

@@ -51,7 +51,6 @@ class HarnessModel(_HarnessLM):  # type: ignore[misc]
         return self._scored([cut_windows(before, scored, self._text_model.context) for before, scored in pairs])
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return `log p` of each text in nats. Every token is scored once: see `cut_windows`."""
         texts = [self._text_model.tokenizer.encode(request.args[0]) for request in requests]
         windows = [cut_windows(self._first, tokens, self._text_model.context) for tokens in texts]
         return [log_p for log_p, _ in self._scored(windows)]
@@ -77,7 +76,6 @@ class HarnessModel(_HarnessLM):  # type: ignore[misc]
         return [next(known, tokenizer.pad_id)]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Return the ids before the continuation, and its ids. These begin where the whole text's ids differ from the context's."""
         tokenizer = self._text_model.tokenizer
         kept = context.rstrip()
         start, whole = tokenizer.encode_batch([kept, context + continuation])
@@ -85,7 +83,6 @@ class HarnessModel(_HarnessLM):  # type: ignore[misc]
         return [*self._first, *whole[:given]], whole[given:]
 
     def _scored(self, windows: Sequence[Sequence[ScoredWindow]]) -> list[tuple[float, bool]]:
-        """Return for each list of windows `log p` of all their targets, and whether all targets are the likeliest tokens."""
         flat = [window for some in windows for window in some]
         model = self._text_model
         scored = iter(score_windows(model.model, flat, model.tokenizer.vocab_size, self._config, self._batch_size))
@@ -95,11 +92,8 @@ class HarnessModel(_HarnessLM):  # type: ignore[misc]
 def run_benchmarks(text_model: TextModel, config: TrainConfig, tasks: str, limit: int | None) -> dict[str, dict[str, Any]]:
     """Return the harness's results of each task, by name.
 
-    Args:
-        text_model: model to evaluate.
-        config: settings of its run.
-        tasks: names of the harness's tasks, separated by commas, or a folder with task files, which are all run.
-        limit: number of examples of each task, from the first on; None: all.
+    `tasks` are names of the harness's tasks, separated by commas, or a folder with task files, which are all run. `limit` is the
+    number of examples of each task.
 
     Raises:
         ConfigError: the harness is not installed, or a task does not exist.
@@ -132,7 +126,6 @@ def run_benchmarks(text_model: TextModel, config: TrainConfig, tasks: str, limit
 
 
 def describe_benchmarks(results: Mapping[str, Mapping[str, Any]], step: int) -> str:
-    """Return the results as a table with one line for each metric of a task."""
     cells = [("task", "metric", "value"), *_measures(results)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [f"{task.ljust(widths[0])}  {metric.ljust(widths[1])}  {value.rjust(widths[2])}" for task, metric, value in cells]
@@ -154,7 +147,6 @@ def _joined(scored: Iterator[Any], count: int) -> tuple[float, bool]:
 
 
 def _sampling(wanted: Mapping[str, Any]) -> Sampling:
-    """Return the settings of a request: greedy unless it asks for sampling."""
     until = wanted.get("until") or ()
     return Sampling(
         max_tokens=int(wanted.get("max_gen_toks", _MAX_TOKENS)),

@@ -27,10 +27,7 @@ def prompts_of(settings: EvalConfig, rows: Rows, tokenizer: Tokenizer) -> tuple[
     """Return the prompts of a run: `eval.prompts` if it is set, else `eval.prompt` and the beginnings of four validation rows.
 
     The rows are spread evenly over the validation set. A beginning is the first 16 tokens of a row, or its first document if that
-    is shorter. All runs on the same data have the same beginnings. There are no prompts if `eval.sample_tokens` is 0.
-
-    Raises:
-        PreparedDataError: a row cannot be read.
+    is shorter. There are no prompts if `eval.sample_tokens` is 0.
     """
     if not settings.sample_tokens:
         return ()
@@ -46,12 +43,6 @@ def sample_and_score(
     """Continue all prompts in one batch, and score the texts. The model itself is the reference of perplexity.
 
     If the weights are sharded over ranks, all ranks must call this; they make the same forward passes.
-
-    Args:
-        source: model that is trained.
-        prompts: result of `prompts_of`.
-        sampling: settings of the sampling.
-        config: settings of the run.
     """
     written = source.complete(prompts, sampling)
     if not config.eval.score:
@@ -63,13 +54,7 @@ def text_perplexity(reference: TextModel, config: TrainConfig, written: Sequence
     """Return `exp` of the mean loss of the written tokens under a model, each after its prompt and the text before it.
 
     A text is cut into the reference's tokens together with its prompt. Tokens that the prompt alone has too are not counted.
-    Results of references with different tokenizers cannot be compared. Returns None if there are no tokens, and NaN if a loss is
-    NaN.
-
-    Args:
-        reference: model that computes the loss.
-        config: settings of the reference's run, for its precision.
-        written: prompts and texts.
+    Results of references with different tokenizers cannot be compared. None if there are no tokens, NaN if a loss is NaN.
     """
     windows = []
     for one in written:

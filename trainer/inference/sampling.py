@@ -73,12 +73,7 @@ class Sampling:
 
 
 class GumbelNoise:
-    """Noise for each row and token: a function of seed, row, draw and id, so it is the same in any batch.
-
-    Args:
-        seed: seed of all rows.
-        rows: numbers of the rows.
-    """
+    """Noise for each row and token: a function of seed, number of the row, draw and id, so it is the same in any batch."""
 
     def __init__(self, seed: int, rows: Sequence[int]) -> None:
         self._keys = [np.random.SeedSequence((seed, row)).generate_state(2, np.uint64) for row in rows]
@@ -91,26 +86,18 @@ class GumbelNoise:
         return -torch.from_numpy(exponential_BV).clamp_(min=_LEAST_EXPONENTIAL).log_()
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only the rows at these places of the batch."""
         self._keys = [self._keys[row] for row in rows]
 
     def _exponential(self, key: NDArray[np.unsignedinteger[Any]], vocab_size: int) -> NDArray[np.float64]:
-        """Return the numbers of one draw. Their negative logarithms have the Gumbel distribution."""
         counter = np.array([0, self._draw, 0, 0], np.uint64)  # a draw uses fewer than the 2^64 values of the first word
         return np.random.Generator(np.random.Philox(key=key, counter=counter)).standard_exponential(vocab_size)
 
 
 def choose_tokens(logits_BV: Tensor, seen_BV: Tensor | None, noise: GumbelNoise, sampling: Sampling) -> Tensor:
-    """Return the next token of each row, (B,), int64.
+    """Return the next token of each row, (B,), int64, from logits on the CPU.
 
-    Args:
-        logits_BV: logits of the next token, on the CPU.
-        seen_BV: true for tokens that the row contains; only a repetition penalty needs it.
-        noise: noise of the same rows; a temperature of 0 does not use it.
-        sampling: the settings.
-
-    Raises:
-        CheckpointError: the logits are not finite.
+    `seen_BV` is true for tokens that the row contains; only a repetition penalty needs it. Raises CheckpointError if the logits are
+    not finite.
     """
     if logits_BV.isnan().any() or not logits_BV.amax(dim=1).isfinite().all():
         raise CheckpointError(
@@ -145,7 +132,6 @@ def filtered_logits(logits_BV: Tensor, seen_BV: Tensor | None, sampling: Samplin
 
 
 def _likeliest(logits_BV: Tensor, sampling: Sampling) -> Tensor:
-    """Apply top_k, then top_p to the remaining tokens."""
     sorted_BV, order_BV = logits_BV.sort(dim=1, descending=True, stable=True)
     if sampling.top_k is not None:
         sorted_BV[:, sampling.top_k :] = -torch.inf

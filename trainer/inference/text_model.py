@@ -67,27 +67,22 @@ class TextModel:
     context: int
     """Most tokens that the model sees."""
     use_cache: bool = True
-    """Whether to use a cache if the model has one."""
 
     def stream(self, prompt: str, sampling: Sampling) -> Generator[str, None, None]:
         """Yield the continuation of a prompt in pieces. A piece has whole characters and cannot be the start of a stop text."""
         yield from self.stream_after(self.prompt_tokens(prompt), sampling)
 
     def stream_after(self, tokens: Sequence[int], sampling: Sampling) -> Generator[str, None, None]:
-        """Yield the continuation of tokens, at least one, as `stream` does."""
         batch = _Batch(self, [""], [tokens], sampling, first_row=0)
         for _ in batch.steps():
             if piece := batch.writers[0].take():
                 yield piece
 
     def complete(self, prompts: Sequence[str], sampling: Sampling, *, first_row: int = 0) -> list[Continuation]:
-        """Return the continuations of all prompts, in their order.
+        """Return the continuations of all prompts, in their order. `first_row` is the number of the first prompt.
 
-        Args:
-            prompts: prompts to continue together, in one batch.
-            sampling: settings of the sampling.
-            first_row: number of the first prompt. The noise of a row depends only on the seed and this number, so a long list can
-                be cut into batches without effect on the texts.
+        The noise of a row depends only on the seed and its number, so a long list can be cut into batches without effect on the
+        texts.
         """
         if not prompts:
             return []
@@ -106,9 +101,8 @@ class TextModel:
 def window_start(num_tokens: int, context: int) -> int:
     """Return the position of the first token that the model sees when it continues a row of `num_tokens` tokens.
 
-    It is 0 up to the context. Beyond that, the window begins at the smallest multiple of half the context (rounded down, at least
-    1) that leaves at most `context` tokens. So the window has between half the context and the whole context, and moves once in
-    half a context of tokens.
+    It is 0 up to the context. Beyond that, it is the smallest multiple of half the context (rounded down, at least 1) that leaves
+    at most `context` tokens. So the window moves once in half a context of tokens.
     """
     stride = max(1, context // 2)
     return max(0, -(-(num_tokens - context) // stride) * stride)
@@ -127,16 +121,9 @@ def _forward_of(module: Any) -> object:
 
 
 class TokenRows:
-    """Rows of tokens that grow by one token in each step until they are finished.
+    """Rows of tokens that grow by one token in each step until they are finished. The caller decides when a row ends.
 
-    Args:
-        model: model in evaluation mode, called as `model(tokens_BL, layout)` or with a cache.
-        prompts: tokens of each row, at least one.
-        vocab_size: ids from here on are padding of the vocabulary and are never drawn.
-        sampling: settings of the sampling; the caller decides when a row ends.
-        context: most tokens that the model sees.
-        use_cache: whether to use a cache if the model has one.
-        first_row: number of the first row, which decides its noise.
+    Ids from `vocab_size` on are padding of the vocabulary and are never drawn. `first_row` decides the noise of the rows.
     """
 
     def __init__(
@@ -176,7 +163,6 @@ class TokenRows:
         return drawn
 
     def finish(self, finished: Iterable[int]) -> None:
-        """Remove rows from the batch."""
         ended = set(finished)
         places = [place for place, row in enumerate(self.active) if row not in ended]
         if len(places) == len(self.active):
@@ -294,7 +280,6 @@ class _Writer:
         """Start of a stop text, in characters after the prompt."""
 
     def add(self, token: int) -> None:
-        """Add the next token."""
         if token == self._tokenizer.eos_id:
             self.finish_reason = "end"
         elif token in self._sampling.stop_tokens:

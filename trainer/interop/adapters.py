@@ -37,11 +37,6 @@ def write_adapters(source: ExportSource, dtype: Dtype, folder: Path, exact: bool
 
 
 def adapter_files(source: ExportSource, dtype: Dtype, *, exact: bool = True) -> dict[str, bytes]:
-    """Return the files that describe adapters and tokenizer, by name.
-
-    Raises:
-        ConfigError: as `write_adapters`.
-    """
     lora = source.config.lora
     if lora.rank is None:
         raise ConfigError(f"--format peft writes adapters, and {source.run} has none (lora.rank); use --format hf")

@@ -41,15 +41,12 @@ class Imported:
     types: tuple[str, ...]
     """Types of the numbers in the files."""
     vocab_size: int
-    """Tokens of the tokenizer."""
     lacking: tuple[str, ...]
     """The roles `bos` and `eos` that no token of the tokenizer has."""
     weights: str
-    """Digest of the weights."""
     has_chat_template: bool
-    """Whether the run has the chat template of the directory."""
     template_refused: str | None
-    """Why the chat template of the directory is not in the run, None if it is or if there is none."""
+    """Why the chat template of the directory is not in the run."""
 
 
 def import_model(directory: Path, output: Path) -> Imported:

@@ -30,11 +30,7 @@ _EVALUATIONS = 10
 
 
 def model_card(source: ExportSource, dtype: str, *, adapters: bool = False) -> bytes:
-    """Return the card of the whole model, or of its adapters.
-
-    Raises:
-        CheckpointError: the metrics of the run are damaged.
-    """
+    """Return the card of the whole model, or of its adapters. Raises CheckpointError if the metrics of the run are damaged."""
     sections = {
         "Model": _model(source, dtype),
         "Training": _training(source),
@@ -101,7 +97,6 @@ def _training(source: ExportSource) -> str:
 
 
 def _compression(facts: Mapping[str, Any]) -> str:
-    """Return how the model was compressed, and its perplexity before and after if it was measured."""
     origin = {"model before": f"step {facts['step']} of another run, {facts['weights']}"} if "weights" in facts else {}
     settings = {name: facts[name] for name in ("method", "group_size", "share") if name in facts}
     found = {when: (facts.get("comparison") or {}).get(when, {}).get("perplexity") for when in ("before", "after")}

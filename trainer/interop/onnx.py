@@ -65,7 +65,6 @@ class OnnxExport:
 
 
 def check_installed() -> None:
-    """Raise ConfigError with the command that installs the packages of ONNX if one is missing."""
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise ConfigError(
             f"--format onnx needs the package{'s' * (len(missing) > 1)} {', '.join(missing)}; install with "
@@ -74,17 +73,11 @@ def check_installed() -> None:
 
 
 def write_onnx(model: Decoder, vocab_size: int, folder: Path) -> OnnxExport:
-    """Write both graphs into a folder, and compare them with the model on random rows.
-
-    Args:
-        model: on the CPU, in fp32.
-        vocab_size: ids from here on are padding of the vocabulary.
-        folder: receives the files.
+    """Write both graphs into a folder, and compare them with the model (on the CPU, in fp32) on random rows.
 
     Raises:
         ConfigError: a package is missing, or torch cannot export the model.
         ProjectError: a logit of ONNX Runtime differs by more than 1e-4.
-        OSError: a file cannot be written.
     """
     check_installed()
     model = model.eval()
@@ -141,7 +134,6 @@ class _Graph(nn.Module):
 
 
 def _export(model: Decoder, path: Path, *, cached: bool, external: bool) -> None:
-    """Write one graph. Raises ConfigError if torch cannot export it."""
     config = model.config
     num_rows, num_new, num_past = 2, 3, 4 if cached else 0
     past_shape = (num_rows, config.num_kv_heads, num_past, config.head_size)
@@ -228,7 +220,6 @@ class _Check:
 
 
 def _run(session: Any, ids_BT: Tensor, mask_BS: Tensor, positions_BT: Tensor, past: Sequence[Floats]) -> list[Floats]:
-    """Return the outputs of a graph."""
     tensors = (ids_BT, mask_BS.to(torch.int64), positions_BT)
     inputs = [*(np.ascontiguousarray(tensor.numpy()) for tensor in tensors), *past]
     names = [one.name for one in session.get_inputs()]

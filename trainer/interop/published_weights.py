@@ -101,15 +101,13 @@ class _Hashing:
 
 
 def open_weights(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> PublishedWeights:
-    """Return the weights in a directory after a check of all headers.
+    """Return the weights in a directory, as one file or with an index, after a check of all headers.
 
-    Args:
-        directory: with `model.safetensors`, or with `model.safetensors.index.json` and the files that it names.
-        expected: the shapes of the weights of the model, by name.
+    `expected` has the shapes of the weights of the model, by name.
 
     Raises:
         ConfigError: there are no such files, or they hold other types of numbers or other weights than the model has.
-        CheckpointError: a file is missing or damaged, or no regular file.
+        CheckpointError: a file is missing or damaged, or not a regular file.
     """
     names, places = _file_names(directory)
     for tensor_name in () if places is None else places:
@@ -167,7 +165,6 @@ def _text(shape: Sequence[int]) -> str:
 
 
 def _file_names(directory: Path) -> tuple[list[str], Mapping[str, str] | None]:
-    """Return the names of the files, and the file of each tensor if there is an index."""
     if (directory / WEIGHTS).exists():
         return [WEIGHTS], None
     path = directory / INDEX

@@ -90,7 +90,7 @@ class _ConfigForm(_KindForm):
 
 
 def read_architecture(directory: Path) -> Architecture:
-    """Return the model that the file `config.json` of a directory describes.
+    """Return the model that `config.json` of a directory describes.
 
     Raises:
         ConfigError: the file is missing or malformed, or describes a model that this decoder does not compute.

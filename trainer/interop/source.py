@@ -43,9 +43,7 @@ class ExportSource:
     weights: Mapping[str, Tensor]
     """By name, on the CPU, in fp32. A shared weight appears once."""
     is_average: bool
-    """Whether the weights are the moving average."""
     chat_template: ChatTemplate | None = None
-    """The chat template of the data, if it has one."""
     adapters: Mapping[str, Tensor] = field(default_factory=dict)
     """The matrices of the adapters by name, on the CPU, in fp32; empty without adapters. `weights` contains their products."""
 
@@ -61,9 +59,7 @@ class ExportSource:
 
 
 def open_source(run: Path, which: str) -> ExportSource:
-    """Return the checkpoint that `which` names: `latest`, `best` or a step. A moving average replaces its weights.
-
-    Adapters are merged into the matrices.
+    """Return the checkpoint that `which` names, with its moving average if it has one, and with merged adapters.
 
     Raises:
         CheckpointError: the run or the checkpoint does not exist or is damaged, or does not fit the settings of the run.

@@ -52,12 +52,7 @@ _PERIODIC_PIECES = 300
 
 
 def check_tokenizer(tokenizer: Tokenizer, library: tokenizers.Tokenizer, *, exact: bool) -> None:
-    """Check that an exported tokenizer gives the ids and the texts of ours, with the beginning-of-text token before the ids.
-
-    Args:
-        tokenizer: ours.
-        library: the exported one.
-        exact: whether the ids must be equal too. If not, only the texts of ids must be.
+    """Check that an exported tokenizer gives the texts of ours, and if `exact` the ids, after the beginning-of-text token.
 
     Raises:
         ConfigError: a text has other ids, or is decoded to another text; the message has the first such text.
@@ -73,13 +68,8 @@ def check_tokenizer(tokenizer: Tokenizer, library: tokenizers.Tokenizer, *, exac
 def check_chat(tokenizer: Tokenizer, library: tokenizers.Tokenizer, template: ChatTemplate, *, exact: bool) -> None:
     """Check that an exported tokenizer encodes the text of the chat template as ours, with the ids of its special tokens.
 
-    The messages of the check have no names of special tokens. Afterwards such names in a text are tokens to `library`.
-
-    Args:
-        tokenizer: ours.
-        library: the exported one.
-        template: the chat template of the data.
-        exact: whether all ids must be equal. If not, only the special tokens must be.
+    Not `exact`: only the special tokens must be equal. The messages of the check have no names of special tokens. Afterwards such
+    names in a text are tokens to `library`.
 
     Raises:
         ConfigError: the text of a conversation has other ids; the message has the first such text.
@@ -107,7 +97,7 @@ def check_chat(tokenizer: Tokenizer, library: tokenizers.Tokenizer, template: Ch
 
 
 def _inexact(tokenizer: Tokenizer) -> str | None:
-    """Return why ids can differ even if the texts of this module have the same ids, None if there is no such reason."""
+    """Return why ids can differ even if the texts of this module have the same ids."""
     if isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.spec.model_type != BPE:
         return (
             "a unigram tokenizer cannot be exported exactly: SentencePiece adds the scores of pieces in 32 bits and a "
@@ -119,7 +109,6 @@ def _inexact(tokenizer: Tokenizer) -> str | None:
 def first_difference(
     tokenizer: Tokenizer, library: tokenizers.Tokenizer, texts: Sequence[str], *, exact: bool = True
 ) -> str | None:
-    """Return how the first text that both treat differently differs, None if there is no such text. For `exact` see above."""
     first = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     for text, ours in zip(texts, tokenizer.encode_batch(texts), strict=True):
         try:

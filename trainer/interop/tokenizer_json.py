@@ -84,7 +84,6 @@ def _adding_bos(tokenizer: Tokenizer) -> Json | None:
 
 
 def _of_supplied(tokenizer: HuggingFaceTokenizer) -> Json:
-    """Return the supplied file, in which the special tokens are marked as special."""
     content: Json = json.loads(tokenizer.to_bytes())
     ids = {name: tokenizer.token_id(name) for name in role_names(tokenizer).values()}
     tokens = [token | ({"special": True} if token["content"] in ids else {}) for token in content.get("added_tokens") or []]
@@ -120,7 +119,6 @@ def _of_bytes(tokenizer: ByteTokenizer) -> Json:
 
 
 def _of_characters(tokenizer: CharacterTokenizer) -> Json:
-    """One token for each character, found as a separate word."""
     names = _named(tokenizer, list(tokenizer.alphabet))
     vocabulary = {name: number for number, name in enumerate(names)}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": _OWN_NAMES["unk"]}
@@ -131,7 +129,6 @@ def _of_characters(tokenizer: CharacterTokenizer) -> Json:
 
 
 def _named(tokenizer: ByteTokenizer | CharacterTokenizer, symbols: Sequence[str]) -> list[str]:
-    """Return the names of all ids. Raises ConfigError if two ids have the same name."""
     names = [_OWN_NAMES[role] for role in SPECIAL_IDS] + [*symbols, *tokenizer.extra]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(
@@ -197,7 +194,6 @@ def _of_pieces(tokenizer: SentencePieceTokenizer) -> Json:
 
 
 def _around(tokenizer: SentencePieceTokenizer, pieces: Sequence[Piece], added: Sequence[Json]) -> dict[str, Json | None]:
-    """Return what happens to the text before and after the model."""
     spec = tokenizer.spec
     if spec.add_dummy_prefix and any(not token["special"] for token in added):
         raise ConfigError(

@@ -11,10 +11,8 @@ Four backends compute the same result. `choose_backend` takes the fastest one th
     sdpa       anywhere: `scaled_dot_product_attention` with a mask over all pairs of a row's tokens
 
 Under `torch.use_deterministic_algorithms(True)` the backward pass of every backend is deterministic, according to PyTorch's source
-code. Flash attention adds the parts of a query's gradient in separate buffers instead of atomically, and the memory-efficient
-kernel of `sdpa` uses one split of the keys (both `aten/src/ATen/native/transformers/cuda/attention_backward.cu`). flex computes the
-gradients of queries and those of keys in separate blocks, without atomic additions (`torch/_inductor/kernel/flex/templates`). On a
-CPU one thread computes a whole head. With `warn_only=True` flash attention and the memory-efficient kernel are not deterministic.
+code (`cuda/attention_backward.cu`, `_inductor/kernel/flex/templates`). With `warn_only=True` flash attention and the
+memory-efficient kernel of `sdpa` are not.
 """
 
 # ruff: noqa: N815 - names of arrays carry their shape
@@ -102,13 +100,13 @@ class Layout(NamedTuple):
     max_length: int = 0
     """For `varlen`: L, which no document exceeds. The longest document's length would make torch.compile compile each length."""
     varlen: VarlenAttention | None = None
-    """For `varlen`: the kernel. It is part of the layout because an import inside a compiled model breaks its graph."""
+    """For `varlen`: the kernel, because an import inside a compiled model breaks its graph."""
     block_mask: BlockMask | None = None
     """For `flex`: the same mask by blocks."""
     lengths: tuple[int, ...] = ()
     """For `documents`: tokens of each document, in order; they add up to T."""
     keys_B: Tensor | None = None
-    """For dropout: the keys of the rows, in a layer those of the rows in this layer: see `row_keys`. None: no dropout."""
+    """For dropout: the keys of the rows, in a layer those of the rows in this layer; None: no dropout."""
 
 
 def capability_of(device: torch.device) -> Capability:
@@ -117,7 +115,6 @@ def capability_of(device: torch.device) -> Capability:
 
 
 def backend_of(config: TrainConfig, device: torch.device) -> Backend:
-    """Return the backend with which a run of these settings trains on this device. Raises the errors of `choose_backend`."""
     return choose_backend(
         config.attention,
         device,
@@ -138,19 +135,9 @@ def choose_backend(
     dropout: float = 0.0,
     capability: Capability | None = None,
 ) -> Backend:
-    """Return the backend of a run: the one that is set, or for `auto` the first of varlen, flex, documents, sdpa that can run.
+    """Return the backend that is set, or for `auto` the first of varlen, flex, documents, sdpa that can run.
 
-    Args:
-        wanted: `train.attention`.
-        device: device of the model.
-        precision: `train.precision`; `varlen` takes 16-bit numbers only.
-        head_size: width of a head.
-        compiled: whether the model is compiled; torch.compile would compile `documents` again for every micro-batch.
-        dropout: `model.attention_dropout`; the kernel of `varlen` has none.
-        capability: for tests; None: that of `device`.
-
-    Raises:
-        ConfigError: the backend that is set cannot run here.
+    `capability` is for tests. Raises ConfigError if the backend that is set cannot run here.
     """
     has = capability or capability_of(device)
     obstacles: dict[Backend, str | None] = {
@@ -186,13 +173,10 @@ def make_layout(
         segments_BL: integer number of the document within its row, -1 on padding.
         positions_BL: int64 position of each token in its document.
         backend: backend that will read the layout.
-        bounds: int32 first position of every piece of a document in the flattened micro-batch, then T once or more, which adds
-            empty pieces. Only `varlen` needs it: computing it on the GPU would make the CPU wait for the GPU.
-        keys_B: keys of the rows for dropout, from `row_keys`; None: no dropout.
+        bounds: for `varlen`, int32 first position of every piece of a document in the flattened micro-batch, then T once or more,
+            which adds empty pieces. Computing it here would make the CPU wait for the GPU.
+        keys_B: keys of the rows for dropout; None: no dropout.
         dropout: `model.attention_dropout`.
-
-    Raises:
-        ValueError: `backend` is `varlen` and there are no bounds.
     """
     if backend == "varlen":
         if bounds is None:
@@ -231,9 +215,6 @@ def attend(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout: Layout, *, dr
 
     In training a share `dropout` of the probabilities is set to zero, and the others are divided by `1 - dropout`. `dropout` must
     be `model.attention_dropout` or 0.
-
-    Queries and keys are converted to the type of the values. Under autocast the values come from a matrix product in 16 bits, but
-    normalisation and rotation may return queries and keys in fp32, which `varlen` and `flex` do not accept.
     """
     q_BNLH, k_BKLH = q_BNLH.to(v_BKLH.dtype), k_BKLH.to(v_BKLH.dtype)
     if dropout and layout.keys_B is not None:
@@ -256,11 +237,7 @@ def attend(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout: Layout, *, dr
 
 
 def attention_flops(config: ModelConfig, attended_length: int) -> int:
-    """Return the floating-point operations of `attend` for one token, forward and backward: 12 N H `attended_length`.
-
-    These are queries times keys and probabilities times values (Chowdhery et al., 2022, PaLM, appendix B). Every token counts as
-    attending to `attended_length` tokens.
-    """
+    """Return the operations of `attend` for one token, forward and backward (Chowdhery et al., 2022, PaLM, appendix B)."""
     return 12 * config.heads * config.head_size * attended_length
 
 
@@ -349,7 +326,6 @@ def _lengths(segments_BL: Tensor) -> tuple[int, ...]:
 
 
 def _block_mask(segments_BL: Tensor, copies: int) -> BlockMask:
-    """Return the mask over `copies` times the keys of a row: see `doubled_keys`."""
     num_rows, length = segments_BL.shape
 
     def may_look(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -385,7 +361,6 @@ def _attend_with_dropout(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout:
 
 @cache
 def _varlen_attention() -> VarlenAttention:
-    """Load PyTorch's kernel at the first use: PyTorch before 2.10 has none, and a run on a CPU does not need it."""
     kernel = importlib.import_module(_VARLEN_MODULE).varlen_attn
     return causal_varlen(kernel, inspect.signature(kernel).parameters)
 
@@ -393,10 +368,7 @@ def _varlen_attention() -> VarlenAttention:
 def causal_varlen(kernel: Callable[..., Any], parameters: Collection[str]) -> VarlenAttention:
     """Return `varlen_attn` of any PyTorch from 2.10 on with the signature that this module uses.
 
-    Args:
-        kernel: `torch.nn.attention.varlen.varlen_attn`.
-        parameters: names of its parameters. 2.10 has `is_causal` instead of `window_size`. Before 2.12 there is no `enable_gqa`,
-            so keys and values are repeated for each query head.
+    2.10 has `is_causal` instead of `window_size`. Before 2.12 there is no `enable_gqa`, so keys and values are repeated.
     """
     causal = {"window_size": (-1, 0)} if "window_size" in parameters else {"is_causal": True}
     takes_groups = "enable_gqa" in parameters

@@ -35,7 +35,6 @@ class LayerCache:
         return self._keys_BKSH[:, :, :num_used], self._values_BKSH[:, :, :num_used]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows."""
         if self._keys_BKSH is not None and self._values_BKSH is not None:
             chosen = torch.tensor(rows, dtype=torch.int64, device=self._keys_BKSH.device)
             self._keys_BKSH, self._values_BKSH = self._keys_BKSH[chosen], self._values_BKSH[chosen]
@@ -48,6 +47,5 @@ class KeyValueCache:
         self.layers = tuple(LayerCache(num_slots) for _ in range(num_layers))
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in every layer."""
         for layer in self.layers:
             layer.keep(rows)

@@ -32,7 +32,6 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalised `x`, in its shape and type."""
         if x.is_cpu and x.dtype == self.weight.dtype == torch.float32:
             if not torch.is_grad_enabled():  # avoids the overhead of an autograd function while tokens are generated one by one
                 return _normalised(x, self.weight, self.eps)[0]
@@ -66,7 +65,6 @@ class _RMSNormOnCPU(torch.autograd.Function):
 
 
 def _normalised(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return `x` normalised over the last axis, and the factor that `x` was multiplied with before the weight."""
     norms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     scale = (norms.square() / x.shape[-1] + eps).rsqrt()
     return (x * scale).mul_(weight), scale
@@ -105,7 +103,6 @@ class Attention(nn.Module):
 
     @staticmethod
     def num_matrix_weights(config: ModelConfig) -> int:
-        """Return the number of weights in the four matrices: 2 D N H + 2 D K H."""
         return 2 * config.width * config.head_size * (config.heads + config.num_kv_heads)
 
     @staticmethod
@@ -113,8 +110,7 @@ class Attention(nn.Module):
         """Return the memory of one token, without the input of the block: that of `attend`, and the inputs of the two norms.
 
         With mixed precision each norm keeps two fp32 forms of its input (on the CPU; a GPU's kernel keeps less), and three
-        projections keep a cast input each. A norm keeps one fp32 statistic for each head. Without `qk_norm` there are no norms.
-        Selective checkpointing keeps the outputs of the four projections.
+        projections keep a cast input each. A norm keeps one fp32 statistic for each head.
         """
         size, heads = computed_bytes(mixed=mixed), config.heads + config.num_kv_heads
         normalised, casts = heads * config.head_size, 3 * size * config.width if mixed else 0
@@ -137,7 +133,7 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(config.mlp_size, config.width)
 
     def forward(self, x_BLD: Tensor, keys_B: Tensor | None = None) -> Tensor:
-        """Return the contribution to the residual stream, (B, L, D). `keys_B` are the keys of the layer for dropout."""
+        """Return the contribution to the residual stream, (B, L, D)."""
         gate_BLF, up_BLF = projected(self.gate_proj, x_BLD, keys_B), projected(self.up_proj, x_BLD, keys_B)
         return projected(self.down_proj, functional.silu(gate_BLF) * up_BLF, keys_B)
 
@@ -149,8 +145,7 @@ class SwiGLU(nn.Module):
     def activation_bytes(config: ModelConfig, *, mixed: bool) -> ActivationBytes:
         """Return the memory of one token, without the input of the block: gate, silu(gate), up and their product, of width F each.
 
-        With mixed precision two projections keep a cast input each. Selective checkpointing keeps the outputs of the three
-        projections. The gradients of gate and up are the widest gradients of a layer.
+        With mixed precision two projections keep a cast input each. The gradients of gate and up are the widest of a layer.
         """
         size = computed_bytes(mixed=mixed)
         return ActivationBytes(
@@ -173,7 +168,6 @@ class DecoderLayer(nn.Module):
         self.mlp = SwiGLU(config)
 
     def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout, cache: LayerCache | None = None) -> Tensor:
-        """Return the residual stream after this layer, (B, L, D)."""
         attended_BLD = self.self_attn(self.input_layernorm(x_BLD), rotation, layout, cache)
         x_BLD = x_BLD + dropout(attended_BLD, self.dropout, layout.keys_B, ATTENTION_OUTPUT)
         normed_BLD = self.post_attention_layernorm(x_BLD)
@@ -187,12 +181,10 @@ class DecoderLayer(nn.Module):
 
     @staticmethod
     def flops(config: ModelConfig, attended_length: int) -> int:
-        """Return the floating-point operations for one token, forward and backward; see `flops_per_token` of the decoder."""
         return 6 * DecoderLayer.num_matrix_weights(config) + attention_flops(config, attended_length)
 
     @staticmethod
     def num_norm_weights(config: ModelConfig) -> int:
-        """Return the number of weights in the norms, including those of queries and keys: 2 D + 2 H."""
         return 2 * config.width + (2 * config.head_size if config.qk_norm else 0)
 
     @staticmethod
@@ -204,8 +196,7 @@ class DecoderLayer(nn.Module):
     def activation_bytes(config: ModelConfig, row_length: int, *, mixed: bool, backend: Backend) -> ActivationBytes:
         """Return the memory of one token: that of both blocks, and the input and one statistic of both norms in fp32.
 
-        Without mixed precision the outputs of the norms are kept too. With mixed precision only their casts are, which the blocks
-        count. Selective checkpointing keeps the input of the layer. Dropout keeps the masks of both outputs.
+        Without mixed precision the outputs of the norms are kept too. Dropout keeps the masks of both outputs.
         """
         dropped = config.width if config.residual_dropout else 0
         own = ActivationBytes(
@@ -229,7 +220,6 @@ def rotary_table(positions_BL: Tensor, head_dim: int, theta: float) -> tuple[Ten
 
 
 def rotary_bytes(head_dim: int) -> int:
-    """Return the bytes of a `rotary_table` for one token, which all layers share."""
     return FP32_BYTES * (head_dim + head_dim // 2)
 
 
