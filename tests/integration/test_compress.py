@@ -21,7 +21,7 @@ from trainer.commands.export import run as export
 from trainer.commands.options.compress import CompressOptions
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.commands.options.export import ExportOptions
-from trainer.interop.verify_export import verify_export
+from trainer.interop.export import verify_export
 from trainer.loop import train
 from trainer.runs.directory import load_config
 from trainer.runs.record import read_record

@@ -27,10 +27,9 @@ from trainer.commands.evaluate import evaluate_run
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.commands.saved_model import load_model
 from trainer.config import TrainConfig
-from trainer.interop.export import write_export
-from trainer.interop.hugging_face import Dtype
+from trainer.interop.export import verify_export, write_export
+from trainer.interop.formats import Dtype
 from trainer.interop.source import open_source
-from trainer.interop.verify_export import verify_export
 from trainer.loop import train
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model, flops_per_token

@@ -18,8 +18,8 @@ from data_pipeline.conversations.chat_template import ChatTemplate, published_te
 from data_pipeline.tokenizer import Tokenizer, open_supplied
 from trainer.config import ModelConfig, TrainConfig
 from trainer.inference.chat import end_of_turn_id
+from trainer.interop.architecture import CONFIG, read_architecture
 from trainer.interop.published_weights import open_weights
-from trainer.interop.shapes import CONFIG, read_architecture
 from trainer.model.decoder import Decoder
 from trainer.model.parameters import parameters_by_name
 from trainer.runs.bounds import check_model_size

@@ -15,6 +15,7 @@ from data_pipeline.conversations.rendering import ChatRenderer
 from data_pipeline.tokenizer import SentencePieceTokenizer, Tokenizer
 from data_pipeline.tokenizer.model_file import BPE
 from data_pipeline.tokenizer.sentence_pieces import SPACE_MARK
+from trainer.inference.likelihood import num_common
 
 __all__ = ["ODD_TEXTS", "check_chat", "check_tokenizer", "first_difference"]
 
@@ -88,7 +89,7 @@ def check_chat(tokenizer: Tokenizer, library: tokenizers.Tokenizer, template: Ch
             if not exact:
                 ours, theirs = ([number for number in ids if number in special] for ids in (ours, theirs))
             if ours != theirs:
-                place = _num_common(theirs, ours)
+                place = num_common(theirs, ours)
                 raise ConfigError(
                     f"the tokenizer of kind {tokenizer.kind} cannot be exported exactly with the chat template: the text "
                     f"{_shown(rendered.text)} has the ids {theirs[place : place + 4]} instead of {ours[place : place + 4]} from "
@@ -116,7 +117,7 @@ def first_difference(
         except Exception as error:  # the library raises plain exceptions
             return f"it cannot encode the text {_shown(text)} ({error})"
         if exact and theirs != [*first, *ours]:
-            place = _num_common(theirs, [*first, *ours])
+            place = num_common(theirs, [*first, *ours])
             found, expected = theirs[place : place + 4], [*first, *ours][place : place + 4]
             return f"the text {_shown(text)} has the ids {found} instead of {expected} from token {place} on"
         decoded = library.decode(ours, skip_special_tokens=True)
@@ -149,11 +150,6 @@ def _periodic(tokenizer: SentencePieceTokenizer) -> Iterator[str]:
 def _period(text: str) -> int:
     """Return the smallest shift by which a text overlaps with itself; its length if there is none."""
     return next((shift for shift in range(1, len(text)) if text.startswith(text[shift:])), len(text))
-
-
-def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    shorter = min(len(one), len(other))
-    return next((place for place in range(shorter) if one[place] != other[place]), shorter)
 
 
 def _shown(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Reads `config.json` of a Hugging Face directory: which models this decoder computes, and with which settings.
+"""The models of Hugging Face that this decoder computes, as `config.json` describes them: to read and to write.
 
 The decoder is that of Qwen3, and without the norms of queries and keys that of Llama. A file that asks for anything else is refused
 by the name and value of the field. The other fields, such as those of dropout or initialisation, change no logits and are ignored.
@@ -9,26 +9,56 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 from pydantic import Field, ValidationError
 
 from common.errors import ConfigError
 from common.files import parse_json, read_input
+from common.settings.markers import Marker
 from common.settings.messages import explain
+from common.settings.model import settings_with
 from common.untrusted import Form, check_form
 from trainer.config import ModelConfig
 
-__all__ = ["CONFIG", "Architecture", "read_architecture"]
+__all__ = ["CONFIG", "Architecture", "check_settings", "config_of", "read_architecture"]
 
 CONFIG = "config.json"
 _MAX_BYTES = 1 << 20
 _LONGEST_CONTEXT = 1 << 20
-_CAUSAL = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
-_QWEN3_HEAD_DIM = 128
-"""The width of a head of Qwen3 if the file does not say it."""
 _ROPE_THETA = 10_000.0
 _SHOWN_CHARS = 60
+
+
+class _Kind(NamedTuple):
+    """A type of model."""
+
+    class_name: str
+    qk_norm: bool
+    head_dim: int | None
+    """Width of a head if the file does not say it; None: width / heads."""
+    fields: Mapping[str, Any]
+    """What a file says besides, with the values that the decoder computes."""
+
+
+_KINDS = {
+    "qwen3": _Kind("Qwen3ForCausalLM", True, 128, {"use_sliding_window": False, "sliding_window": None}),
+    "llama": _Kind("LlamaForCausalLM", False, None, {"mlp_bias": False}),
+}
+_FIELDS = {
+    "layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_size": "head_dim",
+    "mlp_size": "intermediate_size",
+    "context": "max_position_embeddings",
+    "norm_eps": "rms_norm_eps",
+    "tie_embeddings": "tie_word_embeddings",
+}
+"""The field of each property of `ModelConfig` whose value only has another name."""
+_SETTINGS = {"num_kv_heads": "kv_heads", "head_size": "head_dim", "mlp_size": "mlp_width"}
+"""The settings of properties with another name."""
 
 _NOT_COMPUTED: Mapping[str, tuple[Any, ...]] = {
     "auto_map": (None,),
@@ -89,6 +119,39 @@ class _ConfigForm(_KindForm):
     layer_types: list[str] | None = None
 
 
+def check_settings(model: ModelConfig) -> None:
+    """Raise ConfigError if a setting of the model has no field in `config.json` and is not at its default."""
+    known = settings_with(ModelConfig, Marker.EXPORTED, Marker.OF_TRAINING)
+    usual = {name: field.default for name, field in type(model).model_fields.items()}
+    for name, value in model:
+        if name not in known and value != usual[name]:
+            raise ConfigError(
+                f"model.{name} = {value} has no equivalent in a Qwen3 or Llama model, so --format hf cannot express it; train "
+                f"with model.{name} = {usual[name]} to export the model"
+            )
+
+
+def config_of(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
+    """Return the fields of `config.json` that follow from the settings of a model."""
+    model_type, kind = next((name, kind) for name, kind in _KINDS.items() if kind.qk_norm == model.qk_norm)
+    return {
+        "architectures": [kind.class_name],
+        "model_type": model_type,
+        **kind.fields,
+        **({"max_window_layers": model.layers} if model_type == "qwen3" else {}),
+        **{field: getattr(model, name) for name, field in _FIELDS.items()},
+        "vocab_size": model.padded_vocab(vocab_size),
+        "hidden_act": "silu",
+        "initializer_range": model.init_std,
+        "rope_theta": model.rope_theta,  # transformers 4 and programs that follow it
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},  # transformers 5
+        "rope_scaling": None,
+        "attention_bias": False,
+        "attention_dropout": model.attention_dropout,
+        "use_cache": True,
+    }
+
+
 def read_architecture(directory: Path) -> Architecture:
     """Return the model that `config.json` of a directory describes.
 
@@ -99,9 +162,14 @@ def read_architecture(directory: Path) -> Architecture:
     try:
         values = parse_json(read_input(path, _MAX_BYTES, below=directory))
         if not isinstance(values, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         check_form(_KindForm, values)
-        _check_kind(path, values)
+        model_type, classes = values.get("model_type"), values.get("architectures")
+        if model_type not in _KINDS:
+            _refuse(path, "model_type", model_type, f"this decoder computes models of the types {' and '.join(_KINDS)}; choose one")
+        kind = _KINDS[model_type]
+        if classes is not None and classes != [kind.class_name]:
+            _refuse(path, "architectures", classes, f"this decoder computes a {kind.class_name}")
         check_form(_ConfigForm, values)
     except FileNotFoundError:
         raise ConfigError(f"{path}: missing; name a Hugging Face directory with config.json and *.safetensors") from None
@@ -113,17 +181,21 @@ def read_architecture(directory: Path) -> Architecture:
             _refuse(path, field, values[field])
     if form.layer_types is not None and set(form.layer_types) - {"full_attention"}:
         _refuse(path, "layer_types", sorted(set(form.layer_types)), _WHY["use_sliding_window"])
-    if form.model_type == "llama" and values.get("sliding_window") is not None:
+    if model_type == "llama" and values.get("sliding_window") is not None:
         _refuse(path, "sliding_window", values["sliding_window"], _WHY["use_sliding_window"])
-    return Architecture(form.model_type, _settings(path, form))
-
-
-def _check_kind(path: Path, values: Mapping[str, Any]) -> None:
-    model_type, classes = values.get("model_type"), values.get("architectures")
-    if model_type not in _CAUSAL:
-        _refuse(path, "model_type", model_type, f"this decoder computes models of the types {' and '.join(_CAUSAL)}; choose one")
-    if classes is not None and classes != [_CAUSAL[model_type]]:
-        _refuse(path, "architectures", classes, f"this decoder computes a {_CAUSAL[model_type]}")
+    settings = {_SETTINGS.get(name, name): getattr(form, field) for name, field in _FIELDS.items()}
+    settings |= {
+        "kv_heads": form.num_key_value_heads or form.num_attention_heads,
+        "head_dim": form.head_dim or kind.head_dim or form.hidden_size // form.num_attention_heads,
+        "context": min(form.max_position_embeddings, _LONGEST_CONTEXT),
+        "qk_norm": kind.qk_norm,
+        "rope_theta": _rope_theta(path, form),
+        "vocab_rows": form.vocab_size,
+    }
+    try:
+        return Architecture(model_type, ModelConfig.model_validate(settings))
+    except ValidationError as error:
+        raise ConfigError(f"{path}: this decoder has no such shape: {explain(ModelConfig, error, 'model')}") from None
 
 
 def _is_plain_rope(value: object) -> bool:
@@ -140,35 +212,11 @@ def _rope_theta(path: Path, form: _ConfigForm) -> float:
     table = {} if form.rope_parameters is None else form.rope_parameters.model_dump(exclude_unset=True)
     if _rope_type(table) != "default":
         _refuse(path, "rope_parameters", table, _WHY["rope_scaling"])
-    if extra := sorted(table.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}):
-        _refuse(path, f"rope_parameters.{extra[0]}", table[extra[0]], _WHY["rope_scaling"])
-    if table.get("partial_rotary_factor", 1.0) != 1.0:
-        _refuse(path, "rope_parameters.partial_rotary_factor", table["partial_rotary_factor"], _WHY["rope_scaling"])
+    others = {name: value for name, value in table.items() if name not in ("rope_type", "type", "rope_theta")}
+    for name, value in sorted(others.items()):
+        if (name, value) != ("partial_rotary_factor", 1.0):
+            _refuse(path, f"rope_parameters.{name}", value, _WHY["rope_scaling"])
     return float(table.get("rope_theta") or form.rope_theta or _ROPE_THETA)
-
-
-def _settings(path: Path, form: _ConfigForm) -> ModelConfig:
-    head_dim = form.head_dim
-    if head_dim is None:
-        head_dim = _QWEN3_HEAD_DIM if form.model_type == "qwen3" else form.hidden_size // form.num_attention_heads
-    settings = {
-        "layers": form.num_hidden_layers,
-        "width": form.hidden_size,
-        "heads": form.num_attention_heads,
-        "kv_heads": form.num_key_value_heads or form.num_attention_heads,
-        "head_dim": head_dim,
-        "mlp_width": form.intermediate_size,
-        "context": min(form.max_position_embeddings, _LONGEST_CONTEXT),
-        "qk_norm": form.model_type == "qwen3",
-        "rope_theta": _rope_theta(path, form),
-        "norm_eps": form.rms_norm_eps,
-        "tie_embeddings": form.tie_word_embeddings,
-        "vocab_rows": form.vocab_size,
-    }
-    try:
-        return ModelConfig.model_validate(settings)
-    except ValidationError as error:
-        raise ConfigError(f"{path}: this decoder has no such shape: {explain(ModelConfig, error, 'model')}") from None
 
 
 def _refuse(path: Path, field: str, value: object, why: str = "") -> NoReturn:

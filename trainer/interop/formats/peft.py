@@ -6,37 +6,23 @@ PEFT computes `W x + (lora_alpha / r) B A x` from it, as `trainer.model.lora` do
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
-from torch import Tensor
+from functools import partial
 
 from common.errors import ConfigError
 from common.files import canonical_json
 from data_pipeline.conversations.chat_template import TEMPLATE_FILE
-from trainer.interop.hugging_face import CARD, Dtype, described_files, write_tensors
+from trainer.interop.formats import Dtype, hf
+from trainer.interop.formats.base import ExportFormat, Shards
 from trainer.interop.model_card import model_card
 from trainer.interop.source import ExportSource
 
-__all__ = ["adapter_files", "adapter_tensors", "write_adapters"]
+__all__ = ["FORMAT"]
 
 _PREFIX = "base_model.model."
 _OF_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", TEMPLATE_FILE)
 
 
-def write_adapters(source: ExportSource, dtype: Dtype, folder: Path, exact: bool = True) -> None:
-    """Write all files of the directory but `export.json`. The arguments are those of `write_hugging_face`.
-
-    Raises:
-        ConfigError: the run has no adapters, or as `write_hugging_face`.
-    """
-    files = adapter_files(source, dtype, exact=exact) | {CARD: model_card(source, dtype, adapters=True)}
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    write_tensors(adapter_tensors(source), dtype, folder)
-
-
-def adapter_files(source: ExportSource, dtype: Dtype, *, exact: bool = True) -> dict[str, bytes]:
+def _described(source: ExportSource, dtype: Dtype, exact: bool) -> dict[str, bytes]:
     lora = source.config.lora
     if lora.rank is None:
         raise ConfigError(f"--format peft writes adapters, and {source.run} has none (lora.rank); use --format hf")
@@ -54,13 +40,12 @@ def adapter_files(source: ExportSource, dtype: Dtype, *, exact: bool = True) -> 
         "use_rslora": False,
         "inference_mode": True,
     }
-    described = described_files(source, dtype, exact=exact)
-    return {"adapter_config.json": canonical_json(settings)} | {
-        name: described[name] for name in _OF_TOKENIZER if name in described
-    }
+    model = hf.described(source, dtype, exact)
+    return {"adapter_config.json": canonical_json(settings)} | {name: model[name] for name in _OF_TOKENIZER if name in model}
 
 
-def adapter_tensors(source: ExportSource) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of each file, by name of the file and of the tensor, in fp32."""
-    named: Mapping[str, Tensor] = {f"{_PREFIX}{name}": tensor for name, tensor in source.adapters.items()}
-    return {"adapter_model.safetensors": dict(named)}
+def _tensors(source: ExportSource, _dtype: Dtype) -> Shards:
+    return {"adapter_model.safetensors": {f"{_PREFIX}{name}": tensor for name, tensor in source.adapters.items()}}
+
+
+FORMAT = ExportFormat(_described, _tensors, card=partial(model_card, adapters=True), holds_all_weights=False)
