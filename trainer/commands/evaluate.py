@@ -20,7 +20,7 @@ from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.table import describe_evaluation
 from trainer.evaluation.tally import Grouping
 from trainer.extensions.hooks import Extension
-from trainer.finetuning.choice import saved_task
+from trainer.finetuning.task import saved_task
 from trainer.inference.lm_eval import describe_benchmarks, run_benchmarks
 from trainer.inference.text_model import TextModel
 from trainer.machine.determinism import configure_determinism

@@ -32,7 +32,7 @@ from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import RowBatch, Rows
 from trainer.config import TrainConfig
 from trainer.data.batch import IGNORE
-from trainer.finetuning.task import Passes, Task
+from trainer.finetuning.task import Kind, Passes, Task
 from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import Decoder, num_weights
 from trainer.model.forward import PassInputs
@@ -42,14 +42,16 @@ from trainer.runs.context import RunContext
 from trainer.runs.events import MeasuresEvent
 from trainer.runs.measures import Measures
 
-__all__ = ["PairRows", "gather_preference", "make_preference", "pair_losses", "reference_memory"]
+__all__ = ["KIND", "PairRows", "pair_losses"]
 
 _UNITS = 1 << 24
 """Steps of a nat in the integer sums of an evaluation, which have the same bits for any number of ranks."""
 _MOST_NATS = float(1 << 30)
+_LARGEST_CHUNK = 1024
+"""Positions of a chunk at most."""
 
 
-def gather_preference(config: TrainConfig, manifest: Manifest) -> Mapping[str, bytes]:
+def _gather(config: TrainConfig, manifest: Manifest) -> Mapping[str, bytes]:
     if not manifest.has_pairs:
         raise ConfigError(
             f"{config.data}: it has no preference pairs, which objective = preference needs; run `prepare` with "
@@ -61,24 +63,6 @@ def gather_preference(config: TrainConfig, manifest: Manifest) -> Mapping[str, b
             "answers prompts: --init RUN"
         )
     return {}
-
-
-def make_preference(config: TrainConfig, _files: Mapping[str, bytes]) -> Task:
-    preference = _Preference(config.preference.beta, config.preference.label_smoothing)
-    return Task(
-        rows=PairRows,
-        step=preference.step,
-        step_metrics=("accuracy", "margin"),
-        measures=Measures(preference.score, _count, _event, _lines),
-        comparable=False,
-        reference=preference.hold,
-        memory=reference_memory,
-    )
-
-
-def reference_memory(estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
-    """Return the estimate with the reference, which each rank holds whole and in fp32."""
-    return replace(estimate, frozen=FP32_BYTES * num_weights(context.config.model, context.manifest.vocab_size))
 
 
 class PairRows(Rows):
@@ -97,11 +81,10 @@ class PairRows(Rows):
                 targets_L[place] = tokens_L[place + 1]
         return replace(rows, targets_BL=targets_BL)
 
-    def num_targets(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.num_sequences(indices)
-
     def num_sequences(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         return super().num_sequences(indices) // 2
+
+    num_targets = num_sequences
 
 
 def _ends_of_prompts(segments_L: NDArray[np.int32], has_loss_L: NDArray[np.bool_], row: int) -> NDArray[np.int64]:
@@ -209,9 +192,6 @@ def _log_probabilities(model: nn.Module, inputs: PassInputs, targets_BL: Tensor)
     return -torch.cat(losses)[:num_positions].view_as(targets_BL)
 
 
-_LARGEST_CHUNK = 1024
-
-
 def _chunk_losses(hidden_CD: Tensor, weight_VD: Tensor, targets_C: Tensor) -> Tensor:
     return cross_entropy_rows(functional.linear(hidden_CD, weight_VD)[None], targets_C[None])[0]
 
@@ -230,3 +210,24 @@ def _event(step: int, table: NDArray[np.int64]) -> MeasuresEvent:
 
 def _lines(event: MeasuresEvent) -> str:
     return f"pairs: accuracy {event.values['accuracy']:.3f}, margin {event.values['margin']:.4f} nats"
+
+
+def _memory(estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
+    """Return the estimate with the reference, which each rank holds whole and in fp32."""
+    return replace(estimate, frozen=FP32_BYTES * num_weights(context.config.model, context.manifest.vocab_size))
+
+
+def _make(config: TrainConfig, _files: Mapping[str, bytes]) -> Task:
+    preference = _Preference(config.preference.beta, config.preference.label_smoothing)
+    return Task(
+        rows=PairRows,
+        step=preference.step,
+        step_metrics=("accuracy", "margin"),
+        measures=Measures(preference.score, _count, _event, _lines),
+        comparable=False,
+        reference=preference.hold,
+        memory=_memory,
+    )
+
+
+KIND = Kind(_gather, _make)

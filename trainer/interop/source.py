@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from common.errors import CheckpointError
@@ -18,9 +17,8 @@ from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import TrainConfig
-from trainer.model.decoder import Decoder
+from trainer.model.decoder import weight_shapes
 from trainer.model.lora import is_adapter, merged_weights
-from trainer.model.parameters import parameters_by_name
 from trainer.runs.bounds import check_model_size
 from trainer.runs.directory import load_config
 from trainer.runs.record import read_record
@@ -70,15 +68,13 @@ def open_source(run: Path, which: str) -> ExportSource:
     saved = averaged_weights(checkpoint)
     weights = merged_weights(saved, config.lora)
     check_model_size(config.model, tokenizer.vocab_size, sum(tensor.numel() for tensor in weights.values()))
-    with torch.device("meta"):
-        expected = parameters_by_name(Decoder(config.model, tokenizer.vocab_size))
-    for name in sorted({*expected, *weights}):
-        wanted = tuple(expected[name].shape) if name in expected else None
-        found = tuple(weights[name].shape) if name in weights else None
-        if wanted != found:
+    wanted = weight_shapes(config.model, tokenizer.vocab_size)
+    found = {name: tuple(weight.shape) for name, weight in weights.items()}
+    for name in sorted({*wanted, *found}):
+        if wanted.get(name) != found.get(name):
             raise CheckpointError(
-                f"{run}: in the checkpoint of step {checkpoint.step}, the shape of the weight {name} is {found or 'missing'}, and "
-                f"the settings of the run need {wanted or 'no such weight'}; restore the run from a copy"
+                f"{run}: in the checkpoint of step {checkpoint.step} the shape of the weight {name} is {found.get(name, 'missing')}"
+                f", and the settings of the run need {wanted.get(name, 'no such weight')}; restore the run from a copy"
             )
     manifest = CheckpointStore(run / "checkpoints").manifest_bytes(checkpoint.step)
     return ExportSource(

@@ -10,7 +10,7 @@ them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import cast
 
@@ -29,7 +29,18 @@ from trainer.model.linear import Linear, product_operators
 from trainer.model.lora import num_adapter_weights
 from trainer.model.parameters import parameters_by_name
 
-__all__ = ["LAST_NORM", "Decoder", "DecoderBody", "activation_bytes", "build_body", "build_model", "flops_per_token", "num_weights"]
+__all__ = [
+    "LAST_NORM",
+    "Decoder",
+    "DecoderBody",
+    "activation_bytes",
+    "build_body",
+    "build_model",
+    "decoder_with",
+    "flops_per_token",
+    "num_weights",
+    "weight_shapes",
+]
 
 
 _NO_ADAPTERS = LoraConfig()
@@ -144,6 +155,21 @@ def build_body(model: DecoderBody, config: ModelConfig, seed: int, but: Collecti
     with torch.no_grad():
         model.model.norm.weight.div_(config.width_ratio)
     return generator
+
+
+def weight_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each weight of a decoder by name, without memory for them. A shared weight appears once."""
+    with torch.device("meta"):
+        return {name: tuple(weight.shape) for name, weight in parameters_by_name(Decoder(config, vocab_size)).items()}
+
+
+def decoder_with(config: ModelConfig, vocab_size: int, weights: Mapping[str, Tensor]) -> Decoder:
+    """Return a decoder on the CPU in fp32 with copies of these weights, whose names and shapes are those of `weight_shapes`."""
+    model = Decoder(config, vocab_size)
+    with torch.no_grad():
+        for name, parameter in parameters_by_name(model).items():
+            parameter.copy_(weights[name])
+    return model
 
 
 def num_weights(config: ModelConfig, vocab_size: int) -> int:

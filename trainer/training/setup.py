@@ -30,8 +30,7 @@ from trainer.evaluation.tally import Grouping
 from trainer.extensions.hooks import Extension
 from trainer.extensions.loading import load_extension
 from trainer.extensions.trust import note_trained_with
-from trainer.finetuning.initial_weights import read_initial
-from trainer.finetuning.reference import write_reference
+from trainer.finetuning.initial_weights import read_initial, write_reference
 from trainer.finetuning.task import Task
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard

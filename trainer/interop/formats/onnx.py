@@ -36,10 +36,9 @@ from trainer.interop.formats import Dtype, hf
 from trainer.interop.formats.base import ExportFormat
 from trainer.interop.source import ExportSource
 from trainer.model.attention import Layout, make_layout
-from trainer.model.decoder import Decoder
+from trainer.model.decoder import Decoder, decoder_with
 from trainer.model.kv_cache import LayerCache
 from trainer.model.layers import rotary_table
-from trainer.model.parameters import parameters_by_name
 
 __all__ = ["FORMAT", "GRAPHS", "LARGEST_DIFFERENCE", "WITHOUT_CACHE", "WITH_CACHE", "write_onnx"]
 
@@ -70,10 +69,7 @@ def _check(_source: ExportSource, dtype: Dtype) -> None:
 
 
 def _write_graphs(source: ExportSource, folder: Path) -> None:
-    model = Decoder(source.config.model, source.tokenizer.vocab_size)
-    with torch.no_grad():
-        for name, parameter in parameters_by_name(model).items():
-            parameter.copy_(source.weights[name])
+    model = decoder_with(source.config.model, source.tokenizer.vocab_size, source.weights)
     difference = write_onnx(model, source.tokenizer.vocab_size, folder)
     _log.info("%s: the logits of ONNX Runtime differ by at most %.2g", " and ".join(GRAPHS), difference)
 
