@@ -8,7 +8,6 @@ from pathlib import Path
 
 from common.command_line import command_text
 from common.errors import ConfigError, PreparedDataError
-from common.files import sealed, write_atomic
 from common.targets import new_folder
 from common.untrusted import digest_run_file
 from data_pipeline.dataset.manifest import read_manifest
@@ -20,7 +19,7 @@ from trainer.compression.comparison import Measured, num_bytes, speeds, table
 from trainer.compression.methods import Compression
 from trainer.interop.source import ExportSource, open_source
 from trainer.runs.directory import data_folder, load_config, settings_here
-from trainer.runs.record import COMPRESSED, read_record
+from trainer.runs.record import COMPRESSED, RECORD, Compressed, read_record, write_record
 from trainer.runs.untrained import write_untrained
 
 __all__ = ["run"]
@@ -63,8 +62,8 @@ def run(options: CompressOptions) -> None:
         measured = zip(on_disk, *_loaded(options, folder), perplexities, strict=True)
         before, after = (Measured(*values) for values in measured)
         comparison = {"before": before.to_json(), "after": after.to_json()}
-        record = read_record(folder)
-        write_atomic(folder / "record.json", sealed({**record, COMPRESSED: facts | {"comparison": comparison}}))
+        compressed = Compressed.model_validate(facts | {"comparison": comparison})
+        write_record(folder, read_record(folder).changed(compressed=compressed))
     if options.as_json:
         print(json.dumps(facts | comparison | {"output": str(output)}, ensure_ascii=False))
         return
@@ -76,7 +75,7 @@ def run(options: CompressOptions) -> None:
 
 def _check_model(options: CompressOptions) -> None:
     record = read_record(options.run)
-    if record["status"] == COMPRESSED:
+    if record.status == COMPRESSED:
         raise ConfigError(f"{options.run}: it is compressed already; name the run that it was made from")
     check_is_decoder(options.run, load_config(options.run), "only that can be compressed", trust_code=options.trust_code)
 
@@ -84,7 +83,7 @@ def _check_model(options: CompressOptions) -> None:
 def _origin(source: ExportSource) -> dict[str, object]:
     """Return what the record says about the model before its compression."""
     return {
-        "record": digest_run_file(source.run, "record.json"),
+        "record": digest_run_file(source.run, RECORD),
         "step": source.step,
         "average": source.is_average,
         "weights": source.weights_digest,

@@ -14,7 +14,6 @@ from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.commands.saved_model import check_writes, load_model
-from trainer.data.adjustments import Adjustments
 from trainer.distributed.group import joined_group
 from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.table import describe_evaluation
@@ -28,7 +27,7 @@ from trainer.model.attention import choose_backend
 from trainer.runs.bounds import most_rows
 from trainer.runs.context import RunContext
 from trainer.runs.directory import data_folder, load_config, settings_here
-from trainer.runs.record import read_record, recorded_initial
+from trainer.runs.record import read_record
 from trainer.training.trainable import hold_reference, new_loss
 
 __all__ = ["benchmark_run", "evaluate_run", "run"]
@@ -81,7 +80,7 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
             grouping = Grouping.of(directory, manifest, tokenizer if objective.predicts_tokens else None)
             loss = new_loss(model, Extension(), objective, config)
             if objective.reference is not None:
-                hold_reference(context, objective, recorded_initial(read_record(run)))
+                hold_reference(context, objective, read_record(run).initial)
             result = evaluate(loss, context, rows.without(lost), grouping=grouping, measures=objective.measures)
     measured = None if result.measured is None else result.measured(step)
     left_out = rows.num_rows_in(lost, np.arange(len(rows)))
@@ -100,9 +99,9 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
 def _quarantined(run: Path, manifest: Manifest, step: int) -> frozenset[str]:
     """Return the shards that the run had in quarantine at a step; none if `manifest` is not that of the run's data."""
     record = read_record(run)
-    if manifest.root_digest != record["data"]["root_digest"]:
+    if manifest.root_digest != record.data.root_digest:
         return frozenset()
-    return Adjustments.from_json(record.get("changes", ())).quarantined(step)
+    return record.adjustments.quarantined(step)
 
 
 def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, num_rows: int, context: int | None) -> None:

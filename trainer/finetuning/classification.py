@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from common.errors import CheckpointError, ConfigError
 from common.files import canonical_json, parse_json
-from common.untrusted import Count, Form, check_form
+from common.untrusted import Count, Form, parsed
 from data_pipeline.dataset.document_labels import label_names, read_document_labels
 from data_pipeline.dataset.layout import MAX_LABELS
 from data_pipeline.dataset.manifest import MAX_ROW_LENGTH, Manifest
@@ -102,9 +102,7 @@ def _encoders() -> Any:
 
 def facts_in(files: Mapping[str, bytes]) -> LabelFacts:
     try:
-        value = parse_json(files[LABELS_FILE])
-        check_form(LabelFacts, value)
-        facts = LabelFacts.model_validate(value)
+        facts = parsed(LabelFacts, parse_json(files[LABELS_FILE]))
         if facts.names != sorted(set(facts.names)) or len(facts.documents) != len(facts.names):
             raise ValueError("names and counts of the labels do not agree")
         if not all(0 < len(name) <= _MAX_NAME_CHARS for name in facts.names):

@@ -177,7 +177,7 @@ def make_task(config: TrainConfig, manifest: Manifest, hooks: Mapping[str, objec
 
 def saved_task(run: Path, config: TrainConfig) -> Task:
     """Return the task of a run, from the files that the run keeps."""
-    recorded = read_record(run)["files"]
+    recorded = read_record(run).files
     prefix = f"{TASK_FOLDER}/"
     files = {}
     for name in sorted(name for name in recorded if name.startswith(prefix)):

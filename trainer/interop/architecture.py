@@ -18,7 +18,7 @@ from common.files import parse_json, read_input
 from common.settings.markers import Marker
 from common.settings.messages import explain
 from common.settings.model import settings_with
-from common.untrusted import Form, check_form
+from common.untrusted import Form, parsed
 from trainer.config import ModelConfig
 
 __all__ = ["CONFIG", "Architecture", "check_settings", "config_of", "read_architecture"]
@@ -163,19 +163,18 @@ def read_architecture(directory: Path) -> Architecture:
         values = parse_json(read_input(path, _MAX_BYTES, below=directory))
         if not isinstance(values, dict):
             raise ValueError("it is not a JSON object")
-        check_form(_KindForm, values)
+        parsed(_KindForm, values)
         model_type, classes = values.get("model_type"), values.get("architectures")
         if model_type not in _KINDS:
             _refuse(path, "model_type", model_type, f"this decoder computes models of the types {' and '.join(_KINDS)}; choose one")
         kind = _KINDS[model_type]
         if classes is not None and classes != [kind.class_name]:
             _refuse(path, "architectures", classes, f"this decoder computes a {kind.class_name}")
-        check_form(_ConfigForm, values)
+        form = parsed(_ConfigForm, values)
     except FileNotFoundError:
         raise ConfigError(f"{path}: missing; name a Hugging Face directory with config.json and *.safetensors") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}; name the directory of a Qwen3 or Llama model") from None
-    form = _ConfigForm.model_validate(values)
     for field, allowed in _NOT_COMPUTED.items():
         if values.get(field) not in allowed and not (field == "rope_scaling" and _is_plain_rope(values[field])):
             _refuse(path, field, values[field])

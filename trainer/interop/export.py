@@ -17,7 +17,7 @@ from common.errors import CheckpointError, ConfigError
 from common.files import UnusableFileError, digest_bytes, digest_file, digest_stream, open_input, read_input, sealed, unsealed
 from common.places import VERSION
 from common.targets import new_folder
-from common.untrusted import Count, Form, check_form
+from common.untrusted import Count, Form, parsed
 from trainer.checkpoint.manifest import FORMAT as CHECKPOINT_FORMAT
 from trainer.checkpoint.tensor_file import TensorSpec, read_specs, read_tensor, same_bytes, spec_of
 from trainer.interop.formats import Dtype, FormatName
@@ -146,7 +146,7 @@ def read_export_record(directory: Path) -> ExportRecord:
     path = directory / EXPORT_RECORD
     try:
         values = unsealed(read_input(path, _MAX_BYTES, below=directory))
-        check_form(ExportRecord, values)
+        return parsed(ExportRecord, values)
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(
             f"{directory}: no {EXPORT_RECORD}, so this is not an exported directory; name one that `trainer export` wrote"
@@ -155,7 +155,6 @@ def read_export_record(directory: Path) -> ExportRecord:
         raise CheckpointError(f"{error}; {_REPLACE}") from None
     except ValueError as error:
         raise CheckpointError(f"{path}: the file was changed ({error}); {_REPLACE}") from None
-    return ExportRecord.model_validate(values)
 
 
 def check_files(directory: Path, record: ExportRecord) -> str | None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from trainer.model.decoder import weight_shapes
 from trainer.model.lora import is_adapter, merged_weights
 from trainer.runs.bounds import check_model_size
 from trainer.runs.directory import load_config
-from trainer.runs.record import read_record
+from trainer.runs.record import Record, read_record
 from trainer.runs.state import load_checkpoint
 
 __all__ = ["ExportSource", "open_source"]
@@ -33,7 +32,7 @@ class ExportSource:
 
     run: Path
     config: TrainConfig
-    record: Mapping[str, Any]
+    record: Record
     tokenizer: Tokenizer
     step: int
     manifest_digest: str
@@ -48,7 +47,7 @@ class ExportSource:
     @property
     def data_digest(self) -> str | None:
         """The root digest of the training data, None for an imported model."""
-        return self.record["data"]["root_digest"] or None
+        return self.record.data.root_digest or None
 
     @cached_property
     def weights_digest(self) -> str:
