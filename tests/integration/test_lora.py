@@ -216,7 +216,7 @@ def test_what_does_not_work_with_adapters_is_refused_by_name(
     ):
         train(tiny_config(other_data, run, lora=LORA))
     assert not (run / "record.json").exists()
-    with pytest.raises(ValueError, match=r"lora.rank trains adapters, which need AdamW: Muon"):
+    with pytest.raises(ValueError, match=r"lora.rank trains adapters, which need AdamW: optim.kind = muon"):
         adapted(other_data, run, base, optim={"kind": "muon"})
     with pytest.raises(ValueError, match=r"lora.rank does not work with precision = float8"):
         adapted(other_data, run, base, precision="float8")

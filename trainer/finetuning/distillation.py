@@ -111,7 +111,12 @@ class _Distillation:
 
     def step(self, micro: Passes) -> Tensor:
         if self._teacher is None:
-            self._teacher = self._on(micro.rows.tokens.device)
+            loaded = _load(self._config)
+            found, wanted = weights_digest(loaded.weights), json.loads(self._files[_FACTS])["weights"]
+            if found != wanted:
+                raise ConfigError(f"teacher = {self._config.teacher}: its weights changed during the start ({wanted} to {found})")
+            model = decoder_with(loaded.shape, loaded.vocab_size, loaded.weights).to(micro.rows.tokens.device)
+            self._teacher = model.eval().requires_grad_(requires_grad=False), loaded.vocab_size
         teacher, vocab_size = self._teacher
         settings = self._config.distillation
         function = partial(
@@ -125,14 +130,6 @@ class _Distillation:
         sums: Tensor = micro.forward(function)
         micro.backward(sums[0])
         return sums
-
-    def _on(self, device: torch.device) -> tuple[Decoder, int]:
-        loaded = _load(self._config)
-        found, wanted = weights_digest(loaded.weights), json.loads(self._files[_FACTS])["weights"]
-        if found != wanted:
-            raise ConfigError(f"teacher = {self._config.teacher}: its weights changed during the start ({wanted} to {found})")
-        model = decoder_with(loaded.shape, loaded.vocab_size, loaded.weights)
-        return model.to(device).eval().requires_grad_(requires_grad=False), loaded.vocab_size
 
 
 def _make(config: TrainConfig, files: Mapping[str, bytes]) -> Task:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -37,7 +37,12 @@ class Chat:
     def answer(self, text: str, sampling: Sampling) -> Generator[str, None, None]:
         """Yield the answer to a message of the user in pieces. What was written before an interruption stays in the history."""
         question = {"role": "user", "content": text}
-        tokens = self._prompt_tokens([*self.history, question])
+        system: list[Message] = [] if self.system is None else [{"role": "system", "content": self.system}]
+        try:
+            rendered = self.renderer.prompt([*system, *self.history, question])
+        except MessagesError as error:
+            raise ConfigError(f"the chat template refuses the conversation: {error}; begin a new one with /new") from None
+        tokens = encode_pieces(self.model.tokenizer, rendered.pieces()) or [self.model.tokenizer.pad_id]
         self.history.append(question)
         written: list[str] = []
         try:
@@ -50,19 +55,10 @@ class Chat:
     def forget(self) -> None:
         self.history.clear()
 
-    def _prompt_tokens(self, messages: list[Message]) -> list[int]:
-        system: list[Message] = [] if self.system is None else [{"role": "system", "content": self.system}]
-        try:
-            rendered = self.renderer.prompt([*system, *messages])
-        except MessagesError as error:
-            raise ConfigError(f"the chat template refuses the conversation: {error}; begin a new one with /new") from None
-        tokenizer = self.model.tokenizer
-        return encode_pieces(tokenizer, rendered.pieces()) or [tokenizer.pad_id]
-
     def _ending(self, sampling: Sampling) -> Sampling:
         if not self.is_token:
-            return replace(sampling, stop=(*sampling.stop, self.end))
-        return replace(sampling, stop_tokens=(*sampling.stop_tokens, _id_of(self.end, self.model.tokenizer)))
+            return sampling.changed(stop=(*sampling.stop, self.end))
+        return sampling.changed(stop_tokens=(*sampling.stop_tokens, _id_of(self.end, self.model.tokenizer)))
 
 
 @contextmanager

@@ -47,8 +47,12 @@ class HarnessModel(_HarnessLM):  # type: ignore[misc]
         A context that is too long is cut off from the left. Spaces at the end of the context count as part of the continuation,
         because pieces begin with spaces. A piece that contains the end of the context and the start of the continuation does too.
         """
-        pairs = [self._encode_pair(*request.args) for request in requests]
-        return self._scored([cut_windows(before, scored, self._text_model.context) for before, scored in pairs])
+        windows = []
+        for context, continuation in (request.args for request in requests):
+            start, whole = self._text_model.tokenizer.encode_batch([context.rstrip(), context + continuation])
+            given = num_common(whole, start)
+            windows.append(cut_windows([*self._first, *whole[:given]], whole[given:], self._text_model.context))
+        return self._scored(windows)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         texts = [self._text_model.tokenizer.encode(request.args[0]) for request in requests]
@@ -75,18 +79,16 @@ class HarnessModel(_HarnessLM):  # type: ignore[misc]
         known = (number for number in (tokenizer.bos_id, tokenizer.eos_id) if number is not None)
         return [next(known, tokenizer.pad_id)]
 
-    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        tokenizer = self._text_model.tokenizer
-        kept = context.rstrip()
-        start, whole = tokenizer.encode_batch([kept, context + continuation])
-        given = num_common(whole, start)
-        return [*self._first, *whole[:given]], whole[given:]
-
     def _scored(self, windows: Sequence[Sequence[ScoredWindow]]) -> list[tuple[float, bool]]:
         flat = [window for some in windows for window in some]
         model = self._text_model
         scored = iter(score_windows(model.model, flat, model.tokenizer.vocab_size, self._config, self._batch_size))
-        return [_joined(scored, len(some)) for some in windows]
+        results = []
+        for some in windows:
+            likelihoods = [next(scored) for _ in some]
+            log_p = -math.fsum(likelihood.nats for likelihood in likelihoods)
+            results.append((log_p, all(likelihood.is_greedy for likelihood in likelihoods)))
+        return results
 
 
 def run_benchmarks(text_model: TextModel, config: TrainConfig, tasks: str, limit: int | None) -> dict[str, dict[str, Any]]:
@@ -139,11 +141,6 @@ def _measures(results: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, s
             metric = name.removesuffix(",none")
             if isinstance(value, int | float) and "," in name and not metric.endswith("_stderr"):
                 yield task, metric, f"{value:.4f}"
-
-
-def _joined(scored: Iterator[Any], count: int) -> tuple[float, bool]:
-    some = [next(scored) for _ in range(count)]
-    return -math.fsum(likelihood.nats for likelihood in some), all(likelihood.is_greedy for likelihood in some)
 
 
 def _sampling(wanted: Mapping[str, Any]) -> Sampling:

@@ -33,8 +33,13 @@ def prompts_of(settings: EvalConfig, rows: Rows, tokenizer: Tokenizer) -> tuple[
         return ()
     if settings.prompts:
         return settings.prompts
-    own = [settings.prompt] if settings.prompt else []
-    return tuple(dict.fromkeys([*own, *_beginnings(rows, tokenizer)])) or ("",)
+    texts = [settings.prompt]
+    num_rows = min(_NUM_BEGINNINGS, len(rows))
+    batch = rows.read(np.arange(num_rows) * len(rows) // num_rows)
+    for tokens_L, segments_L in zip(batch.tokens_BL, batch.segments_BL, strict=True):
+        size = min(_BEGINNING_TOKENS, int((segments_L == 0).sum()))
+        texts.append(tokenizer.decode(tokens_L[:size].tolist()).rstrip(_INCOMPLETE))
+    return tuple(dict.fromkeys(filter(None, texts))) or ("",)
 
 
 def sample_and_score(
@@ -67,13 +72,3 @@ def text_perplexity(reference: TextModel, config: TrainConfig, written: Sequence
     with evaluating(reference.model), uncompiled():
         scored = score_windows(reference.model, windows, reference.tokenizer.vocab_size, config, _WINDOWS_AT_ONCE)
     return perplexity(math.fsum(likelihood.nats for likelihood in scored) / num_tokens)
-
-
-def _beginnings(rows: Rows, tokenizer: Tokenizer) -> list[str]:
-    num_rows = min(_NUM_BEGINNINGS, len(rows))
-    batch = rows.read(np.arange(num_rows) * len(rows) // num_rows)
-    texts = []
-    for tokens_L, segments_L in zip(batch.tokens_BL, batch.segments_BL, strict=True):
-        size = min(_BEGINNING_TOKENS, int((segments_L == 0).sum()))
-        texts.append(tokenizer.decode(tokens_L[:size].tolist()).rstrip(_INCOMPLETE))
-    return [text for text in texts if text]

@@ -20,7 +20,6 @@ number from the cumulative distribution would be less stable, because the errors
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,37 +38,20 @@ _LEAST_EXPONENTIAL = 1e-300
 """Replaces 0, whose infinite noise would make the sum with the logit of a removed token, minus infinity, NaN."""
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """Settings that decide how tokens are chosen and when a text ends; `SamplingOptions` has their bounds.
+class Sampling(SamplingOptions):
+    """Settings that decide how tokens are chosen and when a text ends. Raises ConfigError if a value is out of its bounds."""
 
-    Raises:
-        ConfigError: a value is out of its bounds.
-    """
-
-    max_tokens: int = 128
-    """Longest continuation, in tokens."""
-    temperature: float = 1.0
-    """0 always takes the likeliest token."""
-    top_k: int | None = None
-    """Choose among the k likeliest tokens; None: among all."""
-    top_p: float = 1.0
-    """Choose among the fewest likeliest tokens with this joint probability (nucleus sampling; Holtzman et al., 2020)."""
-    min_p: float = 0.0
-    """Choose among tokens with at least this share of the likeliest token's probability (Nguyen et al., 2024)."""
-    repetition_penalty: float = 1.0
-    """Values above 1 make tokens of the prompt and of the continuation less likely (Keskar et al., 2019: CTRL, section 4.1)."""
-    stop: tuple[str, ...] = ()
-    """Texts that end a continuation; the continuation does not contain them."""
     stop_tokens: tuple[int, ...] = ()
     """Ids that end a continuation, in addition to the tokenizer's end of text."""
-    seed: int = 0
 
-    def __post_init__(self) -> None:
+    def __init__(self, max_tokens: int = 128, *, temperature: float = 1.0, **others: Any) -> None:
         try:
-            SamplingOptions(**{name: getattr(self, name) for name in SamplingOptions.model_fields})
+            super().__init__(max_tokens=max_tokens, temperature=temperature, **others)
         except ValidationError as error:
             raise ConfigError(explain(SamplingOptions, error)) from None
+
+    def changed(self, **values: Any) -> Sampling:
+        return Sampling(**dict(self) | values)
 
 
 class GumbelNoise:
@@ -124,19 +106,15 @@ def filtered_logits(logits_BV: Tensor, seen_BV: Tensor | None, sampling: Samplin
         return logits_BV
     logits_BV = (logits_BV - logits_BV.amax(dim=1, keepdim=True)) / sampling.temperature
     if sampling.top_k is not None or sampling.top_p < 1:
-        logits_BV = _likeliest(logits_BV, sampling)
+        sorted_BV, order_BV = logits_BV.sort(dim=1, descending=True, stable=True)
+        if sampling.top_k is not None:
+            sorted_BV[:, sampling.top_k :] = -torch.inf
+        if sampling.top_p < 1:
+            probabilities_BV = sorted_BV.softmax(dim=1)
+            before_BV = probabilities_BV.cumsum(dim=1) - probabilities_BV  # without the token, so the one that crosses top_p stays
+            sorted_BV = sorted_BV.masked_fill(before_BV >= sampling.top_p, -torch.inf)
+        logits_BV = torch.full_like(logits_BV, -torch.inf).scatter_(1, order_BV, sorted_BV)
     if sampling.min_p > 0:
         smallest_B1 = logits_BV.amax(dim=1, keepdim=True) + np.log(sampling.min_p)
         logits_BV = logits_BV.masked_fill(logits_BV < smallest_B1, -torch.inf)
     return logits_BV
-
-
-def _likeliest(logits_BV: Tensor, sampling: Sampling) -> Tensor:
-    sorted_BV, order_BV = logits_BV.sort(dim=1, descending=True, stable=True)
-    if sampling.top_k is not None:
-        sorted_BV[:, sampling.top_k :] = -torch.inf
-    if sampling.top_p < 1:
-        probabilities_BV = sorted_BV.softmax(dim=1)
-        before_BV = probabilities_BV.cumsum(dim=1) - probabilities_BV  # without the token, so the one that crosses top_p stays
-        sorted_BV = sorted_BV.masked_fill(before_BV >= sampling.top_p, -torch.inf)
-    return torch.full_like(logits_BV, -torch.inf).scatter_(1, order_BV, sorted_BV)

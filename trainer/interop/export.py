@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
@@ -193,7 +193,10 @@ def verify_export(directory: Path, run: Path | None = None) -> dict[str, Any]:
     changed = check_files(directory, record)
     source = None if run is None else open_source(run, str(record.step))
     if changed is not None:
-        tensor = _changed_tensor(directory, changed, source, record) if source is not None and changed.endswith(_TENSORS) else None
+        tensor = None
+        if source is not None and changed.endswith(_TENSORS):
+            with suppress(CheckpointError):
+                tensor = _first_difference(directory, changed, source, record)
         where = "" if tensor is None else f"; the first tensor that differs from the run is {tensor}"
         raise CheckpointError(f"{directory / changed}: the digest of its bytes is not that in {EXPORT_RECORD}{where}; {_REPLACE}")
     if source is not None:
@@ -258,13 +261,6 @@ def _check_source(directory: Path, record: ExportRecord, source: ExportSource) -
                 f"{directory / name}: an export of {source.run} writes another file; it was changed, or another version of this "
                 f"program wrote it: {_REPLACE}"
             )
-
-
-def _changed_tensor(directory: Path, name: str, source: ExportSource, record: ExportRecord) -> str | None:
-    try:
-        return _first_difference(directory, name, source, record)
-    except CheckpointError:
-        return None
 
 
 @contextmanager

@@ -200,7 +200,7 @@ def _around(tokenizer: SentencePieceTokenizer, pieces: Sequence[Piece], added: S
             "the SentencePiece model adds a space before a text and has user-defined symbols; a tokenizer.json would add a space "
             "behind each symbol too. Use a model with add_dummy_prefix = false"
         )
-    before: list[Json] = [] if tokenizer.spells_marks else [_replacing(SPACE_MARK, " ")]
+    before: list[Json] = [] if tokenizer.spells_marks else [{"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "}]
     after: list[Json] = [{"type": "ByteFallback"}, {"type": "Fuse"}]
     if spec.add_dummy_prefix:
         before.append({"type": "Prepend", "prepend": " "})
@@ -214,10 +214,6 @@ def _around(tokenizer: SentencePieceTokenizer, pieces: Sequence[Piece], added: S
         "pre_tokenizer": apart,
         "decoder": _sequence("Sequence", "decoders", after),
     }
-
-
-def _replacing(old: str, new: str) -> Json:
-    return {"type": "Replace", "pattern": {"String": old}, "content": new}
 
 
 def _is_text(piece: Piece) -> bool:

@@ -69,7 +69,6 @@ _DESCRIPTIONS: dict[Backend, str] = {
 }
 _VARLEN_MODULE = "torch.nn.attention.varlen"
 _HALF_PRECISIONS = ("bf16", "fp16", "float8")
-_NO_DROPOUT = "has no dropout, and model.attention_dropout is above 0"
 _MAX_FLASH_HEAD, _FLASH_HEAD_MULTIPLE, _MIN_FLEX_HEAD = 256, 8, 16
 
 
@@ -140,12 +139,7 @@ def choose_backend(
     `capability` is for tests. Raises ConfigError if the backend that is set cannot run here.
     """
     has = capability or capability_of(device)
-    obstacles: dict[Backend, str | None] = {
-        "varlen": _obstacle_to_varlen(has, precision, head_size) or (_NO_DROPOUT if dropout else None),
-        "flex": _obstacle_to_flex(has, head_size),
-        "documents": _obstacle_to_documents(has, compiled=compiled),
-        "sdpa": None,
-    }
+    obstacles = _obstacles(has, precision, head_size, compiled=compiled, dropout=dropout)
     fastest = next(backend for backend, obstacle in obstacles.items() if obstacle is None)
     if wanted == "auto":
         return fastest
@@ -224,11 +218,11 @@ def attend(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout: Layout, *, dr
         q_TNH, k_TKH, v_TKH = (x.transpose(1, 2).flatten(0, 1) for x in (q_BNLH, k_BKLH, v_BKLH))
         y_TNH = layout.varlen(q_TNH, k_TKH, v_TKH, layout.bounds_M, layout.max_length)
         return y_TNH.view(q_BNLH.transpose(1, 2).shape).transpose(1, 2)
-    grouped = q_BNLH.shape[1] != k_BKLH.shape[1]
     if layout.block_mask is not None:
         return _flex(q_BNLH, k_BKLH, v_BKLH, layout.block_mask)
     if layout.lengths:
         return _attend_documents(q_BNLH, k_BKLH, v_BKLH, layout.lengths)
+    grouped = q_BNLH.shape[1] != k_BKLH.shape[1]
     if grouped and q_BNLH.is_cuda:
         # On CUDA the kernel for masks needs as many key heads as query heads. Otherwise PyTorch uses the unfused formula.
         group = q_BNLH.shape[1] // k_BKLH.shape[1]
@@ -281,40 +275,36 @@ def attention_operators() -> list[Any]:
     return [*operators, torch.ops.torch_attn._varlen_attn.default] if _VARLEN_MODULE in sys.modules else operators
 
 
-def _obstacle_to_varlen(has: Capability, precision: str, head_size: int) -> str | None:
+def _obstacles(has: Capability, precision: str, head_size: int, *, compiled: bool, dropout: float) -> dict[Backend, str | None]:
+    """Return why each backend cannot run, the fastest backend first."""
+    varlen = flex = documents = None
     if has.cuda is None:
-        return "needs a CUDA GPU, and the device of this run is the CPU"
+        varlen = "needs a CUDA GPU, and the device of this run is the CPU"
+        flex = "cannot train on a CPU, because PyTorch has no backward pass for it there"
+        if compiled:
+            documents = "cannot be compiled once for all micro-batches, and train.compile is on"
+        return {"varlen": varlen, "flex": flex, "documents": documents, "sdpa": None}
+    found = f"and this one has {has.cuda[0]}.{has.cuda[1]}"
     if not has.has_varlen:
-        return f"needs PyTorch 2.10 or newer, and PyTorch {torch.__version__} is installed"
-    if has.cuda < (8, 0):
-        return f"needs a GPU of compute capability 8.0 or newer, and this one has {has.cuda[0]}.{has.cuda[1]}"
-    if precision not in _HALF_PRECISIONS:
-        return f"computes in 16 bits only, and train.precision is {precision}; use precision = bf16"
-    if head_size % _FLASH_HEAD_MULTIPLE or head_size > _MAX_FLASH_HEAD:
-        return (
+        varlen = f"needs PyTorch 2.10 or newer, and PyTorch {torch.__version__} is installed"
+    elif has.cuda < (8, 0):
+        varlen = f"needs a GPU of compute capability 8.0 or newer, {found}"
+    elif precision not in _HALF_PRECISIONS:
+        varlen = f"computes in 16 bits only, and train.precision is {precision}; use precision = bf16"
+    elif head_size % _FLASH_HEAD_MULTIPLE or head_size > _MAX_FLASH_HEAD:
+        varlen = (
             f"takes heads whose width is a multiple of {_FLASH_HEAD_MULTIPLE} up to {_MAX_FLASH_HEAD}, and the width is {head_size}"
         )
-    return None
-
-
-def _obstacle_to_flex(has: Capability, head_size: int) -> str | None:
-    if has.cuda is None:
-        return "cannot train on a CPU, because PyTorch has no backward pass for it there"
+    elif dropout:
+        varlen = "has no dropout, and model.attention_dropout is above 0"
     if not has.has_triton:
-        return "needs Triton, which is not installed (pip install triton)"
-    if has.cuda < (7, 5):
-        return f"needs a GPU of compute capability 7.5 or newer, and this one has {has.cuda[0]}.{has.cuda[1]}"
-    if head_size < _MIN_FLEX_HEAD:
-        return f"takes heads of width {_MIN_FLEX_HEAD} or more, and the width is {head_size}"
-    return None
-
-
-def _obstacle_to_documents(has: Capability, *, compiled: bool) -> str | None:
-    if has.cuda is not None:
-        return "is for CPUs only: on a GPU it would start one kernel for each document"
-    if compiled:
-        return "cannot be compiled once for all micro-batches, and train.compile is on"
-    return None
+        flex = "needs Triton, which is not installed (pip install triton)"
+    elif has.cuda < (7, 5):
+        flex = f"needs a GPU of compute capability 7.5 or newer, {found}"
+    elif head_size < _MIN_FLEX_HEAD:
+        flex = f"takes heads of width {_MIN_FLEX_HEAD} or more, and the width is {head_size}"
+    documents = "is for CPUs only: on a GPU it would start one kernel for each document"
+    return {"varlen": varlen, "flex": flex, "documents": documents, "sdpa": None}
 
 
 def _lengths(segments_BL: Tensor) -> tuple[int, ...]:
@@ -399,17 +389,15 @@ def _compiled_create_block_mask() -> Callable[..., Any]:
 
 def _attend_documents(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, lengths: tuple[int, ...]) -> Tensor:
     if len(set(lengths)) == 1:
-        q, k, v = (_documents_of_one_length(x, lengths[0]) for x in (q_BNLH, k_BKLH, v_BKLH))
+        q, k, v = (
+            x.transpose(1, 2).reshape(-1, lengths[0], x.shape[1], x.shape[3]).transpose(1, 2) for x in (q_BNLH, k_BKLH, v_BKLH)
+        )
         y_BLNH = _causal(q, k, v).transpose(1, 2).reshape(q_BNLH.transpose(1, 2).shape)
         return y_BLNH.transpose(1, 2)
     # One split and one concatenation, because the gradient of a slice for each document is as large as the micro-batch.
     pieces = (torch.split(x.transpose(1, 2).flatten(0, 1), list(lengths)) for x in (q_BNLH, k_BKLH, v_BKLH))
     parts = [_causal(*(x.transpose(0, 1)[None] for x in document))[0].transpose(0, 1) for document in zip(*pieces, strict=True)]
     return torch.cat(parts).view(q_BNLH.transpose(1, 2).shape).transpose(1, 2)
-
-
-def _documents_of_one_length(x_BNLH: Tensor, length: int) -> Tensor:
-    return x_BNLH.transpose(1, 2).reshape(-1, length, x_BNLH.shape[1], x_BNLH.shape[3]).transpose(1, 2)
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -23,7 +23,7 @@ from trainer.data.batch import MICRO_BATCH_BYTES
 from trainer.model.attention import Backend, Layout, attention_operators, cached_layout, layout_bytes
 from trainer.model.cost import FP32_BYTES
 from trainer.model.dropout import EMBEDDING, below, dropout
-from trainer.model.kv_cache import KeyValueCache
+from trainer.model.kv_cache import LayerCache
 from trainer.model.layers import DecoderLayer, RMSNorm, rotary_bytes, rotary_table
 from trainer.model.linear import Linear, product_operators
 from trainer.model.lora import num_adapter_weights
@@ -105,10 +105,10 @@ class Decoder(DecoderBody):
         """Return the logits of the next token, (B, L, V), in the type of the computation."""
         return cast(Tensor, self.lm_head(self.hidden(tokens_BL, layout)))
 
-    def empty_cache(self, num_slots: int) -> KeyValueCache:
-        return KeyValueCache(len(self.model.layers), num_slots)
+    def empty_cache(self, num_slots: int) -> tuple[LayerCache, ...]:
+        return tuple(LayerCache(num_slots) for _ in self.model.layers)
 
-    def extend(self, tokens_BT: Tensor, positions_BT: Tensor, num_used: int, cache: KeyValueCache) -> Tensor:
+    def extend(self, tokens_BT: Tensor, positions_BT: Tensor, num_used: int, cache: Sequence[LayerCache]) -> Tensor:
         """Return the states of new tokens, (B, T, D), as `hidden` does, and add the tokens to `cache`. Not for training.
 
         Args:
@@ -120,7 +120,7 @@ class Decoder(DecoderBody):
         layout = cached_layout(positions_BT, num_used)
         rotation = rotary_table(positions_BT, self.config.head_size, self.config.rope_theta)
         x_BTD = self.model.embed_tokens(tokens_BT)
-        for layer, layer_cache in zip(self.model.layers, cache.layers, strict=True):
+        for layer, layer_cache in zip(self.model.layers, cache, strict=True):
             x_BTD = layer(x_BTD, rotation, layout, layer_cache)
         return cast(Tensor, self.model.norm(x_BTD))
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["KeyValueCache", "LayerCache"]
+__all__ = ["LayerCache"]
 
 
 class LayerCache:
@@ -38,14 +38,3 @@ class LayerCache:
         if self._keys_BKSH is not None and self._values_BKSH is not None:
             chosen = torch.tensor(rows, dtype=torch.int64, device=self._keys_BKSH.device)
             self._keys_BKSH, self._values_BKSH = self._keys_BKSH[chosen], self._values_BKSH[chosen]
-
-
-class KeyValueCache:
-    """The caches of a decoder's layers, first to last."""
-
-    def __init__(self, num_layers: int, num_slots: int) -> None:
-        self.layers = tuple(LayerCache(num_slots) for _ in range(num_layers))
-
-    def keep(self, rows: Sequence[int]) -> None:
-        for layer in self.layers:
-            layer.keep(rows)

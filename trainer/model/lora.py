@@ -124,17 +124,12 @@ def merged_weights(weights: Mapping[str, Tensor], lora: LoraConfig) -> dict[str,
         )
     merged = {name: weight for name, weight in weights.items() if not is_adapter(name)}
     for name in adapted:
-        a_RI, b_OR, weight_OI = (weights.get(name + end) for end in (_A, _B, ".weight"))
-        if a_RI is None or b_OR is None or weight_OI is None or not _fit(a_RI, b_OR, weight_OI, lora.rank):
+        a_RI, b_OR, weight_OI = (weights.get(name + end, torch.empty(0)) for end in (_A, _B, ".weight"))
+        num_out, num_in = weight_OI.shape if weight_OI.ndim == 2 else (-1, -1)
+        if (a_RI.shape, b_OR.shape) != ((lora.rank, num_in), (num_out, lora.rank)):
             raise CheckpointError(f"the adapter of {name} does not fit its matrix or lora.rank; restore the checkpoint from a copy")
         product_OI = torch.zeros(weight_OI.shape, dtype=torch.float64)
         for b_O, a_I in zip(b_OR.double().T, a_RI.double(), strict=True):
             product_OI.addr_(b_O, a_I)
         merged[f"{name}.weight"] = product_OI.mul_(lora.factor).add_(weight_OI).to(weight_OI.dtype)
     return merged
-
-
-def _fit(a_RI: Tensor, b_OR: Tensor, weight_OI: Tensor, rank: int | None) -> bool:
-    if not a_RI.ndim == b_OR.ndim == weight_OI.ndim == 2:
-        return False
-    return a_RI.shape == (rank, weight_OI.shape[1]) and b_OR.shape == (weight_OI.shape[0], rank)

@@ -26,7 +26,6 @@ __all__ = [
     "overwrite",
     "restore_optimizer",
     "set_learning_rate",
-    "state_bytes_per_weight",
     "step_unless",
 ]
 
@@ -38,9 +37,10 @@ def check_optimizer(config: TrainConfig) -> None:
         ConfigError: Muon with sharded weights. Its iteration needs whole matrices, and torch 2.13.0 gathers a matrix in each of its
             products, ten times per matrix and step.
     """
-    if config.optim.kind == "muon" and config.parallel == "fsdp":
+    if config.optim.optimizer.needs_whole_matrices and config.parallel == "fsdp":
         raise ConfigError(
-            "optim.kind = muon works on whole matrices, and parallel = fsdp shards them; use parallel = ddp, or optim.kind = adamw"
+            f"optim.kind = {config.optim.kind} works on whole matrices, and parallel = fsdp shards them; use "
+            "parallel = ddp, or optim.kind = adamw"
         )
 
 
@@ -71,14 +71,6 @@ def build_optimizers(model: nn.Module, config: OptimConfig, width_ratio: float =
     if hidden:
         optimizers.append(_muon([trained[name] for name in hidden], config, width_ratio))
     return tuple(optimizers)
-
-
-def state_bytes_per_weight(config: OptimConfig) -> tuple[int, int]:
-    """Return the bytes of optimizer state for one weight of the layers' matrices, and for any other weight.
-
-    AdamW keeps two fp32 averages, Muon one. AdamW's step counters, 4 bytes for each tensor, are not counted.
-    """
-    return (4 if config.kind == "muon" else 8), 8
 
 
 def set_learning_rate(optimizers: Sequence[torch.optim.Optimizer], *factors: float, decay_factor: float = 1.0) -> None:
