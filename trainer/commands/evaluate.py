@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,6 @@ from trainer.evaluation.table import describe_evaluation
 from trainer.evaluation.tally import Grouping
 from trainer.extensions.hooks import Extension
 from trainer.finetuning.task import saved_task
-from trainer.inference.lm_eval import describe_benchmarks, run_benchmarks
 from trainer.inference.text_model import TextModel
 from trainer.machine.determinism import configure_determinism
 from trainer.model.attention import choose_backend
@@ -137,9 +137,10 @@ def benchmark_run(options: EvaluateOptions, tasks: str) -> str:
             raise ConfigError(f"--lm-eval works on one rank and was started on {group.world_size}; start it without torchrun")
         model, step = load_model(run, config, options.checkpoint, trust_code=options.trust_code)
         text_model = TextModel(model.to(group.device), load_tokenizer(run / "tokenizer"), config.model.context)
-        results = run_benchmarks(text_model, config, tasks, options.limit)
+        harness = import_module("trainer.inference.lm_eval")  # loads lm-evaluation-harness
+        results = harness.run_benchmarks(text_model, config, tasks, options.limit)
     return (
         json.dumps({"step": step, "results": results}, ensure_ascii=False)
         if options.as_json
-        else describe_benchmarks(results, step)
+        else harness.describe_benchmarks(results, step)
     )

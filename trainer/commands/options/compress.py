@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from common.settings.model import Place
 from trainer.commands.options.saved_run import CheckpointOptions
+from trainer.compression import Method
 
 __all__ = ["CompressOptions"]
 
@@ -19,7 +20,7 @@ class CompressOptions(CheckpointOptions):
     The new run works with `generate`, `evaluate`, `export` and `train --init`. It cannot be continued.
     """
 
-    method: Literal["int8", "int4", "prune", "prune-2-4"] = Field(
+    method: Method = Field(
         description="int8, int4: fewer bits for each weight; prune: the smallest weights become zero; prune-2-4: the "
         "smaller two of four neighbouring weights become zero."
     )
