@@ -63,7 +63,6 @@ class LabelFacts(Form):
     """The content of `labels.json`: what a run must know of its labelled data."""
 
     names: list[str] = Field(min_length=2, max_length=MAX_LABELS)
-    """Names of the labels, sorted."""
     documents: list[Count]
     """Number of training documents with each label."""
     add_bos: bool
@@ -73,7 +72,6 @@ class LabelFacts(Form):
 
 
 def gather(config: TrainConfig, manifest: Manifest) -> dict[str, bytes]:
-    """Return `labels.json` for labelled data, and the files of the encoder."""
     names = label_names(config.data, manifest)
     counts = manifest.totals["labels"].get("documents", {})
     tokenizer = manifest.config.get("tokenizer", {})

@@ -48,7 +48,6 @@ _UNITS = 1 << 24
 """Steps of a nat in the integer sums of an evaluation, which have the same bits for any number of ranks."""
 _MOST_NATS = float(1 << 30)
 _LARGEST_CHUNK = 1024
-"""Positions of a chunk at most."""
 
 
 def _gather(config: TrainConfig, manifest: Manifest) -> Mapping[str, bytes]:
@@ -88,7 +87,6 @@ class PairRows(Rows):
 
 
 def _ends_of_prompts(segments_L: NDArray[np.int32], has_loss_L: NDArray[np.bool_], row: int) -> NDArray[np.int64]:
-    """Return the place of the last prompt token of each better answer."""
     is_own_L = segments_L >= 0
     num_segments = int(segments_L.max(initial=-1)) + 1
     sizes = np.bincount(segments_L[is_own_L], minlength=num_segments)

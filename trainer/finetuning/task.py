@@ -106,7 +106,6 @@ class Task:
     step_metrics: tuple[str, ...] = ()
     """Names of the numbers besides the loss that `step` measures. The event of a step has their means over the targets."""
     measures: Measures | None = None
-    """What an evaluation measures."""
     memory: Callable[[MemoryEstimate, RunContext], MemoryEstimate] | None = None
     """Returns the memory of one rank, from the estimate for the training of the decoder as a language model; None: the same."""
     reference: Callable[[nn.Module], None] | None = None
@@ -133,14 +132,12 @@ class Task:
 
 
 LANGUAGE = Task()
-"""The ordinary training of a language model: it changes nothing."""
 
 
 class Kind(NamedTuple):
     """How a task is made: `make(config, gather(config, manifest))`, or from the files of a saved run."""
 
     gather: Callable[[TrainConfig, Manifest], Mapping[str, bytes]]
-    """Returns `Task.files` at the start of a training, from data and other inputs."""
     make: Callable[[TrainConfig, Mapping[str, bytes]], Task]
     """Returns the task for these files. They may come from a stranger's run: check them, and raise CheckpointError."""
 
@@ -176,7 +173,6 @@ def make_task(config: TrainConfig, manifest: Manifest, hooks: Mapping[str, objec
 
 
 def saved_task(run: Path, config: TrainConfig) -> Task:
-    """Return the task of a run, from the files that the run keeps."""
     recorded = read_record(run).files
     prefix = f"{TASK_FOLDER}/"
     files = {}

@@ -26,13 +26,11 @@ class Chat:
     model: TextModel
     renderer: ChatRenderer
     system: str | None
-    """Text of the system message; None: no such message."""
     end: str
     """Text that ends an answer."""
     is_token: bool
     """Whether `end` is a special token."""
     history: list[Message] = field(default_factory=list)
-    """The messages so far, without the system message."""
 
     def answer(self, text: str, sampling: Sampling) -> Generator[str, None, None]:
         """Yield the answer to a message of the user in pieces. What was written before an interruption stays in the history."""

@@ -21,7 +21,6 @@ Writer = Callable[[str, Sampling], Generator[str, None, None]]
 
 
 _SETTINGS = tuple(SamplingOptions.model_fields)
-"""The settings that a line can change."""
 HELP = "\n".join(
     [
         "Each line is a prompt; //text is the prompt /text. Ctrl-C ends a continuation, Ctrl-D the program.",

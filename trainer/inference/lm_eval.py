@@ -60,7 +60,6 @@ class HarnessModel(_HarnessLM):  # type: ignore[misc]
         return [log_p for log_p, _ in self._scored(windows)]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return a continuation of each context, up to the first stop text and without it."""
         answers: dict[int, str] = {}
         settings = [_sampling(request.args[1]) for request in requests]
         for sampling in dict.fromkeys(settings):

@@ -65,7 +65,6 @@ class TextModel:
     model: nn.Module
     tokenizer: Tokenizer
     context: int
-    """Most tokens that the model sees."""
     use_cache: bool = True
 
     def stream(self, prompt: str, sampling: Sampling) -> Generator[str, None, None]:
@@ -154,7 +153,6 @@ class TokenRows:
         self.rows = [list(prompt) for prompt in prompts]
         """Prompt and drawn tokens of each row."""
         self.active = list(range(len(prompts)))
-        """Numbers of the rows that are not finished."""
         self._sampling = sampling
         self._noise = GumbelNoise(sampling.seed, range(first_row, first_row + len(prompts)))
         self._seen_BV = torch.zeros(len(prompts), vocab_size, dtype=torch.bool) if sampling.repetition_penalty != 1 else None
@@ -294,14 +292,12 @@ class _Writer:
 
 
 def _num_held_back(text: str, stops: Sequence[str]) -> int:
-    """Return the number of characters at the end of a text that may be the start of a stop text."""
     longest = max((len(stop) - 1 for stop in stops), default=0)
     return next((size for size in range(min(longest, len(text)), 0, -1) if any(stop.startswith(text[-size:]) for stop in stops)), 0)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and afterwards back into the mode that it had."""
     training = model.training
     model.eval()
     try:

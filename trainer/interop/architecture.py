@@ -132,7 +132,6 @@ def check_settings(model: ModelConfig) -> None:
 
 
 def config_of(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
-    """Return the fields of `config.json` that follow from the settings of a model."""
     model_type, kind = next((name, kind) for name, kind in _KINDS.items() if kind.qk_norm == model.qk_norm)
     return {
         "architectures": [kind.class_name],
@@ -198,7 +197,6 @@ def read_architecture(directory: Path) -> Architecture:
 
 
 def _is_plain_rope(value: object) -> bool:
-    """Return whether a table only repeats the base of the rotary embedding, without a scale."""
     return isinstance(value, dict) and _rope_type(value) == "default" and not value.keys() - {"rope_type", "type", "rope_theta"}
 
 
@@ -207,7 +205,6 @@ def _rope_type(table: Mapping[str, Any]) -> Any:
 
 
 def _rope_theta(path: Path, form: _ConfigForm) -> float:
-    """Return the base of the rotary embedding, from `rope_theta` or from the table of newer versions of transformers."""
     table = {} if form.rope_parameters is None else form.rope_parameters.model_dump(exclude_unset=True)
     if _rope_type(table) != "default":
         _refuse(path, "rope_parameters", table, _WHY["rope_scaling"])

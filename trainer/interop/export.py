@@ -107,7 +107,6 @@ def write_export(
 
 
 def write_files(source: ExportSource, folder: Path, form: ExportFormat, dtype: Dtype, *, exact: bool = True) -> None:
-    """Write all files of a format but `export.json` into an empty folder."""
     form.check(source, dtype)
     files = form.described(source, dtype, exact)
     if form.card is not None:
@@ -224,7 +223,6 @@ def verify_export(directory: Path, run: Path | None = None) -> dict[str, Any]:
 
 
 def describe_export(facts: Mapping[str, Any]) -> str:
-    """Return the facts of `verify_export` as text."""
     compared = (
         f"{'' if facts['kind'] == 'onnx' else 'all tensors, '}the tokenizer and the settings are those of the run"
         if facts["compared_with_run"]

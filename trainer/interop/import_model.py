@@ -36,7 +36,6 @@ class Imported:
     model_type: str
     num_weights: int
     types: tuple[str, ...]
-    """Types of the numbers in the files."""
     vocab_size: int
     lacking: tuple[str, ...]
     """The roles `bos` and `eos` that no token of the tokenizer has."""

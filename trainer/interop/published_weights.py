@@ -49,7 +49,6 @@ class PublishedWeights:
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The types of the weights in the files, such as `BF16`."""
         return tuple(sorted({spec.dtype for specs in self.files.values() for spec in specs.values()}))
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -51,7 +51,6 @@ class ExportSource:
 
     @cached_property
     def weights_digest(self) -> str:
-        """The digest of the weights in fp32, as the record of a run has it."""
         return weights_digest(self.weights)
 
 

@@ -237,7 +237,6 @@ def _check_pieces(pieces: Sequence[Piece]) -> None:
 
 
 def _pair_model(pieces: Sequence[Piece]) -> Json:
-    """Return a byte-pair model. Each piece is merged from all pairs of pieces that spell it, the best score first."""
     scores = Counter(piece.score for piece in pieces if piece.kind == "text" and len(piece.name) > 1)
     if scores and max(scores.values()) > 1:
         raise ConfigError(

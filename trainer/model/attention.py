@@ -77,11 +77,8 @@ class Capability:
     """Features of a device and of the installed PyTorch that decide which backends can run."""
 
     cuda: tuple[int, int] | None
-    """The GPU's compute capability; None on a CPU."""
     has_varlen: bool = True
-    """PyTorch has `torch.nn.attention.varlen`, as from version 2.10 on."""
     has_triton: bool = True
-    """Triton is installed, which compiles the kernels of `flex`."""
 
 
 class Layout(NamedTuple):
@@ -93,7 +90,6 @@ class Layout(NamedTuple):
     positions_BL: Tensor
     """int64 position of each token in its document."""
     mask_B1LL: Tensor | None = None
-    """For `sdpa`: see `document_mask`."""
     bounds_M: Tensor | None = None
     """For `varlen`: int32 first token of each document in the flattened micro-batch; T fills the rest of the fixed size."""
     max_length: int = 0

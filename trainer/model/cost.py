@@ -32,5 +32,4 @@ class ActivationBytes:
 
 
 def computed_bytes(*, mixed: bool) -> int:
-    """Return the bytes of a number that a matrix product reads or writes."""
     return 2 if mixed else FP32_BYTES

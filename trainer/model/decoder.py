@@ -45,7 +45,6 @@ __all__ = [
 
 _NO_ADAPTERS = LoraConfig()
 LAST_NORM = "model.norm.weight"
-"""The weights of the norm after the last layer."""
 
 
 class Backbone(nn.Module):
@@ -102,7 +101,7 @@ class Decoder(DecoderBody):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, tokens_BL: Tensor, layout: Layout) -> Tensor:
-        """Return the logits of the next token, (B, L, V), in the type of the computation."""
+        """Return the logits of the next token, (B, L, V)."""
         return cast(Tensor, self.lm_head(self.hidden(tokens_BL, layout)))
 
     def empty_cache(self, num_slots: int) -> tuple[LayerCache, ...]:

@@ -20,7 +20,6 @@ _NEEDED_CAPABILITY = (8, 9)
 """Compute capability of Ada Lovelace, the first GPUs whose tensor cores multiply float8."""
 
 _MULTIPLE = 16
-"""Both widths of a float8 product must be multiples of this."""
 
 _INSTEAD = "use precision = bf16"
 

@@ -133,7 +133,6 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(config.mlp_size, config.width)
 
     def forward(self, x_BLD: Tensor, keys_B: Tensor | None = None) -> Tensor:
-        """Return the contribution to the residual stream, (B, L, D)."""
         gate_BLF, up_BLF = projected(self.gate_proj, x_BLD, keys_B), projected(self.up_proj, x_BLD, keys_B)
         return projected(self.down_proj, functional.silu(gate_BLF) * up_BLF, keys_B)
 

@@ -24,7 +24,6 @@ class MemoryEstimate:
     """Bytes that one rank needs at the peak of a step, by part."""
 
     micro: int
-    """Rows of a micro-batch."""
     weights: int
     gradients: int
     optimizer: int

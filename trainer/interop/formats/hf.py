@@ -30,7 +30,6 @@ _MAX_SHARD_BYTES = 5 * 10**9
 
 
 def described(source: ExportSource, dtype: Dtype, exact: bool = True) -> dict[str, bytes]:
-    """Return the files that describe model and tokenizer: see `ExportFormat.described`."""
     check_settings(source.config.model)
     tokenizer = source.tokenizer
     content = tokenizer_json(tokenizer)

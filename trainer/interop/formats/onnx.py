@@ -45,10 +45,8 @@ __all__ = ["FORMAT", "GRAPHS", "LARGEST_DIFFERENCE", "WITHOUT_CACHE", "WITH_CACH
 _log = logging.getLogger(__name__)
 
 WITHOUT_CACHE, WITH_CACHE = "model.onnx", "model_with_past.onnx"
-"""Names of the graphs."""
 GRAPHS = (WITHOUT_CACHE, WITH_CACHE)
 LARGEST_DIFFERENCE = 1e-4
-"""The most by which a logit of ONNX Runtime may differ from PyTorch."""
 _PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 _OPSET = 20
 _EXTERNAL_BYTES = 1_500_000_000
