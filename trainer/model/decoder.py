@@ -23,8 +23,7 @@ from trainer.data.batch import MICRO_BATCH_BYTES
 from trainer.model.attention import Backend, Layout, attention_operators, cached_layout, layout_bytes
 from trainer.model.cost import FP32_BYTES
 from trainer.model.dropout import EMBEDDING, below, dropout
-from trainer.model.kv_cache import LayerCache
-from trainer.model.layers import DecoderLayer, RMSNorm, rotary_bytes, rotary_table
+from trainer.model.layers import DecoderLayer, LayerCache, RMSNorm, rotary_bytes, rotary_table
 from trainer.model.linear import Linear, product_operators
 from trainer.model.lora import num_adapter_weights
 from trainer.model.parameters import parameters_by_name

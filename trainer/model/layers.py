@@ -1,11 +1,12 @@
 """The layers of the decoder, with the weights, operations and bytes of each block.
 
 B rows   L tokens of a row   D width of the residual stream   N query heads   K key and value heads   H width of a head
-F hidden width of SwiGLU
+F hidden width of SwiGLU   T new tokens of each row   S slots of a cache in use
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -16,11 +17,10 @@ from trainer.config import ModelConfig
 from trainer.model.attention import Backend, Layout, attend, attention_bytes, attention_flops
 from trainer.model.cost import FP32_BYTES, ActivationBytes, computed_bytes
 from trainer.model.dropout import ATTENTION_OUTPUT, HASH_BYTES, MLP_OUTPUT, dropout
-from trainer.model.kv_cache import LayerCache
 from trainer.model.linear import Linear
 from trainer.model.lora import projected
 
-__all__ = ["Attention", "DecoderLayer", "RMSNorm", "SwiGLU", "rotary_bytes", "rotary_table", "rotate"]
+__all__ = ["Attention", "DecoderLayer", "LayerCache", "RMSNorm", "SwiGLU", "rotary_bytes", "rotary_table", "rotate"]
 
 
 class RMSNorm(nn.Module):
@@ -68,6 +68,35 @@ def _normalised(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     norms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     scale = (norms.square() / x.shape[-1] + eps).rsqrt()
     return (x * scale).mul_(weight), scale
+
+
+class LayerCache:
+    """Keys and values of the tokens that a layer has read. With them, a further token costs the work of one token.
+
+    Slot p holds the token at position p of its row. So rows of different lengths need no padding between their tokens: the mask
+    (`cached_layout`) hides slots beyond the end of a row, and later tokens of the row overwrite them. The first use allocates all
+    slots, on the device and in the type of the values.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._keys_BKSH: Tensor | None = None
+        self._values_BKSH: Tensor | None = None
+
+    def extend(self, k_BKTH: Tensor, v_BKTH: Tensor, positions_BT: Tensor, num_used: int) -> tuple[Tensor, Tensor]:
+        """Store new keys and values in the slots of their positions, and return the first `num_used` slots, (B, K, S, H) each."""
+        if self._keys_BKSH is None or self._values_BKSH is None:
+            shape = (*v_BKTH.shape[:2], self._num_slots, v_BKTH.shape[3])
+            self._keys_BKSH, self._values_BKSH = v_BKTH.new_zeros(shape), v_BKTH.new_zeros(shape)  # hidden slots must be finite
+        rows_B1 = torch.arange(len(positions_BT), device=positions_BT.device)[:, None]
+        self._keys_BKSH[rows_B1, :, positions_BT] = k_BKTH.transpose(1, 2).to(self._keys_BKSH.dtype)
+        self._values_BKSH[rows_B1, :, positions_BT] = v_BKTH.transpose(1, 2)
+        return self._keys_BKSH[:, :, :num_used], self._values_BKSH[:, :, :num_used]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        if self._keys_BKSH is not None and self._values_BKSH is not None:
+            chosen = torch.tensor(rows, dtype=torch.int64, device=self._keys_BKSH.device)
+            self._keys_BKSH, self._values_BKSH = self._keys_BKSH[chosen], self._values_BKSH[chosen]
 
 
 class Attention(nn.Module):

@@ -37,8 +37,7 @@ from trainer.interop.formats.base import ExportFormat
 from trainer.interop.source import ExportSource
 from trainer.model.attention import Layout, make_layout
 from trainer.model.decoder import Decoder, decoder_with
-from trainer.model.kv_cache import LayerCache
-from trainer.model.layers import rotary_table
+from trainer.model.layers import LayerCache, rotary_table
 
 __all__ = ["FORMAT", "GRAPHS", "LARGEST_DIFFERENCE", "WITHOUT_CACHE", "WITH_CACHE", "write_onnx"]
 
