@@ -35,7 +35,6 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float | None:
-        """`exp(loss)`, infinite if that overflows; None if it has no meaning."""
         return self.total.perplexity
 
     @property
@@ -44,11 +43,9 @@ class Evaluation:
 
     @property
     def groups(self) -> dict[str, Mapping[str, Score]]:
-        """All groups, by the property that divides them: source, kind, length."""
         return self.event(0).groups
 
     def event(self, step: int) -> EvalEvent:
-        """Return the event of this evaluation at a step."""
         total = self.total
         by_source, by_kind, by_length = (
             {name: replace(score, has_perplexity=total.has_perplexity) for name, score in scores.items()}

@@ -47,12 +47,7 @@ class Ending:
     """Number of alerts by rule."""
 
     def record(self, status: str, ended_by: str | None, weights_digest: str | None) -> None:
-        """Write into the record how the run ended. Rank 0 calls this after the last write to the other files of the run.
-
-        Raises:
-            StorageError, OSError: the record cannot be written.
-            CheckpointError: the record is damaged.
-        """
+        """Write into the record how the run ended. Rank 0 calls this after the last write to the other files of the run."""
         complete_record(
             self.config.run, status=status, ended_by=ended_by, step=self.step, weights_digest=weights_digest, alerts=self.alerts
         )
@@ -111,13 +106,11 @@ def opened_ending(config: TrainConfig, group: Group, step: int) -> Iterator[Endi
 
 
 def _log_unless_storage(error: BaseException, text: str, trouble: Exception) -> None:
-    """Log that the end was not written, unless the run ends because of its storage: then `error` says what is wrong with it."""
     level = logging.DEBUG if isinstance(error, OSError | StorageError) else logging.WARNING
     _log.log(level, text, trouble)
 
 
 def _deleted(config: TrainConfig) -> str:
-    """Return the message for a run whose folder is gone."""
     again = command_text("train", "--run", config.run)
     return (
         f"run = {config.run}: the folder was deleted or moved during the training, so nothing can be written; move it back and "

@@ -64,7 +64,7 @@ class Monitor:
             sink.write(event)
 
     def train(self, metrics: StepMetrics) -> StepMetrics:
-        """Report a step, and the readings of the machine since the step before. Returns the metrics with what the monitor adds."""
+        """Report a step. Returns the metrics with what the monitor adds."""
         with self._measured():
             self._running.after_step(metrics.loss, metrics.grad_norm)
             spent_s, self._spent_s = self._spent_s, 0.0
@@ -87,7 +87,6 @@ class Monitor:
             return full
 
     def layers(self, reading: LayerReading | None) -> None:
-        """Report norms and histograms of the layers, if there are any."""
         if reading is None:
             return
         with self._measured():
@@ -97,13 +96,11 @@ class Monitor:
                 sink.histograms(reading)
 
     def hardware(self, step: int, reading: HardwareReading) -> None:
-        """Report what the machine did at about this step."""
         alerts = self._rules.after_reading(step, reading)
         self.write(HardwareEvent.of(step, reading, self._rules.memory_trend, self._rules.gpu_memory_trends))
         self._alert_all(alerts)
 
     def slow_rank(self, step: int, slow: SlowRank | None) -> None:
-        """Report a slow rank, if there is one."""
         if slow is not None:
             self._alert_all(self._rules.slow_rank(step, slow))
 
@@ -116,7 +113,6 @@ class Monitor:
             sink.samples(step, samples, scores)
 
     def scalars(self, event: ScalarsEvent | None) -> None:
-        """Report what a hook of an extension logged, if it logged anything."""
         if event is not None:
             self.write(event)
 
@@ -126,27 +122,20 @@ class Monitor:
             self.write(SaveEvent(step, stall_s))
 
     def alert(self, alert: AlertEvent) -> None:
-        """Report an alert of the guard, of the rules here, or of another part of the run."""
         self.has_reported_stop |= alert.action == "stop"
         self.write(replace(alert, count=self._running.after_alert(alert.rule)))
 
-    def rewind(self, known: CutOff) -> None:
-        """Remove all events that the state does not cover to which the run goes back, and restore the running numbers."""
+    def rewind(self, cut_off: CutOff) -> None:
         for sink in self._sinks:
-            sink.rewind(known)
-        self._running.restore(self._history(known))
+            sink.rewind(cut_off)
+        self._running.restore(self._history(cut_off))
 
     def sync(self) -> None:
-        """Force the events in all sinks to the device, so that no checkpoint is ahead of the numbers before it.
-
-        Raises:
-            StorageError: it failed.
-        """
+        """Force the events to the device, so that no checkpoint is ahead of the numbers before it. Raises StorageError."""
         for sink in self._sinks:
             sink.sync()
 
     def finish(self, status: str) -> None:
-        """Report how the run ended, if it did not fail."""
         for sink in self._sinks:
             sink.finish(status)
 

@@ -12,11 +12,7 @@ __all__ = ["RunningNumbers"]
 
 
 class RunningNumbers:
-    """The moving average of the training loss, the steps that were not finite, and the alerts by rule.
-
-    Args:
-        average_steps: steps that the average covers.
-    """
+    """The moving average of the training loss, the steps that were not finite, and the alerts by rule."""
 
     def __init__(self, average_steps: int) -> None:
         self._losses: deque[float] = deque(maxlen=average_steps)
@@ -28,7 +24,6 @@ class RunningNumbers:
 
     @property
     def num_averaged(self) -> int:
-        """Steps in `loss_average`, with those that are not finite."""
         return len(self._losses)
 
     @property
@@ -52,7 +47,6 @@ class RunningNumbers:
         return is_first
 
     def restore(self, events: Iterable[Event]) -> None:
-        """Replace all numbers by those of the events that the run has written."""
         self._losses.clear()
         self.alerts.clear()
         self.non_finite_steps = 0

@@ -51,7 +51,6 @@ def main_charts(run: RecordedRun) -> list[Chart]:
 
 
 def all_charts(run: RecordedRun) -> list[Chart]:
-    """Return all charts but those of the machine."""
     return [*main_charts(run), *step_charts(run, main=False), *_evaluation_charts(run), *layer_charts(run)]
 
 

@@ -24,11 +24,7 @@ _ENVIRONMENT = ("code", "image", "python", "torch", "cuda", "processor", "gpus",
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
-    """Return a name for each run: the last parts of its path, as many as distinguish it from the other runs.
-
-    Raises:
-        ConfigError: a run is named twice.
-    """
+    """Return the last parts of each path, as many as distinguish it from the other runs. Raises ConfigError if two are equal."""
     parts = [path.resolve().parts for path in paths]
     for place, one in enumerate(parts):
         if one in parts[:place]:
@@ -70,11 +66,7 @@ class _Compared:
 
 
 def render_comparison(runs: Sequence[RecordedRun]) -> str:
-    """Return the page. The order of the runs decides their colours.
-
-    Raises:
-        ConfigError: a run is named twice.
-    """
+    """Return the page. The order of the runs decides their colours. Raises ConfigError if a run is named twice."""
     compared = [_Compared(name, run) for name, run in zip(names_of([run.path for run in runs]), runs, strict=True)]
     evaluated = [one for one in compared if one.val_targets is not None]
     groups: dict[tuple[str, int | None], list[str]] = {}
@@ -102,7 +94,6 @@ def render_comparison(runs: Sequence[RecordedRun]) -> str:
 
 
 def _lowest(compared: Sequence[_Compared]) -> list[str]:
-    """Return the names of the runs with the lowest validation loss."""
     losses = {one.name: one.run.best.val_loss for one in compared if one.run.best}
     lowest = min(losses.values(), default=None)
     return [name for name, loss in losses.items() if loss == lowest]
@@ -139,7 +130,6 @@ def _curves(named: Mapping[str, RecordedRun]) -> list[Chart]:
 
 
 def _step_charts(named: Mapping[str, RecordedRun]) -> list[Chart]:
-    """Return a chart for each metric of a step that the report shows."""
     charts = []
     for name, metric in metrics_of(TrainEvent).items():
         if metric.plot is not None:

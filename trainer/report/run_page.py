@@ -17,7 +17,6 @@ _MAX_ALERTS = 200
 
 
 def render_report(run: RecordedRun) -> str:
-    """Return the page about one run."""
     recipe = recipe_of(run.config)
     return render_page(
         TEMPLATES,
@@ -46,7 +45,6 @@ def render_report(run: RecordedRun) -> str:
 
 
 def _commands(run: RecordedRun) -> list[tuple[str, str]]:
-    """Return the commands that check the run or repeat it, each with its description."""
     path, data = shlex.quote(str(run.path)), shlex.quote(str(run.config.get("data", "DATA")))
     ranks = run.record.environment.world_size
     launch = "trainer train" if ranks == 1 else f"PET_NPROC_PER_NODE={ranks} entrypoints/train"

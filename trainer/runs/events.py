@@ -63,7 +63,6 @@ def _count(value: object) -> int:
 
 
 def _mapping(values: object, read: Callable[[Any], T | None]) -> dict[str, T]:
-    """Return the values that can be read, by name."""
     found = values.items() if isinstance(values, Mapping) else ()
     return {name: known for name, value in found if (known := read(value)) is not None}
 
@@ -101,7 +100,7 @@ class Event(Written):
         return self.of_evaluation
 
     def points(self) -> dict[str, float]:
-        """Return the points of its curves by name. A value that is not known has no point."""
+        """Return the points of its curves by name, without values that are not known."""
         points: dict[str, float | None] = {}
         for name, metric in metrics_of(type(self)).items():
             value = getattr(self, name) if metric.curve else None
@@ -120,7 +119,6 @@ class _OfTokens(Written):
 
     @property
     def perplexity(self) -> float | None:
-        """`exp(loss)`, infinite if that overflows; None if it has no meaning."""
         return perplexity(self.loss) if self.has_perplexity else None
 
     @classmethod
@@ -359,7 +357,6 @@ class EvalEvent(_OfTokens, Event):
 
     @property
     def groups(self) -> dict[str, Mapping[str, Score]]:
-        """The scores of each group, by what divides the text."""
         return {"source": self.by_source, "kind": self.by_kind, "length": self.by_length}
 
     def points(self) -> dict[str, float]:
@@ -600,11 +597,7 @@ EVENTS: Mapping[str, type[Event]] = {kind.name: kind for kind in Event.__subclas
 
 
 def parse_event(facts: Any) -> Event:
-    """Return the event in a value out of JSON.
-
-    Raises:
-        ValueError, KeyError, TypeError: it cannot be an event that a run has written.
-    """
+    """Return the event in a value out of JSON. Raises ValueError, KeyError or TypeError if no run writes such a value."""
     if not isinstance(facts, dict) or not isinstance(facts["event"], str):
         raise TypeError("no JSON object with the name of an event")
     kind = EVENTS.get(facts["event"])
@@ -616,11 +609,7 @@ def parse_event(facts: Any) -> Event:
 
 
 def check_exact_losses(facts: Mapping[str, Any]) -> None:
-    """Check that each loss equals its exact hexadecimal form.
-
-    Raises:
-        ValueError, KeyError, TypeError, OverflowError: it does not, or the form is missing or cannot be read.
-    """
+    """Raise ValueError, KeyError, TypeError or OverflowError if a loss does not equal its exact hexadecimal form."""
     for name, exact in _EXACT.items():
         if name in facts and float.fromhex(facts[exact]).hex() != float(facts[name]).hex():
             raise ValueError(f"{name} is {facts[name]}, but {exact} says {float.fromhex(facts[exact])}")

@@ -406,7 +406,7 @@ def _opened_monitor(checked: Checked, state: RunState | None, ending: Ending) ->
     """Open the monitor. Before it closes, it receives the error that ends the run."""
     known = None if state is None else state.known
     config, group = checked.context.config, checked.context.group
-    with opened_monitor(config, group, last_step=checked.limits.last_step, known=known) as monitor:
+    with opened_monitor(config, group, last_step=checked.limits.last_step, cut_off=known) as monitor:
         try:
             yield monitor
         except BaseException as error:

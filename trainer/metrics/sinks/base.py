@@ -34,7 +34,7 @@ class Sink:
     def histograms(self, reading: LayerReading) -> None:
         """Take histograms of the layers, if the reading has any; they are no event."""
 
-    def rewind(self, known: CutOff) -> None:
+    def rewind(self, cut_off: CutOff) -> None:
         """Remove all events that the state does not cover to which the run goes back."""
 
     def sync(self) -> None:

@@ -21,9 +21,7 @@ _log = logging.getLogger(__name__)
 class ServiceSink(Sink):
     """A sink whose service may fail after the run has begun: points are lost, the log says so once, and training goes on.
 
-    Args:
-        place: the setting that names the service, for the log.
-        every_steps: steps between the points of a curve.
+    `place` is the setting that names the service, for the log.
     """
 
     def __init__(self, place: str, every_steps: int) -> None:
@@ -39,11 +37,9 @@ class ServiceSink(Sink):
             self._add(event.step, event.points())
 
     def _add(self, step: int, points: Mapping[str, Any]) -> None:
-        """Send points, if there are any."""
         raise NotImplementedError
 
     def _attempt(self, action: Callable[[], object]) -> None:
-        """Call a function of the service. If it fails, the log says so once."""
         try:
             action()
         except Exception as error:
@@ -53,11 +49,7 @@ class ServiceSink(Sink):
 
 
 def imported(package: str, setting: str, distribution: str) -> Any:
-    """Return an optional package.
-
-    Raises:
-        ConfigError: it is not installed; the message names the command that installs `distribution`.
-    """
+    """Return an optional package. Raises ConfigError with the command that installs it if it is not installed."""
     try:
         return importlib.import_module(package)
     except ImportError:
