@@ -16,7 +16,7 @@ from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.commands.saved_model import check_writes, load_model
 from trainer.distributed.group import joined_group
 from trainer.evaluation.evaluate import evaluate
-from trainer.evaluation.table import describe_evaluation
+from trainer.evaluation.results import describe_evaluation
 from trainer.evaluation.tally import Grouping
 from trainer.extensions.hooks import Extension
 from trainer.finetuning.choice import saved_task

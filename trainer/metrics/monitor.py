@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,11 +16,10 @@ from trainer.machine.sampler import HardwareReading
 from trainer.metrics.layers import LayerReading
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.step_metrics import StepMetrics
-from trainer.metrics.totals import RunningNumbers
-from trainer.runs.events import AlertEvent, Event, HardwareEvent, SampleEvent, SaveEvent, ScalarsEvent, ScoresEvent
+from trainer.runs.events import AlertEvent, Event, HardwareEvent, SampleEvent, SaveEvent, ScalarsEvent, ScoresEvent, TrainEvent
 from trainer.runs.metrics_file import CutOff
 
-__all__ = ["Monitor"]
+__all__ = ["Monitor", "RunningNumbers"]
 
 
 class Monitor:
@@ -152,3 +153,52 @@ class Monitor:
             yield
         finally:
             self._spent_s += time.perf_counter() - begin
+
+
+class RunningNumbers:
+    """The moving average of the training loss, the steps that were not finite, and the alerts by rule."""
+
+    def __init__(self, average_steps: int) -> None:
+        self._losses: deque[float] = deque(maxlen=average_steps)
+        self.non_finite_steps = 0
+        """Steps whose loss or gradient norm was not finite."""
+        self.alerts: Counter[str] = Counter()
+        """Number of alerts of each rule, in the order of the first alerts."""
+        self._saved_step: int | None = None
+
+    @property
+    def num_averaged(self) -> int:
+        return len(self._losses)
+
+    @property
+    def loss_average(self) -> float | None:
+        """Mean of the finite losses among the last `average_steps`; None if there are none."""
+        finite = [loss for loss in self._losses if math.isfinite(loss)]
+        return math.fsum(finite) / len(finite) if finite else None  # fsum: exact, so a resumed run has the same bits
+
+    def after_step(self, loss: float, grad_norm: float) -> None:
+        self._losses.append(loss)
+        self.non_finite_steps += not (math.isfinite(loss) and math.isfinite(grad_norm))
+
+    def after_alert(self, rule: str) -> int:
+        """Add an alert. Returns how many of its rule there have been, with this one."""
+        self.alerts[rule] += 1
+        return self.alerts[rule]
+
+    def after_save(self, step: int) -> bool:
+        """Add a save. Returns whether it is the first one of its step."""
+        is_first, self._saved_step = step != self._saved_step, step
+        return is_first
+
+    def restore(self, events: Iterable[Event]) -> None:
+        self._losses.clear()
+        self.alerts.clear()
+        self.non_finite_steps = 0
+        self._saved_step = None
+        for event in events:
+            if isinstance(event, TrainEvent):
+                self.after_step(event.loss, event.grad_norm)
+            elif isinstance(event, AlertEvent) and event.rule:
+                self.after_alert(event.rule)
+            elif isinstance(event, SaveEvent):
+                self.after_save(event.step)

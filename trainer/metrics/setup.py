@@ -18,7 +18,7 @@ from trainer.distributed.group import Group
 from trainer.machine.gpus import KernelLog, opened_gpus
 from trainer.machine.host import Host
 from trainer.machine.sampler import HardwareSampler
-from trainer.metrics.monitor import Monitor
+from trainer.metrics.monitor import Monitor, RunningNumbers
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.sinks.json_lines import JsonLinesSink, NodeHardwareSink
 from trainer.metrics.sinks.mlflow_sink import MlflowSink
@@ -26,7 +26,6 @@ from trainer.metrics.sinks.tensorboard import TensorBoardSink
 from trainer.metrics.sinks.terminal import TerminalSink
 from trainer.metrics.sinks.wandb_sink import WandbSink
 from trainer.metrics.step_metrics import RunFacts
-from trainer.metrics.totals import RunningNumbers
 from trainer.runs.metrics_file import METRICS, CutOff, events_until
 from trainer.watchdog.processes import LAUNCHER_VARIABLE
 

@@ -59,7 +59,7 @@ def step_charts(run: RecordedRun, *, main: bool) -> list[Chart]:
     charts = []
     for name, metric in metrics_of(TrainEvent).items():
         if metric.plot is not None and metric.plot.main == main and len(curve := run.curve(name)):
-            charts.append(chart_of(metric.plot, _with_average(metric.plot.line, scaled(metric.plot, curve))))
+            charts.append(chart_of(metric.plot, _with_average(_name(metric.plot), scaled(metric.plot, curve))))
     return charts
 
 
@@ -89,7 +89,7 @@ def _evaluation_charts(run: RecordedRun) -> list[Chart]:
                 lines = tuple(Line(group, curve, look=look, points=True) for look, (group, curve) in enumerate(curves.items()))
                 charts.append(Chart(f"Validation loss by {groups[name]}", f"nats per {run.target}", lines, log_from=WIDE))
         elif metric.plot is not None and len(curve := run.validation(name)):
-            charts.append(chart_of(metric.plot, (Line(metric.plot.line, scaled(metric.plot, curve), look=1, points=True),)))
+            charts.append(chart_of(metric.plot, (Line(_name(metric.plot), scaled(metric.plot, curve), look=1, points=True),)))
     return charts
 
 
@@ -135,11 +135,16 @@ def hardware_charts(curves: Mapping[tuple[str, str], Mapping[str, Curve]]) -> li
 
 
 def chart_of(plot: Plot, lines: tuple[Line, ...]) -> Chart:
-    return Chart(plot.title, plot.unit, lines, from_zero=plot.from_zero, log_from=None if plot.from_zero else WIDE)
+    from_zero = plot.from_zero or plot.unit.startswith("%")
+    return Chart(plot.title, plot.unit, lines, from_zero=from_zero, log_from=None if from_zero else WIDE)
 
 
 def scaled(plot: Plot, curve: Curve) -> Curve:
-    return Curve(curve.x_N, 100 * curve.y_N) if plot.percent else curve
+    return Curve(curve.x_N, 100 * curve.y_N) if plot.unit.startswith("%") else curve
+
+
+def _name(plot: Plot) -> str:
+    return plot.title[:1].lower() + plot.title[1:]
 
 
 def _with_average(name: str, curve: Curve) -> tuple[Line, ...]:

@@ -13,8 +13,8 @@ from common.html.curves import Curve, median
 from common.html.page import UNKNOWN, render_page
 from trainer.report.charts import chart_of, scaled, smoothed
 from trainer.report.differences import compared_settings, differing
-from trainer.report.page import TEMPLATES
 from trainer.report.recorded_run import RecordedRun, part
+from trainer.report.run_page import TEMPLATES
 from trainer.runs.events import TrainEvent
 from trainer.runs.metric import metrics_of
 

@@ -11,7 +11,7 @@ from common.errors import ConfigError
 from common.files import write_atomic
 from trainer.report.charts import main_charts
 from trainer.report.comparison import names_of, render_comparison
-from trainer.report.png import draw_png
+from trainer.report.pictures import draw_png
 from trainer.report.recorded_run import read_run
 from trainer.report.run_page import render_report
 

@@ -19,8 +19,7 @@ from typing import Any
 from common.errors import ConfigError
 from common.files import write_atomic
 from common.redaction import redacted, secrets_of, without
-from trainer.metrics.sinks.service import ServiceSink, imported
-from trainer.metrics.sinks.tensorboard_layout import hyper_parameters
+from trainer.metrics.sinks.base import ServiceSink, hyper_parameters, imported
 from trainer.metrics.step_metrics import RunFacts
 from trainer.runs.directory import read_id
 from trainer.runs.events import AlertEvent, Event, SampleEvent, ScoresEvent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,19 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from common.errors import StorageError
+from trainer.machine.gpus import GpuReading
+from trainer.machine.host import HostReading
 from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerReading
-from trainer.metrics.sinks.base import Sink
+from trainer.metrics.sinks.base import Sink, hyper_parameters
 from trainer.metrics.sinks.event_files import cut_event_files
-from trainer.metrics.sinks.tensorboard_figures import Picture, confusion_picture, length_histogram, perplexity_bars
-from trainer.metrics.sinks.tensorboard_layout import hyper_parameters, layout
 from trainer.metrics.step_metrics import RunFacts, StepMetrics
+from trainer.report.pictures import Picture, confusion_picture, length_histogram, perplexity_bars
 from trainer.runs.directory import make_folder
-from trainer.runs.events import EVENTS, AlertEvent, EvalEvent, Event, MeasuresEvent, SampleEvent, ScoresEvent
-from trainer.runs.metric import encodable, metrics_of
+from trainer.runs.events import EVENTS, GROWTH, AlertEvent, EvalEvent, Event, MeasuresEvent, SampleEvent, ScoresEvent
+from trainer.runs.metric import encodable, metrics_of, title_of
 from trainer.runs.metrics_file import CutOff
 
-__all__ = ["TensorBoardSink"]
+__all__ = ["TensorBoardSink", "layout"]
 
 _EDGES = (-(2.0**40), *BIN_LIMITS, 2.0**40)
 """Limits of the bins, with an end for each of the outermost two bins."""
@@ -170,3 +172,28 @@ def _comparison(parameters: Mapping[str, str | float]) -> tuple[Any, Any, Any]:
     compared = [metric.curve for kind in EVENTS.values() for metric in metrics_of(kind).values() if metric.compared]
     summaries: tuple[Any, Any, Any] = hparams(dict(parameters), dict.fromkeys(compared, 0.0))  # type: ignore[no-untyped-call]
     return summaries
+
+
+_CATEGORIES = ("Loss", "Optimisation", "Speed", "Hardware", "Health")
+_NO_NUMBERS = ("index", "name", "throttle")
+_DEVICES = {
+    "GPU": [field.name for field in fields(GpuReading) if field.name not in _NO_NUMBERS] + ["throttled", GROWTH],
+    "host": [field.name for field in fields(HostReading)] + [GROWTH],
+}
+"""The numbers of each kind of device."""
+
+
+def layout() -> dict[str, dict[str, list[Any]]]:
+    """Return the categories of the custom scalars tab, with the charts that the metrics name; tags are regular expressions."""
+    tags: dict[str, dict[str, list[str]]] = {category: {} for category in _CATEGORIES}
+    for kind in EVENTS.values():
+        for metric in metrics_of(kind).values():
+            if metric.chart:
+                category, _, title = metric.chart.partition(": ")
+                tag = metric.curve.replace("{}", ".*") if "{}" in metric.curve else f"{metric.curve}$"
+                tags[category].setdefault(title, []).append(tag)
+    for device, names in _DEVICES.items():
+        for name in names:
+            title, unit = title_of(name)
+            tags["Hardware"][f"{device}: {title}, {unit}"] = [f"{'gpu_.*' if device == 'GPU' else device}/{name}$"]
+    return {category: {title: ["Multiline", found] for title, found in charts.items()} for category, charts in tags.items()}

@@ -27,8 +27,8 @@ from trainer.machine.sampler import HardwareReading
 from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sink, StepMetrics, TerminalSink, opened_monitor
 from trainer.metrics import setup as monitors
 from trainer.metrics.layers import LayerNorms, LayerReading
+from trainer.metrics.monitor import RunningNumbers
 from trainer.metrics.sinks import json_lines
-from trainer.metrics.totals import RunningNumbers
 from trainer.runs.events import (
     AlertEvent,
     Event,
