@@ -45,8 +45,8 @@ from trainer.model.forward import LossFunction, PassInputs
 from trainer.model.loss import cross_entropy_rows, cross_entropy_sum
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.runs.context import RunContext
+from trainer.runs.eval_metrics import EvalMetrics
 from trainer.runs.events import MeasuresEvent
-from trainer.runs.measures import Measures
 
 __all__ = ["LABELS_FILE", "DecoderClassifier", "LabelFacts", "facts_in", "gather", "make", "new_head"]
 
@@ -132,7 +132,7 @@ def make(config: TrainConfig, files: Mapping[str, bytes]) -> Task:
         fresh=_HEAD,
         dropped=frozenset({"lm_head.weight"}),
         loss=None if weights is None else weighted_loss(weights, config.loss),
-        measures=Measures(
+        measures=EvalMetrics(
             score=score,
             count=partial(confusion, num_labels=num_labels),
             event=partial(measured, names=facts.names),

@@ -38,7 +38,7 @@ from trainer.model.decoder import num_weights
 from trainer.model.forward import LossFunction
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.runs.context import RunContext
-from trainer.runs.measures import Measures
+from trainer.runs.eval_metrics import EvalMetrics
 
 __all__ = ["LANGUAGE", "TASK_FOLDER", "Kind", "Task", "Passes"]
 
@@ -98,7 +98,7 @@ class Task:
     a tensor of this sum and those of each measure."""
     step_metrics: tuple[str, ...] = ()
     """Names of the numbers besides the loss that `step` measures. The event of a step has their means over the targets."""
-    measures: Measures | None = None
+    measures: EvalMetrics | None = None
     """What an evaluation measures."""
     memory: Callable[[MemoryEstimate, RunContext], MemoryEstimate] | None = None
     """Returns the memory of one rank, from the estimate for the training of the decoder as a language model; None: the same."""

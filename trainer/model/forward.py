@@ -63,7 +63,7 @@ class LossModule(nn.Module):
             model: the decoder, or another model with its `forward`.
             settings: settings of the loss.
             custom_loss: computes the loss of a training pass in place of the built-in one.
-            custom_score: computes the result of an evaluation's pass: see `trainer.runs.measures.Measures.score`.
+            custom_score: computes the result of an evaluation's pass: see `trainer.runs.eval_metrics.EvalMetrics.score`.
         """
         super().__init__()
         self.model = model

@@ -19,8 +19,8 @@ from common.settings.toml import parse_toml
 from common.untrusted import read_run_file
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import parse_manifest
+from trainer.runs.eval_metrics import target_word
 from trainer.runs.events import AlertEvent, EvalEvent, Event, TrainEvent
-from trainer.runs.measures import target_word
 from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import METRICS, read_events
 from trainer.runs.record import Record, read_record

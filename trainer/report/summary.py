@@ -10,8 +10,8 @@ from common.text import duration, visible
 from data_pipeline.conversations.chat_template import TEMPLATE_FILE
 from trainer.checkpoint import CheckpointStore
 from trainer.report.write import REPORT
+from trainer.runs.eval_metrics import target_word
 from trainer.runs.events import EvalEvent, MeasuresEvent
-from trainer.runs.measures import target_word
 from trainer.runs.metrics_file import METRICS, read_events
 from trainer.runs.record import Record, read_record
 from trainer.runs.state import read_progress

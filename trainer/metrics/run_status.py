@@ -24,7 +24,7 @@ from trainer.metrics import Monitor
 from trainer.runs.events import AlertEvent, EndEvent
 from trainer.runs.record import complete_record
 
-__all__ = ["Ending", "opened_ending"]
+__all__ = ["RunStatus", "opened_run_status"]
 
 _log = logging.getLogger(__name__)
 _MAX_CHARS = 1000
@@ -34,7 +34,7 @@ _ADDRESSES = re.compile(r"\[[0-9a-fA-F.:]+\](?::\d+)?")
 
 
 @dataclass
-class Ending:
+class RunStatus:
     """The facts about the end of a run."""
 
     config: TrainConfig
@@ -83,7 +83,7 @@ class Ending:
 
 
 @contextmanager
-def opened_ending(config: TrainConfig, group: Group, step: int) -> Iterator[Ending]:
+def opened_run_status(config: TrainConfig, group: Group, step: int) -> Iterator[RunStatus]:
     """Write into the record that the run failed, and why, if an error leaves this context before the run has ended.
 
     Code that writes files of the run must close them inside this context, because the record stores their digests.
@@ -91,7 +91,7 @@ def opened_ending(config: TrainConfig, group: Group, step: int) -> Iterator[Endi
     Raises:
         StorageError: the folder of the run is gone. This replaces any error that follows from it.
     """
-    ending = Ending(config, group, step)
+    ending = RunStatus(config, group, step)
     try:
         yield ending
     except BaseException as error:
