@@ -58,8 +58,11 @@ def step_charts(run: RecordedRun, *, main: bool) -> list[Chart]:
     """Return the charts of the metrics of a step, without those that were not measured."""
     charts = []
     for name, metric in metrics_of(TrainEvent).items():
-        if metric.plot is not None and metric.plot.main == main and len(curve := run.curve(name)):
-            charts.append(chart_of(metric.plot, _with_average(_name(metric.plot), scaled(metric.plot, curve))))
+        plot = metric.plot
+        if plot is not None and plot.main == main and len(run.curve(name)):
+            curve = scaled(plot, run.curve(name))
+            lines = _with_average(_name(plot), curve) if plot.averaged else (Line(_name(plot), curve),)
+            charts.append(chart_of(plot, lines))
     return charts
 
 

@@ -132,10 +132,10 @@ def _curves(named: Mapping[str, RecordedRun]) -> list[Chart]:
 def _step_charts(named: Mapping[str, RecordedRun]) -> list[Chart]:
     charts = []
     for name, metric in metrics_of(TrainEvent).items():
-        if metric.plot is not None:
-            plot = replace(metric.plot, title=f"{metric.plot.title}, moving average")
-            curves = {run: scaled(plot, smoothed(one, name)) for run, one in named.items()}
-            charts.append(chart_of(plot, tuple(Line(run, curve, look=look) for look, (run, curve) in enumerate(curves.items()))))
+        if (plot := metric.plot) is not None:
+            found = {run: smoothed(one, name) if plot.averaged else one.curve(name) for run, one in named.items()}
+            lines = tuple(Line(run, scaled(plot, curve), look=look) for look, (run, curve) in enumerate(found.items()))
+            charts.append(chart_of(replace(plot, title=plot.title + ", moving average" * plot.averaged), lines))
     return charts
 
 

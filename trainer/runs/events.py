@@ -198,7 +198,7 @@ class TrainEvent(_OfTokens, Event):
             exact=True,
             chart="Optimisation: learning rate",
             terminal="  lr {value:.2e}",
-            plot=Plot("Learning rate", "rate", from_zero=True, main=True),
+            plot=Plot("Learning rate", "rate", from_zero=True, averaged=False, main=True),
         ),
     ]
     muon_lr: Annotated[

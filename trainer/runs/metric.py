@@ -35,6 +35,8 @@ class Plot:
     unit: str
     """A share has a unit that begins with `%`."""
     from_zero: bool = False
+    averaged: bool = True
+    """Whether the chart of a metric of steps has a moving average."""
     main: bool = False
     """Whether the chart is in `training_metrics.png` too."""
 
