@@ -39,8 +39,8 @@ from trainer.model.forward import PassInputs
 from trainer.model.loss import cross_entropy_rows, default_chunk_tokens
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.runs.context import RunContext
+from trainer.runs.eval_metrics import EvalMetrics
 from trainer.runs.events import MeasuresEvent
-from trainer.runs.measures import Measures
 
 __all__ = ["KIND", "PairRows", "pair_losses"]
 
@@ -221,7 +221,7 @@ def _make(config: TrainConfig, _files: Mapping[str, bytes]) -> Task:
         rows=PairRows,
         step=preference.step,
         step_metrics=("accuracy", "margin"),
-        measures=Measures(preference.score, _count, _event, _lines),
+        measures=EvalMetrics(preference.score, _count, _event, _lines),
         comparable=False,
         reference=preference.hold,
         memory=_memory,

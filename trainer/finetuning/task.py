@@ -42,7 +42,7 @@ from trainer.model.decoder import num_weights
 from trainer.model.forward import LossFunction
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.runs.context import RunContext
-from trainer.runs.measures import Measures
+from trainer.runs.eval_metrics import EvalMetrics
 from trainer.runs.record import read_record
 
 __all__ = ["LANGUAGE", "TASK_FOLDER", "Kind", "Passes", "Task", "kind_named", "make_task", "saved_task"]
@@ -105,7 +105,7 @@ class Task:
     a tensor of this sum and those of each measure."""
     step_metrics: tuple[str, ...] = ()
     """Names of the numbers besides the loss that `step` measures. The event of a step has their means over the targets."""
-    measures: Measures | None = None
+    measures: EvalMetrics | None = None
     memory: Callable[[MemoryEstimate, RunContext], MemoryEstimate] | None = None
     """Returns the memory of one rank, from the estimate for the training of the decoder as a language model; None: the same."""
     reference: Callable[[nn.Module], None] | None = None
