@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 
 from common.command_line import command_text
 from common.errors import ConfigError, PreparedDataError
-from common.files import sealed, write_atomic
 from common.settings.model import Place
 from common.targets import new_folder
 from common.untrusted import digest_run_file
@@ -64,13 +63,13 @@ def run(options: CompressOptions) -> None:
     from trainer.compression.methods import Compression
     from trainer.interop.source import open_source
     from trainer.runs.directory import load_config
-    from trainer.runs.record import COMPRESSED, read_record
+    from trainer.runs.record import COMPRESSED, RECORD, Compressed, read_record, write_record
     from trainer.runs.untrained import write_untrained
 
     output = options.output
     if output.exists() or output.is_symlink():
         raise ConfigError(f"{output} exists already; name a new folder (--output)")
-    if read_record(options.run)["status"] == COMPRESSED:
+    if read_record(options.run).status == COMPRESSED:
         raise ConfigError(f"{options.run}: it is compressed already; name the run that it was made from")
     check_is_decoder(options.run, load_config(options.run), "only that can be compressed", trust_code=options.trust_code)
     source = open_source(options.run, options.checkpoint)
@@ -78,7 +77,7 @@ def run(options: CompressOptions) -> None:
     stored = compression.stored(source.weights)
     perplexity = _perplexity(options, options.run, options.checkpoint)
     facts = compression.to_json() | {
-        "record": digest_run_file(source.run, "record.json"),
+        "record": digest_run_file(source.run, RECORD),
         "step": source.step,
         "average": source.is_average,
         "weights": source.weights_digest,
@@ -99,8 +98,8 @@ def run(options: CompressOptions) -> None:
         measured = zip(on_disk, *_loaded(options, folder), perplexities, strict=True)
         before, after = (Measured(*values) for values in measured)
         comparison = {"before": before.to_json(), "after": after.to_json()}
-        record = read_record(folder)
-        write_atomic(folder / "record.json", sealed({**record, COMPRESSED: facts | {"comparison": comparison}}))
+        compressed = Compressed.model_validate(facts | {"comparison": comparison})
+        write_record(folder, read_record(folder).changed(compressed=compressed))
     if options.as_json:
         print(json.dumps(facts | comparison | {"output": str(output)}, ensure_ascii=False))
         return

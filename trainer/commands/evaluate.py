@@ -87,13 +87,13 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
     from trainer.evaluation.table import describe_evaluation
     from trainer.evaluation.tally import Grouping
     from trainer.extensions.hooks import Extension
-    from trainer.finetuning.choice import saved_objective
+    from trainer.finetuning.choice import saved_task
     from trainer.machine.determinism import configure_determinism
     from trainer.model.attention import choose_backend
     from trainer.runs.bounds import most_rows
     from trainer.runs.context import RunContext
     from trainer.runs.directory import data_folder, load_config, settings_here
-    from trainer.runs.record import read_record, recorded_initial
+    from trainer.runs.record import read_record
     from trainer.training.trainable import hold_reference, new_loss
 
     run, limit = options.run, options.limit
@@ -104,7 +104,7 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
     directory = data_folder(run, options.data)
     with reading(directory, f"evaluate of run {run.absolute().name}"):
         manifest, tokenizer = read_manifest(directory), load_tokenizer(run / "tokenizer")
-        objective = saved_objective(run, config)
+        objective = saved_task(run, config)
         rows = objective.rows(directory, manifest, "val", verify=config.verify_data)
         _check_fit(run, directory, manifest, tokenizer, len(rows), config.model.context if config.encoder is None else None)
         settings = config.eval if limit is None else config.eval.model_copy(update={"max_rows": limit})
@@ -119,7 +119,7 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
             grouping = Grouping.of(directory, manifest, tokenizer if objective.predicts_tokens else None)
             loss = new_loss(model, Extension(), objective, config)
             if objective.reference is not None:
-                hold_reference(context, objective, recorded_initial(read_record(run)))
+                hold_reference(context, objective, read_record(run).initial)
             result = evaluate(loss, context, rows.without(lost), grouping=grouping, measures=objective.measures)
     left_out = rows.num_rows_in(lost, np.arange(len(rows)))
     measured = None if result.measured is None else result.measured(step)
@@ -142,13 +142,12 @@ def _json(result: Evaluation, step: int, left_out: int, groups: Sequence[str]) -
 
 def _quarantined(run: Path, manifest: Manifest, step: int) -> frozenset[str]:
     """Return the shards that the run had in quarantine at a step; none if `manifest` is not that of the run's data."""
-    from trainer.data.adjustments import Adjustments
     from trainer.runs.record import read_record
 
     record = read_record(run)
-    if manifest.root_digest != record["data"]["root_digest"]:
+    if manifest.root_digest != record.data.root_digest:
         return frozenset()
-    return Adjustments.from_json(record.get("changes", ())).quarantined(step)
+    return record.adjustments.quarantined(step)
 
 
 def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, num_rows: int, context: int | None) -> None:

@@ -17,7 +17,7 @@ from trainer.distributed.devices import num_gpus
 from trainer.distributed.group import joined_group
 from trainer.extensions.hooks import Extension
 from trainer.extensions.loading import load_extension
-from trainer.finetuning.objective import Objective
+from trainer.finetuning.task import Task
 from trainer.launch.environment import expected_ranks
 from trainer.machine.determinism import configure_determinism
 from trainer.machine.memory import available_bytes, is_out_of_memory
@@ -120,7 +120,7 @@ def _with_batch(context: RunContext, batch: BatchConfig) -> RunContext:
 
 
 def _measured(
-    data: RunData, extension: Extension, objective: Objective, num_ranks: int, now: Callable[[], float]
+    data: RunData, extension: Extension, objective: Task, num_ranks: int, now: Callable[[], float]
 ) -> tuple[int, float | None]:
     """Return the number of weights, and the expected seconds of a step; None if the memory is too small for one."""
     config, context = data.context.config, data.context

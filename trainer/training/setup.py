@@ -31,8 +31,8 @@ from trainer.extensions.hooks import Extension
 from trainer.extensions.loading import load_extension
 from trainer.extensions.trust import note_trained_with
 from trainer.finetuning.initial_weights import read_initial
-from trainer.finetuning.objective import Objective
 from trainer.finetuning.reference import write_reference
+from trainer.finetuning.task import Task
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
 from trainer.machine.determinism import configure_determinism, device_name
@@ -159,7 +159,7 @@ def build(checked: Checked) -> tuple[Trainable, Adjustments]:
 
 
 def build_trainable(
-    context: RunContext, extension: Extension, objective: Objective, adjustments: Adjustments, step: int
+    context: RunContext, extension: Extension, objective: Task, adjustments: Adjustments, step: int
 ) -> tuple[Trainable, Adjustments]:
     """Return the model for a step with new weights, wrapped for training, and the adjustments, with those that it needed to fit."""
     config, group = context.config, context.group
@@ -283,7 +283,7 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
         stragglers=StragglerDetector(),
         loss=TrainLoss(
             own=restored.trainable.extension.own_loss is not None or restored.trainable.extension.has_step,
-            measures=restored.trainable.objective.of_steps,
+            measures=restored.trainable.objective.step_metrics,
             has_perplexity=restored.trainable.objective.has_perplexity,
         ),
     )
@@ -292,7 +292,7 @@ def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: 
     return reporter
 
 
-def _flops_per_target(objective: Objective, config: TrainConfig, manifest: Manifest) -> float:
+def _flops_per_target(objective: Task, config: TrainConfig, manifest: Manifest) -> float:
     if objective.flops is not None:
         return objective.flops(config.model, manifest)
     return flops_per_token(config.model, manifest.vocab_size, manifest.row_length, config.lora)

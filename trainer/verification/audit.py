@@ -30,7 +30,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import OtherFormatError, parse_manifest
 from trainer.data.mixture import build_order
 from trainer.data.order import RowOrder
-from trainer.finetuning.choice import saved_objective
+from trainer.finetuning.choice import saved_task
 from trainer.runs.directory import data_folder, load_config
 from trainer.runs.ledger import LEDGER, LedgerHead, read_ledger
 from trainer.runs.record import check_was_trained, read_record
@@ -77,10 +77,10 @@ def audit_run(run: Path, data: Path | None = None) -> AuditReport:
                 f"{run / LEDGER}: it ends at line {report.lines}, but the checkpoint of step {saved.step} names line "
                 f"{saved.head.lines}; restore the file from a copy"
             )
-        if record["status"] != "training" and record.get("step") != report.steps:
+        if record.status != "training" and record.step != report.steps:
             raise CheckpointError(
-                f"{run / LEDGER}: it ends at step {report.steps}, but the record says {record['status']} at step "
-                f"{record.get('step')}; restore both files from a copy"
+                f"{run / LEDGER}: it ends at step {report.steps}, but the record says {record.status} at step "
+                f"{record.step}; restore both files from a copy"
             )
         report.checkpoints = [saved.step for saved in checkpoints]
         for name, count, ranges in zip(manifest.sources, drawn.tolist(), rows.source_ranges(), strict=True):
@@ -95,7 +95,7 @@ def opened_data(run: Path, data: Path | None) -> Iterator[tuple[Path, Manifest, 
     directory = data_folder(run, data)
     with reading(directory, f"audit of run {run.absolute().name}"):
         manifest = read_manifest(directory)
-        rows = saved_objective(run, load_config(run)).rows
+        rows = saved_task(run, load_config(run)).rows
         yield directory, manifest, rows(directory, manifest, "train", verify=True)
 
 
