@@ -11,9 +11,9 @@ import torch
 
 from common.errors import ConfigError, PreparedDataError
 from common.files import UnusableFileError
+from common.hardware import signs_of_gpus
 from common.storage_errors import explain_file_error
 from data_pipeline.dataset.manifest import read_manifest
-from trainer.distributed.gpu_signs import signs_of_gpus
 from trainer.doctor import all_reduce  # noqa: F401 - it registers its check
 from trainer.doctor.check import Check, Severity, check, rows_of
 from trainer.doctor.disk import check_disk, read_disk, with_rates

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from common.errors import ConfigError
+from common.hardware import num_cores
 from trainer.doctor.check import Check, Severity, check
 from trainer.launch.environment import missing_variables
 from trainer.launch.settings import check_variables
@@ -42,7 +42,7 @@ def meeting_of(variables: Mapping[str, str]) -> Meeting | None:
     Raises:
         ConfigError: a variable cannot be used.
     """
-    known = {**variables, **missing_variables(variables, lambda: "0", len(os.sched_getaffinity(0)))}
+    known = {**variables, **missing_variables(variables, lambda: "0", num_cores())}
     check_variables(known)
     num_nodes = int((known.get("PET_NNODES") or "1").rpartition(":")[2])
     if num_nodes < 2:

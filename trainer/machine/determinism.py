@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from common.errors import ConfigError
+from common.hardware import num_cores
 from trainer.config import TrainConfig
 from trainer.launch.settings import openmp_threads
 from trainer.machine.environment import from_cpuinfo
@@ -105,7 +106,7 @@ def threads_per_rank(config: TrainConfig) -> int:
         return config.threads
     if config.reproducibility == "elastic":
         return 1
-    return openmp_threads(os.environ) or max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return openmp_threads(os.environ) or max(1, num_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def device_name(device: torch.device) -> str:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from common.errors import ConfigError
 from common.files import UnusableFileError, digest_file, is_unfinished, own_folder, read_input, sealed, unsealed, write_atomic
+from common.hardware import num_cores
 from common.redaction import redacted_settings
 from common.settings.dotted import flatten
 from common.settings.load import MAX_SETTINGS_BYTES, load_settings
@@ -215,7 +216,7 @@ def _num_ranks(options: SearchOptions, variables: Mapping[str, str], config: Tra
 def _threads(options: SearchOptions, variables: Mapping[str, str]) -> int:
     ranks = variables.get("PET_NPROC_PER_NODE") or variables.get("CPU_RANKS") or "1"
     each = options.parallel * (int(ranks) if ranks.isdecimal() else 1)
-    return openmp_threads(variables) or max(1, len(os.sched_getaffinity(0)) // max(1, each))
+    return openmp_threads(variables) or max(1, num_cores() // max(1, each))
 
 
 def _recorded(path: Path) -> dict[str, Any]:
