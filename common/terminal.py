@@ -17,14 +17,7 @@ _KEPT = "\n\t\u200c\u200d"
 
 
 def printable(text: str, kept: str = _KEPT) -> str:
-    """Return `text` with each invisible character, which a terminal could obey, replaced by its number.
-
-    Escape becomes `⟨U+001B⟩`, and a mark that reverses the direction of text becomes `⟨U+202E⟩`. All visible characters stay.
-
-    Args:
-        text: may come from a stranger.
-        kept: invisible characters that stay. The default is line feed, tab and the two joiners.
-    """
+    """Return `text` with its number, such as `⟨U+001B⟩`, for each invisible character that a terminal could obey."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(one if one in kept or unicodedata.category(one) not in _STEERING else f"⟨U+{ord(one):04X}⟩" for one in text)
@@ -51,7 +44,7 @@ class PrintableStream:
 
 @contextmanager
 def printable_stdout() -> Iterator[None]:
-    """Make all output printable within the context, if stdout is a terminal. Pipes and files receive it unchanged."""
+    """Make all output printable within the context, if stdout is a terminal."""
     if not sys.stdout.isatty():
         yield
         return

@@ -45,7 +45,6 @@ def coloured(text: str, colour: Colour | None, stream: IO[str]) -> str:
 
 
 def bar_columns(stream: IO[str]) -> int:
-    """Return the width of the terminal."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or _COLUMNS
     except (OSError, ValueError):
@@ -53,10 +52,7 @@ def bar_columns(stream: IO[str]) -> int:
 
 
 class LineHandler(logging.StreamHandler[Any]):
-    """Writes log records with `write_line`: warnings in yellow, errors in red."""
-
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record as a line."""
         try:
             write_line(self.format(record), self.stream, _colour_of(record.levelno))
         except Exception:
@@ -65,11 +61,7 @@ class LineHandler(logging.StreamHandler[Any]):
 
 @contextmanager
 def progress_shown(what: str, total: int, stream: IO[str], quiet_s: float = _QUIET_S) -> Iterator[Callable[[], None]]:
-    """Show a bar with the remaining time on a terminal while work runs that takes longer than `quiet_s` seconds.
-
-    Yields:
-        The function to call after each of `total` parts of the work.
-    """
+    """Yield the function to call after each of `total` parts. A bar is shown on a terminal for work longer than `quiet_s`."""
     if not stream.isatty():
         yield lambda: None
         return
@@ -87,7 +79,6 @@ def _colour_of(level: int) -> Colour | None:
 
 
 def _wrapped(text: str, stream: IO[str]) -> str:
-    """Return text with no line wider than the terminal; further lines of a paragraph are indented."""
     width = max(20, bar_columns(stream) - 1)
     lines = []
     for line in text.split("\n"):

@@ -19,7 +19,6 @@ from trainer.watchdog.processes import end_with_parent, leave_reason
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command that the arguments name."""
     if (found := chosen(COMMANDS, PROGRAM, arguments)) is None:
         return
     command, rest = found
@@ -42,7 +41,6 @@ def _announce(line: str, code: ExitCode) -> None:
 
 
 def start(arguments: Sequence[str]) -> NoReturn:
-    """Run the command that the arguments name, and end this process with its exit code."""
     try:
         result = run_command(main, arguments, _announce)
     except Exception:

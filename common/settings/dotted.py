@@ -17,7 +17,6 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by their dotted names as nested ones."""
     nested: dict[str, Any] = {}
     for name, value in flat.items():
         *sections, leaf = name.split(".")

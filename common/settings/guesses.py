@@ -33,7 +33,6 @@ def guess(name: str, spelled: Mapping[str, str]) -> str:
 
 
 def _meant(name: str, known: list[str]) -> Iterator[str]:
-    """Yield the settings that a name means by its parts, the likeliest first."""
     exact = [one for one in known if _letters(one) == _letters(name)]
     yield from exact
     if exact:

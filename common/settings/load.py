@@ -54,13 +54,7 @@ MAX_SETTINGS_BYTES = 1 << 20
 def load_settings(
     model: type[SettingsT], arguments: Sequence[str], parser: argparse.ArgumentParser, environment: Mapping[str, str] = os.environ
 ) -> SettingsT:
-    """Build `model` from command line, environment, recipe and defaults. The first of them that sets a value wins.
-
-    `model_fields_set` has the settings of the command line, the environment and the user's own recipe, and no others.
-
-    Raises:
-        ConfigError: a name is unknown or a value is not allowed; the message says where it was set and what is allowed.
-    """
+    """Build `model` from command line, environment, recipe and defaults; `model_fields_set` has what a person has set."""
     fields = setting_names(model)
     _check_utf8("command line", arguments)
     given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
@@ -92,11 +86,7 @@ def load_settings(
 
 
 def _recorded(model: type[Settings], path: Path, own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the settings that an earlier start has recorded, without those that hold for one start alone.
-
-    Raises:
-        ConfigError: a setting runs code or sends data to a service, so a file that may come from a stranger cannot decide it.
-    """
+    """Return the settings that an earlier start has recorded, without those that hold for one start alone."""
     values = _from_recipe(model, str(path))
     given = {name for layer in own for name in _flat_names(layer)}
     found = {name: _value(values, name) for name in settings_with(model, ASKED_AGAIN) if name not in given}
@@ -110,7 +100,6 @@ def _recorded(model: type[Settings], path: Path, own: Sequence[Mapping[str, Any]
 
 
 def _flat(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the settings of several layers by their dotted names. The last layer that has a value wins."""
     return {name: _value(layer, name) for layer in layers for name in _flat_names(layer)}
 
 
@@ -123,11 +112,7 @@ def _value(values: Mapping[str, Any], name: str) -> Any:
 def load_options(
     model: type[OptionsT], arguments: Sequence[str], parser: argparse.ArgumentParser, environment: Mapping[str, str] = os.environ
 ) -> OptionsT:
-    """Build the options of a small command from its command line and the environment variables that its fields name.
-
-    Raises:
-        ConfigError: an option is unknown or a value is not allowed; the message names it and what is allowed.
-    """
+    """Build the options of a small command from its command line and the environment variables that its fields name."""
     fields = setting_names(model)
     # Options may stand between values without an option. Python 3.11 does not keep the meaning of `--` there.
     parse = parser.parse_args if "--" in arguments else parser.parse_intermixed_args
@@ -187,7 +172,7 @@ def _parse_list(variable: str, value: str) -> Any:
 
 
 def recipe_path(recipe: str) -> Path:
-    """Return the file of a recipe: a recipe is a name in `env/recipes`, or the path of a .toml file."""
+    """Return the file of a recipe, which is a name in `env/recipes` or the path of a .toml file."""
     return Path(recipe) if recipe.endswith(".toml") or "/" in recipe else RECIPES / f"{recipe}.toml"
 
 

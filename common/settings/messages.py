@@ -23,7 +23,6 @@ def explain(model: type[BaseModel], error: ValidationError, *place: str) -> str:
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """Return the end of an error message with the most similar known name; empty if no name is similar."""
     matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {matches[0]}?" if matches else ""
 
@@ -68,7 +67,6 @@ def _explain(model: type[BaseModel], detail: ErrorDetails, place: Sequence[str])
 
 
 def _finite_wanted(field: FieldInfo | None) -> str:
-    """Return what a setting expects instead of infinity or nan. Its description says how to turn it off, if that is possible."""
     if field is None:
         return "input should be a finite number"
     none = " or none" if type(None) in typing.get_args(field.annotation) else ""
@@ -76,7 +74,6 @@ def _finite_wanted(field: FieldInfo | None) -> str:
 
 
 def _entry_names(model: type[BaseModel], names: Sequence[str]) -> list[str]:
-    """Return the settings of an entry of a user table, if these names lead into one (see `user_tables`)."""
     field = model.model_fields.get(names[0]) if len(names) > 1 else None
     entry = entry_model(field) if field else None
     return [f"{names[0]}.{names[1]}.{name}" for name in entry.model_fields] if entry else []

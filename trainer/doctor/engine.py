@@ -46,8 +46,6 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
 
 @dataclass(frozen=True)
 class EngineReading:
-    """What the engine says."""
-
     has_program: bool = True
     version: str = ""
     error: str = ""
@@ -59,7 +57,6 @@ class EngineReading:
 
 
 def read_engine(run: Runner, root: Path = Path("/")) -> EngineReading:
-    """Return what `docker` says. `root` is the folder with `etc` and `var`."""
     engine = run(("docker", "info", "--format", "{{.ServerVersion}}"))
     if engine.is_missing:
         return EngineReading(has_program=False)
@@ -74,7 +71,6 @@ def read_engine(run: Runner, root: Path = Path("/")) -> EngineReading:
 
 @check("engine", "host")
 def check_engine(engine: EngineReading, needs: Needs, *, has_gpus: bool) -> list[Check]:
-    """Return the rows of engine, Compose and toolkit. `has_gpus` says whether GPUs are to be passed to containers."""
     if not engine.has_program:
         return [Check("engine", "the program docker is not installed", Severity.ERROR, "a Docker engine", _INSTALL)]
     needed = f"{needs.compose} or later"
@@ -112,7 +108,6 @@ def start_gpu_container(run: Runner, image: str) -> Output:
 
 
 def check_gpu_container(output: Output) -> Check:
-    """Return the row of a container that was started with all GPUs."""
     needed = "a container sees all GPUs"
     if output.code == 0:
         return Check(
@@ -127,7 +122,6 @@ def check_gpu_container(output: Output) -> Check:
 
 
 def check_engine_limits(run: Runner, image: str, limits: Mapping[str, str]) -> list[Check]:
-    """Start a container with the limits of the services, and return a row if the engine refuses it."""
     if not limits:
         return []
     options = (f"--ulimit={name}={value}" for name, value in limits.items())
@@ -141,7 +135,6 @@ def check_engine_limits(run: Runner, image: str, limits: Mapping[str, str]) -> l
 
 
 def check_base_image(run: Runner, base: str, *, is_built: bool) -> list[Check]:
-    """Return a row if the base image is neither on this machine nor in a registry that can be reached."""
     if run(("docker", "image", "inspect", "--format", "{{.Id}}", base)).code == 0:
         return []
     found = run(("docker", "buildx", "imagetools", "inspect", base))

@@ -27,8 +27,6 @@ Reached = Literal["open", "refused", "no answer", "no route", "unknown host", "f
 
 @dataclass(frozen=True)
 class Meeting:
-    """The address at which the nodes meet."""
-
     host: str
     port: int
     num_nodes: int
@@ -37,11 +35,7 @@ class Meeting:
 
 
 def meeting_of(variables: Mapping[str, str]) -> Meeting | None:
-    """Return where the nodes meet, from the variables of torchrun, Slurm or SkyPilot; None if there is one node.
-
-    Raises:
-        ConfigError: a variable cannot be used.
-    """
+    """Return where the nodes meet, by the variables of torchrun, Slurm or SkyPilot; None for one node."""
     known = {**variables, **missing_variables(variables, lambda: "0", num_cores())}
     check_variables(known)
     num_nodes = int((known.get("PET_NNODES") or "1").rpartition(":")[2])
@@ -57,7 +51,6 @@ def meeting_of(variables: Mapping[str, str]) -> Meeting | None:
 
 
 def reach(meeting: Meeting, timeout_s: float = _TIMEOUT_S) -> Reached:
-    """Try to connect to the first node; on the first node, try to listen on its port."""
     try:
         addresses = socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_STREAM)
     except OSError:
@@ -102,7 +95,6 @@ def _is_own(address: Any) -> bool:
 
 
 def count_nodes(variables: Mapping[str, str]) -> int:
-    """Return the number of nodes; 1 if the variables cannot be used."""
     with suppress(ConfigError):
         meeting = meeting_of(variables)
         return 1 if meeting is None else meeting.num_nodes
@@ -111,7 +103,6 @@ def count_nodes(variables: Mapping[str, str]) -> int:
 
 @check("network", "machine")
 def check_nodes(variables: Mapping[str, str]) -> Check:
-    """Return the row of the address at which the nodes meet."""
     try:
         meeting = meeting_of(variables)
     except ConfigError as error:

@@ -23,8 +23,6 @@ _NEEDED_STACK_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Ulimits:
-    """Limits of this process; `UNLIMITED` if there is none."""
-
     shm_bytes: int | None
     """Size of /dev/shm, None if there is none."""
     shm_free_bytes: int | None
@@ -35,7 +33,6 @@ class Ulimits:
 
 
 def read_ulimits(shm: Path = _SHM) -> Ulimits:
-    """Return the limits of this process."""
     total: int | None = None
     free: int | None = None
     with suppress(OSError):
@@ -52,7 +49,6 @@ def read_ulimits(shm: Path = _SHM) -> Ulimits:
 
 @check("limits", "machine")
 def check_ulimits(ulimits: Ulimits, *, num_gpus: int, num_nodes: int, has_peer_access: bool | None = None) -> list[Check]:
-    """Return one row for each limit."""
     return [
         check_shared_memory(ulimits, num_gpus=num_gpus, has_peer_access=has_peer_access),
         _open_files(ulimits.open_files),

@@ -71,11 +71,7 @@ _REPEATABLE_WORKSPACES = (":4096:8", ":16:8")
 
 
 def configure_determinism(config: TrainConfig) -> None:
-    """Set thread count, TF32 and, unless `reproducibility = off`, deterministic kernels. Call this before the first use of a GPU.
-
-    Raises:
-        ConfigError: an environment variable contradicts the setting `reproducibility` or `tf32`.
-    """
+    """Set thread count, TF32 and, unless `reproducibility = off`, deterministic kernels. Call it before a GPU is used."""
     torch.set_num_threads(threads_per_rank(config))
     deterministic = config.reproducibility != "off"
     if deterministic:
@@ -94,14 +90,7 @@ def configure_determinism(config: TrainConfig) -> None:
 
 
 def threads_per_rank(config: TrainConfig) -> int:
-    """Return the CPU threads of one rank: the setting, else OMP_NUM_THREADS, else an equal share of the cores of this process.
-
-    Under `elastic` the default is 1. A share of the cores would depend on the number of ranks, and the number of threads changes
-    the bits of sums.
-
-    Raises:
-        ConfigError: OMP_NUM_THREADS is not a number of threads.
-    """
+    """Return the CPU threads of one rank. Under `elastic` the default is 1, because a share would depend on the number of ranks."""
     if config.threads is not None:
         return config.threads
     if config.reproducibility == "elastic":
@@ -130,7 +119,7 @@ def cpu_kernels() -> str:
 
 
 def flags() -> dict[str, str]:
-    """Return the set environment variables that select kernels, by name. Of a value that is a path, the digest is returned."""
+    """Return the set environment variables that select kernels. Of a value that is a path, the digest is returned."""
     found = {name: value for name, value in sorted(os.environ.items()) if _selects_kernels(name, value)}
     return {name: f"sha256:{sha256(value.encode()).hexdigest()}" if "/" in value else value for name, value in found.items()}
 

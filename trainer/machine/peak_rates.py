@@ -136,15 +136,11 @@ PEAK_RATES: tuple[PeakRates, ...] = (
 
 
 def rate_kind(precision: Precision, *, tf32: bool) -> RateKind:
-    """Return the kind of rate that the matrix products of a run are compared with.
-
-    For float8 this is the float8 rate, although attention and output projection are computed in bf16.
-    """
+    # For float8 this is the float8 rate, although attention and output projection are computed in bf16.
     return "tf32" if precision == "fp32" and tf32 else precision
 
 
 def peak_flops(device_name: str, kind: RateKind) -> float | None:
-    """Return the published peak of one GPU in operations per second, or None if the table has none."""
     for rates in PEAK_RATES:
         if _board(device_name) in map(_board, rates.names):
             rate = rates.rate(kind)
@@ -154,30 +150,17 @@ def peak_flops(device_name: str, kind: RateKind) -> float | None:
 
 @dataclass(frozen=True)
 class Flops:
-    """Floating-point operations that the model needs, and those that a device can do."""
-
     each: float
     """Operations per token, from `flops_per_token`."""
     peak: float | None
     """Peak rate of one device in operations per second, from `peak_flops`; None if unknown."""
 
     def mfu(self, tokens_per_s: float, num_gpus: int) -> float | None:
-        """Return model FLOPs utilisation, 0 to 1: the operations that the model needs, divided by the peak of the GPUs.
-
-        Args:
-            tokens_per_s: tokens per second of all GPUs together, without padding.
-            num_gpus: GPUs of the run.
-        """
+        """Return model FLOPs utilisation, 0 to 1. `tokens_per_s` counts those of all GPUs together, without padding."""
         return None if self.peak is None else tokens_per_s * self.each / (self.peak * num_gpus)
 
 
 def unknown_mfu(device_name: str, kind: RateKind) -> str:
-    """Return a message that says why a GPU has no MFU.
-
-    Args:
-        device_name: name of the GPU, from `torch.cuda.get_device_name`.
-        kind: the rate that is missing.
-    """
     return (
         f'MFU unknown for "{device_name}" in {kind}: trainer/machine/peak_rates.py has no peak rate for it; add one with its source'
     )

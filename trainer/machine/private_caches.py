@@ -24,14 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def use_private_caches() -> None:
-    """Set private cache folders for inductor, Triton, CUDA and matplotlib, unless the environment names them.
-
-    Call this before torch is imported. The folder is `trainer-UID` in XDG_CACHE_HOME or `~/.cache`. If that folder cannot be
-    created or is not private, a temporary folder is used and deleted at the end of this process.
-
-    Raises:
-        ConfigError: another user can write into a cache folder that the environment names.
-    """
+    """Set private cache folders, unless the environment names them. Call it before torch is imported."""
     for name in _CODE:
         if given := os.environ.get(name):
             try:
@@ -45,11 +38,7 @@ def use_private_caches() -> None:
 
 
 def check_private(path: Path) -> None:
-    """Create a folder that only this user can access, with its parents, unless it exists. Check that it is private.
-
-    Raises:
-        OSError: the folder cannot be created, is a link, belongs to another user, or another user can write into it or replace it.
-    """
+    """Create a folder that only this user can access, or raise OSError if another user can write into it or replace it."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.mkdir(exist_ok=True, mode=0o700)
     found, above = path.lstat(), path.parent.stat()
