@@ -22,8 +22,7 @@ from common.errors import ConfigError, ExitCode, ProjectError, exit_code_of
 from common.files import UnusableFileError
 from common.redaction import RedactingFormatter, redacted
 from common.storage_errors import TOO_MANY_FILES, explain_file_error, explain_os_error
-from common.terminal import printable, printable_stdout
-from common.terminal_lines import LineHandler, write_line
+from common.terminal import LineHandler, printable, printable_stdout, write_line
 
 __all__ = [
     "PROGRAM",

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common.files import UnusableFileError
-from common.mounts import TEXT, named_mount
+from common.paths import TEXT, named_mount
 from common.text import size
 
 __all__ = ["TOO_MANY_FILES", "explain_file_error", "explain_os_error", "naming"]

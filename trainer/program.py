@@ -59,7 +59,7 @@ def run_here(words: Sequence[str]) -> None:
     """Print the list of commands, the version or a completion script, or run a command on data."""
     from common.command_line import PROGRAM, importing, log_to_stderr
     from common.errors import ConfigError
-    from common.places import VERSION
+    from common.paths import VERSION
 
     name, rest = (words[0], words[1:]) if words else ("help", ())
     if name in ("help", "-h", "--help"):
@@ -71,7 +71,7 @@ def run_here(words: Sequence[str]) -> None:
     commands = all_commands()
     with importing():
         from common.settings.command import run_listed
-        from common.settings.messages import nearest
+        from common.settings.suggest import nearest
     if name == "completion":
         from trainer.completion import print_completion
 

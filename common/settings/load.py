@@ -20,12 +20,11 @@ from pydantic import ValidationError
 
 from common.errors import ConfigError
 from common.files import UnusableFileError, read_input
-from common.places import RECIPES
+from common.paths import RECIPES
 from common.redaction import HIDDEN, redacted_repr
 from common.settings.dotted import nest, without
-from common.settings.guesses import guess
 from common.settings.markers import ASKED_AGAIN, PER_START
-from common.settings.messages import explain, nearest
+from common.settings.messages import explain
 from common.settings.model import (
     OptionsT,
     Settings,
@@ -41,6 +40,7 @@ from common.settings.model import (
     user_tables,
     with_nones,
 )
+from common.settings.suggest import nearest, suggest
 from common.settings.toml import parse_toml
 
 __all__ = ["AUTO", "MAX_SETTINGS_BYTES", "load_options", "load_settings", "recipe_path"]
@@ -145,7 +145,7 @@ def _from_environment(model: type[Settings], environment: Mapping[str, str]) -> 
         if place := place_in_recipe(model, dotted):
             raise ConfigError(f"environment: {variable}: only a recipe can hold it: {place}")
         if variable not in known:
-            raise ConfigError(f"environment: {variable} is not a setting{guess(dotted, variables)}")
+            raise ConfigError(f"environment: {variable} is not a setting{suggest(dotted, variables)}")
         name, field = known[variable]
         flat[name] = _parse_list(variable, value) if is_list(field) else none_word(field, value)
     return nest(flat)
@@ -204,7 +204,7 @@ def _from_recipe(model: type[Settings], recipe: str | None) -> dict[str, Any]:
     for name in _flat_names(values):
         if name not in known and not name.startswith(tables_of_users):
             table = f"{model.recipe_table}.{name}"
-            raise ConfigError(f"recipe {path}: {table} is not a setting{guess(name, {one: one for one in known})}")
+            raise ConfigError(f"recipe {path}: {table} is not a setting{suggest(name, {one: one for one in known})}")
     return with_nones(model, values)
 
 

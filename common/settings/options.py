@@ -18,9 +18,9 @@ from pydantic_core import PydanticUndefined
 
 from common.errors import ConfigError
 from common.settings.effects import conditions_of
-from common.settings.guesses import guess
 from common.settings.model import Options, Settings, environment_names, is_list, place_in_recipe, place_of, setting_names, spelling
-from common.terminal_lines import bar_columns
+from common.settings.suggest import suggest
+from common.terminal import bar_columns
 from common.text import value_text
 
 __all__ = ["SchemaOptions", "SettingText", "help_parser", "option_texts", "schema_text", "setting_texts"]
@@ -182,15 +182,15 @@ class _Parser(argparse.ArgumentParser):
         if issubclass(self.model, Settings) and (place := place_in_recipe(self.model, unknown.removeprefix("--"))):
             raise ConfigError(f"{self.prog}: {unknown}: only a recipe can hold it: {place}")
         kind = "settings" if issubclass(self.model, Settings) else "options"
-        raise ConfigError(f"{self.prog}: {message}{self._guesses(message)} (all {kind}: {self.prog} --help)")
+        raise ConfigError(f"{self.prog}: {message}{self._suggestions(message)} (all {kind}: {self.prog} --help)")
 
-    def _guesses(self, message: str) -> str:
+    def _suggestions(self, message: str) -> str:
         words = message.removeprefix("unrecognized arguments: ").split() if "unrecognized" in message else []
         known = {option.strip("-").replace("-", "_"): option for action in self._actions for option in action.option_strings}
         options = [word for word in words if word.startswith("--")]
         if len(options) < 2:
-            return guess(words[0], known) if words else ""
-        return "".join(f"; {word}: {found.removeprefix('; ')}" for word in options if (found := guess(word, known)))
+            return suggest(words[0], known) if words else ""
+        return "".join(f"; {word}: {found.removeprefix('; ')}" for word in options if (found := suggest(word, known)))
 
 
 def _type_name(annotation: Any) -> str:

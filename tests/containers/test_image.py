@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from common.places import VERSION
+from common.paths import VERSION
 from tests.containers.services import IMAGE, ROOT, Services
 
 pytestmark = pytest.mark.containers

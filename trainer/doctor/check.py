@@ -18,8 +18,7 @@ from enum import IntEnum
 from typing import IO, Any, Literal, TypeVar
 
 from common.errors import ConfigError
-from common.terminal import PrintableStream, printable
-from common.terminal_lines import Colour, bar_columns, coloured
+from common.terminal import Colour, PrintableStream, bar_columns, coloured, printable
 
 __all__ = ["Check", "Severity", "check", "refuse_errors", "rows_of", "table_lines", "to_json", "write_checks"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common.command_line import end_at_once, run_command
 from common.hardware import signs_of_gpus
-from common.places import ENV
+from common.paths import ENV
 from trainer.doctor.check import Check, Severity, check, refuse_errors, rows_of, write_checks
 from trainer.doctor.disk import check_disk, check_space, read_disk, with_rates
 from trainer.doctor.engine import (

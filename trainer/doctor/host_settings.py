@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from common.places import ENV, RECIPES
+from common.paths import ENV, RECIPES
 from common.text import format_bytes
 from trainer.doctor.check import Check, Severity, check
 from trainer.doctor.env_file import read_variables

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.places import ENV
+from common.paths import ENV
 from trainer.doctor.check import Check, Severity, check
 from trainer.doctor.env_file import read_variables
 from trainer.machine.locks import describe_unlocked

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from common.errors import CheckpointError
 from common.files import UnusableFileError, digest_file, digest_stream, open_input, read_input, sealed, unsealed
-from common.places import VERSION
+from common.paths import VERSION
 from common.untrusted import Count, Form, check_form
 from trainer.checkpoint.manifest import FORMAT as CHECKPOINT_FORMAT
 from trainer.interop.source import ExportSource

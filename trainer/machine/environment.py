@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from common.files import digest_file
-from common.places import ENV, SYSTEM_PACKAGES
+from common.paths import ENV, SYSTEM_PACKAGES
 from common.settings.dotted import flatten
 from common.text import value_text
 from trainer.machine.gpus import driver_version

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import distributions
 
-from common.places import ENV
+from common.paths import ENV
 
 __all__ = ["describe_unlocked", "installed_packages", "lock_name", "unlocked_packages", "unlocked_packages_here"]
 
