@@ -12,9 +12,7 @@ from common.command_line import PROGRAM, chosen, end_at_once, importing, run_com
 from common.errors import ExitCode
 from trainer.launch.command_table import COMMANDS
 from trainer.launch.first_failure import only_first_failure
-from trainer.machine.allocator import keep_memory
-from trainer.machine.openmp import spin_briefly
-from trainer.machine.private_caches import use_private_caches
+from trainer.machine.before_torch import keep_memory, spin_briefly, use_private_caches
 from trainer.watchdog.processes import end_with_parent, leave_reason
 
 

@@ -55,7 +55,7 @@ print(json.dumps({
 """
 
 COMPILE = """
-from trainer.machine.private_caches import use_private_caches
+from trainer.machine.before_torch import use_private_caches
 use_private_caches()
 import torch
 torch.manual_seed(0)

@@ -176,16 +176,12 @@ def _probe(folder: Path) -> Path:
 
 
 def check_disk(reading: DiskReading, needs: tuple[int, int] | None = None, *, writes: bool) -> list[Check]:
-    space = [check_space(reading, needs)] if writes and not reading.problem else []
-    return [_access(reading, writes=writes), *space, *_speed(reading)]
-
-
-def _access(reading: DiskReading, *, writes: bool) -> Check:
-    needed = f"user {reading.user} can {'write' if writes else 'read'}"
-    owner = f"{reading.path} belongs to user {reading.owner}, group {reading.owner_group}, mode {reading.mode:03o}"
+    name, needed = f"{reading.name} folder", f"user {reading.user} can {'write' if writes else 'read'}"
     if reading.problem:
-        return Check(f"{reading.name} folder", reading.problem, Severity.ERROR, needed, reading.remedy)
-    return Check(f"{reading.name} folder", owner, Severity.OK, needed)
+        return [Check(name, reading.problem, Severity.ERROR, needed, reading.remedy)]
+    owner = f"{reading.path} belongs to user {reading.owner}, group {reading.owner_group}, mode {reading.mode:03o}"
+    space = [check_space(reading, needs)] if writes else []
+    return [Check(name, owner, Severity.OK, needed), *space, *_speed(reading)]
 
 
 def check_space(reading: DiskReading, needs: tuple[int, int] | None = None) -> Check:
@@ -209,11 +205,9 @@ def _speed(reading: DiskReading) -> list[Check]:
     rates = reading.rates
     if rates is None:
         return []
-    parts, slow = [], False
-    for label, rate in (("write", rates.written_per_s), ("read", rates.read_per_s)):
-        if rate is not None:
-            parts.append(f"{label} {size(rate)}/s")
-            slow = slow or rate < _SLOW_BYTES_PER_S
+    known = [(label, rate) for label, rate in (("write", rates.written_per_s), ("read", rates.read_per_s)) if rate is not None]
+    parts = [f"{label} {size(rate)}/s" for label, rate in known]
+    slow = any(rate < _SLOW_BYTES_PER_S for _, rate in known)
     if rates.fsync_s is not None:
         parts.append(f"fsync {rates.fsync_s * 1000:.1f} ms")
         slow = slow or rates.fsync_s > _SLOW_FSYNC_S

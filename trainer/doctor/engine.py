@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,23 +63,25 @@ def read_engine(run: Runner, root: Path = Path("/")) -> EngineReading:
     found = compose.text.splitlines()[-1].strip().removeprefix("v") if compose.code == 0 and compose.text else ""
     if engine.code != 0 or not engine.text:
         return EngineReading(error=engine.error or engine.text or f"exit code {engine.code}, without a version", compose=found)
-    runtimes = run(("docker", "info", "--format", "{{json .Runtimes}}"))
+    runtimes = run(("docker", "info", "--format", "{{json .Runtimes}}")).text
     described = any(any((root / folder).glob("*nvidia*")) for folder in _CDI_FOLDERS)
-    return EngineReading(version=engine.text, compose=found, passes_gpus=described or "nvidia" in _names(runtimes.text))
+    return EngineReading(version=engine.text, compose=found, passes_gpus=described or '"nvidia"' in runtimes)
 
 
 @check("engine", "host")
 def check_engine(engine: EngineReading, needs: Needs, *, has_gpus: bool) -> list[Check]:
     if not engine.has_program:
         return [Check("engine", "the program docker is not installed", Severity.ERROR, "a Docker engine", _INSTALL)]
-    needed = f"{needs.compose} or later"
-    rows = [_engine(engine)]
-    if not engine.compose:
-        rows.append(Check("Compose", "not found", Severity.ERROR, needed, f"install the Compose plugin; {_INSTALL}"))
-    elif not at_least(needs.compose, engine.compose):
-        rows.append(Check("Compose", engine.compose, Severity.ERROR, needed, f"update the Compose plugin; {_INSTALL}"))
-    else:
-        rows.append(Check("Compose", engine.compose, Severity.OK, needed))
+    rows = [Check("engine", f"Docker {engine.version}")]
+    if engine.error:
+        remedy = "start it: sudo systemctl start docker, or on Debian env/install-docker.sh --start"
+        if "permission denied" in engine.error.lower():
+            remedy = "add your user to the group docker (sudo usermod -aG docker $USER), then log in again"
+        rows = [Check("engine", f"it does not respond: {engine.error}", Severity.ERROR, "an engine that responds", remedy)]
+    is_enough = bool(engine.compose) and at_least(needs.compose, engine.compose)
+    remedy = "" if is_enough else f"{'update' if engine.compose else 'install'} the Compose plugin; {_INSTALL}"
+    severity = Severity.OK if is_enough else Severity.ERROR
+    rows.append(Check("Compose", engine.compose or "not found", severity, f"{needs.compose} or later", remedy))
     if has_gpus and not engine.error:
         if engine.passes_gpus:
             rows.append(Check("NVIDIA toolkit", "the engine can pass GPUs to containers"))
@@ -89,18 +90,6 @@ def check_engine(engine: EngineReading, needs: Needs, *, has_gpus: bool) -> list
                 Check("NVIDIA toolkit", "the engine has no nvidia runtime", Severity.ERROR, "the nvidia runtime or CDI", _TOOLKIT)
             )
     return rows
-
-
-def _engine(reading: EngineReading) -> Check:
-    if not reading.error:
-        return Check("engine", f"Docker {reading.version}")
-    denied = "permission denied" in reading.error.lower()
-    remedy = (
-        "add your user to the group docker (sudo usermod -aG docker $USER), then log in again"
-        if denied
-        else "start it: sudo systemctl start docker, or on Debian env/install-docker.sh --start"
-    )
-    return Check("engine", f"it does not respond: {reading.error}", Severity.ERROR, "an engine that responds", remedy)
 
 
 def start_gpu_container(run: Runner, image: str) -> Output:
@@ -146,11 +135,3 @@ def check_base_image(run: Runner, base: str, *, is_built: bool) -> list[Check]:
     return [
         Check("base image", f"{base.partition('@')[0]} cannot be reached: {said}", severity, "a registry that responds", remedy)
     ]
-
-
-def _names(text: str) -> tuple[str, ...]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return ()
-    return tuple(value) if isinstance(value, Mapping) else ()

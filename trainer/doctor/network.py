@@ -74,7 +74,7 @@ def reach(meeting: Meeting, timeout_s: float = _TIMEOUT_S) -> Reached:
 
 def _listen(addresses: Sequence[Any], port: int) -> Reached:
     """Listen as torchrun does: on all addresses of this machine, one of which must be that of the first node."""
-    if not any(map(_is_own, addresses)):
+    if not any(_is_own(*address) for address in addresses):
         return "not own"
     for family, host in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):  # a machine may have no IPv6
         try:
@@ -86,8 +86,7 @@ def _listen(addresses: Sequence[Any], port: int) -> Reached:
     return "not own"
 
 
-def _is_own(address: Any) -> bool:
-    family, kind, protocol, _, place = address
+def _is_own(family: int, kind: int, protocol: int, _: str, place: tuple[Any, ...]) -> bool:
     with closing(socket.socket(family, kind, protocol)) as own, suppress(OSError):
         own.bind((place[0], 0))
         return True

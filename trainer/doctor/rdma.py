@@ -37,7 +37,7 @@ def read_rdma(root: Path = Path("/")) -> RdmaReading:
     return RdmaReading(
         tuple(adapter.name for adapter in adapters),
         (root / "dev/infiniband").is_dir(),
-        tuple(name for name in needed if not _can_load(name)) if adapters else (),
+        tuple(name for name in needed if adapters and not _can_load(name)),
     )
 
 

@@ -105,10 +105,11 @@ def unlocked_here() -> str:
 
 def library_versions() -> dict[str, str | None]:
     """Return the versions of PyTorch, CUDA, cuDNN and NCCL; None for a part that this PyTorch does not have."""
+    cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "cudnn": _dotted(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+        "cudnn": f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}" if cudnn else None,
         "nccl": nccl_version(),
     }
 
@@ -117,10 +118,6 @@ def nccl_version() -> str | None:
     if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
         return None
     return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-
-
-def _dotted(cudnn: int | None) -> str | None:
-    return f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}" if cudnn else None
 
 
 def _image_digest(variables: Mapping[str, str]) -> str | None:
