@@ -12,7 +12,7 @@ import argparse
 import json
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from common.errors import ConfigError
 from common.files import UnusableFileError, read_input
 from common.paths import RECIPES
 from common.redaction import HIDDEN, redacted_repr
-from common.settings.dotted import nest, without
+from common.settings.dotted import flatten, merge, nest, without
 from common.settings.markers import ASKED_AGAIN, PER_START
 from common.settings.messages import explain
 from common.settings.model import (
@@ -72,11 +72,11 @@ def load_settings(
         inherited = model.inherited(_flat([base, *own]))
         base = nest(model.chosen(inherited | _flat(own))) if recipe == AUTO else base
         layers = [base, nest(inherited), *own]
-    given_names = {name for layer in of_person for name in _flat_names(layer)}
+    given_names = {name for layer in of_person for name in flatten(layer)}
     layers.append(nest(model.adapted(_flat(layers), given_names)))
     merged: dict[str, Any] = {}
     for layer in layers:
-        _merge(merged, layer)
+        merge(merged, layer)
     try:
         config = model(**merged)
     except ValidationError as error:
@@ -88,7 +88,7 @@ def load_settings(
 def _recorded(model: type[Settings], path: Path, own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the settings that an earlier start has recorded, without those that hold for one start alone."""
     values = _from_recipe(model, str(path))
-    given = {name for layer in own for name in _flat_names(layer)}
+    given = {name for layer in own for name in flatten(layer)}
     found = {name: _value(values, name) for name in settings_with(model, ASKED_AGAIN) if name not in given}
     if missing := {name: value for name, value in found.items() if value is not None}:
         options = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in missing.items())
@@ -100,7 +100,7 @@ def _recorded(model: type[Settings], path: Path, own: Sequence[Mapping[str, Any]
 
 
 def _flat(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: _value(layer, name) for layer in layers for name in _flat_names(layer)}
+    return {name: _value(layer, name) for layer in layers for name in flatten(layer)}
 
 
 def _value(values: Mapping[str, Any], name: str) -> Any:
@@ -123,14 +123,6 @@ def load_options(
         return model(**nest(found | given))
     except ValidationError as error:
         raise ConfigError(explain(model, error)) from None
-
-
-def _merge(base: dict[str, Any], update: Mapping[str, Any]) -> None:
-    for name, value in update.items():
-        if isinstance(value, dict) and isinstance(base.get(name), dict):
-            _merge(base[name], value)
-        else:
-            base[name] = value
 
 
 def _from_environment(model: type[Settings], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -201,16 +193,8 @@ def _from_recipe(model: type[Settings], recipe: str | None) -> dict[str, Any]:
     values: dict[str, Any] = tables.get(model.recipe_table, {})
     known = list(setting_names(model))
     tables_of_users = tuple(f"{name}." for name in user_tables(model))
-    for name in _flat_names(values):
+    for name in flatten(values):
         if name not in known and not name.startswith(tables_of_users):
             table = f"{model.recipe_table}.{name}"
             raise ConfigError(f"recipe {path}: {table} is not a setting{suggest(name, {one: one for one in known})}")
     return with_nones(model, values)
-
-
-def _flat_names(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat_names(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name

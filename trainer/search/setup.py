@@ -14,7 +14,7 @@ from common.errors import ConfigError
 from common.files import UnusableFileError, digest_file, is_unfinished, own_folder, read_input, sealed, unsealed, write_atomic
 from common.hardware import num_cores
 from common.redaction import redacted_settings
-from common.settings.dotted import flatten
+from common.settings.dotted import flatten, merge, nest
 from common.settings.load import MAX_SETTINGS_BYTES, load_settings
 from common.settings.markers import Effect, Marker, NotSearched
 from common.settings.messages import explain
@@ -138,14 +138,8 @@ def trial_config(setup: SearchSetup, values: Mapping[str, Value], run: Path) -> 
         ConfigError: the values do not go together.
     """
     settings = setup.config.model_dump(mode="json") | {"run": str(run), "recipe": None}
-    for name, value in values.items():
-        *sections, leaf = name.split(".")
-        target = settings
-        for section in sections:
-            target = target[section]
-        target[leaf] = value
     try:
-        return TrainConfig.model_validate(settings)
+        return TrainConfig.model_validate(merge(settings, nest(values)))
     except ValidationError as error:
         raise ConfigError(explain(TrainConfig, error)) from None
 
