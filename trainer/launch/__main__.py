@@ -22,9 +22,10 @@ from pathlib import Path
 from common.command_line import end_at_once, run_command
 from common.errors import ConfigError, ExitCode, PreparedDataError, ProjectError, StoppedBySignal, StorageError
 from common.files import UnusableFileError, read_input
+from common.hardware import num_cores, signs_of_gpus
 from data_pipeline.dataset.locks import reading
 from trainer.launch.command import become, folder_of, group_command, num_ranks_command, other_command, training_arguments
-from trainer.launch.environment import may_have_gpu, missing_variables
+from trainer.launch.environment import missing_variables
 from trainer.launch.stop_request import StopRequest
 from trainer.launch.supervisor import RESTART_VARIABLES, RestartPolicy, newest_step, run_group, supervise
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
@@ -55,7 +56,7 @@ def main(words: Sequence[str]) -> ExitCode:
 
 def train(arguments: Sequence[str], restarts: Mapping[str, str], run: str, stop: StopRequest) -> ExitCode:
     """Train under torchrun. `run` is empty if only a recipe names it. Raises the errors of `count_gpus`."""
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     os.environ.update(missing_variables(os.environ, partial(count_gpus, arguments, stop), cores))
     policy = RestartPolicy.of(restarts, os.environ.get("PET_NNODES") or "1")
     data = folder_of("data", arguments, os.environ)
@@ -101,7 +102,7 @@ def count_gpus(arguments: Sequence[str], stop: StopRequest) -> str:
         ProjectError: a signal ended the child process.
         StoppedBySignal: a stop was requested while the child process was running.
     """
-    if not may_have_gpu():
+    if not signs_of_gpus():  # only torch knows, but loading it takes seconds
         return "0"
     with subprocess.Popen(num_ranks_command(arguments), stdout=subprocess.PIPE, text=True) as asking, stop.passed_on_to(asking.pid):
         printed = asking.stdout.read() if asking.stdout else ""

@@ -6,21 +6,19 @@ here. A variable that is set is never changed. An empty variable counts as not s
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
+from common.hardware import num_cores
 from trainer.launch.settings import check_variables
 
-__all__ = ["expected_ranks", "first_host", "may_have_gpu", "missing_variables"]
+__all__ = ["expected_ranks", "first_host", "missing_variables"]
 
 _SHUTDOWN_S = 60
 """Seconds that ranks have to save: longer than a save takes, and shorter than `stop_grace_period` in docker-compose.yml."""
 
 _SLURM_LIST = re.compile(r"([^][,]*)(?:\[([0-9]++)[^]]*+\])?([^][,]*)")
 _NUM_RANKS = re.compile(r"[1-9][0-9]{0,5}")
-_SIGNS_OF_A_GPU = ("dev/nvidia[0-9]*", "dev/dxg", "proc/driver/nvidia")
 
 
 def missing_variables(variables: Mapping[str, str], count_gpus: Callable[[], str], num_cores: int) -> dict[str, str]:
@@ -52,7 +50,7 @@ def expected_ranks(variables: Mapping[str, str], num_gpus: int) -> tuple[int, in
     Raises:
         ConfigError: a variable cannot be used.
     """
-    known = {**variables, **missing_variables(variables, lambda: str(num_gpus), len(os.sched_getaffinity(0)))}
+    known = {**variables, **missing_variables(variables, lambda: str(num_gpus), num_cores())}
     check_variables(known)
     ranks, nodes = known["PET_NPROC_PER_NODE"], known.get("PET_NNODES") or "1"
     return (int(ranks) if ranks.isdecimal() else max(1, num_gpus)), int(nodes.rpartition(":")[2])
@@ -62,15 +60,6 @@ def first_host(nodes: str) -> str:
     """Return the first host in a node list of Slurm, such as `a`, `a,b`, `a[01-04,07]` or `a[1-2]-x,b`."""
     found = _SLURM_LIST.match(nodes)
     return "".join(part or "" for part in found.groups()) if found else ""
-
-
-def may_have_gpu(root: Path = Path("/")) -> bool:
-    """Return whether this machine may have a GPU. Only torch knows, but loading it takes seconds.
-
-    Args:
-        root: the folder that holds `dev` and `proc`.
-    """
-    return any(any(root.glob(pattern)) for pattern in _SIGNS_OF_A_GPU)
 
 
 def _of_scheduler(variables: Mapping[str, str]) -> dict[str, str]:

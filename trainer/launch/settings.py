@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Mapping
 
 from common.errors import ConfigError
+from common.hardware import num_cores
 
 __all__ = ["check_variables", "openmp_threads"]
 
@@ -68,7 +68,7 @@ def _check_ranks(variables: Mapping[str, str]) -> None:
     if text in _KINDS_OF_RANKS:
         return
     name = "CPU_RANKS" if text == variables.get("CPU_RANKS") else "PET_NPROC_PER_NODE"
-    most = max(_LEAST_MAX_RANKS, _RANKS_PER_CORE * (os.cpu_count() or 1))
+    most = max(_LEAST_MAX_RANKS, _RANKS_PER_CORE * num_cores())
     _number(name, text, 1, most, "the number of ranks on this node")
 
 

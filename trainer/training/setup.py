@@ -16,7 +16,7 @@ from common.errors import ConfigError, StoppedBySignal
 from common.redaction import RedactingFormatter, secrets_of
 from common.settings.load import AUTO
 from common.storage_errors import naming
-from common.terminal_lines import LineHandler
+from common.terminal import LineHandler
 from data_pipeline.dataset.manifest import Manifest
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, steps_to_keep
 from trainer.config import CheckpointConfig, TrainConfig, settings_without_effect

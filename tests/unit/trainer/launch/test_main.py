@@ -31,7 +31,7 @@ def asking(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Puts a script of bash in the place of the process that asks torch, on a machine that may have a GPU."""
 
     def replace(script: str) -> None:
-        monkeypatch.setattr(launcher, "may_have_gpu", lambda: True)
+        monkeypatch.setattr(launcher, "signs_of_gpus", lambda: ["/dev/nvidia0"])
         monkeypatch.setattr(launcher, "num_ranks_command", lambda _: ["bash", "-c", script])
 
     return replace
@@ -45,7 +45,7 @@ def test_it_imports_nothing_that_takes_long() -> None:
 
 
 def test_a_machine_without_signs_of_a_gpu_has_none(stop: StopRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "may_have_gpu", lambda: False)
+    monkeypatch.setattr(launcher, "signs_of_gpus", list)
     monkeypatch.setattr(launcher, "num_ranks_command", lambda _: pytest.fail("torch is asked"))
     assert launcher.count_gpus([], stop) == "0"
 
