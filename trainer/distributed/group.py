@@ -21,12 +21,12 @@ from trainer.distributed.devices import num_gpus
 from trainer.distributed.joining import stoppable_wait
 from trainer.distributed.network import STORE_VARIABLE, keep_private
 
-__all__ = ["LET_GO_S", "Group", "RemoteError", "joined_group"]
+__all__ = ["TEARDOWN_DELAY_S", "Group", "RemoteError", "joined_group"]
 
 _ValueT = TypeVar("_ValueT")
 _TIMEOUT = timedelta(minutes=10)
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before PyTorch 2.13
-LET_GO_S = 0.1
+TEARDOWN_DELAY_S = 0.1
 """Seconds after which gloo has released the tensors of a finished collective: see `joined_group`."""
 
 
@@ -170,7 +170,7 @@ def joined_group(device: str, slow_s: float = 0.0) -> Iterator[Group]:
             # Gloo's thread needs the GIL to release the tensors of the last collective. The destructor of DDP's reducer waits for
             # that thread while it holds the GIL. Without this pause about one exit in three deadlocked (torch 2.13.0, two ranks,
             # November 2026). An error needs the pause too, because DDP is destroyed with the frames of its traceback.
-            time.sleep(LET_GO_S)
+            time.sleep(TEARDOWN_DELAY_S)
     if world_size > 1:  # not after an error: see the docstring
         dist.destroy_process_group()
 

@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from common.errors import ConfigError, ProjectError
 from trainer.config import TrainConfig
-from trainer.extensions.micro_step import MicroStep
 from trainer.extensions.places import described, line_in, line_of, place_of
 from trainer.machine.memory import is_out_of_memory
 from trainer.runs.events import ScalarsEvent
@@ -81,6 +80,12 @@ class RunView:
         except (TypeError, ValueError, RuntimeError, OverflowError):
             found = described(value)
             raise ConfigError(f"log_scalar: {name!r} is {found}; a number or a tensor with one element is needed") from None
+
+
+class CountedPasses(Protocol):
+    """A micro-batch as `training_step` gets it: `trainer.api.MicroStep`."""
+
+    num_backward: int
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,7 @@ class Extension:
             raise self._wrong("loss", "returned a sum without a gradient; compute it from logits_BLV, without .detach() or .item()")
         return result.float()
 
-    def step_loss(self, micro: MicroStep) -> Tensor:
+    def step_loss(self, micro: CountedPasses) -> Tensor:
         """Let the user's training step make all passes over a micro-batch. Return the sum of its losses, without a gradient.
 
         Raises:

@@ -13,14 +13,14 @@ from common.errors import ConfigError
 from common.text import format_bytes
 from trainer.config import BatchConfig, TrainConfig
 from trainer.extensions.hooks import Extension
-from trainer.extensions.micro_step import MicroStep
 from trainer.finetuning.objective import LANGUAGE, Objective
 from trainer.machine.memory import USABLE_SHARE, available_bytes, fits_in_memory, isolated_rng, release_memory
 from trainer.model.forward import empty_micro_batch
 from trainer.model.memory_estimate import MemoryEstimate, estimate
 from trainer.optim.optimizers import state_bytes_per_weight
 from trainer.runs.context import RunContext
-from trainer.training.trainable import hold_copy, new_loss, new_model, own_step_loss
+from trainer.training.micro_step import MicroStep, own_step_loss
+from trainer.training.trainable import hold_copy, new_loss, new_model
 
 __all__ = ["choose_micro", "expected_memory", "micro_candidates", "probe", "with_micro", "with_micro_for"]
 

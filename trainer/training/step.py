@@ -13,12 +13,12 @@ from torch.distributed.tensor import DTensor
 from common.errors import ProjectError
 from trainer.data.batch import GlobalBatch, share_of_rank
 from trainer.distributed.stragglers import OwnTime
-from trainer.extensions.micro_step import MicroStep
 from trainer.health.guard import Thresholds
 from trainer.machine.memory import is_out_of_memory, release_memory
 from trainer.optim.optimizers import step_unless
+from trainer.training.micro_step import MicroStep, own_step_loss
 from trainer.training.step_report import Gradient, PendingStep, StepInputs, StepReport, encode_report
-from trainer.training.trainable import Trainable, own_step_loss
+from trainer.training.trainable import Trainable
 
 __all__ = ["CannotContinueError", "train_step"]
 
@@ -88,9 +88,6 @@ def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> 
     measures = losses.new_zeros(len(trainable.objective.of_steps), batch.num_micro_batches)
     own_time = OwnTime(0.0, 0.0)
 
-    def own_loss_sum(micro: MicroStep) -> Tensor:
-        return own_step_loss(micro, trainable.extension, trainable.objective)
-
     def scaled(loss_sum: Tensor) -> Tensor:
         return trainable.scaler.scale(loss_sum * factor)
 
@@ -101,7 +98,7 @@ def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> 
             last = number == own[-1]
             micro = MicroStep(trainable.loss, trainable.module, rows, context, (inputs.step, number), scaled)
             with accumulation.micro_batch(last=last):
-                loss_sum = own_loss_sum(micro) if context.own_step else micro.loss_sum()
+                loss_sum = own_step_loss(micro, trainable.extension, trainable.objective) if context.own_step else micro.loss_sum()
                 if len(measures):
                     measures[:, number], loss_sum = loss_sum[1:], loss_sum[0]
                 if last:

@@ -19,7 +19,6 @@ from trainer.data.batch import GlobalBatch
 from trainer.data.loader import prefetched_batches
 from trainer.data.order import RowOrder
 from trainer.extensions.hooks import Extension, RunView
-from trainer.extensions.micro_step import MicroStep
 from trainer.extensions.user_model import seeded_model
 from trainer.finetuning.objective import LANGUAGE, Objective
 from trainer.finetuning.reference import read_reference
@@ -35,7 +34,7 @@ from trainer.runs.progress import Progress
 from trainer.runs.record import Origin
 from trainer.runs.state import RunState
 
-__all__ = ["RunData", "Trainable", "hold_copy", "hold_reference", "make_scaler", "new_loss", "new_model", "own_step_loss"]
+__all__ = ["RunData", "Trainable", "hold_copy", "hold_reference", "make_scaler", "new_loss", "new_model"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class RunData:
 
 @dataclass
 class Trainable:
-    """A model with everything that updates it. `Recovery` replaces the wrapped module, the accumulation and the scaler."""
+    """A model with everything that updates it."""
 
     context: RunContext
     extension: Extension
@@ -139,6 +138,16 @@ class Trainable:
         if state.scaler:  # empty if the run was not in fp16 before
             self.scaler.load_state_dict(dict(state.scaler))
 
+    def unwrap(self) -> None:
+        """Drop the parts that a failed pass may have left incomplete. Weights and optimizers are unchanged."""
+        scaler = make_scaler(self.context)
+        scaler.load_state_dict(self.scaler.state_dict())
+        # Dropping DDP removes its hooks on the weights. Its destructor waits for its exchanges: see `trainer.distributed.group`.
+        self.module, self.accumulation, self.scaler = self.loss, Accumulation(()), scaler
+
+    def wrap(self, module: nn.Module, accumulation: Accumulation) -> None:
+        self.module, self.accumulation = module, accumulation
+
     def unscale_gradients(self) -> None:
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
@@ -189,11 +198,6 @@ def hold_copy(context: RunContext, objective: Objective, weights: Mapping[str, T
         if weights is not None:
             load_full(model, weights)
         objective.reference(model.to(context.group.device))
-
-
-def own_step_loss(micro: MicroStep, extension: Extension, objective: Objective) -> Tensor:
-    """Let the extension or the objective make all passes over a micro-batch. Return the sum of its losses, without a gradient."""
-    return extension.step_loss(micro) if objective.step is None else objective.step(micro).detach().float()
 
 
 def make_scaler(context: RunContext) -> torch.amp.GradScaler:

@@ -1,4 +1,4 @@
-"""One micro-batch of a training step: its forward and backward passes, by the trainer or by the `training_step` of an extension."""
+"""One micro-batch of a training step: its forward and backward passes, by the trainer, an objective or an extension."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from trainer.data.batch import MicroBatch
+from trainer.extensions.hooks import Extension
+from trainer.finetuning.objective import Objective
 from trainer.machine.determinism import seed_micro_batch
 from trainer.model.dropout import row_keys
 from trainer.model.forward import LossModule, OwnPass, forward_pass
 from trainer.runs.context import RunContext
 
-__all__ = ["MicroStep"]
+__all__ = ["MicroStep", "own_step_loss"]
 
 
 class MicroStep:
@@ -88,3 +90,8 @@ class MicroStep:
             num_rows = len(self.rows.tokens)
             keys_B = row_keys(config.seed, self.step, self.number * num_rows, num_rows, device, draw)
         return forward_pass(self._module, self.rows, config, device, self._context.backend, keys_B=keys_B, own=own)
+
+
+def own_step_loss(micro: MicroStep, extension: Extension, objective: Objective) -> Tensor:
+    """Let the extension or the objective make all passes over a micro-batch. Return the sum of its losses, without a gradient."""
+    return extension.step_loss(micro) if objective.step is None else objective.step(micro).detach().float()
