@@ -52,7 +52,7 @@ def poisoned(factor: float, first: int, last: int = STEPS * 2) -> Patch:
     """Return a patch that multiplies the loss of these steps."""
 
     def patch(monkeypatch: pytest.MonkeyPatch, run: Path) -> None:
-        at_step(lambda training: setattr(training.loss, "own_loss", partial(multiplied, factor)), first, last)(monkeypatch, run)
+        at_step(lambda training: setattr(training.loss, "custom_loss", partial(multiplied, factor)), first, last)(monkeypatch, run)
 
     return patch
 

@@ -51,12 +51,12 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, range], None]:
 
         def stepping(training: Any, batch: Any, *arguments: Any, **settings: Any) -> Any:
             hit = batch.start // ROWS in steps
-            own = training.loss.own_loss
-            training.loss.own_loss = partial(multiplied, factor) if hit else own
+            own = training.loss.custom_loss
+            training.loss.custom_loss = partial(multiplied, factor) if hit else own
             try:
                 return step(training, batch, *arguments, **settings)
             finally:
-                training.loss.own_loss = own
+                training.loss.custom_loss = own
 
         monkeypatch.setattr(loop, "train_step", stepping)
 

@@ -21,7 +21,7 @@ from trainer.commands.evaluate import evaluate_run
 from trainer.commands.options.evaluate import EvaluateOptions
 from trainer.data.batch import IGNORE
 from trainer.finetuning import choice
-from trainer.finetuning.objective import LANGUAGE, Kind, Objective, Passes
+from trainer.finetuning.task import LANGUAGE, Kind, Passes, Task
 from trainer.loop import train
 from trainer.model.decoder import build_model
 from trainer.model.forward import PassInputs
@@ -39,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_prepared(tmp_path_factory.mktemp("data"))
 
 
-def chosen(monkeypatch: pytest.MonkeyPatch, objective: Objective, files: Mapping[str, bytes] | None = None) -> None:
+def chosen(monkeypatch: pytest.MonkeyPatch, objective: Task, files: Mapping[str, bytes] | None = None) -> None:
     """Make `objective` what the name `language` stands for."""
     kind = Kind(lambda _config, _manifest: files or {}, lambda _config, _files: objective)
     monkeypatch.setitem(choice.KINDS, "language", kind)
@@ -53,7 +53,7 @@ def ordinary_step(micro: Passes) -> Tensor:
 
 def test_parts_that_do_what_the_loop_does_give_the_same_bits(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     last_line = train(tiny_config(data, tmp_path / "plain", **SHORT))
-    chosen(monkeypatch, Objective(model=build_model, step=ordinary_step))
+    chosen(monkeypatch, Task(model=build_model, step=ordinary_step))
     assert train(tiny_config(data, tmp_path / "own", **SHORT)) == last_line
     assert losses(tmp_path / "own") == losses(tmp_path / "plain")
 
@@ -84,7 +84,7 @@ def event(step: int, table: NDArray[np.int64]) -> MeasuresEvent:
     return MeasuresEvent(step, {"accuracy": table[0] / table[1]})
 
 
-PARITY = Objective(rows=FirstTokens, measures=Measures(score, count, event, lambda found: f"accuracy {found.values['accuracy']}"))
+PARITY = Task(rows=FirstTokens, measures=Measures(score, count, event, lambda found: f"accuracy {found.values['accuracy']}"))
 
 
 def test_an_objective_decides_about_targets_and_measures(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,14 +122,14 @@ def test_the_run_keeps_the_files_of_its_objective_and_they_belong_to_its_identit
     config = tiny_config(data, run, **SHORT | {"limits": {"steps": 2}})
     train(config)
     assert (run / "objective" / "names.json").read_bytes() == b"[1]"
-    assert choice.saved_objective(run, config).files == {"names.json": b"[1]"}
+    assert choice.saved_task(run, config).files == {"names.json": b"[1]"}
     assert "objective/names.json" in read_record(run)["files"]
     chosen(monkeypatch, LANGUAGE, {"names.json": b"[2]"})
     with pytest.raises(ConfigError, match=r"objective\.names\.json was sha256:"):
         train(tiny_config(data, run, **SHORT))
     (run / "objective" / "names.json").write_bytes(b"[3]")
     with pytest.raises(CheckpointError, match=r"names\.json: the file was changed"):
-        choice.saved_objective(run, config)
+        choice.saved_task(run, config)
 
 
 def test_the_objective_language_adds_nothing_to_a_run(data: Path, tmp_path: Path) -> None:
@@ -137,4 +137,4 @@ def test_the_objective_language_adds_nothing_to_a_run(data: Path, tmp_path: Path
     train(tiny_config(data, run, **SHORT | {"limits": {"steps": 2}}))
     assert not (run / "objective").exists()
     assert not [name for name in read_record(run)["identity"] if name.startswith("objective.")]
-    assert choice.saved_objective(run, tiny_config(data, run)) == LANGUAGE
+    assert choice.saved_task(run, tiny_config(data, run)) == LANGUAGE

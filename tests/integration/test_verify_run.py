@@ -348,11 +348,11 @@ def test_what_the_guard_left_out_and_withheld_is_proven_and_replayed(
 
     def stepping(training: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         if batch.start in poisoned:
-            training.loss.own_loss = partial(multiplied, poisoned[batch.start])
+            training.loss.custom_loss = partial(multiplied, poisoned[batch.start])
         try:
             return train_step(training, batch, *args, **kwargs)
         finally:
-            training.loss.own_loss = None
+            training.loss.custom_loss = None
 
     guard = {"loss_window": 8, "spike": "rollback", "window_steps": 2}
     with monkeypatch.context() as patch:

@@ -90,12 +90,12 @@ def spoiled(patch: pytest.MonkeyPatch, loss_at: Callable[[int], LossFunction | N
     step = vars(loop)["train_step"]
 
     def stepping(training: Any, batch: Any, *arguments: Any, **settings: Any) -> Any:
-        own = training.loss.own_loss
-        training.loss.own_loss = loss_at(batch.start // training.context.config.batch.global_rows) or own
+        own = training.loss.custom_loss
+        training.loss.custom_loss = loss_at(batch.start // training.context.config.batch.global_rows) or own
         try:
             return step(training, batch, *arguments, **settings)
         finally:
-            training.loss.own_loss = own
+            training.loss.custom_loss = own
 
     patch.setattr(loop, "train_step", stepping)
 

@@ -20,7 +20,7 @@ from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.table import describe_evaluation
 from trainer.evaluation.tally import Grouping
 from trainer.extensions.hooks import Extension
-from trainer.finetuning.choice import saved_objective
+from trainer.finetuning.choice import saved_task
 from trainer.inference.lm_eval import describe_benchmarks, run_benchmarks
 from trainer.inference.text_model import TextModel
 from trainer.machine.determinism import configure_determinism
@@ -66,7 +66,7 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
     directory = data_folder(run, options.data)
     with reading(directory, f"evaluate of run {run.absolute().name}"):
         manifest, tokenizer = read_manifest(directory), load_tokenizer(run / "tokenizer")
-        objective = saved_objective(run, config)
+        objective = saved_task(run, config)
         rows = objective.rows(directory, manifest, "val", verify=config.verify_data)
         _check_fit(run, directory, manifest, tokenizer, len(rows), config.model.context if config.encoder is None else None)
         settings = config.eval if limit is None else config.eval.model_copy(update={"max_rows": limit})

@@ -17,7 +17,7 @@ from trainer.commands.options.generate import GenerateOptions
 from trainer.commands.saved_model import opened_text_model
 from trainer.inference.chat import opened_chat
 from trainer.inference.conversation import converse, read_prompts, stop_token_ids
-from trainer.inference.samples import perplexity
+from trainer.inference.samples import text_perplexity
 from trainer.inference.sampling import Sampling
 from trainer.inference.sampling_options import SamplingOptions
 from trainer.inference.text_model import Continuation, TextModel
@@ -93,7 +93,7 @@ def _shown(one: Continuation, number: int, total: int) -> str:
 
 
 def _scores(options: GenerateOptions, reference: TextModel, run: Path, written: Sequence[Continuation]) -> str:
-    scores = score_texts([one.text for one in written], perplexity(reference, load_config(run), written)).to_json()
+    scores = score_texts([one.text for one in written], text_perplexity(reference, load_config(run), written)).to_json()
     if options.as_json:
         return _line({"scores": plain(scores)})
     lines = [f"{name:<18}{'-' if value is None else f'{value:.4g}'}\n" for name, value in scores.items()]

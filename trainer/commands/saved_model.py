@@ -14,7 +14,7 @@ from trainer.checkpoint.weights import averaged_weights
 from trainer.config import TrainConfig
 from trainer.distributed.group import joined_group
 from trainer.extensions.trust import run_extension
-from trainer.finetuning.choice import saved_objective
+from trainer.finetuning.choice import saved_task
 from trainer.inference.text_model import TextModel
 from trainer.machine.determinism import configure_determinism
 from trainer.model.lora import merged_weights
@@ -41,7 +41,7 @@ def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool =
     checkpoint = load_checkpoint(run, which)
     tokenizer = load_tokenizer(run / "tokenizer")
     weights = merged_weights(averaged_weights(checkpoint), config.lora)
-    objective = saved_objective(run, config)
+    objective = saved_task(run, config)
     if extension.build_model is None:  # before the model takes memory, because the settings may not match the checkpoint
         saved = sum(tensor.numel() for tensor in weights.values())
         check_model_size(config.model, tokenizer.vocab_size, saved, objective.num_weights)
@@ -52,7 +52,7 @@ def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool =
 
 def check_writes(run: Path, config: TrainConfig) -> None:
     """Raise ConfigError if the model of a run does not continue texts."""
-    if not saved_objective(run, config).writes:
+    if not saved_task(run, config).writes:
         raise ConfigError(
             f"{run}: it was trained with objective = {config.objective}, and its model does not continue texts; use the command "
             "`evaluate` on it, or name a run with objective = language"
@@ -71,7 +71,7 @@ def check_is_decoder(run: Path, config: TrainConfig, reason: str, *, trust_code:
     extension = run_extension(run, read_record(run)["identity"].get("extension"), trust_code=trust_code)
     if extension.build_model is not None:
         raise ConfigError(f"{run}: its extension defines build_model, and {reason}; name a run whose extension has no build_model")
-    objective = saved_objective(run, config)
+    objective = saved_task(run, config)
     if objective.model is not None or not objective.writes:
         raise ConfigError(
             f"{run}: with objective = {config.objective} the model is not the built-in decoder, and {reason}; name a run with "

@@ -53,7 +53,7 @@ def evaluate(
 ) -> Evaluation:
     """Return the mean loss over the targets of the validation rows, in total and for each group of `grouping`.
 
-    If `loss` has an `own_score`, `measures` are those that it belongs to, and their table is part of the result.
+    If `loss` has an `custom_score`, `measures` are those that it belongs to, and their table is part of the result.
 
     Each rank computes consecutive batches. Sums are integers, so neither their order nor the number of ranks changes a bit. The
     host adds up the losses of one batch while the device computes the next. Under FSDP all ranks make the same number of passes,

@@ -1,4 +1,4 @@
-"""The objectives by name, for a training and for a saved run."""
+"""The tasks by name, for a training and for a saved run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from data_pipeline.dataset.manifest import Manifest
 from trainer.config import TrainConfig
 from trainer.finetuning import classification
 from trainer.finetuning.distillation import gather_teacher, make_distillation
-from trainer.finetuning.objective import LANGUAGE, OBJECTIVE, Kind, Objective
 from trainer.finetuning.preference import gather_preference, make_preference
+from trainer.finetuning.task import LANGUAGE, TASK_FOLDER, Kind, Task
 from trainer.runs.record import read_record
 
-__all__ = ["KINDS", "objective_of", "saved_objective"]
+__all__ = ["KINDS", "make_task", "saved_task"]
 
 _MAX_FILE_BYTES = 64 << 20
 _REPLACED = ("build_model", "loss", "training_step")
@@ -30,8 +30,8 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def objective_of(config: TrainConfig, manifest: Manifest, hooks: Mapping[str, object]) -> Objective:
-    """Return the objective of a training.
+def make_task(config: TrainConfig, manifest: Manifest, hooks: Mapping[str, object]) -> Task:
+    """Return the task of a training.
 
     Args:
         config: the settings.
@@ -39,7 +39,7 @@ def objective_of(config: TrainConfig, manifest: Manifest, hooks: Mapping[str, ob
         hooks: functions of the user's extension.
 
     Raises:
-        ConfigError: settings and data do not fit the objective, or the extension replaces the same parts.
+        ConfigError: settings and data do not fit the task, or the extension replaces the same parts.
     """
     if manifest.has_pairs and config.objective != "preference":
         raise ConfigError(
@@ -48,24 +48,24 @@ def objective_of(config: TrainConfig, manifest: Manifest, hooks: Mapping[str, ob
         )
     kind = KINDS[config.objective]
     files = MappingProxyType(dict(kind.gather(config, manifest)))
-    objective = kind.make(config, files)
+    task = kind.make(config, files)
     both = [name for name in _REPLACED if name in hooks]
-    if both and objective is not LANGUAGE:
+    if both and task is not LANGUAGE:
         raise ConfigError(
             f"objective = {config.objective} brings its own model and loss, and the extension defines {', '.join(both)}; remove "
             "these functions from the extension, or use objective = language"
         )
-    return replace(objective, files=files)
+    return replace(task, files=files)
 
 
-def saved_objective(run: Path, config: TrainConfig) -> Objective:
-    """Return the objective of a run, from the files that the run keeps.
+def saved_task(run: Path, config: TrainConfig) -> Task:
+    """Return the task of a run, from the files that the run keeps.
 
     Raises:
         CheckpointError: a file is missing or was changed.
     """
     recorded = read_record(run)["files"]
-    prefix = f"{OBJECTIVE}/"
+    prefix = f"{TASK_FOLDER}/"
     files = {}
     for name in sorted(name for name in recorded if name.startswith(prefix)):
         if digest_run_file(run, name) != recorded[name]:

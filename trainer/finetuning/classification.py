@@ -38,7 +38,7 @@ from trainer.finetuning.encoder import (
     read_encoder,
 )
 from trainer.finetuning.labelled_rows import LabelledRows
-from trainer.finetuning.objective import OBJECTIVE, Objective
+from trainer.finetuning.task import TASK_FOLDER, Task
 from trainer.model.attention import Layout
 from trainer.model.decoder import DecoderBody, build_body, flops_per_token, num_weights
 from trainer.model.forward import LossFunction, PassInputs
@@ -91,7 +91,7 @@ def gather(config: TrainConfig, manifest: Manifest) -> dict[str, bytes]:
         )
     files = {LABELS_FILE: canonical_json(facts.model_dump())}
     if config.encoder is not None:
-        files |= kept_encoder_files(config.encoder, config.run / OBJECTIVE) or encoder_files(config.encoder, manifest)
+        files |= kept_encoder_files(config.encoder, config.run / TASK_FOLDER) or encoder_files(config.encoder, manifest)
         check_length(build_encoder(files[ENCODER_FILE], 0, len(names), "mean"), manifest.row_length, manifest.vocab_size)
     return files
 
@@ -117,13 +117,13 @@ def facts_in(files: Mapping[str, bytes]) -> LabelFacts:
     return facts
 
 
-def make(config: TrainConfig, files: Mapping[str, bytes]) -> Objective:
-    """Return the objective for the files of `gather`. Raises the errors of `facts_in`."""
+def make(config: TrainConfig, files: Mapping[str, bytes]) -> Task:
+    """Return the task for the files of `gather`. Raises the errors of `facts_in`."""
     facts = facts_in(files)
     weights = class_weights(config, facts)
     num_labels = len(facts.names)
     encoder = _EncoderParts(files, num_labels, config) if ENCODER_FILE in files else None
-    return Objective(
+    return Task(
         rows=LabelledRows,
         model=partial(decoder_classifier, num_labels=num_labels) if encoder is None else encoder.model,
         num_weights=partial(num_classifier_weights, num_labels=num_labels) if encoder is None else encoder.num_weights,
@@ -146,7 +146,7 @@ def make(config: TrainConfig, files: Mapping[str, bytes]) -> Objective:
 
 @dataclass(frozen=True)
 class _EncoderParts:
-    """The parts of the objective that an encoder decides."""
+    """The parts of the task that an encoder decides."""
 
     files: Mapping[str, bytes]
     num_labels: int

@@ -31,7 +31,7 @@ from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import LossConfig, ModelConfig, TrainConfig
 from trainer.config.not_a_run import not_a_run
 from trainer.data.batch import IGNORE
-from trainer.finetuning.objective import Objective, Passes
+from trainer.finetuning.task import Passes, Task
 from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import Decoder, num_weights
 from trainer.model.forward import PassInputs
@@ -88,9 +88,9 @@ def gather_teacher(config: TrainConfig, manifest: Manifest) -> Mapping[str, byte
     return {_FACTS: canonical_json({"weights": weights_digest(loaded.weights)})}
 
 
-def make_distillation(config: TrainConfig, files: Mapping[str, bytes]) -> Objective:
-    """Return the objective. The teacher is loaded before the first pass, so a saved model can be used without it."""
-    return Objective(step=_Distillation(config, files).step, of_steps=("divergence",), comparable=False, memory=teacher_memory)
+def make_distillation(config: TrainConfig, files: Mapping[str, bytes]) -> Task:
+    """Return the task. The teacher is loaded before the first pass, so a saved model can be used without it."""
+    return Task(step=_Distillation(config, files).step, step_metrics=("divergence",), comparable=False, memory=teacher_memory)
 
 
 def teacher_memory(estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:

@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 ENCODER_FILE, WEIGHTS_FILE = "encoder.json", "encoder_weights.json"
-"""Files of the objective: `config.json` of the encoder, and the digests of its tensor files."""
+"""Files of the task: `config.json` of the encoder, and the digests of its tensor files."""
 _log = logging.getLogger(__name__)
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_TENSOR_BYTES = 16 << 30
@@ -119,7 +119,7 @@ def kept_encoder_files(directory: Path, objective: Path) -> dict[str, bytes]:
 
     Args:
         directory: of the encoder.
-        objective: folder of the run with the files of its objective.
+        objective: folder of the run with the files of its task.
 
     Raises:
         CheckpointError: a file in the run is no regular file or too large.

@@ -19,13 +19,13 @@ from trainer.config import TrainConfig
 from trainer.data.batch import micro_batch
 from trainer.finetuning.classification import LabelFacts, facts_in
 from trainer.model.attention import Backend, choose_backend
-from trainer.model.forward import LossModule, OwnPass, PassInputs, forward_pass
+from trainer.model.forward import CustomPass, LossModule, PassInputs, forward_pass
 
-__all__ = ["Classifier"]
+__all__ = ["TextClassifier"]
 
 
 @dataclass(frozen=True)
-class Classifier:
+class TextClassifier:
     """A trained classifier with everything that turns a text into its tokens as `prepare` did."""
 
     loss: LossModule
@@ -36,7 +36,7 @@ class Classifier:
     tokenizer: Tokenizer
 
     @staticmethod
-    def of(run: Path, model: nn.Module, config: TrainConfig, device: torch.device, files: Mapping[str, bytes]) -> Classifier:
+    def of(run: Path, model: nn.Module, config: TrainConfig, device: torch.device, files: Mapping[str, bytes]) -> TextClassifier:
         """Return the classifier of a run.
 
         Args:
@@ -44,7 +44,7 @@ class Classifier:
             model: its model, on `device`.
             config: its settings.
             device: of the computation.
-            files: the files of its objective.
+            files: the files of its task.
 
         Raises:
             CheckpointError: `labels.json` is missing or damaged.
@@ -52,7 +52,7 @@ class Classifier:
         """
         backend = choose_backend(config.attention, device, config.number_format, config.model.head_size)
         loss = LossModule(model.eval(), config.loss)
-        return Classifier(loss, config, device, backend, facts_in(files), load_tokenizer(run / "tokenizer"))
+        return TextClassifier(loss, config, device, backend, facts_in(files), load_tokenizer(run / "tokenizer"))
 
     @torch.no_grad()
     def probabilities(self, texts: Sequence[str]) -> list[dict[str, float]]:
@@ -69,7 +69,7 @@ class Classifier:
             tokens_BL[row, : len(array)] = array
             segments_BL[row, : len(array)] = 0
         rows = micro_batch(RowBatch(tokens_BL, segments_BL), with_bounds=self.backend == "varlen")
-        logits_BLC = forward_pass(self.loss, rows, self.config, self.device, self.backend, own=OwnPass(_logits))
+        logits_BLC = forward_pass(self.loss, rows, self.config, self.device, self.backend, custom=CustomPass(_logits))
         lasts = torch.tensor([max(len(array), 1) - 1 for array in ids], device=self.device)
         shares_BC = logits_BLC[torch.arange(len(ids), device=self.device), lasts].float().softmax(-1).cpu()
         return [dict(zip(self.facts.names, shares_C, strict=True)) for shares_C in shares_BC.tolist()]

@@ -32,7 +32,7 @@ from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import RowBatch, Rows
 from trainer.config import TrainConfig
 from trainer.data.batch import IGNORE
-from trainer.finetuning.objective import Objective, Passes
+from trainer.finetuning.task import Passes, Task
 from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import Decoder, num_weights
 from trainer.model.forward import PassInputs
@@ -68,13 +68,13 @@ def gather_preference(config: TrainConfig, manifest: Manifest) -> Mapping[str, b
     return {}
 
 
-def make_preference(config: TrainConfig, _files: Mapping[str, bytes]) -> Objective:
-    """Return the objective."""
+def make_preference(config: TrainConfig, _files: Mapping[str, bytes]) -> Task:
+    """Return the task."""
     preference = _Preference(config.preference.beta, config.preference.label_smoothing)
-    return Objective(
+    return Task(
         rows=PairRows,
         step=preference.step,
-        of_steps=("accuracy", "margin"),
+        step_metrics=("accuracy", "margin"),
         measures=Measures(preference.score, _count, _event, _lines),
         comparable=False,
         reference=preference.hold,

@@ -1,4 +1,4 @@
-"""The frozen copy of the initial weights that some objectives compare the trained model with.
+"""The frozen copy of the initial weights that some tasks compare the trained model with.
 
 A run keeps these weights in one file, because the run that they come from may be removed. The record of the run has their digest.
 """

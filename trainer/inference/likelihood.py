@@ -17,14 +17,14 @@ from trainer.model.attention import Layout, make_layout
 from trainer.model.decoder import Decoder
 from trainer.model.forward import autocast
 
-__all__ = ["Likelihood", "Window", "cut_windows", "num_common", "score_windows"]
+__all__ = ["Likelihood", "ScoredWindow", "cut_windows", "num_common", "score_windows"]
 
 _POSITIONS = 256
 """Number of positions whose fp32 logits exist at one time, if the model is a `Decoder`."""
 
 
 @dataclass(frozen=True)
-class Window:
+class ScoredWindow:
     """Tokens that the model reads, and the next tokens whose likelihood is computed."""
 
     tokens: tuple[int, ...]
@@ -42,7 +42,7 @@ class Likelihood:
     """Every target is the likeliest token at its position."""
 
 
-def cut_windows(before: Sequence[int], scored: Sequence[int], context: int) -> list[Window]:
+def cut_windows(before: Sequence[int], scored: Sequence[int], context: int) -> list[ScoredWindow]:
     """Return windows of at most `context` tokens in which each scored token is a target exactly once.
 
     Tokens of `before` that do not fit are cut off from the left. If there are more than `context` tokens to score, each further
@@ -59,7 +59,7 @@ def cut_windows(before: Sequence[int], scored: Sequence[int], context: int) -> l
     for done in range(0, len(scored), context):
         end = min(done + context, len(scored))
         last = len(before) + end - 1
-        windows.append(Window(tokens[max(0, last - context) : last], tokens[len(before) + done : len(before) + end]))
+        windows.append(ScoredWindow(tokens[max(0, last - context) : last], tokens[len(before) + done : len(before) + end]))
     return windows
 
 
@@ -70,7 +70,7 @@ def num_common(one: Sequence[int], other: Sequence[int]) -> int:
 
 @torch.no_grad()
 def score_windows(
-    model: nn.Module, windows: Sequence[Window], vocab_size: int, config: TrainConfig, batch_size: int
+    model: nn.Module, windows: Sequence[ScoredWindow], vocab_size: int, config: TrainConfig, batch_size: int
 ) -> list[Likelihood]:
     """Return the likelihood of each window's targets, in the order of the windows.
 
@@ -87,7 +87,7 @@ def score_windows(
     return [likelihoods[number] for number in range(len(windows))]
 
 
-def _score(windows: Sequence[Window], model: nn.Module, vocab_size: int, config: TrainConfig) -> list[Likelihood]:
+def _score(windows: Sequence[ScoredWindow], model: nn.Module, vocab_size: int, config: TrainConfig) -> list[Likelihood]:
     device = next(model.parameters()).device
     length = max(len(window.tokens) for window in windows)
     tokens_BL = torch.zeros(len(windows), length, dtype=torch.int64)

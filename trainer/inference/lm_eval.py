@@ -16,7 +16,7 @@ from typing import Any
 
 from common.errors import ConfigError
 from trainer.config import TrainConfig
-from trainer.inference.likelihood import Window, cut_windows, num_common, score_windows
+from trainer.inference.likelihood import ScoredWindow, cut_windows, num_common, score_windows
 from trainer.inference.sampling import Sampling
 from trainer.inference.text_model import TextModel
 
@@ -84,7 +84,7 @@ class HarnessModel(_HarnessLM):  # type: ignore[misc]
         given = num_common(whole, start)
         return [*self._first, *whole[:given]], whole[given:]
 
-    def _scored(self, windows: Sequence[Sequence[Window]]) -> list[tuple[float, bool]]:
+    def _scored(self, windows: Sequence[Sequence[ScoredWindow]]) -> list[tuple[float, bool]]:
         """Return for each list of windows `log p` of all their targets, and whether all targets are the likeliest tokens."""
         flat = [window for some in windows for window in some]
         model = self._text_model

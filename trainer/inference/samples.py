@@ -13,9 +13,9 @@ from trainer.config import EvalConfig, TrainConfig
 from trainer.inference.likelihood import cut_windows, num_common, score_windows
 from trainer.inference.text_model import Continuation, Sampling, TextModel, evaluating, uncompiled
 from trainer.inference.text_scores import Scores, score_texts
-from trainer.model import loss
+from trainer.model.loss import perplexity
 
-__all__ = ["perplexity", "prompts_of", "sample_and_score"]
+__all__ = ["prompts_of", "sample_and_score", "text_perplexity"]
 
 _NUM_BEGINNINGS = 4
 _BEGINNING_TOKENS = 16
@@ -56,10 +56,10 @@ def sample_and_score(
     written = source.complete(prompts, sampling)
     if not config.eval.score:
         return written, None
-    return written, score_texts([one.text for one in written], perplexity(source, config, written))
+    return written, score_texts([one.text for one in written], text_perplexity(source, config, written))
 
 
-def perplexity(reference: TextModel, config: TrainConfig, written: Sequence[Continuation]) -> float | None:
+def text_perplexity(reference: TextModel, config: TrainConfig, written: Sequence[Continuation]) -> float | None:
     """Return `exp` of the mean loss of the written tokens under a model, each after its prompt and the text before it.
 
     A text is cut into the reference's tokens together with its prompt. Tokens that the prompt alone has too are not counted.
@@ -81,7 +81,7 @@ def perplexity(reference: TextModel, config: TrainConfig, written: Sequence[Cont
         return None
     with evaluating(reference.model), uncompiled():
         scored = score_windows(reference.model, windows, reference.tokenizer.vocab_size, config, _WINDOWS_AT_ONCE)
-    return loss.perplexity(math.fsum(likelihood.nats for likelihood in scored) / num_tokens)
+    return perplexity(math.fsum(likelihood.nats for likelihood in scored) / num_tokens)
 
 
 def _beginnings(rows: Rows, tokenizer: Tokenizer) -> list[str]:

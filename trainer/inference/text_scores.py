@@ -78,7 +78,7 @@ class Scores:
 
 
 def score_texts(texts: Sequence[str], perplexity: float | None = None) -> Scores:
-    """Return all scores of some texts. `perplexity` is a parameter because it needs a model: see `samples.perplexity`."""
+    """Return all scores of some texts. `perplexity` is a parameter because it needs a model: see `samples.text_perplexity`."""
     tokens = [words_and_marks(text) for text in texts]
     all_words = [word for text in texts for word in words(text)]
     all_sentences = [sentence for text in texts for sentence in sentences(text)]

@@ -19,7 +19,7 @@ from trainer.model.decoder import Decoder
 from trainer.model.dropout import row_keys
 from trainer.model.loss import cross_entropy_rows, cross_entropy_sum, linear_cross_entropy_rows, linear_cross_entropy_sum
 
-__all__ = ["LossFunction", "LossModule", "OwnPass", "PassInputs", "autocast", "empty_micro_batch", "forward_pass"]
+__all__ = ["LossFunction", "LossModule", "CustomPass", "PassInputs", "autocast", "empty_micro_batch", "forward_pass"]
 
 LossFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Maps logits (B, L, V), targets (B, L) and weights (B, L) or None to the weighted sum over all targets, a fp32 scalar."""
@@ -40,7 +40,7 @@ class PassInputs(NamedTuple):
     """(B, L), fp32 weight of each target, or None if all weights are 1."""
 
 
-class OwnPass(NamedTuple):
+class CustomPass(NamedTuple):
     """A forward pass of an extension or objective: `function(model, inputs, *tensors)`."""
 
     function: Callable[..., Any]
@@ -54,22 +54,22 @@ class LossModule(nn.Module):
         self,
         model: nn.Module,
         settings: LossConfig,
-        own_loss: LossFunction | None = None,
-        own_score: Callable[[nn.Module, PassInputs], Tensor] | None = None,
+        custom_loss: LossFunction | None = None,
+        custom_score: Callable[[nn.Module, PassInputs], Tensor] | None = None,
     ) -> None:
         """Join a model with its loss.
 
         Args:
             model: the decoder, or another model with its `forward`.
             settings: settings of the loss.
-            own_loss: computes the loss of a training pass in place of the built-in one.
-            own_score: computes the result of an evaluation's pass: see `trainer.runs.measures.Measures.score`.
+            custom_loss: computes the loss of a training pass in place of the built-in one.
+            custom_score: computes the result of an evaluation's pass: see `trainer.runs.measures.Measures.score`.
         """
         super().__init__()
         self.model = model
         self.settings = settings
-        self.own_loss = own_loss
-        self.own_score = own_score
+        self.custom_loss = custom_loss
+        self.custom_score = custom_score
         self.most_rows: int | None = None
         """Most rows in one forward pass of an evaluation, because more rows ran out of memory; None: no limit."""
 
@@ -81,18 +81,18 @@ class LossModule(nn.Module):
         weights_BL: Tensor | None = None,
         *,
         by_row: bool = False,
-        own: OwnPass | None = None,
+        custom: CustomPass | None = None,
     ) -> Any:
         """Return the sum of the loss over all targets, a fp32 scalar, or with `by_row` each position's cross-entropy, (B, L).
 
-        With `own` it returns the result of the function in it, and with `by_row` that of `own_score` if there is one.
+        With `custom` it returns the result of the function in it, and with `by_row` that of `custom_score` if there is one.
         """
         model = self.model
-        if own is not None:
-            return own.function(model, PassInputs(tokens_BL, layout, targets_BL, weights_BL), *own.tensors)
-        if by_row and self.own_score is not None:
-            return self.own_score(model, PassInputs(tokens_BL, layout, targets_BL, weights_BL))
-        if isinstance(model, Decoder) and (by_row or self.own_loss is None):  # no logits of the whole micro-batch
+        if custom is not None:
+            return custom.function(model, PassInputs(tokens_BL, layout, targets_BL, weights_BL), *custom.tensors)
+        if by_row and self.custom_score is not None:
+            return self.custom_score(model, PassInputs(tokens_BL, layout, targets_BL, weights_BL))
+        if isinstance(model, Decoder) and (by_row or self.custom_loss is None):  # no logits of the whole micro-batch
             hidden_BLD = model.hidden(tokens_BL, layout)
             if by_row:
                 return linear_cross_entropy_rows(hidden_BLD, model.lm_head.weight, targets_BL)
@@ -100,7 +100,7 @@ class LossModule(nn.Module):
         logits_BLV = model(tokens_BL, layout)
         if by_row:
             return cross_entropy_rows(logits_BLV, targets_BL)
-        return (self.own_loss or partial(cross_entropy_sum, settings=self.settings))(logits_BLV, targets_BL, weights_BL)
+        return (self.custom_loss or partial(cross_entropy_sum, settings=self.settings))(logits_BLV, targets_BL, weights_BL)
 
 
 def empty_micro_batch(num_rows: int, row_length: int, backend: Backend, *, with_weights: bool = False) -> MicroBatch:
@@ -117,7 +117,7 @@ def forward_pass(
     *,
     by_row: bool = False,
     keys_B: Tensor | None = None,
-    own: OwnPass | None = None,
+    custom: CustomPass | None = None,
 ) -> Any:
     """Return the result of `LossModule.forward` for a micro-batch, in the run's precision.
 
@@ -132,13 +132,13 @@ def forward_pass(
         backend: backend of the attention.
         by_row: see `LossModule.forward`. There is then no dropout.
         keys_B: keys of the rows for dropout, from `row_keys`; None: those of a trial pass.
-        own: see `LossModule.forward`.
+        custom: see `LossModule.forward`.
     """
     if by_row and config.parallel != "fsdp" and isinstance(module, LossModule):
         return _pass_in_parts(module, rows, config, device, backend)
     if config.has_dropout and not by_row and keys_B is None:
         keys_B = row_keys(config.seed, 0, 0, len(rows.tokens), device)
-    return _pass(module, rows, config, device, backend, keys_B=keys_B, by_row=by_row, own=own)
+    return _pass(module, rows, config, device, backend, keys_B=keys_B, by_row=by_row, custom=custom)
 
 
 def _pass(

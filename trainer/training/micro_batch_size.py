@@ -13,7 +13,7 @@ from common.errors import ConfigError
 from common.text import format_bytes
 from trainer.config import BatchConfig, TrainConfig
 from trainer.extensions.hooks import Extension
-from trainer.finetuning.objective import LANGUAGE, Objective
+from trainer.finetuning.task import LANGUAGE, Task
 from trainer.machine.memory import USABLE_SHARE, available_bytes, fits_in_memory, isolated_rng, release_memory
 from trainer.model.forward import empty_micro_batch
 from trainer.model.memory_estimate import MemoryEstimate, estimate
@@ -116,7 +116,7 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // divisor for divisor in small)})
 
 
-def expected_memory(context: RunContext, micro: int, objective: Objective) -> MemoryEstimate:
+def expected_memory(context: RunContext, micro: int, objective: Task) -> MemoryEstimate:
     """Return the memory that one rank needs with micro-batches of `micro` rows."""
     config, manifest, group = context.config, context.manifest, context.group
     state, device = state_bytes_per_weight(config.optim), group.device.type
@@ -124,7 +124,7 @@ def expected_memory(context: RunContext, micro: int, objective: Objective) -> Me
     return found if objective.memory is None else objective.memory(found, context)
 
 
-def with_micro(context: RunContext, extension: Extension, recorded: int | None, objective: Objective = LANGUAGE) -> RunContext:
+def with_micro(context: RunContext, extension: Extension, recorded: int | None, objective: Task = LANGUAGE) -> RunContext:
     """Return the context with a number for `batch.micro = auto`. The rank with the least memory decides.
 
     Args:
@@ -156,7 +156,7 @@ def with_micro(context: RunContext, extension: Extension, recorded: int | None, 
 class _Trial:
     """Passes through a temporary model, while a placeholder takes the memory that gradients and optimizer will need."""
 
-    def __init__(self, context: RunContext, extension: Extension, objective: Objective) -> None:
+    def __init__(self, context: RunContext, extension: Extension, objective: Task) -> None:
         config, device = context.config, context.group.device
         model = new_model(extension, objective, config, context.manifest.vocab_size).to(device)
         self._loss = new_loss(model, extension, objective, config)

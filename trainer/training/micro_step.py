@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from trainer.data.batch import MicroBatch
 from trainer.extensions.hooks import Extension
-from trainer.finetuning.objective import Objective
+from trainer.finetuning.task import Task
 from trainer.machine.determinism import seed_micro_batch
 from trainer.model.dropout import row_keys
-from trainer.model.forward import LossModule, OwnPass, forward_pass
+from trainer.model.forward import CustomPass, LossModule, forward_pass
 from trainer.runs.context import RunContext
 
 __all__ = ["MicroStep", "own_step_loss"]
@@ -70,7 +70,7 @@ class MicroStep:
             draw: passes over a micro-batch with the same number have the same random numbers, and so the same dropout. None: the
                 number of forward passes before this one, so each pass has other random numbers.
         """
-        return self._pass(OwnPass(function, tensors), draw)
+        return self._pass(CustomPass(function, tensors), draw)
 
     def backward(self, loss_sum: Tensor) -> None:
         """Add the gradient of a loss that is summed over the micro-batch.
@@ -80,7 +80,7 @@ class MicroStep:
         self.num_backward += 1
         self._scale(loss_sum).backward()  # type: ignore[no-untyped-call]
 
-    def _pass(self, own: OwnPass | None, draw: int | None) -> Any:
+    def _pass(self, custom: CustomPass | None, draw: int | None) -> Any:
         draw = self._num_forward if draw is None else draw
         self._num_forward += 1
         config, device = self.config, self._context.group.device
@@ -89,9 +89,9 @@ class MicroStep:
         if config.has_dropout:
             num_rows = len(self.rows.tokens)
             keys_B = row_keys(config.seed, self.step, self.number * num_rows, num_rows, device, draw)
-        return forward_pass(self._module, self.rows, config, device, self._context.backend, keys_B=keys_B, own=own)
+        return forward_pass(self._module, self.rows, config, device, self._context.backend, keys_B=keys_B, custom=custom)
 
 
-def own_step_loss(micro: MicroStep, extension: Extension, objective: Objective) -> Tensor:
+def own_step_loss(micro: MicroStep, extension: Extension, objective: Task) -> Tensor:
     """Let the extension or the objective make all passes over a micro-batch. Return the sum of its losses, without a gradient."""
     return extension.step_loss(micro) if objective.step is None else objective.step(micro).detach().float()

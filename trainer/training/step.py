@@ -57,7 +57,7 @@ def train_step(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs, *, 
     if gradient is None:  # not in an exception handler, where the error keeps the tensors of the failed pass alive
         exchange_without_gradient(trainable, batch, inputs.step, began=began)
     group = trainable.context.group
-    num_measures = len(trainable.objective.of_steps)
+    num_measures = len(trainable.objective.step_metrics)
     report = StepReport(group.sum(encode_report(group, batch, inputs, gradient, num_measures)), batch)
     void = report.failed_ranks > 0 if previous is None else (report.failed_ranks > 0) | previous.void
     skip = (void | ~within(inputs.thresholds, report.loss, report.gradient_norm)).float()
@@ -85,7 +85,7 @@ def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> 
     own = share_of_rank(batch.num_micro_batches, group)
     factor = (group.world_size if accumulation.averages else 1) / batch.normaliser
     losses = torch.zeros(batch.num_micro_batches, dtype=torch.float64, device=group.device)
-    measures = losses.new_zeros(len(trainable.objective.of_steps), batch.num_micro_batches)
+    measures = losses.new_zeros(len(trainable.objective.step_metrics), batch.num_micro_batches)
     own_time = OwnTime(0.0, 0.0)
 
     def scaled(loss_sum: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from trainer.data.loader import prefetched_batches
 from trainer.data.order import RowOrder
 from trainer.extensions.hooks import Extension, RunView
 from trainer.extensions.user_model import seeded_model
-from trainer.finetuning.objective import LANGUAGE, Objective
 from trainer.finetuning.reference import read_reference
+from trainer.finetuning.task import LANGUAGE, Task
 from trainer.model.forward import LossModule
 from trainer.model.lora import adapter_names, add_adapters
 from trainer.model.parameters import parameters_by_name
@@ -82,7 +82,7 @@ class Trainable:
     optimizers: tuple[torch.optim.Optimizer, ...]
     average: WeightAverage | None = None
     """The moving average of the weights, None if the settings turn it off."""
-    objective: Objective = LANGUAGE
+    objective: Task = LANGUAGE
 
     @property
     def model(self) -> nn.Module:
@@ -162,7 +162,7 @@ class Trainable:
             now.copy_(torch.where(where, earlier, now))
 
 
-def new_model(extension: Extension, objective: Objective, config: TrainConfig, vocab_size: int) -> nn.Module:
+def new_model(extension: Extension, objective: Task, config: TrainConfig, vocab_size: int) -> nn.Module:
     """Return the model of a run with new weights, on the CPU in fp32. Raises the errors of `seeded_model`."""
     if objective.model is not None:
         model = objective.model(config.model, vocab_size, config.seed)
@@ -172,12 +172,12 @@ def new_model(extension: Extension, objective: Objective, config: TrainConfig, v
     return model
 
 
-def new_loss(model: nn.Module, extension: Extension, objective: Objective, config: TrainConfig) -> LossModule:
+def new_loss(model: nn.Module, extension: Extension, objective: Task, config: TrainConfig) -> LossModule:
     score = None if objective.measures is None else objective.measures.score
     return LossModule(model, config.loss, extension.own_loss or objective.loss, score)
 
 
-def hold_reference(context: RunContext, objective: Objective, origin: Origin | None) -> None:
+def hold_reference(context: RunContext, objective: Task, origin: Origin | None) -> None:
     """Hand a copy of the model with the initial weights of the run to the objective. All ranks must call this.
 
     Raises:
@@ -191,7 +191,7 @@ def hold_reference(context: RunContext, objective: Objective, origin: Origin | N
     hold_copy(context, objective, weights)
 
 
-def hold_copy(context: RunContext, objective: Objective, weights: Mapping[str, Tensor] | None = None) -> None:
+def hold_copy(context: RunContext, objective: Task, weights: Mapping[str, Tensor] | None = None) -> None:
     """Hand a copy of the model without adapters to an objective that needs one, with these weights; without them for a trial."""
     if objective.reference is not None:
         model = new_model(Extension(), objective, context.config.without_adapters, context.manifest.vocab_size)

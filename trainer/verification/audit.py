@@ -30,7 +30,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import OtherFormatError, parse_manifest
 from trainer.data.mixture import build_order
 from trainer.data.order import RowOrder
-from trainer.finetuning.choice import saved_objective
+from trainer.finetuning.choice import saved_task
 from trainer.runs.directory import data_folder, load_config
 from trainer.runs.ledger import LEDGER, LedgerHead, read_ledger
 from trainer.runs.record import check_was_trained, read_record
@@ -95,7 +95,7 @@ def opened_data(run: Path, data: Path | None) -> Iterator[tuple[Path, Manifest, 
     directory = data_folder(run, data)
     with reading(directory, f"audit of run {run.absolute().name}"):
         manifest = read_manifest(directory)
-        rows = saved_objective(run, load_config(run)).rows
+        rows = saved_task(run, load_config(run)).rows
         yield directory, manifest, rows(directory, manifest, "train", verify=True)
 
 

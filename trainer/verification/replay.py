@@ -28,7 +28,7 @@ from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.tensor_file import same_bytes, spec_of
 from trainer.config import TrainConfig
 from trainer.extensions.trust import EXTENSION, checked_extension
-from trainer.finetuning.choice import saved_objective
+from trainer.finetuning.choice import saved_task
 from trainer.finetuning.initial_weights import read_initial
 from trainer.runs.bounds import check_model_size, check_ranks
 from trainer.runs.directory import data_folder, load_config
@@ -117,7 +117,7 @@ def replay_run(
     num_ranks = _num_ranks(config, record)
     if extension is None and store.steps():
         vocab_size = load_tokenizer(run / "tokenizer").vocab_size
-        counted = saved_objective(run, config).num_weights
+        counted = saved_task(run, config).num_weights
         check_model_size(config.model, vocab_size, store.num_weights(store.steps()[-1]), counted, config.lora)
     compared: list[int] = []
     with tempfile.TemporaryDirectory(prefix="replay-") as name:

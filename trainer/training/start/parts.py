@@ -87,7 +87,7 @@ def put_together(
         loss=TrainLoss(
             custom=plan.extension.own_loss is not None or plan.extension.has_step,
             vocab_size=manifest.vocab_size,
-            measures=objective.of_steps,
+            measures=objective.step_metrics,
             has_perplexity=objective.has_perplexity,
         ),
         guard_settings=config.guard,

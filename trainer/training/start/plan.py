@@ -16,8 +16,8 @@ from trainer.data.mixture import build_order
 from trainer.distributed.group import Group
 from trainer.distributed.shared_folders import check_same_data
 from trainer.extensions.hooks import Extension
-from trainer.finetuning.choice import objective_of
-from trainer.finetuning.objective import Objective
+from trainer.finetuning.choice import make_task
+from trainer.finetuning.task import Task
 from trainer.machine.memory import PeakMeter
 from trainer.machine.precision import ChosenPrecision, with_precision
 from trainer.model.attention import backend_of
@@ -39,7 +39,7 @@ class StartPlan:
     context: RunContext
     extension: Extension
     precision: ChosenPrecision
-    objective: Objective
+    objective: Task
     data: RunData
     criteria: StopCriteria
     memory: PeakMeter
@@ -54,7 +54,7 @@ def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: E
     manifest, tokenizer = group.on_all(lambda: _open_data(stack, config, group))
     check_same_data(config.data, manifest.root_digest, group)
     group.on_main(lambda: check_data_of_run(config, manifest.root_digest))
-    objective = group.on_all(lambda: objective_of(config, manifest, extension.hooks))
+    objective = group.on_all(lambda: make_task(config, manifest, extension.hooks))
     train_rows = objective.rows(config.data, manifest, "train", verify=config.verify_data)
     val_rows = objective.rows(config.data, manifest, "val", verify=config.verify_data)
     recorded_rows, recorded_format = group.on_main(lambda: first_look(config, manifest))

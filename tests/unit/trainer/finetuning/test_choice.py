@@ -11,16 +11,14 @@ from data_pipeline.dataset.manifest import read_manifest
 from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
 from trainer.finetuning import choice
-from trainer.finetuning.objective import LANGUAGE, Kind, Objective
+from trainer.finetuning.task import LANGUAGE, Kind, Task
 
 
 def test_an_extension_cannot_replace_what_an_objective_brings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_prepared(tmp_path / "data")
     config, manifest = tiny_config(data, tmp_path / "run"), read_manifest(data)
-    assert choice.objective_of(config, manifest, {"loss": print, "on_save": print}) == LANGUAGE
-    monkeypatch.setitem(
-        choice.KINDS, "language", Kind(lambda _config, _manifest: {}, lambda _config, _files: Objective(writes=False))
-    )
+    assert choice.make_task(config, manifest, {"loss": print, "on_save": print}) == LANGUAGE
+    monkeypatch.setitem(choice.KINDS, "language", Kind(lambda _config, _manifest: {}, lambda _config, _files: Task(writes=False)))
     with pytest.raises(ConfigError, match=r"the extension defines loss; remove these functions"):
-        choice.objective_of(config, manifest, {"loss": print, "on_save": print})
-    assert not choice.objective_of(config, manifest, {"on_save": print}).writes
+        choice.make_task(config, manifest, {"loss": print, "on_save": print})
+    assert not choice.make_task(config, manifest, {"on_save": print}).writes

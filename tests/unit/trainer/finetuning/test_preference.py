@@ -21,10 +21,10 @@ from tests.support.runs import tiny_config
 from trainer.checkpoint.weights import weights_digest
 from trainer.config import ModelConfig
 from trainer.data.batch import IGNORE, MicroBatch, micro_batch
-from trainer.finetuning.choice import objective_of
-from trainer.finetuning.objective import Objective
+from trainer.finetuning.choice import make_task
 from trainer.finetuning.preference import PairRows, make_preference, pair_losses
 from trainer.finetuning.reference import read_reference, write_reference
+from trainer.finetuning.task import Task
 from trainer.model.attention import make_layout
 from trainer.model.decoder import Decoder, build_model
 from trainer.model.forward import PassInputs
@@ -49,7 +49,7 @@ def model_with(seed: int) -> Decoder:
     return build_model(MODEL, 262, seed)
 
 
-def objective_with(tmp_path: Path, label_smoothing: float = 0.0) -> Objective:
+def objective_with(tmp_path: Path, label_smoothing: float = 0.0) -> Task:
     return make_preference(tiny_config(tmp_path, tmp_path, preference={"beta": 0.5, "label_smoothing": label_smoothing}), {})
 
 
@@ -189,12 +189,12 @@ def test_rows_that_do_not_consist_of_pairs_are_refused(pairs: Path, monkeypatch:
 
 def test_data_and_objective_must_fit(pairs: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="would train on the worse answers too"):
-        objective_of(tiny_config(pairs, tmp_path / "run"), read_manifest(pairs), {})
+        make_task(tiny_config(pairs, tmp_path / "run"), read_manifest(pairs), {})
     with pytest.raises(ConfigError, match="init is not set; name a run whose model answers prompts: --init RUN"):
-        objective_of(tiny_config(pairs, tmp_path / "run", objective="preference"), read_manifest(pairs), {})
+        make_task(tiny_config(pairs, tmp_path / "run", objective="preference"), read_manifest(pairs), {})
     plain = write_prepared(tmp_path / "plain")
     with pytest.raises(ConfigError, match="it has no preference pairs, which objective = preference needs"):
-        objective_of(tiny_config(plain, tmp_path / "run", objective="preference"), read_manifest(plain), {})
+        make_task(tiny_config(plain, tmp_path / "run", objective="preference"), read_manifest(plain), {})
 
 
 def test_the_file_of_the_reference_is_checked(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.support.runs import tiny_config
-from trainer.inference.likelihood import Likelihood, Window, cut_windows, num_common, score_windows
+from trainer.inference.likelihood import Likelihood, ScoredWindow, cut_windows, num_common, score_windows
 from trainer.model.attention import Layout, make_layout
 from trainer.model.decoder import Decoder, build_model
 
@@ -21,7 +21,7 @@ MODEL = build_model(CONFIG.model, VOCAB, 0).eval()
 tokens = st.integers(0, VOCAB - 1)
 
 
-def plain(window: Window, *, all_logits: bool = False) -> Likelihood:
+def plain(window: ScoredWindow, *, all_logits: bool = False) -> Likelihood:
     """By its definition: a pass over the window alone, and the logarithm of the softmax at each scored place."""
     tokens_1L = torch.tensor([window.tokens])
     layout = make_layout(torch.zeros_like(tokens_1L), torch.arange(tokens_1L.shape[1])[None])
@@ -33,14 +33,14 @@ def plain(window: Window, *, all_logits: bool = False) -> Likelihood:
     return Likelihood(math.fsum(nats), log_p_SV[:, :VOCAB].argmax(dim=1).tolist() == list(window.targets))
 
 
-def random_windows(count: int) -> list[Window]:
+def random_windows(count: int) -> list[ScoredWindow]:
     generator = torch.Generator().manual_seed(0)
     windows = []
     for number in range(count):
         length = 1 + int(torch.randint(CONTEXT, (), generator=generator))
         drawn = torch.randint(VOCAB, (length + 1,), generator=generator).tolist()
         scored = 1 + number % length
-        windows.append(Window(tuple(drawn[:-1]), tuple(drawn[-scored:])))
+        windows.append(ScoredWindow(tuple(drawn[:-1]), tuple(drawn[-scored:])))
     return windows
 
 
@@ -71,12 +71,15 @@ def test_what_the_model_would_write_is_greedy_and_anything_else_is_not() -> None
     start = (3, 1, 4)
     written: tuple[int, ...] = ()
     for _ in range(4):
-        choices = [Window((*start, *written), (number,)) for number in range(VOCAB)]
+        choices = [ScoredWindow((*start, *written), (number,)) for number in range(VOCAB)]
         [best] = [number for number, its in enumerate(score_windows(MODEL, choices, VOCAB, CONFIG, 8)) if its.is_greedy]
         written = (*written, best)
     [whole, other] = score_windows(
         MODEL,
-        [Window((*start, *written[:-1]), written), Window((*start, *written[:-1]), (*written[:-1], (written[-1] + 1) % VOCAB))],
+        [
+            ScoredWindow((*start, *written[:-1]), written),
+            ScoredWindow((*start, *written[:-1]), (*written[:-1], (written[-1] + 1) % VOCAB)),
+        ],
         VOCAB,
         CONFIG,
         2,
@@ -115,12 +118,12 @@ def test_every_scored_token_is_a_target_once_and_windows_are_no_longer_than_the_
 def test_windows_are_those_of_the_harness() -> None:
     """The example in the documentation of `LM.loglikelihood_rolling`, with -1 for the prefix."""
     assert cut_windows([-1], list(range(10)), 4) == [
-        Window((-1, 0, 1, 2), (0, 1, 2, 3)),
-        Window((3, 4, 5, 6), (4, 5, 6, 7)),
-        Window((5, 6, 7, 8), (8, 9)),
+        ScoredWindow((-1, 0, 1, 2), (0, 1, 2, 3)),
+        ScoredWindow((3, 4, 5, 6), (4, 5, 6, 7)),
+        ScoredWindow((5, 6, 7, 8), (8, 9)),
     ]
 
 
 def test_a_long_context_is_cut_off_from_the_left() -> None:
-    assert cut_windows(list(range(10)), [10, 11], 4) == [Window((7, 8, 9, 10), (10, 11))]
+    assert cut_windows(list(range(10)), [10, 11], 4) == [ScoredWindow((7, 8, 9, 10), (10, 11))]
     assert cut_windows([1, 2], [], 4) == []

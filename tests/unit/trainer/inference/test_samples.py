@@ -17,7 +17,7 @@ from tests.support.ranks import run_ranks
 from tests.support.runs import tiny_config
 from trainer.config import EvalConfig, ModelConfig
 from trainer.distributed.group import Group
-from trainer.inference.samples import perplexity, prompts_of, sample_and_score
+from trainer.inference.samples import prompts_of, sample_and_score, text_perplexity
 from trainer.inference.text_model import Continuation, Sampling, TextModel
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model
@@ -79,21 +79,21 @@ def test_perplexity_is_the_exponential_of_the_mean_loss_of_what_was_written() ->
             logits = model(tokens, layout)[0].double().log_softmax(-1)
         losses += [-float(logits[place - 1, tokens[0, place]]) for place in range(from_place, tokens.shape[1])]
     assert len(losses) == 4 + 1
-    assert perplexity(reference, CONFIG, written) == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
-    assert perplexity(reference, CONFIG, [continuation("y", "")]) is None
+    assert text_perplexity(reference, CONFIG, written) == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
+    assert text_perplexity(reference, CONFIG, [continuation("y", "")]) is None
 
 
 def test_the_perplexity_of_a_broken_model_is_no_number() -> None:
     broken = source()
     with torch.no_grad():
         next(broken.model.parameters()).fill_(math.nan)
-    value = perplexity(broken, CONFIG, [continuation("ab", "cd")])
+    value = text_perplexity(broken, CONFIG, [continuation("ab", "cd")])
     assert value is not None
     assert math.isnan(value)
 
 
 def test_texts_longer_than_the_context_have_a_perplexity() -> None:
-    value = perplexity(source(), CONFIG, [continuation("a" * 40, "b" * 100)])
+    value = text_perplexity(source(), CONFIG, [continuation("a" * 40, "b" * 100)])
     assert value is not None
     assert 1 < value < 1000
 
@@ -104,7 +104,7 @@ def test_samples_are_scored_if_that_is_wanted() -> None:
     assert [one.prompt for one in written] == ["a", "b"]
     assert scores is not None
     assert scores.num_texts == 2
-    assert scores.perplexity == perplexity(source(), CONFIG, written)
+    assert scores.perplexity == text_perplexity(source(), CONFIG, written)
     unscored = CONFIG.model_copy(update={"eval": EvalConfig(score=False)})
     assert sample_and_score(source(), ["a", "b"], sampling, unscored) == (written, None)
 

@@ -121,7 +121,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(kind: str, precision: str
     training = training_module(config)
     step(training, config).result()
     before = state(training)
-    training.loss.own_loss = lambda logits, targets, weights: logits.float().sum() * math.inf
+    training.loss.custom_loss = lambda logits, targets, weights: logits.float().sum() * math.inf
     pending = step(training, config, number=2)
     assert pending.skip.item() == 1
     assert all(torch.equal(now, then) for now, then in zip(state(training), before, strict=True))

@@ -7,7 +7,7 @@ import torch
 
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
-from trainer.finetuning.objective import LANGUAGE
+from trainer.finetuning.task import LANGUAGE
 from trainer.training.start import banner
 
 

@@ -1,11 +1,11 @@
-"""An objective: what a built-in kind of fine-tuning changes in the ordinary loop.
+"""A task: what a built-in kind of fine-tuning changes in the ordinary loop.
 
-The loop, the step, checkpoints, the guard and resumes know no kinds of training. An objective supplies only the parts that differ,
+The loop, the step, checkpoints, the guard and resumes know no kinds of training. A task supplies only the parts that differ,
 and each part has a default that changes nothing:
 
     part        called by                                   default
-    files       `trainer.training.start.fit`                 none
-    rows        `start.fit`, `evaluate`, `audit`           the packed rows, whose targets are the next tokens
+    files       `trainer.training.start.plan`                none
+    rows        `start.plan`, `evaluate`, `audit`           the packed rows, whose targets are the next tokens
     model       `trainer.training.trainable.new_model`      the decoder
     pretrained  `training.start.restore`                    new weights
     loss        `LossModule`, in training                   cross-entropy of the targets, with the settings of `loss`
@@ -40,14 +40,14 @@ from trainer.model.memory_estimate import MemoryEstimate
 from trainer.runs.context import RunContext
 from trainer.runs.measures import Measures
 
-__all__ = ["LANGUAGE", "OBJECTIVE", "Kind", "Objective", "Passes"]
+__all__ = ["LANGUAGE", "TASK_FOLDER", "Kind", "Task", "Passes"]
 
-OBJECTIVE = "objective"
-"""The folder in a run with the files of its objective."""
+TASK_FOLDER = "objective"
+"""The folder in a run with the files of its task."""
 
 
 class Passes(Protocol):
-    """One micro-batch, as `trainer.training.micro_step.MicroStep` hands it to `Objective.step`."""
+    """One micro-batch, as `trainer.training.micro_step.MicroStep` hands it to `Task.step`."""
 
     model: nn.Module
     config: TrainConfig
@@ -66,11 +66,11 @@ class Passes(Protocol):
 
 
 @dataclass(frozen=True)
-class Objective:
+class Task:
     """The parts of the loop that a kind of fine-tuning replaces."""
 
     files: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
-    """Small files that the objective needs besides settings and data, by name. The run keeps them in `objective/`, so a saved model
+    """Small files that the task needs besides settings and data, by name. The run keeps them in `objective/`, so a saved model
     can be loaded without their sources, and their digests belong to the run's identity. Put the digest of a large file into a
     small one."""
     rows: Callable[..., Rows] = Rows
@@ -94,9 +94,9 @@ class Objective:
     loss: LossFunction | None = None
     """`(logits, targets_BL, weights_BL)` returns the sum of the loss over all targets, a fp32 scalar."""
     step: Callable[[Passes], Tensor] | None = None
-    """Makes all passes over a micro-batch, backward too, and returns the sum of its losses without a gradient; with `of_steps` a
-    tensor of this sum and those of each measure."""
-    of_steps: tuple[str, ...] = ()
+    """Makes all passes over a micro-batch, backward too, and returns the sum of its losses without a gradient; with `step_metrics`
+    a tensor of this sum and those of each measure."""
+    step_metrics: tuple[str, ...] = ()
     """Names of the numbers besides the loss that `step` measures. The event of a step has their means over the targets."""
     measures: Measures | None = None
     """What an evaluation measures."""
@@ -125,14 +125,14 @@ class Objective:
         return {f"objective.{name}": f"sha256:{hashlib.sha256(data).hexdigest()}" for name, data in sorted(self.files.items())}
 
 
-LANGUAGE = Objective()
+LANGUAGE = Task()
 """The ordinary training of a language model: it changes nothing."""
 
 
 class Kind(NamedTuple):
-    """How an objective is made: `make(config, gather(config, manifest))`, or from the files of a saved run."""
+    """How a task is made: `make(config, gather(config, manifest))`, or from the files of a saved run."""
 
     gather: Callable[[TrainConfig, Manifest], Mapping[str, bytes]]
-    """Returns `Objective.files` at the start of a training, from data and other inputs."""
-    make: Callable[[TrainConfig, Mapping[str, bytes]], Objective]
-    """Returns the objective for these files. They may come from a stranger's run: check them, and raise CheckpointError."""
+    """Returns `Task.files` at the start of a training, from data and other inputs."""
+    make: Callable[[TrainConfig, Mapping[str, bytes]], Task]
+    """Returns the task for these files. They may come from a stranger's run: check them, and raise CheckpointError."""

@@ -19,8 +19,8 @@ from trainer.data.batch import IGNORE
 from trainer.finetuning import distillation, preference
 from trainer.finetuning.distillation import distillation_sums, make_distillation
 from trainer.finetuning.encoder import build_encoder, encoder_memory, num_encoder_weights
-from trainer.finetuning.objective import LANGUAGE, Objective
 from trainer.finetuning.preference import make_preference
+from trainer.finetuning.task import LANGUAGE, Task
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model, num_weights
 from trainer.model.forward import PassInputs
@@ -127,7 +127,7 @@ def encoder_estimate(tmp_path: Path, facts: bytes, num_rows: int) -> MemoryEstim
     def corrected(estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
         return encoder_memory(estimate, context, config=facts, num_labels=3)
 
-    return expected_memory(context_of(config), num_rows, Objective(memory=corrected))
+    return expected_memory(context_of(config), num_rows, Task(memory=corrected))
 
 
 @pytest.mark.optional
