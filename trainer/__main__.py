@@ -36,11 +36,15 @@ def main(arguments: Sequence[str]) -> None:
     spin_briefly()
     use_private_caches()
     with only_first_failure():
-        if name == "train" and "RANK" in os.environ:
-            end_with_parent()
         with importing():
             from common.settings.command import run_listed
-        run_listed(COMMANDS[name], PROGRAM, rest)
+        settings = None
+        if name == "train" and "RANK" in os.environ:
+            end_with_parent()
+            from trainer.launch.train_settings import handed_settings
+
+            settings = handed_settings(rest)
+        run_listed(COMMANDS[name], PROGRAM, rest, settings)
 
 
 def _announce(line: str, code: ExitCode) -> None:

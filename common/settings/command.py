@@ -16,23 +16,25 @@ from common.targets import check_target
 __all__ = ["option_names", "run_listed"]
 
 
-def run_listed(command: Command, program: str, arguments: Sequence[str]) -> None:
+def run_listed(command: Command, program: str, arguments: Sequence[str], settings: Section | None = None) -> None:
     """Run a command with the arguments of its command line.
 
     Args:
         command: the row of the table.
         program: name of the program in the help, such as `python -m trainer`.
         arguments: after the name of the command.
+        settings: those of the arguments, if they are known already.
 
     Raises:
         ConfigError: an option is unknown, a value is not allowed, or a module cannot be loaded.
     """
-    with importing():
-        model = _named(command.settings)
-    description = command.description or (inspect.getdoc(model) or "").split("\n\n")[0]
-    parser = help_parser(model, f"{program} {command.name}", description)
-    load = load_options if issubclass(model, Options) else load_settings
-    settings = load(model, arguments, parser)
+    if settings is None:
+        with importing():
+            model = _named(command.settings)
+        description = command.description or (inspect.getdoc(model) or "").split("\n\n")[0]
+        parser = help_parser(model, f"{program} {command.name}", description)
+        load = load_options if issubclass(model, Options) else load_settings
+        settings = load(model, arguments, parser)
     _check_targets(settings)
     if command.shortcut:
         with importing():

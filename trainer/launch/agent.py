@@ -41,7 +41,7 @@ from common.command_line import write_error
 from common.errors import ConfigError, ExitCode
 from common.host_memory import num_oom_kills, why_killed
 from trainer.distributed.network import STORE_VARIABLE
-from trainer.launch.notices import say
+from trainer.launch.log_line import log_line
 from trainer.launch.stop_request import STOP_SIGNALS
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE, LAUNCHER_VARIABLE
 
@@ -127,7 +127,7 @@ class Agent(LocalElasticAgent):
         """
         wait_for_end(first_node, port, NOTICED_S)
         if not self._asked:  # else the ranks stop in order, and `_ask_ranks` limits their time
-            say("the torchrun of the first node has ended, so the ranks of this node are ended")
+            log_line("the torchrun of the first node has ended, so the ranks of this node are ended")
             self._send(signal.SIGKILL)
 
     def _ask_ranks(self, _number: int, _frame: FrameType | None) -> None:

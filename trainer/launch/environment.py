@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainer.launch.settings import check_variables
 
-__all__ = ["expected_ranks", "first_host", "may_have_gpu", "missing_variables"]
+__all__ = ["expected_ranks", "first_host", "may_have_gpu", "missing_variables", "num_nodes"]
 
 _SHUTDOWN_S = 60
 """Seconds that ranks have to save: longer than a save takes, and shorter than `stop_grace_period` in docker-compose.yml."""
@@ -56,6 +56,11 @@ def expected_ranks(variables: Mapping[str, str], num_gpus: int) -> tuple[int, in
     check_variables(known)
     ranks, nodes = known["PET_NPROC_PER_NODE"], known.get("PET_NNODES") or "1"
     return (int(ranks) if ranks.isdecimal() else max(1, num_gpus)), int(nodes.rpartition(":")[2])
+
+
+def num_nodes(variables: Mapping[str, str]) -> str:
+    """Return the number of nodes, or `MIN:MAX`, as the variables say it."""
+    return variables.get("PET_NNODES") or _of_scheduler(variables).get("PET_NNODES") or "1"
 
 
 def first_host(nodes: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from trainer.launch.notices import say
+from trainer.launch.log_line import log_line
 
 __all__ = ["STOP_SIGNALS", "StopRequest"]
 
@@ -97,7 +97,7 @@ class StopRequest:
         self._received = signal.Signals(number)
         saves = self._child is not None and self._child_saves
         default = "stopping, after a save if a step was trained" if saves else "nothing is started any more"
-        say(f"{self._received.name} received; {self._what_follows or default}")
+        log_line(f"{self._received.name} received; {self._what_follows or default}")
         self._pass_on()
 
     def _pass_on(self) -> None:

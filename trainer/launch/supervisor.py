@@ -16,7 +16,7 @@ from pathlib import Path
 
 from common.errors import ConfigError, ExitCode
 from common.host_memory import num_oom_kills, why_killed
-from trainer.launch.notices import say
+from trainer.launch.log_line import log_line
 from trainer.launch.stop_request import STOP_SIGNALS, StopRequest
 
 __all__ = ["RESTART_VARIABLES", "Ended", "RestartPolicy", "ended", "newest_step", "run_group", "supervise"]
@@ -109,10 +109,10 @@ def supervise(
             num_restarts = 0
         if (pause_s := policy.pause_s(num_restarts)) is None:
             if policy.max_restarts:
-                say(f"not started again: {num_restarts} restarts have made no new checkpoint{unseen}")
+                log_line(f"not started again: {num_restarts} restarts have made no new checkpoint{unseen}")
             return ExitCode.CRASHED
         num_restarts += 1
-        say(
+        log_line(
             f"the ranks ended ({group.reason or f'code {group.code}'}); starting again from the newest checkpoint in {pause_s} s "
             f"(restart {num_restarts} of {policy.max_restarts} without a new one{unseen})"
         )
@@ -149,10 +149,10 @@ def run_group(command: list[str], exit_file: Path, stop: StopRequest) -> Ended:
         left = ""
     why = why_killed(oom_kills)
     if status == -signal.SIGKILL:  # it could not report this itself
-        say(f"signal 9 (SIGKILL) ended torchrun{f': {why}' if why else ''}")
+        log_line(f"signal 9 (SIGKILL) ended torchrun{f': {why}' if why else ''}")
     how = ended(status, left, why)
     if how.final is ExitCode.STOPPED and not left:
-        say("stopped before a rank was started; no file was changed")
+        log_line("stopped before a rank was started; no file was changed")
     return how
 
 
