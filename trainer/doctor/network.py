@@ -42,7 +42,7 @@ def meeting_of(variables: Mapping[str, str]) -> Meeting | None:
     Raises:
         ConfigError: a variable cannot be used.
     """
-    known = {**variables, **missing_variables(variables, lambda: "0", len(os.sched_getaffinity(0)))}
+    known = {**variables, **missing_variables(variables, 0, len(os.sched_getaffinity(0)))}
     check_variables(known)
     num_nodes = int((known.get("PET_NNODES") or "1").rpartition(":")[2])
     if num_nodes < 2:

@@ -23,7 +23,7 @@ from common.errors import ConfigError, ExitCode, PreparedDataError, ProjectError
 from common.files import UnusableFileError, read_input
 from data_pipeline.dataset.locks import reading
 from trainer.launch.command import become, folder_of, group_command, other_command, training_arguments
-from trainer.launch.environment import num_nodes
+from trainer.launch.environment import may_have_gpu, missing_variables
 from trainer.launch.stop_request import StopRequest
 from trainer.launch.supervisor import RESTART_VARIABLES, RestartPolicy, newest_step, run_group, supervise
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
@@ -51,7 +51,9 @@ def main(words: Sequence[str]) -> ExitCode:
 
 def train(arguments: Sequence[str], restarts: Mapping[str, str], run: str, stop: StopRequest) -> ExitCode:
     """Train under torchrun. `run` is empty if only a recipe names it."""
-    policy = RestartPolicy.of(restarts, num_nodes(os.environ))
+    num_gpus = None if may_have_gpu() else 0  # only torch knows their number, and the next process loads it
+    os.environ.update(missing_variables(os.environ, num_gpus, len(os.sched_getaffinity(0))))
+    policy = RestartPolicy.of(restarts, os.environ.get("PET_NNODES") or "1")
     data = folder_of("data", arguments, os.environ)
     with exit_file() as reason, ExitStack() as held:
         if data:  # ranks lock their data only while they run, and it must not be replaced in the pause before a restart

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.launch.settings import check_variables
 
-__all__ = ["expected_ranks", "first_host", "may_have_gpu", "missing_variables", "num_nodes"]
+__all__ = ["expected_ranks", "first_host", "may_have_gpu", "missing_variables"]
 
 _SHUTDOWN_S = 60
 """Seconds that ranks have to save: longer than a save takes, and shorter than `stop_grace_period` in docker-compose.yml."""
@@ -23,20 +23,19 @@ _NUM_RANKS = re.compile(r"[1-9][0-9]{0,5}")
 _SIGNS_OF_A_GPU = ("dev/nvidia[0-9]*", "dev/dxg", "proc/driver/nvidia")
 
 
-def missing_variables(variables: Mapping[str, str], count_gpus: Callable[[], str], num_cores: int) -> dict[str, str]:
+def missing_variables(variables: Mapping[str, str], num_gpus: int | None, num_cores: int) -> dict[str, str]:
     """Return the variables of torchrun and OpenMP that are not set, with their values for this node.
 
     Args:
         variables: of this process.
-        count_gpus: returns the number of GPUs for this training. It is called only if no variable says how many ranks to start.
+        num_gpus: number of GPUs for this training; None if it is not counted yet, so that the number of ranks may be missing.
         num_cores: CPU cores that this process may use.
     """
     known = _of_scheduler(variables) | {name: value for name, value in variables.items() if value}
-    if "PET_NPROC_PER_NODE" not in known:
-        gpus = count_gpus()
-        known["PET_NPROC_PER_NODE"] = known.get("CPU_RANKS", "1") if gpus == "0" else gpus
+    if "PET_NPROC_PER_NODE" not in known and num_gpus is not None:
+        known["PET_NPROC_PER_NODE"] = str(num_gpus) if num_gpus else known.get("CPU_RANKS", "1")
     known.setdefault("PET_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_S))
-    num_ranks = known["PET_NPROC_PER_NODE"]
+    num_ranks = known.get("PET_NPROC_PER_NODE", "")
     if _NUM_RANKS.fullmatch(num_ranks):  # torchrun would set 1 thread for each rank, and other cores would be idle
         known.setdefault("OMP_NUM_THREADS", str(max(1, num_cores // int(num_ranks))))
     return {name: value for name, value in known.items() if variables.get(name) != value}
@@ -52,15 +51,10 @@ def expected_ranks(variables: Mapping[str, str], num_gpus: int) -> tuple[int, in
     Raises:
         ConfigError: a variable cannot be used.
     """
-    known = {**variables, **missing_variables(variables, lambda: str(num_gpus), len(os.sched_getaffinity(0)))}
+    known = {**variables, **missing_variables(variables, num_gpus, len(os.sched_getaffinity(0)))}
     check_variables(known)
     ranks, nodes = known["PET_NPROC_PER_NODE"], known.get("PET_NNODES") or "1"
     return (int(ranks) if ranks.isdecimal() else max(1, num_gpus)), int(nodes.rpartition(":")[2])
-
-
-def num_nodes(variables: Mapping[str, str]) -> str:
-    """Return the number of nodes, or `MIN:MAX`, as the variables say it."""
-    return variables.get("PET_NNODES") or _of_scheduler(variables).get("PET_NNODES") or "1"
 
 
 def first_host(nodes: str) -> str:

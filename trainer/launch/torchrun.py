@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from common.command_line import end_at_once, importing, run_command
@@ -35,9 +34,9 @@ def main(arguments: Sequence[str]) -> ExitCode:
         with importing():
             from trainer.launch.train_settings import hand_to_ranks, load_train_settings
         config = load_train_settings(arguments[place:])
-        cores = len(os.sched_getaffinity(0))
-        os.environ.update(missing_variables(os.environ, partial(count_gpus, config.device), cores))
-        check_variables(os.environ)
+        if not os.environ.get("PET_NPROC_PER_NODE"):
+            os.environ.update(missing_variables(os.environ, count_gpus(config.device), len(os.sched_getaffinity(0))))
+            check_variables(os.environ)
         if exit_file := os.environ.get(EXIT_FILE_VARIABLE):  # it is in a private folder
             hand_to_ranks(config, arguments[place:], Path(exit_file).with_name("settings.json"))
         loading = "" if "torch" in sys.modules else f"; loading PyTorch first, which {_TAKES}"
@@ -47,18 +46,18 @@ def main(arguments: Sequence[str]) -> ExitCode:
     return launch(arguments)
 
 
-def count_gpus(device: str) -> str:
-    """Return the number of GPUs that a training with this setting `device` uses on this machine, as text.
+def count_gpus(device: str) -> int:
+    """Return the number of GPUs that a training with this setting `device` uses on this machine.
 
     Raises:
         ConfigError: the machine has GPUs, and torch sees none.
     """
     if device == "cpu" or not may_have_gpu():
-        return "0"
+        return 0
     log_line(f"counting the GPUs; loading PyTorch for it {_TAKES}")
     with importing():
         from trainer.distributed.devices import num_gpus
-    return str(num_gpus(device))
+    return num_gpus(device)
 
 
 if __name__ == "__main__":

@@ -230,7 +230,7 @@ def told_to_torchrun(variables: Mapping[str, str], arguments: list[str], monkeyp
 
     That is: number of nodes, node, ranks, address, port, command.
     """
-    known = {**variables, **missing_variables(variables, lambda: "8", 16)}
+    known = {**variables, **missing_variables(variables, 8, 16)}
     check_variables(known)
     for name in [name for name in os.environ if name.startswith("PET_")]:
         monkeypatch.delenv(name)
