@@ -83,7 +83,6 @@ class Group:
 
     @property
     def has_several_nodes(self) -> bool:
-        """True if some ranks are on other nodes."""
         return self.num_nodes > 1
 
     @property
@@ -134,17 +133,10 @@ class Group:
 
 @contextmanager
 def joined_group(device: str, slow_s: float = 0.0) -> Iterator[Group]:
-    """Join the process group that torchrun's environment variables describe, and leave it at the end.
-
-    After an error the group is not destroyed, because NCCL may then wait for ranks that have ended, or end the process before the
-    error is printed. `run_command` prints the error, and `end_at_once` then ends the process, which closes its connections.
-
-    Args:
-        device: `auto`, `cpu` or `cuda`.
-        slow_s: seconds for which a rank waits for the others in a collective. The timeout is at least ten minutes.
-
-    Raises:
-        ConfigError: torch sees no GPU, but `device` asks for one or the machine has one; or there are fewer GPUs than local ranks.
+    """Join the process group that torchrun's environment variables describe, and leave it at the end. After an error the group is
+    not destroyed, because NCCL may then wait for ranks that have ended, or end the process before the error is printed;
+    `end_at_once` closes its connections. `slow_s` is the timeout of a collective, at least ten minutes. Raises ConfigError if
+    there is no GPU for this rank.
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))

@@ -25,9 +25,8 @@ _POLL_S = 0.1
 @contextmanager
 def stoppable_wait(others_s: float = OTHERS_S) -> Iterator[None]:
     """End this process with STOPPED if a stop request arrives during the wait for other ranks and the wait lasts `others_s` longer.
-
-    No work is lost, because no step was trained. If the wait ends sooner, the signal stays pending. Only signals that this thread
-    blocks are handled here. The launcher's ranks block SIGTERM and SIGINT; in other processes both have their default effect.
+    No work is lost, because no step was trained. If the wait ends sooner, the signal stays pending. Only signals that this
+    thread blocks are handled: the launcher's ranks block SIGTERM and SIGINT.
     """
     numbers = signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM, signal.SIGINT}
     if not numbers:

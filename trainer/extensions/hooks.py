@@ -104,34 +104,28 @@ class Extension:
 
     @property
     def own_loss(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
-        """`loss_sum` if the file defines a loss, else None."""
         return self.loss_sum if "loss" in self.hooks else None
 
     @property
     def copies(self) -> bool:
-        """Whether the file defines `on_save`."""
         return "on_save" in self.hooks
 
     @property
     def has_step(self) -> bool:
-        """Whether the file defines a training step: see `step_loss`."""
         return "training_step" in self.hooks
 
     @property
     def build_model(self) -> Callable[..., Any] | None:
-        """The user's function that builds the model. `seeded_model` calls it."""
         return self.hooks.get("build_model")
 
     def train_start(self, run: RunView) -> None:
-        """Call the hook before the first step of this process. This and the next methods raise the errors of `loss_sum`."""
         self._notify("on_train_start", run)
 
     def step_end(self, run: RunView, metrics: object) -> ScalarsEvent | None:
-        """Call the hook after each step. Return what it logged, as the next two methods do."""
+        """Call the hook after each step. Return what it logged. These methods raise the errors of `loss_sum`."""
         return self._notify("on_step_end", run, metrics)
 
     def evaluated(self, run: RunView, evaluation: object) -> ScalarsEvent | None:
-        """Call the hook after each evaluation."""
         return self._notify("on_evaluate", run, evaluation)
 
     def saved(self, run: RunView, step: int, path: Path) -> ScalarsEvent | None:
@@ -139,7 +133,6 @@ class Extension:
         return self._notify("on_save", run, step, path)
 
     def train_end(self, run: RunView) -> None:
-        """Call the hook after the last save of this process."""
         self._notify("on_train_end", run)
 
     def loss_sum(self, logits_BLV: Tensor, targets_BL: Tensor, weights_BL: Tensor | None) -> Tensor:
@@ -165,12 +158,7 @@ class Extension:
         return result.float()
 
     def step_loss(self, micro: CountedPasses) -> Tensor:
-        """Let the user's training step make all passes over a micro-batch. Return the sum of its losses, without a gradient.
-
-        Raises:
-            ConfigError: the function failed, made no backward pass or returned no number. The message names file and line.
-            ProjectError: the function raised a ProjectError. Its class and exit code are kept.
-        """
+        """Let the user's training step make all passes over a micro-batch. Return the sum of its losses, without a gradient."""
         try:
             result = self.hooks["training_step"](micro)
         except Exception as error:

@@ -15,17 +15,15 @@ def place_of(path: Path | None, line: int | None) -> str:
 
 
 def line_in(path: Path | None, error: BaseException) -> int | None:
-    """Return the last line of the file in the traceback of an error, or None if the file is not in it."""
+    """Return the last line of the file in the traceback of an error."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return lines[-1] if lines else None
 
 
 def line_of(function: object) -> int | None:
-    """Return the first line of a function, or None if it is unknown."""
     code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
     return None if code is None else cast(int, code.co_firstlineno)
 
 
 def described(value: object) -> str:
-    """Return the type of a value as text, and for a tensor its shape and type."""
     return f"a tensor of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -71,7 +71,6 @@ def _fault_of_model(model: object) -> str | None:
 
 @torch.no_grad()
 def _try_model(model: nn.Module) -> object:
-    """Return the output of the model for two tokens of one document."""
     training = model.training
     segments_BL = torch.zeros(1, 2, dtype=torch.int32)
     try:

@@ -34,7 +34,6 @@ _MAX_RECORD_BYTES = 64 << 20
 
 
 def main(words: Sequence[str]) -> ExitCode:
-    """Train, or replace this process by another command."""
     restarts = {name: os.environ.pop(name, "") for name in RESTART_VARIABLES}
     if command := other_command(words):
         become(command)
@@ -70,7 +69,7 @@ def train(arguments: Sequence[str], restarts: Mapping[str, str], run: str, stop:
 
 
 def may_be_finished(run: str) -> bool:
-    """Return whether the record of a run says that it has finished, without a check of the record."""
+    """Return whether the unchecked record of a run says that it has finished."""
     try:
         return b'"status":"finished"' in read_input(Path(run) / "record.json", _MAX_RECORD_BYTES).replace(b" ", b"")
     except (OSError, ValueError, UnusableFileError):
@@ -89,13 +88,8 @@ def is_finished(arguments: Sequence[str]) -> bool:
 
 @contextmanager
 def exit_file() -> Iterator[Path]:
-    """Yield the path of the exit file, in a private folder that is removed when the context ends.
-
-    The first rank that fails, or the watchdog, writes the reason why the ranks end into this file.
-
-    Raises:
-        ConfigError: the folder cannot be created.
-        StorageError: its disk is full.
+    """Yield the path of the exit file, in a private folder. The first rank that fails, or the watchdog, writes there why the ranks
+    end.
     """
     parent = os.environ.get("TMPDIR") or "/tmp"
     try:

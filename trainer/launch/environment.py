@@ -24,12 +24,8 @@ _SIGNS_OF_A_GPU = ("dev/nvidia[0-9]*", "dev/dxg", "proc/driver/nvidia")
 
 
 def missing_variables(variables: Mapping[str, str], num_gpus: int | None, num_cores: int) -> dict[str, str]:
-    """Return the variables of torchrun and OpenMP that are not set, with their values for this node.
-
-    Args:
-        variables: of this process.
-        num_gpus: number of GPUs for this training; None if it is not counted yet, so that the number of ranks may be missing.
-        num_cores: CPU cores that this process may use.
+    """Return the variables of torchrun and OpenMP that are not set, with their values for this node. Without `num_gpus`, which only
+    torch knows, the number of ranks may be missing.
     """
     known = _of_scheduler(variables) | {name: value for name, value in variables.items() if value}
     if "PET_NPROC_PER_NODE" not in known and num_gpus is not None:
@@ -42,14 +38,8 @@ def missing_variables(variables: Mapping[str, str], num_gpus: int | None, num_co
 
 
 def expected_ranks(variables: Mapping[str, str], num_gpus: int) -> tuple[int, int]:
-    """Return the number of ranks on this node, and the number of nodes, with which the launcher would start a training.
-
-    Args:
-        variables: of this process.
-        num_gpus: number of GPUs that the training uses on this node.
-
-    Raises:
-        ConfigError: a variable cannot be used.
+    """Return the number of ranks on this node, and the number of nodes, with which the launcher would start a training. Raises
+    ConfigError for a variable that cannot be used.
     """
     known = {**variables, **missing_variables(variables, num_gpus, len(os.sched_getaffinity(0)))}
     check_variables(known)
@@ -64,16 +54,11 @@ def first_host(nodes: str) -> str:
 
 
 def may_have_gpu(root: Path = Path("/")) -> bool:
-    """Return whether this machine may have a GPU. Only torch knows, but loading it takes seconds.
-
-    Args:
-        root: the folder that holds `dev` and `proc`.
-    """
+    """Return whether this machine may have a GPU. Only torch knows, but loading it takes seconds. `root` holds `dev` and `proc`."""
     return any(any(root.glob(pattern)) for pattern in _SIGNS_OF_A_GPU)
 
 
 def _of_scheduler(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the PET_* variables that follow from those of SkyPilot or Slurm; none has an empty value."""
     if num_nodes := variables.get("SKYPILOT_NUM_NODES"):
         node_rank = variables.get("SKYPILOT_NODE_RANK", "")
         num_ranks = variables.get("SKYPILOT_NUM_GPUS_PER_NODE", "").removeprefix("0")  # 0: no GPUs, so CPU_RANKS applies

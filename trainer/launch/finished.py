@@ -123,7 +123,6 @@ def _at(values: Mapping[str, Any], name: str) -> Any:
 
 
 def _is_saved(run: Path, step: int) -> bool:
-    """Return whether the checkpoint of a step is there and all bytes of its files are intact."""
     checkpoints = run / "checkpoints"
     path = checkpoints / f"step-{step:08d}" / "manifest.json"
     objects = unsealed(read_run_file(path, _MAX_MANIFEST_BYTES, path.parent))["objects"]

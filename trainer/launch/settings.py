@@ -20,11 +20,7 @@ _MANY = 10**6
 
 
 def check_variables(variables: Mapping[str, str]) -> None:
-    """Check the variables that torchrun and OpenMP read. An empty variable counts as not set.
-
-    Raises:
-        ConfigError: a variable cannot be used; the message names it, its value, and what is allowed.
-    """
+    """Check the variables that torchrun and OpenMP read. An empty variable counts as not set. Raises ConfigError."""
     num_nodes = _num_nodes(variables.get("PET_NNODES") or "1")
     _check_ranks(variables)
     _check_number(variables, "PET_NODE_RANK", 0, num_nodes - 1, "the number of this node, from 0")
@@ -46,11 +42,7 @@ def check_variables(variables: Mapping[str, str]) -> None:
 
 
 def openmp_threads(variables: Mapping[str, str]) -> int | None:
-    """Return OMP_NUM_THREADS; None if it is not set.
-
-    Raises:
-        ConfigError: it is not a number of threads.
-    """
+    """Return OMP_NUM_THREADS; None if it is not set. Raises ConfigError for a value that cannot be used."""
     _check_number(variables, "OMP_NUM_THREADS", 1, 1024, "CPU threads of one rank")
     return int(variables.get("OMP_NUM_THREADS") or 0) or None
 

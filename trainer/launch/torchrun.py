@@ -26,7 +26,6 @@ _TAKES = "takes seconds to a minute"
 
 
 def main(arguments: Sequence[str]) -> ExitCode:
-    """Start the ranks, wait for them, and return the exit code of this process."""
     check_variables(os.environ)
     words = ("-m", "trainer", "train")
     places = (place + len(words) for place in range(len(arguments)) if tuple(arguments[place : place + len(words)]) == words)
@@ -47,11 +46,7 @@ def main(arguments: Sequence[str]) -> ExitCode:
 
 
 def count_gpus(device: str) -> int:
-    """Return the number of GPUs that a training with this setting `device` uses on this machine.
-
-    Raises:
-        ConfigError: the machine has GPUs, and torch sees none.
-    """
+    """Return the number of GPUs that a training with this setting `device` uses on this machine."""
     if device == "cpu" or not may_have_gpu():
         return 0
     log_line(f"counting the GPUs; loading PyTorch for it {_TAKES}")

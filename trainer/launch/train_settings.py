@@ -20,11 +20,6 @@ SETTINGS_VARIABLE = "TRAINER_SETTINGS_FILE"
 
 
 def load_train_settings(arguments: Sequence[str]) -> TrainConfig:
-    """Return the settings of `train` with these arguments.
-
-    Raises:
-        ConfigError: a setting is unknown or its value is not allowed.
-    """
     return load_settings(TrainConfig, arguments, help_parser(TrainConfig, f"{PROGRAM} train", ""))
 
 

@@ -26,11 +26,8 @@ class MicroTooLarge(Exception):  # noqa: N818 - not an error: smaller micro-batc
 
 
 def wrap_for_training(loss: LossModule, context: RunContext) -> tuple[nn.Module, Accumulation]:
-    """Return the model with its loss, compiled and distributed over the ranks according to the settings.
-
-    Raises:
-        MicroTooLarge: a trial pass with DDP ran out of memory.
-        ConfigError: the number of ranks does not fit `reproducibility = elastic`.
+    """Return the model with its loss, compiled and distributed over the ranks. Raises MicroTooLarge if a trial pass with DDP runs
+    out of memory.
     """
     config, group = context.config, context.group
     compiled = config.compiles(group.device.type)

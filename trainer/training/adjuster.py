@@ -58,33 +58,21 @@ class Adjuster:
             self.ledger.event(adjustment.kind, step=after, **adjustment.facts())
 
     def quarantine(self, found: Mapping[str, tuple[int, int]], faults: Mapping[str, ProjectError], step: int) -> Adjustment:
-        """Return the adjustment that leaves out shards that cannot be read.
-
-        Args:
-            found: the result of `shared_faults`.
-            faults: the errors of this rank, by shard.
-            step: the first step without the shards.
-
-        Raises:
-            ProjectError: `bad_data.policy` is `stop`, or the lost rows exceed `bad_data.max_share`.
+        """Return the adjustment that leaves out the shards of `found`: see `decide`. Raises ProjectError if the settings do not
+        allow it.
         """
         context = self.context
         known = self.adjustments.quarantined(step)
         return decide(found, faults, context.config.bad_data, context.manifest, context.group, step=step, known=known)
 
     def wrapped(self, loss: LossModule, step: int) -> tuple[nn.Module, Accumulation]:
-        """Wrap the model for a step of a running training, and make the adjustments that this needs."""
         module, accumulation, adjustments = wrapped(loss, self.context, self.adjustments, step)
         for adjustment in adjustments.made[len(self.adjustments.made) :]:
             self.make(adjustment)
         return module, accumulation
 
     def note_for_next_start(self, step: int) -> None:
-        """Write a note, on this rank alone: the next start of the run uses smaller micro-batches from this step on.
-
-        Raises:
-            ConfigError: see `smaller_batches`.
-        """
+        """Write a note, on this rank alone: the next start of the run uses smaller micro-batches from this step on."""
         adjustment = smaller_batches(self.context, self.adjustments, step)
         leave_note(self.context.config.run, adjustment, self.context.group.rank)
 
@@ -92,13 +80,8 @@ class Adjuster:
 def wrapped(
     loss: LossModule, context: RunContext, adjustments: Adjustments, step: int
 ) -> tuple[nn.Module, Accumulation, Adjustments]:
-    """Wrap the model for the micro-batches of a step, or for smaller ones if these do not fit into memory.
-
-    Returns:
-        The module and the accumulation of `wrap_for_training`, and all adjustments, with those that were needed to fit.
-
-    Raises:
-        ConfigError: see `smaller_batches`.
+    """Wrap the model for the micro-batches of a step, or for smaller ones if these do not fit into memory. Return all adjustments
+    too.
     """
     while True:
         batch = adjustments.batch(context.config.batch, step)
@@ -114,11 +97,7 @@ def wrapped(
 
 
 def smaller_batches(context: RunContext, adjustments: Adjustments, step: int) -> Adjustment:
-    """Return the adjustment after a lack of memory in a step: smaller micro-batches, and more of them, with the same gradient.
-
-    Raises:
-        ConfigError: a micro-batch has a single row already, or `reproducibility = elastic` fixes its size.
-    """
+    """Return the adjustment after a lack of memory in a step: smaller micro-batches, and more of them, with the same gradient."""
     now = adjustments.batch(context.config.batch, step).micro_rows
     remedies = "model.activation_checkpointing = full, precision = bf16, parallel = fsdp with more ranks, or a smaller model"
     if context.config.reproducibility == "elastic":

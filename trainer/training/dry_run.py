@@ -58,11 +58,8 @@ class DryRun:
 
 
 def dry_run(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> DryRun:
-    """Check the settings of a training against data and machine, and measure five steps of the share of one rank.
-
-    Raises:
-        ConfigError: this process is one of several ranks; or see `trainer.training.start.open.opened_run`.
-        ProjectError: see `trainer.training.start.open.opened_run`.
+    """Check the settings of a training against data and machine, and measure five steps of the share of one rank. Raises the errors
+    of `opened_run`.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("plan works in one process and was started on several ranks; start it without torchrun")

@@ -51,7 +51,6 @@ class Evaluator:
         return self.data.context
 
     def due(self, progress: Progress) -> bool:
-        """Return True if an evaluation is due at this step and this step is not evaluated yet."""
         due = progress.step % self.context.config.eval.every_steps == 0 or self.end.finished(progress)
         return due and progress.evaluated_step != progress.step
 
@@ -87,12 +86,7 @@ class Evaluator:
         return after
 
     def _evaluation(self, step: int) -> Evaluation:
-        """Return the validation loss after a step. If rows cannot be read twice, put their shards into quarantine or stop.
-
-        Raises:
-            ProjectError: see `Adjuster.quarantine`.
-            ConfigError: memory ran out under FSDP.
-        """
+        """Return the validation loss after a step. If rows cannot be read twice, put their shards into quarantine or stop."""
         context = self.context
         tried: set[str] = set()
         while True:

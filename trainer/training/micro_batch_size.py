@@ -35,9 +35,6 @@ def micro_candidates(global_rows: int, world_size: int) -> list[int]:
 
     A step takes as long as its busiest rank. The candidates give this rank at most an eighth more rows than an even share. If no
     size does, they are the sizes that give it the fewest rows.
-
-    Raises:
-        ConfigError: the global batch has fewer rows than there are ranks.
     """
     if global_rows < world_size:
         raise ConfigError(
@@ -49,11 +46,7 @@ def micro_candidates(global_rows: int, world_size: int) -> list[int]:
 
 
 def with_micro_for(config: TrainConfig, num_ranks: int) -> TrainConfig:
-    """Return the settings with a smaller `batch.micro` if nobody has set it and it leaves ranks without rows.
-
-    Raises:
-        ConfigError: the global batch has fewer rows than there are ranks.
-    """
+    """Return the settings with a smaller `batch.micro` if nobody has set it and it leaves ranks without rows."""
     batch = config.batch
     is_free = batch.micro != "auto" and "micro" not in batch.model_fields_set and config.reproducibility != "elastic"
     if not is_free or batch.micro_batches >= num_ranks:
@@ -65,17 +58,8 @@ def with_micro_for(config: TrainConfig, num_ranks: int) -> TrainConfig:
 def choose_micro(
     config: TrainConfig, estimated: Callable[[int], MemoryEstimate], free_bytes: int, row_length: int, world_size: int
 ) -> int:
-    """Return the largest candidate whose estimate fits into nine tenths of the free memory.
-
-    Args:
-        config: all settings; `batch.micro` is not read.
-        estimated: returns the estimate for a number of rows.
-        free_bytes: memory for this rank before the run allocates any: see `available_bytes`.
-        row_length: tokens of a row, for the message.
-        world_size: number of ranks.
-
-    Raises:
-        ConfigError: the smallest candidate does not fit, or the global batch has fewer rows than there are ranks.
+    """Return the largest candidate whose estimate fits into nine tenths of the free memory of a rank before the run allocates any.
+    Raises ConfigError if the smallest does not fit.
     """
     candidates = micro_candidates(config.batch.global_rows, world_size)
     fitting = next((micro for micro in candidates if estimated(micro).total <= USABLE_SHARE * free_bytes), None)
@@ -90,15 +74,9 @@ def choose_micro(
 
 
 def probe(run: Callable[[int], None], candidates: Sequence[int]) -> int:
-    """Return the first candidate whose pass does not run out of memory. The random generators keep their state.
-
-    Args:
-        run: makes one forward and backward pass over that many rows of padding on this rank, and clears the gradients. It makes
-            no exchange between ranks, because one of them may run out of memory while the others wait.
-        candidates: rows of a micro-batch, largest first.
-
-    Raises:
-        ConfigError: the last candidate runs out of memory too.
+    """Return the first candidate whose pass does not run out of memory. `run` makes a forward and a backward pass over padding, and
+    no exchange between ranks, because one of them may run out of memory while the others wait. The random generators keep their
+    state.
     """
     with isolated_rng():
         for micro in candidates:
@@ -117,7 +95,6 @@ def _divisors(number: int) -> list[int]:
 
 
 def expected_memory(context: RunContext, micro: int, objective: Task) -> MemoryEstimate:
-    """Return the memory that one rank needs with micro-batches of `micro` rows."""
     config, manifest, group = context.config, context.manifest, context.group
     state, device = state_bytes_per_weight(config.optim), group.device.type
     found = estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, micro, state, context.backend, device)
@@ -125,16 +102,8 @@ def expected_memory(context: RunContext, micro: int, objective: Task) -> MemoryE
 
 
 def with_micro(context: RunContext, extension: Extension, recorded: int | None, objective: Task = LANGUAGE) -> RunContext:
-    """Return the context with a number for `batch.micro = auto`. The rank with the least memory decides.
-
-    Args:
-        context: settings, data and ranks. It is returned unchanged if `batch.micro` is a number.
-        extension: may replace the model and the loss.
-        recorded: the number of an earlier start of the run. It is used again, because the bits depend on it.
-        objective: may replace both too.
-
-    Raises:
-        ConfigError: no size fits into memory.
+    """Return the context with a number for `batch.micro = auto`. The rank with the least memory decides. The number of an earlier
+    start is used again, because the bits depend on it. Raises ConfigError if no size fits.
     """
     config, group = context.config, context.group
     if config.batch.micro != "auto":
@@ -167,7 +136,6 @@ class _Trial:
         self._taken = torch.empty(taken, dtype=torch.uint8, device=device)
 
     def __call__(self, rows: int) -> None:
-        """Run one forward and backward pass over `rows` rows of padding."""
         context, config, backend = self._context, self._context.config, self._context.backend
         by_sequence = config.loss.normalise == "sequences"
         empty = empty_micro_batch(rows, context.manifest.row_length, backend, with_weights=by_sequence)

@@ -33,15 +33,8 @@ class MicroStep:
         place: tuple[int, int],
         scale: Callable[[Tensor], Tensor],
     ) -> None:
-        """Prepare the passes.
-
-        Args:
-            loss: the model with its loss.
-            module: `loss` as the training calls it: wrapped by DDP or FSDP if the settings say so.
-            rows: the micro-batch, on any device.
-            context: settings and ranks of the run.
-            place: number of the step, and number of the micro-batch within the global batch.
-            scale: returns the number to differentiate for a sum of losses.
+        """`module` is `loss` as the training calls it: wrapped by DDP or FSDP. `place` has the number of the step, and of the
+        micro-batch within the global batch. `scale` returns the number to differentiate for a sum of losses.
         """
         self.model = loss.model
         """The decoder, or your own model. Call it only through `forward`."""

@@ -61,13 +61,7 @@ class Recovery:
     heartbeat: Heartbeat
 
     def go_back(self, request: GoBack) -> Progress:
-        """Carry out the request, and return the counters from which training continues.
-
-        Raises:
-            ConfigError: a step ran out of memory, and smaller micro-batches are not possible.
-            ProjectError: data cannot be read: see `Adjuster.quarantine`.
-            GuardError: there is no checkpoint for the rollback.
-        """
+        """Carry out the request, and return the counters from which training continues."""
         self.observer.forget()
         if isinstance(request, RollBack):
             return self._roll_back(request)

@@ -60,7 +60,6 @@ class Reporter:
     """The expected length of the run; None on all ranks except rank 0."""
 
     def report(self, result: StepResult, facts: StepFacts) -> StepMetrics:
-        """Write the numbers of a step to the sinks, and its rows to the ledger."""
         state, group, seconds = self.state, self.state.group, self.clock.lap()
         self.end.times.add(result.step - 1, result.seconds)
         if self.forecast is not None and (step_s := self.clock.first_steps_s()) is not None:

@@ -65,11 +65,8 @@ class StepTimes:
             self.times.popleft()
 
     def last_step_before(self, deadline_s: float, pause_s: float = 0.0) -> int | None:
-        """Return the last step that ends before a time; None if no step has been measured yet.
-
-        Args:
-            deadline_s: the time.
-            pause_s: the least time of evaluations for each step.
+        """Return the last step that ends before a time; None if no step has been measured yet. `pause_s` is the least time of
+        evaluations for each step.
         """
         if self.seconds_each is None or self.last is None:
             return None
@@ -104,7 +101,6 @@ class RunEnd:
 
     @property
     def last_step(self) -> int | None:
-        """The last step of the run, if that is known."""
         return self.criteria.certain_step if self.cooldown is None else self.cooldown.cooldown_end
 
     def ended_by(self, progress: Progress) -> str | None:
@@ -115,7 +111,6 @@ class RunEnd:
         return self.ended_by(progress) is not None
 
     def may_reach_targets(self, progress: Progress) -> bool:
-        """Return whether one more step could reach the limit on targets."""
         return self.criteria.may_reach_targets(progress, self.batch_tokens)
 
     def left_s(self, step: int, seconds: float) -> float | None:

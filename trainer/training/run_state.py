@@ -38,11 +38,7 @@ class LiveState:
         return RunState(progress, scaler, self.guard.to_json(), self.train_losses.to_json(), head)
 
     def sync(self) -> None:
-        """Flush ledger and metrics to the disk, on rank 0, before a checkpoint refers to them.
-
-        Raises:
-            StorageError, OSError: a file cannot be flushed.
-        """
+        """Flush ledger and metrics to the disk, on rank 0, before a checkpoint refers to them."""
         assert self.ledger is not None
         self.ledger.sync()
         self.monitor.sync()

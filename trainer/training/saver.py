@@ -60,11 +60,8 @@ class Saver:
         )
 
     def save(self, progress: Progress) -> Progress:
-        """Copy the whole state and start to write it. Training waits for the copy, and for an earlier save.
-
-        Raises:
-            StorageError: an earlier save failed; raised on every rank.
-            GuardError: the weights of the ranks differ, or are not finite.
+        """Copy the whole state and start to write it. Training waits for the copy, and for an earlier save. Raises StorageError if
+        that one failed, GuardError if the weights of the ranks differ or are not finite.
         """
         begin = time.monotonic()
         self.replica_check.check(progress.step)
@@ -83,10 +80,8 @@ class Saver:
         return saved
 
     def follow(self, result: StepResult) -> None:
-        """Acknowledge the saves that rank 0 has completed, as the result of a step says.
-
-        Raises:
-            StorageError: a save failed; raised on every rank.
+        """Acknowledge the saves that rank 0 has completed, as the result of a step says. If one failed, raise its error on every
+        rank.
         """
         if result.save_failed:
             self.state.group.on_main(self.writer.raise_if_failed)
@@ -122,7 +117,7 @@ class Saver:
 
 
 def write_and_keep(checkpoints: CheckpointStore, settings: CheckpointConfig, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint, and delete those that the settings do not keep. Runs in the background."""
+    """Runs in the background."""
     with naming(checkpoints.directory):
         checkpoints.save(checkpoint)
     best = checkpoint.state["progress"]["best_step"]

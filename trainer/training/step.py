@@ -37,19 +37,10 @@ class CannotContinueError(ProjectError):
 
 
 def train_step(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs, *, previous: PendingStep | None = None) -> PendingStep:
-    """Update the weights by one global batch. The host does not wait for the device here, but in `PendingStep.result`.
-
-    Every device skips the update if the loss or the gradient norm is not finite or outside `inputs.thresholds`, or if a rank failed
-    in this step or in `previous`. A step with a failed rank is void: the loop repeats it.
-
-    Args:
-        trainable: the model, its gradient and its optimizers.
-        batch: this rank's part of the global batch.
-        inputs: further arguments of the step, and the values that it reports to the other ranks.
-        previous: the previous step, if its numbers have not been read yet.
-
-    Raises:
-        CannotContinueError: this rank ran out of memory, and cannot do its part of the exchanges.
+    """Update the weights by one global batch. The host does not wait for the device here, but in `PendingStep.result`. Every device
+    skips the update if the loss or the gradient norm is not finite or outside `inputs.thresholds`, or if a rank failed in this
+    step or in `previous`, whose numbers have not been read yet. A step with a failed rank is void: the loop repeats it. Raises
+    CannotContinueError if this rank ran out of memory and cannot do its part of the exchanges.
     """
     scaler_before = trainable.copy_of_scaler()
     began = previous is None or not previous.ran_out
@@ -71,14 +62,10 @@ def train_step(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs, *, 
 
 
 def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> Gradient | None:
-    """Leave the clipped gradient of the global batch in the parameters. Return None if this rank ran out of memory.
-
-    The loss of each micro-batch is a sum, divided by the targets of the whole global batch before backward. So the result is the
-    gradient of the mean for every size of micro-batches. `losses` has an element for each micro-batch of the global batch. The
-    elements of other ranks are zero, and adding a zero changes no bit.
-
-    Raises:
-        CannotContinueError: this rank ran out of memory and cannot take part in the exchanges of the other ranks.
+    """Leave the clipped gradient of the global batch in the parameters. Return None if this rank ran out of memory. The loss of
+    each micro-batch is a sum, divided by the targets of the whole global batch before backward, so the result is the gradient of
+    the mean for every size of micro-batches. `losses` has an element for each micro-batch of the global batch. Those of other
+    ranks are zero, which changes no bit.
     """
     context, accumulation = trainable.context, trainable.accumulation
     group = context.group
@@ -120,7 +107,6 @@ def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> 
 
 
 def exchange_without_gradient(trainable: Trainable, batch: GlobalBatch, step: int, *, began: bool) -> None:
-    """Take part in the exchanges of a step for which this rank has no gradient, so that no rank waits for it."""
     release_memory()
     with out_of_memory_is_final(step):
         if not began:
@@ -130,7 +116,7 @@ def exchange_without_gradient(trainable: Trainable, batch: GlobalBatch, step: in
 
 @contextmanager
 def out_of_memory_is_final(step: int) -> Iterator[None]:
-    """Raise CannotContinueError if memory runs out in this context. The other ranks cannot continue without this one."""
+    """The other ranks cannot continue without this one."""
     try:
         yield
     except Exception as error:

@@ -29,7 +29,7 @@ class StopRequests:
         return self.signal.name is not None or (self.monitor is not None and self.monitor.stop_alert is not None)
 
     def on_any_rank(self) -> bool:
-        """Return whether any rank was asked to stop. All ranks must call this."""
+        """All ranks must call this."""
         return self.group.smallest(-1 if self.requested else 0) < 0
 
     @property

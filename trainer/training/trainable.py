@@ -118,9 +118,6 @@ class Trainable:
         """Replace the weights of a new model, and its moving average, by those of another run.
 
         The objective names the weights that only one of the two models has. Adapters stay as they are.
-
-        Raises:
-            CheckpointError: other names, or the shapes, differ from those of the model.
         """
         common = {name: weight for name, weight in weights.items() if name not in self.objective.dropped}
         new = self.objective.fresh | adapter_names(self.model)
@@ -129,7 +126,6 @@ class Trainable:
             self.average.begin_again()
 
     def restore(self, checkpoint: Checkpoint, state: RunState) -> None:
-        """Restore the weights, the state of the optimizers, the moving average and the scaler."""
         load_full(self.model, checkpoint.model)
         parameters = parameters_by_name(self.model)
         restore_optimizer(self.model, self.optimizers, distribute_like(parameters, checkpoint.optimizer))
@@ -153,11 +149,10 @@ class Trainable:
             self.scaler.unscale_(optimizer)
 
     def copy_of_scaler(self) -> list[Tensor]:
-        """Return the state of the scaler, copied on the device, so that the host does not wait."""
+        """Return a copy on the device, so that the host does not wait."""
         return [value.clone() for value in _tensors_of(self.scaler)]
 
     def restore_scaler(self, before: list[Tensor], *, where: Tensor) -> None:
-        """Restore a state of `copy_of_scaler` if `where` is true on the device."""
         for now, earlier in zip(_tensors_of(self.scaler), before, strict=True):
             now.copy_(torch.where(where, earlier, now))
 
@@ -178,12 +173,7 @@ def new_loss(model: nn.Module, extension: Extension, objective: Task, config: Tr
 
 
 def hold_reference(context: RunContext, objective: Task, origin: Origin | None) -> None:
-    """Hand a copy of the model with the initial weights of the run to the objective. All ranks must call this.
-
-    Raises:
-        ConfigError: the run did not begin with the weights of another run.
-        CheckpointError: the file with the weights is missing or damaged.
-    """
+    """Hand a copy of the model with the initial weights of the run to the objective. All ranks must call this."""
     config = context.config
     if origin is None:
         raise ConfigError(f"{config.run}: objective = {config.objective} needs the weights of another run; begin a run with --init")

@@ -101,7 +101,6 @@ class TrainingRun:
         return LearningRates(math.prod(factors, start=optim.lr), muon_lr)
 
     def step_inputs(self, step: int) -> StepInputs:
-        """Return the arguments of a step besides its batch."""
         return StepInputs(
             step=step,
             seconds=self.clock.seconds,
@@ -126,15 +125,9 @@ class TrainingRun:
             self.profiler.after_step(step)
 
     def finish(self, progress: Progress, *, stopped: bool) -> str:
-        """Write into the record how the run ended.
-
-        Returns:
-            `weights sha256:… steps N`, with the digest of all weights in the order of their names, as little-endian fp32. The
-            same on every rank.
-
-        Raises:
-            StoppedBySignal: a signal ended the run.
-            GuardError: an alert ended the run.
+        """Write into the record how the run ended. Return `weights sha256:… steps N`, with the digest of all weights in the order
+        of their names, as little-endian fp32, on every rank. Raises StoppedBySignal or GuardError if a signal or an alert ended
+        the run.
         """
         _log.info("%s; measured peak %s", self.expected_memory.describe(), format_bytes(self.memory.bytes()))
         weights = self.trainable.weights()

@@ -65,7 +65,6 @@ class Beat:
         return self.lap, self.step, PHASES.index(self.phase)
 
     def to_bytes(self) -> bytes:
-        """Return the line."""
         return (
             f"beat {self.number:>12} pid {self.pid:>10} started {self.started:>20} container {self.container or _UNKNOWN:<47} "
             f"lap {self.lap:>6} step {self.step:>12} limit_s {self.limit_s:>12.1f} phase {self.phase:<10}\n"

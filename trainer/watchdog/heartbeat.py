@@ -19,16 +19,7 @@ _RECENT_STEPS = 50
 
 
 class Heartbeat:
-    """The heartbeat of this rank, for the watchdog and the container's health check. A beat takes a few microseconds.
-
-    Args:
-        path: the rank's file.
-        patience: how long the rank may be silent.
-        clock: returns seconds that never decrease.
-
-    Raises:
-        OSError: from every method, if the file cannot be written, or if its folder is a link.
-    """
+    """The heartbeat of this rank, for the watchdog and the container's health check. A beat takes a few microseconds."""
 
     def __init__(self, path: Path, patience: Patience, clock: Callable[[], float] = time.monotonic) -> None:
         with own_folder(path.parent) as folder:
@@ -76,7 +67,6 @@ class Heartbeat:
         self.at(before)
 
     def beat(self) -> None:
-        """Write a beat in the current phase."""
         self._number += 1
         limit_s = self._patience.limit_s(self._phase, self._step_seconds)
         pid, started = self._process.pid, self._process.started

@@ -48,14 +48,9 @@ class StallDetector:
         self, now_s: float, beats: Mapping[int, Beat], stopped: Collection[int] = (), elsewhere: Mapping[int, Beat] = _NOBODY
     ) -> tuple[Still, ...]:
         """Return the ranks that stall the group, the longest silent one first; none while the slowest is within its limit.
-
-        Args:
-            now_s: seconds of a clock that never decreases. If much time has passed since the last observation, this process
-                did not run, so perhaps no rank did either: all times of silence begin again.
-            beats: the last beat of each rank of this node that is alive and not done.
-            stopped: ranks that a signal has stopped.
-            elsewhere: the last beat of each rank of other nodes that is not done. A beat that has never changed is ignored, because
-                an earlier start may have left it.
+        `elsewhere` has the beats of other nodes; one that has never changed may be left by an earlier start. If much time has
+        passed since the last observation, this process did not run, so perhaps no rank did either: all times of silence begin
+        again.
         """
         if now_s - self._looked_s > _ASLEEP_S:
             self._seen.clear()

@@ -65,23 +65,11 @@ def watched(
     num_ranks: int = 1,
     enabled: bool = True,
 ) -> Iterator[Heartbeat]:
-    """Yield the heartbeat of this rank. While the context lasts, the watchdog of the node watches it.
-
-    Local rank 0 starts the watchdog. When a rank receives SIGUSR1, it appends the stacks of all its threads to
-    `<run>/stacks/rank-N.txt`. This takes no lock, so it works while the interpreter's lock is held.
-
-    Args:
-        run: the run's directory.
-        patience: how long a rank may be silent.
-        rank: number of this rank.
-        local_rank: number of this rank on its node.
-        processes: of the ranks on this node, in their order; the watchdog may end them. Empty: only this process. The ranks
-            report them to each other; they are never read from a file.
-        num_ranks: number of ranks on all nodes.
-        enabled: False: only the heartbeat is written, and no process is ended. Always False on systems other than Linux.
-
-    Raises:
-        OSError: the run's directory cannot be written.
+    """Yield the heartbeat of this rank. While the context lasts, the watchdog of the node, which local rank 0 starts, watches it.
+    When a rank receives SIGUSR1, it appends the stacks of all its threads to `<run>/stacks/rank-N.txt`. This takes no lock, so
+    it works while the interpreter's lock is held. The watchdog may end `processes`, the ranks on this node in their order; they
+    report them to each other, and never read them from a file. Empty: only this process. If it is not enabled, or on systems
+    other than Linux, only the heartbeat is written.
     """
     enabled = enabled and sys.platform == "linux"
     with ExitStack() as stack:
@@ -157,7 +145,6 @@ def _look(run: Path, processes: Mapping[int, ProcessId]) -> tuple[dict[int, Beat
 
 
 def _beats_of(run: Path, ranks: Iterable[int]) -> dict[int, Beat]:
-    """Return the last beats of those ranks that are not done, as they are in the files."""
     found = {}
     for rank in ranks:
         with suppress(OSError):  # the rank has not written a beat yet
@@ -167,13 +154,8 @@ def _beats_of(run: Path, ranks: Iterable[int]) -> dict[int, Beat]:
 
 
 def _reason(blamed: Sequence[Still], states: Mapping[int, str], elsewhere: Mapping[int, Beat], ended: Collection[int]) -> str:
-    """Return which ranks stall the group, and where.
-
-    Args:
-        blamed: the ranks that stall the group.
-        states: process states of the ranks of this node.
-        elsewhere: the last beats of the ranks of other nodes.
-        ended: ranks of other nodes that had a heartbeat and have none any more, or are done.
+    """Return which ranks stall the group, and where. `ended` are ranks of other nodes that had a heartbeat and have none any more,
+    or are done.
     """
     reasons = [_described(still, states.get(still.rank)) for still in blamed]
     first = blamed[0].beat
@@ -201,7 +183,7 @@ def _ranks(numbers: Collection[int], of_one: str, of_several: str) -> str:
 
 
 def _remove_heartbeats(run: Path, ranks: Iterable[int]) -> None:
-    """Remove the heartbeats of ranks that have been ended, so that other nodes do not wait for them."""
+    """Other nodes then do not wait for ranks that have been ended."""
     for rank in ranks:
         with suppress(OSError):
             remove_heartbeat(run, rank)
@@ -251,18 +233,9 @@ def _say(line: str) -> None:
 
 
 def collect_stacks(run: Path, beats: Mapping[int, Beat], ask: Callable[[int], None]) -> dict[int, int]:
-    """Ask ranks to append their stacks to their files, below a line with the time, and wait at most 5 seconds for them.
-
-    Args:
-        run: the run's directory.
-        beats: the last beat of each rank.
-        ask: is called with the number of each rank; sends SIGUSR1 to its process.
-
-    Returns:
-        The offset in bytes of the new lines in the file of each rank. A rank without a file cannot answer and is left out.
-
-    Raises:
-        OSError: a file cannot be written.
+    """Ask ranks to append their stacks to their files, below a line with the time, and wait at most 5 seconds for them. `ask` sends
+    SIGUSR1 to the process of a rank. Return the offset in bytes of the new lines in the file of each rank; one without a file
+    cannot answer and is left out. Raises OSError if a file cannot be written.
     """
     begins, empty = {}, {}
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -52,7 +52,6 @@ def introduce(run: TrainingRun, *, continued: bool) -> None:
 
 
 def warn_of_settings(context: RunContext, trainable: Trainable) -> None:
-    """Warn about each setting that has no effect in this run."""
     for warning in settings_without_effect(
         context.config,
         device=context.group.device.type,
@@ -77,7 +76,6 @@ def _describe(run: TrainingRun, *, continued: bool) -> str:
 
 
 def _chosen(config: TrainConfig) -> str:
-    """Return what the recipe `auto` has chosen, in one sentence."""
     model, limits = config.model, config.limits
     bounds = {name: getattr(limits, name) for name in ("minutes", "epochs", "steps", "tokens")}
     ends = " or ".join(f"limits.{name} = {value:g}" for name, value in bounds.items() if value is not None)
