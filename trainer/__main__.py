@@ -16,7 +16,7 @@ from trainer.launch.first_failure import only_first_failure
 from trainer.machine.allocator import keep_memory
 from trainer.machine.openmp import spin_briefly
 from trainer.machine.private_caches import use_private_caches
-from trainer.watchdog.processes import end_with_parent, leave_reason
+from trainer.watchdog.processes import end_with_parent, write_exit_code
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _announce(line: str, code: ExitCode) -> None:
     """Print an error once for all ranks of this node, and write its exit code to the file that the launcher reads."""
-    if leave_reason(f"{code:d}"):
+    if write_exit_code(f"{code:d}"):
         with suppress(BrokenPipeError):
             write_error(line)
 

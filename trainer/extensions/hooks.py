@@ -103,7 +103,7 @@ class Extension:
         return None if self.source is None else f"sha256:{hashlib.sha256(self.source).hexdigest()}"
 
     @property
-    def own_loss(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
+    def custom_loss(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
         return self.loss_sum if "loss" in self.hooks else None
 
     @property

@@ -36,7 +36,7 @@ class ShardedModule(FSDPModule, nn.Module):
 
 
 def check_parallel(config: TrainConfig, group: Group) -> None:
-    """Refuse a global batch that FSDP cannot divide. All ranks gather weights for every micro-batch, so each needs the same number."""
+    """Refuse a global batch that FSDP cannot divide: all ranks gather weights for each micro-batch, so each needs as many."""
     batch = config.batch
     if config.parallel == "fsdp" and batch.micro_batches % group.world_size:
         raise ConfigError(

@@ -49,7 +49,7 @@ def wrap_for_training(loss: LossModule, context: RunContext) -> tuple[nn.Module,
         return loss, TreeAccumulation(GradientTree(parameters, group))
     if group.world_size == 1:
         return loss, Accumulation(parameters)
-    if context.own_step:
+    if context.custom_step:
         return loss, LateAccumulation(parameters, group)
     device_ids = [group.device] if group.device.type == "cuda" else None
     module = wrapped_by_ddp(loss, device_ids=device_ids)

@@ -79,7 +79,7 @@ def dry_run(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> D
         free_bytes = available_bytes(group.device, here)
         weights, step_s = _measured(replace(plan, context=context), num_ranks, now)
         of_ranks = replace(context, group=replace(group, world_size=num_ranks))
-        memory = expected_memory(of_ranks, config.batch.micro_rows, plan.objective)
+        memory = expected_memory(of_ranks, config.batch.micro_rows, plan.task)
         store = CheckpointStore(config.run / "checkpoints")
         steps = store.steps()
         facts = forecast(
@@ -124,7 +124,7 @@ def _measured(plan: StartPlan, num_ranks: int, now: Callable[[], float]) -> tupl
     weights = num_weights(config.model, context.manifest.vocab_size) + num_adapter_weights(config.model, config.lora)
     try:
         trainable, adjustments = build(replace(plan, context=context), Adjustments(), 1)
-        hold_copy(context, plan.objective)
+        hold_copy(context, plan.task)
         weights = trainable.num_weights
         step_s = None if adjustments.made else measured_step_s(trainable, replace(plan.data, context=context), now)
     except Exception as error:

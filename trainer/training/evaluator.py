@@ -60,7 +60,7 @@ class Evaluator:
         If a stop is requested during the evaluation, its result is discarded. The resumed run evaluates this step.
         """
         trainable, monitor = self.trainable, self.state.monitor
-        can_write = trainable.objective.writes
+        can_write = trainable.task.writes
         try:
             with trainable.average.swapped_in() if trainable.average else nullcontext():
                 evaluation = self._evaluation(progress.step)
@@ -72,8 +72,8 @@ class Evaluator:
             return progress
         config, extension = self.context.config, trainable.extension
         after = progress.after_evaluation(evaluation.loss, self.state.train_losses.take())
-        own_loss = extension.own_loss is not None or extension.has_step or not trainable.objective.comparable
-        comparable = is_comparable(config.loss, own_loss=own_loss)
+        custom_loss = extension.custom_loss is not None or extension.has_step or not trainable.task.comparable
+        comparable = is_comparable(config.loss, custom_loss=custom_loss)
         monitor.write(with_convergence(evaluation.event(progress.step), after.evaluations, config.eval, comparable=comparable))
         if evaluation.measured is not None:
             monitor.write(evaluation.measured(progress.step))
@@ -119,7 +119,7 @@ class Evaluator:
                 self.beat,
                 self.grouping,
                 lambda: self.stop.requested,
-                self.trainable.objective.measures,
+                self.trainable.task.measures,
             )
         except Exception as error:
             if context.config.parallel != "fsdp" or not is_out_of_memory(error):

@@ -19,7 +19,7 @@ from trainer.model.forward import empty_micro_batch
 from trainer.model.memory_estimate import MemoryEstimate, estimate
 from trainer.optim.optimizers import state_bytes_per_weight
 from trainer.runs.context import RunContext
-from trainer.training.micro_step import MicroStep, own_step_loss
+from trainer.training.micro_step import MicroStep, custom_step_loss
 from trainer.training.trainable import hold_copy, new_loss, new_model
 
 __all__ = ["choose_micro", "expected_memory", "micro_candidates", "probe", "with_micro", "with_micro_for"]
@@ -94,14 +94,14 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // divisor for divisor in small)})
 
 
-def expected_memory(context: RunContext, micro: int, objective: Task) -> MemoryEstimate:
+def expected_memory(context: RunContext, micro: int, task: Task) -> MemoryEstimate:
     config, manifest, group = context.config, context.manifest, context.group
     state, device = state_bytes_per_weight(config.optim), group.device.type
     found = estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, micro, state, context.backend, device)
-    return found if objective.memory is None else objective.memory(found, context)
+    return found if task.memory is None else task.memory(found, context)
 
 
-def with_micro(context: RunContext, extension: Extension, recorded: int | None, objective: Task = LANGUAGE) -> RunContext:
+def with_micro(context: RunContext, extension: Extension, recorded: int | None, task: Task = LANGUAGE) -> RunContext:
     """Return the context with a number for `batch.micro = auto`. The rank with the least memory decides. The number of an earlier
     start is used again, because the bits depend on it. Raises ConfigError if no size fits.
     """
@@ -110,12 +110,12 @@ def with_micro(context: RunContext, extension: Extension, recorded: int | None, 
         return context
     if recorded is not None:
         return _with(context, recorded)
-    estimated = partial(expected_memory, context, objective=objective)
+    estimated = partial(expected_memory, context, task=task)
     free = group.smallest(available_bytes(group.device, group.local_world_size))
     micro = choose_micro(config, estimated, free, context.manifest.row_length, group.world_size)
     if config.parallel == "ddp":  # a pass of FSDP exchanges weights: if one rank ran out of memory, the others would wait for it
         candidates = [rows for rows in micro_candidates(config.batch.global_rows, group.world_size) if rows <= micro]
-        fitting = probe(_Trial(context, extension, objective), candidates)
+        fitting = probe(_Trial(context, extension, task), candidates)
         release_memory()  # the cache of the trial, because NCCL takes its memory outside of PyTorch's cache
         micro = group.smallest(fitting)
     _log.info("batch.micro = auto: %d rows; %s", micro, estimated(micro).describe())
@@ -125,13 +125,13 @@ def with_micro(context: RunContext, extension: Extension, recorded: int | None, 
 class _Trial:
     """Passes through a temporary model, while a placeholder takes the memory that gradients and optimizer will need."""
 
-    def __init__(self, context: RunContext, extension: Extension, objective: Task) -> None:
+    def __init__(self, context: RunContext, extension: Extension, task: Task) -> None:
         config, device = context.config, context.group.device
-        model = new_model(extension, objective, config, context.manifest.vocab_size).to(device)
-        self._loss = new_loss(model, extension, objective, config)
-        self._context, self._extension, self._objective = context, extension, objective
-        hold_copy(context, objective)
-        needs = expected_memory(context, 1, objective)
+        model = new_model(extension, task, config, context.manifest.vocab_size).to(device)
+        self._loss = new_loss(model, extension, task, config)
+        self._context, self._extension, self._task = context, extension, task
+        hold_copy(context, task)
+        needs = expected_memory(context, 1, task)
         taken = needs.gradients + needs.optimizer + needs.average + needs.tree
         self._taken = torch.empty(taken, dtype=torch.uint8, device=device)
 
@@ -141,8 +141,8 @@ class _Trial:
         empty = empty_micro_batch(rows, context.manifest.row_length, backend, with_weights=by_sequence)
         try:
             micro = MicroStep(self._loss, self._loss, empty, context, (0, 0), lambda loss_sum: loss_sum)
-            if context.own_step:
-                own_step_loss(micro, self._extension, self._objective)
+            if context.custom_step:
+                custom_step_loss(micro, self._extension, self._task)
             else:
                 micro.backward(micro.loss_sum())
         finally:

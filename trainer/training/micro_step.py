@@ -1,4 +1,4 @@
-"""One micro-batch of a training step: its forward and backward passes, by the trainer, an objective or an extension."""
+"""One micro-batch of a training step: its forward and backward passes, by the trainer, a task or an extension."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.model.dropout import row_keys
 from trainer.model.forward import CustomPass, LossModule, forward_pass
 from trainer.runs.context import RunContext
 
-__all__ = ["MicroStep", "own_step_loss"]
+__all__ = ["MicroStep", "custom_step_loss"]
 
 
 class MicroStep:
@@ -85,6 +85,6 @@ class MicroStep:
         return forward_pass(self._module, self.rows, config, device, self._context.backend, keys_B=keys_B, custom=custom)
 
 
-def own_step_loss(micro: MicroStep, extension: Extension, objective: Task) -> Tensor:
-    """Let the extension or the objective make all passes over a micro-batch. Return the sum of its losses, without a gradient."""
-    return extension.step_loss(micro) if objective.step is None else objective.step(micro).detach().float()
+def custom_step_loss(micro: MicroStep, extension: Extension, task: Task) -> Tensor:
+    """Let the extension or the task make all passes over a micro-batch. Return the sum of its losses, without a gradient."""
+    return extension.step_loss(micro) if task.step is None else task.step(micro).detach().float()

@@ -16,7 +16,7 @@ from trainer.distributed.stragglers import OwnTime
 from trainer.health.guard import Thresholds
 from trainer.machine.memory import is_out_of_memory, release_memory
 from trainer.optim.optimizers import step_unless
-from trainer.training.micro_step import MicroStep, own_step_loss
+from trainer.training.micro_step import MicroStep, custom_step_loss
 from trainer.training.step_report import Gradient, PendingStep, StepInputs, StepReport, encode_report
 from trainer.training.trainable import Trainable
 
@@ -48,7 +48,7 @@ def train_step(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs, *, 
     if gradient is None:  # not in an exception handler, where the error keeps the tensors of the failed pass alive
         exchange_without_gradient(trainable, batch, inputs.step, began=began)
     group = trainable.context.group
-    num_measures = len(trainable.objective.step_metrics)
+    num_measures = len(trainable.task.step_metrics)
     report = StepReport(group.sum(encode_report(group, batch, inputs, gradient, num_measures)), batch)
     void = report.failed_ranks > 0 if previous is None else (report.failed_ranks > 0) | previous.void
     skip = (void | ~within(inputs.thresholds, report.loss, report.gradient_norm)).float()
@@ -72,7 +72,7 @@ def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> 
     own = share_of_rank(batch.num_micro_batches, group)
     factor = (group.world_size if accumulation.averages else 1) / batch.normaliser
     losses = torch.zeros(batch.num_micro_batches, dtype=torch.float64, device=group.device)
-    measures = losses.new_zeros(len(trainable.objective.step_metrics), batch.num_micro_batches)
+    measures = losses.new_zeros(len(trainable.task.step_metrics), batch.num_micro_batches)
     own_time = OwnTime(0.0, 0.0)
 
     def scaled(loss_sum: Tensor) -> Tensor:
@@ -85,12 +85,12 @@ def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> 
             last = number == own[-1]
             micro = MicroStep(trainable.loss, trainable.module, rows, context, (inputs.step, number), scaled)
             with accumulation.micro_batch(last=last):
-                loss_sum = own_step_loss(micro, trainable.extension, trainable.objective) if context.own_step else micro.loss_sum()
+                loss_sum = custom_step_loss(micro, trainable.extension, trainable.task) if context.custom_step else micro.loss_sum()
                 if len(measures):
                     measures[:, number], loss_sum = loss_sum[1:], loss_sum[0]
                 if last:
                     own_time = inputs.before_exchange()  # from here on this rank may have to wait for others
-                if not context.own_step:
+                if not context.custom_step:
                     micro.backward(loss_sum)
             losses[number] = loss_sum.detach()
         accumulation.finish()

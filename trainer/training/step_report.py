@@ -21,7 +21,7 @@ __all__ = ["Gradient", "PendingStep", "StepInputs", "StepReport", "StepResult", 
 
 _NUM_NOTES = 8
 _STOP, _SECONDS, _ENDING, _NORM, _SAVE_FAILED, _ACKNOWLEDGED, _MEMORY, _DATA = range(_NUM_NOTES)
-"""Indices of the first numbers of a report. The own times of the ranks, what the objective measures in each micro-batch, and the
+"""Indices of the first numbers of a report. The own times of the ranks, what the task measures in each micro-batch, and the
 losses of the micro-batches follow."""
 
 
@@ -65,7 +65,7 @@ class Gradient:
     """Loss sums by micro-batch of the global batch, fp64. The elements of other ranks are zero."""
     own_time: OwnTime
     measures: Tensor | None = None
-    """Sums that the objective measures, fp64: those of its first measure by micro-batch, then those of the second. None: no
+    """Sums that the task measures, fp64: those of its first measure by micro-batch, then those of the second. None: no
     measures."""
 
 
@@ -135,7 +135,7 @@ class StepResult:
     fault: DataFault | None
     """The data that this rank could not read. Only this field differs between ranks."""
     measures: tuple[float, ...] = ()
-    """What the objective measures, as means over the targets of the global batch."""
+    """What the task measures, as means over the targets of the global batch."""
 
     @property
     def void(self) -> bool:

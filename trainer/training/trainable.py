@@ -82,7 +82,7 @@ class Trainable:
     optimizers: tuple[torch.optim.Optimizer, ...]
     average: WeightAverage | None = None
     """The moving average of the weights, None if the settings turn it off."""
-    objective: Task = LANGUAGE
+    task: Task = LANGUAGE
 
     @property
     def model(self) -> nn.Module:
@@ -117,10 +117,10 @@ class Trainable:
     def begin_with(self, weights: Mapping[str, Tensor]) -> None:
         """Replace the weights of a new model, and its moving average, by those of another run.
 
-        The objective names the weights that only one of the two models has. Adapters stay as they are.
+        The task names the weights that only one of the two models has. Adapters stay as they are.
         """
-        common = {name: weight for name, weight in weights.items() if name not in self.objective.dropped}
-        new = self.objective.fresh | adapter_names(self.model)
+        common = {name: weight for name, weight in weights.items() if name not in self.task.dropped}
+        new = self.task.fresh | adapter_names(self.model)
         load_full(self.model, common, new=new, remedy="choose another init, or the extension that built its model")
         if self.average is not None:
             self.average.begin_again()
@@ -157,37 +157,37 @@ class Trainable:
             now.copy_(torch.where(where, earlier, now))
 
 
-def new_model(extension: Extension, objective: Task, config: TrainConfig, vocab_size: int) -> nn.Module:
+def new_model(extension: Extension, task: Task, config: TrainConfig, vocab_size: int) -> nn.Module:
     """Return the model of a run with new weights, on the CPU in fp32. Raises the errors of `seeded_model`."""
-    if objective.model is not None:
-        model = objective.model(config.model, vocab_size, config.seed)
+    if task.model is not None:
+        model = task.model(config.model, vocab_size, config.seed)
     else:
         model = seeded_model(extension, config.model, vocab_size, config.seed)
-    add_adapters(model, config.lora, config.seed, trained=objective.fresh)
+    add_adapters(model, config.lora, config.seed, trained=task.fresh)
     return model
 
 
-def new_loss(model: nn.Module, extension: Extension, objective: Task, config: TrainConfig) -> LossModule:
-    score = None if objective.measures is None else objective.measures.score
-    return LossModule(model, config.loss, extension.own_loss or objective.loss, score)
+def new_loss(model: nn.Module, extension: Extension, task: Task, config: TrainConfig) -> LossModule:
+    score = None if task.measures is None else task.measures.score
+    return LossModule(model, config.loss, extension.custom_loss or task.loss, score)
 
 
-def hold_reference(context: RunContext, objective: Task, origin: Origin | None) -> None:
-    """Hand a copy of the model with the initial weights of the run to the objective. All ranks must call this."""
+def hold_reference(context: RunContext, task: Task, origin: Origin | None) -> None:
+    """Hand a copy of the model with the initial weights of the run to the task. All ranks must call this."""
     config = context.config
     if origin is None:
         raise ConfigError(f"{config.run}: objective = {config.objective} needs the weights of another run; begin a run with --init")
     weights = context.group.on_all(lambda: read_reference(config.run, origin.weights))
-    hold_copy(context, objective, weights)
+    hold_copy(context, task, weights)
 
 
-def hold_copy(context: RunContext, objective: Task, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Hand a copy of the model without adapters to an objective that needs one, with these weights; without them for a trial."""
-    if objective.reference is not None:
-        model = new_model(Extension(), objective, context.config.without_adapters, context.manifest.vocab_size)
+def hold_copy(context: RunContext, task: Task, weights: Mapping[str, Tensor] | None = None) -> None:
+    """Hand a copy of the model without adapters to a task that needs one, with these weights; without them for a trial."""
+    if task.reference is not None:
+        model = new_model(Extension(), task, context.config.without_adapters, context.manifest.vocab_size)
         if weights is not None:
             load_full(model, weights)
-        objective.reference(model.to(context.group.device))
+        task.reference(model.to(context.group.device))
 
 
 def make_scaler(context: RunContext) -> torch.amp.GradScaler:

@@ -18,7 +18,7 @@ __all__ = [
     "ask_for_stacks",
     "end_with_parent",
     "is_running",
-    "leave_reason",
+    "write_exit_code",
     "own_container",
     "process_facts",
     "process_state",
@@ -82,7 +82,7 @@ def end_with_parent(parent: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def leave_reason(text: str) -> bool:
+def write_exit_code(text: str) -> bool:
     """Write the exit code of this process, and possibly a message, into the exit file, if the launcher has named one.
 
     Returns False if another process has already written a reason there. Raises OSError if the file cannot be written.

@@ -32,10 +32,10 @@ from trainer.watchdog.processes import (
     ProcessId,
     ask_for_stacks,
     end_with_parent,
-    leave_reason,
     process_state,
     set_death_signal,
     signal_if_running,
+    write_exit_code,
 )
 from trainer.watchdog.stalls import POLL_S, StallDetector, Still
 
@@ -198,7 +198,7 @@ def _end_group(run: Path, reason: str, blamed: Sequence[int], beats: Mapping[int
         "slow and not stuck, raise watchdog.stall_s, or watchdog.slow_s for loading, evaluation, saves and the first steps\n"
     )
     with suppress(OSError):
-        leave_reason(f"1 {reason}")  # the code of a crash
+        write_exit_code(f"1 {reason}")  # the code of a crash
 
     def ask(rank: int) -> None:
         ask_for_stacks(beats[rank].process)

@@ -46,7 +46,7 @@ def introduce(run: TrainingRun, *, continued: bool) -> None:
         gpu = torch.cuda.get_device_name(group.device)
         _log.info("%s", unknown_mfu(gpu, rate_kind(config.number_format, tf32=config.tf32)))
     # A user's model may need real values.
-    is_built_in = run.extension.build_model is None and run.trainable.objective.model is None
+    is_built_in = run.extension.build_model is None and run.trainable.task.model is None
     if not continued and group.is_main and is_built_in:
         run.state.monitor.model(model_graph(partial(Decoder, config.model, manifest.vocab_size), manifest.row_length))
 
@@ -57,7 +57,7 @@ def warn_of_settings(context: RunContext, trainable: Trainable) -> None:
         device=context.group.device.type,
         num_ranks=context.group.world_size,
         watched=is_watched(context.config),
-        own_loss=trainable.extension.own_loss is not None or trainable.objective.step is not None,
+        custom_loss=trainable.extension.custom_loss is not None or trainable.task.step is not None,
         own_model=not isinstance(trainable.model, Decoder),
     ):
         _log.warning("%s", warning)

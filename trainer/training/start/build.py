@@ -25,24 +25,24 @@ _log = logging.getLogger(__name__)
 
 def build(plan: StartPlan, adjustments: Adjustments, step: int) -> tuple[Trainable, Adjustments]:
     """Return the model for a step with new weights, wrapped for training, and the adjustments, with those that it needed to fit."""
-    context, extension, objective = plan.context, plan.extension, plan.objective
+    context, extension, task = plan.context, plan.extension, plan.task
     config, group, vocab_size = context.config, context.group, context.manifest.vocab_size
     if extension.build_model is not None and config.model.base_width is not None:
         raise ConfigError("model.base_width scales the built-in model, and the extension builds another one; remove one of them")
     if extension.build_model is None:
-        check_model_size(config.model, vocab_size, counted=objective.num_weights, lora=config.lora)
-    model = new_model(extension, objective, config, vocab_size)
+        check_model_size(config.model, vocab_size, counted=task.num_weights, lora=config.lora)
+    model = new_model(extension, task, config, vocab_size)
     if config.parallel == "ddp" or group.world_size == 1:
         model.to(group.device)  # FSDP moves each part when it shards the weights
     if config.number_format == "float8":
         convert_to_float8(model, group.device)
-    loss = new_loss(model, extension, objective, config)
+    loss = new_loss(model, extension, task, config)
     module, accumulation, adjustments = wrapped(loss, context, adjustments, step)
     adapted = config.lora.rank is not None  # muP has no rule for adapters, so their rate is the given one at each width
     trainable = Trainable(
         context=context,
         extension=extension,
-        objective=objective,
+        task=task,
         loss=loss,
         module=module,
         accumulation=accumulation,
@@ -64,10 +64,10 @@ def restore(plan: StartPlan, continued: Continued, trainable: Trainable) -> RunS
         weights = context.group.on_all(lambda: read_initial(init, origin))
         trainable.begin_with(weights)
         _log.info("the weights are those of step %d of %s", origin.step, init)
-        if plan.objective.reference is not None:
+        if plan.task.reference is not None:
             context.group.on_main(lambda: write_reference(context.config.run, weights))
-    elif (pretrained := plan.objective.pretrained) is not None:
+    elif (pretrained := plan.task.pretrained) is not None:
         trainable.begin_with(context.group.on_all(pretrained))
-    if plan.objective.reference is not None:
-        hold_reference(context, plan.objective, origin)
+    if plan.task.reference is not None:
+        hold_reference(context, plan.task, origin)
     return state

@@ -82,7 +82,7 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
         plan.context,
         decay_steps=decay_steps,
         extension_digest=plan.extension.digest,
-        digests=plan.objective.digests | ({} if initial is None else {"init": initial.weights}),
+        digests=plan.task.digests | ({} if initial is None else {"init": initial.weights}),
     )
     checkpoints = CheckpointStore(config.run / "checkpoints")
     before: list[Before] = []

@@ -51,7 +51,7 @@ def open_files(
     def write() -> None:
         continued.undo.pop_all()
         identity, before, initial = continued.identity, continued.before, continued.initial
-        source, files = plan.extension.source, plan.objective.files
+        source, files = plan.extension.source, plan.task.files
         open_record(plan.context, identity, source, adjustments, before, plan.precision, files, initial)
         if trainable.num_trained < trainable.num_weights:
             note_trained_weights(config.run, trainable.num_trained, trainable.num_weights)

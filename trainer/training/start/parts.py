@@ -51,7 +51,7 @@ def put_together(
     clock: Clock,
 ) -> TrainingRun:
     """Return the run, ready for its next step. `state` is that of the newest checkpoint, None for a new run."""
-    context, data, objective = plan.context, plan.data, plan.objective
+    context, data, task = plan.context, plan.data, plan.task
     config, group, manifest = context.config, context.group, context.manifest
     progress = Progress() if state is None else state.progress
     clock.resume(progress.seconds, progress.ending_s)
@@ -66,14 +66,14 @@ def put_together(
     adjuster = Adjuster(context, adjustments, files.monitor, files.ledger)
     batch_tokens = config.batch.global_rows * manifest.row_length
     end = RunEnd(plan.criteria, config.schedule, batch_tokens, adjuster, adjustments.cooldown(progress.step))
-    memory = expected_memory(context, adjustments.batch(config.batch, progress.step + 1).micro_rows, objective)
+    memory = expected_memory(context, adjustments.batch(config.batch, progress.step + 1).micro_rows, task)
     num_rows = len(data.train_rows), len(data.val_rows)
     weights, limits = trainable.num_weights, plan.criteria
     expected = forecast(config, manifest, limits, num_weights=weights, num_rows=num_rows, done=progress, memory=memory)
     flops = (
         flops_per_token(config.model, manifest.vocab_size, manifest.row_length, config.lora)
-        if objective.flops is None
-        else objective.flops(config.model, manifest)
+        if task.flops is None
+        else task.flops(config.model, manifest)
     )
     reporter = Reporter(
         state=live,
@@ -85,10 +85,10 @@ def put_together(
         flops=Flops(flops, peak_flops(device_name(group.device), rate_kind(config.number_format, tf32=config.tf32))),
         stragglers=StragglerDetector(),
         loss=TrainLoss(
-            custom=plan.extension.own_loss is not None or plan.extension.has_step,
+            custom=plan.extension.custom_loss is not None or plan.extension.has_step,
             vocab_size=manifest.vocab_size,
-            measures=objective.step_metrics,
-            has_perplexity=objective.has_perplexity,
+            measures=task.step_metrics,
+            has_perplexity=task.has_perplexity,
         ),
         guard_settings=config.guard,
         forecast=expected if group.is_main else None,
@@ -97,7 +97,7 @@ def put_together(
     stack.callback(profiler.close)
     saved = None if state is None else (progress.step, progress.evaluated_step)
     saver = Saver(trainable, live, end, replica_check, continued.checkpoints, config.checkpoint, files.writer, saved)
-    grouping = Grouping.of(config.data, manifest, data.tokenizer if objective.predicts_tokens else None)
+    grouping = Grouping.of(config.data, manifest, data.tokenizer if task.predicts_tokens else None)
     return TrainingRun(
         context=context,
         data=data,

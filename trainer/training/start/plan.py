@@ -39,7 +39,7 @@ class StartPlan:
     context: RunContext
     extension: Extension
     precision: ChosenPrecision
-    objective: Task
+    task: Task
     data: RunData
     criteria: StopCriteria
     memory: PeakMeter
@@ -54,16 +54,16 @@ def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: E
     manifest, tokenizer = group.on_all(lambda: _open_data(stack, config, group))
     check_same_data(config.data, manifest.root_digest, group)
     group.on_main(lambda: check_data_of_run(config, manifest.root_digest))
-    objective = group.on_all(lambda: make_task(config, manifest, extension.hooks))
-    train_rows = objective.rows(config.data, manifest, "train", verify=config.verify_data)
-    val_rows = objective.rows(config.data, manifest, "val", verify=config.verify_data)
+    task = group.on_all(lambda: make_task(config, manifest, extension.hooks))
+    train_rows = task.rows(config.data, manifest, "train", verify=config.verify_data)
+    val_rows = task.rows(config.data, manifest, "val", verify=config.verify_data)
     recorded_rows, recorded_format = group.on_main(lambda: first_look(config, manifest))
     config, precision = with_precision(config, group, recorded_format)
     backend = backend_of(config, group.device)
     memory = PeakMeter(group.device)
     config = with_micro_for(config, group.world_size)
-    context = RunContext(config, manifest, group, backend, extension.has_step or objective.step is not None)
-    context = with_micro(context, extension, recorded_rows, objective)
+    context = RunContext(config, manifest, group, backend, extension.has_step or task.step is not None)
+    context = with_micro(context, extension, recorded_rows, task)
     _check_rows(context.config, manifest, len(train_rows), len(val_rows))
     check_ranks(context.config, group.world_size)
     check_parallel(context.config, group)
@@ -72,7 +72,7 @@ def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: E
     context = replace(context, config=config)
     order = build_order(config.seed, train_rows, manifest.sources, config.mixture.weights)
     data = RunData(context, train_rows, val_rows, order, tokenizer)
-    return StartPlan(context, extension, precision, objective, data, plan_run(config, manifest, len(train_rows)), memory)
+    return StartPlan(context, extension, precision, task, data, plan_run(config, manifest, len(train_rows)), memory)
 
 
 def check_ranks(config: TrainConfig, num_ranks: int) -> None:

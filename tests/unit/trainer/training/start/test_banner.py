@@ -36,7 +36,7 @@ def test_the_warnings_about_settings_know_the_ranks_the_watchdog_and_the_model_o
     config = TrainConfig(data="data", run="run", limits={"steps": 10}, **settings)
     context: Any = SimpleNamespace(config=config, group=Group(0, num_ranks, 0, torch.device("cpu")))
     model = object() if own else SimpleNamespace()
-    trainable: Any = SimpleNamespace(extension=SimpleNamespace(own_loss=None), model=model, objective=LANGUAGE)
+    trainable: Any = SimpleNamespace(extension=SimpleNamespace(custom_loss=None), model=model, task=LANGUAGE)
     with caplog.at_level(logging.WARNING):
         banner.warn_of_settings(context, trainable)
     assert [record.getMessage().partition(" has no effect")[0] for record in caplog.records] == expected
