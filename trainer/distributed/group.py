@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,10 +21,49 @@ from torch._C._distributed_c10d import FileStore, Store
 
 from common.errors import ConfigError, ExitCode, ProjectError, exit_code_of
 from trainer.distributed.devices import num_gpus
-from trainer.distributed.joining import stoppable_wait
 from trainer.distributed.network import STORE_VARIABLE, keep_private
 
-__all__ = ["TEARDOWN_DELAY_S", "Group", "RemoteError", "joined_group"]
+__all__ = ["Group", "OTHERS_S", "RemoteError", "TEARDOWN_DELAY_S", "joined_group", "stoppable_wait"]
+
+OTHERS_S = 5.0
+"""Seconds for which a rank still waits for the others after a stop request. If they join in time, the run stops as usual."""
+_POLL_S = 0.1
+
+
+@contextmanager
+def stoppable_wait(others_s: float = OTHERS_S) -> Iterator[None]:
+    """End this process with STOPPED if a stop request arrives during the wait for other ranks and the wait lasts `others_s` longer.
+    No work is lost, because no step was trained. If the wait ends sooner, the signal stays pending. Only signals that this
+    thread blocks are handled: the launcher's ranks block SIGTERM and SIGINT.
+    """
+    numbers = signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM, signal.SIGINT}
+    if not numbers:
+        yield
+        return
+    ended = threading.Event()
+    thread = threading.Thread(target=_watch, args=(numbers, ended, others_s), name="stop-requests", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _watch(numbers: set[int], ended: threading.Event, others_s: float) -> None:
+    while not ended.is_set():
+        found = signal.sigtimedwait(numbers, _POLL_S)
+        if found is None:
+            continue
+        if not ended.wait(others_s):
+            name = signal.Signals(found.si_signo).name
+            if os.environ.get("LOCAL_RANK", "0") == "0":
+                sys.stderr.write(f"stopped: {name} received before all ranks had started; nothing was trained\n")
+                sys.stderr.flush()
+            os._exit(ExitCode.STOPPED)
+        os.kill(os.getpid(), found.si_signo)  # blocked in all threads, so it is pending again
+        return
+
 
 _ValueT = TypeVar("_ValueT")
 _TIMEOUT = timedelta(minutes=10)

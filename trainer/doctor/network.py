@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from common.errors import ConfigError
 from trainer.doctor.check import Check, Severity
-from trainer.launch.environment import missing_variables
-from trainer.launch.settings import check_variables
+from trainer.launch.environment import check_variables, missing_variables
 
 __all__ = ["Meeting", "Reached", "check_meeting", "meeting_of", "reach"]
 

@@ -3,24 +3,45 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import re
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from common.errors import ConfigError, ProjectError
 from trainer.config import TrainConfig
-from trainer.extensions.places import described, line_in, line_of, place_of
 from trainer.machine.memory import is_out_of_memory
 from trainer.runs.events import ScalarsEvent
 from trainer.runs.progress import Progress
 
-__all__ = ["HOOKS", "LIKENESS", "Extension", "RunView"]
+__all__ = ["Extension", "HOOKS", "LIKENESS", "RunView"]
+
+
+def place_of(path: Path | None, line: int | None) -> str:
+    return f"{path}" if line is None else f"{path}, line {line}"
+
+
+def line_in(path: Path | None, error: BaseException) -> int | None:
+    """Return the last line of the file in the traceback of an error."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return lines[-1] if lines else None
+
+
+def line_of(function: object) -> int | None:
+    code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
+    return None if code is None else cast(int, code.co_firstlineno)
+
+
+def described(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
 
 HOOKS = {
     "on_train_start": ("run",),

@@ -26,8 +26,7 @@ from types import MappingProxyType, ModuleType
 from common.errors import ConfigError
 from common.files import UnusableFileError, read_input
 from common.untrusted import MAX_EXTENSION_BYTES
-from trainer.extensions.hooks import HOOKS, LIKENESS, Extension
-from trainer.extensions.places import described, line_in, line_of, place_of
+from trainer.extensions.hooks import HOOKS, LIKENESS, Extension, described, line_in, line_of, place_of
 
 __all__ = ["execute_extension", "load_extension"]
 

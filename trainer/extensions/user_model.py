@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import ModelConfig
-from trainer.extensions.hooks import Extension
-from trainer.extensions.places import described
+from trainer.extensions.hooks import Extension, described
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from common.command_line import end_at_once, importing, run_command
 from common.errors import ExitCode
-from trainer.launch.environment import may_have_gpu, missing_variables
+from trainer.distributed.gpu_signs import signs_of_gpus
+from trainer.launch.environment import check_variables, missing_variables
 from trainer.launch.log_line import log_line
-from trainer.launch.settings import check_variables
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 
 __all__ = ["count_gpus", "main"]
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> ExitCode:
 
 def count_gpus(device: str) -> int:
     """Return the number of GPUs that a training with this setting `device` uses on this machine."""
-    if device == "cpu" or not may_have_gpu():
+    if device == "cpu" or not signs_of_gpus():
         return 0
     log_line(f"counting the GPUs; loading PyTorch for it {_TAKES}")
     with importing():

@@ -14,7 +14,7 @@ import torch
 
 from common.errors import ConfigError
 from trainer.config import TrainConfig
-from trainer.launch.settings import openmp_threads
+from trainer.launch.environment import openmp_threads
 from trainer.machine.environment import from_cpuinfo
 
 __all__ = [

@@ -21,7 +21,7 @@ from trainer.training.run_state import LiveState
 from trainer.training.saver import Saver
 from trainer.training.step_report import StepResult
 from trainer.training.trainable import Trainable
-from trainer.watchdog.heartbeat import Heartbeat
+from trainer.watchdog.heartbeat import HeartbeatWriter
 
 __all__ = ["GoBack", "Recovery", "RepeatStep", "RollBack"]
 
@@ -58,7 +58,7 @@ class Recovery:
     adjuster: Adjuster
     observer: LayerObserver
     replica_check: ReplicaCheck
-    heartbeat: Heartbeat
+    heartbeat: HeartbeatWriter
 
     def go_back(self, request: GoBack) -> Progress:
         """Carry out the request, and return the counters from which training continues."""

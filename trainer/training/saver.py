@@ -19,7 +19,7 @@ from trainer.training.run_end import RunEnd
 from trainer.training.run_state import LiveState
 from trainer.training.step_report import StepResult
 from trainer.training.trainable import Trainable
-from trainer.watchdog.heartbeat import Heartbeat
+from trainer.watchdog.heartbeat import HeartbeatWriter
 
 __all__ = ["Saver", "let_finish", "write_and_keep"]
 
@@ -124,7 +124,7 @@ def write_and_keep(checkpoints: CheckpointStore, settings: CheckpointConfig, che
     checkpoints.retain(steps_to_keep(checkpoints.steps(), last=settings.keep_last, every=settings.keep_every, best=best))
 
 
-def let_finish(writer: AsyncSaver, heartbeat: Heartbeat) -> None:
+def let_finish(writer: AsyncSaver, heartbeat: HeartbeatWriter) -> None:
     """Wait for a save that still runs at the end of the run. Log its failure."""
     heartbeat.at("save")
     try:

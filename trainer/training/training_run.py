@@ -33,7 +33,7 @@ from trainer.training.saver import Saver
 from trainer.training.step_report import PendingStep, StepInputs
 from trainer.training.stop import StopRequests
 from trainer.training.trainable import RunData, Trainable
-from trainer.watchdog.heartbeat import Heartbeat
+from trainer.watchdog.heartbeat import HeartbeatWriter
 
 __all__ = ["TrainingRun"]
 
@@ -52,7 +52,7 @@ class TrainingRun:
     resumed: Progress
     """The counters from which this start of the run continues."""
     clock: Clock
-    heartbeat: Heartbeat
+    heartbeat: HeartbeatWriter
     stop: StopRequests
     own_timer: OwnTimer
     replica_check: ReplicaCheck

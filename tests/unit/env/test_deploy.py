@@ -27,8 +27,7 @@ from common.settings.options import help_parser
 from data_pipeline.config import PrepareConfig
 from trainer.config import TrainConfig
 from trainer.launch.command import group_command
-from trainer.launch.environment import missing_variables
-from trainer.launch.settings import check_variables
+from trainer.launch.environment import check_variables, missing_variables
 
 jsonschema: Any = pytest.importorskip("jsonschema")
 

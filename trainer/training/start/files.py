@@ -19,7 +19,7 @@ from trainer.training.saver import let_finish, write_and_keep
 from trainer.training.start.check import Continued
 from trainer.training.start.plan import StartPlan
 from trainer.training.trainable import Trainable
-from trainer.watchdog.heartbeat import Heartbeat
+from trainer.watchdog.heartbeat import HeartbeatWriter
 
 __all__ = ["RunFiles", "open_files"]
 
@@ -43,7 +43,7 @@ def open_files(
     trainable: Trainable,
     adjustments: Adjustments,
     state: RunState | None,
-    heartbeat: Heartbeat,
+    heartbeat: HeartbeatWriter,
 ) -> RunFiles:
     """Write the record of a new or resumed run, and open the files. They close in the reverse order, the record last."""
     config, group = plan.context.config, plan.context.group

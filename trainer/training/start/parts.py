@@ -33,7 +33,7 @@ from trainer.training.start.plan import StartPlan
 from trainer.training.stop import StopRequests
 from trainer.training.trainable import Trainable
 from trainer.training.training_run import TrainingRun
-from trainer.watchdog.heartbeat import Heartbeat
+from trainer.watchdog.heartbeat import HeartbeatWriter
 
 __all__ = ["put_together"]
 
@@ -47,7 +47,7 @@ def put_together(
     state: RunState | None,
     files: RunFiles,
     stop: StopRequests,
-    heartbeat: Heartbeat,
+    heartbeat: HeartbeatWriter,
     clock: Clock,
 ) -> TrainingRun:
     """Return the run, ready for its next step. `state` is that of the newest checkpoint, None for a new run."""

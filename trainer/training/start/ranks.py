@@ -16,8 +16,7 @@ from trainer.config import TrainConfig
 from trainer.distributed.devices import num_gpus
 from trainer.distributed.group import Group, joined_group
 from trainer.doctor.machine import check_start
-from trainer.watchdog.beat import Patience
-from trainer.watchdog.heartbeat import Heartbeat
+from trainer.watchdog.heartbeat import HeartbeatWriter, Timeouts
 from trainer.watchdog.processes import ProcessId
 from trainer.watchdog.watch import watched
 
@@ -38,12 +37,12 @@ def joined_ranks(config: TrainConfig) -> Iterator[Group]:
         yield group
 
 
-def watched_rank(config: TrainConfig, group: Group) -> AbstractContextManager[Heartbeat]:
+def watched_rank(config: TrainConfig, group: Group) -> AbstractContextManager[HeartbeatWriter]:
     """Yield the heartbeat of this rank. From here on the watchdog detects a rank without progress. All ranks must call this."""
     settings, enabled = config.watchdog, is_watched(config)
     return watched(
         config.run,
-        Patience(settings.stall_s, settings.slow_s),
+        Timeouts(settings.stall_s, settings.slow_s),
         rank=group.rank,
         local_rank=group.local_rank,
         processes=_processes_here(group) if enabled else (),

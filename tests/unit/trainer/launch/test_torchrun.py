@@ -19,13 +19,13 @@ WORDS = ["--data", "data", "--run", "run", "--limits.tokens", "1000", "--optim.l
 def test_torch_is_not_loaded_to_count_where_no_gpu_can_be_used(
     device: str, signs: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(torchrun, "may_have_gpu", lambda: signs)
+    monkeypatch.setattr(torchrun, "signs_of_gpus", lambda: ["/dev/nvidia0"] * signs)
     assert torchrun.count_gpus(device) == 0
     assert capfd.readouterr().err == ""
 
 
 def test_the_number_is_what_torch_says(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(torchrun, "may_have_gpu", lambda: True)
+    monkeypatch.setattr(torchrun, "signs_of_gpus", lambda: ["/dev/nvidia0"])
     monkeypatch.setattr(devices, "num_gpus", lambda device: {"cuda": 2}[device])
     assert torchrun.count_gpus("cuda") == 2
     assert capfd.readouterr().err.startswith("train: counting the GPUs")
