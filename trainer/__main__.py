@@ -6,11 +6,10 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from textwrap import fill
 from typing import NoReturn
 
-from common.command_line import PROGRAM, end_at_once, importing, run_command, write_error
-from common.errors import ConfigError, ExitCode
+from common.command_line import PROGRAM, chosen, end_at_once, importing, run_command, write_error
+from common.errors import ExitCode
 from trainer.launch.command_table import COMMANDS
 from trainer.launch.first_failure import only_first_failure
 from trainer.machine.allocator import keep_memory
@@ -21,17 +20,9 @@ from trainer.watchdog.processes import end_with_parent, write_exit_code
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command that the arguments name."""
-    name, rest = (arguments[0], list(arguments[1:])) if arguments else ("--help", [])
-    if name in ("-h", "--help"):
-        print(f"usage: {PROGRAM} COMMAND [--help] [settings]\n\ncommands:")
-        print(
-            "\n".join(
-                fill(f"  {command.name:<10} {command.summary}", 80, subsequent_indent=" " * 13) for command in COMMANDS.values()
-            )
-        )
+    if (found := chosen(COMMANDS, PROGRAM, arguments)) is None:
         return
-    if name not in COMMANDS:
-        raise ConfigError(f"{name!r} is not a command; the commands are {', '.join(COMMANDS)}")
+    command, rest = found
     keep_memory()
     spin_briefly()
     use_private_caches()
@@ -39,12 +30,12 @@ def main(arguments: Sequence[str]) -> None:
         with importing():
             from common.settings.command import run_listed
         settings = None
-        if name == "train" and "RANK" in os.environ:
+        if command.name == "train" and "RANK" in os.environ:
             end_with_parent()
             from trainer.launch.train_settings import handed_settings
 
             settings = handed_settings(rest)
-        run_listed(COMMANDS[name], PROGRAM, rest, settings)
+        run_listed(command, PROGRAM, rest, settings)
 
 
 def _announce(line: str, code: ExitCode) -> None:

@@ -1,7 +1,6 @@
 """Chat templates: the text form of a conversation, and the special tokens in it.
 
-A template is a Jinja program in the file `chat_template.jinja`, as Hugging Face's libraries use it. Prepared data has it in the
-folder of its tokenizer, so that a run can hold conversations in the same form.
+A template is a Jinja program in the file `chat_template.jinja`, as Hugging Face's libraries use it.
 """
 
 from __future__ import annotations
@@ -89,16 +88,7 @@ class ChatTemplate:
 
 
 def chosen_template(chat: ChatConfig, tokenizer: TokenizerConfig, extra_special: Iterable[str] = ()) -> ChatTemplate | None:
-    """Return the template of the settings, before a tokenizer is trained; None if there is none.
-
-    Args:
-        chat: settings of the template.
-        tokenizer: settings of the tokenizer.
-        extra_special: names of the special tokens that a trained tokenizer will have besides those of its settings.
-
-    Raises:
-        ConfigError: the supplied tokenizer has no template, or it cannot be read.
-    """
+    """Return the template of the settings, before a tokenizer is trained; None if there is none."""
     if not chat.is_on:
         return None
     source = template_source(chat, tokenizer)
@@ -111,11 +101,6 @@ def chosen_template(chat: ChatConfig, tokenizer: TokenizerConfig, extra_special:
 
 
 def template_source(chat: ChatConfig, tokenizer: TokenizerConfig) -> str:
-    """Return the Jinja program of the settings.
-
-    Raises:
-        ConfigError: the supplied tokenizer has no template, or it cannot be read.
-    """
     if chat.template != "tokenizer":
         return (_NAMED / f"{chat.template}.jinja").read_text(encoding="utf-8")
     assert tokenizer.path is not None  # the settings check it
@@ -134,11 +119,7 @@ def template_source(chat: ChatConfig, tokenizer: TokenizerConfig) -> str:
 
 
 def saved_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """Return the template in the tokenizer folder of a run or of prepared data; None if there is none.
-
-    Raises:
-        PreparedDataError: the file cannot be read.
-    """
+    """Return the template in the tokenizer folder of a run or of prepared data; None if there is none."""
     path = folder / TEMPLATE_FILE
     try:
         return ChatTemplate.of(read_input(path, _MAX_BYTES, below=folder).decode(), tokenizer)
@@ -149,11 +130,7 @@ def saved_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 
 def published_template(directory: Path) -> str | None:
-    """Return the template in the directory of a published model, in which no link is followed; None if there is none.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """Return the template in the directory of a published model, in which no link is followed; None if there is none."""
     try:
         return _source_in(directory, below=directory)
     except FileNotFoundError:
@@ -164,11 +141,7 @@ def published_template(directory: Path) -> str | None:
 
 
 def _source_in(folder: Path, below: Path | None = None) -> str:
-    """Return the template in the folder of a supplied tokenizer. For `below` see `open_input`.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Return the template in the folder of a supplied tokenizer; FileNotFoundError if there is none."""
     if (folder / TEMPLATE_FILE).is_file():
         return read_input(folder / TEMPLATE_FILE, _MAX_BYTES, below=below).decode()
     config: Any = parse_json(read_input(folder / CONFIG_FILE, _MAX_CONFIG_BYTES, below=below))

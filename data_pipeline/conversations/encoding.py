@@ -28,7 +28,6 @@ class EncodedChat:
 
     @staticmethod
     def nothing() -> EncodedChat:
-        """Return a document without tokens."""
         return EncodedChat(np.empty(0, np.int32), np.empty(0, np.bool_))
 
     @property
@@ -62,7 +61,6 @@ def encode_chats(
 
 
 def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[tuple[str, bool]]) -> list[int]:
-    """Return the ids of a text, from its pieces and whether each is a special token."""
     return [number for array in _encode(tokenizer, pieces) for number in array.tolist()]
 
 

@@ -34,9 +34,6 @@ def read_chat(text: str, max_depth: int) -> list[list[Message]]:
     Args:
         text: a JSON object with `messages`, with `prompt` and `response`, or with `prompt`, `chosen` and `rejected`.
         max_depth: the most levels of lists and objects, also in a list of messages that is given as text.
-
-    Raises:
-        MessagesError: the messages have a wrong form, an unknown role, no answer to train on, or too many levels.
     """
     try:
         conversations = _conversations(json.loads(text))
@@ -76,7 +73,6 @@ def _pair(record: Mapping[str, Any]) -> list[list[Message]]:
 
 
 def _with_prompt(prompt: Sequence[Message], answer: Sequence[Message]) -> list[Message]:
-    """Return the whole conversation. Some data sets repeat the prompt at the beginning of both answers."""
     repeats = list(answer[: len(prompt)]) == list(prompt)
     return [*answer] if repeats else [*prompt, *answer]
 

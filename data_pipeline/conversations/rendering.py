@@ -49,7 +49,6 @@ class Rendered:
 
     @staticmethod
     def join(all_rendered: Sequence[Rendered]) -> Rendered:
-        """Return the text of several conversations, one after the other."""
         return Rendered(
             "".join(one.text for one in all_rendered),
             _joined([one.parts for one in all_rendered]),
@@ -66,7 +65,6 @@ class Rendered:
         return Rendered(self.text[:end], (start, end - start), tuple(kept[: _num_needed(kept)]))
 
     def pieces(self) -> list[tuple[str, bool]]:
-        """Return the pieces of the text, and whether each is a special token."""
         return [
             (self.text[start:end], number % 2 == 1)
             for number, (start, end) in enumerate(pairwise(accumulate(self.special, initial=0)))
@@ -84,10 +82,7 @@ class ChatRenderer(ProgramOnDemand):
         self._template = template
 
     def document(self, document: Document, max_depth: int) -> Document | Rejection:
-        """Return a document, whose text is the JSON of a conversation or pair, with the rendered text; or its rejection.
-
-        For `max_depth` see `read_chat`.
-        """
+        """Return a document, whose text is the JSON of a conversation or pair, with the rendered text; or its rejection."""
         try:
             found = [self.conversation(messages) for messages in read_chat(document.text, max_depth)]
             rendered = found[0] if len(found) == 1 else Rendered.join([one.of_last_answer() for one in found])
@@ -96,28 +91,19 @@ class ChatRenderer(ProgramOnDemand):
         return replace(document, text=rendered.text, markup="plain", parts=rendered.parts, special=rendered.special)
 
     def conversation(self, messages: Sequence[Message]) -> Rendered:
-        """Return the text of a conversation. Its parts with a loss are the answers with their end of turn.
-
-        Raises:
-            MessagesError: the template cannot be used for the conversation.
-            WorkerError: the process was killed from outside.
-        """
+        """Return the text of a conversation. Its parts with a loss are the answers with their end of turn."""
         text, spans, names = self._rendered(messages, prompt=False)
         if not any(end > start for start, end in spans):
             raise MessagesError(Reason.TEMPLATE_REFUSED, "the text of the template has no answer")
         return _cut(text, spans, self._template.special_in(text), names)
 
     def prompt(self, messages: Sequence[Message]) -> Rendered:
-        """Return the text before the next answer. Raises as `conversation` does."""
+        """Return the text before the next answer."""
         text, _, names = self._rendered(messages, prompt=True)
         return _cut(text, [], self._template.special_in(text), names)
 
     def end_of_turn(self) -> tuple[str, bool]:
-        """Return the text that ends an answer, and whether it is a special token.
-
-        Raises:
-            ConfigError: the template cannot be used for any conversation.
-        """
+        """Return the text that ends an answer, and whether it is a special token."""
         messages = [{"role": "user", "content": _USER}, {"role": "assistant", "content": _ANSWER}]
         try:
             rendered = self.conversation(messages)
@@ -199,8 +185,6 @@ def _message(value: dict[str, Any]) -> bytes:
 
 
 def _cut(text: str, spans: Sequence[Sequence[int]], special: Sequence[tuple[int, int]], names: Mapping[int, str]) -> Rendered:
-    """Return the text with the names in the place of the placeholders, and the lengths of its parts and pieces."""
-
     def outside(border: int) -> int:
         """Return the end of the special token that a border cuts: a token can take white space that is not part of an answer."""
         number = bisect_left(special, (border, 0)) - 1
@@ -217,7 +201,6 @@ def _lengths(text: str, spans: Sequence[Sequence[int]], names: Mapping[int, str]
 
 
 def _num_needed(lengths: Sequence[int]) -> int:
-    """Return the number of lengths up to the last one that is not 0."""
     return max((number for number, length in enumerate(lengths, 1) if length), default=0)
 
 

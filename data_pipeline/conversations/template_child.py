@@ -42,7 +42,6 @@ class _Refused(Exception):  # noqa: N818 - an outcome of rendering, not a fault
 
 
 def main() -> None:
-    """Answer requests until standard input ends."""
     source, sink = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
     forbid_files()
     processor_time = SoftLimit(resource.RLIMIT_CPU)

@@ -28,11 +28,7 @@ class ArrowFile:
     _messages: pa.ipc.MessageReader
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the record batches in order, without a copy. This method can be called only once.
-
-        Raises:
-            ValueError: a message is damaged or compressed.
-        """
+        """Yield the record batches in order, without a copy, once; ValueError if one is damaged or compressed."""
         while (message := _next_message(self._messages)) is not None:
             if message.type != "record batch":
                 raise ValueError(f"a message has type {message.type!r}, but a record batch is expected")
@@ -45,11 +41,7 @@ class ArrowFile:
 
 
 def open_arrow(content: pa.Buffer) -> ArrowFile:
-    """Open the Arrow IPC file in a buffer.
-
-    Raises:
-        ValueError: the content is not an Arrow IPC file.
-    """
+    """Open the Arrow IPC file in a buffer; ValueError if it is not one."""
     if bytes(content[: len(_MAGIC)]) != _MAGIC:
         raise ValueError("it does not begin with the bytes of an Arrow file")
     messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(content.slice(len(_MAGIC))))
@@ -72,7 +64,6 @@ def _next_message(messages: pa.ipc.MessageReader) -> pa.ipc.Message | None:
 
 
 def _is_compressed(metadata: pa.Buffer) -> bool:
-    """Whether the buffers of a record batch are compressed, according to the flatbuffer of its message."""
     try:
         message = struct.unpack_from("<I", metadata)[0]
         at = message + _field(metadata, message, _HEADER_OF_MESSAGE)

@@ -35,11 +35,6 @@ class DocumentLabels:
     """Index in `label_names`."""
 
     def find(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the label of each document with one of these ids.
-
-        Raises:
-            PreparedDataError: a document has no label.
-        """
         places = np.minimum(np.searchsorted(self.ids_D, ids), max(len(self.ids_D) - 1, 0))
         wrong = np.ones(len(ids), np.bool_) if not len(self.ids_D) else self.ids_D[places] != ids
         if wrong.any():
@@ -50,12 +45,7 @@ class DocumentLabels:
 
 
 def label_names(directory: Path, manifest: Manifest) -> tuple[str, ...]:
-    """Return the sorted names of the labels of prepared data.
-
-    Raises:
-        ConfigError: the data has no labels.
-        PreparedDataError: the manifest holds names that `prepare` does not write.
-    """
+    """Return the sorted names of the labels of prepared data."""
     found = manifest.totals.get("labels")
     if found is None:
         raise ConfigError(
@@ -73,12 +63,6 @@ def label_names(directory: Path, manifest: Manifest) -> tuple[str, ...]:
 
 
 def read_document_labels(directory: Path, manifest: Manifest, split: str) -> DocumentLabels:
-    """Return the labels of the documents of a split.
-
-    Raises:
-        ConfigError: the data has no labels.
-        PreparedDataError: a table is missing or changed, or contains a value that `prepare` does not write.
-    """
     num_labels = len(label_names(directory, manifest))
     names = sorted(name for name in manifest.files if name.startswith(f"{LABELS}/{split}-") and name.endswith(".arrow"))
     check_digests(directory, {name: manifest.files[name] for name in names})

@@ -56,7 +56,6 @@ LOSS_RUNS = "loss_runs"
 
 
 def tokens_schema(ids_type: np.dtype[np.unsignedinteger], *, has_mask: bool = False) -> pa.Schema:
-    """Return the columns of a table of tokenised documents, with a loss mask if the source has one."""
     mask = [(LOSS_RUNS, pa.list_(pa.uint32()))] if has_mask else []
     return pa.schema(
         [
@@ -92,5 +91,4 @@ def rejected_name(partition: int) -> str:
 
 
 def is_written_by_prepare(path: PurePath) -> bool:
-    """Whether a path, relative to an output folder, belongs to a file or folder that `prepare` writes."""
     return path.parts[:1] in {(name,) for name in (*SINGLE_FILES, *FOLDERS, WORK, LOCK)}

@@ -39,12 +39,8 @@ class DataInUseError(ConfigError):
 def reading(directory: Path, name: str | None = None) -> Iterator[None]:
     """Prevent `prepare` from replacing the data in a folder while the context lasts.
 
-    Args:
-        directory: folder of the data. If it cannot be opened, there is no lock, and the first read reports the error.
-        name: name of the reader, such as "run demo", for the message of a `prepare` that is refused. With None no name is written.
-
-    Raises:
-        PreparedDataError: `prepare` is replacing the data now.
+    A folder that cannot be opened is not locked: the first read reports the error. `name`, such as "run demo", is shown by a
+    `prepare` that is refused.
     """
     with _locked(directory, fcntl.LOCK_SH) as held:
         if not held:
@@ -57,11 +53,7 @@ def reading(directory: Path, name: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def replacing(directory: Path) -> Iterator[None]:
-    """Prevent new readers of the data in a folder while the context lasts.
-
-    Raises:
-        DataInUseError: another process reads the data. The message lists the readers that have written their name.
-    """
+    """Prevent new readers of the data in a folder while the context lasts; DataInUseError if another process reads it."""
     with _locked(directory, fcntl.LOCK_EX) as held:
         names = list(_readers(directory))
         if not held or names:
@@ -88,7 +80,7 @@ def _locked(directory: Path, kind: int) -> Iterator[bool]:
 
 
 def _is_locked(descriptor: int, kind: int) -> bool:
-    """Lock an open file or folder without waiting. Return False if another process holds the lock."""
+    """Lock an open file or folder without waiting. Return whether no other process holds the lock."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -33,7 +33,6 @@ class LossMask:
 
     @staticmethod
     def of(has_loss_T: NDArray[np.bool_], sizes_B: Int64s) -> LossMask:
-        """Return the mask of sequences with these numbers of tokens, from a value for each token."""
         ends_B = np.cumsum(sizes_B)
         begins_T = np.zeros(len(has_loss_T), np.bool_)
         begins_T[(ends_B - sizes_B)[sizes_B > 0]] = True
@@ -60,7 +59,6 @@ class LossMask:
         return LossMask(np.concatenate([mask.runs_N for mask in masks]), np.concatenate([mask.num_runs_B for mask in masks]))
 
     def split(self, num_sequences: int) -> tuple[LossMask, LossMask]:
-        """Return the mask of the first sequences, and that of the others."""
         num_runs = int(self.num_runs_B[:num_sequences].sum())
         return (
             LossMask(self.runs_N[:num_runs], self.num_runs_B[:num_sequences]),
@@ -73,11 +71,7 @@ class LossMask:
         return (number_tokens(ends_B - self.num_runs_B, ends_B, self.runs_N, sizes_B) & 1).astype(np.bool_)
 
     def check(self, sizes_B: Int64s) -> None:
-        """Check the runs of sequences with these numbers of tokens.
-
-        Raises:
-            ValueError: the lengths do not fit, or a run after the first is empty.
-        """
+        """Raise ValueError if the runs do not fit these numbers of tokens, or one after the first is empty."""
         ends_B = np.cumsum(self.num_runs_B)
         sums = np.concatenate([[0], np.cumsum(self.runs_N, dtype=np.int64)])
         wrong = np.flatnonzero((self.num_runs_B > 0) & (sums[ends_B] - sums[ends_B - self.num_runs_B] != sizes_B))
@@ -112,11 +106,7 @@ class LossMask:
 def number_tokens(firsts_B: Int64s, ends_B: Int64s, runs_N: NDArray[Any], sizes_B: Int64s) -> NDArray[np.int32]:
     """Return the index of each token's run in its sequence, from 0, and -1 for the tokens after the last run, shape [T].
 
-    Args:
-        firsts_B: index in `runs_N` of the first run of each sequence.
-        ends_B: index after its last run.
-        runs_N: lengths of runs in tokens.
-        sizes_B: number of tokens of each sequence, at least the sum of its runs.
+    The runs of a sequence are `runs_N[first:end]`. `sizes_B` are the tokens of each sequence, at least the sum of its runs.
     """
     numbers, lengths = _with_rest(firsts_B, ends_B, runs_N, sizes_B)
     return np.repeat(numbers.astype(np.int32), lengths)

@@ -127,7 +127,6 @@ class Manifest:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Size in bytes of every file whose size the manifest states, by name."""
         return {shard.path: shard.bytes for shard in self.shards}
 
     @property
@@ -142,9 +141,6 @@ class Manifest:
         """Return this manifest with its root digest, as a reader would parse it, and the bytes of its file.
 
         The file sorts all keys. The returned manifest is parsed from these bytes, so it does not depend on the order of insertion.
-
-        Raises:
-            SourceError: the file would be too large to be read again.
         """
         content = {name: value for name, value in asdict(self).items() if name != "root_digest"}
         sealed = {**content, "root_digest": digest_bytes(canonical_json(content))}
@@ -158,12 +154,7 @@ class Manifest:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read the manifest of prepared data, and check its format, its root digest and all its values. The shards are not read.
-
-    Raises:
-        PreparedDataError: the manifest is missing, has another format, was changed after it was written, or contains a value that
-            `prepare` does not write.
-    """
+    """Read the manifest of prepared data, and check its format, its root digest and all its values. The shards are not read."""
     path = directory / MANIFEST
     try:
         value = json.loads(read_input(path, MAX_MANIFEST_BYTES, below=directory))
@@ -209,12 +200,7 @@ def files_in_manifest(directory: Path) -> set[str]:
 def check_digests(directory: Path, digests: Mapping[str, str], sizes: Mapping[str, int] = MappingProxyType({})) -> None:
     """Read files of prepared data, by name, and compare each with its digest in the manifest.
 
-    A file with a wrong size in bytes, or one too large for its kind, is refused before it is read, because a sparse file can have
-    any size.
-
-    Raises:
-        PreparedDataError: a file is missing, changed or not a regular file. The message names the first such file.
-        OSError: a file cannot be read.
+    A file with a wrong size, or one too large for its kind, is refused before it is read: a sparse file can have any size.
     """
     for name, expected in digests.items():
         path = directory / name
@@ -245,7 +231,6 @@ def _check_size(path: Path, found: int, expected: int | None, limit: int | None)
 
 
 def _limit_of(name: str) -> int | None:
-    """Return the maximum size of a file in bytes, by its kind; None for tables, which grow with the text."""
     if name.startswith("tokenizer/"):
         return MAX_TOKENIZER_BYTES
     if name == REFERENCE:
@@ -259,12 +244,6 @@ def is_missing(error: OSError) -> bool:
 
 
 def _parse(value: Mapping[str, Any], path: Path) -> Manifest:
-    """Parse the content of a manifest file.
-
-    Raises:
-        PreparedDataError: the file was changed after it was written.
-        ValueError: it contains a value that `prepare` does not write.
-    """
     content = {name: item for name, item in value.items() if name != "root_digest"}
     root_digest = digest_bytes(canonical_json(content))
     if value.get("root_digest") != root_digest:
@@ -368,7 +347,6 @@ def _check_digest(place: str, value: object) -> None:
 
 
 def _check_path(place: str, value: object) -> None:
-    """Check that a path leads to a file below the folder of the manifest."""
     _check_text(place, value)
     path = PurePosixPath(str(value))
     if path.is_absolute() or str(path) != value or not path.name or {".", ".."} & {*path.parts}:
@@ -392,16 +370,10 @@ def _unexpected(place: str, value: object, expected: str) -> ValueError:
 
 
 def _shown(value: object) -> str:
-    """Return a value for a message: in one line, without control characters."""
     return reprlib.repr(value).encode("ascii", "backslashreplace").decode()
 
 
 def verify(directory: Path) -> Manifest:
-    """Read every file of prepared data and compare its digest with the manifest.
-
-    Raises:
-        PreparedDataError: the manifest or a file is missing or changed. The message names the first such file.
-    """
     with reading(directory, "verify"):
         manifest = read_manifest(directory)
         check_digests(directory, manifest.digests, manifest.sizes)

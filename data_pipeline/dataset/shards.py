@@ -74,7 +74,6 @@ class ShardContent:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens without padding."""
         return int(self.segments_S.sum(dtype=np.int64))
 
     @property
@@ -118,7 +117,6 @@ def _offsets(counts_R: NDArray[np.int64]) -> pa.Array:
 
 
 def _num_targets_of(segments_S: NDArray[np.uint32], num_segments_R: NDArray[np.int64], mask: LossMask | None) -> NDArray[np.int64]:
-    """Return the number of targets in each segment, shape [S]."""
     if mask is None:
         return np.maximum(segments_S.astype(np.int64), 1) - 1
     return mask.num_targets(segments_S, num_segments_R)
@@ -159,9 +157,7 @@ class Rows:
     def without(self, shards: Collection[str], note: Callable[[ShardError | OSError], None] | None = None) -> Rows:
         """Return the same rows with the same numbers, but the rows of these shards are padding, and their files are not read.
 
-        Args:
-            shards: paths in the manifest. Paths of another split have no effect.
-            note: called with each error of a read, whose rows are then padding. If it is None, errors are raised.
+        With `note`, rows whose read fails are padding too, and `note` gets the error. Otherwise it is raised.
         """
         rows = copy.copy(self)
         rows._blank = frozenset(number for number, entry in enumerate(self._entries) if entry.path in shards)
@@ -169,7 +165,7 @@ class Rows:
         return rows
 
     def shard_of(self, error: BaseException | None) -> str | None:
-        """Return the path, in the manifest, of the shard that caused an error of a reading method; None for any other error."""
+        """Return the path, in the manifest, of the shard that caused an error of a reading method."""
         if isinstance(error, ShardError):
             return error.shard
         if isinstance(error, OSError):
@@ -178,7 +174,7 @@ class Rows:
         return None
 
     def num_rows_in(self, shards: Collection[str], indices: NDArray[np.int64]) -> int:
-        """Return how many of these rows are in these shards. No file is read."""
+        """Return how many of these rows are in these shards, without reading a file."""
         self._check(indices)
         chosen = [number for number, entry in enumerate(self._entries) if entry.path in shards]
         return int(np.isin(np.searchsorted(self._ends, indices, side="right"), chosen).sum())
@@ -201,11 +197,11 @@ class Rows:
         return RowBatch(tokens_BL, segments_BL, has_loss_BL)
 
     def num_targets(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of targets in each of these rows, shape [B]. No token is read."""
+        """Return the number of targets in each of these rows, shape [B], without reading a token."""
         return self._count(indices, _num_targets)
 
     def num_sequences(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of segments with at least one target in each of these rows, shape [B]. No token is read."""
+        """Return the number of segments with at least one target in each of these rows, shape [B]."""
         return self._count(indices, _num_sequences)
 
     def _count(
@@ -217,12 +213,12 @@ class Rows:
         return counts_B
 
     def source_ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the source of each of these rows, as an index into the manifest's `sources`, shape [B]. No file is read."""
+        """Return the source of each of these rows, as an index into the manifest's `sources`, shape [B], without reading a file."""
         self._check(indices)
         return self._source_of_shard[np.searchsorted(self._ends, indices, side="right")]
 
     def source_ranges(self) -> list[NDArray[np.int64]]:
-        """Return the rows of each source in the manifest, as ascending ranges (first, end), shape [ranges, 2]. No file is read."""
+        """Return the rows of each source in the manifest, as ascending ranges (first, end), shape [ranges, 2]."""
         ranges: list[list[list[int]]] = [[] for _ in self._manifest.sources]
         for source, end, entry in zip(self._source_of_shard, self._ends.tolist(), self._entries, strict=True):
             found, first = ranges[source], end - entry.rows
@@ -364,7 +360,6 @@ class _OpenShard:
         self._run_ends_R = None if self._mask is None else np.cumsum(self._mask.num_runs_B)
 
     def check_unchanged(self) -> None:
-        """Raise PreparedDataError if the file was changed or truncated since it was opened."""
         if self._look() != self._state:
             raise PreparedDataError(
                 f"{self._path}: this shard was changed while it was read ({self._look()[0]} bytes now, "
@@ -374,9 +369,8 @@ class _OpenShard:
     def read(self, rows: NDArray[np.int64]) -> RowBatch:
         """Return tokens and segments of these rows, shape [B, L].
 
-        Raises:
-            PreparedDataError: an id is not in the vocabulary. The digest only proves that the shard is as it was written. A model
-                that looks up such an id reads other memory, or ends the process on a GPU.
+        The digest only proves that the shard is as it was written. An id outside of the vocabulary makes a model read other
+        memory, or ends the process on a GPU.
         """
         tokens_BL = self._tokens_RL[rows]
         if tokens_BL.size and (largest := int(tokens_BL.max())) >= self._vocab_size:
@@ -421,7 +415,6 @@ class _OpenShard:
 
 
 def _open_file(directory: Path, entry: ShardEntry, *, verify: bool) -> BinaryIO:
-    """Open the file of a shard, and check its size and, with `verify`, its digest."""
     path = directory / entry.path
     try:
         file = open_input(path, below=directory)
@@ -452,11 +445,7 @@ def _check_file(file: BinaryIO, path: Path, entry: ShardEntry, *, verify: bool) 
 
 
 def _only_batch(content: pa.Buffer, manifest: Manifest) -> pa.RecordBatch:
-    """Return the record batch of a shard, without a copy, after a check of its columns.
-
-    Raises:
-        ValueError: `write_shard` does not write such a file. The digest only proves that the shard is as it was written.
-    """
+    """Return the record batch of a shard, without a copy; ValueError if it is not as `write_shard` writes it."""
     file = open_arrow(content)
     has_mask = manifest.format == MASKED_FORMAT and LOSS_RUNS in file.schema.names
     expected = _schema(np.dtype(manifest.token_type), manifest.row_length, has_mask=has_mask)
@@ -472,11 +461,6 @@ def _only_batch(content: pa.Buffer, manifest: Manifest) -> pa.RecordBatch:
 
 
 def _mask_in(column: pa.Array | None, sizes_R: NDArray[np.int64]) -> LossMask | None:
-    """Return the loss mask in a column of a shard whose rows have these numbers of tokens.
-
-    Raises:
-        ValueError: `write_shard` does not write such a mask.
-    """
     if column is None:
         return None
     mask = LossMask(column.flatten().to_numpy(zero_copy_only=True), np.diff(column.offsets.to_numpy()).astype(np.int64))

@@ -16,7 +16,7 @@ SPLITS: tuple[Split, Split] = ("train", "val")
 
 
 def fractions_of_keys(keys_D: NDArray[np.uint64], seed: int) -> NDArray[np.float64]:
-    """Return for each key, which is a part of a digest, a number in [0, 1) that depends only on the key and the seed."""
+    """Return for each key, a part of a digest, a number in [0, 1) that depends only on the key and the seed."""
     return (mix_hashes(mix_hashes(keys_D) + np.uint64(seed)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -31,5 +31,4 @@ def fewest_held_out(min_val_documents: int, num_documents: int) -> int:
 
 
 def tail_offset(file_bytes: int, fraction: float) -> int:
-    """Return the offset in bytes at which the last `fraction` of a file begins."""
     return file_bytes - round(file_bytes * fraction)

@@ -48,12 +48,6 @@ class PublishedDocument:
 
 
 def check_tokens_kept(directory: Path, manifest: Manifest) -> None:
-    """Check that prepared data contains tables of tokens, not only rows.
-
-    Raises:
-        ConfigError: the data was prepared with packing.keep_tokens = false.
-        PreparedDataError: a table is missing.
-    """
     if not settings_in(manifest, "packing", PackingConfig).keep_tokens:
         raise ConfigError(f"{directory} was prepared with packing.keep_tokens = false; prepare it again with true")
     for number in range(len(manifest.partitions)):
@@ -63,11 +57,6 @@ def check_tokens_kept(directory: Path, manifest: Manifest) -> None:
 
 
 def settings_in(manifest: Manifest, name: str, section: type[_SectionT], **changes: object) -> _SectionT:
-    """Return a section of the settings in a manifest, with `changes` applied.
-
-    Raises:
-        PreparedDataError: the section is missing, or a setting is unknown or out of range.
-    """
     values = manifest.config.get(name)
     if not isinstance(values, dict):
         raise PreparedDataError(f"{MANIFEST}: the settings of {name} are missing; run `prepare` again")
@@ -78,12 +67,7 @@ def settings_in(manifest: Manifest, name: str, section: type[_SectionT], **chang
 
 
 def read_documents(directory: Path, manifest: Manifest, split: Split) -> Iterator[PublishedDocument]:
-    """Yield the documents of one split in order, each once, even if it is used several times.
-
-    Raises:
-        ConfigError: the data was prepared with packing.keep_tokens = false.
-        PreparedDataError: a table or the tokenizer is missing or changed.
-    """
+    """Yield the documents of one split in order, each once, even if it is used several times."""
     check_tokens_kept(directory, manifest)
     tokenizer = read_tokenizer(directory, manifest)
     for number, partition in enumerate(manifest.partitions):
@@ -93,12 +77,6 @@ def read_documents(directory: Path, manifest: Manifest, split: Split) -> Iterato
 
 
 def read_document(directory: Path, manifest: Manifest, identity: int) -> PublishedDocument:
-    """Return one document by its id.
-
-    Raises:
-        ConfigError: there is no such document, it was rejected, or packing.keep_tokens was false.
-        PreparedDataError: its table or the tokenizer is missing or changed.
-    """
     check_tokens_kept(directory, manifest)
     number = partition_of(identity)
     if 0 <= number < len(manifest.partitions):
@@ -113,9 +91,6 @@ def check_tables(directory: Path, manifest: Manifest, number: int) -> None:
     """Compare the tables of a partition with the manifest before they are used, and check every value that is used as an index.
 
     The digests only prove that the tables are as they were written, not that their values are valid.
-
-    Raises:
-        PreparedDataError: a table is missing or changed, or contains a value that `prepare` does not write.
     """
     names = [f"{folder}/{number:06d}.arrow" for folder in (TOKENS, CHOSEN)]
     if missing := [name for name in names if name not in manifest.files]:
@@ -168,11 +143,6 @@ def _check_mask(batch: pa.RecordBatch) -> None:
 
 
 def read_tokenizer(directory: Path, manifest: Manifest) -> Tokenizer:
-    """Compare the files of the tokenizer with the manifest, and load it.
-
-    Raises:
-        PreparedDataError: a file is missing or changed, or the tokenizer is not the one that the manifest describes.
-    """
     check_digests(directory, {name: digest for name, digest in manifest.files.items() if name.startswith("tokenizer/")})
     tokenizer = load_tokenizer(directory / "tokenizer")
     if (tokenizer.kind, tokenizer.vocab_size) != (manifest.tokenizer_kind, manifest.vocab_size):

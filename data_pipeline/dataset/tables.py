@@ -102,7 +102,6 @@ class _DigestingFile(io.RawIOBase):
 
 
 def read_batches(output: Path) -> Iterable[pa.RecordBatch]:
-    """Return the record batches of a task's output, mapped into memory one after another."""
     return _mapped(output).batches()
 
 
@@ -112,17 +111,7 @@ def read_table(output: Path) -> pa.Table:
 
 
 def read_checked(path: Path, schema: pa.Schema, column: str, bound: int) -> pa.Table:
-    """Return a table of prepared data, which may come from anyone, after a check of its values.
-
-    Args:
-        path: the table, with its extension.
-        schema: that `prepare` writes.
-        column: name of the column whose numbers have a bound.
-        bound: each number of this column must be less.
-
-    Raises:
-        PreparedDataError: the table cannot be read, or contains a value that `prepare` does not write.
-    """
+    """Return a table of prepared data, which may come from anyone, after a check: the values of `column` are below `bound`."""
     try:
         table = read_table(path.with_suffix(""))
         if not table.schema.equals(schema):
@@ -142,7 +131,7 @@ def _mapped(output: Path) -> ArrowFile:
 
 
 def read_side_by_side(output: Path, other: Path) -> Iterator[tuple[pa.RecordBatch, pa.Table]]:
-    """Yield each batch of an output with the matching rows of another, small output that has the same number of rows."""
+    """Yield each batch of an output with the matching rows of another, small output."""
     rows = read_table(other)
     position = 0
     for batch in read_batches(output):

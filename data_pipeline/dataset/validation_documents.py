@@ -37,11 +37,6 @@ class ValidationDocuments:
     kinds: tuple[str, ...] = KINDS
 
     def find(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the place of each id in the arrays.
-
-        Raises:
-            PreparedDataError: an id is not that of a validation document.
-        """
         places = np.minimum(np.searchsorted(self.ids_D, ids), max(len(self.ids_D) - 1, 0))
         wrong = np.ones(len(ids), np.bool_) if not len(self.ids_D) else self.ids_D[places] != ids
         if wrong.any():
@@ -52,11 +47,7 @@ class ValidationDocuments:
 
 
 def read_validation_documents(directory: Path, manifest: Manifest) -> ValidationDocuments | None:
-    """Return the validation documents of prepared data; None for data of an earlier version, which has no such tables.
-
-    Raises:
-        PreparedDataError: a table is missing or changed, or contains a value that `prepare` does not write.
-    """
+    """Return the validation documents of prepared data; None for data of an earlier version, which has no such tables."""
     names = sorted(name for name in manifest.files if name.startswith(f"{DOCUMENTS}/") and name.endswith(".arrow"))
     digests = {name: manifest.files[name] for name in names}
     if not digests:

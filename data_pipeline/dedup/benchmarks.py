@@ -79,7 +79,6 @@ class BenchmarkIndex:
         return counts_D
 
     def overlaps(self, batch: TextBatch) -> Overlaps:
-        """Return which texts share a run with which items."""
         documents, items = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for runs in self.lengths:
             document, first = self._documents(batch, runs)
@@ -98,23 +97,11 @@ class BenchmarkIndex:
 
 @lru_cache(maxsize=2)
 def load_benchmarks(paths: tuple[Path, ...], num_words: int) -> BenchmarkIndex:
-    """Return the index of some benchmark files. It is cached for later calls in the same process.
-
-    Raises:
-        SourceError: a file is missing, malformed, or of an unsupported format.
-    """
     return index_items([item for path in paths for item in read_items(path)], num_words)
 
 
 def read_items(path: Path) -> Iterator[list[str]]:
-    """Yield the texts of each item of a benchmark.
-
-    An item is all strings in a line of .jsonl, or one paragraph of .txt, ended by a blank line. Lines may end as on any operating
-    system. A byte order mark is skipped.
-
-    Raises:
-        SourceError: the file is missing, malformed, or of an unsupported format.
-    """
+    """Yield the texts of each item of a benchmark: all strings in a line of .jsonl, or one paragraph of .txt."""
     data = _checked(path).read_bytes().removeprefix(codecs.BOM_UTF8)
     if path.suffix == ".txt":
         try:
@@ -151,7 +138,6 @@ def _checked(path: Path) -> Path:
 
 
 def index_items(items: Sequence[list[str]], num_words: int) -> BenchmarkIndex:
-    """Return the index of the runs of all texts of all items."""
     hashes: dict[int, list[Hashes]] = {}
     owners: dict[int, list[Int64s]] = {}
     for begin in range(0, len(items), _BATCH_ITEMS):

@@ -2,7 +2,7 @@
 
 The number of buckets depends on the number of entries, not on the number of workers. It changes only the order in which pairs are
 found. If a million documents share a key, not all of their pairs are formed: each document is paired with the first few of them
-and with the one before it. Most of them are dropped for that, and the rest are then paired more densely.
+and with the one before it. These pairs are enough to drop most of the documents. The remaining ones are then paired more densely.
 """
 
 from __future__ import annotations
@@ -85,7 +85,6 @@ class RefineTask:
 
 
 def find_candidates(task: BucketTask) -> BucketResult:
-    """Write the pairs of one bucket."""
     keys, checks, ids = read_bucket(task)
     result = BucketResult(entries=len(keys))
     keys, checks, ids = only_shared(keys, checks, ids)
@@ -102,7 +101,6 @@ def find_candidates(task: BucketTask) -> BucketResult:
 
 
 def refine_candidates(task: RefineTask) -> BucketResult:
-    """Write the pairs of one bucket between documents that are not dropped."""
     [batch] = read_batches(crowded_path(task.bucket))
     keys, ids = batch.column("key").to_numpy(), batch.column("id").to_numpy()
     is_kept = ~are_dropped(ids, task.resolved)
@@ -125,12 +123,10 @@ def copies_path(output: Path) -> Path:
 
 
 def crowded_path(output: Path) -> Path:
-    """Return the path of the members of a bucket's groups that were not paired completely."""
     return output.with_name(f"{output.name}-crowded")
 
 
 def are_dropped(ids: Ids, resolved: Path) -> NDArray[np.bool_]:
-    """Return a mask of the documents that are dropped."""
     are = np.zeros(len(ids), np.bool_)
     order = np.argsort(ids)
     for batch in read_batches(resolved):
@@ -168,7 +164,7 @@ def only_shared(keys: Ids, checks: NDArray[np.uint32], ids: Ids) -> tuple[Ids, N
 def take_copies(keys: Ids, checks: NDArray[np.uint32], ids: Ids) -> tuple[Pairs, Ids, Ids]:
     """Return the pairs of equal documents, each with the first equal one, and key and id of the band entries, by key, then id.
 
-    If equal documents share a band, only the first of them keeps its band entry.
+    Of equal documents that share a band, only the first keeps its band entry.
     """
     is_first = np.ones(len(keys), np.bool_)
     is_first[1:] = (keys[1:] != keys[:-1]) | (checks[1:] != checks[:-1])
@@ -184,8 +180,7 @@ def take_copies(keys: Ids, checks: NDArray[np.uint32], ids: Ids) -> tuple[Pairs,
 def pair_up(keys: Ids, ids: Ids, num_first: int) -> Iterator[Pairs]:
     """Yield pairs of documents with a common key: each with the first `num_first` members of its group and with the one before it.
 
-    The entries are sorted by key, then id. Groups of up to `num_first` + 2 documents are paired completely. A group of n documents
-    makes at most n (`num_first` + 1) pairs.
+    The entries are sorted by key, then id. Groups of up to `num_first` + 2 documents are paired completely.
     """
     sizes = group_sizes(keys)
     starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])

@@ -109,7 +109,6 @@ class Duplicates:
 
     @property
     def report(self) -> dict[str, Any]:
-        """The part of the report about duplicates, as plain values."""
         return {
             **{fate.name.lower(): sum(counts[_NAMES[fate]] for counts in self.sources.values()) for fate in Fate if fate},
             "candidates": self.candidates,
@@ -124,11 +123,7 @@ class Duplicates:
 def find_duplicates(
     run: Runner, partitions: Sequence[PartitionKeys], settings: DedupConfig, work: Path, bucket_entries: int = BUCKET_ENTRIES
 ) -> Duplicates:
-    """Write `duplicates/NNNNNN.arrow` for every partition. The result does not depend on the engine or on how the tasks are cut.
-
-    Pairs are found, verified and decided on. If many documents share a key, only some of their pairs are formed. Those of them that
-    are kept are then paired again, until no new similar pair is found.
-    """
+    """Write `duplicates/NNNNNN.arrow` for every partition. The result does not depend on the engine or on how the tasks are cut."""
     folder = work / "duplicates"
     num_entries = sum(partition.num_documents for partition in partitions) * entries_per_document(settings)
     numbers, num_buckets = tuple(partition.number for partition in partitions), -(-num_entries // bucket_entries)
@@ -172,19 +167,17 @@ def _verify_tasks(
 
 
 def _shares(total: int, parts: int) -> list[int]:
-    """Return a size divided into about equal parts, because the true sizes are not known in advance."""
+    """Divide a size into about equal parts, because the true sizes are not known in advance."""
     return [total // max(parts, 1)] * parts
 
 
 def entries_per_document(settings: DedupConfig) -> int:
-    """Return the number of keys that a document is compared by."""
     if not settings.exact:
         return 0
     return 1 + (choose_bands(settings).num_bands if settings.near else 0)
 
 
 def mark_partition(task: MarkTask) -> MarkResult:
-    """Write the fates of one partition."""
     ids, digests, overlaps = read_keys(task.keys / f"{task.number:06d}")
     fates, leaders = np.full(len(ids), Fate.KEEP, np.uint8), ids.copy()
     fates[overlaps >= task.settings.benchmark_overlaps] = Fate.BENCHMARK
@@ -200,7 +193,6 @@ def mark_partition(task: MarkTask) -> MarkResult:
 
 
 def read_resolved(path: Path, number: int) -> Iterator[pa.RecordBatch]:
-    """Yield the decisions for the documents of one partition."""
     bounds = np.array([document_id(number, 0), document_id(number + 1, 0)], np.uint64)
     for batch in read_batches(path):
         begin, end = np.searchsorted(batch.column("id").to_numpy(), bounds).tolist()

@@ -33,7 +33,6 @@ class KeyWriter:
     """A writer of the keys of a partition's documents, which must be added in ascending order of their ids."""
 
     def __init__(self, output: Path, settings: DedupConfig) -> None:
-        """Set the path of the key table, without extension. The runs are written to `entries_path(output)`."""
         self._settings = settings
         self._table = TableWriter(output, KEYS_SCHEMA)
         self._runs = TableWriter(entries_path(output), ENTRIES_SCHEMA)
@@ -47,7 +46,6 @@ class KeyWriter:
 
     @property
     def written(self) -> dict[Path, str]:
-        """The digest of each file, once the files are complete."""
         return self._table.written | self._runs.written
 
     def add(self, ids: Sequence[int], keys: Keys, overlaps: Sequence[int] | NDArray[np.uint32] | None = None) -> None:
@@ -80,7 +78,6 @@ def entries_path(keys: Path) -> Path:
 
 
 def make_entries(ids_D: NDArray[np.uint64], keys: Keys, is_wanted_D: NDArray[np.bool_]) -> pa.RecordBatch:
-    """Return the entries of some documents, in no particular order."""
     halves_D2 = np.ascontiguousarray(keys.digests_D).view(np.uint64).reshape(-1, 2)
     checks_D = halves_D2[:, 1].astype(np.uint32)
     ordinals_D = ids_D.astype(np.uint32)  # the lower half of an id
@@ -95,20 +92,17 @@ def make_entries(ids_D: NDArray[np.uint64], keys: Keys, is_wanted_D: NDArray[np.
 
 
 def fixed_bytes(values: NDArray[np.void]) -> pa.Array:
-    """Return 16-byte values as an Arrow column."""
     return pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(DIGEST_BYTES), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))]
     )
 
 
 def read_digests(column: pa.Array) -> NDArray[np.void]:
-    """Return the values of a column that `fixed_bytes` made."""
     digests = np.frombuffer(column.buffers()[1], f"V{DIGEST_BYTES}")
     return digests[column.offset : column.offset + len(column)]
 
 
 def read_keys(path: Path) -> tuple[NDArray[np.uint64], NDArray[np.void], NDArray[np.uint32]]:
-    """Return ids, digests and overlaps of a partition's documents."""
     ids, digests, overlaps = [np.empty(0, np.uint64)], [np.empty(0, f"V{DIGEST_BYTES}")], [np.empty(0, np.uint32)]
     for batch in read_batches(path):
         ids.append(batch.column("id").to_numpy())

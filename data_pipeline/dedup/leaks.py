@@ -84,14 +84,12 @@ class LeakReport:
         return any(benchmark.overlapping for benchmark in self.benchmarks)
 
     def summary(self) -> dict[str, Any]:
-        """Return the report as plain values."""
         values = asdict(self)
         for shown, benchmark in zip(values["benchmarks"], self.benchmarks, strict=True):
             shown["share"] = round(benchmark.share, 6)
         return values
 
     def describe(self) -> str:
-        """Return the report as text for a terminal."""
         lines = [
             f"{self.val:,} validation documents compared with {self.train:,} training documents",
             f"exact duplicates in training  {self.exact:,}",
@@ -114,13 +112,7 @@ def _lines(examples: Iterable[Example], what: str) -> Iterator[str]:
 def check_leaks(
     train: Iterable[PublishedDocument], val: Iterable[PublishedDocument], settings: DedupConfig, benchmarks: Sequence[Path] = ()
 ) -> LeakReport:
-    """Look for every validation document and every item of the benchmark files in the training text.
-
-    `settings` provides the threshold, the shingles, and the length of a run that counts as an overlap.
-
-    Raises:
-        SourceError: a benchmark file is missing or malformed.
-    """
+    """Look for every validation document and every item of the benchmark files in the training text."""
     held_out = _HeldOut(val, settings.model_copy(update={"exact": True, "near": True}))
     indices = [load_benchmarks((path,), settings.benchmark_words) for path in benchmarks]
     hits: list[dict[int, Example]] = [{} for _ in benchmarks]
@@ -179,7 +171,6 @@ class _HeldOut:
         return sign(batch, range(len(batch)), ["code"] * len(batch), self._settings), shingle(batch, self._settings.shingle_words)
 
     def compare(self, documents: Sequence[PublishedDocument], batch: TextBatch) -> None:
-        """Look for validation documents in training documents. Documents that are already matched are skipped."""
         signed, shingles = self._sign(batch)
         for document, digest in zip(documents, signed.digests_D.tolist(), strict=True):
             for place in self._of_digest.get(digest, ()):

@@ -94,10 +94,7 @@ class ResolveResult:
 
 
 def resolve_pairs(task: ResolveTask) -> ResolveResult:
-    """Write the decision about every document that is similar to another.
-
-    Memory: about 150 bytes for each document in a pair and for each pair.
-    """
+    """Write the decision about every document that is similar to another, with about 150 bytes for each pair and its documents."""
     resolution = resolve(read_pairs(task.copies, *_ALL_IDS), read_pairs(task.similar, *_ALL_IDS), task.settings.max_cluster)
     split_keys = fixed_bytes(digests_of(resolution.roots_M, task.work / "keys"))
     columns = [*map(pa.array, (resolution.ids_M, resolution.fates_M, resolution.leaders_M)), split_keys]
@@ -111,12 +108,7 @@ def resolve_pairs(task: ResolveTask) -> ResolveResult:
 def resolve(copies: Pairs, similar: Pairs, max_cluster: int) -> Resolution:
     """Decide from pairs (later, earlier) of document ids.
 
-    A leader absorbs at most `max_cluster` near-duplicates. Copies do not count.
-
-    Args:
-        copies: pairs of equal documents. The earlier one is the first of all equal documents.
-        similar: pairs of near-duplicates.
-        max_cluster: most near-duplicates of one leader.
+    The earlier document of a copy is the first of all equal ones. A leader absorbs at most `max_cluster` near-duplicates.
     """
     ids_M = np.unique(np.concatenate([*copies, *similar]))
     copy, original = (np.searchsorted(ids_M, ids) for ids in copies)
@@ -131,10 +123,9 @@ def resolve(copies: Pairs, similar: Pairs, max_cluster: int) -> Resolution:
 
 
 def choose_leaders(is_copy_M: NDArray[np.bool_], later: Indices, earlier: Indices, max_cluster: int) -> tuple[Indices, int]:
-    """Return the leader of each document, and the number of documents that are kept because no leader had room.
+    """Return the leader of each document, itself if it is kept or a copy, and how many are kept because no leader had room.
 
-    A document that is kept or is a copy is its own leader. The pairs are sorted by the later document, then the earlier. The first
-    leader with room is used.
+    The pairs are sorted by the later document, then the earlier. The first leader with room is used.
     """
     leaders = list(range(len(is_copy_M)))
     room = np.where(is_copy_M, -1, max_cluster).tolist()
@@ -167,7 +158,6 @@ def components(num_nodes: int, one: Indices, other: Indices) -> Indices:
 
 
 def digests_of(ids: Ids, keys: Path) -> NDArray[np.void]:
-    """Return the digests of documents of any partitions."""
     digests = np.empty(len(ids), f"V{DIGEST_BYTES}")
     numbers = ids >> np.uint64(32)
     for number in np.unique(numbers).tolist():

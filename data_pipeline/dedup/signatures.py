@@ -110,10 +110,7 @@ def shingle(batch: TextBatch, num_words: int) -> Shingles:
 
 
 def sign(batch: TextBatch, indices: Sequence[int] | Int64s, kinds: Sequence[Kind], settings: DedupConfig) -> Keys:
-    """Return the keys of the documents `indices` of a batch; `kinds` is the kind of each of them.
-
-    Each document has a digest of 16 bytes and `choose_bands(settings).num_bands` band keys.
-    """
+    """Return the keys of the documents `indices` of a batch; `kinds` is the kind of each of them."""
     chosen = np.asarray(indices, np.int64)
     starts, ends = batch.starts_D[chosen].tolist(), batch.ends_D[chosen].tolist()
     digests = b"".join(

@@ -50,7 +50,6 @@ class VerifyResult:
 
 
 def verify_candidates(task: VerifyTask) -> VerifyResult:
-    """Write the pairs that are similar."""
     pairs = read_pairs(task.candidates, task.lower, task.upper)
     is_similar = similar_pairs(pairs, Texts(task.texts), task.settings)
     later, earlier = pairs[0][is_similar], pairs[1][is_similar]
@@ -67,7 +66,6 @@ def cut_evenly(samples: Iterable[int], samples_per_task: int) -> list[tuple[int,
 
 
 def similar_pairs(pairs: Pairs, texts: Texts, settings: DedupConfig) -> NDArray[np.bool_]:
-    """Return whether the documents of each pair have a Jaccard similarity of at least `settings.threshold`."""
     cache = ShingleCache(texts, settings.shingle_words)
     is_similar: list[bool] = []
     for chunk in _chunks(pairs, texts):

@@ -20,26 +20,18 @@ class Texts:
     """The texts of all partitions. Memory use is bounded, because the operating system can drop mapped pages."""
 
     def __init__(self, folder: Path) -> None:
-        """Set the folder of the partitions' text tables, with columns `id`, ascending, and `text`."""
         self._folder = folder
         self._open: dict[int, tuple[list[int], list[pa.RecordBatch]]] = {}
 
     def place(self, identity: int) -> tuple[str, int]:
-        """Return the path of a document's file and its line, for tables with columns `path` and `line`."""
         batch, row = self._row(identity)
         return batch.column("path")[row].as_py(), batch.column("line")[row].as_py()
 
     def read(self, identity: int) -> bytes:
-        """Return the UTF-8 text of a document.
-
-        Raises:
-            KeyError: its partition has no document with this id.
-        """
         text: bytes = self._find(identity).to_pybytes()
         return text
 
     def size(self, identity: int) -> int:
-        """Return the length of a document's text in bytes."""
         return int(self._find(identity).size)
 
     def _find(self, identity: int) -> pa.Buffer:

@@ -10,8 +10,8 @@ from data_pipeline.packing.pieces import Int64s
 def best_fit_decreasing(lengths: Int64s, row_length: int) -> Int64s:
     """Return the row of each piece. Rows are numbered in the order of their first piece, so input order is mostly preserved.
 
-    Pieces of the same length are placed together. The result is that of placing them one by one: the best row for a piece has the
-    least room of all rows that can take it, and less room afterwards. It stays the best while it can take such a piece.
+    Pieces of the same length are placed together, with the result of placing them one by one: the row with the least room for
+    them stays the best while it can take such a piece.
     """
     row_of_piece = np.empty(len(lengths), np.int64)
     rows_by_room: list[list[int]] = [[] for _ in range(row_length + 1)]

@@ -48,7 +48,6 @@ class Window:
         )
 
     def split(self, num_documents: int) -> tuple[Window, Window]:
-        """Split the window into its first `num_documents` documents and the rest."""
         num_tokens = int(self.lengths_D[:num_documents].sum())
 
         def part(documents: slice, tokens: slice) -> Window:
@@ -111,10 +110,7 @@ def _length_of_first(has_loss_T: NDArray[np.bool_]) -> int:
 
 
 def cut_into_shards(contents: Iterable[ShardContent], rows_per_shard: int) -> Iterator[ShardContent]:
-    """Regroup all rows in order. Each shard except the last has `rows_per_shard` rows.
-
-    The tokens of a shard are copied into one array, which is released before the next shard. So one shard is in memory at a time.
-    """
+    """Regroup all rows in order. Each shard except the last has `rows_per_shard` rows. One shard at a time is in memory."""
     tokens_RL: Tokens | None = None
     parts: list[ShardContent] = []
     num_rows = 0

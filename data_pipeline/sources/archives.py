@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 from data_pipeline.config import LimitConfig
 from data_pipeline.documents import Reason, Rejection
-from data_pipeline.sources.formats import Compression, Shape, is_hidden, printable, shape_of
+from data_pipeline.sources.formats import Shape, is_hidden, printable, shape_of
 from data_pipeline.sources.ignored import count_extension
-from data_pipeline.sources.streams import Budget, ByteReader, Readable, StreamError, decompress, inflate
+from data_pipeline.sources.streams import Budget, ByteReader, Compression, Readable, StreamError, decompress, inflate
 
 __all__ = ["ArchiveError", "Member", "read_tar", "read_zip"]
 
@@ -53,9 +53,6 @@ def read_tar(
     """Yield each text member of a tar archive, and a rejection for each refused member.
 
     Files of an unknown format are skipped, and counted in `ignored` by extension. Hidden files are skipped.
-
-    Raises:
-        ArchiveError: the archive is damaged, or has too many members.
     """
     reader = ByteReader(_outermost(blocks))
     census = _Census(path, limits, ignored)
@@ -88,11 +85,6 @@ def read_tar(
 def read_zip(
     file: Readable, num_bytes: int, path: str, limits: LimitConfig, ignored: Counter[str] | None = None
 ) -> Iterator[Member | Rejection]:
-    """Yield each text member of a zip archive of `num_bytes`, and a rejection for each refused member; see `read_tar`.
-
-    Raises:
-        ArchiveError: the archive is damaged, or has too many members.
-    """
     census = _Census(path, limits, ignored)
     read_bytes = 0
 
@@ -160,7 +152,7 @@ def _leads_out(name: str) -> bool:
 
 
 def _outermost(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the bytes of the archive itself. An error in them ends the whole archive, so it becomes an ArchiveError."""
+    """Turn an error in the bytes of the archive itself into an ArchiveError, because it ends the whole archive."""
     try:
         yield from blocks
     except StreamError as error:
@@ -179,15 +171,12 @@ _TAR_TYPES = {b"1": "hard link", b"2": "symbolic link", b"3": "device", b"4": "d
 
 
 class _Header(NamedTuple):
-    """One header block of a tar archive."""
-
     name: str
     size: int
     type: bytes
 
 
 def _read_header(reader: ByteReader) -> _Header | None:
-    """Return the next header, or None at the end of the archive."""
     block = reader.read(_BLOCK)
     if not block or block == bytes(_BLOCK):
         return None
@@ -249,7 +238,6 @@ def _parse_pax(data: bytes) -> dict[str, str]:
 
 
 def _size_of(extra: dict[str, str], header: _Header) -> int:
-    """Return the size of a member in bytes. A pax header gives it if it is over 8 GiB."""
     given = extra.get("size")
     if given is None:
         return header.size
@@ -271,8 +259,6 @@ def _text(data: bytes) -> str:
 
 
 class _Entry(NamedTuple):
-    """One entry of the directory of a zip archive."""
-
     name: str
     raw_name: bytes
     flags: int
@@ -314,7 +300,6 @@ _METHODS: dict[int, Compression] = {0: "none", 12: "bz2", 93: "zst"}
 
 
 def _find_directory(file: _Bytes) -> tuple[int, int]:
-    """Return the offset and the size in bytes of the directory at the end of a zip archive."""
     tail_start = max(file.num_bytes - _END.size - _MAX_COMMENT_BYTES - _END_64_LOCATOR.size, 0)
     tail = file.at(tail_start, file.num_bytes - tail_start)
     found = tail.rfind(b"PK\5\6")
@@ -368,7 +353,6 @@ def _zip64_sizes(extra: bytes, sizes: tuple[int, int, int]) -> list[int]:
 
 
 def _content(file: _Bytes, entry: _Entry, limits: LimitConfig, budget: Budget) -> Iterator[bytes]:
-    """Yield the content of a member, and compare its size and CRC-32 with the directory."""
     local = file.at(entry.start, _LOCAL.size + len(entry.raw_name))
     if len(local) < _LOCAL.size or local[:4] != b"PK\3\4" or local[_LOCAL.size :] != entry.raw_name:
         raise StreamError(Reason.CORRUPT_ARCHIVE, "the archive's directory names another file at this offset")
@@ -395,14 +379,12 @@ class _Bytes:
         self.num_bytes = num_bytes
 
     def at(self, start: int, size: int) -> bytes:
-        """Return `size` bytes from offset `start`, or fewer at the end of the file."""
         if start >= self.num_bytes:
             return b""
         self._file.seek(start)
         return self._file.read(min(size, self.num_bytes - start))
 
     def range(self, start: int, size: int) -> Iterator[bytes]:
-        """Yield the same bytes in blocks. Other ranges may be read in between."""
         while size > 0 and (block := self.at(start, min(size, 1 << 18))):
             yield block
             start, size = start + len(block), size - len(block)

@@ -23,7 +23,6 @@ def standard_library() -> Path:
 
 
 def code_files(library: Path) -> list[Path]:
-    """Return the source files of `library`, without tests, bundled programs, installed packages and machine-specific files."""
     return [
         path
         for path in library.rglob("*.py")
@@ -36,11 +35,7 @@ def manual_file(library: Path) -> Path:
 
 
 def parse_topics(code: str) -> list[tuple[int, str]]:
-    """Return line number and text of every topic in the code of `topics.py`. The code is parsed and never run.
-
-    Raises:
-        ValueError: the code assigns no dict literal.
-    """
+    """Return line number and text of every topic in the code of `topics.py`, which is parsed and never run."""
     for statement in ast.parse(code).body:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
             texts = [ast.literal_eval(value) for value in statement.value.values]
@@ -55,7 +50,6 @@ _MAX_README_BYTES = 1 << 20
 
 
 def is_placeholder(folder: Path) -> bool:
-    """Whether a folder is empty, or holds only the placeholder files of a fresh checkout."""
     if not folder.is_dir():
         return False
     names = {path.name for path in folder.iterdir()}

@@ -4,42 +4,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Literal
 
 from data_pipeline.config import Kind
+from data_pipeline.sources.parsers import columnar, json_lines, tables, text_files
+from data_pipeline.sources.streams import Compression
 
-__all__ = ["UNDERSTOOD", "Compression", "Format", "Shape", "extension_of", "is_hidden", "printable", "shape_of"]
+__all__ = ["FORMATS", "UNDERSTOOD", "Shape", "extension_of", "is_hidden", "printable", "shape_of"]
 
-Format = Literal["text", "html", "jsonl", "csv", "tsv", "parquet", "arrow", "topics", "tar", "zip"]
-Compression = Literal["none", "gz", "zst", "xz", "bz2"]
-
-_TEXT = (".txt", ".text", ".md", ".markdown", ".rst")
-_CODE = (
-    *(".py", ".pyi", ".pyx", ".rb", ".pl", ".pm", ".php", ".lua", ".r", ".jl", ".tcl", ".awk"),
-    *(".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".hh", ".m", ".mm", ".cu", ".cuh", ".rs", ".go", ".zig", ".d", ".nim", ".v"),
-    *(".java", ".kt", ".kts", ".scala", ".groovy", ".clj", ".cs", ".fs", ".vb", ".swift", ".dart"),
-    *(".js", ".mjs", ".cjs", ".jsx", ".ts", ".tsx", ".vue", ".svelte", ".css", ".scss", ".sql", ".proto", ".graphql"),
-    *(".hs", ".ml", ".mli", ".ex", ".exs", ".erl", ".el", ".lisp", ".scm", ".rkt"),
-    *(".f", ".f90", ".pas", ".ada", ".adb", ".ads", ".asm", ".s", ".vhd", ".sv"),
-    *(".sh", ".bash", ".zsh", ".fish", ".ps1", ".bat", ".cmake", ".nix", ".tf"),
-)
-_FORMATS: dict[str, tuple[Format, Kind | None]] = {
-    **dict.fromkeys(_TEXT, ("text", "prose")),
-    **dict.fromkeys(_CODE, ("text", "code")),
-    **dict.fromkeys((".html", ".htm", ".xhtml"), ("html", "web")),
-    **dict.fromkeys((".jsonl", ".ndjson", ".json-lines"), ("jsonl", None)),
-    ".csv": ("csv", None),
-    ".tsv": ("tsv", None),
-    ".parquet": ("parquet", None),
-    **dict.fromkeys((".arrow", ".feather"), ("arrow", None)),
-    ".tar": ("tar", None),
-    ".zip": ("zip", None),
+FORMATS = {
+    source_format.name: source_format
+    for source_format in (
+        text_files.TEXT,
+        text_files.HTML,
+        text_files.TOPICS,
+        json_lines.JSON_LINES,
+        tables.CSV,
+        tables.TSV,
+        columnar.PARQUET,
+        columnar.ARROW,
+    )
 }
+_ARCHIVES: dict[str, tuple[str, Kind | None]] = {".tar": ("tar", None), ".zip": ("zip", None)}
+_BY_EXTENSION = {
+    extension: (source_format.name, kind)
+    for source_format in FORMATS.values()
+    for extension, kind in source_format.extensions.items()
+} | _ARCHIVES
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst", ".xz": "xz", ".bz2": "bz2"}
 _SHORT_FORMS = {".tgz": (".tar", ".gz"), ".txz": (".tar", ".xz"), ".tbz2": (".tar", ".bz2"), ".tzst": (".tar", ".zst")}
 
+_CODE = [extension for extension, (_, kind) in _BY_EXTENSION.items() if kind == "code"]
 UNDERSTOOD = (
-    f"{', '.join(name for name in _FORMATS if name not in _CODE)}, .json.gz with JSON Lines inside, "
+    f"{', '.join(name for name in _BY_EXTENSION if name not in _CODE)}, .json.gz with JSON Lines inside, "
     f"and source code ({', '.join(_CODE[:3])}, …), "
     "each also with .gz, .zst, .xz or .bz2, alone or in a .tar or .zip"
 )
@@ -49,14 +45,15 @@ UNDERSTOOD = (
 class Shape:
     """How a file is read."""
 
-    format: Format
+    format: str
+    """A name in `FORMATS`, or `tar` or `zip`."""
     compression: Compression
     kind: Kind | None
     """None for formats of records and for archives, because their extension does not tell the kind of text."""
 
     @property
     def is_archive(self) -> bool:
-        return self.format in ("tar", "zip")
+        return self.format not in FORMATS
 
 
 def shape_of(name: str) -> Shape | None:
@@ -67,7 +64,7 @@ def shape_of(name: str) -> Shape | None:
     extension = "".join(suffixes[-2:-1] if compression != "none" else suffixes[-1:])
     if extension == ".json" and compression != "none":
         extension = ".jsonl"  # C4, Dolma and others name JSON Lines so; an uncompressed .json is rarely text
-    file_format, kind = _FORMATS.get(extension, (None, None))
+    file_format, kind = _BY_EXTENSION.get(extension, (None, None))
     if file_format is None or (file_format == "zip" and compression != "none"):
         return None
     return Shape(file_format, compression, kind)
@@ -89,10 +86,7 @@ def is_hidden(path: str) -> bool:
 
 
 def printable(name: str) -> str:
-    """Return a file's name for messages and manifests, with control characters and lone surrogates escaped.
-
-    File names are bytes. Names from strangers can contain characters that confuse a terminal or that UTF-8 cannot encode.
-    """
+    """Return a file's name for messages and manifests, with control characters and lone surrogates escaped."""
     if name.isprintable():
         return name
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in name)

@@ -34,7 +34,6 @@ class GuardedClient:
     """Value of `limits.allowed_hosts`."""
 
     async def __call__(self, **options: Any) -> aiohttp.ClientSession:
-        """Return a session that refuses redirects to another host, and names with addresses of a private network."""
         trace = aiohttp.TraceConfig()
         trace.on_request_redirect.append(self._check_redirect)
         if "connector" not in options:
@@ -56,7 +55,6 @@ class GuardedClient:
 
 
 def may_redirect(start: URL, target: URL) -> bool:
-    """Whether a redirect keeps host, port and scheme, or goes from http to https on the same host."""
     if start.host != target.host:
         return False
     ports = (start.port, target.port)
@@ -66,7 +64,6 @@ def may_redirect(start: URL, target: URL) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address belongs to the public internet: not private, loopback, link-local, multicast or reserved."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
         inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if found in _NAT64 else found.ipv4_mapped or found.sixtofour

@@ -50,26 +50,17 @@ class IgnoredFiles:
         count_extension(path, self._counts.setdefault(reason.value, {}))
 
     def report(self, members: Mapping[str, int]) -> dict[str, dict[str, int]]:
-        """Return the number of files by reason and extension.
-
-        Args:
-            members: number of files of an unknown format in archives, by extension.
-        """
         counts = self._counts | ({IgnoredReason.UNKNOWN_MEMBER.value: members} if members else {})
         return {reason: dict(extensions) for reason, extensions in counts.items()}
 
     def differ_from(self, report: object) -> bool:
-        """Whether the report of an earlier time has other numbers. Files in archives are not compared: they are counted later.
-
-        A report without numbers of ignored files does not differ.
-        """
+        """Whether an earlier report has other numbers. Files in archives are not compared, because they are counted later."""
         if not isinstance(report, Mapping):
             return False
         return self.report({}) != {reason: counts for reason, counts in report.items() if reason != IgnoredReason.UNKNOWN_MEMBER}
 
 
 def count_extension(path: str, counts: MutableMapping[str, int]) -> None:
-    """Count a file by its extension."""
     name = extension_shown(path)
     name = name if name in counts or len(counts) < _MAX_EXTENSIONS else _OTHER
     counts[name] = counts.get(name, 0) + 1

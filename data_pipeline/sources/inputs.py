@@ -20,9 +20,11 @@ from common.redaction import redacted
 from data_pipeline.config import BUILTIN, Kind, PrepareConfig
 from data_pipeline.dataset.layout import FOLDERS, MANIFEST, SINGLE_FILES, is_written_by_prepare
 from data_pipeline.sources.builtin import code_files, is_placeholder, manual_file, standard_library
-from data_pipeline.sources.formats import UNDERSTOOD, Compression, Format, Shape, is_hidden, shape_of
+from data_pipeline.sources.formats import FORMATS, UNDERSTOOD, Shape, is_hidden, shape_of
 from data_pipeline.sources.ignored import IgnoredFiles, IgnoredReason, extension_shown
+from data_pipeline.sources.parsers.text_files import TOPICS
 from data_pipeline.sources.storage import Found, Listing, Location, digest, found_here, is_url, list_files
+from data_pipeline.sources.streams import Compression
 
 __all__ = [
     "InputFile",
@@ -41,7 +43,7 @@ _BUILTIN_SOURCES = ("stdlib-code", "stdlib-manual")
 _FORMAT_OF_MANIFEST = b'"format":"packed-rows/'
 _CACHE_OF_DATASETS = re.compile(r"cache-[0-9a-f].*\.arrow")
 _FILES_OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")
-_TOPICS = Shape("topics", "none", "prose")
+_DIVISIBLE = {source_format.name for source_format in FORMATS.values() if source_format.is_divisible}
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class InputFile:
     """Path relative to the source, with forward slashes."""
     location: Location
     """Where the file is. Its text form has no secrets."""
-    format: Format
+    format: str
     compression: Compression
     kind: Kind | None
     """Kind of text, if the settings of the source or the file name state it."""
@@ -82,8 +84,6 @@ class Part:
 
 @dataclass(frozen=True)
 class _Source:
-    """One source as the settings describe it."""
-
     name: str | None
     """None if the source is named after its folder or file."""
     paths: tuple[str, ...]
@@ -94,14 +94,7 @@ class _Source:
 def find_inputs(config: PrepareConfig, known_digests: Path, ignored: IgnoredFiles | None = None) -> tuple[InputFile, ...]:
     """Return all files to read, in the order of the sources and then of their paths, with the digests of their content.
 
-    Args:
-        config: the settings with the sources.
-        known_digests: a file written by `remember_digests`. A file whose size and times are unchanged is not read again.
-        ignored: counts the files of the sources that are not read.
-
-    Raises:
-        SourceError: a source is missing, cannot be reached, or holds no text.
-        ConfigError: the name of a source is invalid, or a source is the output folder.
+    A file whose size and times are those in `known_digests` is not read again. `ignored` counts the files that are not read.
     """
     ignored = ignored or IgnoredFiles()
     found = list(_find_all(config, ignored))
@@ -113,7 +106,6 @@ def find_inputs(config: PrepareConfig, known_digests: Path, ignored: IgnoredFile
 
 
 def remember_digests(inputs: Sequence[InputFile], path: Path) -> None:
-    """Write the digests of local files to `path`, so that `find_inputs` does not read unchanged files again."""
     write_atomic(path, sealed({_key(file): file.checksum for file in inputs if not file.location.store}))
 
 
@@ -179,7 +171,6 @@ def _find_named(named: str, source: _Source, config: PrepareConfig, ignored: Ign
 
 
 def _stands_for_builtin(named: str, config: PrepareConfig) -> bool:
-    """Whether the built-in corpus may replace this source, because it is an empty placeholder folder."""
     return config.if_empty == "builtin" and not is_url(named) and is_placeholder(Path(named.removeprefix("file://")))
 
 
@@ -190,7 +181,10 @@ def _find_builtin(source: _Source, ignored: IgnoredFiles) -> Iterator[InputFile]
         raise SourceError(
             f"the built-in corpus: Python's standard library in {library} has no source text; set --sources to other files"
         )
-    for name, paths, shape in (("stdlib-code", code, Shape("text", "none", "code")), ("stdlib-manual", [manual], _TOPICS)):
+    for name, paths, shape in (
+        ("stdlib-code", code, Shape("text", "none", "code")),
+        ("stdlib-manual", [manual], Shape(TOPICS.name, "none", "prose")),
+    ):
         found = [found_here(library, path) for path in paths]
         yield from _first_bytes([_input(file, shape, replace(source, name=name)) for file in found], source.max_bytes, ignored)
 
@@ -201,10 +195,6 @@ def _input(file: Found, shape: Shape, source: _Source) -> InputFile:
 
 
 def _texts(files: Sequence[Found], ignored: IgnoredFiles, *, is_folder: bool) -> Iterator[Found]:
-    """Yield all files except those that are not training text.
-
-    These are the README.md at the top of a folder, and what Hugging Face's datasets library keeps beside a saved dataset.
-    """
     saved = {file.path.rpartition("/")[0] for file in files if file.path.rpartition("/")[2] == "dataset_info.json"}
     for file in files:
         folder, _, name = file.path.rpartition("/")
@@ -217,7 +207,6 @@ def _texts(files: Sequence[Found], ignored: IgnoredFiles, *, is_folder: bool) ->
 
 
 def _not_prepared(files: Iterable[Found], output: Path) -> Iterator[Found]:
-    """Yield all files except those that `prepare` has written. Its output folder, or an earlier one, may be inside a source."""
     is_prepared = cache(_holds_prepared_data)
     real_output = output.resolve()
     real_folders: dict[str, Path] = {}  # a cache: there are far fewer folders than files, and each `resolve` reads the disk
@@ -235,14 +224,12 @@ def _not_prepared(files: Iterable[Found], output: Path) -> Iterator[Found]:
 
 
 def _possible_outputs(file: Path) -> Iterator[Path]:
-    """Yield the folders above a file that could be the output folder of the preparation that has written it."""
     for place, part in enumerate(file.parts):
         if part in FOLDERS or (part in SINGLE_FILES and place == len(file.parts) - 1):
             yield Path(*file.parts[:place])
 
 
 def _holds_prepared_data(folder: Path) -> bool:
-    """Whether a folder has the manifest of a preparation."""
     try:
         with open_input(folder / MANIFEST, below=folder) as file:
             before = b""
@@ -256,7 +243,6 @@ def _holds_prepared_data(folder: Path) -> bool:
 
 
 def _shown(named: str) -> str:
-    """Return the path or URL of a source without secrets."""
     return str(Location(named, named)) if is_url(named) else redacted(named)
 
 
@@ -274,10 +260,7 @@ def _unique(name: str, taken: set[str]) -> str:
 
 
 def _first_bytes(files: Iterable[InputFile], max_bytes: int | None, ignored: IgnoredFiles) -> Iterator[InputFile]:
-    """Yield the files in the order of their paths until `max_bytes` are used. The other files and empty files are ignored.
-
-    Two files whose paths print alike are sorted by their original names.
-    """
+    """Yield the files in the order of their paths until `max_bytes` are used."""
     used = 0
     for file in sorted(files, key=lambda file: (file.path, file.location.name)):
         if not file.bytes:
@@ -323,7 +306,6 @@ _SHOWN = 8  # maximum number of extensions in a message
 
 
 def _explain_no_text(shown: str, listing: Listing, unknown: Sequence[Found], num_empty: int, num_prepared: int) -> str:
-    """Return one line about a source without text, with the number of files by the reason why they hold none."""
     found, remedies = ["no file with text in it"], []
     if unknown:
         found.append(f"{_count_extensions(unknown)} cannot be read")
@@ -348,7 +330,6 @@ def _explain_no_text(shown: str, listing: Listing, unknown: Sequence[Found], num
 
 
 def _count_extensions(files: Sequence[Found]) -> str:
-    """Return the number of files with each extension, the most frequent first: `7 .pdf, 5 .docx`."""
     counts = Counter(extension_shown(file.path) for file in files)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count} {name}" for name, count in ordered[:_SHOWN]) + (", …" if len(ordered) > _SHOWN else "")
@@ -367,7 +348,6 @@ class Partition:
 
     @property
     def bytes(self) -> int:
-        """Size of the input in bytes, before decompression."""
         return sum(part.end - part.start for part in self.parts)
 
     @property
@@ -388,7 +368,7 @@ def _group(inputs: Sequence[InputFile], partition_bytes: int) -> Iterator[list[P
     group: list[Part] = []
     grouped_bytes = 0
     for file in inputs:
-        divisible = file.format == "jsonl" and file.compression == "none" and file.bytes > partition_bytes
+        divisible = file.format in _DIVISIBLE and file.compression == "none" and file.bytes > partition_bytes
         if group and (divisible or group[0].file.source != file.source or grouped_bytes + file.bytes > partition_bytes):
             yield group
             group, grouped_bytes = [], 0

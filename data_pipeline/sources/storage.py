@@ -141,20 +141,11 @@ def is_url(named: str) -> bool:
 
 
 def list_files(named: str, limits: LimitConfig) -> Listing:
-    """List a file, or all files of a folder, or those that match a pattern. The list is empty if nothing has this name.
-
-    Raises:
-        SourceError: the store cannot be reached, denies access, or needs a package that is not installed.
-    """
+    """List a file, or all files of a folder, or those that match a pattern. The list is empty if nothing has this name."""
     return _list_store(named, limits) if is_url(named) else _list_local(named.removeprefix("file://"), limits.outside_links)
 
 
 def check_unchanged(location: Location, num_bytes: int, stamp: str, limits: LimitConfig) -> None:
-    """Check that a file is the one that was found when the preparation began.
-
-    Raises:
-        SourceError: the file has changed or is gone.
-    """
     try:
         if location.store:
             found = _found_in_store(_store(location.store, limits), location, limits)
@@ -170,11 +161,6 @@ def check_unchanged(location: Location, num_bytes: int, stamp: str, limits: Limi
 
 @contextlib.contextmanager
 def open_file(location: Location, num_bytes: int, limits: LimitConfig) -> Iterator[Readable]:
-    """Open a file for reading.
-
-    Raises:
-        SourceError: the file cannot be opened, or its store fails while it is read.
-    """
     if not location.store:
         with _open_local(location) as file, naming(Path(location.name)):
             yield file
@@ -245,15 +231,10 @@ class _Links:
         return True
 
     def leads_nowhere(self, path: Path) -> None:
-        """Record a link without a target."""
         self.broken[self._shown(path)] = None
 
     def count_folder(self) -> None:
-        """Count a folder that was reached through two or more links. A dozen folders that link to each other have 10^9 paths.
-
-        Raises:
-            SourceError: there are too many such folders.
-        """
+        """Count a folder that was reached through two or more links. A dozen folders that link to each other have 10^9 paths."""
         self.num_folders += 1
         if self.num_folders > _MAX_LINKED_FOLDERS:
             raise SourceError(
@@ -266,7 +247,6 @@ class _Links:
             logger.warning("source %s: %s; to follow them, %s", printable(str(self.root)), links.found, links.remedy)
 
     def unfollowed(self) -> list[Unfollowed]:
-        """Return the links that were not followed, grouped by reason."""
         found = []
         if self.broken:
             remedy = "copy the targets of the links (in a container: mount them at the same path)"
@@ -286,10 +266,7 @@ def _unfollowed(links: Sequence[str], fault: str, remedy: str) -> Unfollowed:
 
 
 def _matches(folder: Path, pattern: Sequence[str], links: _Links) -> Iterator[Path]:
-    """Yield the paths below a folder that match the parts of a pattern, by the rules of `glob`.
-
-    Links out of the source are not followed. A folder that cannot be read matches nothing.
-    """
+    """Yield the paths below a folder that match the parts of a pattern, by the rules of `glob`."""
     if not pattern:
         yield folder
         return
@@ -308,7 +285,6 @@ def _matches(folder: Path, pattern: Sequence[str], links: _Links) -> Iterator[Pa
 
 
 def _folders(folder: Path, links: _Links) -> Iterator[Path]:
-    """Yield a folder and the folders below it that are not hidden and can be read; see `_entries`."""
     waiting = [_Visit(folder)]
     while waiting:
         visit = waiting.pop()
@@ -334,7 +310,6 @@ class _Visit:
         return status.st_dev, status.st_ino
 
     def of(self, path: Path, links: _Links) -> _Visit:
-        """Return the visit of a folder inside this one."""
         num_links = self.num_links + path.is_symlink()
         if num_links > 1:
             links.count_folder()
@@ -342,11 +317,7 @@ class _Visit:
 
 
 def _entries(visit: _Visit, links: _Links) -> Iterator[Path]:
-    """Yield the entries of a folder except hidden names and links out of the source; none if a link leads back to the folder.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
+    """Yield the entries of a folder except hidden names and links out of the source; none if a link leads back to the folder."""
     names = [] if visit.identity in visit.above else sorted(os.listdir(visit.folder))  # noqa: PTH208 - names are wanted
     for path in (visit.folder / name for name in names if not is_hidden(name)):
         if not links.leads_out(path):
@@ -354,13 +325,9 @@ def _entries(visit: _Visit, links: _Links) -> Iterator[Path]:
 
 
 def files_below(folder: Path, *, outside_links: bool = True) -> Iterator[Path]:
-    """Yield the files in a folder and in the folders below it, except hidden ones. Links are followed.
+    """Yield the files in a folder and in the folders below it, except hidden ones. No link back to a folder above is followed.
 
-    A link back to a folder above it is not followed. A warning names the links without a target, and the links that lead out of the
-    folder. With `outside_links` the latter are followed. The folder itself may be a link.
-
-    Raises:
-        SourceError: a folder or the target of a link cannot be read, so files may be missing; or links lead to too many folders.
+    A warning names the links without a target, and unless `outside_links` those that lead out of the folder.
     """
     return _files_below(folder, _Links(folder, outside_links))
 
@@ -396,7 +363,6 @@ def _unreadable(path: Path, error: OSError) -> UnreadableSourceError:
 
 
 def found_here(folder: Path, file: Path) -> Found:
-    """Describe a local file, with its path relative to `folder`."""
     status = file.stat()
     path = printable(file.relative_to(folder).as_posix())
     stamp, status_stamp = str(status.st_mtime_ns), str(status.st_ctime_ns)
@@ -431,7 +397,6 @@ def _list_store(named: str, limits: LimitConfig) -> Listing:
 
 
 def _find_in_store(system: Any, name: str, magic: bool) -> dict[str, Mapping[str, Any]]:
-    """Return the information of the store about the files of a name or pattern, by file name."""
     if magic:
         return dict(system.glob(name, detail=True))
     info = system.info(name)
@@ -474,11 +439,6 @@ def _checksum(info: Mapping[str, Any]) -> str:
 
 
 def _store(url: str, limits: LimitConfig) -> Any:
-    """Return the store that a URL opens.
-
-    Raises:
-        SourceError: there is no such store, its package is missing, or it leads to files that the user did not name.
-    """
     protocols = _protocols(url)
     _check_chain(url, protocols)
     protocol = protocols[0]
@@ -511,7 +471,6 @@ def _without_package(url: str) -> UnreadableSourceError:
 
 
 def _protocols(url: str) -> list[str]:
-    """Return the protocol of each part of a chained URL, the outermost first; `file` for a path."""
     return [part.partition("://")[0] if not part.startswith("/") else "file" for part in url_chain(url)]
 
 
@@ -524,7 +483,6 @@ def _check_chain(url: str, protocols: Sequence[str]) -> None:
 
 
 def _options(protocols: Sequence[str], limits: LimitConfig) -> dict[str, dict[str, object]]:
-    """Return the options for each store of a chained URL, by protocol."""
     web = [protocol for protocol in protocols if protocol in _WEB]
     if not web:
         return {}
@@ -598,9 +556,7 @@ class _StoreFile:
 def _attempts(action: Callable[[], Result], location: Location, limits: LimitConfig) -> Result:
     """Return the result of `action`. A failure is retried `limits.retries` times with growing waits.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        SourceError: all attempts failed, or a retry cannot help.
+    FileNotFoundError means that there is no such file.
     """
     for attempt in range(limits.retries + 1):
         try:
@@ -629,7 +585,6 @@ def _attempts(action: Callable[[], Result], location: Location, limits: LimitCon
 
 
 def _refusal_in(error: BaseException | None) -> SourceError | None:
-    """Return the SourceError of this package that caused an error of a store. None if there is none."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         if isinstance(error, SourceError):
@@ -655,7 +610,6 @@ def _kind_of(error: BaseException) -> str:
 
 
 def _address(name: str, store: str) -> str:
-    """Return the address of a file, with the chained stores that lead to it and without secrets."""
     if name == store:
         return redacted_url(store)
     outermost, *inner = url_chain(store)

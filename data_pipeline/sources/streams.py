@@ -7,17 +7,17 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import zstandard
 
 from data_pipeline.config import LimitConfig
 from data_pipeline.documents import Reason
-from data_pipeline.sources.formats import Compression
 
 __all__ = [
     "Budget",
     "ByteReader",
+    "Compression",
     "Line",
     "Readable",
     "StreamError",
@@ -27,6 +27,8 @@ __all__ = [
     "raw_blocks",
     "read_lines",
 ]
+
+Compression = Literal["none", "gz", "zst", "xz", "bz2"]
 
 _BLOCK_BYTES = 1 << 18
 _EXPANSION_GRACE_BYTES = 1 << 20  # a small file of spaces exceeds any sensible ratio, but is harmless
@@ -39,7 +41,7 @@ class Readable(Protocol):
     """An open file, local or in a store."""
 
     def read(self, size: int, /) -> bytes:
-        """Return the next bytes, at most `size`; none at the end of the file."""
+        """At most `size` bytes; none at the end of the file."""
 
     def seek(self, offset: int, /) -> object:
         """Move to a byte offset from the beginning of the file."""
@@ -84,11 +86,7 @@ class Budget:
         self._produced = 0
 
     def charge(self, num_bytes: int) -> None:
-        """Count bytes that were produced.
-
-        Raises:
-            StreamError: the budget is exceeded.
-        """
+        """Count bytes that were produced; StreamError if they exceed the budget."""
         self._produced += num_bytes
         went_in = self._consumed()
         allowed = min(self._limits.max_decompressed_bytes, max(went_in * self._limits.max_expansion, _EXPANSION_GRACE_BYTES))
@@ -100,7 +98,6 @@ class Budget:
             )
 
     def watch(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the blocks, and charge their bytes."""
         for block in blocks:
             self.charge(len(block))
             yield block
@@ -128,15 +125,9 @@ class ByteReader:
             yield bytes(piece)
 
     def read(self, size: int) -> bytes:
-        """Return the next `size` bytes, or fewer at the end of the stream."""
         return b"".join(self.take(size))
 
     def skip(self, size: int) -> None:
-        """Skip the next `size` bytes.
-
-        Raises:
-            StreamError: the stream has fewer bytes.
-        """
         for piece in self.take(size):
             size -= len(piece)
         if size:
@@ -144,7 +135,6 @@ class ByteReader:
 
 
 def raw_blocks(file: Readable) -> Iterator[bytes]:
-    """Yield the bytes of an open file from its current position, in blocks of at most 256 KiB."""
     while block := file.read(_BLOCK_BYTES):
         yield block
 
@@ -161,12 +151,7 @@ def join_blocks(blocks: Iterator[bytes], max_bytes: int) -> tuple[bytes, bool]:
 
 
 def decompress(blocks: Iterator[bytes], compression: Compression, limits: LimitConfig, budget: Budget) -> Iterator[bytes]:
-    """Yield the decompressed bytes of all members, frames or streams of a file, in blocks of at most 2 MiB.
-
-    Raises:
-        StreamError: the data is damaged, is followed by other bytes, needs a larger window than `limits.max_window_bytes`, or
-            exceeds `budget`.
-    """
+    """Yield the decompressed bytes of all members, frames or streams of a file, in blocks of at most 2 MiB."""
     return budget.watch(_decompressed(blocks, compression, limits, budget))
 
 
@@ -186,7 +171,6 @@ def _decompressed(blocks: Iterator[bytes], compression: Compression, limits: Lim
 
 
 def inflate(blocks: Iterator[bytes], budget: Budget) -> Iterator[bytes]:
-    """Yield the decompressed bytes of raw deflate data of a zip archive; see `decompress`."""
     return budget.watch(_decompress(blocks, lambda: _Zlib(-15), "deflate", budget))
 
 
@@ -260,7 +244,6 @@ def _decompress(
 
 
 def _unzstd(blocks: Iterator[bytes], max_window_bytes: int, budget: Budget) -> Iterator[bytes]:
-    """Yield the decompressed bytes of all frames of a Zstandard file."""
     context = zstandard.ZstdDecompressor(max_window_size=max_window_bytes)
     frame = context.decompressobj()
     started = False
@@ -286,11 +269,10 @@ def _unzstd(blocks: Iterator[bytes], max_window_bytes: int, budget: Budget) -> I
 
 
 def read_lines(blocks: Iterator[bytes], max_bytes: int, start: int = 0, end: int | None = None) -> Iterator[Line]:
-    r"""Yield the lines that start at an offset in [start, end). `blocks` must begin at the byte before `start`, if there is one.
+    """Yield the lines that start at an offset in [start, end). `blocks` must begin at the byte before `start`, if there is one.
 
-    A line ends with `\n` or at the end of the file. A line longer than `max_bytes` is cut and marked, and its rest is skipped and
-    not kept in memory. Reading stops as soon as no further line of the range can start. So each byte of a very long line is read
-    once, not once for each range that it crosses.
+    A line longer than `max_bytes` is cut and marked, and its rest is not kept in memory. Reading stops as soon as no further line
+    of the range can start. So each byte of a very long line is read once, not once for each range that it crosses.
     """
     offset = max(start - 1, 0)
     foreign = start > 0  # inside a line that started before the range

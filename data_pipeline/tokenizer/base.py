@@ -121,7 +121,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def token_id(self, name: str) -> int | None:
-        """Return the id of a special token, such as `<|fim_prefix|>`, or None if there is no such token."""
+        """For example of `<|fim_prefix|>`."""
 
     @property
     @abstractmethod
@@ -137,15 +137,12 @@ class Tokenizer(ABC):
         return encoded.framed(self.bos_id if add_bos else None, self.eos_id if add_eos else None)
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Return the ids of every text as arrays, without bos and eos."""
         return self.encode_flat(texts).arrays()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of every text, without bos and eos."""
         return [ids.tolist() for ids in self.encode_arrays(texts)]
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of one text, without bos and eos."""
         return self.encode_batch([text])[0]
 
 

@@ -93,7 +93,10 @@ class Borders:
     _is_behind_space: Bools
 
     def in_white_space(self, data: bytes, ends: Int64s) -> Int64s:
-        """Return more places: before the last space of white space. `ends` are the ends of the texts in `data`, sorted."""
+        """Return further places where a text may be cut: before the last space of each run of white space.
+
+        `ends` are the sorted ends of the texts in `data`.
+        """
         bytes_N = np.frombuffer(data, np.uint8)
         is_place_N = bytes_N[1:-1] == ord(" ")
         is_place_N &= self._is_before_space[bytes_N[:-2]]
@@ -144,7 +147,6 @@ def _table(borders: Sequence[tuple[str, str]]) -> Bools:
 
 
 def _bytes(characters: str) -> NDArray[np.bool_]:
-    """Return a table that is True for these ASCII characters."""
     table = np.zeros(256, np.bool_)
     table[list(characters.encode())] = True
     return table
@@ -174,7 +176,6 @@ def _split_by(part: Mapping[str, Any]) -> _Expression | None:
 
 
 def _encodes_alone(model: Mapping[str, Any]) -> bool:
-    """Return whether a division always has the same ids, as with byte-pair encoding without dropout."""
     return model["type"] == "BPE" and not model["dropout"]
 
 

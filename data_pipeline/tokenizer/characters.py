@@ -33,7 +33,6 @@ class _BuiltIn(Tokenizer):
         return digest_bytes(self.to_bytes())
 
     def token_id(self, name: str) -> int | None:
-        """Return the id of the special token `name`, or None if there is no such token."""
         return self._end + self._extra.index(name) if name in self._extra else None
 
     @property
@@ -51,7 +50,7 @@ class _BuiltIn(Tokenizer):
 
 
 class CharacterTokenizer(_BuiltIn):
-    """One id for each character of an alphabet, in the order of the alphabet."""
+    """One id for each character of an alphabet, in the order of the alphabet. Others are unk, which is decoded as U+FFFD."""
 
     kind = "char"
     file_name = "characters.json"
@@ -69,13 +68,11 @@ class CharacterTokenizer(_BuiltIn):
         return self._alphabet
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
-        """Return the ids of all texts in one array, without bos and eos; unk for characters outside the alphabet."""
         codes_T = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
         ids_T = self._id_of_code[np.minimum(codes_T, len(self._id_of_code) - 1)]
         return Encoded(ids_T, np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts))))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`, with U+FFFD for unk. Other special ids have no text."""
         known = (i for i in ids if i == UNK_ID or NUM_SPECIAL <= i < self._end)
         return "".join("\ufffd" if i == UNK_ID else self._alphabet[i - NUM_SPECIAL] for i in known)
 
@@ -93,13 +90,11 @@ class ByteTokenizer(_BuiltIn):
         super().__init__(256, extra)
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
-        """Return the ids of all texts in one array, without bos and eos."""
         data = [text.encode() for text in texts]
         ids_T = np.frombuffer(b"".join(data), np.uint8).astype(np.int32) + NUM_SPECIAL
         return Encoded(ids_T, np.cumsum(np.fromiter(map(len, data), np.int64, len(data))))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`, with U+FFFD for bytes that make no character. Special ids have no text."""
         return bytes(i - NUM_SPECIAL for i in ids if NUM_SPECIAL <= i < self._end).decode("utf-8", "replace")
 
     def files(self) -> dict[str, bytes]:

@@ -34,10 +34,9 @@ class HuggingFaceTokenizer(Tokenizer):
     def __init__(
         self, content: bytes, chosen: Mapping[str, str] | None = None, found: Mapping[str, str | None] | None = None
     ) -> None:
-        """Load the content of a file. `chosen` names special tokens by role; `found` has those that the files beside it name.
+        """Load the content of a file; ValueError if it cannot be used.
 
-        Raises:
-            ValueError: the content is not such a file, or lacks a chosen token.
+        `chosen` names special tokens by role; `found` has those that the files beside it name.
         """
         # Several processes do the work already, and the library's threads do not survive a fork.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -76,11 +75,7 @@ class HuggingFaceTokenizer(Tokenizer):
             self._words = None
 
     def check(self) -> None:
-        """Try the tokenizer with texts of all scripts.
-
-        Raises:
-            ValueError: it encodes ordinary text with special tokens, or differently each time.
-        """
+        """Raise ValueError if it encodes ordinary text with special tokens, or differently each time."""
         with suppress(DataError):  # it lacks a character of these texts, which need not be in its usual texts
             check_text(self.encode_arrays, self._encode_texts, [token.name for token in self.named_tokens])
 
@@ -99,11 +94,6 @@ class HuggingFaceTokenizer(Tokenizer):
         return digest_bytes(canonical_json({"kind": self.kind, "special": dict(self._special.ids), "tokenizer": content}))
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
-        """Return the ids of all texts in one array, without bos and eos.
-
-        The model may have a special token in its vocabulary, as Unigram models have `</s>`. Then the name of the token in a text is
-        encoded in two parts.
-        """
         encoded = self._encode_flat(texts)
         places = np.flatnonzero(self._is_never_text[encoded.ids_T])
         if not len(places):
@@ -124,7 +114,6 @@ class HuggingFaceTokenizer(Tokenizer):
         return Encoded(*self._words.encode(joined, cuts, ends_D))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`. Special ids have no text."""
         with _guarded("decode these ids"):
             spoken = [int(i) for i in ids if i not in self._silent]
             if not self._special_bytes:
@@ -133,11 +122,9 @@ class HuggingFaceTokenizer(Tokenizer):
             return str(self._library.decode(spoken, skip_special_tokens=False))
 
     def files(self) -> dict[str, bytes]:
-        """Return the supplied file, and a file with the names of the special tokens."""
         return {self.file_name: self._content, CONFIG_FILE: self._special.to_bytes()}
 
     def token_id(self, name: str) -> int | None:
-        """Return the id of a token, or None if there is no such token."""
         number = self._library.token_to_id(name)
         return None if number is None else int(number)
 
@@ -200,11 +187,6 @@ def _read(content: bytes) -> tokenizers.Tokenizer:
 
 @contextmanager
 def _guarded(what: str) -> Iterator[None]:
-    """Turn errors of the library into errors that users can act on.
-
-    Raises:
-        DataError: instead of an error of the library.
-    """
     try:
         yield
     except BaseException as error:

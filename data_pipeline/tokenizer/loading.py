@@ -23,15 +23,9 @@ _BUILT_HERE = (CharacterTokenizer.file_name, ByteTokenizer.file_name)
 
 
 def load_tokenizer(directory: Path, *, trial: bool = True) -> Tokenizer:
-    """Return the tokenizer in a folder, such as the folder `tokenizer` of prepared data.
+    """Return the tokenizer in a folder, such as the folder `tokenizer` of prepared data. Links in it are not followed.
 
-    Args:
-        directory: the folder of its files. Links in it are not followed.
-        trial: load it in a separate process first, with limits on time and memory. Not needed if this preparation has
-            loaded the same file before.
-
-    Raises:
-        PreparedDataError: the folder has no tokenizer, or its file cannot be read.
+    Without `trial` it is not loaded in a separate process first: this preparation has loaded the same file before.
     """
     for file_name, build in _BUILDERS.items():
         path = directory / file_name
@@ -49,7 +43,6 @@ def load_tokenizer(directory: Path, *, trial: bool = True) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
-    """Write the tokenizer's files into a folder. The file that identifies its kind is written last."""
     directory.mkdir(parents=True, exist_ok=True)
     for file_name, content in sorted(tokenizer.files().items(), key=lambda item: item[0] == tokenizer.file_name):
         write_atomic(directory / file_name, content)
@@ -58,11 +51,8 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
 def open_supplied(path: Path, chosen: Mapping[str, str]) -> Tokenizer:
     """Return a supplied tokenizer: a `tokenizer.json` or SentencePiece `.model` file, or a folder with one of them.
 
-    The folder may also be that of a run or of prepared data. Its tokenizer may be of any kind, and it has the same digest again.
-    `chosen` names special tokens by role (`pad`, `unk`, `bos`, `eos`) and overrides the names in the files.
-
-    Raises:
-        ConfigError: the file does not exist or cannot be read, or the tokenizer lacks a chosen token.
+    The folder may also be that of a run or of prepared data, with any kind of tokenizer. `chosen` names special tokens by role
+    (`pad`, `unk`, `bos`, `eos`) and overrides the names in the files.
     """
     if (own := _own_folder(path)) is not None:
         if chosen:
@@ -102,17 +92,12 @@ def _try_out(file: Path, content: bytes) -> None:
 
 
 def supplied_files(path: Path) -> list[Path]:
-    """Return the files that `open_supplied` reads: the tokenizer's file, then the files beside it that name special tokens.
-
-    Raises:
-        ConfigError: there is no tokenizer at this path.
-    """
+    """Return the files that `open_supplied` reads: the tokenizer's file, then the files beside it that name special tokens."""
     own = _own_folder(path)
     return _with_siblings(_file_of(path) if own is None else next(file for name in _BUILDERS if (file := own / name).is_file()))
 
 
 def _own_folder(path: Path) -> Path | None:
-    """Return the folder of the tokenizer in a run or in prepared data; None if the path is something else."""
     own = path / "tokenizer"
     is_own = any((path / name).is_file() for name in ("record.json", "manifest.json"))
     return own if is_own and any((own / name).is_file() for name in _BUILDERS) else None
@@ -135,7 +120,7 @@ def _file_of(path: Path) -> Path:
 def _read_with_siblings(file: Path, *, below: Path | None) -> _Files:
     """Return by name a tokenizer's file and those beside it that name special tokens.
 
-    Links are followed only for the tokenizer's file, and only if `below` is None: then a user has named the file itself.
+    A link is followed only for the tokenizer's file, and only if the user has named the file itself (`below` is None).
     """
     files, beside = {file.name: read_input(file, MAX_TOKENIZER_BYTES, below=below)}, _with_siblings(file)[1:]
     return files | {path.name: read_input(path, MAX_TOKENIZER_BYTES, below=file.parent) for path in beside}

@@ -74,11 +74,7 @@ class _Field(NamedTuple):
 
 
 def read_spec(model: bytes) -> ModelSpec:
-    """Return the properties of a model file.
-
-    Raises:
-        ValueError: it is not a protocol buffer of this kind, or holds no vocabulary.
-    """
+    """Return the properties of a model file; ValueError if it is not one, as from all functions of this module."""
     pieces, sections = [], {}
     for field in _fields(model):
         if field.number == _PIECE:
@@ -102,11 +98,7 @@ def read_spec(model: bytes) -> ModelSpec:
 
 
 def piece_kinds(model: bytes) -> list[PieceKind]:
-    """Return the kind of each piece, in the order of the ids.
-
-    Raises:
-        ValueError: it is not a protocol buffer of this kind, or has a piece of an unknown kind.
-    """
+    """Return the kind of each piece, in the order of the ids."""
     numbers = [_values(field.value).get(_PIECE_TYPE, 1) for field in _fields(model) if field.number == _PIECE]
     known = dict(enumerate(_KINDS, start=1))
     if strange := [number for number in numbers if number not in known]:
@@ -115,29 +107,17 @@ def piece_kinds(model: bytes) -> list[PieceKind]:
 
 
 def without_provenance(model: bytes) -> bytes:
-    """Return the model file without the thread count and the paths of its training, which change no id.
-
-    Raises:
-        ValueError: it is not a protocol buffer of this kind.
-    """
+    """Return the model file without the thread count and the paths of its training, which change no id."""
     return _changed(model, _TRAINER_SPEC, {_INPUT, _MODEL_PREFIX, _NUM_THREADS})
 
 
 def without_dummy_prefix(model: bytes) -> bytes:
-    """Return the model file, changed so that the model adds no space before the first character.
-
-    Raises:
-        ValueError: it is not a protocol buffer of this kind.
-    """
+    """Return the model file, changed so that the model adds no space before the first character."""
     return _changed(model, _NORMALIZER_SPEC, {_ADD_DUMMY_PREFIX}, bytes([_ADD_DUMMY_PREFIX << 3, False]))
 
 
 def with_control_pieces(model: bytes, ids: Set[int]) -> bytes:
-    """Return the model file, changed so that these pieces are control symbols, which no text is encoded as.
-
-    Raises:
-        ValueError: it is not a protocol buffer of this kind.
-    """
+    """Return the model file, changed so that these pieces are control symbols, which no text is encoded as."""
     parts = []
     number = 0
     for field in _fields(model):
@@ -191,7 +171,6 @@ def _fields(data: bytes) -> Iterator[_Field]:
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return a number in base 128, least significant digit first, and the position after it."""
     value = 0
     for index, byte in enumerate(data[position : position + 10]):
         value |= (byte & 0x7F) << 7 * index

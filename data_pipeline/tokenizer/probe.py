@@ -44,11 +44,7 @@ def gives_same_ids(encode: _Encode, library: _Encode, texts: Sequence[str] = PRO
 
 
 def check_text(encode: _Encode, library: _Encode, names: Iterable[str]) -> None:
-    """Check that texts without names of special tokens get the ids of the library.
-
-    Raises:
-        ValueError: a text gets other ids, such as those of a special token, or other ones each time.
-    """
+    """Raise ValueError if a text without names of special tokens gets other ids than from the library, or other ones each time."""
     names = [name for name in names if name]
     texts = [text for text in PROBES if not any(name in text for name in names)]
     if not gives_same_ids(library, library, texts):

@@ -51,10 +51,9 @@ class SentencePieceTokenizer(Tokenizer):
     def __init__(
         self, model: bytes, kind: str, chosen: Mapping[str, str] | None = None, found: Mapping[str, str | None] | None = None
     ) -> None:
-        """Load a model. `chosen` and `found` name special tokens by role and override those of the model.
+        """Load a model; ValueError if it cannot be used.
 
-        Raises:
-            ValueError: this is not such a model, or it lacks a chosen token.
+        `chosen` and `found` name special tokens by role and override those of the model.
         """
         self.kind = kind
         self.file_name = f"{kind}.model"
@@ -82,11 +81,7 @@ class SentencePieceTokenizer(Tokenizer):
             self._words = None
 
     def check(self) -> None:
-        """Try the tokenizer with texts of all scripts.
-
-        Raises:
-            ValueError: it gives other ids than its library, or other ones each time.
-        """
+        """Raise ValueError if it gives other ids than its library, or other ones each time."""
         check_text(self.encode_arrays, self._library_ids, [token.name for token in self.named_tokens])
 
     def _library_ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
@@ -115,11 +110,9 @@ class SentencePieceTokenizer(Tokenizer):
 
     @property
     def digest(self) -> str:
-        """`sha256:…` over everything that decides the ids. The other contents of the file, about its training, are left out."""
         return digest_bytes(canonical_json({"kind": self.kind, "special": dict(self._special.ids)} | self._spec.content))
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
-        """Return the ids of all texts in one array, without bos and eos."""
         texts = [self._prefix + text if text else text for text in texts]
         if self._words is None:
             return Encoded.of(self._encode_texts(texts))
@@ -160,15 +153,12 @@ class SentencePieceTokenizer(Tokenizer):
         return self._byte_ids(piece.encode()) if self._spec.byte_fallback else [int(self._processor.unk_id())]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`. Special ids have no text."""
         return str(self._processor.decode([int(i) for i in ids if not self._is_silent[i]]))
 
     def files(self) -> dict[str, bytes]:
-        """Return the model file, and for a supplied model a file with the names of its special tokens."""
         return {self.file_name: self._model} | ({CONFIG_FILE: self._special.to_bytes()} if self.kind == _SUPPLIED else {})
 
     def token_id(self, name: str) -> int | None:
-        """Return the id of a piece such as a control symbol or user-defined symbol, or None if there is no such piece."""
         return self._id_of_piece(name)
 
     @property
@@ -241,7 +231,6 @@ def _read(model: bytes) -> sentencepiece.SentencePieceProcessor:
 
 
 def _positions(data: bytes, pattern: bytes) -> list[int]:
-    """Return the positions of `pattern` in `data`."""
     positions = []
     position = data.find(pattern)
     while position >= 0:

@@ -54,14 +54,8 @@ def special_tokens(
 ) -> SpecialTokens:
     """Return each role's token: the user's choice, else the one in the files beside it, else the file's own or a usual name.
 
-    Args:
-        chosen: names that the user has chosen, by role.
-        found: names in the files beside the tokenizer, by role; None: there is no such token.
-        id_of: returns the id of a name in the vocabulary, or None.
-        own: names that the tokenizer's file gives, by role. Usual names are only tried for roles that are not in it.
-
-    Raises:
-        ValueError: a chosen token is not in the vocabulary.
+    An entry None in `found` means that there is no such token. Usual names are only tried for roles that are not in `own`.
+    ValueError: a chosen token is not in the vocabulary.
     """
     names: dict[str, str | None] = {}
     for role in ROLES:
@@ -78,11 +72,7 @@ def special_tokens(
 
 
 def names_in_siblings(files: Mapping[str, bytes]) -> dict[str, str | None]:
-    """Return the special tokens that the files beside a tokenizer name; None if a file says that there is no such token.
-
-    Raises:
-        ValueError: a file is not a JSON object.
-    """
+    """Return the special tokens that the files beside a tokenizer name; None if a file says that there is no such token."""
     names: dict[str, str | None] = {}
     for file_name in SIBLINGS:
         if file_name not in files:
@@ -100,6 +90,5 @@ def names_in_siblings(files: Mapping[str, bytes]) -> dict[str, str | None]:
 
 
 def _name(value: Any) -> str | None:
-    """Return the name of a token, which is a string or the `content` of an object."""
     name = value.get("content") if isinstance(value, dict) else value
     return name if isinstance(name, str) else None

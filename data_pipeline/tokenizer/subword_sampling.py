@@ -26,8 +26,8 @@ def words_of(text: str) -> Iterator[str]:
 def sample_bpe(text: str, scores: Mapping[str, float], alpha: float, draw: Draw) -> list[str]:
     """Return pieces by byte-pair encoding in which each merge is left out with probability `alpha` (Provilkov et al. 2020).
 
-    A merge that was left out is tried again when a neighbour has changed. `scores` are those of the pieces; the highest is merged
-    first. Characters without a piece stay single. `draw` returns numbers in [0, 1).
+    A merge that was left out is tried again when a neighbour has changed. The highest score is merged first. Characters without a
+    piece stay single. `draw` returns numbers in [0, 1).
     """
     return [piece for word in words_of(text) for piece in _join(word, scores, alpha, draw)]
 

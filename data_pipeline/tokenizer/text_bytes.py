@@ -46,8 +46,8 @@ class TextBytes:
 def count_text_bytes(tokenizer: Tokenizer) -> TextBytes:
     """Return the bytes of every id of a tokenizer, with two calls of `decode` for each id.
 
-    The bytes of an id inside a text are those that a second one adds to a first. If an id is a part of a character, which cannot
-    be decoded by itself, its name gives the number of bytes: `<0xE2>` is one, and byte-level names have a character per byte.
+    If an id is a part of a character, which cannot be decoded by itself, its name gives the number of bytes: `<0xE2>` is one,
+    and byte-level names have a character per byte.
     """
     names = _byte_level_names(tokenizer)
     single_bytes = _single_bytes(tokenizer)

@@ -56,7 +56,6 @@ def alphabet_of(texts: Iterable[str]) -> str:
 
 
 def fitting_vocab_size(num_bytes: int) -> int:
-    """Return the size of a vocabulary for so many bytes of training text: see `VOCAB_SIZES`."""
     return next(size for most, size in VOCAB_SIZES if num_bytes <= most)
 
 
@@ -65,13 +64,8 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Return the tokenizer at `settings.path`; without a path, build one of `settings.kind`.
 
-    bpe and unigram are trained on the sample, char has the characters of the sample, byte needs no sample. `extra_special` names
-    special tokens that the tokenizer must have in addition to those of the settings. `num_bytes` is the size of the whole training
-    text, from which the size of the vocabulary follows if it is `auto`.
-
-    Raises:
-        ConfigError: the sample cannot fill the vocabulary, or has more characters than the vocabulary can hold; or the supplied
-            tokenizer cannot be read, or lacks a token that is needed.
+    `extra_special` names special tokens in addition to those of the settings. The vocabulary size `auto` follows from `num_bytes`,
+    the size of the whole training text.
     """
     if settings.path is not None:
         return _supplied(settings.path, settings, extra_special)
@@ -86,7 +80,7 @@ def train_tokenizer(
 
 
 class VocabSizeError(ConfigError):
-    """The text does not allow a size of the vocabulary."""
+    """The training text is too small or has too many characters for the size of the vocabulary that was asked for."""
 
     def __init__(self, message: str, *, least: int = 0, most: int | None = None) -> None:
         super().__init__(message)
@@ -115,7 +109,6 @@ def _supplied(path: Path, settings: TokenizerConfig, needed: Sequence[str]) -> T
 
 
 def _train_fitting(sample: Sequence[str], settings: TokenizerConfig, vocab_size: int, control_symbols: Sequence[str]) -> bytes:
-    """Train with a size of the vocabulary, or with the nearest one that the text allows."""
     for _ in range(_FITTINGS):
         try:
             return _train_sentencepiece(sample, settings, vocab_size, control_symbols)

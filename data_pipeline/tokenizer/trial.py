@@ -21,11 +21,7 @@ _TERSE = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "RUST_BAC
 
 
 def try_out(kind: str, content: bytes) -> None:
-    """Load a `tokenizer.json` (kind `huggingface`) or a SentencePiece model (any other kind), and encode and decode with it.
-
-    Raises:
-        ValueError: this fails, takes more than 10 s of processor time or too much memory, or produces far too many tokens.
-    """
+    """Load a tokenizer and use it once; ValueError if this fails, takes too much time or memory, or makes far too many tokens."""
     memory_bytes = _MEMORY_BYTES + _MEMORY_PER_BYTE * len(content)
     request = {
         "kind": kind,

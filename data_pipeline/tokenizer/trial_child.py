@@ -32,7 +32,6 @@ _Decode = Callable[[list[int]], str]
 
 
 def main() -> None:
-    """Answer one request."""
     request = json.loads(sys.stdin.buffer.readline())
     content = sys.stdin.buffer.read()
     forbid_files()
@@ -87,7 +86,6 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _use(hints: str, num_ids: int, encode: _Encode, decode: _Decode) -> str:
-    """Return the problem with a tokenizer; an empty string if it can be used."""
     text = _TEXT + hints
     try:
         ids = encode(text)

@@ -40,7 +40,7 @@ def places_to_cut(pieces: Iterable[str], space_mark: str, spaces: Sequence[str])
     """Return a table over two neighbouring bytes, `first | second << 8`: True if a text may be cut between them.
 
     `spaces` are the characters that the space mark in a piece may stand for in a text. A pair of bytes stands for all pairs of
-    characters that end and begin with them. So the table forbids some cuts without need, but allows none that changes ids.
+    characters that end and begin with them, so the table forbids some cuts without need.
     """
     may_cut = np.ones((256, 256), np.bool_)
     may_cut[0x80:0xC0] = False  # inside a character
@@ -77,8 +77,7 @@ class WordCache:
     def encode(self, data: bytes, cuts: Int64s, ends: Int64s) -> tuple[Int32s, Int64s]:
         """Return the ids of `data`, and the number of ids before each of `ends`.
 
-        `data` is valid UTF-8. It is cut at `cuts` in addition to the places of the table. `cuts` and `ends` are sorted byte
-        positions, and all of `ends` inside `data` are among the cuts.
+        `data` is valid UTF-8, and is also cut at `cuts`. `cuts` and `ends` are sorted byte positions, `ends` are among the cuts.
         """
         ids: list[Int32s] = []
         ids_before = np.zeros(len(ends), np.int64)

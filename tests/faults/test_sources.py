@@ -29,9 +29,10 @@ from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs
 from data_pipeline.sources.parsers.decoding import Origin
 from data_pipeline.sources.parsers.json_lines import parse_json_line
-from data_pipeline.sources.parsers.text_files import read_whole
+from data_pipeline.sources.parsers.source_format import Content
+from data_pipeline.sources.parsers.text_files import TEXT
 from data_pipeline.sources.readers import read_part
-from data_pipeline.sources.streams import Line
+from data_pipeline.sources.streams import Budget, Line
 from tests.support.claims import tried
 from tests.support.faults import count, peak_growth_bytes, seeds
 from tests.support.json_cases import GOOD, LINES
@@ -413,7 +414,9 @@ def test_40_text_is_kept_byte_for_byte_or_rejected() -> None:
 
 
 def whole_document(data: bytes) -> str | Reason:
-    [item] = read_whole(iter([data]), Origin("a.txt"), LimitConfig())
+    [item] = TEXT.read(
+        Content(Origin("a.txt"), PrepareConfig(sources=("builtin",)), iter([data]), Budget(LimitConfig(), lambda: 0))
+    )
     return item.text if isinstance(item, Document) else item.reason
 
 

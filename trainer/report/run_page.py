@@ -6,10 +6,10 @@ import shlex
 
 from common.html.page import render_page
 from trainer.report import results
-from trainer.report.charts import convergence_charts, group_charts, layer_charts, main_charts, speed_charts
+from trainer.report.charts import all_charts
 from trainer.report.differences import differences, recipe_of, set_values, worded
 from trainer.report.page import TEMPLATES
-from trainer.report.recorded_run import RecordedRun, part
+from trainer.report.recorded_run import RecordedRun
 
 __all__ = ["render_report"]
 
@@ -27,7 +27,7 @@ def render_report(run: RecordedRun) -> str:
         introduction=results.introduction(run),
         run=run,
         headline=results.headline(run),
-        charts=[*main_charts(run), *convergence_charts(run), *speed_charts(run), *group_charts(run), *layer_charts(run)],
+        charts=all_charts(run),
         alert_kinds=results.alert_kinds(run),
         max_alerts=_MAX_ALERTS,
         evaluations=results.evaluations(run),
@@ -48,7 +48,7 @@ def render_report(run: RecordedRun) -> str:
 def _commands(run: RecordedRun) -> list[tuple[str, str]]:
     """Return the commands that check the run or repeat it, each with its description."""
     path, data = shlex.quote(str(run.path)), shlex.quote(str(run.config.get("data", "DATA")))
-    ranks = int(part(run.record, "environment").get("world_size", 1))
+    ranks = run.record.environment.world_size
     launch = "trainer train" if ranks == 1 else f"PET_NPROC_PER_NODE={ranks} entrypoints/train"
     lines = {
         "check all digests: record, checkpoints, metrics, ledger, data": f"trainer verify {path} --level integrity",

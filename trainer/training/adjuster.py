@@ -13,13 +13,13 @@ from common.errors import ConfigError, ProjectError
 from trainer.data.adjustments import Adjustment, Adjustments, smaller_micro
 from trainer.data.bad_shards import decide
 from trainer.distributed.group import TEARDOWN_DELAY_S
-from trainer.health.alerts import Alert, Rule
 from trainer.machine.memory import release_memory
 from trainer.metrics import Monitor
 from trainer.model.forward import LossModule
 from trainer.parallel.accumulation import Accumulation
 from trainer.parallel.wrapping import MicroTooLarge, wrap_for_training
 from trainer.runs.context import RunContext
+from trainer.runs.events import AlertEvent
 from trainer.runs.ledger import Ledger
 from trainer.runs.record import leave_note, note_adjustment
 
@@ -52,8 +52,8 @@ class Adjuster:
         if adjustment.kind == "cooldown":
             _log.info("%s", adjustment.describe())
         else:
-            rule: Rule = "quarantine" if adjustment.kind == "quarantine" else "out_of_memory"
-            self.monitor.alert(Alert(rule, step, "critical", adjustment.describe(), "log"))
+            rule = "quarantine" if adjustment.kind == "quarantine" else "out_of_memory"
+            self.monitor.alert(AlertEvent(rule, step, "critical", adjustment.describe(), "log"))
         if self.ledger is not None:
             self.ledger.event(adjustment.kind, step=after, **adjustment.facts())
 
@@ -108,4 +108,4 @@ def smaller_batches(context: RunContext, adjustments: Adjustments, step: int) ->
     smaller = smaller_micro(now)
     if smaller is None:
         raise ConfigError(f"step {step}: out of memory with a single row in a micro-batch; use {remedies}, or shorter rows")
-    return Adjustment(step, f"{now} rows ran out of memory", micro=smaller)
+    return Adjustment(step=step, reason=f"{now} rows ran out of memory", micro=smaller)

@@ -10,10 +10,10 @@ from common.errors import GuardError
 from trainer.data.bad_shards import shared_faults
 from trainer.distributed.group import TEARDOWN_DELAY_S
 from trainer.distributed.replica_check import ReplicaCheck
-from trainer.health.alerts import Alert
 from trainer.machine.memory import release_memory
 from trainer.metrics import StepFacts
 from trainer.metrics.layers import LayerObserver
+from trainer.runs.events import AlertEvent
 from trainer.runs.progress import Progress
 from trainer.runs.state import load_whole
 from trainer.training.adjuster import Adjuster, smaller_batches
@@ -35,7 +35,7 @@ class GoBack(Exception):  # noqa: N818 - a request, no error
 class RollBack(GoBack):
     """A request of the guard to go back to a checkpoint before the alert's step, and to leave out the positions [first, end)."""
 
-    def __init__(self, alert: Alert, first: int, end: int) -> None:
+    def __init__(self, alert: AlertEvent, first: int, end: int) -> None:
         super().__init__(alert.message)
         self.alert, self.first, self.end = alert, first, end
 

@@ -9,7 +9,7 @@ from common.errors import GuardError
 from trainer.config import GuardConfig
 from trainer.distributed.stragglers import StragglerDetector
 from trainer.extensions.initial_loss import initial_loss_warning
-from trainer.health.alerts import guard_alert
+from trainer.health.guard import guard_alert
 from trainer.machine.peak_rates import Flops
 from trainer.metrics import Monitor, StepFacts, StepMetrics
 from trainer.metrics.layers import LayerObserver

@@ -147,7 +147,7 @@ class RunEnd:
         if planned and (end >= planned or step >= cooldown_start(self.schedule, planned)):
             return  # the planned cool-down ends in time, or has begun
         reason = f"limits.minutes ends the run after about {end} steps"
-        self._begin(Adjustment(step + 1, reason, cooldown_end=max(end, step + 2)))
+        self._begin(Adjustment(step=step + 1, reason=reason, cooldown_end=max(end, step + 2)))
         self.follows_speed = True
 
     def _last_step_in_time(self, ending_s: float) -> int | None:
@@ -173,7 +173,8 @@ class RunEnd:
         begin = _begin_of(cooldown)
         end, done = max(end, step + 2), (step - begin) / (planned - begin)
         reason = f"at the speed of the last minute, limits.minutes ends the run after about {end} steps"
-        self._begin(Adjustment(step + 1, reason, cooldown_end=end, cooldown_begin=(step - done * end) / (1 - done)))
+        begin = (step - done * end) / (1 - done)
+        self._begin(Adjustment(step=step + 1, reason=reason, cooldown_end=end, cooldown_begin=begin))
 
     def _begin(self, cooldown: Adjustment) -> None:
         self.cooldown = cooldown

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainer.distributed.group import Group
-from trainer.health.alerts import Alert
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
 from trainer.metrics import Monitor
 from trainer.metrics.ending import Ending
+from trainer.runs.events import AlertEvent
 from trainer.runs.ledger import Ledger
-from trainer.runs.metrics_file import Known
+from trainer.runs.metrics_file import CutOff
 from trainer.runs.progress import Progress
 from trainer.runs.state import RunState
 
@@ -47,7 +47,7 @@ class LiveState:
         self.train_losses = LossMean.from_json(state.train_losses)
         self.guard.from_json(state.guard)
 
-    def roll_back(self, state: RunState, alert: Alert, first: int, end: int) -> None:
+    def roll_back(self, state: RunState, alert: AlertEvent, first: int, end: int) -> None:
         """Go back to a state, and note in the ledger that the positions from `first` to before `end` are left out.
 
         All later steps are removed from sinks and ledger. The guard keeps its count of rollbacks, and nothing else.
@@ -55,7 +55,7 @@ class LiveState:
         step = state.progress.step
         self.train_losses = LossMean.from_json(state.train_losses)
         self.guard.after_rollback(state.guard)
-        self.monitor.rewind(Known(step, evaluated=state.known.evaluated))
+        self.monitor.rewind(CutOff(step, evaluated=state.known.evaluated))
         self.monitor.alert(replace(alert, step=step))
 
         def note() -> None:

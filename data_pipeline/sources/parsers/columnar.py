@@ -5,28 +5,28 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 from array import array
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from data_pipeline.config import LimitConfig, RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.execution.confined import ConfinedProgram, ProgramEndedError, refuse_lower_limits
-from data_pipeline.sources.parsers.decoding import Origin, chat_fields, explain_bytes, with_end
-from data_pipeline.sources.streams import Budget, Readable, StreamError
+from data_pipeline.sources.parsers.decoding import Origin, chat_fields, explain_bytes
+from data_pipeline.sources.parsers.source_format import Content, SourceFormat
+from data_pipeline.sources.streams import Budget, Readable, StreamError, join_blocks
 
-__all__ = ["ColumnarFormat", "read_rows_of_columns"]
+__all__ = ["ARROW", "PARQUET"]
 
 _CHILD = Path(__file__).with_name("columnar_child.py")
-ColumnarFormat = Literal["parquet", "arrow"]
 _SILENCE_S = 600.0  # a batch of rows takes milliseconds, so a child that is silent longer is in an endless loop
 _MAX_READ_BYTES = 1 << 20
 _MAX_EXTRA_BYTES = 64 << 20  # of short texts and metadata in a message that also holds a text and a prompt of the maximum length
-_CORRUPT: dict[ColumnarFormat, Reason] = {"parquet": Reason.CORRUPT_PARQUET, "arrow": Reason.CORRUPT_ARROW}
 _FAILURES = {
     -1: (Reason.TEXT_NOT_A_STRING, "null"),
     -2: (Reason.FIELD_TOO_LARGE, "longer than limits.max_line_bytes"),
@@ -34,20 +34,15 @@ _FAILURES = {
 }
 
 
-def read_rows_of_columns(
-    file: Readable,
-    num_bytes: int,
-    file_format: ColumnarFormat,
-    origin: Origin,
-    records: RecordConfig,
-    limits: LimitConfig,
-    budget: Budget,
-) -> Iterator[Document | Rejection]:
-    """Yield the documents of an open Parquet or Arrow file of `num_bytes`.
-
-    Raises:
-        StreamError: the file is damaged, or exceeds `budget` or the child's memory limit. The documents before it are valid.
-    """
+def _read(content: Content, file_format: str) -> Iterator[Document | Rejection]:
+    origin, records, limits = content.origin, content.config.records, content.config.limits
+    file, num_bytes, budget = content.file, content.num_bytes, Budget(limits, lambda: content.num_bytes)
+    if file is None:
+        data, is_whole = join_blocks(content.blocks, limits.max_document_bytes)  # the index is at the end
+        if not is_whole:
+            detail = f"a compressed or archived .{file_format} file over limits.max_document_bytes; unpack it first"
+            raise StreamError(Reason.FILE_TOO_LARGE, detail)
+        file, num_bytes, budget = io.BytesIO(data), len(data), content.budget
     request = {
         "format": file_format,
         "bytes": num_bytes,
@@ -58,7 +53,7 @@ def read_rows_of_columns(
         "max_text_bytes": limits.max_line_bytes,
         "memory_bytes": limits.reader_memory_bytes,
     }
-    corrupt = _CORRUPT[file_format]
+    corrupt = Reason(f"corrupt-{file_format}")
     row = 0
     with closing(ConfinedProgram(_CHILD, _SILENCE_S)) as child:
         child.write(json.dumps(request).encode() + b"\n")
@@ -78,6 +73,10 @@ def read_rows_of_columns(
                 raise StreamError(Reason(reason) if reason in list(Reason) else corrupt, detail)
 
 
+PARQUET = SourceFormat("parquet", {".parquet": None}, partial(_read, file_format="parquet"), markup="records")
+ARROW = SourceFormat("arrow", {".arrow": None, ".feather": None}, partial(_read, file_format="arrow"), markup="records")
+
+
 def _document(
     text: bytes | int, prompt: bytes | int, metadata: str, origin: Origin, row: int, records: RecordConfig, corrupt: Reason
 ) -> Document | Rejection:
@@ -93,11 +92,10 @@ def _document(
             return Rejection.of_bytes(Reason.INVALID_UTF8, origin.path, row, value, detail, first=first)
     if origin.markup == "chat":
         return origin.chat(json.loads(found[0]), row, 0, metadata)  # the library allows at most 100 levels
-    return origin.document(found[0], row, 0, metadata, with_end(found[1], records))
+    return origin.document(found[0], row, 0, metadata, found[1] and found[1] + records.prompt_end)
 
 
 def _piece(file: Readable, body: bytes, num_bytes: int, corrupt: Reason) -> bytes:
-    """Return the bytes that the child requests."""
     offset, size = struct.unpack("<qq", body) if len(body) == 16 else (-1, 0)
     if not (0 <= offset <= num_bytes and 0 <= size <= _MAX_READ_BYTES):
         raise StreamError(corrupt, f"its reader requested {size} bytes at offset {offset}, of {num_bytes}")
@@ -123,11 +121,7 @@ def _rows(body: bytes, corrupt: Reason) -> Iterator[tuple[bytes | int, bytes | i
 
 
 def _messages(child: ConfinedProgram, limits: LimitConfig, corrupt: Reason) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the child's messages, each as a letter and a body of limited size, up to and including the last one.
-
-    Raises:
-        StreamError: the child ended, was silent too long, or sent a message of a size that the protocol does not allow.
-    """
+    """Yield the child's messages, each as a letter and a body of limited size, up to and including the last one."""
     letter, max_bytes = b"", 2 * limits.max_line_bytes + _MAX_EXTRA_BYTES
     try:
         while letter not in (b"E", b"Z"):

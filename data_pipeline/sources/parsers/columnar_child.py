@@ -45,7 +45,6 @@ class _Refused(Exception):  # noqa: N818 - an outcome of reading, not a fault
 
 
 def main() -> None:
-    """Serve one request."""
     source, sink = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
     request = json.loads(source.readline())
     pa.set_cpu_count(1)
@@ -113,11 +112,6 @@ def _arrow_batches(file: io.RawIOBase, needed: dict[str, str], metadata: list[st
 
 
 def _wanted(schema: pa.Schema, needed: dict[str, str], metadata: list[str], *, any_type: bool) -> list[str]:
-    """Return the names of the columns that are read: those that are needed, by the setting that names each, and metadata.
-
-    Raises:
-        _Refused: there is no such column, or unless `any_type` it does not hold texts.
-    """
     for setting, column in needed.items():
         _check(schema, column, "messages_field" if any_type else setting, any_type=any_type)
     columns = [*needed.values()]
@@ -125,7 +119,6 @@ def _wanted(schema: pa.Schema, needed: dict[str, str], metadata: list[str], *, a
 
 
 def _batch_rows(metadata: pq.FileMetaData) -> int:
-    """Return the number of rows that fill about one message, by the sizes that the file states."""
     groups = [metadata.row_group(number) for number in range(min(metadata.num_row_groups, 16))]
     num_bytes, num_rows = sum(group.total_byte_size for group in groups), sum(group.num_rows for group in groups)
     return int(min(max(_MESSAGE_BYTES * num_rows // max(num_bytes, 1), 1), _MAX_BATCH_ROWS))
@@ -164,7 +157,6 @@ def _plain(value: Any) -> str:
 
 
 def _texts(column: pa.Array, max_bytes: int) -> list[bytes | int]:
-    """Return the bytes of each text, or `_NULL` or `_TOO_LARGE`."""
     buffers = (value.as_buffer() for value in _as_binary(column))
     return [_NULL if buffer is None else bytes(buffer) if buffer.size <= max_bytes else _TOO_LARGE for buffer in buffers]
 
@@ -178,7 +170,6 @@ def _as_bytes(column: pa.Array) -> pa.Array:
 
 
 def _as_binary(column: pa.Array) -> pa.Array:
-    """Return texts as bytes. The parent checks that they are UTF-8."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     column = column.cast(kind) if kind != column.type else column
     return column.cast(pa.large_binary())
@@ -203,7 +194,6 @@ def _record(fields: list[tuple[str, list[Any]]], row: int) -> bytes:
 
 
 def _send_rows(sink: io.BufferedWriter, texts: list[bytes | int], prompts: list[bytes | int], records: list[bytes]) -> None:
-    """Send rows in messages that hold a few MiB, or one row."""
     first = num_bytes = 0
     sizes, prompt_sizes = ([text if isinstance(text, int) else len(text) for text in column] for column in (texts, prompts))
     for row, size in enumerate(sizes, 1):

@@ -28,7 +28,6 @@ __all__ = [
     "has_surrogate",
     "is_chat",
     "metadata_json",
-    "with_end",
 ]
 
 BOM = b"\xef\xbb\xbf"
@@ -55,16 +54,21 @@ class Origin:
     markup: Literal["plain", "html", "chat"] = "plain"
 
     def document(self, text: str, line: int, offset: int, metadata: str = "", prompt: str = "") -> Document:
-        """Return a document of this file that begins at `line` and byte `offset`. A prompt precedes the text without a loss."""
+        """Return a document of this file. The prompt precedes the text, without a loss."""
         parts = (len(prompt), len(text)) if prompt else ()
         return Document(prompt + text, self.path, line, offset, self.kind, self.markup, metadata, parts)
 
-    def chat(self, fields: Mapping[str, Any], line: int, offset: int, metadata: str = "") -> Document:
-        """Return a document whose text is the JSON object of a conversation or a preference pair.
+    def record(self, fields: Mapping[str, Any], line: int, offset: int, records: RecordConfig) -> Document:
+        """Return the document of a record. Its text and its prompt are strings without lone surrogates."""
+        if self.markup == "chat":
+            chat = {name: fields[field] for name, field in chat_fields(records).items()}
+            return self.chat(chat, line, offset, metadata_json(fields, records.metadata))
+        prompt = "" if records.prompt_field is None else fields[records.prompt_field]
+        metadata = metadata_json(fields, records.kept_fields)
+        return self.document(fields[records.text_field], line, offset, metadata, prompt and prompt + records.prompt_end)
 
-        Raises:
-            MalformedError: a text in it contains a lone surrogate.
-        """
+    def chat(self, fields: Mapping[str, Any], line: int, offset: int, metadata: str = "") -> Document:
+        """Return a document whose text is the JSON object of a conversation or a preference pair."""
         text = json.dumps(fields, ensure_ascii=False)
         if has_surrogate(text):
             raise MalformedError(Reason.LONE_SURROGATE, "a message contains a lone surrogate")
@@ -97,7 +101,6 @@ def decode(data: bytes, origin: Origin, line: int, offset: int, metadata: str = 
 
 
 def explain_bytes(data: bytes, error: UnicodeDecodeError) -> str:
-    """Return an explanation of why bytes are not UTF-8, and what to do."""
     for mark, encoding in _FOREIGN_MARKS.items():
         if data.startswith(mark):
             return f"this is {encoding}; convert it to UTF-8"
@@ -106,11 +109,6 @@ def explain_bytes(data: bytes, error: UnicodeDecodeError) -> str:
 
 def has_surrogate(text: str) -> bool:
     return not text.isascii() and _SURROGATE.search(text) is not None
-
-
-def with_end(prompt: str, records: RecordConfig) -> str:
-    """Return a prompt with the characters that separate it from the text; nothing for an empty prompt."""
-    return prompt + records.prompt_end if prompt else ""
 
 
 def metadata_json(fields: Mapping[str, Any], names: Iterable[str]) -> str:

@@ -9,33 +9,34 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import orjson
 
 from data_pipeline.config import LimitConfig, RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.sources.parsers.decoding import (
-    BOM,
-    MalformedError,
-    Origin,
-    chat_fields,
-    explain_bytes,
-    has_surrogate,
-    metadata_json,
-    with_end,
-)
-from data_pipeline.sources.streams import Line
+from data_pipeline.sources.parsers.decoding import BOM, MalformedError, Origin, chat_fields, explain_bytes, has_surrogate
+from data_pipeline.sources.parsers.source_format import Content, SourceFormat
+from data_pipeline.sources.streams import Line, read_lines
 
-__all__ = ["parse_json_line", "parse_quickly", "parse_strictly"]
+__all__ = ["JSON_LINES", "parse_json_line", "parse_quickly", "parse_strictly"]
 
 _KEY_END = re.compile(rb'"[ \t\r\n]*:')
 _BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|([\[{])|([\]}])', re.DOTALL)
 _EXACT_BELOW = 2.0**63  # the fast parser turns integers from here on into floats
 
 
+def _read(content: Content) -> Iterator[Document | Rejection]:
+    limits = content.config.limits
+    for line in read_lines(content.blocks, limits.max_line_bytes, content.start, content.end):
+        yield parse_json_line(line, content.origin, content.config.records, limits)
+
+
+JSON_LINES = SourceFormat("jsonl", dict.fromkeys((".jsonl", ".ndjson", ".json-lines")), _read, markup="records", is_divisible=True)
+
+
 def parse_json_line(line: Line, origin: Origin, records: RecordConfig, limits: LimitConfig) -> Document | Rejection:
-    """Return the document in one line of JSON, or a rejection."""
     data = line.data.removeprefix(BOM) if line.offset == 0 else line.data
     try:
         if line.too_long:
@@ -46,12 +47,13 @@ def parse_json_line(line: Line, origin: Origin, records: RecordConfig, limits: L
         if value is None or any(_may_be_rounded(value.get(name)) for name in records.kept_fields):
             value = parse_strictly(data, limits.max_json_depth)
         if origin.markup == "chat":
-            fields = {name: _value_of(value, field, "messages_field") for name, field in chat_fields(records).items()}
-            return origin.chat(fields, line.number, line.offset, metadata_json(value, records.metadata))
-        text = _text_of(value, records.text_field, "text_field")
-        prompt = "" if records.prompt_field is None else _text_of(value, records.prompt_field, "prompt_field")
-        metadata = metadata_json(value, records.kept_fields)
-        return origin.document(text, line.number, line.offset, metadata, with_end(prompt, records))
+            for field in chat_fields(records).values():
+                _check_field(value, field, "messages_field")
+        else:
+            _check_text(value, records.text_field, "text_field")
+            if records.prompt_field is not None:
+                _check_text(value, records.prompt_field, "prompt_field")
+        return origin.record(value, line.number, line.offset, records)
     except MalformedError as error:
         return Rejection.of_bytes(error.reason, origin.path, line.number, data, str(error))
 
@@ -72,11 +74,6 @@ def parse_quickly(data: bytes, max_depth: int) -> dict[str, Any] | None:
 
 
 def parse_strictly(data: bytes, max_depth: int) -> Any:
-    """Return the JSON value in a line.
-
-    Raises:
-        MalformedError: the line is not JSON, is nested too deeply, or has an object that names a field twice.
-    """
     if _is_deeper(data, max_depth):
         raise MalformedError(Reason.TOO_DEEP, f"nested deeper than limits.max_json_depth = {max_depth}")
     try:
@@ -91,22 +88,20 @@ def parse_strictly(data: bytes, max_depth: int) -> Any:
         raise MalformedError(Reason.NOT_JSON, str(error)) from None
 
 
-def _value_of(value: Any, name: str, setting: str) -> Any:
+def _check_field(value: Any, name: str, setting: str) -> None:
     if not isinstance(value, dict):
         raise MalformedError(Reason.NOT_AN_OBJECT, f"a JSON {type(value).__name__}, but an object is expected")
     if name not in value:
         fields = ", ".join(map(repr, list(value)[:8])) or "none"
         raise MalformedError(Reason.NO_TEXT_FIELD, f"no field {name!r}; the fields are {fields}; see records.{setting}")
-    return value[name]
 
 
-def _text_of(value: Any, name: str, setting: str) -> str:
-    text = _value_of(value, name, setting)
-    if not isinstance(text, str):
-        raise MalformedError(Reason.TEXT_NOT_A_STRING, f"field {name!r} is a {type(text).__name__}")
-    if has_surrogate(text):
+def _check_text(value: Any, name: str, setting: str) -> None:
+    _check_field(value, name, setting)
+    if not isinstance(value[name], str):
+        raise MalformedError(Reason.TEXT_NOT_A_STRING, f"field {name!r} is a {type(value[name]).__name__}")
+    if has_surrogate(value[name]):
         raise MalformedError(Reason.LONE_SURROGATE, f"field {name!r} contains a lone surrogate")
-    return text
 
 
 def _may_be_rounded(value: object) -> bool:
@@ -130,7 +125,6 @@ def _count_fields(value: dict[str, Any], max_depth: int) -> int:
 
 
 def _is_deeper(data: bytes, max_depth: int) -> bool:
-    """Whether brackets outside of strings are nested deeper than `max_depth`."""
     if data.count(b"[") + data.count(b"{") <= max_depth:
         return False
     depth = 0

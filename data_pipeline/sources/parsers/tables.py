@@ -10,43 +10,43 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-from data_pipeline.config import LimitConfig, RecordConfig
+from data_pipeline.config import RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.sources.parsers.decoding import BOM, MalformedError, Origin, chat_fields, has_surrogate, metadata_json, with_end
+from data_pipeline.sources.parsers.decoding import BOM, MalformedError, Origin, chat_fields, has_surrogate
+from data_pipeline.sources.parsers.source_format import Content, SourceFormat
 from data_pipeline.sources.streams import Line, read_lines
 
-__all__ = ["read_rows", "read_table"]
+__all__ = ["CSV", "TSV", "read_rows"]
 
 
-def read_table(
-    blocks: Iterator[bytes], origin: Origin, separator: str, records: RecordConfig, limits: LimitConfig
-) -> Iterator[Document | Rejection]:
-    """Yield the documents of a table, with a rejection in the place of each malformed row."""
+def _read_table(content: Content, separator: str) -> Iterator[Document | Rejection]:
+    origin, records, max_bytes = content.origin, content.config.records, content.config.limits.max_line_bytes
     # This limit applies to the whole process. It never rejects a row, because rows are cut to this length before they are parsed.
-    csv.field_size_limit(limits.max_line_bytes)
+    csv.field_size_limit(max_bytes)
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if records.quotes else csv.QUOTE_NONE
-    lines = read_rows(blocks, separator, limits.max_line_bytes) if records.quotes else read_lines(blocks, limits.max_line_bytes)
-    columns: _Columns | None = None
+    lines = read_rows(content.blocks, separator, max_bytes) if records.quotes else read_lines(content.blocks, max_bytes)
+    columns: list[str] | None = None
     for line in lines:
         try:
             row = _parse_row(line, separator, quoting)
             if columns is None:
-                columns = _Columns(tuple(row), records)
+                columns = row
             else:
-                yield columns.document(row, origin, line)
+                yield _document(columns, row, origin, records, line)
         except MalformedError as error:
             yield Rejection.of_bytes(error.reason, origin.path, line.number, line.data, str(error))
-            columns = columns or _Columns((), records)  # a later row must not be read as the first row
+            columns = columns or []  # a later row must not be read as the first row
+
+
+CSV = SourceFormat("csv", {".csv": None}, partial(_read_table, separator=","), markup="records")
+TSV = SourceFormat("tsv", {".tsv": None}, partial(_read_table, separator="\t"), markup="records")
 
 
 def read_rows(blocks: Iterator[bytes], separator: str, max_bytes: int) -> Iterator[Line]:
-    """Yield the rows of a table, each with all its lines. A row longer than `max_bytes` is cut and marked.
-
-    If a quote is not closed within `max_bytes`, its line is yielded alone.
-    """
+    """Yield the rows of a table, each with all its lines; if a quote is not closed within `max_bytes`, its line alone."""
     pattern = _row_pattern(separator)
     buffer, has_ended = _extend(b"", blocks, len(BOM))
     position = len(BOM) if buffer.startswith(BOM) else 0
@@ -94,7 +94,6 @@ def _extend(buffer: bytes, blocks: Iterator[bytes], wanted: int) -> tuple[bytes,
 
 
 def _pass_line(blocks: Iterator[bytes]) -> tuple[int, bytes]:
-    """Skip the rest of a line. Return the number of skipped bytes, and the bytes that follow in the same block."""
     passed = 0
     for block in blocks:
         if (newline := block.find(b"\n")) >= 0:
@@ -104,11 +103,6 @@ def _pass_line(blocks: Iterator[bytes]) -> tuple[int, bytes]:
 
 
 def _parse_row(line: Line, separator: str, quoting: Literal[0, 3]) -> list[str]:
-    """Return the fields of a row. Bytes that are not UTF-8 become lone surrogates, so only a text that contains them is rejected.
-
-    Raises:
-        MalformedError: the row is too long or is not CSV.
-    """
     if line.too_long:
         raise MalformedError(Reason.LINE_TOO_LONG, "a row longer than limits.max_line_bytes")
     data = line.data.removeprefix(BOM) if line.offset == 0 else line.data
@@ -120,43 +114,25 @@ def _parse_row(line: Line, separator: str, quoting: Literal[0, 3]) -> list[str]:
         raise MalformedError(Reason.NOT_CSV, f"{error}{remedy}; see records.quotes") from None
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """The names of the columns, and the settings that name the text column."""
-
-    names: tuple[str, ...]
-    records: RecordConfig
-
-    def document(self, row: list[str], origin: Origin, line: Line) -> Document:
-        """Return the document of a row.
-
-        Raises:
-            MalformedError: the row has no document.
-        """
-        if not row:
-            raise MalformedError(Reason.EMPTY, "an empty line")
-        is_chat = origin.markup == "chat"
-        names = chat_fields(self.records) if is_chat else {"text_field": self.records.text_field}
-        if self.records.prompt_field is not None and not is_chat:
-            names["prompt_field"] = self.records.prompt_field
-        for setting, name in names.items():
-            self._check_named_once("messages_field" if is_chat else setting, name)
-        if len(row) != len(self.names):
-            raise MalformedError(Reason.FIELD_COUNT, f"{len(row)} fields, but the first row names {len(self.names)} columns")
-        fields = dict(zip(self.names, row, strict=True))
-        for name in names.values():
-            if has_surrogate(fields[name]):
-                raise MalformedError(Reason.INVALID_UTF8, f"column {name!r} is not UTF-8; convert the file to UTF-8")
-        if is_chat:
-            texts = {name: fields[column] for name, column in names.items()}
-            return origin.chat(texts, line.number, line.offset, metadata_json(fields, self.records.metadata))
-        prompt = with_end(fields[names["prompt_field"]], self.records) if "prompt_field" in names else ""
-        text, metadata = fields[self.records.text_field], metadata_json(fields, self.records.kept_fields)
-        return origin.document(text, line.number, line.offset, metadata, prompt)
-
-    def _check_named_once(self, setting: str, name: str) -> None:
-        if name not in self.names:
-            shown = ", ".join(map(repr, self.names[:8]))
+def _document(columns: list[str], row: list[str], origin: Origin, records: RecordConfig, line: Line) -> Document:
+    if not row:
+        raise MalformedError(Reason.EMPTY, "an empty line")
+    if origin.markup == "chat":
+        needed = dict.fromkeys(chat_fields(records).values(), "messages_field")
+    else:
+        needed = {records.text_field: "text_field"}
+        if records.prompt_field is not None:
+            needed[records.prompt_field] = "prompt_field"
+    for name, setting in needed.items():
+        if name not in columns:
+            shown = ", ".join(map(repr, columns[:8]))
             raise MalformedError(Reason.NO_TEXT_FIELD, f"no column {name!r}; the first row names {shown}; see records.{setting}")
-        if self.names.count(name) > 1:
+        if columns.count(name) > 1:
             raise MalformedError(Reason.DUPLICATE_KEY, f"the first row names column {name!r} twice")
+    if len(row) != len(columns):
+        raise MalformedError(Reason.FIELD_COUNT, f"{len(row)} fields, but the first row names {len(columns)} columns")
+    fields = dict(zip(columns, row, strict=True))
+    for name in needed:
+        if has_surrogate(fields[name]):
+            raise MalformedError(Reason.INVALID_UTF8, f"column {name!r} is not UTF-8; convert the file to UTF-8")
+    return origin.record(fields, line.number, line.offset, records)

@@ -1,46 +1,50 @@
-"""Read plain text: a document is a whole file, a paragraph, or a chunk of lines."""
+"""Read plain text and HTML: a document is a whole file, a paragraph, or a chunk of lines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from common.errors import SourceError
-from data_pipeline.config import LimitConfig, TextConfig
+from data_pipeline.config import Kind
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.builtin import parse_topics
 from data_pipeline.sources.parsers.decoding import Origin, decode
+from data_pipeline.sources.parsers.source_format import Content, SourceFormat
 from data_pipeline.sources.streams import Line, join_blocks, read_lines
 
-__all__ = ["read_pieces", "read_topics", "read_whole"]
+__all__ = ["HTML", "TEXT", "TOPICS"]
 
 
-def read_whole(blocks: Iterator[bytes], origin: Origin, limits: LimitConfig) -> Iterator[Document | Rejection]:
-    """Yield the whole file as one document, or a rejection."""
-    data, is_whole = join_blocks(blocks, limits.max_document_bytes)
+def _read_text(content: Content) -> Iterator[Document | Rejection]:
+    return _read_whole(content) if content.config.text.documents == "file" else _read_pieces(content)
+
+
+def _read_whole(content: Content) -> Iterator[Document | Rejection]:
+    origin, max_bytes = content.origin, content.config.limits.max_document_bytes
+    data, is_whole = join_blocks(content.blocks, max_bytes)
     if is_whole:
         yield decode(data, origin, 1, 0)
         return
-    detail = f"more than limits.max_document_bytes = {limits.max_document_bytes}"
     remedy = "" if origin.markup == "html" else "; set text.documents to chunks or paragraphs"
-    yield Rejection.of_bytes(Reason.FILE_TOO_LARGE, origin.path, 1, data, detail + remedy)
+    detail = f"more than limits.max_document_bytes = {max_bytes}{remedy}"
+    yield Rejection.of_bytes(Reason.FILE_TOO_LARGE, origin.path, 1, data, detail)
 
 
-def read_pieces(
-    blocks: Iterator[bytes], origin: Origin, text: TextConfig, limits: LimitConfig, border: int = 0
-) -> Iterator[Document | Rejection]:
-    """Yield paragraphs, or chunks of whole lines. None crosses byte `border`, at which a split by position cuts the file."""
+def _read_pieces(content: Content) -> Iterator[Document | Rejection]:
+    """Yield paragraphs, or chunks of whole lines."""
+    origin, text, limits = content.origin, content.config.text, content.config.limits
     by_paragraph = text.documents == "paragraphs"
     max_bytes = limits.max_document_bytes if by_paragraph else None
     first: Line | None = None
     piece = bytearray()  # each line with its newline
     characters = 0
-    for line in read_lines(blocks, limits.max_line_bytes):
+    for line in read_lines(content.blocks, limits.max_line_bytes):
         if line.too_long:
             yield Rejection.of_bytes(Reason.LINE_TOO_LONG, origin.path, line.number, line.data, "longer than limits.max_line_bytes")
             continue
         is_blank = by_paragraph and not line.data.strip()
         ends = is_blank if by_paragraph else characters >= text.chunk_chars
-        if first and (ends or first.offset < border <= line.offset):
+        if first and (ends or first.offset < content.border <= line.offset):
             yield _document(first, piece, origin, max_bytes)
             first, piece, characters = None, bytearray(), 0
         if is_blank:
@@ -53,24 +57,36 @@ def read_pieces(
         yield _document(first, piece, origin, max_bytes)
 
 
-def read_topics(blocks: Iterator[bytes], origin: Origin) -> Iterator[Document | Rejection]:
-    """Yield the topics of the language reference, from the file that `help()` reads.
-
-    Raises:
-        SourceError: the file cannot be parsed.
-    """
-    try:
-        topics = parse_topics(b"".join(blocks).decode("utf-8"))
-    except (ValueError, SyntaxError) as error:
-        raise SourceError(
-            f"the built-in corpus: {origin.path} of this Python cannot be used: {error}; set --sources to other files"
-        ) from None
-    for line, text in topics:
-        yield origin.document(text, line, 0)
-
-
 def _document(first: Line, lines: bytearray, origin: Origin, max_bytes: int | None) -> Document | Rejection:
     if max_bytes is not None and len(lines) - 1 > max_bytes:
         detail = f"a paragraph of more than limits.max_document_bytes = {max_bytes}; set text.documents to chunks"
         return Rejection.of_bytes(Reason.FILE_TOO_LARGE, origin.path, first.number, first.data, detail)
     return decode(bytes(lines[:-1]), origin, first.number, first.offset)
+
+
+def _read_topics(content: Content) -> Iterator[Document | Rejection]:
+    """Yield the topics of the language reference, from the file that `help()` reads."""
+    try:
+        topics = parse_topics(b"".join(content.blocks).decode("utf-8"))
+    except (ValueError, SyntaxError) as error:
+        raise SourceError(
+            f"the built-in corpus: {content.origin.path} of this Python cannot be used: {error}; set --sources to other files"
+        ) from None
+    for line, text in topics:
+        yield content.origin.document(text, line, 0)
+
+
+_PROSE = (".txt", ".text", ".md", ".markdown", ".rst")
+_CODE = (
+    *(".py", ".pyi", ".pyx", ".rb", ".pl", ".pm", ".php", ".lua", ".r", ".jl", ".tcl", ".awk"),
+    *(".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".hh", ".m", ".mm", ".cu", ".cuh", ".rs", ".go", ".zig", ".d", ".nim", ".v"),
+    *(".java", ".kt", ".kts", ".scala", ".groovy", ".clj", ".cs", ".fs", ".vb", ".swift", ".dart"),
+    *(".js", ".mjs", ".cjs", ".jsx", ".ts", ".tsx", ".vue", ".svelte", ".css", ".scss", ".sql", ".proto", ".graphql"),
+    *(".hs", ".ml", ".mli", ".ex", ".exs", ".erl", ".el", ".lisp", ".scm", ".rkt"),
+    *(".f", ".f90", ".pas", ".ada", ".adb", ".ads", ".asm", ".s", ".vhd", ".sv"),
+    *(".sh", ".bash", ".zsh", ".fish", ".ps1", ".bat", ".cmake", ".nix", ".tf"),
+)
+_KINDS: dict[str, Kind | None] = {**dict.fromkeys(_PROSE, "prose"), **dict.fromkeys(_CODE, "code")}
+TEXT = SourceFormat("text", _KINDS, _read_text)
+HTML = SourceFormat("html", dict.fromkeys((".html", ".htm", ".xhtml"), "web"), _read_whole, markup="html")
+TOPICS = SourceFormat("topics", {}, _read_topics)

@@ -21,12 +21,13 @@ for name, soft, hard in json.loads(sys.argv[1]):
     resource.setrlimit(getattr(resource, "RLIMIT_" + name), (soft, hard))
 
 import pyarrow as pa, pyarrow.parquet as pq
-from data_pipeline.config import ChatConfig, HtmlConfig, LimitConfig, RecordConfig, TokenizerConfig
+from data_pipeline.config import ChatConfig, HtmlConfig, LimitConfig, PrepareConfig, TokenizerConfig
 from data_pipeline.conversations.chat_template import chosen_template
 from data_pipeline.conversations.rendering import ChatRenderer
 from data_pipeline.filters.html import PageReader
-from data_pipeline.sources.parsers.columnar import read_rows_of_columns
+from data_pipeline.sources.parsers.columnar import PARQUET
 from data_pipeline.sources.parsers.decoding import Origin
+from data_pipeline.sources.parsers.source_format import Content
 from data_pipeline.sources.streams import Budget
 from data_pipeline.tokenizer.trial import try_out
 
@@ -40,7 +41,7 @@ with ChatRenderer(chosen_template(ChatConfig(template="chatml"), TokenizerConfig
     done["template"] = list(rendered.parts)
 file = io.BytesIO(Path(sys.argv[2]).read_bytes())
 size = len(file.getvalue())
-rows = read_rows_of_columns(file, size, "parquet", Origin("a"), RecordConfig(), limits, Budget(limits, lambda: size))
+rows = PARQUET.read(Content(Origin("a"), PrepareConfig(sources=("builtin",)), iter(()), Budget(limits, lambda: size), file, size))
 done["columnar"] = [row.text for row in rows]
 try_out("huggingface", b'{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}')
 done["trial"] = True

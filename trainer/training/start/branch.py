@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from common.errors import CheckpointError, ConfigError
-from common.files import sealed, write_atomic
 from common.untrusted import digest_run_file
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.weights import weights_digest
 from trainer.config import TrainConfig
-from trainer.data.adjustments import Adjustments
 from trainer.runs.ledger import LEDGER
 from trainer.runs.metrics_file import METRICS
-from trainer.runs.record import read_record
+from trainer.runs.record import RECORD, Origin, Record, read_record, write_record
 from trainer.runs.state import copy_state, load_whole
 from trainer.training.start.earlier import BRANCHED, run_exists
 
@@ -25,7 +22,7 @@ __all__ = ["begin_branch"]
 _log = logging.getLogger(__name__)
 
 
-def begin_branch(config: TrainConfig, check: Callable[[Path, Mapping[str, Any], int], None]) -> None:
+def begin_branch(config: TrainConfig, check: Callable[[Path, Record, int], None]) -> None:
     """Copy a checkpoint, its ledger and its metrics from `branch.run` into a new run. Do nothing if the run exists already.
 
     Before anything is written, `check` gets the other run, the record that the branch begins with, and the step. It raises the
@@ -53,12 +50,12 @@ def begin_branch(config: TrainConfig, check: Callable[[Path, Mapping[str, Any], 
         found = ", ".join(map(str, steps))
         raise CheckpointError(f"{trunk}: no checkpoint of step {step}; its checkpoints: {found}; choose one with branch.step")
     checkpoint, _ = load_whole(store, step)
-    kept = [one for one in Adjustments.from_json(record.get("changes", ())).made if one.step <= step and one.kind != "cooldown"]
-    origin = {"record": digest_run_file(trunk, "record.json"), "step": step, "weights": weights_digest(checkpoint.model)}
-    changed = {"status": BRANCHED, "origin": origin, "changes": Adjustments(tuple(kept)).to_json(), "files": {}}
-    check(trunk, record | changed, step)
+    kept = [one for one in record.changes if one.step <= step and one.kind != "cooldown"]
+    origin = Origin(record=digest_run_file(trunk, RECORD), step=step, weights=weights_digest(checkpoint.model))
+    begun = record.changed(status=BRANCHED, origin=origin, changes=kept, files={})
+    check(trunk, begun, step)
     for name in (METRICS, LEDGER):  # left by a start that was killed
         (run / name).unlink(missing_ok=True)
-    write_atomic(run / "record.json", sealed(record | changed))
+    write_record(run, begun)
     copy_state(trunk, run, checkpoint)
     _log.info("branched off %s at step %d", trunk, step)

@@ -22,6 +22,7 @@ from trainer.runs.progress import Progress
 from trainer.runs.record import (
     Before,
     Origin,
+    Record,
     check_identity,
     check_nothing_saved,
     identity_of,
@@ -88,8 +89,8 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
     before: list[Before] = []
     undo = ExitStack()
 
-    def check_branch(trunk: Path, record: Mapping[str, Any], step: int) -> None:
-        check_identity(trunk, record["identity"], identity, allowed_changes(config, record))
+    def check_branch(trunk: Path, record: Record, step: int) -> None:
+        check_identity(trunk, record.identity, identity, allowed_changes(config, record))
         check_cooldown(config, record, step, decay_steps)
 
     def prepare_run() -> tuple[int | None, list[dict[str, Any]], tuple[str, str] | None]:
@@ -107,7 +108,7 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
             if ended_by is not None:
                 known = _settings_before(config.run)
                 # A start that was killed after its last step has to complete the record.
-                if record["status"] == "finished" or known is None or not is_same(config, known):
+                if record.status == "finished" or known is None or not is_same(config, known):
                     return newest, [], _nothing_left(known or config, record, checkpoints, progress, ended_by)
         sizes = checkpoint_bytes(config, manifest.vocab_size), frozen_bytes(config, manifest.vocab_size)
         check_space(checkpoints.directory, *sizes)
@@ -131,18 +132,18 @@ def _settings_before(run: Path) -> TrainConfig | None:
 
 
 def _nothing_left(
-    known: TrainConfig, record: Mapping[str, Any], checkpoints: CheckpointStore, progress: Progress, ended_by: str
+    known: TrainConfig, record: Record, checkpoints: CheckpointStore, progress: Progress, ended_by: str
 ) -> tuple[str, str]:
     """Return the message about a run that has reached a limit, and the result of its training."""
-    digest = record.get("weights") if record.get("step") == progress.step else None
+    digest = record.weights if record.step == progress.step else None
     digest = digest or weights_digest(load_whole(checkpoints, progress.step)[0].model)
-    lines = nothing_to_train(known, record["status"], progress.step, ended_by)
+    lines = nothing_to_train(known, record.status, progress.step, ended_by)
     return "\n".join(lines), f"weights {digest} steps {progress.step}"
 
 
 def _checked_run(
     config: TrainConfig, checkpoints: CheckpointStore, identity: Mapping[str, Any]
-) -> tuple[int | None, dict[str, Any] | None]:
+) -> tuple[int | None, Record | None]:
     """Return the step of the newest checkpoint and the record, None for those that do not exist. Check that it is the same run."""
     newest = checkpoints.newest_verified()
     if newest is None:
@@ -150,5 +151,5 @@ def _checked_run(
         check_nothing_saved(config.run, record)
         return None, record
     record = read_record(config.run)
-    check_identity(config.run, record["identity"], identity, allowed_changes(config, record))
+    check_identity(config.run, record.identity, identity, allowed_changes(config, record))
     return newest, record

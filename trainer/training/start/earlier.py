@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from common.errors import ConfigError
 from data_pipeline.dataset.manifest import Manifest
@@ -16,11 +14,11 @@ from trainer.optim.schedule import cooldown_start
 from trainer.runs.directory import check_nothing_is_replaced, check_places
 from trainer.runs.record import (
     Origin,
+    Record,
     check_data,
     check_was_trained,
     read_record,
     read_record_if_any,
-    recorded_initial,
     recorded_micro,
     recorded_precision,
 )
@@ -55,8 +53,8 @@ def run_exists(run: Path) -> bool:
     return record is not None and not is_new_branch(record)
 
 
-def is_new_branch(record: Mapping[str, Any]) -> bool:
-    return bool(record["status"] == BRANCHED)
+def is_new_branch(record: Record) -> bool:
+    return record.status == BRANCHED
 
 
 def check_continued(config: TrainConfig) -> None:
@@ -72,7 +70,7 @@ def check_data_of_run(config: TrainConfig, root_digest: str) -> None:
     run = continued_run(config)
     record = read_record_if_any(run) if _has_checkpoints(run) else None
     if record is not None:
-        check_data(run, record["identity"], root_digest)
+        check_data(run, record.identity, root_digest)
 
 
 def first_look(config: TrainConfig, manifest: Manifest) -> tuple[int | None, Precision | None]:
@@ -92,10 +90,10 @@ def initial_weights(config: TrainConfig) -> Origin | None:
     if not _has_checkpoints(run):
         return choose_initial(config)
     check_same_initial(config, run)
-    return recorded_initial(read_record(run))
+    return read_record(run).initial
 
 
-def allowed_changes(config: TrainConfig, record: Mapping[str, Any] | None) -> tuple[str, ...]:
+def allowed_changes(config: TrainConfig, record: Record | None) -> tuple[str, ...]:
     """Return the names in the identity that may differ from the record: a branch may begin with another schedule."""
     allowed = config.resume.allow_changes
     if record is None or not is_new_branch(record):
@@ -103,7 +101,7 @@ def allowed_changes(config: TrainConfig, record: Mapping[str, Any] | None) -> tu
     return (*allowed, *(f"schedule.{name}" for name in type(config.schedule).model_fields))
 
 
-def check_cooldown(config: TrainConfig, record: Mapping[str, Any], step: int, decay_steps: int) -> None:
+def check_cooldown(config: TrainConfig, record: Record, step: int, decay_steps: int) -> None:
     """Refuse a branch whose cool-down would have begun before its step, so that the learning rate would drop at once."""
     if not is_new_branch(record) or config.schedule.kind != "wsd" or decay_steps == 0:
         return

@@ -19,12 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import SourceError
-from data_pipeline.config import LimitConfig, PrepareConfig, TextConfig
+from data_pipeline.config import PrepareConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.inputs import InputFile, Part, cut_into_partitions, find_inputs
 from data_pipeline.sources.parsers.decoding import Origin
-from data_pipeline.sources.parsers.text_files import read_pieces
+from data_pipeline.sources.parsers.source_format import Content
+from data_pipeline.sources.parsers.text_files import TEXT
 from data_pipeline.sources.readers import read_part
+from data_pipeline.sources.streams import Budget
 
 
 def files_in(folder: Path, **settings: Any) -> tuple[tuple[InputFile, ...], PrepareConfig]:
@@ -107,10 +109,10 @@ def test_a_paragraph_too_large_for_one_document_is_rejected_and_the_next_one_is_
 
 
 def test_the_memory_for_a_paragraph_does_not_grow_with_its_length(tmp_path: Path) -> None:
-    limits = LimitConfig(max_document_bytes=1 << 16)
+    config = PrepareConfig(sources=("builtin",), limits={"max_document_bytes": 1 << 16}, text={"documents": "paragraphs"})
     blocks = (b"one sentence to a line.\n" * 4096 for _ in range(100))
     tracemalloc.start()
-    [item] = read_pieces(blocks, Origin("a.txt"), TextConfig(documents="paragraphs"), limits)
+    [item] = TEXT.read(Content(Origin("a.txt"), config, blocks, Budget(config.limits, lambda: 0)))
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert isinstance(item, Rejection)

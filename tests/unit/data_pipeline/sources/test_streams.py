@@ -14,8 +14,16 @@ from hypothesis import strategies as st
 
 from data_pipeline.config import LimitConfig
 from data_pipeline.documents import Reason
-from data_pipeline.sources.formats import Compression
-from data_pipeline.sources.streams import Budget, ByteReader, StreamError, decompress, inflate, raw_blocks, read_lines
+from data_pipeline.sources.streams import (
+    Budget,
+    ByteReader,
+    Compression,
+    StreamError,
+    decompress,
+    inflate,
+    raw_blocks,
+    read_lines,
+)
 
 LIMITS = LimitConfig()
 UNLIMITED = Budget(LIMITS, lambda: 1 << 40)

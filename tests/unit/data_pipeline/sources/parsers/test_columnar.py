@@ -4,6 +4,7 @@ import os
 import signal
 import struct
 import subprocess
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from data_pipeline.config import LimitConfig, RecordConfig
+from data_pipeline.config import LimitConfig, PrepareConfig, RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.parsers import columnar, columnar_child
-from data_pipeline.sources.parsers.columnar import ColumnarFormat, read_rows_of_columns
+from data_pipeline.sources.parsers.columnar import ARROW, PARQUET
 from data_pipeline.sources.parsers.decoding import Origin
+from data_pipeline.sources.parsers.source_format import Content
 from data_pipeline.sources.streams import Budget, StreamError
 
 ORIGIN = Origin("a.parquet", "web", "html")
@@ -32,22 +34,25 @@ def parquet(columns: dict[str, Any], **options: Any) -> bytes:
     return output.getvalue()
 
 
+def items_of(
+    data: bytes, limits: LimitConfig | None = None, file_format: str = "parquet", **records: object
+) -> Iterator[Document | Rejection]:
+    config = PrepareConfig(sources=("builtin",), limits=limits or LimitConfig(), records=RecordConfig.model_validate(records))
+    content = Content(ORIGIN, config, iter(()), Budget(config.limits, lambda: 0), io.BytesIO(data), len(data))
+    return {"parquet": PARQUET, "arrow": ARROW}[file_format].read(content)
+
+
 def read(
-    data: bytes, limits: LimitConfig | None = None, file_format: ColumnarFormat = "parquet", **records: object
+    data: bytes, limits: LimitConfig | None = None, file_format: str = "parquet", **records: object
 ) -> list[Document | Rejection]:
-    limits = limits or LimitConfig()
-    budget = Budget(limits, lambda: len(data))
-    settings = RecordConfig.model_validate(records)
-    return list(read_rows_of_columns(io.BytesIO(data), len(data), file_format, ORIGIN, settings, limits, budget))
+    return list(items_of(data, limits, file_format, **records))
 
 
 def outcomes(items: list[Document | Rejection]) -> list[str]:
     return [item.text if isinstance(item, Document) else f"<{item.reason}>" for item in items]
 
 
-def refusal(
-    data: bytes, limits: LimitConfig | None = None, file_format: ColumnarFormat = "parquet", **records: object
-) -> StreamError:
+def refusal(data: bytes, limits: LimitConfig | None = None, file_format: str = "parquet", **records: object) -> StreamError:
     with pytest.raises(StreamError) as caught:
         read(data, limits, file_format, **records)
     return caught.value
@@ -222,10 +227,7 @@ def test_a_child_ends_with_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
         return process
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    limits = LimitConfig()
-    items = read_rows_of_columns(
-        io.BytesIO(GOOD), len(GOOD), "parquet", ORIGIN, RecordConfig(), limits, Budget(limits, lambda: len(GOOD))
-    )
+    items = items_of(GOOD)
     next(items)
     items.close()  # type: ignore[attr-defined]
     with pytest.raises(ProcessLookupError):
@@ -279,7 +281,7 @@ def test_arrow_files_and_streams_are_read_as_parquet_is(stream: bool, compressio
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "arrow"])
-def test_a_column_of_metadata_that_occurs_twice_or_a_very_long_string_is_left_out(file_format: ColumnarFormat) -> None:
+def test_a_column_of_metadata_that_occurs_twice_or_a_very_long_string_is_left_out(file_format: str) -> None:
     columns = [["a", "b"], ["u", "u"], ["v", "v"], ["x" * (1 << 16), "x" * (1 << 16 | 1)]]
     table = pa.Table.from_arrays([pa.array(column) for column in columns], names=["text", "url", "url", "note"])
     output = io.BytesIO()

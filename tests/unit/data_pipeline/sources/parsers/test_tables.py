@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.config import LimitConfig, RecordConfig
+from data_pipeline.config import LimitConfig, PrepareConfig, RecordConfig
 from data_pipeline.documents import Document, Rejection
 from data_pipeline.sources.parsers.decoding import Origin
-from data_pipeline.sources.parsers.tables import read_rows, read_table
+from data_pipeline.sources.parsers.source_format import Content
+from data_pipeline.sources.parsers.tables import CSV, TSV, read_rows
+from data_pipeline.sources.streams import Budget
 
 ORIGIN = Origin("a.csv")
 
@@ -18,8 +20,11 @@ def read(
     data: bytes, separator: str = ",", block_bytes: int = 1 << 18, max_bytes: int = 1 << 20, **records: object
 ) -> list[Document | Rejection]:
     blocks = (data[start : start + block_bytes] for start in range(0, len(data), block_bytes))
-    limits = LimitConfig(max_line_bytes=max_bytes)
-    return list(read_table(blocks, ORIGIN, separator, RecordConfig.model_validate(records), limits))
+    config = PrepareConfig(
+        sources=("builtin",), limits=LimitConfig(max_line_bytes=max_bytes), records=RecordConfig.model_validate(records)
+    )
+    content = Content(ORIGIN, config, blocks, Budget(config.limits, lambda: 0))
+    return list({",": CSV, "\t": TSV}[separator].read(content))
 
 
 def outcomes(items: list[Document | Rejection]) -> list[str]:
