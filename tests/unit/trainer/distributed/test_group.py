@@ -144,8 +144,7 @@ def test_a_single_rank_raises_its_error() -> None:
     assert not isinstance(ConfigError("wrong"), RemoteError)
 
 
-ROOT = Path(__file__).resolve().parents[4]
-RANK = """
+WAITING_RANK = """
 import signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})  # before torch starts threads
 from torch._C._distributed_c10d import FileStore
@@ -161,7 +160,11 @@ OTHERS = "import sys; from torch._C._distributed_c10d import FileStore; FileStor
 def waiting_rank(store: Path, others_s: float) -> subprocess.Popen[str]:
     """Start a rank that waits in C++."""
     rank = subprocess.Popen(
-        [sys.executable, "-c", RANK, store, str(others_s)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", WAITING_RANK, store, str(others_s)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert rank.stdout is not None
     assert rank.stdout.readline() == "waits\n"
