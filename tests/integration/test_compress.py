@@ -22,7 +22,7 @@ from trainer.commands.compress import run as compress
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.commands.export import ExportOptions
 from trainer.commands.export import run as export
-from trainer.interop.verify_export import verify_export
+from trainer.interop.export import verify_export
 from trainer.loop import train
 from trainer.runs.saved_run import load_config
 

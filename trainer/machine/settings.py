@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 
+from common.hardware import num_cores
 from trainer.config import TrainConfig
 from trainer.distributed.devices import check_no_gpu_is_hidden
 
@@ -20,7 +19,7 @@ def settings_here(config: TrainConfig) -> TrainConfig:
     Raises:
         ConfigError: this machine has GPUs, and torch sees none.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     if config.threads is not None and config.threads > cores:
         config = config.model_copy(update={"threads": cores})
     if torch.cuda.is_available():

@@ -18,11 +18,7 @@ __all__ = ["summary_lines"]
 
 
 def summary_lines(run: Path) -> list[str]:
-    """Return the summary of a finished run: end, validation loss and measures, best step, report, next command.
-
-    Raises:
-        CheckpointError: a file of the run is missing or damaged.
-    """
+    """Return the summary of a finished run. Raises CheckpointError if a file of the run is missing or damaged."""
     saved = SavedRun(run)
     record = saved.record
     steps, ended_by = record.step, record.ended_by

@@ -28,7 +28,7 @@ from data_pipeline.dataset.shards import Rows
 from trainer.checkpoint import CheckpointStore
 from trainer.data.mixture import build_order
 from trainer.data.order import RowOrder
-from trainer.finetuning.choice import saved_task
+from trainer.finetuning.task import saved_task
 from trainer.runs.ledger import LEDGER, LedgerHead, OrderEvent, read_ledger
 from trainer.runs.manifest import CheckpointManifest, OtherFormatError
 from trainer.runs.record import check_was_trained, read_record

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from common.errors import CheckpointError, ConfigError, ExitCode, ProjectError
+from common.hardware import num_cores
 from common.host_memory import free_host_bytes
 from common.settings.messages import explain
 from common.settings.toml import to_toml
@@ -30,8 +31,8 @@ from trainer.checkpoint.of_run import copy_state, load_whole
 from trainer.checkpoint.tensor_file import same_bytes, spec_of
 from trainer.config import TrainConfig
 from trainer.extensions.trust import EXTENSION, checked_extension
-from trainer.finetuning.choice import saved_task
 from trainer.finetuning.initial_weights import read_initial
+from trainer.finetuning.task import saved_task
 from trainer.model.bounds import check_model_size
 from trainer.runs.events import EvalEvent, TrainEvent
 from trainer.runs.layout import RECORD
@@ -251,7 +252,7 @@ def _num_ranks(config: TrainConfig, record: Record) -> int:
     recorded = 1 if config.reproducibility == "elastic" else record.environment.world_size
     if recorded > (most := most_ranks(config.device)):
         raise ConfigError(f"the record names {recorded} ranks, and this machine can run {most} at most; {_ELSEWHERE}")
-    if recorded * threads > (most := _THREADS_PER_CORE * _num_cores()):
+    if recorded * threads > (most := _THREADS_PER_CORE * num_cores()):
         ranks = f"{recorded} rank{'s' * (recorded > 1)} of {threads} threads"
         raise ConfigError(f"the record names {ranks}, and this machine can run {most} threads at most; {_ELSEWHERE}")
     return recorded
@@ -261,11 +262,7 @@ def most_ranks(device: str) -> int:
     """Return how many ranks this machine can run. Each rank on `cuda` needs a GPU."""
     if device != "cpu" and torch.cuda.is_available():
         return torch.cuda.device_count()
-    return max(1, int(min(_RANKS_PER_CORE * _num_cores(), free_host_bytes() // _RANK_BYTES)))
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return max(1, int(min(_RANKS_PER_CORE * num_cores(), free_host_bytes() // _RANK_BYTES)))
 
 
 def first_difference(recorded: Checkpoint, again: Checkpoint) -> str:
