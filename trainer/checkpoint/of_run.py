@@ -20,11 +20,6 @@ __all__ = ["copy_state", "load_checkpoint", "load_whole"]
 
 
 def load_whole(store: CheckpointStore, step: int) -> tuple[Checkpoint, RunState]:
-    """Return the checkpoint of a step and its state.
-
-    Raises:
-        CheckpointError: there is none, a file of it was changed, or no run writes such a state.
-    """
     checkpoint = store.load(step)
     try:
         return checkpoint, RunState.from_json(checkpoint.state)
@@ -39,9 +34,6 @@ def load_checkpoint(run: Path, which: str, *, option: str = "--checkpoint") -> C
         run: its directory, which is only read.
         which: value of the option.
         option: its name, for messages.
-
-    Raises:
-        CheckpointError: the checkpoint does not exist or is damaged.
     """
     store = CheckpointStore(run / CHECKPOINTS)
     steps = store.steps()
@@ -68,11 +60,7 @@ def _unpacked(run: Path, checkpoint: Checkpoint) -> Checkpoint:
 
 
 def copy_state(run: Path, other: Path, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint of `run` into a new run directory, with the ledger and metrics before it. A resume removes later lines.
-
-    Raises:
-        CheckpointError: the ledger or the metrics are missing.
-    """
+    """Copy a checkpoint of `run` into a new run directory, with the ledger and metrics before it. A resume removes later lines."""
     (other / LEDGER).parent.mkdir(parents=True, exist_ok=True)
     kept = [REFERENCE] if (run / REFERENCE).is_file() else []
     if kept:

@@ -145,11 +145,6 @@ def _reported_settings(toml: bytes) -> dict[str, Any]:
 
 
 def _copy_files(source: Path, target: Path, *, below: Path) -> None:
-    """Create a folder with copies of the files in another one.
-
-    Raises:
-        PreparedDataError: one is a link or no regular file.
-    """
     target.mkdir()
     for path in sorted(source.iterdir()):
         try:

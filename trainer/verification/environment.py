@@ -20,12 +20,7 @@ __all__ = ["compare_environment"]
 
 
 def compare_environment(run: SavedRun, facts: Mapping[str, Any]) -> tuple[Difference, ...]:
-    """Return the differences between the environment of this process, `facts`, and that of the run.
-
-    Raises:
-        CheckpointError: the record is missing or damaged.
-        ConfigError: this machine has GPUs, but torch sees none.
-    """
+    """Return the differences between the environment of this process, `facts`, and that of the run."""
     record, config = run.record, run.config
     here = settings_here(config)
     with suppress(ConfigError):  # the settings that it refuses appear among the flags below
@@ -44,7 +39,6 @@ def compare_environment(run: SavedRun, facts: Mapping[str, Any]) -> tuple[Differ
 
 
 def _machine(config: TrainConfig) -> dict[str, Any]:
-    """Return the parts of a run's identity that this machine decides."""
     try:
         with joined_group(config.device) as group:
             backend = backend_of(config, group.device)

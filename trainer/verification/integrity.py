@@ -51,11 +51,7 @@ class TrainedIntegrity(Integrity):
 
 
 def check_integrity(run: SavedRun, data: Path | None = None) -> TrainedIntegrity:
-    """Check a run that was trained, and its data.
-
-    Raises:
-        PreparedDataError, CheckpointError: a file is missing or was changed, or code is there that the record does not name.
-    """
+    """Check a run that was trained, and its data."""
     path, record = run.path, run.record
     foreign = foreign_files(path, record.files)
     if recorded_source(path, record.identity.get("extension")) is None and EXTENSION in foreign:
@@ -92,7 +88,6 @@ def check_integrity(run: SavedRun, data: Path | None = None) -> TrainedIntegrity
 
 
 def check_untrained(run: SavedRun) -> Integrity:
-    """Check an imported or compressed model."""
     path, record = run.path, run.record
     for name, digest in record.files.items():
         _check_file(path, name, digest)

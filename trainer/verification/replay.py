@@ -81,7 +81,6 @@ class Replay:
     """The first difference, empty if all bits are equal."""
 
     def describe(self) -> str:
-        """Return the result as text."""
         if self.difference:
             return f"replay       {self.difference}"
         compared = f"; every tensor at step {', '.join(map(str, self.tensors_at))}" if self.tensors_at else ""
@@ -155,11 +154,7 @@ def replay_run(
 
 
 def _initial_settings(config: TrainConfig, record: Record, begin: int) -> dict[str, Any]:
-    """Return the settings `init` of a replay. Only a replay from step 0 needs the other run: it is checked before any training.
-
-    Raises:
-        CheckpointError: its weights are missing or have changed.
-    """
+    """Return the settings `init` of a replay. Only a replay from step 0 needs the other run: it is checked before any training."""
     origin = record.initial
     if origin is None or begin:
         return {"init": None, "init_checkpoint": "latest"}
@@ -185,9 +180,6 @@ def choose_start(saved: list[int], last: int, num_steps: int, wanted: int | None
         last: the last step in the metrics.
         num_steps: number of steps to train again.
         wanted: the step that the user chose, None if none.
-
-    Raises:
-        ConfigError: there is no checkpoint of the step `wanted`, or fewer than `num_steps` steps follow.
     """
     if wanted is not None and wanted not in (0, *saved):
         raise ConfigError(
@@ -204,11 +196,7 @@ def choose_start(saved: list[int], last: int, num_steps: int, wanted: int | None
 
 
 def begin_again(run: Path, again: Path, step: int) -> None:
-    """Make a run directory that continues from a checkpoint of `run`. For step 0 it has only the record, with the adjustments.
-
-    Raises:
-        CheckpointError: the checkpoint is missing or damaged.
-    """
+    """Make a run directory that continues from a checkpoint of `run`. For step 0 it has only the record, with the adjustments."""
     again.mkdir()
     copy_run_file(run, RECORD, again / RECORD)
     if step:
