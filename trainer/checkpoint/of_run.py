@@ -10,7 +10,7 @@ from common.host_memory import check_fits_memory
 from common.untrusted import copy_run_file
 from trainer.checkpoint.packed import is_packed, num_unpacked, unpack
 from trainer.checkpoint.store import Checkpoint, CheckpointStore
-from trainer.runs.layout import CHECKPOINTS, REFERENCE
+from trainer.runs.layout import REFERENCE
 from trainer.runs.ledger import LEDGER
 from trainer.runs.metrics_file import METRICS
 from trainer.runs.record import COMPRESSED, read_record
@@ -35,7 +35,7 @@ def load_checkpoint(run: Path, which: str, *, option: str = "--checkpoint") -> C
         which: value of the option.
         option: its name, for messages.
     """
-    store = CheckpointStore(run / CHECKPOINTS)
+    store = CheckpointStore.of(run)
     steps = store.steps()
     if not steps:
         raise CheckpointError(f"{run}: the run has no checkpoint yet; train until the first one is saved")
@@ -67,4 +67,4 @@ def copy_state(run: Path, other: Path, checkpoint: Checkpoint) -> None:
         (other / REFERENCE).parent.mkdir(exist_ok=True)
     for name in (METRICS, LEDGER.as_posix(), *kept):
         copy_run_file(run, name, other / name)
-    CheckpointStore(other / CHECKPOINTS).save(checkpoint)
+    CheckpointStore.of(other).save(checkpoint)

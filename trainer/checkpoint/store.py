@@ -18,7 +18,7 @@ from common.errors import CheckpointError
 from common.terminal import progress_shown
 from trainer.checkpoint.filesystem import Storage, make_directories, read_file, remove_directory, sync_directory, write_file
 from trainer.checkpoint.objects import LARGE_BYTES, ObjectFiles, damage_named
-from trainer.runs.layout import CHECKPOINT_MANIFEST, OBJECTS, STEP_FOLDER, object_path, step_folder, steps_among
+from trainer.runs.layout import CHECKPOINT_MANIFEST, CHECKPOINTS, OBJECTS, STEP_FOLDER, object_path, step_folder, steps_among
 from trainer.runs.manifest import MAX_MANIFEST_BYTES, CheckpointManifest, OtherFormatError
 
 __all__ = ["Checkpoint", "CheckpointStore", "checkpoint_files", "steps_to_keep"]
@@ -77,6 +77,10 @@ class CheckpointStore:
         self._storage = storage or Storage()
         self._objects = ObjectFiles(directory / OBJECTS, self._storage, large_bytes)
         self._prepared = False
+
+    @classmethod
+    def of(cls, run: Path) -> CheckpointStore:
+        return cls(run / CHECKPOINTS)
 
     def steps(self) -> list[int]:
         return steps_among(self._names())

@@ -119,7 +119,7 @@ class _Saved:
 
 
 def _saved(run: Path) -> list[_Saved]:
-    store = CheckpointStore(run / "checkpoints")
+    store = CheckpointStore.of(run)
     found = []
     for step in store.steps():
         path = store.manifest_path(step)

@@ -61,7 +61,7 @@ def check_integrity(run: SavedRun, data: Path | None = None) -> TrainedIntegrity
     for name, digest in record.files.items():
         if not name.startswith(_CHECKED_BY_CONTENT):
             _check_file(path, name, digest)
-    store = CheckpointStore(path / CHECKPOINTS)
+    store = CheckpointStore.of(path)
     for step in store.steps():
         store.verify(step)
     origin, initial = record.origin, record.initial
@@ -91,7 +91,7 @@ def check_untrained(run: SavedRun) -> Integrity:
     path, record = run.path, run.record
     for name, digest in record.files.items():
         _check_file(path, name, digest)
-    found = weights_digest(CheckpointStore(path / CHECKPOINTS).load(0).model)
+    found = weights_digest(CheckpointStore.of(path).load(0).model)
     if found != record.weights:
         raise CheckpointError(
             f"{path}: the digest of the weights is {found}, but the record says {record.weights}; restore the run from a copy"

@@ -78,7 +78,7 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
         extension_digest=plan.extension.digest,
         digests=plan.task.digests | ({} if initial is None else {"init": initial.weights}),
     )
-    checkpoints = CheckpointStore(config.run / "checkpoints")
+    checkpoints = CheckpointStore.of(config.run)
     before: list[Before] = []
     undo = ExitStack()
 
