@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from common.settings.conditions import OnlyIf
-from common.settings.model import all_settings, set_names
+from common.settings.model import all_settings, set_names, settings_in
 
 __all__ = ["conditions_of", "needed_text", "unmet_conditions"]
 
@@ -20,7 +20,7 @@ def conditions_of(field: FieldInfo) -> list[OnlyIf]:
 
 def unmet_conditions(config: BaseModel, facts: Mapping[str, Any] | None = None) -> dict[str, list[OnlyIf]]:
     """Return the settings that a person has set to other values than the default and that have no effect, with the reasons."""
-    values = dict(_values(config)) | dict(facts or {})
+    values = {name: getattr(section, last) for name, section, last in settings_in(config)} | dict(facts or {})
     given = set(set_names(config))
     return {
         name: unmet
@@ -33,12 +33,3 @@ def unmet_conditions(config: BaseModel, facts: Mapping[str, Any] | None = None) 
 
 def needed_text(name: str, unmet: list[OnlyIf]) -> str:
     return f"{name} has no effect: it needs {' and '.join(condition.text for condition in unmet)}"
-
-
-def _values(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name in type(config).model_fields:
-        value = getattr(config, name)
-        if isinstance(value, BaseModel):
-            yield from _values(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value

@@ -16,7 +16,7 @@ from common.storage_errors import explain_file_error
 from data_pipeline.dataset.manifest import read_manifest
 from trainer.doctor import all_reduce  # noqa: F401 - it registers its check
 from trainer.doctor.check import Check, Severity, check, rows_of
-from trainer.doctor.disk import check_disk, read_disk, with_rates
+from trainer.doctor.disk import check_disk, read_disk
 from trainer.doctor.gpu import read_gpus
 from trainer.doctor.network import count_nodes
 from trainer.doctor.programs import Runner, run_program
@@ -74,8 +74,7 @@ def check_folders(folders: Folders, variables: Mapping[str, str], *, fast: bool)
     rows = []
     for name, path, writes in (("run", folders.run, True), ("data", folders.data, False), ("temporary", folders.temporary, True)):
         if path is not None:
-            found = read_disk(name, path, writes=writes, may_be_new=name != "temporary")
-            found = found if fast else with_rates(found, writes=writes)
+            found = read_disk(name, path, writes=writes, may_be_new=name != "temporary", measures=not fast)
             problem = _unprepared(path, variables) if name == "data" and not found.problem else None
             rows += [problem] if problem else check_disk(found, folders.run_needs if name == "run" else None, writes=writes)
     return rows
