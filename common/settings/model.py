@@ -25,6 +25,7 @@ __all__ = [
     "Settings",
     "SettingsT",
     "all_settings",
+    "conditions_of",
     "entry_model",
     "is_among",
     "markers_of",
@@ -32,6 +33,7 @@ __all__ = [
     "is_list",
     "is_table",
     "keep_set",
+    "needed_text",
     "none_word",
     "place_in_recipe",
     "place_of",
@@ -41,6 +43,7 @@ __all__ = [
     "setting_names",
     "settings_in",
     "spelling",
+    "unmet_conditions",
     "user_tables",
     "with_nones",
 ]
@@ -186,6 +189,27 @@ def settings_with(model: type[BaseModel], *markers: object) -> list[str]:
 def markers_of(model: type[BaseModel], kind: type[MarkerT]) -> dict[str, MarkerT]:
     """Return the marker of a kind of each setting or section that has one, by its dotted name."""
     return {name: item for name, field in fields_of(model) for item in reversed(field.metadata) if isinstance(item, kind)}
+
+
+def conditions_of(field: FieldInfo) -> list[OnlyIf]:
+    return [item for item in field.metadata if isinstance(item, OnlyIf)]
+
+
+def unmet_conditions(config: BaseModel, facts: Mapping[str, Any] | None = None) -> dict[str, list[OnlyIf]]:
+    """Return the settings that a person has set to other values than the default and that have no effect, with the reasons."""
+    values = {name: getattr(section, last) for name, section, last in settings_in(config)} | dict(facts or {})
+    given = set(set_names(config))
+    return {
+        name: unmet
+        for name, field in all_settings(type(config))
+        if name in given
+        and values[name] != field.get_default(call_default_factory=True)
+        and (unmet := [condition for condition in conditions_of(field) if not condition.holds(values)])
+    }
+
+
+def needed_text(name: str, unmet: list[OnlyIf]) -> str:
+    return f"{name} has no effect: it needs {' and '.join(condition.text for condition in unmet)}"
 
 
 def is_among(name: str, settings: Collection[str]) -> bool:

@@ -17,8 +17,17 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from common.errors import ConfigError
-from common.settings.effects import conditions_of
-from common.settings.model import Options, Settings, environment_names, is_list, place_in_recipe, place_of, setting_names, spelling
+from common.settings.model import (
+    Options,
+    Settings,
+    conditions_of,
+    environment_names,
+    is_list,
+    place_in_recipe,
+    place_of,
+    setting_names,
+    spelling,
+)
 from common.settings.suggest import suggest
 from common.terminal import bar_columns
 from common.text import value_text
