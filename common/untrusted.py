@@ -29,10 +29,9 @@ __all__ = [
     "MAX_RECORD_BYTES",
     "Count",
     "Finite",
-    "Form",
+    "Schema",
     "InnerName",
     "Plain",
-    "check_form",
     "copy_run_file",
     "digest_run_file",
     "number",
@@ -79,7 +78,7 @@ Plain = _Scalar | list[_Scalar] | dict[str, _Scalar | list[_Scalar]]
 """The type of a fact in a record."""
 
 
-class Form(BaseModel):
+class Schema(BaseModel):
     """A table in a file of a run. Fields that this version does not know are kept, and written again."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
@@ -89,13 +88,13 @@ class Form(BaseModel):
         return self.model_dump(exclude_unset=True)
 
 
-FormT = TypeVar("FormT", bound=Form)
+SchemaT = TypeVar("SchemaT", bound=Schema)
 
 
-def parsed(form: type[FormT], value: object) -> FormT:
-    """Return a value from JSON as an object. ValueError names the first field that does not have the form."""
+def parsed(schema: type[SchemaT], value: object) -> SchemaT:
+    """Return a value from JSON as an object. ValueError names the first field that does not fit."""
     try:
-        return form.model_validate(value)
+        return schema.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))[:_MAX_SHOWN_CHARS]
@@ -104,10 +103,6 @@ def parsed(form: type[FormT], value: object) -> FormT:
         raise ValueError(f"{place}{shown}: {reason[:1].lower()}{reason[1:]}" if place else f"{_short(value)}: {reason}") from None
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
-
-
-def check_form(form: type[Form], value: object) -> None:
-    parsed(form, value)
 
 
 def number(value: object) -> float | None:

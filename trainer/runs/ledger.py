@@ -27,7 +27,7 @@ from pydantic import Field
 
 from common.errors import CheckpointError
 from common.files import parse_json, sync_directory
-from common.untrusted import MAX_COUNT, Count, Finite, Form, parsed, read_lines
+from common.untrusted import MAX_COUNT, Count, Finite, Schema, parsed, read_lines
 from trainer.runs.directory import make_folder, open_own
 
 __all__ = [
@@ -67,7 +67,7 @@ class LedgerHead:
         return asdict(self)
 
 
-class LedgerStep(Form, extra="forbid", frozen=True):
+class LedgerStep(Schema, extra="forbid", frozen=True):
     """The line of a step that was committed."""
 
     head: LedgerHead = Field(LedgerHead(), exclude=True)
@@ -85,7 +85,7 @@ class LedgerStep(Form, extra="forbid", frozen=True):
     """False if the guard withheld the update."""
 
 
-class LedgerEvent(Form, frozen=True):
+class LedgerEvent(Schema, frozen=True):
     """The line of an event between two steps. An event without a class of its own keeps its values as further fields."""
 
     head: LedgerHead = Field(LedgerHead(), exclude=True)

@@ -56,9 +56,9 @@ from common.untrusted import (
     MAX_NOTE_BYTES,
     MAX_RECORD_BYTES,
     Count,
-    Form,
     InnerName,
     Plain,
+    Schema,
     digest_run_file,
     parsed,
     read_run_file,
@@ -69,7 +69,7 @@ from trainer.config.not_a_run import not_a_run
 from trainer.data.adjustments import Adjustment, Adjustments
 from trainer.machine.determinism import device_name, flags, not_compared, threads_per_rank
 from trainer.machine.environment import (
-    Difference,
+    ChangedFact,
     environment_facts,
     find_differences,
     nccl_version,
@@ -126,7 +126,7 @@ COMPRESSED = "compressed"
 NEVER_TRAINED = (IMPORTED, COMPRESSED)
 
 
-class Origin(Form):
+class Origin(Schema):
     """A checkpoint of another run that a run began with."""
 
     record: str
@@ -136,14 +136,14 @@ class Origin(Form):
     """Digest of the weights: those of the checkpoint, or their moving average."""
 
 
-class RecordedData(Form):
+class RecordedData(Schema):
     """The prepared data of a run."""
 
     root_digest: str
     tokenizer_digest: str = ""
 
 
-class RecordedEnvironment(Form):
+class RecordedEnvironment(Schema):
     """The facts of `environment_facts` at the last start, and its number of ranks."""
 
     world_size: Annotated[int, Field(ge=1, le=_MAX_RANKS)] = 1
@@ -157,7 +157,7 @@ class RecordedEnvironment(Form):
     __pydantic_extra__: dict[str, str | None]
 
 
-class Imported(Form):
+class Imported(Schema):
     """The published model that a run holds, with the digests of the files that it was read from."""
 
     format: str
@@ -166,11 +166,11 @@ class Imported(Form):
     files: dict[str, str]
 
 
-class _Measured(Form):
+class _Measured(Schema):
     perplexity: float | None = None
 
 
-class _Comparison(Form):
+class _Comparison(Schema):
     before: _Measured = Field(default_factory=_Measured)
     after: _Measured = Field(default_factory=_Measured)
 
@@ -184,15 +184,15 @@ class Compressed(Origin):
     comparison: _Comparison = Field(default_factory=_Comparison)
 
 
-class Earlier(Form):
+class Earlier(Schema):
     """The values that differed in an earlier start, and the last step that had them."""
 
     until: Count
     was: dict[str, Plain]
 
 
-class Record(Form):
-    """The content of `record.json`. `Form.to_json` returns what `write_record` writes."""
+class Record(Schema):
+    """The content of `record.json`. `Schema.to_json` returns what `write_record` writes."""
 
     format: int = 1
     status: str
@@ -303,7 +303,7 @@ def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str
         )
 
 
-def _is_fixed(difference: Difference) -> bool:
+def _is_fixed(difference: ChangedFact) -> bool:
     """Return whether checkpoints do not fit the new value, so that no resume is possible."""
     return difference.name in markers_of(TrainConfig, FixesShapes) or (
         difference.name == "ema.decay" and difference.recorded is None
@@ -337,7 +337,7 @@ def check_nothing_saved(run: Path, record: Record | None) -> None:
         )
 
 
-def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list[Difference]:
+def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list[ChangedFact]:
     skipped = not_compared(recorded, identity)
     if all(one.get(f"guard.{rule}") == "log" for one in (recorded, identity) for rule in ("spike", "drop")):
         skipped |= {"guard.spike_factor", "guard.spike_floor"}  # they change no bit while spikes and drops are only logged
@@ -489,7 +489,7 @@ def open_record(
 
 def _since_before(
     run: Path, last: Before, identity: Mapping[str, Any], environment: Mapping[str, Any], settings: str
-) -> tuple[list[Earlier], tuple[Difference, ...]]:
+) -> tuple[list[Earlier], tuple[ChangedFact, ...]]:
     """Return `earlier` of the record, and the differences of this start from the last one."""
     record, step = last.record, last.step
     skipped = not_compared(record.identity, identity)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from common.errors import CheckpointError
-from common.untrusted import Count, Finite, Form, check_form, copy_run_file, read_run_file
+from common.untrusted import Count, Finite, Schema, copy_run_file, parsed, read_run_file
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, parse_manifest
 from trainer.checkpoint.packed import is_packed, num_unpacked, unpack
@@ -68,7 +68,7 @@ class RunState:
         Raises:
             ValueError: a field is missing, or has another type or range; the message names it.
         """
-        check_form(_StateForm, values)
+        parsed(_StateSchema, values)
         guard = values["guard"]
         if len(guard["steps"]) != len(guard["losses"]):
             raise ValueError("guard.steps and guard.losses differ in length")
@@ -138,7 +138,7 @@ def read_progress(store: CheckpointStore, step: int) -> Progress:
     path = store.manifest_path(step)
     try:
         state = parse_manifest(read_run_file(path, MAX_MANIFEST_BYTES, path.parent)).state
-        check_form(_StateForm, state)
+        parsed(_StateSchema, state)
     except (FileNotFoundError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}; choose another checkpoint") from None
     return Progress.from_json(state["progress"])
@@ -159,13 +159,13 @@ def copy_state(run: Path, other: Path, checkpoint: Checkpoint) -> None:
     CheckpointStore(other / "checkpoints").save(checkpoint)
 
 
-class _EvaluatedForm(Form, extra="forbid"):
+class _EvaluatedSchema(Schema, extra="forbid"):
     step: Count
     val_loss: Finite | None
     train_loss: Finite | None
 
 
-class _ProgressForm(Form, extra="forbid"):
+class _ProgressSchema(Schema, extra="forbid"):
     step: Count = 0
     rows: Count = 0
     targets: Count = 0
@@ -175,11 +175,11 @@ class _ProgressForm(Form, extra="forbid"):
     saved_seconds: Annotated[Finite, Field(ge=0)] = 0.0
     best_step: Count | None = None
     best_val_loss: Finite | None = None
-    evaluations: list[_EvaluatedForm]
+    evaluations: list[_EvaluatedSchema]
     left_out: list[Annotated[list[Count], Field(min_length=2, max_length=2)]]
 
 
-class _GuardForm(Form):
+class _GuardSchema(Schema):
     steps: list[Count]
     losses: list[Finite]
     level_since: Count
@@ -188,20 +188,20 @@ class _GuardForm(Form):
     rollbacks: Count
 
 
-class _LossesForm(Form, extra="forbid"):
+class _LossesSchema(Schema, extra="forbid"):
     total: Finite
     steps: Count
 
 
-class _LedgerForm(Form, extra="forbid"):
+class _LedgerSchema(Schema, extra="forbid"):
     step: Count
     lines: Count
     chain: str
 
 
-class _StateForm(Form):
-    progress: _ProgressForm
-    guard: _GuardForm
-    train_losses: _LossesForm
-    ledger: _LedgerForm
+class _StateSchema(Schema):
+    progress: _ProgressSchema
+    guard: _GuardSchema
+    train_losses: _LossesSchema
+    ledger: _LedgerSchema
     scaler: dict[str, Annotated[Finite, Field(ge=0)]]
