@@ -13,7 +13,7 @@ from common.errors import ExitCode
 from trainer.launch.command_table import COMMANDS
 from trainer.launch.first_failure import only_first_failure
 from trainer.machine.before_torch import keep_memory, spin_briefly, use_private_caches
-from trainer.watchdog.processes import end_with_parent, leave_reason
+from trainer.watchdog.processes import end_with_parent, write_exit_code
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -24,16 +24,20 @@ def main(arguments: Sequence[str]) -> None:
     spin_briefly()
     use_private_caches()
     with only_first_failure():
-        if command.name == "train" and "RANK" in os.environ:
-            end_with_parent()
         with importing():
             from common.settings.command import run_listed
-        run_listed(command, PROGRAM, rest)
+        settings = None
+        if command.name == "train" and "RANK" in os.environ:
+            end_with_parent()
+            from trainer.launch.train_settings import handed_settings
+
+            settings = handed_settings(rest)
+        run_listed(command, PROGRAM, rest, settings)
 
 
 def _announce(line: str, code: ExitCode) -> None:
     """Print an error once for all ranks of this node, and write its exit code to the file that the launcher reads."""
-    if leave_reason(f"{code:d}"):
+    if write_exit_code(f"{code:d}"):
         with suppress(BrokenPipeError):
             write_error(line)
 

@@ -23,13 +23,17 @@ def loaded(command: Command) -> tuple[type[Settings] | type[Options], Callable[[
     return model, run
 
 
-def run_listed(command: Command, program: str, arguments: Sequence[str]) -> None:
-    """Run a command. Its help begins with the docstring of its options, or of `run` for a model of `Settings`."""
+def run_listed(command: Command, program: str, arguments: Sequence[str], settings: Any = None) -> None:
+    """Run a command. Its help begins with the docstring of its options, or of `run` for a model of `Settings`.
+
+    `settings` are those of the arguments, if they are known already.
+    """
     with importing():
         model, run = loaded(command)
-    description = inspect.getdoc(model if issubclass(model, Options) else run) or ""
-    parser = help_parser(model, f"{program} {command.name}", description.split("\n\n", maxsplit=1)[0])
-    settings = load_options(model, arguments, parser) if issubclass(model, Options) else load_settings(model, arguments, parser)
+    if settings is None:
+        description = inspect.getdoc(model if issubclass(model, Options) else run) or ""
+        parser = help_parser(model, f"{program} {command.name}", description.split("\n\n", maxsplit=1)[0])
+        settings = load_options(model, arguments, parser) if issubclass(model, Options) else load_settings(model, arguments, parser)
     for name, field in type(settings).model_fields.items():
         if (target := place_of(field).target) is not None and (path := getattr(settings, name)) is not None:
             check_target(path, spelling(name, field), target)

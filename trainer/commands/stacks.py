@@ -10,8 +10,8 @@ from common.files import open_input
 from trainer.commands.run_options import RunOptions
 from trainer.config.not_a_run import not_a_run
 from trainer.machine.running_ranks import Rank, ranks_of
-from trainer.watchdog.beat import Beat
 from trainer.watchdog.files import stacks_file
+from trainer.watchdog.heartbeat import Heartbeat
 from trainer.watchdog.processes import process_state, send_signal
 from trainer.watchdog.watch import collect_stacks
 
@@ -48,7 +48,7 @@ def show_stacks(run: Path) -> str:
     return "\n".join([*texts, *(f"rank {number}: {reason}" for number, reason in silent.items())])
 
 
-def _ask(rank: int, beat: Beat, silent: dict[int, str]) -> None:
+def _ask(rank: int, beat: Heartbeat, silent: dict[int, str]) -> None:
     try:
         send_signal(beat.process, signal.SIGUSR1)
     except ProcessLookupError:

@@ -14,8 +14,7 @@ from typing import Any, Literal
 from common.errors import ConfigError
 from common.hardware import num_cores
 from trainer.doctor.check import Check, Severity, check
-from trainer.launch.environment import missing_variables
-from trainer.launch.settings import check_variables
+from trainer.launch.environment import check_variables, missing_variables
 
 __all__ = [
     "Meeting",
@@ -56,7 +55,7 @@ class Meeting:
 
 def meeting_of(variables: Mapping[str, str]) -> Meeting | None:
     """Return where the nodes meet, by the variables of torchrun, Slurm or SkyPilot; None for one node."""
-    known = {**variables, **missing_variables(variables, lambda: "0", num_cores())}
+    known = {**variables, **missing_variables(variables, 0, num_cores())}
     check_variables(known)
     num_nodes = int((known.get("PET_NNODES") or "1").rpartition(":")[2])
     if num_nodes < 2:

@@ -15,7 +15,7 @@ import torch
 from common.errors import ConfigError
 from common.hardware import num_cores
 from trainer.config import TrainConfig
-from trainer.launch.settings import openmp_threads
+from trainer.launch.environment import openmp_threads
 from trainer.machine.environment import from_cpuinfo
 
 __all__ = [

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.files import UnusableFileError, open_input
-from trainer.watchdog.beat import Beat
+from trainer.watchdog.heartbeat import Heartbeat
 from trainer.watchdog.processes import ProcessId, own_container, process_state
 
 __all__ = ["Rank", "ranks_of"]
@@ -28,7 +28,7 @@ _WRITABLE = 0o200
 @dataclass(frozen=True)
 class Rank:
     number: int
-    beat: Beat | None
+    beat: Heartbeat | None
     """Its last heartbeat; None if the file holds none."""
     beaten_s: float
     """Time of the last heartbeat, in seconds since 1970."""
@@ -50,14 +50,14 @@ def _rank(path: Path, run: Path) -> Rank | None:
     try:
         with open_input(path, below=run) as file:
             status = os.fstat(file.fileno())
-            beat = Beat.from_bytes(file.read(_MAX_BEAT_BYTES))
+            beat = Heartbeat.from_bytes(file.read(_MAX_BEAT_BYTES))
     except (OSError, UnusableFileError):
         return None
     number = int(path.name.removeprefix("rank-"))
     return Rank(number, beat, status.st_mtime, _absence(beat, status, path.name))
 
 
-def _absence(beat: Beat | None, status: os.stat_result, name: str) -> str:
+def _absence(beat: Heartbeat | None, status: os.stat_result, name: str) -> str:
     if beat is None:
         return "its heartbeat file holds no heartbeat"
     if beat.container != (here := own_container()):

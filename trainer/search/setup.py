@@ -23,7 +23,7 @@ from common.settings.options import help_parser
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from trainer.config import TrainConfig
 from trainer.config.automatic import num_gpus
-from trainer.launch.settings import check_variables, openmp_threads
+from trainer.launch.environment import check_variables, openmp_threads
 from trainer.launch.supervisor import RESTART_VARIABLES
 from trainer.search.options import SearchOptions
 from trainer.search.space import Range, Space, Value, read_space
