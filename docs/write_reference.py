@@ -19,7 +19,7 @@ from common.command_line import PROGRAM
 from common.errors import ExitCode
 from common.settings.command import loaded
 from common.settings.model import Settings
-from common.settings.options import SettingText, option_texts, setting_texts
+from common.settings.options import SettingText, setting_texts
 from data_pipeline.config import PrepareConfig
 from trainer.config import TrainConfig
 from trainer.program import all_commands
@@ -65,7 +65,7 @@ def commands_page() -> str:
     ]
     commands = all_commands()
     models = {name: loaded(command)[0] for name, command in commands.items()}
-    options = {name: list(map(_item, option_texts(model))) for name, model in models.items() if not issubclass(model, Settings)}
+    options = {name: list(map(_item, setting_texts(model))) for name, model in models.items() if not issubclass(model, Settings)}
     uses = Counter(row for rows in options.values() for row in rows)
     shared = [row for row, number in uses.items() if number >= _SHARED]
     parts += ["Options of several commands, which the list of a command only names:\n", _list(shared)]
@@ -129,7 +129,7 @@ def _item(one: SettingText) -> str:
     kind = ", ".join(filter(None, (one.values, _BOTH_BOUNDS.sub(r"\1 to \2", one.bounds))))
     default = f"`{one.default}`" if one.default else ""
     head = " ".join(filter(None, (f"`{one.name}`", default, f"({kind})" if kind else "")))
-    needs = f" Needs {one.needs}." if one.needs else ""
+    needs = f" Needs {' and '.join(one.needs)}." if one.needs else ""
     return f"{head}: {one.description}{needs}"
 
 
