@@ -89,11 +89,7 @@ def available_cores() -> int:
 
 @contextlib.contextmanager
 def open_engine(num_workers: int) -> Iterator[Engine]:
-    """Yield an engine with `num_workers` processes. With 1, the tasks run in this process.
-
-    Raises:
-        WorkerError: a worker was killed or ran out of memory; raised while results are read.
-    """
+    """Yield an engine with `num_workers` processes. With 1, the tasks run in this process."""
     if num_workers == 1:
         yield _Inline()
         return
@@ -113,7 +109,6 @@ def _begin_worker() -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent was killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])

@@ -53,11 +53,6 @@ def open_runner(stages: Sequence[str], num_workers: int) -> Iterator[Runner]:
 
 @contextlib.contextmanager
 def open_runner_of(config: PrepareConfig, stages: Sequence[str], num_partitions: int) -> Iterator[Runner]:
-    """Yield a runner for stages of these names, on the engine of the settings.
-
-    Raises:
-        ConfigError: `engine` is ray, but Ray is not installed or cannot be reached.
-    """
     if config.engine == "local":
         with open_runner(stages, min(config.workers or available_cores(), num_partitions)) as runner:
             yield runner

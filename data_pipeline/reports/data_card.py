@@ -25,11 +25,9 @@ from data_pipeline.reports.lookup import by_extension, flat, known, largest_firs
 __all__ = ["render_card"]
 
 _TO_FILL = "not stated"
-_MAX_FILES = 20
-"""Most input files listed for a source. The manifest lists all."""
+_MAX_FILES = 20  # most input files listed for a source. The manifest lists all.
 
-_MAX_EXTENSIONS = 40
-"""Most lines in a table of reasons and extensions."""
+_MAX_EXTENSIONS = 40  # most lines in a table of reasons and extensions
 
 _EMPTY: tuple[object, ...] = (None, {}, [], ())
 
@@ -112,12 +110,10 @@ def _sources(manifest: Manifest, report: Report) -> str:
 
 
 def _checksum(entry: Report) -> str:
-    """Return the digest of an input's content; for an object in a store, the checksum that the store reports."""
     return entry.get("sha256") or entry.get("checksum") or _TO_FILL
 
 
 def _steps(config: Report) -> str:
-    """Return the settings in words. Sections that this version of the settings lacks are left out."""
     steps = [words for section, say in _IN_WORDS.items() if section in config and (words := say(config[section]))]
     return "\n".join(f"{number}. {words}" for number, words in enumerate(steps, start=1))
 
@@ -194,7 +190,6 @@ def _sources_in_words(sources: Report) -> str:
 
 
 def _settings_in_words(title: str, values: Report) -> str:
-    """Return a section as names and values of its settings."""
     off: tuple[object, ...] = (None, "none", False, [], {}, ())
     parts = [f"{name.replace('_', ' ')} {_plain(value)}" for name, value in values.items() if value not in off]
     return f"{title}: {', '.join(parts)}." if parts else ""
@@ -355,10 +350,7 @@ def _reproduce(manifest: Manifest) -> str:
 
 
 def _recipe(manifest: Manifest) -> dict[str, Any]:
-    """Return the settings that a recipe must contain, with placeholders for the paths of sources that have their own settings.
-
-    Sources are in the order in which they were read, because the first of two copies is kept. Sources without documents are last.
-    """
+    """Return the settings that a recipe must contain, with placeholders for the paths of sources that have their own settings."""
     own = manifest.config.get("source", {})
     defaults = portable_settings(PrepareConfig(sources=(BUILTIN,)))
     recipe = _filled({name: value for name, value in manifest.config.items() if name != "source"}, defaults)

@@ -9,10 +9,7 @@ __all__ = ["by_extension", "flat", "known", "largest_first", "part", "round_trip
 
 
 def round_trip(tokenizer: Mapping[str, Any]) -> str:
-    """Return a sentence about whether decoding gives the texts back; "" if the report does not contain this.
-
-    Only the first few documents of each partition are tried. Unknown tokens are counted in all documents.
-    """
+    """Return a sentence about whether decoding gives the texts back; "" if the report does not contain this."""
     failures, unknown = tokenizer.get("round_trip_failures"), tokenizer.get("unknown")
     if failures is None:
         return ""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from data_pipeline.config import PrepareConfig
-from data_pipeline.stages.order import stage_names
+from data_pipeline.prepare import stage_names
 
 
 def names(**settings: Any) -> list[str]:
