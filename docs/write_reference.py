@@ -137,11 +137,17 @@ def _items(rows: list[SettingText]) -> Iterable[str]:
 
 
 def _item(one: SettingText, *, with_needs: bool = True) -> str:
-    kind = ", ".join(filter(None, (one.values, _BOTH_BOUNDS.sub(r"\1 to \2", one.bounds))))
+    kind = ", ".join(filter(None, (one.values, _compact(one.bounds))))
     default = f"`{one.default}`" if one.default else ""
     head = " ".join(filter(None, (f"`{one.name}`", default, f"({kind})" if kind else "")))
     needs = f" Needs {one.needs}." if one.needs and with_needs else ""
     return f"{head}: {one.description}{needs}"
+
+
+def _compact(bounds: str) -> str:
+    """Return two inclusive bounds as `1 to 9`, and others as signs without spaces."""
+    both = _BOTH_BOUNDS.fullmatch(bounds)
+    return f"{both[1]} to {both[2]}" if both else re.sub("([<>]=?) ", r"\1", bounds).replace(">=", "≥").replace("<=", "≤")
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
