@@ -84,10 +84,10 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
     from trainer.commands.saved_model import load_model
     from trainer.distributed.group import joined_group
     from trainer.evaluation.evaluate import evaluate
-    from trainer.evaluation.table import describe_evaluation
+    from trainer.evaluation.results import describe_evaluation
     from trainer.evaluation.tally import Grouping
     from trainer.extensions.hooks import Extension
-    from trainer.finetuning.choice import saved_task
+    from trainer.finetuning.task import saved_task
     from trainer.machine.determinism import configure_determinism
     from trainer.model.attention import choose_backend
     from trainer.runs.bounds import most_rows

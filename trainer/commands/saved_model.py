@@ -14,7 +14,7 @@ from trainer.checkpoint.weights import averaged_weights
 from trainer.config import TrainConfig
 from trainer.distributed.group import joined_group
 from trainer.extensions.trust import run_extension
-from trainer.finetuning.choice import saved_task
+from trainer.finetuning.task import saved_task
 from trainer.inference.text_model import TextModel
 from trainer.machine.determinism import configure_determinism
 from trainer.model.lora import merged_weights

@@ -23,10 +23,8 @@ from trainer.data.mixture import build_order
 from trainer.distributed.group import Group
 from trainer.distributed.shared_folders import check_same_data, check_shared
 from trainer.extensions.hooks import Extension
-from trainer.finetuning.choice import make_task
-from trainer.finetuning.initial_weights import check_initial, check_same_initial, choose_initial
-from trainer.finetuning.lora import check_lora
-from trainer.finetuning.task import Task
+from trainer.finetuning.initial_weights import check_initial, check_lora, check_same_initial, choose_initial
+from trainer.finetuning.task import Task, make_task
 from trainer.launch.finished import is_same, nothing_to_train, recorded_settings
 from trainer.machine.memory import PeakMeter
 from trainer.machine.precision import ChosenPrecision, with_precision

@@ -18,7 +18,6 @@ from trainer.finetuning.task import LANGUAGE, Task
 from trainer.machine.memory import USABLE_SHARE, available_bytes, fits_in_memory, isolated_rng, release_memory
 from trainer.model.forward import empty_micro_batch
 from trainer.model.memory_estimate import MemoryEstimate, estimate
-from trainer.optim.optimizers import state_bytes_per_weight
 from trainer.runs.context import RunContext
 from trainer.training.trainable import hold_copy, new_loss, new_model, own_step_loss
 
@@ -119,7 +118,7 @@ def _divisors(number: int) -> list[int]:
 def expected_memory(context: RunContext, micro: int, objective: Task) -> MemoryEstimate:
     """Return the memory that one rank needs with micro-batches of `micro` rows."""
     config, manifest, group = context.config, context.manifest, context.group
-    state, device = state_bytes_per_weight(config.optim), group.device.type
+    state, device = config.optim.optimizer.state_bytes, group.device.type
     found = estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, micro, state, context.backend, device)
     return found if objective.memory is None else objective.memory(found, context)
 

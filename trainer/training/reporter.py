@@ -14,8 +14,8 @@ from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard, guard_alert
 from trainer.machine.peak_rates import Flops
 from trainer.metrics import Monitor, StepFacts, StepMetrics
-from trainer.metrics.ending import Ending
 from trainer.metrics.layers import LayerObserver
+from trainer.metrics.run_status import RunStatus
 from trainer.planning.forecast import Forecast
 from trainer.planning.lines import time_lines
 from trainer.runs.clock import Clock
@@ -82,7 +82,7 @@ class Reporter:
     train_losses: LossMean
     observer: LayerObserver
     adjuster: Adjuster
-    ending: Ending
+    ending: RunStatus
     flops: Flops
     stragglers: StragglerDetector
     loss: TrainLoss

@@ -30,8 +30,7 @@ from trainer.evaluation.tally import Grouping
 from trainer.extensions.hooks import Extension
 from trainer.extensions.loading import load_extension
 from trainer.extensions.trust import note_trained_with
-from trainer.finetuning.initial_weights import read_initial
-from trainer.finetuning.reference import write_reference
+from trainer.finetuning.initial_weights import read_initial, write_reference
 from trainer.finetuning.task import Task
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
@@ -40,8 +39,8 @@ from trainer.machine.environment import unlocked_here
 from trainer.machine.peak_rates import Flops, peak_flops, rate_kind, unknown_mfu
 from trainer.machine.profiler import StepProfiler
 from trainer.metrics import Monitor, opened_monitor
-from trainer.metrics.ending import Ending, opened_ending
 from trainer.metrics.layers import LayerObserver
+from trainer.metrics.run_status import RunStatus, opened_run_status
 from trainer.metrics.sinks.tensorboard_graph import model_graph
 from trainer.model.attention import describe_backend
 from trainer.model.decoder import Decoder, flops_per_token
@@ -225,7 +224,7 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
     group.on_main(write)
     if group.is_main and config.log.report:
         stack.callback(report_at_end, config.run)  # after everything else is closed, for any end of the run
-    ending = stack.enter_context(opened_ending(config, group, step))
+    ending = stack.enter_context(opened_run_status(config, group, step))
     writer = AsyncSaver(partial(_write, checked.checkpoints, config.checkpoint))
     stack.callback(_let_finish, writer, heartbeat)  # before the record names the checkpoints, and before the run's lock is released
     ledger = _open_ledger(stack, checked, restored.state)
@@ -259,7 +258,7 @@ def open_record(stack: ExitStack, checked: Checked, restored: Restored, stop: St
     )
 
 
-def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: Ending, stop: StopRequest) -> Reporter:
+def _reporter(checked: Checked, restored: Restored, adjuster: Adjuster, ending: RunStatus, stop: StopRequest) -> Reporter:
     context, manifest = checked.context, checked.context.manifest
     config, group = context.config, context.group
     checked.clock.resume(restored.progress.seconds, restored.progress.ending_s)
@@ -402,11 +401,11 @@ def _open_ledger(stack: ExitStack, checked: Checked, state: RunState | None) -> 
 
 
 @contextmanager
-def _opened_monitor(checked: Checked, state: RunState | None, ending: Ending) -> Iterator[Monitor]:
+def _opened_monitor(checked: Checked, state: RunState | None, ending: RunStatus) -> Iterator[Monitor]:
     """Open the monitor. Before it closes, it receives the error that ends the run."""
     known = None if state is None else state.known
     config, group = checked.context.config, checked.context.group
-    with opened_monitor(config, group, last_step=checked.limits.last_step, known=known) as monitor:
+    with opened_monitor(config, group, last_step=checked.limits.last_step, cut_off=known) as monitor:
         try:
             yield monitor
         except BaseException as error:
