@@ -137,6 +137,13 @@ def test_the_tables_of_the_document_are_in_the_form_that_is_written() -> None:
         assert {cells(row)[0] for row in rows} <= set(numbers.split())
 
 
+def test_every_test_that_the_document_names_exists() -> None:
+    files = {str(path.relative_to(DOCUMENT.parents[1])) for path in (DOCUMENT.parents[1] / "tests").rglob("test_*.py")}
+    named = set(re.findall(r"`((?:\w+/)*test_\w+\.py)`", DOCUMENT.read_text(encoding="utf-8")))
+    assert len(named) > 30
+    assert {name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in files)} == set()
+
+
 @pytest.mark.parametrize(("full", "share", "expected"), [("", "4", 3), ("full", None, 50), ("full", "4", 13)])
 def test_what_is_drawn_at_random_can_be_run_in_parts(
     monkeypatch: pytest.MonkeyPatch, full: str, share: str | None, expected: int
