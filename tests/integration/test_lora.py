@@ -40,7 +40,7 @@ from trainer.report import report_at_end
 from trainer.report.recorded_run import read_run
 from trainer.report.results import introduction
 from trainer.runs.directory import REFERENCE, load_config
-from trainer.training.setup import opened_run
+from trainer.training.start.open import opened_run
 from trainer.verification.verify import verify_run
 
 LORA = {"rank": 2, "dropout": 0.1}

@@ -46,12 +46,7 @@ def run(options: ClassifyOptions) -> None:
 
 
 def classified_lines(options: ClassifyOptions) -> Iterator[str]:
-    """Yield a JSON object for each text, in their order: file, line, label, and the probability of each label.
-
-    Raises:
-        CheckpointError: the run or the checkpoint does not exist or is damaged.
-        ConfigError: the run does not classify, or a file cannot be read.
-    """
+    """Yield a JSON object for each text, in their order."""
     from trainer.commands.saved_model import load_model
     from trainer.distributed.group import joined_group
     from trainer.finetuning.classification import TextClassifier

@@ -111,7 +111,6 @@ def run(options: CompressOptions) -> None:
 
 
 def _loaded(options: CompressOptions, compressed: Path) -> tuple[list[int], list[float]]:
-    """Return for the model and the compressed one the bytes of the loaded weights, and the tokens a second."""
     from trainer.commands.saved_model import load_model, opened_text_model
     from trainer.compression.comparison import num_bytes, speeds
     from trainer.runs.directory import load_config, settings_here

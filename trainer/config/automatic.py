@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from common.hardware import num_cores
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import OPTIMIZERS
 
@@ -80,7 +81,7 @@ def choose_for(given: Mapping[str, Any], variables: Mapping[str, str] = os.envir
     tokens = sum(shard.tokens for shard in manifest.shards if shard.split == "train")
     ranks, nodes = _num_ranks(variables)
     gpus = 0 if given.get("device") == "cpu" else num_gpus(variables)
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     return choose(Facts(tokens, manifest.row_length, manifest.vocab_size, nodes * gpus, nodes * cores, ranks), given)
 
 

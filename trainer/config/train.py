@@ -1,6 +1,6 @@
 """Every setting of a training run, with its meaning, unit and bounds.
 
-The checks here need only the settings. Checks that need the data or the machine are in `trainer.training.checks`
+The checks here need only the settings. Checks that need the data or the machine are in `trainer.training.start`
 and `trainer.runs.limits`.
 """
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.terminal_lines import progress_shown
+from common.terminal import progress_shown
 from data_pipeline.dataset.shards import Rows
 from trainer.data.batch import IGNORE, MicroBatch, micro_batch, share_of_rank
 from trainer.evaluation.results import Evaluation

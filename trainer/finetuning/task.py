@@ -4,10 +4,10 @@ The loop, the step, checkpoints, the guard and resumes know no kinds of training
 each part has a default that changes nothing:
 
     part        called by                                   default
-    files       `trainer.training.checks.fit`               none
-    rows        `checks.fit`, `evaluate`, `audit`           the packed rows, whose targets are the next tokens
+    files       `trainer.training.start.plan`                none
+    rows        `start.plan`, `evaluate`, `audit`           the packed rows, whose targets are the next tokens
     model       `trainer.training.trainable.new_model`      the decoder
-    pretrained  `trainer.training.setup.restore`            new weights
+    pretrained  `training.start.restore`                    new weights
     loss        `LossModule`, in training                   cross-entropy of the targets, with the settings of `loss`
     step        `trainer.training.step.accumulate`          one pass with `loss`, forward and backward
     measures    `LossModule` and `evaluate`                 cross-entropy of the targets
@@ -54,7 +54,7 @@ _REPLACED = ("build_model", "loss", "training_step")
 
 
 class Passes(Protocol):
-    """One micro-batch, as `trainer.extensions.micro_step.MicroStep` hands it to `Task.step`."""
+    """One micro-batch, as `trainer.training.micro_step.MicroStep` hands it to `Task.step`."""
 
     model: nn.Module
     config: TrainConfig

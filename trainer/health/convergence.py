@@ -66,10 +66,10 @@ class LossMean:
         return {"total": self._total, "steps": self._steps}
 
 
-def is_comparable(loss: LossConfig, *, own_loss: bool) -> bool:
+def is_comparable(loss: LossConfig, *, custom_loss: bool) -> bool:
     """Return whether the training loss is the cross-entropy over all targets, which evaluations measure."""
     plain = LossConfig(chunk_tokens=loss.chunk_tokens)
-    return not own_loss and loss == plain
+    return not custom_loss and loss == plain
 
 
 def with_convergence(event: EvalEvent, evaluations: Sequence[Evaluated], settings: EvalConfig, *, comparable: bool) -> EvalEvent:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from common.errors import CheckpointError, ConfigError
 from common.files import UnusableFileError, digest_bytes, digest_file, digest_stream, open_input, read_input, sealed, unsealed
-from common.places import VERSION
+from common.paths import VERSION
 from common.targets import new_folder
 from common.untrusted import Count, Form, parsed
 from trainer.checkpoint.manifest import FORMAT as CHECKPOINT_FORMAT

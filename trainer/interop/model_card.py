@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from common.errors import CheckpointError
-from common.places import VERSION
+from common.paths import VERSION
 from common.text import visible
 from trainer.interop.source import ExportSource
 from trainer.model.decoder import num_weights

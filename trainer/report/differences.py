@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
 from common.files import read_input
-from common.places import RECIPES
+from common.paths import RECIPES
 from common.settings.dotted import flatten
 from common.settings.load import AUTO, MAX_SETTINGS_BYTES
 from common.settings.model import setting_names, with_nones

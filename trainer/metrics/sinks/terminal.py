@@ -11,8 +11,7 @@ from typing import IO, Any, Literal
 
 from tqdm import tqdm
 
-from common.terminal import printable
-from common.terminal_lines import Colour, write_line
+from common.terminal import Colour, printable, write_line
 from common.text import duration, rate, shortened
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.step_metrics import StepMetrics

@@ -1,4 +1,4 @@
-"""Messages of the launcher about the ranks: whole lines on stderr."""
+"""Lines of the launcher about the ranks, on stderr."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import suppress
 
 from common.terminal import printable
 
-__all__ = ["say"]
+__all__ = ["log_line"]
 
 _STDERR = 2
 _CLEAR_LINE = "\r\x1b[K"
 
 
-def say(line: str) -> None:
-    """Write a line of the launcher to stderr.
+def log_line(line: str) -> None:
+    """Write a line to stderr.
 
     This is safe inside a signal handler, where a buffered stream may be in use. Write errors are ignored, because the launcher must
     keep waiting for its ranks. On a terminal, the line replaces the bar of rank 0, which rank 0 then draws again below it.

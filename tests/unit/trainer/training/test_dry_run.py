@@ -11,8 +11,8 @@ from common.errors import ConfigError, PreparedDataError
 from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
 from trainer.commands import plan
-from trainer.training import rehearsal
-from trainer.training.rehearsal import rehearse
+from trainer.training import dry_run as module
+from trainer.training.dry_run import dry_run
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_five_steps_are_measured_and_nothing_is_written(data: Path, tmp_path: Path) -> None:
     config, clock = tiny_config(data, tmp_path / "run"), count()
-    found = rehearse(config, lambda: next(clock))
+    found = dry_run(config, lambda: next(clock))
     assert found.step_s == 1.0  # the clock is read at the beginning and at the end of each step
     assert (found.device, found.num_ranks) == ("cpu", 1)
     assert found.forecast.num_steps == 12
@@ -38,43 +38,43 @@ def test_five_steps_are_measured_and_nothing_is_written(data: Path, tmp_path: Pa
 
 def test_a_step_of_many_micro_batches_is_measured_in_part(data: Path, tmp_path: Path) -> None:
     config, clock = tiny_config(data, tmp_path / "run", batch={"global_rows": 32, "micro": 2}), count()
-    assert rehearse(config, lambda: next(clock)).step_s == 4.0  # 16 micro-batches, of which 4 are measured
+    assert dry_run(config, lambda: next(clock)).step_s == 4.0  # 16 micro-batches, of which 4 are measured
 
 
 def test_a_slow_step_is_measured_once(data: Path, tmp_path: Path) -> None:
     reads = count()
-    assert rehearse(tiny_config(data, tmp_path / "run"), lambda: 50.0 * next(reads)).step_s == 50.0
+    assert dry_run(tiny_config(data, tmp_path / "run"), lambda: 50.0 * next(reads)).step_s == 50.0
     assert next(reads) == 6, "the beginning, an unmeasured step, a measured step, and the check of the time"
 
 
 def test_the_ranks_are_those_of_the_launcher(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CPU_RANKS", "2")
     config, clock = tiny_config(data, tmp_path / "run", batch={"global_rows": 32, "micro": 2}, threads=None), count()
-    found = rehearse(config, lambda: next(clock))
+    found = dry_run(config, lambda: next(clock))
     assert (found.num_ranks, found.step_s) == (2, 2.0)
     monkeypatch.setenv("CPU_RANKS", "8")
     with pytest.raises(ConfigError, match="too few for 8 ranks"):
-        rehearse(tiny_config(data, tmp_path / "run"))
+        dry_run(tiny_config(data, tmp_path / "run"))
 
 
 def test_a_step_without_memory_is_reported(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_memory(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(rehearsal, "build_trainable", without_memory)
-    found = rehearse(tiny_config(data, tmp_path / "run"))
+    monkeypatch.setattr(module, "build", without_memory)
+    found = dry_run(tiny_config(data, tmp_path / "run"))
     assert found.step_s is None
     assert found.forecast.num_weights > 0
 
 
 def test_plan_refuses_what_train_refuses(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PreparedDataError):
-        rehearse(tiny_config(tmp_path / "nothing", tmp_path / "run"))
+        dry_run(tiny_config(tmp_path / "nothing", tmp_path / "run"))
     with pytest.raises(ConfigError, match=r"raise model\.context"):
-        rehearse(tiny_config(data, tmp_path / "run", model={"context": 16}))
+        dry_run(tiny_config(data, tmp_path / "run", model={"context": 16}))
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="start it without torchrun"):
-        rehearse(tiny_config(data, tmp_path / "run"))
+        dry_run(tiny_config(data, tmp_path / "run"))
 
 
 def test_the_command_prints_the_plan(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

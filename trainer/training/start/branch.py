@@ -11,17 +11,15 @@ from common.untrusted import digest_run_file
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.weights import weights_digest
 from trainer.config import TrainConfig
-from trainer.optim.schedule import cooldown_start
 from trainer.runs.ledger import LEDGER
 from trainer.runs.metrics_file import METRICS
-from trainer.runs.record import RECORD, Origin, Record, read_record, read_record_if_any, write_record
+from trainer.runs.record import RECORD, Origin, Record, read_record, write_record
 from trainer.runs.state import copy_state, load_whole
+from trainer.training.start.earlier import BRANCHED, run_exists
 
-__all__ = ["allowed_changes", "begin_branch", "check_cooldown", "continued_run", "is_new_branch"]
+__all__ = ["begin_branch"]
 
 _log = logging.getLogger(__name__)
-_BRANCHED = "branched"
-"""The status of a run that has copied its state, and has not trained yet."""
 
 
 def begin_branch(config: TrainConfig, check: Callable[[Path, Record, int], None]) -> None:
@@ -39,7 +37,7 @@ def begin_branch(config: TrainConfig, check: Callable[[Path, Record, int], None]
         ConfigError: the two runs are the same, or `check` raises it.
     """
     trunk, run = config.branch.run, config.run
-    if trunk is None or _exists(run):
+    if trunk is None or run_exists(run):
         return
     if trunk.resolve() == run.resolve():
         raise ConfigError(f"{run}: branch.run and run are the same folder; name a new folder for the branch (--run)")
@@ -54,52 +52,10 @@ def begin_branch(config: TrainConfig, check: Callable[[Path, Record, int], None]
     checkpoint, _ = load_whole(store, step)
     kept = [one for one in record.changes if one.step <= step and one.kind != "cooldown"]
     origin = Origin(record=digest_run_file(trunk, RECORD), step=step, weights=weights_digest(checkpoint.model))
-    begun = record.changed(status=_BRANCHED, origin=origin, changes=kept, files={})
+    begun = record.changed(status=BRANCHED, origin=origin, changes=kept, files={})
     check(trunk, begun, step)
     for name in (METRICS, LEDGER):  # left by a start that was killed
         (run / name).unlink(missing_ok=True)
     write_record(run, begun)
     copy_state(trunk, run, checkpoint)
     _log.info("branched off %s at step %d", trunk, step)
-
-
-def continued_run(config: TrainConfig) -> Path:
-    """Return the run whose state this start continues: `branch.run` for a branch that does not exist yet, else the run itself."""
-    return config.run if config.branch.run is None or _exists(config.run) else config.branch.run
-
-
-def _exists(run: Path) -> bool:
-    """Return whether there is a run, or a complete copy of the state that it begins with."""
-    if CheckpointStore(run / "checkpoints").steps():
-        return True
-    record = read_record_if_any(run)
-    return record is not None and not is_new_branch(record)
-
-
-def is_new_branch(record: Record) -> bool:
-    """Return whether a run has copied the state of another run, and has not trained yet."""
-    return record.status == _BRANCHED
-
-
-def allowed_changes(config: TrainConfig, record: Record | None) -> tuple[str, ...]:
-    """Return the names in the identity that may differ from the record: a branch may begin with another schedule."""
-    allowed = config.resume.allow_changes
-    if record is None or not is_new_branch(record):
-        return allowed
-    return (*allowed, *(f"schedule.{name}" for name in type(config.schedule).model_fields))
-
-
-def check_cooldown(config: TrainConfig, record: Record, step: int, decay_steps: int) -> None:
-    """Refuse a branch whose cool-down would have begun before its step, so that the learning rate would drop at once.
-
-    Raises:
-        ConfigError: it would.
-    """
-    if not is_new_branch(record) or config.schedule.kind != "wsd" or decay_steps == 0:
-        return
-    start = cooldown_start(config.schedule, decay_steps)
-    if start < step:
-        raise ConfigError(
-            f"{config.run}: its cool-down of steps {start + 1} to {decay_steps} would begin before step {step}, at which the run "
-            "branches off; raise limits.steps, lower schedule.cooldown_steps, or choose an earlier branch.step"
-        )

@@ -1,4 +1,4 @@
-"""One micro-batch of a training step: its forward and backward passes, by the trainer or by the `training_step` of an extension."""
+"""One micro-batch of a training step: its forward and backward passes, by the trainer, a task or an extension."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from trainer.data.batch import MicroBatch
+from trainer.extensions.hooks import Extension
+from trainer.finetuning.task import Task
 from trainer.machine.determinism import seed_micro_batch
 from trainer.model.dropout import row_keys
 from trainer.model.forward import CustomPass, LossModule, forward_pass
 from trainer.runs.context import RunContext
 
-__all__ = ["MicroStep"]
+__all__ = ["MicroStep", "custom_step_loss"]
 
 
 class MicroStep:
@@ -31,15 +33,8 @@ class MicroStep:
         place: tuple[int, int],
         scale: Callable[[Tensor], Tensor],
     ) -> None:
-        """Prepare the passes.
-
-        Args:
-            loss: the model with its loss.
-            module: `loss` as the training calls it: wrapped by DDP or FSDP if the settings say so.
-            rows: the micro-batch, on any device.
-            context: settings and ranks of the run.
-            place: number of the step, and number of the micro-batch within the global batch.
-            scale: returns the number to differentiate for a sum of losses.
+        """`module` is `loss` as the training calls it: wrapped by DDP or FSDP. `place` has the number of the step, and of the
+        micro-batch within the global batch. `scale` returns the number to differentiate for a sum of losses.
         """
         self.model = loss.model
         """The decoder, or your own model. Call it only through `forward`."""
@@ -88,3 +83,8 @@ class MicroStep:
             num_rows = len(self.rows.tokens)
             keys_B = row_keys(config.seed, self.step, self.number * num_rows, num_rows, device, draw)
         return forward_pass(self._module, self.rows, config, device, self._context.backend, keys_B=keys_B, custom=custom)
+
+
+def custom_step_loss(micro: MicroStep, extension: Extension, task: Task) -> Tensor:
+    """Let the extension or the task make all passes over a micro-batch. Return the sum of its losses, without a gradient."""
+    return extension.step_loss(micro) if task.step is None else task.step(micro).detach().float()
