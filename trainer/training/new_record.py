@@ -23,7 +23,7 @@ from common.untrusted import digest_run_file, read_run_file
 from trainer.config import TrainConfig
 from trainer.context import RunContext
 from trainer.machine.determinism import not_compared
-from trainer.machine.environment import Difference, environment_facts, find_differences, same_facts
+from trainer.machine.environment import ChangedFact, environment_facts, find_differences, same_facts
 from trainer.machine.precision import ChosenPrecision
 from trainer.runs.adjustments import Adjustments
 from trainer.runs.layout import CONFIG, TASK_FOLDER, TOKENIZER
@@ -120,7 +120,7 @@ def open_record(
 
 def _since_before(
     run: Path, last: Before, identity: Mapping[str, Any], environment: Mapping[str, Any], settings: str
-) -> tuple[list[Earlier], tuple[Difference, ...]]:
+) -> tuple[list[Earlier], tuple[ChangedFact, ...]]:
     """Return `earlier` of the record, and the differences of this start from the last one."""
     record, step = last.record, last.step
     skipped = not_compared(record.identity, identity)

@@ -11,7 +11,7 @@ from common.errors import ConfigError
 from trainer.config import TrainConfig
 from trainer.distributed.group import joined_group
 from trainer.machine.determinism import configure_determinism, device_name, flags, not_compared, threads_per_rank
-from trainer.machine.environment import Difference, find_differences, same_facts
+from trainer.machine.environment import ChangedFact, find_differences, same_facts
 from trainer.machine.settings import settings_here
 from trainer.model.attention import backend_of
 from trainer.runs.saved_run import SavedRun
@@ -19,7 +19,7 @@ from trainer.runs.saved_run import SavedRun
 __all__ = ["compare_environment"]
 
 
-def compare_environment(run: SavedRun, facts: Mapping[str, Any]) -> tuple[Difference, ...]:
+def compare_environment(run: SavedRun, facts: Mapping[str, Any]) -> tuple[ChangedFact, ...]:
     """Return the differences between the environment of this process, `facts`, and that of the run."""
     record, config = run.record, run.config
     here = settings_here(config)

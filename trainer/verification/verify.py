@@ -16,7 +16,7 @@ from typing import Any
 from common.errors import CheckpointError
 from common.text import some_of
 from data_pipeline.dataset.manifest import read_manifest
-from trainer.machine.environment import Difference, environment_facts
+from trainer.machine.environment import ChangedFact, environment_facts
 from trainer.machine.locks import describe_unlocked
 from trainer.runs.record import NEVER_TRAINED, Earlier, Origin, check_was_trained
 from trainer.runs.saved_run import SavedRun
@@ -109,7 +109,7 @@ def _integrity_outcome(found: Integrity) -> Outcome:
     return Outcome("integrity", text, facts)
 
 
-def _environment_text(differences: Sequence[Difference]) -> str:
+def _environment_text(differences: Sequence[ChangedFact]) -> str:
     if not differences:
         return "environment  as recorded"
     marked = sum(one.changes_bits for one in differences)
