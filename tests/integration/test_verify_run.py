@@ -188,7 +188,7 @@ def test_other_data_is_named_and_moved_data_is_found(run: Path, data: Path, tmp_
     assert check_integrity(SavedRun(run), moved).data_files == 3
     assert replay_run(run, 2, data=moved).difference == ""
     other = write_prepared(tmp_path / "other", seed=5)
-    for check in (lambda run: check_integrity(SavedRun(run)), audit_run):
+    for check in (lambda run, data=None: check_integrity(SavedRun(run), data), audit_run):
         with pytest.raises(PreparedDataError, match="--data"):
             check(run, other)
 
@@ -204,7 +204,11 @@ def test_data_that_is_not_where_the_run_names_it_is_asked_for(
     monkeypatch.chdir(data.parent)
     check_integrity(SavedRun(run))
     monkeypatch.chdir(tmp_path)
-    looks: list[Callable[..., object]] = [lambda run: check_integrity(SavedRun(run)), audit_run, partial(replay_run, num_steps=2)]
+    looks: list[Callable[..., object]] = [
+        lambda run, data=None: check_integrity(SavedRun(run), data),
+        audit_run,
+        partial(replay_run, num_steps=2),
+    ]
     looks += [partial(show_step, step=3), lambda run, data=None: evaluate_run(EvaluateOptions(run=run, data=data))]
     for look in looks:
         with pytest.raises(
@@ -295,7 +299,7 @@ def test_an_old_ledger_that_was_put_back_is_found(run: Path) -> None:
     lines = (run / LEDGER).read_bytes().splitlines(keepends=True)
     (run / LEDGER).write_bytes(b"".join(lines[:10]))
     reseal(run)
-    for check in (audit_run, lambda run: check_integrity(SavedRun(run))):
+    for check in (audit_run, lambda run, data=None: check_integrity(SavedRun(run), data)):
         with pytest.raises(CheckpointError, match="it ends at line 10, but the checkpoint of step 12 names line 13"):
             check(run)
 
@@ -304,7 +308,7 @@ def test_a_checkpoint_of_another_version_is_said_to_be_one_and_not_damaged(run: 
     path = run / "checkpoints/step-00000008/manifest.json"
     path.write_bytes(sealed(unsealed(path.read_bytes()) | {"format": 1}))
     reseal(run)
-    for check in (audit_run, lambda run: check_integrity(SavedRun(run))):
+    for check in (audit_run, lambda run, data=None: check_integrity(SavedRun(run), data)):
         with pytest.raises(CheckpointError, match=f"{path}: it has format 1 of checkpoints, .* use the version") as caught:
             check(run)
         assert "damaged" not in str(caught.value)
