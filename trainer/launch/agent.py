@@ -52,11 +52,9 @@ SUPPRESSED = ("failed (exitcode", "Sending process", "Received ", "Error waiting
 OTHER_NODES_S = 30.0
 """A node whose ranks are done waits this long for the other nodes, which need its store. A node that was killed never arrives."""
 
-NOTICED_S = 3.0
-"""Ranks that have joined a group notice within this time that the first node has ended, and say so."""
+NOTICED_S = 3.0  # ranks that have joined a group notice within this time that the first node has ended, and say so
 
-ALONE = "alone"
-"""Name of the rendezvous of a single node."""
+ALONE = "alone"  # name of the rendezvous of a single node
 
 STATIC = "static"
 """torchrun's rendezvous at PET_MASTER_ADDR. The first node serves its store until it ends. Others may have a store elsewhere."""
@@ -99,8 +97,7 @@ class Agent(LocalElasticAgent):
     The other nodes wait 300 s for an agent that has left its loop, once their ranks are done.
     """
 
-    has_started: ClassVar[bool] = False
-    """Whether the ranks were started at least once."""
+    has_started: ClassVar[bool] = False  # whether the ranks were started at least once
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings | {"exit_barrier_timeout": OTHER_NODES_S})

@@ -33,11 +33,9 @@ class Adjuster:
     """Stores adjustments durably, and announces them."""
 
     context: RunContext
-    adjustments: Adjustments
-    """All adjustments so far, of this start of the run and of earlier ones."""
+    adjustments: Adjustments  # all adjustments so far, of this start of the run and of earlier ones
     monitor: Monitor
-    ledger: Ledger | None
-    """None on all ranks except rank 0."""
+    ledger: Ledger | None  # None on all ranks except rank 0
 
     def make(self, adjustment: Adjustment) -> None:
         """Add an adjustment, and write it into the record, where the next start of the run reads it."""

@@ -43,8 +43,7 @@ class Evaluator:
     stop: StopRequests
     adjuster: Adjuster
     grouping: Grouping
-    beat: Callable[[], None]
-    """Reports to the watchdog that this rank makes progress."""
+    beat: Callable[[], None]  # reports to the watchdog that this rank makes progress
 
     @property
     def context(self) -> RunContext:

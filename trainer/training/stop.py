@@ -20,8 +20,7 @@ class StopRequests:
 
     signal: StopSignal
     group: Group
-    monitor: Monitor | None = None
-    """Has the alert with the action `stop`; None before the run is open."""
+    monitor: Monitor | None = None  # has the alert with the action `stop`; None before the run is open
 
     @property
     def requested(self) -> bool:

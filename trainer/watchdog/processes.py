@@ -27,8 +27,7 @@ __all__ = [
     "signal_if_running",
 ]
 
-LAUNCHER_VARIABLE = "TRAINER_LAUNCHER_PID"
-"""The variable with the pid of the process that started the ranks."""
+LAUNCHER_VARIABLE = "TRAINER_LAUNCHER_PID"  # the variable with the pid of the process that started the ranks
 EXIT_FILE_VARIABLE = "TRAINER_EXIT_FILE"
 """The variable with the path of the exit file: the launcher reads there why the ranks ended."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -41,8 +40,7 @@ class ProcessId:
     """The identity of one process: the kernel uses a pid again, but not with the same start time."""
 
     pid: int
-    started: int
-    """Start time in the kernel's ticks since the machine was started."""
+    started: int  # start time in the kernel's ticks since the machine was started
 
     @classmethod
     def own(cls) -> ProcessId:

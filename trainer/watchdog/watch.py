@@ -42,8 +42,7 @@ __all__ = ["collect_stacks", "tied_command", "watched"]
 
 _log = logging.getLogger(__name__)
 _STACKS_S = 5.0
-_STACKS_SETTLED_S = 1.0
-"""Seconds without a new line in any of the files. On a busy machine a rank may not run for long."""
+_STACKS_SETTLED_S = 1.0  # seconds without a new line in any of the files. On a busy machine a rank may not run for long.
 _GRACE_S = 3.0
 _MOST_SHOWN = 8
 _READS_PER_S = 200

@@ -57,17 +57,12 @@ class Continued:
     """What this start continues. The files of the run are not changed yet."""
 
     identity: Mapping[str, Any]
-    initial: Origin | None
-    """The checkpoint of another run whose weights the run began or begins with, None if there is none."""
+    initial: Origin | None  # the checkpoint of another run whose weights the run began or begins with, None if there is none
     checkpoints: CheckpointStore
-    before: Before | None
-    """The previous start of the run, None if there is none. None on all ranks except rank 0."""
-    newest: int | None
-    """Step of the newest checkpoint, None if there is none."""
-    adjustments: Adjustments
-    """Adjustments of earlier starts."""
-    undo: ExitStack
-    """Puts the run folder back at the end of this start, unless its callbacks are removed."""
+    before: Before | None  # the previous start of the run, None if there is none. None on all ranks except rank 0.
+    newest: int | None  # step of the newest checkpoint, None if there is none
+    adjustments: Adjustments  # adjustments of earlier starts
+    undo: ExitStack  # puts the run folder back at the end of this start, unless its callbacks are removed
 
 
 def check(stack: ExitStack, plan: StartPlan) -> Continued:

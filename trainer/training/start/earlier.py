@@ -36,8 +36,7 @@ __all__ = [
     "run_exists",
 ]
 
-BRANCHED = "branched"
-"""The status of a run that has copied its state, and has not trained yet."""
+BRANCHED = "branched"  # the status of a run that has copied its state, and has not trained yet
 
 
 def continued_run(config: TrainConfig) -> Path:

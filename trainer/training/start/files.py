@@ -29,10 +29,8 @@ class RunFiles:
     """The open files of a run."""
 
     ending: Ending
-    writer: AsyncSaver
-    """Writes checkpoints in a thread of rank 0."""
-    ledger: Ledger | None
-    """None on all ranks except rank 0."""
+    writer: AsyncSaver  # writes checkpoints in a thread of rank 0
+    ledger: Ledger | None  # None on all ranks except rank 0
     monitor: Monitor
 
 
