@@ -32,7 +32,7 @@ from trainer.runs.record import (
 )
 from trainer.runs.state import load_whole, read_progress
 from trainer.training.start.branch import begin_branch
-from trainer.training.start.earlier import allowed_changes, check_cooldown, initial_weights
+from trainer.training.start.earlier import allowed_changes, check_cooldown
 from trainer.training.start.plan import StartPlan
 from trainer.watchdog.files import clear_heartbeats
 
@@ -73,7 +73,7 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
     """
     config, manifest, group = plan.context.config, plan.context.manifest, plan.context.group
     decay_steps = plan.criteria.decay_steps
-    initial = group.on_main(lambda: initial_weights(config))
+    initial = group.on_main(lambda: plan.earlier[0].initial(config))
     identity = identity_of(
         plan.context,
         decay_steps=decay_steps,
