@@ -118,11 +118,7 @@ class Adjustments:
 
     @staticmethod
     def from_json(values: object) -> Adjustments:
-        """Return the adjustments that `to_json` has written.
-
-        Raises:
-            ValueError: the values do not have the form that `to_json` writes.
-        """
+        """Return the adjustments that `to_json` has written. Raises ValueError for other values."""
         return Adjustments(tuple(parsed(_Changes, {"changes": values}).changes))
 
 

@@ -33,10 +33,9 @@ def training_arguments(words: Sequence[str]) -> list[str]:
 
 
 def group_command(arguments: Sequence[str]) -> list[str]:
-    """Return the command that starts the ranks of this node and waits for them.
-
-    If the launcher is killed, the parent-death signal ends torchrun and with it the ranks, as no process would wait for a save.
-    SIGINT and SIGQUIT are ignored until torchrun handles them: a signal while Python loads would print a traceback.
+    """Return the command that starts the ranks of this node. If the launcher is killed, the parent-death signal ends torchrun and
+    with it the ranks. SIGINT and SIGQUIT are ignored until torchrun handles them: a signal while Python loads would print a
+    traceback.
     """
     tied = ("env", "--ignore-signal=INT,QUIT", "setpriv", "--pdeathsig", "KILL")
     return [*tied, *_python("trainer.launch.torchrun"), "-m", "trainer", "train", *arguments]

@@ -157,9 +157,8 @@ def newest_step(run: str) -> int:
 
 
 def _wait_for(child: int, stop: StopRequest) -> None:
-    """Wait until a child has ended, but do not reap it.
-
-    Without an init, the first process of a container also becomes the parent of orphans. They are reaped here.
+    """Wait until a child has ended, but do not reap it. Without an init, the first process of a container also becomes the parent
+    of orphans, which are reaped here.
     """
     while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None or found.si_pid != child:
         if found is None:

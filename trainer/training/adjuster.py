@@ -43,9 +43,8 @@ class Adjuster:
         self.context.group.on_main(lambda: note_adjustment(self.context.config.run, adjustment))
 
     def announce(self, adjustment: Adjustment, step: int, *, after: int) -> None:
-        """Raise the alert of an adjustment at `step`, and write it into the ledger behind the step `after`.
-
-        A cool-down is no fault, so it is only logged.
+        """Raise the alert of an adjustment at `step`, and write it into the ledger behind the step `after`. A cool-down is no
+        fault, so it is only logged.
         """
         if adjustment.kind == "cooldown":
             _log.info("%s", adjustment.describe())

@@ -121,10 +121,8 @@ class RunEnd:
         return self.cooldown.cooldown_end, _begin_of(self.cooldown)
 
     def cool_down_in_time(self, progress: Progress) -> None:
-        """Begin the cool-down of `wsd` with the next step if `limits.minutes` would otherwise end the run before or during it.
-
-        The cool-down begins at the step at which a planned one with the expected end would begin. The record holds the adjustment
-        before the next step is made.
+        """Begin the cool-down of `wsd` with the next step if `limits.minutes` would otherwise end the run before or during it. The
+        record holds the adjustment before the next step is made.
         """
         criteria, step = self.criteria, progress.step
         self.cooldown = self.adjuster.adjustments.cooldown(step)

@@ -81,9 +81,8 @@ def watched(
 
 
 def tied_command() -> list[str]:
-    """Return the beginning of a command line. The command that follows it is killed as soon as this process ends.
-
-    The command receives its own pid in the variable TRAINER_LAUNCHER_PID, for `end_with_parent` in the processes that it starts.
+    """Return the beginning of a command line whose command is killed as soon as this process ends. The command receives its own pid
+    in TRAINER_LAUNCHER_PID, for `end_with_parent` in the processes that it starts.
     """
     return [sys.executable, "-I", "-S", str(_SCRIPT), _TIED, str(os.getpid())]
 
@@ -131,9 +130,8 @@ def _run_tied(parent: int, command: Sequence[str]) -> NoReturn:
 
 
 def _look(run: Path, processes: Mapping[int, ProcessId]) -> tuple[dict[int, Heartbeat], dict[int, str]]:
-    """Return the last beats and the kernel's process states of the ranks that are alive and not done.
-
-    A beat that names another process than the rank's is from an earlier start or was changed, so it is ignored.
+    """Return the last beats and the kernel's process states of the ranks that are alive and not done. A beat that names another
+    process than the rank's is from an earlier start or was changed, so it is ignored.
     """
     beats, states = {}, {}
     for rank, beat in _beats_of(run, processes).items():
@@ -259,9 +257,8 @@ def collect_stacks(run: Path, beats: Mapping[int, Heartbeat], ask: Callable[[int
 
 @contextmanager
 def _answering_with_stacks(path: Path) -> Iterator[None]:
-    """While the context lasts, SIGUSR1 appends the stacks of all threads of this process to a file. Later it is ignored.
-
-    It is ignored because a late request would otherwise kill the rank while it ends.
+    """While the context lasts, SIGUSR1 appends the stacks of all threads to a file. Later it is ignored, because a late request
+    would kill the rank while it ends.
     """
     with os.fdopen(open_own(path), "a") as file:
         with suppress(ValueError):  # only the main thread may do this

@@ -40,12 +40,7 @@ __all__ = ["Continued", "NothingToTrain", "check"]
 
 
 class NothingToTrain(Exception):  # noqa: N818 - an outcome, no error
-    """The run has reached a limit, so this start trains no step and changes no file. The message says so.
-
-    Args:
-        message: for users; empty on all ranks except rank 0.
-        result: of `trainer.loop.train`.
-    """
+    """The run has reached a limit, so this start trains no step and changes no file. The message, on rank 0, says so."""
 
     def __init__(self, message: str, result: str) -> None:
         super().__init__(message)
@@ -66,11 +61,7 @@ class Continued:
 
 
 def check(stack: ExitStack, plan: StartPlan) -> Continued:
-    """Lock the run, and compare the plan with it. Raises the errors of `opened_run`.
-
-    Raises:
-        NothingToTrain: a limit is reached already.
-    """
+    """Lock the run, and compare the plan with it. Raises NothingToTrain if a limit is reached already."""
     config, manifest, group = plan.context.config, plan.context.manifest, plan.context.group
     decay_steps = plan.criteria.decay_steps
     initial = group.on_main(lambda: plan.earlier[0].initial(config))
