@@ -1,4 +1,4 @@
-"""Loads a Python file of the user, with functions that training calls, or that replace model, loss or training step: see `HOOKS`."""
+"""Loads a Python file of the user: its functions are called by the training, or replace model, loss or step. See `HOOKS`."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Reporter:
         return metrics
 
     def judge(self, result: StepResult, facts: StepFacts) -> None:
-        """Let the guard judge a step, and raise an alert if a rule is broken. Raises GuardError or RollBack if that is the verdict."""
+        """Let the guard judge a step, and alert if a rule is broken. Raises GuardError or RollBack if that is the verdict."""
         verdict = self.state.guard.judge(result.step, result.loss, result.grad_norm)
         if verdict.rule is None:
             return

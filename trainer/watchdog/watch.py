@@ -189,7 +189,7 @@ def _end_group(run: Path, reason: str, blamed: Sequence[int], beats: Mapping[int
     """Report why the group ends, collect the stacks of this node's ranks, and kill first the blamed ranks and then the rest."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # finish ending the group, even if the rank that started this process ends
     set_death_signal(0)
-    _say(
+    _log_line(
         f"error: {reason}. The stacks of all threads are in {stacks_file(run, 0).parent}. All ranks are ended now. If the rank was "
         "slow and not stuck, raise watchdog.stall_s, or watchdog.slow_s for loading, evaluation, saves and the first steps\n"
     )
@@ -222,7 +222,7 @@ def _described(still: Still, state: str | None) -> str:
     )
 
 
-def _say(line: str) -> None:
+def _log_line(line: str) -> None:
     with suppress(OSError):  # the reader of stderr has gone
         sys.stderr.write(line)
         sys.stderr.flush()
