@@ -12,14 +12,11 @@ from common.command_line import PROGRAM, chosen, end_at_once, importing, run_com
 from common.errors import ExitCode
 from trainer.launch.command_table import COMMANDS
 from trainer.launch.first_failure import only_first_failure
-from trainer.machine.allocator import keep_memory
-from trainer.machine.openmp import spin_briefly
-from trainer.machine.private_caches import use_private_caches
+from trainer.machine.before_torch import keep_memory, spin_briefly, use_private_caches
 from trainer.watchdog.processes import end_with_parent, write_exit_code
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command that the arguments name."""
     if (found := chosen(COMMANDS, PROGRAM, arguments)) is None:
         return
     command, rest = found
@@ -46,7 +43,6 @@ def _announce(line: str, code: ExitCode) -> None:
 
 
 def start(arguments: Sequence[str]) -> NoReturn:
-    """Run the command that the arguments name, and end this process with its exit code."""
     try:
         result = run_command(main, arguments, _announce)
     except Exception:

@@ -122,7 +122,7 @@ def share_of_rank(micro_batches: int, group: Group) -> range:
 
 
 def num_bounds(num_pieces: int, num_rows: int) -> int:
-    """Return the length of `bounds`: one more than a power of two that is at least `num_pieces`, so that few shapes are compiled."""
+    """Return the length of `bounds`: one more than a power of two of at least `num_pieces`, so that few shapes are compiled."""
     return (1 << (max(num_pieces, _MIN_PIECES_PER_ROW * num_rows) - 1).bit_length()) + 1
 
 

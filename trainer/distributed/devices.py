@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from common.errors import ConfigError
-from trainer.distributed.gpu_signs import DEVICE_NODES, KERNEL_MODULE, signs_of_gpus
+from common.hardware import DEVICE_NODES, KERNEL_MODULE, signs_of_gpus
 
 __all__ = ["check_no_gpu_is_hidden", "num_gpus"]
 

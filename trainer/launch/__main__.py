@@ -17,8 +17,8 @@ from pathlib import Path
 from common.command_line import end_at_once, run_command
 from common.errors import ConfigError, ExitCode, PreparedDataError, ProjectError, StorageError
 from common.files import UnusableFileError, read_input
+from common.hardware import num_cores, signs_of_gpus
 from data_pipeline.dataset.locks import reading
-from trainer.distributed.gpu_signs import signs_of_gpus
 from trainer.launch.command import become, folder_of, group_command, other_command, training_arguments
 from trainer.launch.environment import missing_variables
 from trainer.launch.stop_request import StopRequest
@@ -48,7 +48,7 @@ def main(words: Sequence[str]) -> ExitCode:
 def train(arguments: Sequence[str], restarts: Mapping[str, str], run: str, stop: StopRequest) -> ExitCode:
     """Train under torchrun. `run` is empty if only a recipe names it."""
     num_gpus = None if signs_of_gpus() else 0  # only torch knows their number, and the next process loads it
-    os.environ.update(missing_variables(os.environ, num_gpus, len(os.sched_getaffinity(0))))
+    os.environ.update(missing_variables(os.environ, num_gpus, num_cores()))
     policy = RestartPolicy.of(restarts, os.environ.get("PET_NNODES") or "1")
     data = folder_of("data", arguments, os.environ)
     with exit_file() as reason, ExitStack() as held:

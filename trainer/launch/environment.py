@@ -7,11 +7,11 @@ here. A variable that is set is never changed. An empty variable counts as not s
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Mapping
 
 from common.errors import ConfigError
+from common.hardware import num_cores
 
 __all__ = ["check_variables", "expected_ranks", "first_host", "missing_variables", "openmp_threads"]
 
@@ -40,7 +40,7 @@ def expected_ranks(variables: Mapping[str, str], num_gpus: int) -> tuple[int, in
     """Return the number of ranks on this node, and the number of nodes, with which the launcher would start a training. Raises
     ConfigError for a variable that cannot be used.
     """
-    known = {**variables, **missing_variables(variables, num_gpus, len(os.sched_getaffinity(0)))}
+    known = {**variables, **missing_variables(variables, num_gpus, num_cores())}
     check_variables(known)
     ranks, nodes = known["PET_NPROC_PER_NODE"], known.get("PET_NNODES") or "1"
     return (int(ranks) if ranks.isdecimal() else max(1, num_gpus)), int(nodes.rpartition(":")[2])
@@ -121,7 +121,7 @@ def _check_ranks(variables: Mapping[str, str]) -> None:
     if text in _KINDS_OF_RANKS:
         return
     name = "CPU_RANKS" if text == variables.get("CPU_RANKS") else "PET_NPROC_PER_NODE"
-    most = max(_LEAST_MAX_RANKS, _RANKS_PER_CORE * (os.cpu_count() or 1))
+    most = max(_LEAST_MAX_RANKS, _RANKS_PER_CORE * num_cores())
     _number(name, text, 1, most, "the number of ranks on this node")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common.command_line import end_at_once, importing, run_command
 from common.errors import ExitCode
-from trainer.distributed.gpu_signs import signs_of_gpus
+from common.hardware import num_cores, signs_of_gpus
 from trainer.launch.environment import check_variables, missing_variables
 from trainer.launch.log_line import log_line
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> ExitCode:
             from trainer.launch.train_settings import hand_to_ranks, load_train_settings
         config = load_train_settings(arguments[place:])
         if not os.environ.get("PET_NPROC_PER_NODE"):
-            os.environ.update(missing_variables(os.environ, count_gpus(config.device), len(os.sched_getaffinity(0))))
+            os.environ.update(missing_variables(os.environ, count_gpus(config.device), num_cores()))
             check_variables(os.environ)
         if exit_file := os.environ.get(EXIT_FILE_VARIABLE):  # it is in a private folder
             hand_to_ranks(config, arguments[place:], Path(exit_file).with_name("settings.json"))

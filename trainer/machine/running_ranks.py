@@ -27,8 +27,6 @@ _WRITABLE = 0o200
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank with a heartbeat file, and whether it is running here."""
-
     number: int
     beat: Heartbeat | None
     """Its last heartbeat; None if the file holds none."""
@@ -49,7 +47,6 @@ def ranks_of(run: Path) -> list[Rank]:
 
 
 def _rank(path: Path, run: Path) -> Rank | None:
-    """Return the rank whose heartbeat is in a file; None if the file cannot be read."""
     try:
         with open_input(path, below=run) as file:
             status = os.fstat(file.fileno())
@@ -78,7 +75,6 @@ def _absence(beat: Heartbeat | None, status: os.stat_result, name: str) -> str:
 
 
 def _writes(process: ProcessId, status: os.stat_result, name: str) -> bool:
-    """Return whether a process has a file open for writing."""
     for link in list(Path(f"/proc/{process.pid}/fd").iterdir()):
         with suppress(FileNotFoundError):  # it was closed meanwhile
             if link.readlink().name == name and link.lstat().st_mode & _WRITABLE:

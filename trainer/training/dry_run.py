@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from common.errors import ConfigError
+from common.hardware import num_cores
 from trainer.checkpoint import CheckpointStore
 from trainer.config import BatchConfig, TrainConfig
 from trainer.data.adjustments import Adjustments
@@ -93,7 +94,7 @@ def _with_threads(config: TrainConfig, ranks_here: int) -> TrainConfig:
     """Return the settings with the number of threads that the launcher gives to each of several ranks."""
     if config.threads is not None or ranks_here == 1 or config.reproducibility == "elastic" or os.environ.get("OMP_NUM_THREADS"):
         return config
-    return config.model_copy(update={"threads": max(1, len(os.sched_getaffinity(0)) // ranks_here)})
+    return config.model_copy(update={"threads": max(1, num_cores() // ranks_here)})
 
 
 def _for_ranks(context: RunContext, num_ranks: int, *, chosen: bool) -> RunContext:

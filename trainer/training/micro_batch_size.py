@@ -17,7 +17,6 @@ from trainer.finetuning.task import LANGUAGE, Task
 from trainer.machine.memory import USABLE_SHARE, available_bytes, fits_in_memory, isolated_rng, release_memory
 from trainer.model.forward import empty_micro_batch
 from trainer.model.memory_estimate import MemoryEstimate, estimate
-from trainer.optim.optimizers import state_bytes_per_weight
 from trainer.runs.context import RunContext
 from trainer.training.micro_step import MicroStep, custom_step_loss
 from trainer.training.trainable import hold_copy, new_loss, new_model
@@ -95,7 +94,7 @@ def _divisors(number: int) -> list[int]:
 
 def expected_memory(context: RunContext, micro: int, task: Task) -> MemoryEstimate:
     config, manifest, group = context.config, context.manifest, context.group
-    state, device = state_bytes_per_weight(config.optim), group.device.type
+    state, device = config.optim.optimizer.state_bytes, group.device.type
     found = estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, micro, state, context.backend, device)
     return found if task.memory is None else task.memory(found, context)
 

@@ -10,7 +10,7 @@ from trainer.distributed.group import Group
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
 from trainer.metrics import Monitor
-from trainer.metrics.ending import Ending
+from trainer.metrics.run_status import RunStatus
 from trainer.runs.events import AlertEvent
 from trainer.runs.ledger import Ledger
 from trainer.runs.metrics_file import CutOff
@@ -28,7 +28,7 @@ class LiveState:
     guard: Guard
     ledger: Ledger | None  # None on all ranks except rank 0
     monitor: Monitor
-    ending: Ending
+    ending: RunStatus
     train_losses: LossMean = field(default_factory=LossMean)  # the training losses since the last evaluation
 
     def at(self, progress: Progress, scaler: Mapping[str, Any]) -> RunState:

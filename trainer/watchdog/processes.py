@@ -58,7 +58,7 @@ class ProcessId:
 
 
 def own_container() -> str:
-    """Return an identity of this boot and of the pid namespace, within which a pid refers to one process. Each container has one."""
+    """Return an identity of this boot and of the pid namespace, in which a pid refers to one process. Each container has one."""
     try:
         return f"{_BOOT_ID.read_text().strip()}:{_PID_NAMESPACE.stat().st_ino}"
     except OSError:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from common.errors import ConfigError
 from trainer.data.adjustments import Adjustments
-from trainer.finetuning.initial_weights import read_initial
-from trainer.finetuning.reference import write_reference
+from trainer.finetuning.initial_weights import read_initial, write_reference
 from trainer.model.float8 import convert_to_float8
 from trainer.optim.optimizers import build_optimizers
 from trainer.optim.weight_average import WeightAverage

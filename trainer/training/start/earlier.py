@@ -9,8 +9,7 @@ from common.errors import ConfigError
 from data_pipeline.dataset.manifest import Manifest
 from trainer.checkpoint import CheckpointStore
 from trainer.config import Precision, TrainConfig
-from trainer.finetuning.initial_weights import check_initial, check_same_initial, choose_initial
-from trainer.finetuning.lora import check_lora
+from trainer.finetuning.initial_weights import check_initial, check_lora, check_same_initial, choose_initial
 from trainer.optim.schedule import cooldown_start
 from trainer.runs.directory import check_nothing_is_replaced, check_places
 from trainer.runs.record import (

@@ -9,7 +9,7 @@ from functools import partial
 
 from trainer.checkpoint import AsyncSaver
 from trainer.metrics import Monitor, opened_monitor
-from trainer.metrics.ending import Ending, opened_ending
+from trainer.metrics.run_status import RunStatus, opened_run_status
 from trainer.report import report_at_end
 from trainer.runs.ledger import LEDGER, Ledger
 from trainer.runs.record import note_trained_weights, open_record
@@ -27,7 +27,7 @@ __all__ = ["RunFiles", "open_files"]
 class RunFiles:
     """The open files of a run."""
 
-    ending: Ending
+    ending: RunStatus
     writer: AsyncSaver  # writes checkpoints in a thread of rank 0
     ledger: Ledger | None  # None on all ranks except rank 0
     monitor: Monitor
@@ -54,7 +54,7 @@ def open_files(
     group.on_main(write)
     if group.is_main and config.log.report:
         stack.callback(report_at_end, config.run)  # after everything else is closed, for any end of the run
-    ending = stack.enter_context(opened_ending(config, group, restored.progress.step))
+    ending = stack.enter_context(opened_run_status(config, group, restored.progress.step))
     writer = AsyncSaver(partial(write_and_keep, continued.checkpoints, config.checkpoint))
     stack.callback(let_finish, writer, heartbeat)  # before the record names the checkpoints, and before the run's lock is released
     ledger = _open_ledger(stack, plan, state)
@@ -83,10 +83,10 @@ def _open_ledger(stack: ExitStack, plan: StartPlan, state: RunState | None) -> L
 
 
 @contextmanager
-def _opened_monitor(plan: StartPlan, state: RunState | None, ending: Ending) -> Iterator[Monitor]:
+def _opened_monitor(plan: StartPlan, state: RunState | None, ending: RunStatus) -> Iterator[Monitor]:
     """Open the monitor. Before it closes, it receives the error that ends the run."""
     known = None if state is None else state.known
-    with opened_monitor(plan.context.config, plan.context.group, last_step=plan.criteria.certain_step, known=known) as monitor:
+    with opened_monitor(plan.context.config, plan.context.group, last_step=plan.criteria.certain_step, cut_off=known) as monitor:
         try:
             yield monitor
         except BaseException as error:

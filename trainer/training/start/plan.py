@@ -16,8 +16,7 @@ from trainer.data.mixture import build_order
 from trainer.distributed.group import Group
 from trainer.distributed.shared_folders import check_same_data
 from trainer.extensions.hooks import Extension
-from trainer.finetuning.choice import make_task
-from trainer.finetuning.task import Task
+from trainer.finetuning.task import Task, make_task
 from trainer.machine.memory import PeakMeter
 from trainer.machine.precision import ChosenPrecision, with_precision
 from trainer.model.attention import backend_of

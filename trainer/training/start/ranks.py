@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 
 from common.redaction import RedactingFormatter, secrets_of
-from common.terminal_lines import LineHandler
+from common.terminal import LineHandler
 from trainer.config import TrainConfig
 from trainer.distributed.devices import num_gpus
 from trainer.distributed.group import Group, joined_group

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.compression.prune import magnitude_pruned, two_of_four
+from trainer.compression.methods import magnitude_pruned, two_of_four
 
 SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 17))
 SEEDS = st.integers(0, 99)

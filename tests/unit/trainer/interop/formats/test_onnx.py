@@ -15,10 +15,11 @@ import torch
 
 from common.errors import ConfigError, ProjectError
 from data_pipeline.tokenizer import ByteTokenizer
+from tests.support.exported import export_source
 from trainer.config import ModelConfig
 from trainer.inference.text_model import Sampling, TextModel
-from trainer.interop import onnx as exported
-from trainer.interop.onnx import WITH_CACHE, WITHOUT_CACHE, check_installed, write_onnx
+from trainer.interop.formats import onnx as exported
+from trainer.interop.formats.onnx import FORMAT, WITH_CACHE, WITHOUT_CACHE, write_onnx
 from trainer.model.attention import make_layout
 from trainer.model.decoder import Decoder, build_model
 
@@ -38,9 +39,9 @@ def model_of(config: ModelConfig = _CONFIG) -> Decoder:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("onnx")
-    result = write_onnx(model_of(), ByteTokenizer().vocab_size, path)
-    assert result.files == (WITHOUT_CACHE, WITH_CACHE)
-    assert 0 < result.difference < 1e-4
+    difference = write_onnx(model_of(), ByteTokenizer().vocab_size, path)
+    assert {one.name for one in path.iterdir()} == {WITHOUT_CACHE, WITH_CACHE}
+    assert 0 < difference < 1e-4
     return path
 
 
@@ -69,10 +70,10 @@ def padded(rows: Sequence[Sequence[int]], *, left: bool) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": mask, "position_ids": np.maximum(mask.cumsum(1) - 1, 0)}
 
 
-def test_missing_packages_are_reported_with_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_reported_with_the_command_that_installs_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"packages onnx, onnxruntime, onnxscript; install with `pip install --no-deps --require"):
-        check_installed()
+        FORMAT.check(export_source(tmp_path / "run"), "fp32")
 
 
 @pytest.mark.optional
@@ -129,8 +130,13 @@ def test_the_graphs_name_inputs_outputs_and_sizes_and_hold_no_path_of_this_machi
 def test_large_weights_are_in_files_beside_the_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exported, "_EXTERNAL_BYTES", 1000)
     config = ModelConfig(layers=1, width=16, heads=2, context=16)
-    result = write_onnx(build_model(config, 259, 0), 259, tmp_path)
-    assert result.files == ("model.onnx", "model.onnx.data", "model_with_past.onnx", "model_with_past.onnx.data")
+    write_onnx(build_model(config, 259, 0), 259, tmp_path)
+    assert sorted(one.name for one in tmp_path.iterdir()) == [
+        "model.onnx",
+        "model.onnx.data",
+        "model_with_past.onnx",
+        "model_with_past.onnx.data",
+    ]
     assert (tmp_path / "model.onnx.data").stat().st_size > (tmp_path / "model.onnx").stat().st_size / 4
 
 

@@ -23,7 +23,6 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,18 +32,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from common.errors import ConfigError, ProjectError
+from trainer.interop.formats import Dtype, hf
+from trainer.interop.formats.base import ExportFormat
+from trainer.interop.source import ExportSource
 from trainer.model.attention import Layout, make_layout
-from trainer.model.decoder import Decoder
-from trainer.model.kv_cache import LayerCache
-from trainer.model.layers import rotary_table
+from trainer.model.decoder import Decoder, decoder_with
+from trainer.model.layers import LayerCache, rotary_table
 
-__all__ = ["GRAPHS", "LARGEST_DIFFERENCE", "WITHOUT_CACHE", "WITH_CACHE", "OnnxExport", "check_installed", "write_onnx"]
+__all__ = ["FORMAT", "GRAPHS", "LARGEST_DIFFERENCE", "WITHOUT_CACHE", "WITH_CACHE", "write_onnx"]
+
+_log = logging.getLogger(__name__)
 
 WITHOUT_CACHE, WITH_CACHE = "model.onnx", "model_with_past.onnx"
-"""Names of the graphs."""
 GRAPHS = (WITHOUT_CACHE, WITH_CACHE)
 LARGEST_DIFFERENCE = 1e-4
-"""The most by which a logit of ONNX Runtime may differ from PyTorch."""
 _PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 _OPSET = 20
 _EXTERNAL_BYTES = 1_500_000_000
@@ -54,18 +55,9 @@ _NUM_CHECKS, _LONGEST = 8, 48
 Floats = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class OnnxExport:
-    """What was written."""
-
-    files: tuple[str, ...]
-    """Names of the files in the folder."""
-    difference: float
-    """The largest absolute difference of a logit between PyTorch and ONNX Runtime in the check."""
-
-
-def check_installed() -> None:
-    """Raise ConfigError with the command that installs the packages of ONNX if one is missing."""
+def _check(_source: ExportSource, dtype: Dtype) -> None:
+    if dtype != "fp32":
+        raise ConfigError(f"--format onnx writes fp32, and --dtype is {dtype}; leave --dtype out")
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise ConfigError(
             f"--format onnx needs the package{'s' * (len(missing) > 1)} {', '.join(missing)}; install with "
@@ -73,20 +65,22 @@ def check_installed() -> None:
         )
 
 
-def write_onnx(model: Decoder, vocab_size: int, folder: Path) -> OnnxExport:
-    """Write both graphs into a folder, and compare them with the model on random rows.
+def _write_graphs(source: ExportSource, folder: Path) -> None:
+    model = decoder_with(source.config.model, source.tokenizer.vocab_size, source.weights)
+    difference = write_onnx(model, source.tokenizer.vocab_size, folder)
+    _log.info("%s: the logits of ONNX Runtime differ by at most %.2g", " and ".join(GRAPHS), difference)
 
-    Args:
-        model: on the CPU, in fp32.
-        vocab_size: ids from here on are padding of the vocabulary.
-        folder: receives the files.
+
+FORMAT = ExportFormat(hf.described, write_graphs=_write_graphs, check=_check)
+
+
+def write_onnx(model: Decoder, vocab_size: int, folder: Path) -> float:
+    """Write both graphs, and return the largest difference of a logit from the model (on the CPU, in fp32) on random rows.
 
     Raises:
-        ConfigError: a package is missing, or torch cannot export the model.
+        ConfigError: torch cannot export the model.
         ProjectError: a logit of ONNX Runtime differs by more than 1e-4.
-        OSError: a file cannot be written.
     """
-    check_installed()
     model = model.eval()
     external = sum(parameter.nbytes for parameter in model.parameters()) > _EXTERNAL_BYTES
     with torch.no_grad(), _quiet():
@@ -99,7 +93,7 @@ def write_onnx(model: Decoder, vocab_size: int, folder: Path) -> OnnxExport:
             f"{folder}: the logits of ONNX Runtime differ by {difference:.2g} from those of PyTorch, and at most "
             f"{LARGEST_DIFFERENCE:g} is allowed; use --format hf, and report this model"
         )
-    return OnnxExport(tuple(sorted(path.name for path in folder.iterdir() if path.name.startswith(GRAPHS))), difference)
+    return difference
 
 
 class _Past:
@@ -141,7 +135,6 @@ class _Graph(nn.Module):
 
 
 def _export(model: Decoder, path: Path, *, cached: bool, external: bool) -> None:
-    """Write one graph. Raises ConfigError if torch cannot export it."""
     config = model.config
     num_rows, num_new, num_past = 2, 3, 4 if cached else 0
     past_shape = (num_rows, config.num_kv_heads, num_past, config.head_size)
@@ -228,7 +221,6 @@ class _Check:
 
 
 def _run(session: Any, ids_BT: Tensor, mask_BS: Tensor, positions_BT: Tensor, past: Sequence[Floats]) -> list[Floats]:
-    """Return the outputs of a graph."""
     tensors = (ids_BT, mask_BS.to(torch.int64), positions_BT)
     inputs = [*(np.ascontiguousarray(tensor.numpy()) for tensor in tensors), *past]
     names = [one.name for one in session.get_inputs()]

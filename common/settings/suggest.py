@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from common.settings.synonyms import SYNONYMS
 
-__all__ = ["guess"]
+__all__ = ["nearest", "suggest"]
 
 _MOST = 4
 
 
-def guess(name: str, spelled: Mapping[str, str]) -> str:
+def nearest(name: str, known: Sequence[str]) -> str:
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def suggest(name: str, spelled: Mapping[str, str]) -> str:
     """Return the end of an error message with the settings that the name may mean; empty if none is similar.
 
     The last part of the name decides first, so `lr` and `train.lr` mean `optim.lr`. Then the names that other tools use are tried,
-    and then similar spellings.
-
-    Args:
-        name: is not a setting. It may begin with hyphens and end with `=` and a value.
-        spelled: the settings by their dotted name, and how the message spells them.
+    and then similar spellings. `spelled` has the settings by their dotted name, and how the message spells them.
     """
     name = name.lstrip("-").partition("=")[0].replace("-", "_").lower()
     if not name:
         return ""
     found = list(dict.fromkeys(_meant(name, list(spelled)))) or _similar(name, spelled)
     if found:
-        return f"; did you mean {_alternatives([spelled[one] for one in found[:_MOST]])}?"
+        *others, last = [spelled[one] for one in found[:_MOST]]
+        return f"; did you mean {' or '.join((', '.join(others), last) if others else (last,))}?"
     elsewhere = [f"{command} has --{one}" for command, one in _synonyms(_leaf(name)) if command != "generate"]
     return f"; {elsewhere[0]}" if elsewhere else ""
 
 
 def _meant(name: str, known: list[str]) -> Iterator[str]:
-    """Yield the settings that a name means by its parts, the likeliest first."""
     exact = [one for one in known if _letters(one) == _letters(name)]
     yield from exact
     if exact:
@@ -58,11 +59,6 @@ def _synonyms(leaf: str) -> Iterator[tuple[str, str]]:
         for names, settings in table.items():
             if _letters(leaf) in map(_letters, names.split()):
                 yield from ((command, one) for one in settings)
-
-
-def _alternatives(spellings: list[str]) -> str:
-    *others, last = spellings
-    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _leaf(name: str) -> str:

@@ -24,7 +24,7 @@ from trainer.metrics import Monitor
 from trainer.runs.events import AlertEvent, EndEvent
 from trainer.runs.record import complete_record
 
-__all__ = ["Ending", "opened_ending"]
+__all__ = ["RunStatus", "opened_run_status"]
 
 _log = logging.getLogger(__name__)
 _MAX_CHARS = 1000
@@ -34,7 +34,7 @@ _ADDRESSES = re.compile(r"\[[0-9a-fA-F.:]+\](?::\d+)?")
 
 
 @dataclass
-class Ending:
+class RunStatus:
     """The facts about the end of a run."""
 
     config: TrainConfig
@@ -47,12 +47,7 @@ class Ending:
     """Number of alerts by rule."""
 
     def record(self, status: str, ended_by: str | None, weights_digest: str | None) -> None:
-        """Write into the record how the run ended. Rank 0 calls this after the last write to the other files of the run.
-
-        Raises:
-            StorageError, OSError: the record cannot be written.
-            CheckpointError: the record is damaged.
-        """
+        """Write into the record how the run ended. Rank 0 calls this after the last write to the other files of the run."""
         complete_record(
             self.config.run, status=status, ended_by=ended_by, step=self.step, weights_digest=weights_digest, alerts=self.alerts
         )
@@ -88,7 +83,7 @@ class Ending:
 
 
 @contextmanager
-def opened_ending(config: TrainConfig, group: Group, step: int) -> Iterator[Ending]:
+def opened_run_status(config: TrainConfig, group: Group, step: int) -> Iterator[RunStatus]:
     """Write into the record that the run failed, and why, if an error leaves this context before the run has ended.
 
     Code that writes files of the run must close them inside this context, because the record stores their digests.
@@ -96,7 +91,7 @@ def opened_ending(config: TrainConfig, group: Group, step: int) -> Iterator[Endi
     Raises:
         StorageError: the folder of the run is gone. This replaces any error that follows from it.
     """
-    ending = Ending(config, group, step)
+    ending = RunStatus(config, group, step)
     try:
         yield ending
     except BaseException as error:
@@ -111,13 +106,11 @@ def opened_ending(config: TrainConfig, group: Group, step: int) -> Iterator[Endi
 
 
 def _log_unless_storage(error: BaseException, text: str, trouble: Exception) -> None:
-    """Log that the end was not written, unless the run ends because of its storage: then `error` says what is wrong with it."""
     level = logging.DEBUG if isinstance(error, OSError | StorageError) else logging.WARNING
     _log.log(level, text, trouble)
 
 
 def _deleted(config: TrainConfig) -> str:
-    """Return the message for a run whose folder is gone."""
     again = command_text("train", "--run", config.run)
     return (
         f"run = {config.run}: the folder was deleted or moved during the training, so nothing can be written; move it back and "

@@ -1,4 +1,4 @@
-"""Measures of an evaluation besides the loss, as an objective of fine-tuning defines them.
+"""EvalMetrics of an evaluation besides the loss, as an objective of fine-tuning defines them.
 
 B rows   L tokens of a row   N targets of a batch   K facts of a target
 """
@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from trainer.model.forward import PassInputs
 from trainer.runs.events import MeasuresEvent
 
-__all__ = ["Measures", "target_word"]
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from trainer.model.forward import PassInputs
+
+__all__ = ["EvalMetrics", "target_word"]
 
 _TARGETS = {"classification": "document", "preference": "pair"}
 
@@ -27,7 +30,7 @@ def target_word(identity: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Measures:
+class EvalMetrics:
     """How an evaluation scores the rows, what it counts, and the event that it writes."""
 
     score: Callable[[nn.Module, PassInputs], Tensor]

@@ -16,20 +16,22 @@ from common.settings.model import settings_with
 from data_pipeline.tokenizer import ByteTokenizer, Tokenizer
 from tests.support.exported import export_source, tokenizer_of
 from trainer.config import ModelConfig
-from trainer.interop import hugging_face
-from trainer.interop.hugging_face import check_settings, described_files, write_hugging_face
+from trainer.interop.architecture import check_settings
+from trainer.interop.export import write_files
+from trainer.interop.formats import hf
+from trainer.interop.formats.hf import FORMAT, described
 from trainer.interop.tokenizer_json import Json, tokenizer_json
 
 
 def written(folder: Path, source: object, dtype: str = "fp32") -> dict[str, bytes]:
     folder.mkdir()
-    write_hugging_face(source, dtype, folder)  # type: ignore[arg-type]
+    write_files(source, folder, FORMAT, dtype)  # type: ignore[arg-type]
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_the_settings_of_the_model_have_their_names_in_qwen3(tmp_path: Path) -> None:
     source = export_source(tmp_path / "run", head_dim=10, rope_theta=5e5, norm_eps=1e-5, tie_embeddings=False, mlp_width=48)
-    config = json.loads(described_files(source, "bf16")["config.json"])
+    config = json.loads(described(source, "bf16")["config.json"])
     expected = {
         "architectures": ["Qwen3ForCausalLM"],
         "hidden_size": 32,
@@ -52,10 +54,10 @@ def test_the_settings_of_the_model_have_their_names_in_qwen3(tmp_path: Path) -> 
 
 
 def test_ids_that_pad_the_vocabulary_are_never_drawn(tmp_path: Path) -> None:
-    padded = json.loads(described_files(export_source(tmp_path / "a"), "fp32")["generation_config.json"])
+    padded = json.loads(described(export_source(tmp_path / "a"), "fp32")["generation_config.json"])
     assert padded["suppress_tokens"] == list(range(260, 320))
     assert (padded["temperature"], padded["top_k"]) == (0.8, 0)
-    fitting = json.loads(described_files(export_source(tmp_path / "b", vocab_multiple=1), "fp32")["generation_config.json"])
+    fitting = json.loads(described(export_source(tmp_path / "b", vocab_multiple=1), "fp32")["generation_config.json"])
     assert "suppress_tokens" not in fitting
 
 
@@ -86,7 +88,7 @@ def test_the_library_reads_the_weights_with_their_bits(tmp_path: Path, dtype: st
 
 
 def test_large_weights_are_divided_into_files_with_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hugging_face, "_MAX_SHARD_BYTES", 20_000)
+    monkeypatch.setattr(hf, "_MAX_SHARD_BYTES", 20_000)
     source = export_source(tmp_path / "run")
     files = written(tmp_path / "out", source)
     shards = sorted(name for name in files if name.endswith(".safetensors"))
@@ -110,20 +112,20 @@ def test_the_same_checkpoint_has_the_same_bytes(tmp_path: Path) -> None:
 def test_an_inexact_tokenizer_is_written_on_request_only(tmp_path: Path) -> None:
     source = export_source(tmp_path / "run", tokenizer_of("unigram"))
     with pytest.raises(ConfigError, match="unigram"):
-        described_files(source, "fp32")
-    assert "tokenizer.model" not in described_files(source, "fp32", exact=False)
-    assert "tokenizer.model" in described_files(export_source(tmp_path / "b", tokenizer_of("bpe")), "fp32")
+        described(source, "fp32")
+    assert "tokenizer.model" not in described(source, "fp32", exact=False)
+    assert "tokenizer.model" in described(export_source(tmp_path / "b", tokenizer_of("bpe")), "fp32")
 
 
 def test_a_model_without_norms_of_queries_and_keys_is_a_llama_model(tmp_path: Path) -> None:
     source = export_source(tmp_path / "run", qk_norm=False)
-    config = json.loads(described_files(source, "fp32")["config.json"])
+    config = json.loads(described(source, "fp32")["config.json"])
     assert (config["model_type"], config["architectures"]) == ("llama", ["LlamaForCausalLM"])
     assert "use_sliding_window" not in config
 
 
 def test_the_rows_of_an_imported_vocabulary_stay(tmp_path: Path) -> None:
-    config = json.loads(described_files(export_source(tmp_path / "run", vocab_rows=300), "fp32")["config.json"])
+    config = json.loads(described(export_source(tmp_path / "run", vocab_rows=300), "fp32")["config.json"])
     assert config["vocab_size"] == 300
 
 
@@ -132,7 +134,7 @@ CHAT_TOKENIZER = ByteTokenizer(("<|im_start|>", "<|im_end|>"))
 
 def test_a_chat_model_has_its_template_and_ends_at_the_end_of_a_turn(tmp_path: Path) -> None:
     source = export_source(tmp_path / "run", CHAT_TOKENIZER, "chatml")
-    files = described_files(source, "fp32")
+    files = described(source, "fp32")
     assert source.chat_template is not None
     assert files["chat_template.jinja"].decode() == source.chat_template.source
     assert json.loads(files["tokenizer_config.json"])["split_special_tokens"] is False
@@ -145,12 +147,12 @@ def test_a_chat_model_has_its_template_and_ends_at_the_end_of_a_turn(tmp_path: P
 def test_a_turn_that_ends_with_eos_or_with_text_leaves_the_end_of_the_tokenizer(
     tmp_path: Path, chat: str, tokenizer: ByteTokenizer
 ) -> None:
-    files = described_files(export_source(tmp_path / "run", tokenizer, chat), "fp32")
+    files = described(export_source(tmp_path / "run", tokenizer, chat), "fp32")
     assert json.loads(files["generation_config.json"])["eos_token_id"] == tokenizer.eos_id
 
 
 def test_a_model_without_a_chat_template_treats_names_of_special_tokens_as_text(tmp_path: Path) -> None:
-    files = described_files(export_source(tmp_path / "run"), "fp32")
+    files = described(export_source(tmp_path / "run"), "fp32")
     assert "chat_template.jinja" not in files
     assert json.loads(files["tokenizer_config.json"])["split_special_tokens"] is True
 
@@ -161,7 +163,7 @@ def test_a_tokenizer_that_encodes_the_template_in_another_way_is_refused(tmp_pat
         return content | {"added_tokens": [token for token in content["added_tokens"] if token["content"] != "<|im_end|>"]}
 
     source = export_source(tmp_path / "run", CHAT_TOKENIZER, "chatml")
-    described_files(source, "fp32")
-    monkeypatch.setattr(hugging_face, "tokenizer_json", without_the_end)
+    described(source, "fp32")
+    monkeypatch.setattr(hf, "tokenizer_json", without_the_end)
     with pytest.raises(ConfigError, match=r"cannot be exported exactly with the chat template: the text .* has the ids"):
-        described_files(source, "fp32")
+        described(source, "fp32")

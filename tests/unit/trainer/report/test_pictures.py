@@ -10,7 +10,7 @@ from PIL import Image
 
 from common.html.chart import Chart, Line
 from common.html.curves import Curve
-from trainer.report.png import draw_png
+from trainer.report.pictures import draw_png
 
 
 def chart(*values: float) -> Chart:

@@ -12,8 +12,8 @@ import pytest
 
 from common.errors import ConfigError
 from tests.support.runs import ROOT
-from trainer.machine import private_caches
-from trainer.machine.private_caches import check_private, use_private_caches
+from trainer.machine import before_torch
+from trainer.machine.before_torch import check_private, use_private_caches
 
 VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "MPLCONFIGDIR")
 ANOTHER_USER = 4711
@@ -66,7 +66,7 @@ def test_every_command_has_inductor_use_the_private_folder(tmp_path: Path) -> No
 def test_a_folder_that_another_user_made_beforehand_is_not_used(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(private_caches.atexit, "register", lambda *_, **__: None)
+    monkeypatch.setattr(before_torch.atexit, "register", lambda *_, **__: None)
     planted = home / ".cache" / "trainer-0"
     planted.mkdir(parents=True)
     os.chown(planted, ANOTHER_USER, ANOTHER_USER)
@@ -114,7 +114,7 @@ def test_without_a_home_the_caches_last_as_long_as_the_process(tmp_path: Path) -
     (tmp_path / "file").touch()
     code = (
         "import os\n"
-        "from trainer.machine.private_caches import use_private_caches\nuse_private_caches()\nprint(os.environ['CUDA_CACHE_PATH'])"
+        "from trainer.machine.before_torch import use_private_caches\nuse_private_caches()\nprint(os.environ['CUDA_CACHE_PATH'])"
     )
     done = python(code, HOME=str(tmp_path / "file"), TMPDIR=str(tmp_path))
     used = Path(done.stdout.splitlines()[-1])

@@ -9,7 +9,7 @@ import pytest
 from common.errors import ConfigError
 from tests.support.published import CONFIGS
 from trainer.config import ModelConfig
-from trainer.interop.shapes import read_architecture
+from trainer.interop.architecture import read_architecture
 
 
 def write(directory: Path, config: Any) -> Path:
