@@ -82,7 +82,7 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
     def prepare_run() -> tuple[int | None, list[dict[str, Any]], tuple[str, str] | None]:
         nonlocal undo
         undo = stack.enter_context(locked_unopened(config.run))
-        begin_branch(config, check_branch)
+        begin_branch(config.run, config.branch, check_branch)
         newest, record = _checked_run(config, checkpoints, identity)
         adjustments = recorded_adjustments(config.run, record, identity, allowed_changes(config, record))
         if record is not None and newest is not None:
