@@ -40,7 +40,7 @@ from data_pipeline.dataset.layout import MANIFEST
 from trainer.config import TrainConfig
 from trainer.config.not_a_run import not_a_run
 from trainer.distributed.devices import check_no_gpu_is_hidden
-from trainer.watchdog.files import read_own
+from trainer.watchdog.files import read_beat
 
 __all__ = [
     "REFERENCE",
@@ -325,7 +325,7 @@ def locked_unopened(run: Path) -> Iterator[ExitStack]:
         if not had_lock:
             found.pop(_LOCK, None)
         beats = [run / name for name, status in found.items() if _HEARTBEAT.fullmatch(name) and stat.S_ISREG(status.st_mode)]
-        heartbeats = {path: read_own(path) for path in beats}
+        heartbeats = {path: read_beat(path) for path in beats}
         with ExitStack() as undo:
             undo.callback(_put_back, run, frozenset(found), heartbeats, missing)
             yield undo

@@ -29,7 +29,7 @@ from trainer.runs.progress import Progress
 from trainer.runs.state import read_progress
 from trainer.training.micro_batch_size import batch_for, expected_memory, spread
 from trainer.training.start.build import build
-from trainer.training.start.plan import StartPlan, check_ranks, plan_start
+from trainer.training.start.plan import StartPlan, check_shares, plan_start
 from trainer.training.step import CannotContinueError, train_step
 from trainer.training.step_report import StepInputs
 from trainer.training.trainable import RunData, Trainable, hold_copy
@@ -72,7 +72,7 @@ def dry_run(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> D
         elastic = config.reproducibility == "elastic"
         context = plan.context.with_batch(batch_for(batch, num_ranks, elastic=elastic))
         config, manifest = context.config, context.manifest
-        check_ranks(config, num_ranks)
+        check_shares(config, num_ranks)
         check_parallel(config.parallel, config.batch, num_ranks)
         free_bytes = available_bytes(group.device, here)
         weights, step_s = _measured(replace(plan, context=context), num_ranks, now)
