@@ -7,11 +7,11 @@ from contextlib import ExitStack, contextmanager
 
 from common.redaction import secrets_of
 from trainer.config import TrainConfig
+from trainer.context import RunContext
 from trainer.extensions.loading import load_extension
 from trainer.extensions.trust import note_trained_with
 from trainer.machine.determinism import configure_determinism
 from trainer.runs.clock import Clock
-from trainer.runs.context import RunContext
 from trainer.runs.signals import stop_signal
 from trainer.training.start.banner import introduce
 from trainer.training.start.build import built_and_restored

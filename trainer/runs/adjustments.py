@@ -14,13 +14,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_serializer, model_validator
 
 from common.errors import CheckpointError
-from common.untrusted import Count, Finite, Form, parsed
+from common.untrusted import Count, Finite, Schema, parsed
 from trainer.config import BatchConfig
 
 __all__ = ["Adjustment", "Adjustments", "smaller_micro"]
 
 
-class Adjustment(Form, extra="forbid"):
+class Adjustment(Schema, extra="forbid"):
     """One adjustment. Either `micro`, `shards` or `cooldown_end` is given."""
 
     step: Count  # the first step that the adjustment holds for. An evaluation belongs to the step before it.
@@ -122,7 +122,7 @@ class Adjustments:
         return Adjustments(tuple(parsed(_Changes, {"changes": values}).changes))
 
 
-class _Changes(Form):
+class _Changes(Schema):
     changes: list[Adjustment]
 
 
