@@ -22,10 +22,10 @@ from trainer.runs.lock import locked_unopened
 from trainer.runs.progress import Progress
 from trainer.runs.record import Origin, Record, check_nothing_saved, read_record, read_record_if_any
 from trainer.runs.saved_run import SavedRun
-from trainer.training.identity import check_identity, identity_of, recorded_adjustments
-from trainer.training.new_record import Before
 from trainer.training.start.branch import begin_branch
 from trainer.training.start.earlier import allowed_changes, check_cooldown
+from trainer.training.start.identity import check_identity, identity_of, recorded_adjustments
+from trainer.training.start.new_record import Before
 from trainer.training.start.plan import StartPlan
 from trainer.watchdog.files import clear_heartbeats
 

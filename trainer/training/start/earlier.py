@@ -21,7 +21,7 @@ from trainer.runs.record import (
     recorded_micro,
     recorded_precision,
 )
-from trainer.training.identity import check_data
+from trainer.training.start.identity import check_data
 
 __all__ = ["BRANCHED", "EarlierRun", "allowed_changes", "check_cooldown", "is_new_branch", "read_earlier", "run_exists"]
 

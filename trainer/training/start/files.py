@@ -14,10 +14,10 @@ from trainer.report import report_at_end
 from trainer.runs.ledger import LEDGER, Ledger
 from trainer.runs.record import note_trained_weights
 from trainer.runs.state import RunState
-from trainer.training.new_record import open_record
 from trainer.training.saver import let_finish, write_and_keep
 from trainer.training.start.build import Restored
 from trainer.training.start.check import Continued
+from trainer.training.start.new_record import open_record
 from trainer.training.start.plan import StartPlan
 from trainer.watchdog.heartbeat import HeartbeatWriter
 

@@ -27,7 +27,7 @@ from trainer.machine.environment import ChangedFact, environment_facts, find_dif
 from trainer.machine.precision import ChosenPrecision
 from trainer.runs.adjustments import Adjustments
 from trainer.runs.record import Earlier, Origin, Record, digests_of, write_record
-from trainer.training.identity import with_newer_settings
+from trainer.training.start.identity import with_newer_settings
 
 __all__ = ["Before", "open_record"]
 
