@@ -25,7 +25,6 @@ from trainer.runs.saved_run import SavedRun
 from trainer.training.start.branch import begin_branch
 from trainer.training.start.earlier import allowed_changes, check_cooldown
 from trainer.training.start.identity import check_identity, identity_of, recorded_adjustments
-from trainer.training.start.new_record import Before
 from trainer.training.start.plan import StartPlan
 from trainer.watchdog.files import clear_heartbeats
 
@@ -47,7 +46,7 @@ class Continued:
     identity: Mapping[str, Any]
     initial: Origin | None  # the checkpoint of another run whose weights the run began or begins with, None if there is none
     checkpoints: CheckpointStore
-    before: Before | None  # the previous start of the run, None if there is none. None on all ranks except rank 0.
+    before: Record | None  # the record of the previous start of the run, None if there is none. None on all ranks except rank 0.
     newest: int | None  # step of the newest checkpoint, None if there is none
     adjustments: Adjustments  # adjustments of earlier starts
     undo: ExitStack  # puts the run folder back at the end of this start, unless its callbacks are removed
@@ -65,7 +64,7 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
         digests=plan.task.digests | ({} if initial is None else {"init": initial.weights}),
     )
     checkpoints = CheckpointStore(config.run / "checkpoints")
-    before: list[Before] = []
+    before: list[Record] = []
     undo = ExitStack()
 
     def check_branch(trunk: Path, record: Record, step: int) -> None:
@@ -80,7 +79,7 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
         adjustments = recorded_adjustments(config.run, record, identity, allowed_changes(config, record))
         if record is not None and newest is not None:
             check_cooldown(config, record, newest, decay_steps)
-            before.append(Before(record, newest))
+            before.append(record)
             progress = SavedRun(config.run).state(newest).progress
             cooldown = adjustments.cooldown(newest)
             ended_by = plan.criteria.ended_by(progress, None if cooldown is None else cooldown.cooldown_end)

@@ -66,5 +66,5 @@ def _end_if_asked(stop: StopRequests, context: RunContext, continued: Continued)
     """End the start if a rank was asked to stop. No file of the run has changed yet."""
     if stop.on_any_rank():
         before, newest = continued.before, continued.newest
-        newest = context.group.on_main(lambda: None if before is None or is_new_branch(before.record) else newest)
+        newest = context.group.on_main(lambda: None if before is None or is_new_branch(before) else newest)
         stop.end_start(context.config.run, newest)
