@@ -132,7 +132,7 @@ def _items(rows: list[SettingText]) -> Iterable[str]:
         if not needs or len(alike) == 1:
             yield from map(_item, alike)
         else:
-            yield f"These need {needs}:"
+            yield f"These need {' and '.join(needs)}:"
             yield from (f"    - {_item(one, with_needs=False)}" for one in alike)
 
 
