@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from common.settings.dotted import flatten
 from common.settings.toml import to_toml
 from common.text import decimal, share, size, visible
 from data_pipeline.config import BUILTIN, PrepareConfig, portable_settings
@@ -20,7 +21,7 @@ from data_pipeline.config.prepare import OVERRIDABLE
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.heuristics.presets import PRESETS
 from data_pipeline.reports.lengths import truncation_advice
-from data_pipeline.reports.lookup import by_extension, flat, known, largest_first, part, round_trip
+from data_pipeline.reports.lookup import by_extension, known, largest_first, part, round_trip
 
 __all__ = ["render_card"]
 
@@ -181,7 +182,9 @@ def _augment_in_words(augment: Report) -> str:
 def _sources_in_words(sources: Report) -> str:
     own = {
         name: ", ".join(
-            f"{setting} {_plain(value)}" for setting, value in flat(source) if setting.split(".")[0] in OVERRIDABLE and value != {}
+            f"{setting} {_plain(value)}"
+            for setting, value in flatten(source, empty=True).items()
+            if setting.split(".")[0] in OVERRIDABLE and value != {}
         )
         for name, source in sources.items()
     }
@@ -334,7 +337,9 @@ def _reproduce(manifest: Manifest) -> str:
     """Return the settings as a recipe, and the command. Prepared data contains no paths, so the reader fills in placeholders."""
     recipe = _recipe(manifest)
     named = [name for name in manifest.sources if name not in recipe.get("source", {})]
-    files = any(str(value).startswith("sha256:") for _, one in flat(recipe) for value in (one if isinstance(one, list) else [one]))
+    files = any(
+        str(value).startswith("sha256:") for one in flatten(recipe).values() for value in (one if isinstance(one, list) else [one])
+    )
     sources = " --sources " + " ".join(shlex.quote(f"PATH/{visible(name)}") for name in named) if named else ""
     return "\n\n".join(
         (

@@ -24,10 +24,10 @@ from trainer.finetuning import task
 from trainer.finetuning.task import LANGUAGE, Kind, Passes, Task
 from trainer.loop import train
 from trainer.model.decoder import build_model
+from trainer.model.eval_metrics import EvalMetrics
 from trainer.model.forward import PassInputs
 from trainer.model.loss import cross_entropy_rows
 from trainer.runs.events import MeasuresEvent
-from trainer.runs.measures import Measures
 from trainer.verification.audit import audit_run
 
 SHORT = {"limits": {"steps": 4}, "checkpoint": {"every_steps": 2}, "eval": {"every_steps": 2, "sample_tokens": 4}}
@@ -83,7 +83,7 @@ def event(step: int, table: NDArray[np.int64]) -> MeasuresEvent:
     return MeasuresEvent(step, {"accuracy": table[0] / table[1]})
 
 
-PARITY = Task(rows=FirstTokens, measures=Measures(score, count, event, lambda found: f"accuracy {found.values['accuracy']}"))
+PARITY = Task(rows=FirstTokens, measures=EvalMetrics(score, count, event, lambda found: f"accuracy {found.values['accuracy']}"))
 
 
 def test_an_objective_decides_about_targets_and_measures(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,10 +35,10 @@ from trainer.data.batch import IGNORE, micro_batch
 from trainer.finetuning.task import TASK_FOLDER, Kind, Task
 from trainer.model.attention import Layout, choose_backend
 from trainer.model.decoder import DecoderBody, build_body, flops_per_token, num_weights
+from trainer.model.eval_metrics import EvalMetrics
 from trainer.model.forward import CustomPass, LossFunction, LossModule, PassInputs, forward_pass
 from trainer.model.loss import cross_entropy_rows, cross_entropy_sum
 from trainer.runs.events import MeasuresEvent
-from trainer.runs.measures import Measures
 
 __all__ = [
     "ENCODER_FILE",
@@ -124,7 +124,7 @@ def make(config: TrainConfig, files: Mapping[str, bytes]) -> Task:
         fresh=_HEAD,
         dropped=frozenset({"lm_head.weight"}),
         loss=None if weights is None else weighted_loss(weights, config.loss),
-        measures=Measures(
+        measures=EvalMetrics(
             score=score,
             count=partial(confusion, num_labels=num_labels),
             event=partial(measured, names=facts.names),

@@ -4,10 +4,10 @@ The loop, the step, checkpoints, the guard and resumes know no kinds of training
 each part has a default that changes nothing:
 
     part        called by                                   default
-    files       `trainer.training.checks.fit`               none
-    rows        `checks.fit`, `evaluate`, `audit`           the packed rows, whose targets are the next tokens
+    files       `trainer.training.start.plan`                none
+    rows        `start.plan`, `evaluate`, `audit`           the packed rows, whose targets are the next tokens
     model       `trainer.training.trainable.new_model`      the decoder
-    pretrained  `trainer.training.setup.restore`            new weights
+    pretrained  `training.start.restore`                    new weights
     loss        `LossModule`, in training                   cross-entropy of the targets, with the settings of `loss`
     step        `trainer.training.step.accumulate`          one pass with `loss`, forward and backward
     measures    `LossModule` and `evaluate`                 cross-entropy of the targets
@@ -37,12 +37,12 @@ from common.untrusted import digest_run_file, read_run_file
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import Rows
 from trainer.config import ModelConfig, TrainConfig
+from trainer.context import RunContext
 from trainer.data.batch import MicroBatch
 from trainer.model.decoder import num_weights
+from trainer.model.eval_metrics import EvalMetrics
 from trainer.model.forward import LossFunction
 from trainer.model.memory_estimate import MemoryEstimate
-from trainer.runs.context import RunContext
-from trainer.runs.measures import Measures
 from trainer.runs.record import read_record
 
 __all__ = ["LANGUAGE", "TASK_FOLDER", "Kind", "Passes", "Task", "kind_named", "make_task", "saved_task"]
@@ -54,7 +54,7 @@ _REPLACED = ("build_model", "loss", "training_step")
 
 
 class Passes(Protocol):
-    """One micro-batch, as `trainer.extensions.micro_step.MicroStep` hands it to `Task.step`."""
+    """One micro-batch, as `trainer.training.micro_step.MicroStep` hands it to `Task.step`."""
 
     model: nn.Module
     config: TrainConfig
@@ -105,7 +105,7 @@ class Task:
     a tensor of this sum and those of each measure."""
     step_metrics: tuple[str, ...] = ()
     """Names of the numbers besides the loss that `step` measures. The event of a step has their means over the targets."""
-    measures: Measures | None = None
+    measures: EvalMetrics | None = None
     memory: Callable[[MemoryEstimate, RunContext], MemoryEstimate] | None = None
     """Returns the memory of one rank, from the estimate for the training of the decoder as a language model; None: the same."""
     reference: Callable[[nn.Module], None] | None = None

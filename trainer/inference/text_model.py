@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from common.terminal_lines import progress_shown
+from common.terminal import progress_shown
 from data_pipeline.tokenizer import Tokenizer
 from trainer.inference.sampling import GumbelNoise, Sampling, choose_tokens
 from trainer.model.attention import make_layout

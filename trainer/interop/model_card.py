@@ -12,14 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from common.errors import CheckpointError
-from common.places import VERSION
+from common.paths import VERSION
 from common.text import visible
 from trainer.interop.source import ExportSource
 from trainer.model.decoder import num_weights
 from trainer.runs.events import EvalEvent
-from trainer.runs.measures import target_word
 from trainer.runs.metrics_file import METRICS, read_events
-from trainer.runs.record import IMPORTED, NEVER_TRAINED, Compressed
+from trainer.runs.record import IMPORTED, NEVER_TRAINED, Compressed, target_word
 
 __all__ = ["model_card"]
 

@@ -50,7 +50,7 @@ class CustomPass(NamedTuple):
 class LossModule(nn.Module):
     """The model and its loss in one forward pass. This module is compiled, and DDP and FSDP wrap it.
 
-    `custom_loss` replaces the loss of a training pass, and `custom_score` (`Measures.score`) the result of an evaluation's pass.
+    `custom_loss` replaces the loss of a training pass, and `custom_score` (`EvalMetrics.score`) the result of an evaluation's pass.
     """
 
     def __init__(
