@@ -103,7 +103,6 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
 
 
 def _settings_before(run: Path) -> TrainConfig | None:
-    """Return the settings of the last start of a run, with its present place; None if they cannot be read."""
     with suppress(OSError, ValueError, KeyError, TypeError, ProjectError, UnusableFileError):
         return recorded_settings(run).model_copy(update={"run": run})
     return None
