@@ -22,18 +22,7 @@ from common.files import (
     write_atomic,
 )
 from data_pipeline.config.prepare import KeptRejects
-from data_pipeline.dataset.layout import (
-    CHOSEN,
-    DOCUMENTS,
-    LABELS,
-    MANIFEST,
-    REFERENCE,
-    REJECTED,
-    REJECTS,
-    TOKENS,
-    WORK,
-    rejected_name,
-)
+from data_pipeline.dataset.layout import MANIFEST, NOT_ALWAYS_WRITTEN, REJECTS, WORK, rejected_name
 from data_pipeline.dataset.locks import replacing
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.publishing.ownership import check_nothing_foreign, noted_files, own_files, work_folders, write_note
@@ -42,7 +31,6 @@ from data_pipeline.sources.ignored import IgnoredFiles
 __all__ = ["find_finished", "publish", "reuse_finished", "settle"]
 
 logger = logging.getLogger(__name__)
-_NOT_ALWAYS_WRITTEN = (REFERENCE, REJECTS, REJECTED, TOKENS, CHOSEN, DOCUMENTS, LABELS)
 
 
 def reuse_finished(directory: Path, fingerprint: str, ignored: IgnoredFiles, *, rejects: KeptRejects) -> Manifest | None:
@@ -146,7 +134,7 @@ def _swap(built: Path, directory: Path) -> None:
     names = sorted(os.listdir(ready))  # noqa: PTH208 - names are wanted
     _move((MANIFEST,), directory, outgoing)
     sync_directory(directory)
-    _move((*_NOT_ALWAYS_WRITTEN, *names), directory, outgoing)
+    _move((*NOT_ALWAYS_WRITTEN, *names), directory, outgoing)
     _move(names, ready, directory)
     sync_directory(directory)
 

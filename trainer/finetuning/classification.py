@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from common.errors import CheckpointError, ConfigError
 from common.files import canonical_json, parse_json
 from common.untrusted import Count, Form, check_form
-from data_pipeline.dataset.document_labels import label_names
+from data_pipeline.dataset.document_tables import label_names
 from data_pipeline.dataset.layout import MAX_LABELS
 from data_pipeline.dataset.manifest import MAX_ROW_LENGTH, Manifest
 from trainer.config import LossConfig, ModelConfig, TrainConfig

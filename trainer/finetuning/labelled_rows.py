@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.dataset.document_labels import read_document_labels
+from data_pipeline.dataset.document_tables import read_document_labels
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import RowBatch, Rows
 from trainer.data.batch import IGNORE
