@@ -62,7 +62,10 @@ class DocumentLabels:
 def read_validation_documents(directory: Path, manifest: Manifest) -> ValidationDocuments | None:
     """Return the validation documents of prepared data; None for data of an earlier version, which has no such tables."""
     names = [name for name in manifest.files if name.startswith(f"{DOCUMENTS}/")]
-    return ValidationDocuments(*_read(directory, manifest, names, DOCUMENTS_SCHEMA, "kind", len(KINDS))) if names else None
+    if not names:
+        return None
+    ids_D, kinds_D, tokens_D = _read(directory, manifest, names, DOCUMENTS_SCHEMA, "kind", len(KINDS))
+    return ValidationDocuments(ids_D, kinds_D, tokens_D)
 
 
 def read_document_labels(directory: Path, manifest: Manifest, split: str) -> DocumentLabels:
