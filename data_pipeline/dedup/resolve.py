@@ -24,7 +24,7 @@ from data_pipeline.dataset.tables import TableWriter
 from data_pipeline.dedup.candidates import Pairs, read_pairs
 from data_pipeline.dedup.keys import fixed_bytes, read_keys
 from data_pipeline.dedup.signatures import DIGEST_BYTES
-from data_pipeline.dedup.text_lookup import Texts
+from data_pipeline.dedup.similarity import Texts
 from data_pipeline.execution.tasks import commit_result
 
 __all__ = ["RESOLVED_SCHEMA", "Fate", "Resolution", "ResolveResult", "ResolveTask", "components", "resolve", "resolve_pairs"]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.shards import ShardContent, Tokens
-from data_pipeline.packing.pieces import Packing
+from data_pipeline.packing.placement import Packing
 
 __all__ = ["Window", "cut_into_shards", "cut_into_windows", "fill_rows"]
 
