@@ -32,7 +32,6 @@ class ChatTemplate:
     """A chat template with the special tokens that it can write."""
 
     source: str
-    """The Jinja program."""
     variables: Mapping[str, str]
     """Values that the template can use, such as `bos_token`."""
     special: tuple[NamedToken, ...]

@@ -79,7 +79,6 @@ WORK = ".work"
 LOCK = ".prepare.lock"
 
 MAX_LABELS = 1024
-"""Most labels of prepared data."""
 LOSS_RUNS = "loss_runs"
 """Column of the loss mask, in shards and in tables of tokenised documents."""
 CHOSEN_SCHEMA = pa.schema([("copies", pa.uint8())])

@@ -119,9 +119,7 @@ class ShardEntry:
     targets: _Bytes
     """Number of tokens that the model predicts: those with a loss, except the first token of each document in a row."""
     bytes: _Bytes
-    """Size of the file in bytes."""
     sha256: _Digest
-    """`sha256:…` of the file."""
 
 
 @dataclass(frozen=True)
@@ -142,13 +140,10 @@ class Manifest:
     files: dict[_Path, _Digest]
     """Digest of every other file by name: tokenizer, report and tables."""
     inputs: tuple[Annotated[dict[str, Any], AfterValidator(_checked_input)], ...]
-    """Source, path, size and digest of every input file."""
     partitions: tuple[Annotated[dict[str, Any], AfterValidator(_checked_partition)], ...]
     """Source, files and byte ranges of every partition. The id of a document contains an index into this list (see `documents`)."""
     config: dict[str, Any]
-    """The settings that determine the result."""
     totals: Annotated[dict[str, Any], AfterValidator(_checked_totals)]
-    """The counts of the report."""
     root_digest: str = field(default="")
     format: str = FORMAT
 

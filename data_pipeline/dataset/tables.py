@@ -34,7 +34,6 @@ class TableWriter:
         self._rows: list[tuple[Any, ...]] = []
         self._bytes = 0
         self.digest = ""
-        """`sha256:…` of the complete file; empty before."""
 
     def __enter__(self) -> TableWriter:
         self._file = _DigestingFile(self._temporary)

@@ -56,7 +56,6 @@ class BucketTask:
     num_buckets: int
     partitions: tuple[int, ...]
     keys: Path
-    """Folder of the partitions' keys."""
     output: Path
     """Table of the pairs that may be similar. The pairs of equal documents are in `copies_path(output)`."""
 

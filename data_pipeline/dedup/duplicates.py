@@ -38,7 +38,6 @@ FATES_SCHEMA = pa.schema(
 """One row for each row of the text table, in its order. `split_key` is equal for all documents that must be in the same split."""
 
 STAGES = ("find duplicates", "verify duplicates", "resolve duplicates", "mark duplicates")
-"""The names of the stages. The first three can run more than once."""
 
 BUCKET_ENTRIES = 1 << 22  # entries of keys in one bucket: 64 MiB, and about five times as much while they are sorted
 MAX_ROUNDS = 5  # of pairing the documents that are kept; two or three find all
@@ -61,7 +60,6 @@ class MarkTask:
 
     number: int
     keys: Path
-    """Folder of the partitions' keys."""
     resolved: Path
     settings: DedupConfig
     output: Path
@@ -80,7 +78,6 @@ REASONS = {
     Fate.NEAR: Reason.NEAR_DUPLICATE,
     Fate.BENCHMARK: Reason.BENCHMARK_OVERLAP,
 }
-"""The reason why a document of each fate is dropped."""
 
 _NAMES = {Fate.KEEP: _KEPT, **{fate: reason.value for fate, reason in REASONS.items()}}
 

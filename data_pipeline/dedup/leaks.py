@@ -38,11 +38,9 @@ class Example:
     place: int
     """Id of the validation document, or number of the benchmark item, from 1."""
     train: int
-    """Id of the training document."""
     similarity: float
     """Jaccard similarity of the two documents; 0 if they only share a run of words."""
     sample: str
-    """The beginning of the training document."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,6 @@ class LeakReport:
     """The validation and benchmark texts that were found in the training text."""
 
     train: int
-    """Number of training documents."""
     val: int
     exact: int
     """Number of validation documents that equal a training document except for white space."""

@@ -50,11 +50,8 @@ class Fate(IntEnum):
 
     KEEP = 0
     EXACT = 1
-    """Its letters equal those of an earlier document."""
     NEAR = 2
-    """It is similar to an earlier document."""
     BENCHMARK = 3
-    """It shares text with a benchmark."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,6 @@ class Resolution:
     roots_M: Ids
     """The first document of its component."""
     capped: int
-    """Number of documents that were kept because their leaders had already absorbed `max_cluster` others."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,6 @@ class ResolveTask:
     copies: tuple[Path, ...]
     similar: tuple[Path, ...]
     work: Path
-    """Folder that contains the folders `text` and `keys`."""
     settings: DedupConfig
     output: Path
 

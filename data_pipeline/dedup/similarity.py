@@ -36,7 +36,6 @@ class VerifyTask:
     lower: int
     upper: int
     candidates: tuple[Path, ...]
-    """Tables of pairs, from all buckets."""
     texts: Path
     settings: DedupConfig
     output: Path
@@ -47,7 +46,6 @@ class VerifyResult:
     """Counts of one range of ids."""
 
     candidates: int = 0
-    """Number of distinct pairs."""
     similar: int = 0
 
 

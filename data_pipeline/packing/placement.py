@@ -29,13 +29,11 @@ class Packing:
     """Pieces of documents in order: row by row, and from left to right in each row."""
 
     rows: Int64s
-    """Row of each piece, in ascending order."""
     documents: Int64s
     """Document of each piece, as an index into the packed lengths."""
     starts: Int64s
     """Index of the first token of each piece in its document."""
     lengths: Int64s
-    """Number of tokens of each piece."""
     num_rows: int
 
 

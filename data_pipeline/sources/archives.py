@@ -265,13 +265,10 @@ class _Entry(NamedTuple):
     method: int
     crc: int
     compressed: int
-    """Compressed size in bytes."""
     size: int
-    """Uncompressed size in bytes."""
     mode: int
     """Unix file mode; 0 if the archive does not state it."""
     start: int
-    """Offset of the local header in the archive, in bytes."""
 
     @property
     def is_folder(self) -> bool:

@@ -37,7 +37,6 @@ class IgnoredReason(StrEnum):
     CACHE = "cache"
     """Hugging Face's datasets library keeps it beside the data."""
     LINK = "link"
-    """It is a link that is not followed."""
 
 
 class IgnoredFiles:

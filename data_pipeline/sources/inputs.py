@@ -54,7 +54,6 @@ class InputFile:
     path: str
     """Path relative to the source, with forward slashes."""
     location: Location
-    """Where the file is. Its text form has no secrets."""
     format: str
     compression: Compression
     kind: Kind | None

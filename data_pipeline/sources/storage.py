@@ -116,11 +116,9 @@ class Unfollowed:
     """Links inside a source that were not followed, all for the same reason."""
 
     paths: Sequence[str]
-    """Path of each link, relative to the root of the listing."""
     found: str
     """Clause of a message: number of links, reason, and some names."""
     remedy: str
-    """What the user must do to have them followed."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +129,7 @@ class Listing:
     """Folder that the paths are relative to, or the file itself. It has no secrets."""
     files: Sequence[Found]
     is_folder: bool
-    """Whether the user named a folder, not a file or a pattern."""
     unfollowed: Sequence[Unfollowed] = ()
-    """Links that were not followed."""
 
 
 def is_url(named: str) -> bool:
@@ -208,11 +204,9 @@ class _Links:
 
     root: Path
     outside: bool
-    """Whether links may lead out of the root."""
     left_out: dict[str, None] = field(default_factory=dict)
     broken: dict[str, None] = field(default_factory=dict)
     num_folders: int = 0
-    """Number of folders that were reached through two or more links."""
 
     def __post_init__(self) -> None:
         self._real_root = Path(os.path.realpath(self.root))

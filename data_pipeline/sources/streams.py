@@ -64,7 +64,6 @@ class Line:
     """One line without its newline."""
 
     number: int
-    """Line number from 1, counted from the first line of the range."""
     offset: int
     """Offset of its first byte in the decompressed file."""
     data: bytes
@@ -110,7 +109,6 @@ class ByteReader:
         self._blocks = blocks
         self._rest = memoryview(b"")
         self.position = 0
-        """Number of bytes read so far."""
 
     def take(self, size: int) -> Iterator[bytes]:
         """Yield the next `size` bytes in blocks, or fewer at the end of the stream."""

@@ -36,7 +36,6 @@ class TextBytes:
     first_V: NDArray[np.int64]
     """At the start of a text, where many tokenizers remove a space that they have added."""
     inner_V: NDArray[np.int64]
-    """Anywhere else."""
 
     def count(self, ids_T: NDArray[np.int64], *, is_first_T: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return the bytes of each id, in the shape of `ids_T`. `is_first_T` is true at the start of a text."""
