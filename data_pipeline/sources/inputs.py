@@ -156,7 +156,9 @@ def _find_named(named: str, source: _Source, config: PrepareConfig, ignored: Ign
     files = list(_texts(visible, ignored, is_folder=listing.is_folder))
     usable = [_input(file, shape, source) for file in files if (shape := shape_of(file.path)) is not None]
     unknown = [file for file in files if shape_of(file.path) is None]
-    if not any(file.bytes for file in usable) and not _stands_for_builtin(named, config):
+    # The built-in corpus may replace an empty placeholder folder.
+    may_be_empty = config.if_empty == "builtin" and not is_url(named) and is_placeholder(Path(named.removeprefix("file://")))
+    if not any(file.bytes for file in usable) and not may_be_empty:
         raise SourceError(_explain_no_text(_shown(named), listing, unknown, len(usable), num_prepared))
     if unknown:
         logger.warning(
@@ -167,10 +169,6 @@ def _find_named(named: str, source: _Source, config: PrepareConfig, ignored: Ign
     for path in chain.from_iterable(links.paths for links in listing.unfollowed):
         ignored.add(IgnoredReason.LINK, path)
     return listing.root, usable
-
-
-def _stands_for_builtin(named: str, config: PrepareConfig) -> bool:
-    return config.if_empty == "builtin" and not is_url(named) and is_placeholder(Path(named.removeprefix("file://")))
 
 
 def _find_builtin(source: _Source, ignored: IgnoredFiles) -> Iterator[InputFile]:
@@ -360,24 +358,19 @@ class Partition:
 
 def cut_into_partitions(inputs: Sequence[InputFile], partition_bytes: int) -> tuple[Partition, ...]:
     """Cut large JSON Lines files into ranges, and group all other files, into partitions of about `partition_bytes`, in order."""
-    return tuple(Partition(number, tuple(parts)) for number, parts in enumerate(_group(inputs, partition_bytes)))
-
-
-def _group(inputs: Sequence[InputFile], partition_bytes: int) -> Iterator[list[Part]]:
-    group: list[Part] = []
-    grouped_bytes = 0
+    groups: list[list[Part]] = []
+    grouped_bytes = 0  # in the last group, to which files may be added; -1 if not
     for file in inputs:
-        divisible = file.format in _DIVISIBLE and file.compression == "none" and file.bytes > partition_bytes
-        if group and (divisible or group[0].file.source != file.source or grouped_bytes + file.bytes > partition_bytes):
-            yield group
-            group, grouped_bytes = [], 0
-        if divisible:
+        if file.format in _DIVISIBLE and file.compression == "none" and file.bytes > partition_bytes:
             # A line belongs to the range in which it starts, so a range may start at any offset.
-            yield from (
-                [Part(file, start, min(start + partition_bytes, file.bytes))] for start in range(0, file.bytes, partition_bytes)
-            )
-        else:
-            group.append(Part(file, 0, file.bytes))
-            grouped_bytes += file.bytes
-    if group:
-        yield group
+            starts = range(0, file.bytes, partition_bytes)
+            groups += ([Part(file, start, min(start + partition_bytes, file.bytes))] for start in starts)
+            grouped_bytes = -1
+            continue
+        is_full = grouped_bytes < 0 or grouped_bytes + file.bytes > partition_bytes
+        if not groups or is_full or groups[-1][0].file.source != file.source:
+            groups.append([])
+            grouped_bytes = 0
+        groups[-1].append(Part(file, 0, file.bytes))
+        grouped_bytes += file.bytes
+    return tuple(Partition(number, tuple(parts)) for number, parts in enumerate(groups))

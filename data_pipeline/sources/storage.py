@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import fsspec
 from fsspec.registry import known_implementations
@@ -157,29 +157,24 @@ def check_unchanged(location: Location, num_bytes: int, stamp: str, limits: Limi
 
 @contextlib.contextmanager
 def open_file(location: Location, num_bytes: int, limits: LimitConfig) -> Iterator[Readable]:
-    if not location.store:
-        with _open_local(location) as file, naming(Path(location.name)):
-            yield file
+    if location.store:
+        with contextlib.closing(_StoreFile(location, num_bytes, limits)) as remote:
+            yield remote
         return
-    remote = _StoreFile(location, num_bytes, limits)
+    path = Path(location.name)
     try:
-        yield remote
-    finally:
-        remote.close()
+        file = open_input(path)
+    except UnusableFileError as error:
+        raise SourceError(f"{printable(str(error))}; it changed during the preparation: run the same command again") from None
+    except PermissionError as error:
+        raise _unreadable(path, error) from None
+    with file, naming(path):
+        yield file
 
 
 def digest(location: Location, num_bytes: int, limits: LimitConfig) -> str:
     with open_file(location, num_bytes, limits) as file:
         return digest_stream(file)
-
-
-def _open_local(location: Location) -> BinaryIO:
-    try:
-        return open_input(Path(location.name))
-    except UnusableFileError as error:
-        raise SourceError(f"{printable(str(error))}; it changed during the preparation: run the same command again") from None
-    except PermissionError as error:
-        raise _unreadable(Path(location.name), error) from None
 
 
 def _list_local(named: str, outside_links: bool) -> Listing:
@@ -241,22 +236,23 @@ class _Links:
             logger.warning("source %s: %s; to follow them, %s", printable(str(self.root)), links.found, links.remedy)
 
     def unfollowed(self) -> list[Unfollowed]:
+        groups = (
+            ([*self.broken], "without a target", "copy the targets of the links (in a container: mount them at the same path)"),
+            (
+                sorted(self.left_out),
+                "with a target outside of the folder",
+                "set limits.outside_links to true (PREP_LIMITS__OUTSIDE_LINKS=true)",
+            ),
+        )
         found = []
-        if self.broken:
-            remedy = "copy the targets of the links (in a container: mount them at the same path)"
-            found.append(_unfollowed(list(self.broken), "without a target", remedy))
-        if self.left_out:
-            remedy = "set limits.outside_links to true (PREP_LIMITS__OUTSIDE_LINKS=true)"
-            found.append(_unfollowed(sorted(self.left_out), "with a target outside of the folder", remedy))
+        for links, fault, remedy in groups:
+            if links:
+                shown = ", ".join(links[:_SHOWN]) + (", …" if len(links) > _SHOWN else "")
+                found.append(Unfollowed(links, f"{len(links)} link{'s' if len(links) > 1 else ''} {fault}: {shown}", remedy))
         return found
 
     def _shown(self, path: Path) -> str:
         return printable(path.relative_to(self.root).as_posix())
-
-
-def _unfollowed(links: Sequence[str], fault: str, remedy: str) -> Unfollowed:
-    shown = ", ".join(links[:_SHOWN]) + (", …" if len(links) > _SHOWN else "")
-    return Unfollowed(links, f"{len(links)} link{'s' if len(links) > 1 else ''} {fault}: {shown}", remedy)
 
 
 def _matches(folder: Path, pattern: Sequence[str], links: _Links) -> Iterator[Path]:
@@ -540,11 +536,10 @@ class _StoreFile:
             return file
         left = self._position
         while left:
-            left -= len(file.read(min(1 << 20, left)) or self._cut_short())
+            if not (data := file.read(min(1 << 20, left))):
+                raise OSError(f"the store ended before byte {self._position}")
+            left -= len(data)
         return file
-
-    def _cut_short(self) -> bytes:
-        raise OSError(f"the store ended before byte {self._position}")
 
 
 def _attempts(action: Callable[[], Result], location: Location, limits: LimitConfig) -> Result:
