@@ -247,7 +247,13 @@ def check_digests(directory: Path, digests: Mapping[str, str], sizes: Mapping[st
         path = directory / name
         try:
             with open_input(path, below=directory) as file:
-                _check_size(path, os.fstat(file.fileno()).st_size, sizes.get(name), _limit_of(name))
+                size, limit = os.fstat(file.fileno()).st_size, _limit_of(name)
+                if size != sizes.get(name, size):
+                    raise PreparedDataError(
+                        f"{path}: it has {size} bytes, but the manifest says {sizes[name]}; it was changed: run `prepare` again"
+                    )
+                if limit is not None and size > limit:
+                    raise PreparedDataError(f"{path}: it has {size} bytes, but at most {limit} can be read; run `prepare` again")
                 found = digest_stream(file)
         except OSError as error:
             if not is_missing(error):
@@ -260,15 +266,6 @@ def check_digests(directory: Path, digests: Mapping[str, str], sizes: Mapping[st
             raise PreparedDataError(
                 f"{path}: its digest is {found}, but the manifest says {expected}; the file was changed: run `prepare` again"
             )
-
-
-def _check_size(path: Path, found: int, expected: int | None, limit: int | None) -> None:
-    if expected is not None and found != expected:
-        raise PreparedDataError(
-            f"{path}: it has {found} bytes, but the manifest says {expected}; the file was changed: run `prepare` again"
-        )
-    if limit is not None and found > limit:
-        raise PreparedDataError(f"{path}: it has {found} bytes, but at most {limit} can be read; run `prepare` again")
 
 
 def _limit_of(name: str) -> int | None:

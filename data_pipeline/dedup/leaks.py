@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,8 @@ def check_leaks(
     indices = [load_benchmarks((path,), settings.benchmark_words) for path in benchmarks]
     hits: list[dict[int, Example]] = [{} for _ in benchmarks]
     num_train = 0
-    for documents in _batches(train):
+    for documents, batch in _batches(train):
         num_train += len(documents)
-        batch = _lay_out(documents)
         held_out.compare(documents, batch)
         for index, found in zip(indices, hits, strict=True):
             overlaps = index.overlaps(batch)
@@ -149,8 +149,8 @@ class _HeldOut:
         self._of_digest: dict[bytes, list[int]] = {}
         keys: list[Hashes] = []
         owners: list[Int64s] = []
-        for members in _batches(documents):
-            signed, shingles = self._sign(_lay_out(members))
+        for members, batch in _batches(documents):
+            signed, shingles = self._sign(batch)
             places = np.arange(len(self.ids), len(self.ids) + len(members))
             for place, digest in zip(places.tolist(), signed.digests_D.tolist(), strict=True):
                 self._of_digest.setdefault(digest, []).append(place)
@@ -197,18 +197,13 @@ def _first(found: dict[int, Example]) -> list[Example]:
     return [found[place] for place in sorted(found)[:_MAX_EXAMPLES]]
 
 
-def _lay_out(documents: Sequence[PublishedDocument]) -> TextBatch:
-    return TextBatch([document.text.encode() for document in documents])
-
-
-def _batches(documents: Iterable[PublishedDocument]) -> Iterator[list[PublishedDocument]]:
+def _batches(documents: Iterable[PublishedDocument]) -> Iterator[tuple[list[PublishedDocument], TextBatch]]:
     batch: list[PublishedDocument] = []
     num_chars = 0
-    for document in documents:
-        batch.append(document)
-        num_chars += len(document.text)
-        if num_chars >= _BATCH_CHARS:
-            yield batch
+    for document in chain(documents, [None]):
+        if document is not None:
+            batch.append(document)
+            num_chars += len(document.text)
+        if batch and (num_chars >= _BATCH_CHARS or document is None):
+            yield batch, TextBatch([one.text.encode() for one in batch])
             batch, num_chars = [], 0
-    if batch:
-        yield batch

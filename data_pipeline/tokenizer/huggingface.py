@@ -18,7 +18,7 @@ from data_pipeline.tokenizer.base import MAX_VOCAB_SIZE, Encoded, NamedToken, To
 from data_pipeline.tokenizer.byte_level import borders_of
 from data_pipeline.tokenizer.probe import check_text, gives_same_ids
 from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, SpecialTokens, special_tokens
-from data_pipeline.tokenizer.word_cache import WordCache
+from data_pipeline.tokenizer.word_cache import WordCache, join_texts
 
 __all__ = ["HuggingFaceTokenizer"]
 
@@ -58,7 +58,10 @@ class HuggingFaceTokenizer(Tokenizer):
         if self._vocab_size > MAX_VOCAB_SIZE:
             raise ValueError(f"an id of its vocabulary is {self._vocab_size - 1}; it must be below {MAX_VOCAB_SIZE}")
         values = json.loads(self._library.to_str())
-        model, marked = values["model"], self._ids_of(token.content for token in self._added_tokens() if token.special)
+        model, marked = (
+            values["model"],
+            self._ids_of(token.content for token in self._added_tokens() if token.special),
+        )
         # With byte fallback these tokens, and unk, stand for characters outside the vocabulary, whatever the file says.
         self._special_bytes = (
             marked & self._ids_of(f"<0x{byte:02X}>" for byte in range(256)) if model.get("byte_fallback") else set()
@@ -107,9 +110,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def _encode_flat(self, texts: Sequence[str]) -> Encoded:
         if self._borders is None or self._words is None:
             return Encoded.of(self._encode_texts(texts))
-        data = [text.encode() for text in texts]
-        ends_D = np.cumsum(np.fromiter(map(len, data), np.int64, len(data)))
-        joined = b"".join(data)
+        joined, ends_D = join_texts(texts)
         cuts = np.union1d(ends_D, self._borders.in_white_space(joined, ends_D))
         return Encoded(*self._words.encode(joined, cuts, ends_D))
 

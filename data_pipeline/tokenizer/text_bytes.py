@@ -58,7 +58,9 @@ def count_text_bytes(tokenizer: Tokenizer) -> TextBytes:
         elif not text or number == tokenizer.unk_id:
             continue
         elif number in names:
-            first_V[number] = inner_V[number] = _size_of_name(names[number])
+            first_V[number] = inner_V[number] = (
+                len(names[number]) if _BYTE_ALPHABET.issuperset(names[number]) else _size(names[number])
+            )
         elif number in single_bytes:
             first_V[number] = inner_V[number] = 1
         else:
@@ -88,10 +90,6 @@ def _byte_level_names(tokenizer: Tokenizer) -> dict[int, str]:
         vocabulary = {name: number for number, (name, _) in enumerate(vocabulary)}
     added: list[Mapping[str, Any]] = content.get("added_tokens", [])
     return {number: name for name, number in vocabulary.items()} | {token["id"]: token["content"] for token in added}
-
-
-def _size_of_name(name: str) -> int:
-    return len(name) if _BYTE_ALPHABET.issuperset(name) else _size(name)
 
 
 def _size(text: str) -> int:

@@ -80,7 +80,8 @@ def _read(file: io.RawIOBase, request: dict[str, Any], sink: io.BufferedWriter) 
             (name, _values(batch.column(batch.schema.names.index(name))))
             for name in sorted(set(metadata) & set(batch.schema.names))
         ]
-        records = [_record(fields, row) for row in range(batch.num_rows)]
+        kept = ({name: values[row] for name, values in fields if values[row] is not None} for row in range(batch.num_rows))
+        records = [json.dumps(one, ensure_ascii=False, separators=(",", ":")).encode() if one else b"" for one in kept]
         _send_rows(sink, texts, prompts, records)
 
 
@@ -90,7 +91,11 @@ def _parquet_batches(
     source = pa.PythonFile(file, mode="r")
     table = pq.ParquetFile(source, buffer_size=_READ_BYTES, pre_buffer=False, page_checksum_verification=True)
     columns = _wanted(table.schema_arrow, needed, metadata, any_type=any_type)
-    yield from table.iter_batches(_batch_rows(table.metadata), columns=columns, use_threads=False)
+    # Batches that fill about one message, by the sizes that the file states.
+    groups = [table.metadata.row_group(number) for number in range(min(table.metadata.num_row_groups, 16))]
+    num_bytes, num_rows = sum(group.total_byte_size for group in groups), sum(group.num_rows for group in groups)
+    batch_rows = int(min(max(_MESSAGE_BYTES * num_rows // max(num_bytes, 1), 1), _MAX_BATCH_ROWS))
+    yield from table.iter_batches(batch_rows, columns=columns, use_threads=False)
 
 
 def _arrow_batches(file: io.RawIOBase, needed: dict[str, str], metadata: list[str], *, any_type: bool) -> Iterator[pa.RecordBatch]:
@@ -116,12 +121,6 @@ def _wanted(schema: pa.Schema, needed: dict[str, str], metadata: list[str], *, a
         _check(schema, column, "messages_field" if any_type else setting, any_type=any_type)
     columns = [*needed.values()]
     return [*columns, *(name for name in metadata if schema.names.count(name) == 1 and name not in columns)]
-
-
-def _batch_rows(metadata: pq.FileMetaData) -> int:
-    groups = [metadata.row_group(number) for number in range(min(metadata.num_row_groups, 16))]
-    num_bytes, num_rows = sum(group.total_byte_size for group in groups), sum(group.num_rows for group in groups)
-    return int(min(max(_MESSAGE_BYTES * num_rows // max(num_bytes, 1), 1), _MAX_BATCH_ROWS))
 
 
 def _check(schema: pa.Schema, field: str, setting: str, *, any_type: bool) -> None:
@@ -186,11 +185,6 @@ def _values(column: pa.Array) -> list[Any]:
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         return [None if isinstance(value, float) and not math.isfinite(value) else value for value in column.to_pylist()]
     return [None] * len(column)
-
-
-def _record(fields: list[tuple[str, list[Any]]], row: int) -> bytes:
-    kept = {name: values[row] for name, values in fields if values[row] is not None}
-    return json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode() if kept else b""
 
 
 def _send_rows(sink: io.BufferedWriter, texts: list[bytes | int], prompts: list[bytes | int], records: list[bytes]) -> None:
