@@ -118,7 +118,6 @@ def template_source(chat: ChatConfig, tokenizer: TokenizerConfig) -> str:
 
 
 def saved_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """Return the template in the tokenizer folder of a run or of prepared data; None if there is none."""
     path = folder / TEMPLATE_FILE
     try:
         return ChatTemplate.of(read_input(path, _MAX_BYTES, below=folder).decode(), tokenizer)

@@ -82,7 +82,6 @@ class ChatRenderer(ProgramOnDemand):
         self._template = template
 
     def document(self, document: Document, max_depth: int) -> Document | Rejection:
-        """Return a document, whose text is the JSON of a conversation or pair, with the rendered text; or its rejection."""
         try:
             found = [self.conversation(messages) for messages in read_chat(document.text, max_depth)]
             rendered = found[0] if len(found) == 1 else Rendered.join([one.of_last_answer() for one in found])
@@ -98,7 +97,6 @@ class ChatRenderer(ProgramOnDemand):
         return _cut(text, spans, self._template.special_in(text), names)
 
     def prompt(self, messages: Sequence[Message]) -> Rendered:
-        """Return the text before the next answer."""
         text, _, names = self._rendered(messages, prompt=True)
         return _cut(text, [], self._template.special_in(text), names)
 

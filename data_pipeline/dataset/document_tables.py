@@ -42,7 +42,6 @@ class ValidationDocuments:
     kinds: tuple[str, ...] = KINDS
 
     def find(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the place of each id in the arrays."""
         return _find(self.ids_D, ids, "a validation row", DOCUMENTS)
 
 
@@ -55,7 +54,6 @@ class DocumentLabels:
     """Index in `label_names`."""
 
     def find(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the label of each document with one of these ids."""
         return self.labels_D[_find(self.ids_D, ids, "a row", LABELS)].astype(np.int64)
 
 
@@ -75,7 +73,6 @@ def read_document_labels(directory: Path, manifest: Manifest, split: str) -> Doc
 
 
 def label_names(directory: Path, manifest: Manifest) -> tuple[str, ...]:
-    """Return the sorted names of the labels of prepared data."""
     found = manifest.totals.get("labels")
     if found is None:
         raise ConfigError(

@@ -70,7 +70,6 @@ def _checked_text(value: str) -> str:
 
 
 def _checked_path(value: str) -> str:
-    """Check that a path leads to a file below the folder of the manifest."""
     path = PurePosixPath(value)
     if path.is_absolute() or str(path) != value or not path.name or {".", ".."} & {*path.parts}:
         raise ValueError("the path of a file inside the folder of the manifest is expected")
@@ -302,7 +301,6 @@ def _parse(value: Mapping[str, Any], path: Path) -> Manifest:
 
 
 def _check_relations(manifest: Manifest) -> None:
-    """Raise ValueError if two values contradict each other."""
     if manifest.vocab_size > 1 << 16 and manifest.token_type == "uint16":
         raise ValueError(f"token_type = 'uint16', but {manifest.vocab_size} ids need uint32")
     for number, shard in enumerate(manifest.shards):

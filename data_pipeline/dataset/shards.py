@@ -79,7 +79,6 @@ class ShardContent:
 
     @property
     def num_targets(self) -> int:
-        """Number of tokens that the model predicts: those with a loss, except the first token of each segment."""
         return int(_num_targets_of(self.segments_S, self.num_segments_R, self.mask).sum())
 
 
@@ -166,7 +165,6 @@ class Rows:
         return rows
 
     def shard_of(self, error: BaseException | None) -> str | None:
-        """Return the path, in the manifest, of the shard that caused an error of a reading method."""
         if isinstance(error, ShardError):
             return error.shard
         if isinstance(error, OSError):
@@ -175,7 +173,6 @@ class Rows:
         return None
 
     def num_rows_in(self, shards: Collection[str], indices: Int64s) -> int:
-        """Return how many of these rows are in these shards, without reading a file."""
         self._check(indices)
         chosen = [number for number, entry in enumerate(self._entries) if entry.path in shards]
         return int(np.isin(np.searchsorted(self._ends, indices, side="right"), chosen).sum())

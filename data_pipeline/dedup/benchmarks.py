@@ -49,7 +49,6 @@ class Runs:
     """Whether any run has these lowest bits of a hash. This test rejects most words of a text."""
 
     def find(self, hashes: Hashes) -> tuple[Int64s, Int64s]:
-        """Return the indices of those hashes that are runs of a benchmark, and the place of each among the runs."""
         likely = np.flatnonzero(self.is_likely[hashes & _FILTER_MASK])
         places = np.minimum(np.searchsorted(self.hashes, hashes[likely]), len(self.hashes) - 1)
         is_run = self.hashes[places] == hashes[likely]

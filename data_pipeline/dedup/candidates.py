@@ -209,7 +209,6 @@ def distinct(later: Ids, earlier: Ids) -> Pairs:
 
 
 def read_pairs(outputs: Iterable[Path], lower: int, upper: int) -> Pairs:
-    """Return the distinct pairs in some tables whose later document has an id in [lower, upper)."""
     later, earlier = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
     for output in outputs:
         for batch in read_batches(output):

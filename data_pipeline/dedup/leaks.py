@@ -110,7 +110,6 @@ def _lines(examples: Iterable[Example], what: str) -> Iterator[str]:
 def check_leaks(
     train: Iterable[PublishedDocument], val: Iterable[PublishedDocument], settings: DedupConfig, benchmarks: Sequence[Path] = ()
 ) -> LeakReport:
-    """Look for every validation document and every item of the benchmark files in the training text."""
     held_out = _HeldOut(val, settings.model_copy(update={"exact": True, "near": True}))
     indices = [load_benchmarks((path,), settings.benchmark_words) for path in benchmarks]
     hits: list[dict[int, Example]] = [{} for _ in benchmarks]
@@ -179,7 +178,6 @@ class _HeldOut:
                     self.similar[place] = _example(self.ids[place], documents[number], similarity)
 
     def _candidates(self, signed: Keys) -> list[tuple[int, int]]:
-        """Return pairs of a training document of the batch and a validation document that share a band."""
         numbers = np.repeat(np.flatnonzero(signed.has_words_D), signed.bands_DB.shape[1])
         keys = signed.bands_DB[signed.has_words_D].ravel()
         first = np.searchsorted(self._keys, keys)

@@ -110,7 +110,6 @@ def shingle(batch: TextBatch, num_words: int) -> Shingles:
 
 
 def sign(batch: TextBatch, indices: Sequence[int] | Int64s, kinds: Sequence[Kind], settings: DedupConfig) -> Keys:
-    """Return the keys of the documents `indices` of a batch; `kinds` is the kind of each of them."""
     chosen = np.asarray(indices, np.int64)
     starts, ends = batch.starts_D[chosen].tolist(), batch.ends_D[chosen].tolist()
     digests = b"".join(
@@ -124,7 +123,6 @@ def sign(batch: TextBatch, indices: Sequence[int] | Int64s, kinds: Sequence[Kind
 
 
 def band_keys(shingles: Shingles, chosen: Int64s, settings: DedupConfig) -> Hashes:
-    """Return the band keys of the chosen texts, shape [D, B]."""
     bands = choose_bands(settings)
     if not len(chosen):
         return np.empty((0, bands.num_bands), np.uint64)

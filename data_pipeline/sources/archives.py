@@ -276,7 +276,6 @@ class _Entry(NamedTuple):
 
     @property
     def refusal(self) -> tuple[Reason, str] | None:
-        """Reason and explanation if the member cannot be read; its name and content are checked elsewhere."""
         if stat.S_IFMT(self.mode) not in (0, stat.S_IFREG):
             return Reason.UNSAFE_MEMBER, "it is a link or device, not a regular file"
         if self.flags & 1:

@@ -256,7 +256,6 @@ class _Links:
 
 
 def _matches(folder: Path, pattern: Sequence[str], links: _Links) -> Iterator[Path]:
-    """Yield the paths below a folder that match the parts of a pattern, by the rules of `glob`."""
     if not pattern:
         yield folder
         return

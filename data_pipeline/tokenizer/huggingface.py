@@ -92,7 +92,6 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @property
     def digest(self) -> str:
-        """`sha256:…` over kind, special ids and the file in canonical form, without fields that change no id."""
         content = {key: value for key, value in json.loads(self._content).items() if key not in _CHANGES_NO_ID}
         return digest_bytes(canonical_json({"kind": self.kind, "special": dict(self._special.ids), "tokenizer": content}))
 

@@ -142,7 +142,6 @@ class SentencePieceTokenizer(Tokenizer):
 
     @cached_property
     def _scores(self) -> dict[str, float]:
-        """The score of every piece that can stand for text."""
         processor, ids = self._processor, list(range(self.vocab_size))
         skip = np.array(processor.is_control(ids)) | processor.is_byte(ids) | processor.is_unknown(ids) | processor.is_unused(ids)
         scores = zip(self._pieces, processor.get_score(ids), skip, strict=True)

@@ -70,7 +70,6 @@ def count_text_bytes(tokenizer: Tokenizer) -> TextBytes:
 
 
 def _single_bytes(tokenizer: Tokenizer) -> set[int]:
-    """Return the ids that are one byte of a character with several bytes."""
     if isinstance(tokenizer, ByteTokenizer):
         return {number for number in range(tokenizer.vocab_size) if _UNREADABLE in tokenizer.decode([number])}
     numbers = (tokenizer.token_id(f"<0x{byte:02X}>") for byte in range(128, 256))

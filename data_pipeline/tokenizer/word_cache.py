@@ -52,7 +52,6 @@ def places_to_cut(pieces: Iterable[str], space_mark: str, spaces: Sequence[str])
 
 
 def join_texts(texts: Sequence[str]) -> tuple[bytes, Int64s]:
-    """Return the UTF-8 of all texts, and the end of each."""
     data = [text.encode() for text in texts]
     return b"".join(data), np.cumsum(np.fromiter(map(len, data), np.int64, len(data)))
 
@@ -131,7 +130,6 @@ class WordCache:
         return self._ids_T[places_T], ends_W
 
     def _find(self, block: bytes, starts_W: Int64s) -> Int32s:
-        """Return the number of every word of a block, after encoding new words."""
         lengths_W = np.diff(starts_W, append=len(block))
         low_W, high_W = _keys(block, starts_W, lengths_W)
         is_long_W = lengths_W >= _KEY_BYTES
