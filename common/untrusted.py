@@ -1,7 +1,7 @@
 """Reads the files of a run folder, which may come from a stranger: only regular files below it, of limited size.
 
-No value in them is used before it is checked: `check_form` compares the content of a file with the types and ranges that this
-program writes.
+No value in them is used before it is checked: `parsed` compares the content of a file with the types and ranges that this program
+writes, and returns it as an object.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -36,6 +36,7 @@ __all__ = [
     "copy_run_file",
     "digest_run_file",
     "number",
+    "parsed",
     "read_lines",
     "read_run_file",
 ]
@@ -80,19 +81,26 @@ Plain = _Scalar | list[_Scalar] | dict[str, _Scalar | list[_Scalar]]
 
 
 class Form(BaseModel):
-    """The fields that a table in a file of a run must have. Other fields are ignored."""
+    """A table in a file of a run. Fields that this version does not know are kept, and written again."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the table as it was read. A field that was neither read nor set is absent."""
+        return self.model_dump(exclude_unset=True)
 
 
-def check_form(form: type[Form], value: object) -> None:
-    """Check that a value from JSON has the form.
+FormT = TypeVar("FormT", bound=Form)
+
+
+def parsed(form: type[FormT], value: object) -> FormT:
+    """Return a value from JSON as an object.
 
     Raises:
-        ValueError: it does not; the message names the first wrong field.
+        ValueError: it does not have the form; the message names the first wrong field.
     """
     try:
-        form.model_validate(value)
+        return form.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))[:_MAX_SHOWN_CHARS]
@@ -101,6 +109,11 @@ def check_form(form: type[Form], value: object) -> None:
         raise ValueError(f"{place}{shown}: {reason[:1].lower()}{reason[1:]}" if place else f"{_short(value)}: {reason}") from None
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
+
+
+def check_form(form: type[Form], value: object) -> None:
+    """Check that a value from JSON has the form. Raises as `parsed` does."""
+    parsed(form, value)
 
 
 def number(value: object) -> float | None:

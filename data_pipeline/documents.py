@@ -13,6 +13,7 @@ from itertools import accumulate, pairwise
 from typing import Any, Literal, Self
 
 from data_pipeline.config import Kind
+from data_pipeline.heuristics.presets import PRESETS
 
 __all__ = ["Document", "Reason", "Rejection", "Stage", "cut_text", "document_id", "ordinal_of", "partition_of"]
 
@@ -80,37 +81,10 @@ class Reason(StrEnum):
     UNKNOWN_LABEL = "unknown-label", Stage.JUDGE
     LANGUAGE_UNWANTED = "language-unwanted", Stage.JUDGE
     LANGUAGE_UNCERTAIN = "language-uncertain", Stage.JUDGE
-    GOPHER_WORD_COUNT = "gopher-word-count", Stage.JUDGE
-    GOPHER_WORD_LENGTH = "gopher-word-length", Stage.JUDGE
-    GOPHER_SYMBOLS = "gopher-symbols", Stage.JUDGE
-    GOPHER_BULLET_LINES = "gopher-bullet-lines", Stage.JUDGE
-    GOPHER_ELLIPSIS_LINES = "gopher-ellipsis-lines", Stage.JUDGE
-    GOPHER_ALPHABETIC = "gopher-alphabetic", Stage.JUDGE
-    GOPHER_STOP_WORDS = "gopher-stop-words", Stage.JUDGE
-    GOPHER_DUPLICATE_LINES = "gopher-duplicate-lines", Stage.JUDGE
-    GOPHER_DUPLICATE_PARAGRAPHS = "gopher-duplicate-paragraphs", Stage.JUDGE
-    GOPHER_DUPLICATE_LINE_CHARS = "gopher-duplicate-line-chars", Stage.JUDGE
-    GOPHER_DUPLICATE_PARAGRAPH_CHARS = "gopher-duplicate-paragraph-chars", Stage.JUDGE
-    GOPHER_TOP_NGRAMS = "gopher-top-ngrams", Stage.JUDGE
-    GOPHER_DUPLICATE_NGRAMS = "gopher-duplicate-ngrams", Stage.JUDGE
-    C4_CURLY_BRACKET = "c4-curly-bracket", Stage.JUDGE
-    C4_LOREM_IPSUM = "c4-lorem-ipsum", Stage.JUDGE
-    C4_SENTENCES = "c4-sentences", Stage.JUDGE
-    FINEWEB_PUNCTUATED_LINES = "fineweb-punctuated-lines", Stage.JUDGE
-    FINEWEB_SHORT_LINES = "fineweb-short-lines", Stage.JUDGE
-    FINEWEB_DUPLICATE_LINE_CHARS = "fineweb-duplicate-line-chars", Stage.JUDGE
-    FINEWEB_NEWLINES = "fineweb-newlines", Stage.JUDGE
-    SPAM_REPEATED = "spam-repeated", Stage.JUDGE
-    SPAM_URLS = "spam-urls", Stage.JUDGE
-    SPAM_DIGITS = "spam-digits", Stage.JUDGE
-    SPAM_SYMBOLS = "spam-symbols", Stage.JUDGE
-    SPAM_UPPER_CASE = "spam-upper-case", Stage.JUDGE
-    SPAM_KEYWORD = "spam-keyword", Stage.JUDGE
-    SPAM_BLOBS = "spam-blobs", Stage.JUDGE
-    CODE_LINE_LENGTH = "code-line-length", Stage.JUDGE
-    CODE_MEAN_LINE_LENGTH = "code-mean-line-length", Stage.JUDGE
-    CODE_ALPHANUMERIC = "code-alphanumeric", Stage.JUDGE
-    CODE_GENERATED = "code-generated", Stage.JUDGE
+    _ignore_ = ["members", "name"]  # noqa: RUF012
+    members = vars()
+    for name in dict.fromkeys(rule.reason for preset in PRESETS.values() for rule in preset.rules):
+        members[name.upper().replace("-", "_")] = name, Stage.JUDGE
     EXACT_DUPLICATE = "exact-duplicate", Stage.DEDUPLICATE
     NEAR_DUPLICATE = "near-duplicate", Stage.DEDUPLICATE
     BENCHMARK_OVERLAP = "benchmark-overlap", Stage.DEDUPLICATE

@@ -11,18 +11,17 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable
-from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
 
-from common.command_line import PROGRAM, Command
+from common.command_line import PROGRAM
+from common.errors import ExitCode
+from common.settings.command import loaded
 from common.settings.model import Settings
 from common.settings.options import SettingText, option_texts, setting_texts
-from data_pipeline.commands.table import COMMANDS as OF_DATA
 from data_pipeline.config import PrepareConfig
 from trainer.config import TrainConfig
-from trainer.launch.command_table import COMMANDS as OF_TRAINER
-from trainer.program import DATA_COMMANDS
+from trainer.program import all_commands
 
 __all__ = ["commands_page", "pages_with_parts", "settings_page", "with_made_parts"]
 
@@ -59,10 +58,9 @@ def commands_page() -> str:
         "# Commands\n",
         f"`{PROGRAM} COMMAND --help` prints the same. The last line of stdout of a command is for programs, and does not change.\n",
     ]
-    named = {own: name for name, own in DATA_COMMANDS.items()}
-    for name, command in [*((named[one], row) for one, row in OF_DATA.items() if one in named), *OF_TRAINER.items()]:
+    for name, command in all_commands().items():
         parts += [f"## {PROGRAM} {name}\n", f"{command.summary[:1].upper()}{command.summary[1:]}.\n"]
-        model = _settings_of(command)
+        model, _ = loaded(command)
         if issubclass(model, Settings):
             parts.append(f"It has the settings of [`{name}`](settings.md#trainer-{name}).\n")
         elif rows := option_texts(model):
@@ -84,25 +82,24 @@ def layers() -> str:
 
 def commands_without_a_socket() -> str:
     """Return a sentence with the commands that listen on no socket."""
-    names = sorted({*OF_TRAINER, *DATA_COMMANDS} - _LISTENING)
+    names = sorted({*all_commands()} - _LISTENING)
     return f"Apart from the cases in the table, these commands listen on no socket: {', '.join(f'`{name}`' for name in names)}.\n"
+
+
+def exit_codes() -> str:
+    """Return the table of the exit codes."""
+    return _table(("exit code", "means"), ((str(int(code)), code.meaning) for code in ExitCode))
 
 
 def pages_with_parts() -> list[Path]:
     """Return the pages that have a part made from the code."""
-    return sorted(page for page in DOCS.glob("*.md") if _PART.search(page.read_text()))
+    return sorted(page for page in DOCS.rglob("*.md") if _PART.search(page.read_text()))
 
 
 def with_made_parts(page: str) -> str:
     """Return the text of a page with its parts as the code makes them."""
-    made = {"layers": layers, "commands_without_a_socket": commands_without_a_socket}
+    made = {"layers": layers, "commands_without_a_socket": commands_without_a_socket, "exit_codes": exit_codes}
     return _PART.sub(lambda part: part[1] + made[part[2]]() + part[3], page)
-
-
-def _settings_of(command: Command) -> type:
-    module, _, name = command.settings.partition(":")
-    found: type = getattr(import_module(module), name)
-    return found
 
 
 def _sections(model: type[Settings]) -> Iterable[tuple[str, str, list[SettingText]]]:

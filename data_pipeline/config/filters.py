@@ -2,157 +2,63 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
 from common.settings.conditions import OnlyIf
-from common.settings.markers import SHARED_BY_SOURCES, ShapesData, ShapesDataByContent
+from common.settings.markers import SHARED_BY_SOURCES, Effect, ShapesData, ShapesDataByContent
 from common.settings.model import Section
-from data_pipeline.config.text import Share
+from data_pipeline.heuristics.presets import PRESETS
+from data_pipeline.heuristics.rule import Preset as RulePreset
+from data_pipeline.heuristics.rule import Setting
 
-__all__ = ["Bound", "HeuristicConfig", "LanguageConfig", "QualityConfig"]
+__all__ = ["HeuristicConfig", "LanguageConfig", "Preset", "QualityConfig"]
 
-Preset = Literal["gopher-quality", "gopher-repetition", "c4", "fineweb", "spam", "code"]
-
-
-class Bound(Enum):
-    """Whether a setting is the lowest or the highest allowed value of a measure. The type of the setting states it."""
-
-    AT_LEAST = "at least"
-    AT_MOST = "at most"
+if TYPE_CHECKING:
+    Preset = str
+else:
+    Preset = Literal[tuple(PRESETS)]
 
 
-ValueT = TypeVar("ValueT")
-AtLeast = Annotated[ValueT, Bound.AT_LEAST]
-AtMost = Annotated[ValueT, Bound.AT_MOST]
-_QUALITY, _REPETITION, _C4, _FINEWEB, _SPAM, _CODE = (
-    OnlyIf(f"heuristics.presets has {preset}")
-    for preset in ("gopher-quality", "gopher-repetition", "c4", "fineweb", "spam", "code")
-)
+def _listed(*, for_code: bool) -> str:
+    chosen = [preset for preset in PRESETS.values() if preset.for_code == for_code]
+    return ", ".join(f"{preset.name} ({preset.source})" if preset.source else preset.name for preset in chosen)
+
+
+def _field(preset: RulePreset, setting: Setting) -> tuple[Any, Any]:
+    condition = OnlyIf(f"heuristics.presets has {preset.name}")
+    field = Field(setting.default, ge=setting.ge, le=setting.le, description=setting.help)
+    return Annotated.__class_getitem__((setting.type, Effect.SHAPES_DATA, condition)), field  # type: ignore[attr-defined]
+
+
 _PERPLEXITY = OnlyIf("quality.trusted or quality.reference")
 
 
-class HeuristicConfig(Section):
+class _Presets(Section):
     """Rules about the form of a text. Only the presets that are set apply. The default thresholds are those of the papers."""
 
     presets: ShapesData[tuple[Preset, ...]] = Field(
         (),
-        description="Sets of rules that apply. Prose and web text: gopher-quality, gopher-repetition (Rae 2021), c4 (Raffel "
-        "2020), fineweb (Penedo 2024), spam. Code: code (Li 2023).",
-    )
-    gopher_min_words: Annotated[ShapesData[AtLeast[int]], _QUALITY] = Field(50, ge=0, description="Words: at least this many.")
-    gopher_max_words: Annotated[ShapesData[AtMost[int]], _QUALITY] = Field(100_000, ge=1, description="Words: at most this many.")
-    gopher_min_word_length: Annotated[ShapesData[AtLeast[float]], _QUALITY] = Field(
-        3, ge=0, description="Mean length of words: at least this many characters."
-    )
-    gopher_max_word_length: Annotated[ShapesData[AtMost[float]], _QUALITY] = Field(
-        10, ge=0, description="Mean length of words: at most this many characters."
-    )
-    gopher_max_symbols: Annotated[ShapesData[AtMost[float]], _QUALITY] = Field(
-        0.1, ge=0, description="Hash signs or ellipses, whichever are more: at most this many for each word."
-    )
-    gopher_max_bullet_lines: Annotated[ShapesData[AtMost[Share]], _QUALITY] = Field(
-        0.9, description="Lines that begin with a bullet: at most this share of lines."
-    )
-    gopher_max_ellipsis_lines: Annotated[ShapesData[AtMost[Share]], _QUALITY] = Field(
-        0.3, description="Lines that end with an ellipsis: at most this share of lines."
-    )
-    gopher_min_alphabetic: Annotated[ShapesData[AtLeast[Share]], _QUALITY] = Field(
-        0.8, description="Words with a letter: at least this share of words."
-    )
-    gopher_min_stop_words: Annotated[ShapesData[AtLeast[int]], _QUALITY] = Field(
-        2, ge=0, le=8, description="Different words of the, be, to, of, and, that, have, with: at least this many. English only."
-    )
-    gopher_max_duplicate_lines: Annotated[ShapesData[AtMost[Share]], _REPETITION] = Field(
-        0.3, description="Lines that repeat an earlier line: at most this share of lines."
-    )
-    gopher_max_duplicate_paragraphs: Annotated[ShapesData[AtMost[Share]], _REPETITION] = Field(
-        0.3, description="Paragraphs that repeat an earlier paragraph: at most this share of paragraphs."
-    )
-    gopher_max_duplicate_line_chars: Annotated[ShapesData[AtMost[Share]], _REPETITION] = Field(
-        0.2, description="Characters in lines that repeat an earlier line: at most this share of characters."
-    )
-    gopher_max_duplicate_paragraph_chars: Annotated[ShapesData[AtMost[Share]], _REPETITION] = Field(
-        0.2, description="Characters in paragraphs that repeat an earlier paragraph: at most this share of characters."
-    )
-    gopher_max_top_ngrams: Annotated[ShapesData[AtMost[tuple[Share, Share, Share]]], _REPETITION] = Field(
-        (0.2, 0.18, 0.16), description="Characters in the most common run of 2, 3 and 4 words: at most this share of characters."
-    )
-    gopher_max_duplicate_ngrams: Annotated[ShapesData[AtMost[tuple[Share, Share, Share, Share, Share, Share]]], _REPETITION] = (
-        Field(
-            (0.15, 0.14, 0.13, 0.12, 0.11, 0.1),
-            description="Characters in repeated runs of 5, 6, 7, 8, 9 and 10 words: at most this share of characters.",
-        )
-    )
-    c4_max_curly_brackets: Annotated[ShapesData[AtMost[int]], _C4] = Field(
-        0, ge=0, description="Opening curly brackets: at most this many."
-    )
-    c4_max_lorem_ipsum: Annotated[ShapesData[AtMost[int]], _C4] = Field(
-        0, ge=0, description="Occurrences of lorem ipsum: at most this many."
-    )
-    c4_min_sentences: Annotated[ShapesData[AtLeast[int]], _C4] = Field(
-        3, ge=0, description="Sentences in the lines that C4 keeps: at least this many."
-    )
-    c4_min_line_words: Annotated[ShapesData[int], _C4] = Field(
-        5, ge=0, description="Lowest number of words in a line whose sentences c4_min_sentences counts."
-    )
-    fineweb_min_punctuated_lines: Annotated[ShapesData[AtLeast[Share]], _FINEWEB] = Field(
-        0.12, description="Lines that end with terminal punctuation: at least this share of lines."
-    )
-    fineweb_max_short_lines: Annotated[ShapesData[AtMost[Share]], _FINEWEB] = Field(
-        0.67, description="Lines of up to fineweb_short_line_chars characters: at most this share of lines."
-    )
-    fineweb_short_line_chars: Annotated[ShapesData[int], _FINEWEB] = Field(
-        30, ge=1, description="Longest line that counts as short, in characters."
-    )
-    fineweb_max_duplicate_line_chars: Annotated[ShapesData[AtMost[Share]], _FINEWEB] = Field(
-        0.1, description="Characters in lines that repeat an earlier line: at most this share of characters."
-    )
-    fineweb_max_newlines: Annotated[ShapesData[AtMost[float]], _FINEWEB] = Field(
-        0.3, ge=0, description="Line ends: at most this many for each word."
-    )
-    spam_max_repeated: Annotated[ShapesData[AtMost[Share]], _SPAM] = Field(
-        0.2, description="Characters in runs of ten or more equal visible characters: at most this share of characters."
-    )
-    spam_max_urls: Annotated[ShapesData[AtMost[Share]], _SPAM] = Field(
-        0.3, description="Characters in web addresses: at most this share of characters."
-    )
-    spam_max_digits: Annotated[ShapesData[AtMost[Share]], _SPAM] = Field(
-        0.3, description="Digits: at most this share of characters other than white space."
-    )
-    spam_max_symbols: Annotated[ShapesData[AtMost[Share]], _SPAM] = Field(
-        0.3, description="ASCII punctuation: at most this share of characters other than white space."
-    )
-    spam_max_upper_case: Annotated[ShapesData[AtMost[Share]], _SPAM] = Field(
-        0.5, description="Capitals: at most this share of ASCII letters."
-    )
-    spam_max_keyword: Annotated[ShapesData[AtMost[Share]], _SPAM] = Field(
-        0.15,
-        description="Occurrences of the most common word of four or more characters: at most this share of words. "
-        "Only texts of 50 words and more are checked.",
-    )
-    spam_max_blobs: Annotated[ShapesData[AtMost[Share]], _SPAM] = Field(
-        0.1, description="Characters in words of over 40 characters, such as base64: at most this share of characters."
-    )
-    code_max_line_chars: Annotated[ShapesData[AtMost[int]], _CODE] = Field(
-        1000, ge=1, description="Length of the longest line: at most this many characters."
-    )
-    code_max_mean_line_chars: Annotated[ShapesData[AtMost[float]], _CODE] = Field(
-        100, ge=1, description="Mean length of lines: at most this many characters."
-    )
-    code_min_alphanumeric: Annotated[ShapesData[AtLeast[Share]], _CODE] = Field(
-        0.25, description="Letters and digits: at least this share of characters."
-    )
-    code_max_generated: Annotated[ShapesData[AtMost[int]], _CODE] = Field(
-        0, ge=0, description="Comments in the first five lines that say that the code is generated: at most this many."
+        description=f"Sets of rules that apply. Prose and web text: {_listed(for_code=False)}. Code: {_listed(for_code=True)}.",
     )
 
-    @classmethod
-    def bound(cls, setting: str) -> Bound:
-        return next(item for item in cls.model_fields[setting].metadata if isinstance(item, Bound))
+
+if TYPE_CHECKING:
+
+    class HeuristicConfig(_Presets):
+        def __init__(self, **values: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    HeuristicConfig = create_model(
+        "HeuristicConfig",
+        __base__=_Presets,
+        __module__=__name__,
+        __doc__=_Presets.__doc__,
+        **{setting.name: _field(preset, setting) for preset in PRESETS.values() for setting in preset.settings},
+    )
 
 
 class LanguageConfig(Section):

@@ -169,6 +169,3 @@ class CleanConfig(Section):
         if self.max_chars is not None and self.max_chars < self.min_chars:
             raise ValueError(f"max_chars = {self.max_chars} is below min_chars = {self.min_chars}; raise it or lower min_chars")
         return self
-
-
-Share = Annotated[float, Field(ge=0, le=1)]

@@ -27,17 +27,12 @@ import ftfy
 from data_pipeline.config import CleanConfig, Kind
 from data_pipeline.config.text import LineRule
 from data_pipeline.documents import Document, Reason, Rejection
+from data_pipeline.heuristics.web import LINE_ENDS, MAX_WORD_CHARS, NOTICES
 
-__all__ = ["LINE_ENDS", "NOTICES", "Cleaned", "clean", "judge_length"]
-
-NOTICES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
-"""C4 removes a line with one of these."""
-LINE_ENDS = (".", "?", "!", '"', "'", "”", "’", "。", "？", "！")  # noqa: RUF001
-"""C4 keeps a line that ends with one of these, but not with three dots."""
+__all__ = ["Cleaned", "clean", "judge_length"]
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _MIN_LINE_WORDS = 5
-_MAX_WORD_CHARS = 1000
 
 # The bytes 0x80 to 0xbf as Latin-1 and Windows-1252 show them, and a space, which may have been a no-break space.
 _CONTINUATION = "[\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ ]"  # noqa: RUF001
@@ -139,7 +134,7 @@ _UNWANTED: dict[LineRule, Callable[[str], bool]] = {
     "javascript": lambda line: "javascript" in line.lower(),
     "unpunctuated": _is_unpunctuated,
     "few-words": lambda line: len(line.split()) < _MIN_LINE_WORDS,
-    "long-word": lambda line: any(len(word) > _MAX_WORD_CHARS for word in line.split()),
+    "long-word": lambda line: any(len(word) > MAX_WORD_CHARS for word in line.split()),
 }
 
 

@@ -18,6 +18,7 @@ from common.text import decimal, share, size, visible
 from data_pipeline.config import BUILTIN, PrepareConfig, portable_settings
 from data_pipeline.config.prepare import OVERRIDABLE
 from data_pipeline.dataset.manifest import Manifest
+from data_pipeline.heuristics.presets import PRESETS
 from data_pipeline.reports.lengths import truncation_advice
 from data_pipeline.reports.lookup import by_extension, flat, known, largest_first, part, round_trip
 
@@ -133,18 +134,11 @@ def _clean_in_words(clean: Report) -> str:
 def _heuristics_in_words(heuristics: Report) -> str:
     parts = []
     for preset in heuristics.get("presets") or ():
-        thresholds = {name.partition("_")[2]: value for name, value in heuristics.items() if _preset_of(name) == preset}
+        settings = {setting.name for setting in PRESETS[preset].settings} if preset in PRESETS else ()
+        thresholds = {name.partition("_")[2]: value for name, value in heuristics.items() if name in settings}
         limits = ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in thresholds.items())
         parts.append(f"{_escaped(preset)} ({limits})")
     return f"Heuristics: {'; '.join(parts)}." if parts else ""
-
-
-def _preset_of(threshold: str) -> str:
-    """Return the preset with this threshold: the first word of its name, except that Gopher's thresholds belong to two presets."""
-    family = threshold.partition("_")[0]
-    if family != "gopher":
-        return family
-    return "gopher-repetition" if threshold.startswith(("gopher_max_duplicate_", "gopher_max_top_")) else "gopher-quality"
 
 
 def _language_in_words(language: Report) -> str:

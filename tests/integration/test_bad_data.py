@@ -25,8 +25,7 @@ from tests.support.ranks import run_ranks
 from tests.support.replays import replay_run
 from tests.support.runs import losses, metrics
 from trainer import loop
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.config import TrainConfig
 from trainer.data import loader
 from trainer.distributed.group import Group

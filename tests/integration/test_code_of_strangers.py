@@ -16,10 +16,10 @@ from common.command_line import run_command
 from common.errors import ExitCode
 from common.files import sealed
 from tests.support.prepared import write_prepared
+from tests.support.records import record_of
 from tests.support.runs import ROOT, tiny_config
 from trainer.__main__ import main
 from trainer.loop import train
-from trainer.runs.record import read_record
 
 MODEL = (ROOT / "examples" / "model.py").read_text()
 COMMANDS: dict[str, Callable[[Path], list[str]]] = {
@@ -95,7 +95,7 @@ def marking(mark: Path) -> str:
 
 def reseal(run: Path, digest: object) -> None:
     """Write another digest of the extension into the record, as an attacker would who wants his code to run."""
-    record = read_record(run)
+    record = record_of(run)
     record["identity"]["extension"] = digest
     (run / "record.json").write_bytes(sealed(record))
 
@@ -184,7 +184,7 @@ def test_a_list_of_trusted_code_that_others_can_write_counts_for_nothing(
 ) -> None:
     listed = elsewhere / "training-environment/extensions"
     listed.parent.mkdir(parents=True, mode=0o700)
-    listed.write_text(f"{read_record(extended)['identity']['extension']}\n")
+    listed.write_text(f"{record_of(extended)['identity']['extension']}\n")
     for path, mode in ((listed, 0o622), (listed.parent, 0o777)):
         listed.chmod(0o600)
         listed.parent.chmod(0o700)
@@ -201,7 +201,7 @@ def test_training_writes_the_digest_down_for_this_user_alone(folder: Path, tmp_p
     for name in ("one", "two"):
         train(tiny_config(folder / "data", tmp_path / name, extension=folder / "model.py", **short))
     listed = elsewhere / "training-environment/extensions"
-    assert listed.read_text().split() == [read_record(tmp_path / "one")["identity"]["extension"]]
+    assert listed.read_text().split() == [record_of(tmp_path / "one")["identity"]["extension"]]
     assert stat.S_IMODE(listed.stat().st_mode) == 0o600
     assert stat.S_IMODE(listed.parent.stat().st_mode) == 0o700
 

@@ -13,18 +13,17 @@ from common.errors import CheckpointError, ConfigError
 from tests.support.labelled import labelled_records, prepare_labelled
 from tests.support.pairs import pair_config, write_pairs, write_trunk
 from tests.support.prepared import write_prepared
+from tests.support.records import record_of
 from tests.support.runs import metrics, run_command, tiny_config
 from trainer.checkpoint import CheckpointStore
+from trainer.commands.compress import CompressOptions
 from trainer.commands.compress import run as compress
-from trainer.commands.evaluate import evaluate_run
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
+from trainer.commands.export import ExportOptions
 from trainer.commands.export import run as export
-from trainer.commands.options.compress import CompressOptions
-from trainer.commands.options.evaluate import EvaluateOptions
-from trainer.commands.options.export import ExportOptions
 from trainer.interop.verify_export import verify_export
 from trainer.loop import train
 from trainer.runs.directory import load_config
-from trainer.runs.record import read_record
 from trainer.runs.state import load_checkpoint
 
 
@@ -60,7 +59,7 @@ def check_commands(run: Path, trained: Path) -> None:
     output = run.parent / "export"
     export(ExportOptions(run=run, output=output))
     assert verify_export(output, run)["compared_with_run"]
-    facts = read_record(run)["compressed"]
+    facts = record_of(run)["compressed"]
     card = (output / "README.md").read_text()
     assert "Not trained here: the compressed model of another run." in card
     assert f"| method | {facts['method']} |" in card
@@ -188,7 +187,7 @@ def test_a_run_that_learned_from_pairs_is_compressed_as_a_language_model(
     assert load_config(small).objective == "language"
     template = "tokenizer/chat_template.jinja"
     assert (small / template).read_bytes() == (preferring / template).read_bytes()
-    assert template in read_record(small)["files"]
+    assert template in record_of(small)["files"]
     shutil.move(preferring.parent / "trunk", preferring.parent / "gone")  # the compressed run needs no reference
     found = json.loads(evaluate_run(EvaluateOptions(run=small, data=preferring.parent / "chats", as_json=True)))
     assert found["perplexity"] == after["perplexity"]

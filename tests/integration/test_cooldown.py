@@ -12,6 +12,7 @@ import pytest
 from common.errors import CheckpointError, ConfigError
 from common.files import digest_file, sealed
 from tests.support.prepared import write_prepared
+from tests.support.records import record_of
 from tests.support.runs import losses, metrics, tiny_config
 from trainer import loop
 from trainer.checkpoint import CheckpointStore
@@ -19,7 +20,6 @@ from trainer.config import TrainConfig
 from trainer.loop import train
 from trainer.runs.ledger import LEDGER, LedgerEvent, read_ledger
 from trainer.runs.progress import Progress
-from trainer.runs.record import read_record
 from trainer.training.saver import Saver
 from trainer.verification.verify import verify_run
 
@@ -67,7 +67,7 @@ def test_a_cooldown_off_a_trunk_has_the_bits_of_a_run_that_was_planned_with_it(d
 def test_a_branch_names_its_origin_and_is_verified_with_the_steps_of_its_trunk(data: Path, trunk: Path, tmp_path: Path) -> None:
     run = tmp_path / "cooled"
     digest = train(branch(data, run, trunk))
-    record = read_record(run)
+    record = record_of(run)
     assert record["origin"]["step"] == 8
     assert record["origin"]["record"] == digest_file(trunk / "record.json")
     assert record["earlier"][0]["until"] == 8
@@ -77,13 +77,13 @@ def test_a_branch_names_its_origin_and_is_verified_with_the_steps_of_its_trunk(d
     assert "branches off another run at step 8" in outcomes["integrity"].text
     assert "bitwise equal: 6 steps (9 to 14)" in outcomes["replay"].text
     assert train(tiny_config(data, run, **COOLED)) == digest  # a resume needs no --branch
-    assert read_record(run)["origin"] == record["origin"]
+    assert record_of(run)["origin"] == record["origin"]
 
 
 def test_a_branch_whose_first_weights_were_exchanged_is_found(data: Path, trunk: Path, tmp_path: Path) -> None:
     run = tmp_path / "cooled"
     train(branch(data, run, trunk))
-    record = read_record(run)
+    record = record_of(run)
     record["origin"]["weights"] = "sha256:" + "0" * 64
     (run / "record.json").write_bytes(sealed(record))
     with pytest.raises(CheckpointError, match="step 8 are not those of the run that it branches off"):
@@ -136,7 +136,7 @@ def test_a_branch_changes_nothing_in_a_trunk_that_saves_meanwhile(data: Path, tr
     unfinished = trunk / "checkpoints" / ".step-00000013.tmp"
     unfinished.mkdir()
     train(branch(data, tmp_path / "cooled", trunk, step=None, limits={"steps": 20}))
-    assert read_record(tmp_path / "cooled")["origin"]["step"] == 12
+    assert record_of(tmp_path / "cooled")["origin"]["step"] == 12
     assert unfinished.is_dir()
 
 
@@ -178,11 +178,11 @@ def test_a_run_that_time_alone_limits_cools_down_in_time_and_is_replayed(
         now = a_minute_each(patch)
         digest = train(config)
     assert 20 * 60 < now[0] <= 24 * 60
-    (change,) = read_record(config.run)["changes"]
+    (change,) = record_of(config.run)["changes"]
     first, end = change["step"], change["cooldown_end"]
     assert digest.endswith(f"steps {end}")
     assert 18 <= end <= 24
-    assert read_record(config.run)["ended_by"] == "limits.minutes"
+    assert record_of(config.run)["ended_by"] == "limits.minutes"
     rates = [event["lr"] for event in metrics(config.run, "train")]
     assert rates[3:first] == [3e-3] * (first - 3)
     assert rates[first:] == pytest.approx([3e-3 * (end - step) / (end - first + 1) for step in range(first, end)])
@@ -211,7 +211,7 @@ def test_a_cooldown_follows_the_speed_without_a_jump_of_the_learning_rate_and_is
         patch.setattr(loop, "train_step", faster)
         digest = train(config)
     assert 36 * 60 < now[0] <= 40 * 60
-    changes = read_record(config.run)["changes"]
+    changes = record_of(config.run)["changes"]
     rates = [event["lr"] for event in metrics(config.run, "train")]
     first, end = changes[0]["step"], changes[-1]["cooldown_end"]
     assert 2 <= len(changes) < 10
@@ -250,7 +250,7 @@ def test_time_brings_a_planned_cooldown_forward_and_changes_nothing_if_it_suffic
         enough = train(tiny_config(data, tmp_path / "enough", **TIMED | steps))
         train(tiny_config(data, tmp_path / "short", **TIMED | {"limits": {"steps": 100, "minutes": 20.0}}))
     assert enough == train(tiny_config(data, tmp_path / "untimed", **TIMED | {"limits": {"steps": 16}}))
-    assert read_record(tmp_path / "enough")["changes"] == []
+    assert record_of(tmp_path / "enough")["changes"] == []
     assert metrics(tmp_path / "short", "train")[-1]["lr"] < 3e-3 / 2
 
 
@@ -261,14 +261,14 @@ def test_time_alone_may_limit_a_schedule_that_needs_no_length(
     now = a_minute_each(monkeypatch)
     schedule = {"kind": kind, "decay_steps": None, "milestones": (4,)}
     train(tiny_config(data, tmp_path / "run", **TIMED | {"schedule": schedule, "limits": {"steps": None, "minutes": 8.0}}))
-    assert read_record(tmp_path / "run")["ended_by"] == "limits.minutes"
+    assert record_of(tmp_path / "run")["ended_by"] == "limits.minutes"
     assert 6 * 60 < now[0] <= 8 * 60  # with the saves
 
 
 def test_a_run_that_was_recorded_before_these_settings_resumes(data: Path, tmp_path: Path) -> None:
     config = tiny_config(data, tmp_path / "run", limits={"steps": 6})
     train(config)
-    record = read_record(config.run)
+    record = record_of(config.run)
     for name in (
         "schedule.cooldown_shape",
         "schedule.weight_decay",
@@ -280,4 +280,4 @@ def test_a_run_that_was_recorded_before_these_settings_resumes(data: Path, tmp_p
     (config.run / "record.json").write_bytes(sealed(record))
     longer = tiny_config(data, tmp_path / "run")
     assert train(longer) == train(tiny_config(data, tmp_path / "whole"))
-    assert read_record(config.run)["earlier"] == []
+    assert record_of(config.run)["earlier"] == []

@@ -14,10 +14,10 @@ from tests.support.encoders import write_encoder
 from tests.support.labelled import WORDS, labelled_records, prepare_labelled
 from tests.support.pairs import write_pairs, write_trunk
 from tests.support.prepared import write_prepared
+from tests.support.records import record_of
 from tests.support.runs import losses, metrics, run_command, tiny_config
 from trainer.config import TrainConfig
 from trainer.loop import train
-from trainer.runs.record import read_record
 
 MODEL = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2}
 """Its head width is one that every implementation of attention accepts."""
@@ -128,7 +128,7 @@ def test_a_profile_has_the_work_of_the_device_and_changes_no_bit(tmp_path: Path,
     base = trained_base(tmp_path, device)
     profiled = configured(tmp_path / "data", tmp_path / "run", device, log={"report": False, "profile_steps": "3..4"})
     train(profiled)
-    assert read_record(profiled.run)["weights"] == read_record(base)["weights"]
+    assert record_of(profiled.run)["weights"] == record_of(base)["weights"]
     events = json.loads((profiled.run / "profile/rank-0-steps-3-4.json").read_text())["traceEvents"]
     categories = {event.get("cat") for event in events}
     assert "cpu_op" in categories

@@ -14,11 +14,11 @@ from torch.nn import functional
 from common.errors import CheckpointError, ConfigError
 from data_pipeline.tokenizer import CharacterTokenizer, save_tokenizer
 from tests.support.prepared import write_prepared
+from tests.support.records import record_of
 from tests.support.runs import losses, metrics, start_ranks, tiny_config
 from trainer import loop
 from trainer.checkpoint import CheckpointStore
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.config import LossConfig, ModelConfig, TrainConfig
 from trainer.data.batch import IGNORE
 from trainer.finetuning.distillation import distillation_sums
@@ -26,7 +26,6 @@ from trainer.loop import train
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model
 from trainer.model.forward import PassInputs
-from trainer.runs.record import read_record
 from trainer.verification.replay import replay_run
 
 
@@ -89,7 +88,7 @@ def test_a_resume_and_a_replay_give_the_same_bits(folder: Path, whole: Path, tmp
     config = student(folder, tmp_path / "run")
     train(config.model_copy(update={"limits": config.limits.model_copy(update={"steps": 4})}))
     train(config)
-    assert read_record(tmp_path / "run")["weights"] == read_record(whole)["weights"]
+    assert record_of(tmp_path / "run")["weights"] == record_of(whole)["weights"]
     assert losses(tmp_path / "run") == losses(whole)
     assert not replay_run(whole, 2, train=train, start=0).difference
 
@@ -115,7 +114,7 @@ def test_a_killed_run_continues_to_the_same_bits_with_a_teacher_that_has_moved(
     with pytest.raises(ConfigError, match="if the teacher was moved, name its new folder with --teacher"):
         train(student(folder, tmp_path / "run", teacher=teacher))
     train(student(folder, tmp_path / "run", teacher=tmp_path / "moved"))
-    assert read_record(tmp_path / "run")["weights"] == read_record(whole)["weights"]
+    assert record_of(tmp_path / "run")["weights"] == record_of(whole)["weights"]
     assert losses(tmp_path / "run") == losses(whole)
 
 
@@ -125,7 +124,7 @@ def test_one_and_two_ranks_give_the_same_bits(folder: Path, tmp_path: Path) -> N
     for num_ranks in (1, 2):
         config = student(folder, tmp_path / str(num_ranks), reproducibility="elastic")
         assert start_ranks(config, num_ranks).wait(timeout=300) == 0
-        weights.append((read_record(config.run)["weights"], losses(config.run)))
+        weights.append((record_of(config.run)["weights"], losses(config.run)))
     assert weights[0] == weights[1]
 
 

@@ -10,11 +10,11 @@ from common.errors import ConfigError
 from common.files import sealed
 from tests.support.disturbed import kill, trained
 from tests.support.prepared import write_prepared
+from tests.support.records import record_of
 from tests.support.runs import losses, metrics, start_ranks, tiny_config
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.loop import train
-from trainer.runs.record import read_record
 from trainer.verification.replay import replay_run
 
 SHARES = {"attention_dropout": 0.1, "residual_dropout": 0.2, "embedding_dropout": 0.1}
@@ -108,7 +108,7 @@ def test_a_run_from_before_dropout_resumes_without_it_but_not_with_it(data: Path
     whole, run = tmp_path / "whole", tmp_path / "run"
     last_line = train(tiny_config(data, whole))
     train(tiny_config(data, run, limits={"steps": 5}))
-    record = read_record(run)
+    record = record_of(run)
     assert record["identity"].pop("model.residual_dropout") == 0.0
     for name in ("attention_dropout", "embedding_dropout"):
         del record["identity"][f"model.{name}"]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.grouped import write_grouped
+from tests.support.records import record_of
 from tests.support.runs import metrics, tiny_config
 from trainer.checkpoint import CheckpointStore
 from trainer.loop import train
-from trainer.runs.record import read_record
 
 EAGER = {"every_steps": 1, "patience": 3, "min_delta": 1.0, "sample_tokens": 0}
 
@@ -25,7 +25,7 @@ def test_a_run_without_improvement_ends_early_with_its_reason_and_stays_ended(da
     config = tiny_config(data, tmp_path / "run", eval=EAGER, optim={"lr": 1e-9})
     digest = train(config)
     assert digest.endswith("steps 3")
-    record = read_record(config.run)
+    record = record_of(config.run)
     assert record["status"] == "finished"
     assert record["ended_by"].startswith("3 evaluations in a row did not improve on the validation loss")
     assert train(config) == digest
@@ -52,4 +52,4 @@ def test_a_run_that_goes_on_between_two_evaluations_ends_as_if_it_had_never_stop
 def test_a_limit_is_named_as_what_ended_a_run(data: Path, tmp_path: Path) -> None:
     config = tiny_config(data, tmp_path / "run", limits={"steps": 2}, schedule={"warmup_steps": 1, "decay_steps": 2})
     train(config)
-    assert read_record(config.run)["ended_by"] == "limits.steps"
+    assert record_of(config.run)["ended_by"] == "limits.steps"

@@ -16,6 +16,7 @@ import torch
 
 from common.errors import ConfigError, GuardError, PreparedDataError, StoppedBySignal, StorageError
 from tests.support.prepared import write_prepared
+from tests.support.records import record_of
 from tests.support.runs import metrics, tiny_config
 from trainer import loop
 from trainer.checkpoint import CheckpointStore
@@ -24,7 +25,6 @@ from trainer.extensions import micro_step
 from trainer.loop import train
 from trainer.metrics.sinks.json_lines import JsonLinesSink
 from trainer.report import write_report
-from trainer.runs import record
 from trainer.runs.events import Event
 from trainer.training import reporter
 from trainer.verification.verify import check_integrity
@@ -194,7 +194,7 @@ def test_however_a_run_ends_everything_says_how_and_why(name: str, tmp_path: Pat
     with monkeypatch.context() as patch, pytest.raises(end.error) if end.error else nullcontext():
         end.patch(patch, run)
         train(config)
-    found = record.read_record(run)
+    found = record_of(run)
     assert found["status"] == end.status
     assert re.search(end.ended_by, found["ended_by"]), found["ended_by"]
     assert str(tmp_path) not in found["ended_by"]
@@ -223,6 +223,6 @@ def test_a_run_that_failed_goes_on_and_nothing_says_that_it_failed(
             train(config)
     assert [event["rule"] for event in metrics(config.run, "alert")] == ["failed"]
     train(config)
-    found = record.read_record(config.run)
+    found = record_of(config.run)
     assert (found["status"], found["ended_by"], found["alerts"]) == ("finished", "limits.steps", {})
     assert [event["event"] for event in metrics(config.run, "alert", "end")] == ["end"]

@@ -14,17 +14,16 @@ from common.errors import CheckpointError, ConfigError
 from common.files import digest_file
 from tests.support.prepared import write_prepared
 from tests.support.published import SENTENCES, write_published
+from tests.support.records import record_of
 from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config
 from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.weights import weights_digest
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.config import TrainConfig
 from trainer.interop.import_model import import_model
 from trainer.launch.train_settings import load_train_settings
 from trainer.loop import train
-from trainer.runs.record import read_record
 from trainer.training.saver import Saver
 from trainer.verification.verify import verify_run
 
@@ -64,25 +63,25 @@ def test_a_run_begins_at_step_0_with_the_weights_of_another_run(base: Path, othe
     run = tmp_path / "run"
     train(tiny_config(other_data, run, init=base, checkpoint={"every_steps": 1, "keep_last": 50}, optim={"lr": 1e-30}))
     weights = weights_digest(CheckpointStore(base / "checkpoints").load(12).model)
-    record = read_record(run)
+    record = record_of(run)
     assert record["initial"] == {"record": digest_file(base / "record.json"), "step": 12, "weights": weights}
     assert record["identity"]["init"] == weights
     assert CheckpointStore(run / "checkpoints").steps() == list(range(1, 13))
     assert record["weights"] == weights  # such a rate changes no weight
     fresh = tmp_path / "fresh"
     train(tiny_config(other_data, fresh))
-    assert "init" not in read_record(fresh)["identity"]
+    assert "init" not in record_of(fresh)["identity"]
     assert losses(fresh)[0] != losses(run)[0]
 
 
 def test_an_earlier_step_and_the_moving_average_can_be_chosen(base: Path, other_data: Path, tmp_path: Path) -> None:
     train(tiny_config(other_data, tmp_path / "averaged", init=base, init_checkpoint="10", ema={"decay": 0.9}))
-    assert read_record(tmp_path / "averaged")["initial"]["step"] == 10
+    assert record_of(tmp_path / "averaged")["initial"]["step"] == 10
     every = {"every_steps": 1, "keep_last": 50}
     averaged = {"init": tmp_path / "averaged", "ema": {"decay": 0.9}}
     train(tiny_config(other_data, tmp_path / "run", **averaged, optim={"lr": 1e-30}, checkpoint=every))
     last = CheckpointStore(tmp_path / "averaged" / "checkpoints").load(12)
-    assert read_record(tmp_path / "run")["initial"]["weights"] == weights_digest(last.average) != weights_digest(last.model)
+    assert record_of(tmp_path / "run")["initial"]["weights"] == weights_digest(last.average) != weights_digest(last.model)
     begun = CheckpointStore(tmp_path / "run" / "checkpoints").load(1)
     assert weights_digest(begun.average) == weights_digest(begun.model)  # the average begins with the new weights too
     with pytest.raises(CheckpointError, match="no checkpoint of step 7"):
@@ -99,14 +98,14 @@ def test_a_resume_has_the_same_bits_without_the_other_run(
         stop_after(5, patch)
         with pytest.raises(RuntimeError, match="killed"):
             train(stopped)
-    initial = read_record(tmp_path / "stopped")["initial"]
+    initial = record_of(tmp_path / "stopped")["initial"]
     shutil.rmtree(base)
     assert train(stopped) == whole
     assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
-    assert read_record(tmp_path / "stopped")["initial"] == initial
+    assert record_of(tmp_path / "stopped")["initial"] == initial
     longer = tiny_config(other_data, tmp_path / "stopped", limits={"steps": 14})  # without init
     train(longer)
-    assert read_record(tmp_path / "stopped")["initial"] == initial
+    assert record_of(tmp_path / "stopped")["initial"] == initial
 
 
 def test_a_start_that_saved_nothing_reads_the_other_run_again(
@@ -141,7 +140,7 @@ def test_a_branch_of_such_a_run_keeps_the_record_of_its_first_weights(base: Path
     shutil.rmtree(base)
     branch = {"run": tmp_path / "branch", "branch": {"run": tmp_path / "trunk", "step": 10}}
     train(TrainConfig.model_validate(trunk.model_dump() | branch | {"limits": {"steps": 14}}))
-    found, expected = read_record(tmp_path / "branch"), read_record(tmp_path / "trunk")
+    found, expected = record_of(tmp_path / "branch"), record_of(tmp_path / "trunk")
     assert found["origin"]["step"] == 10
     assert found["initial"] == expected["initial"]
     assert found["identity"]["init"] == expected["identity"]["init"]
@@ -235,7 +234,7 @@ def test_integrity_and_a_replay_from_step_0_are_verified_as_long_as_the_other_ru
     )
     outcomes = {one.level: one for one in verify_run(run, train=train, level="environment", num_steps=12, start=0)}
     assert "the run began with" in outcomes["integrity"].text
-    assert outcomes["integrity"].facts["initial"] == read_record(run)["initial"]
+    assert outcomes["integrity"].facts["initial"] == record_of(run)["initial"]
     assert "bitwise equal: 12 steps (1 to 12)" in outcomes["replay"].text
     shutil.rmtree(base)
     assert "bitwise equal: 2 steps (11 to 12)" in list(verify_run(run, train=train, num_steps=2, start=10))[-1].text
@@ -259,7 +258,7 @@ def test_two_ranks_begin_with_the_same_weights(base: Path, other_data: Path, tmp
     process = start_ranks(config, 2)
     assert process.wait(240) == 0, config.run.with_suffix(".log").read_text()
     one = train(config.model_copy(update={"run": tmp_path / "one"}))
-    assert one == f"weights {read_record(tmp_path / 'two')['weights']} steps 12"
+    assert one == f"weights {record_of(tmp_path / 'two')['weights']} steps 12"
 
 
 def read_data(run: Path) -> Path:
@@ -291,8 +290,8 @@ def test_an_imported_model_is_trained_on_to_the_same_bits_on_one_and_two_ranks(i
     one = train(load_train_settings(words_of(data, tmp_path / "one", init)))
     process = start_ranks(load_train_settings(words_of(data, tmp_path / "two", init)), 2)
     assert process.wait(240) == 0, (tmp_path / "two.log").read_text()
-    assert one == f"weights {read_record(tmp_path / 'two')['weights']} steps 6"
-    assert read_record(tmp_path / "one")["initial"]["weights"] == read_record(init)["weights"]
+    assert one == f"weights {record_of(tmp_path / 'two')['weights']} steps 6"
+    assert record_of(tmp_path / "one")["initial"]["weights"] == record_of(init)["weights"]
     first, *_, last = [event["val_loss"] for event in metrics(tmp_path / "one", "eval")]
     assert last < first
     outcomes = list(verify_run(tmp_path / "one", train=train, num_steps=6, start=0))

@@ -18,13 +18,13 @@ from tests.support.disturbed import kill, trained
 from tests.support.labelled import labelled_records, prepare_labelled
 from tests.support.pairs import pair_config, write_pairs, write_trunk
 from tests.support.prepared import write_prepared
+from tests.support.records import record_of
 from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import parse_manifest
 from trainer.checkpoint.tensor_file import decode_tensors
 from trainer.checkpoint.weights import weights_digest
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.commands.saved_model import load_model
 from trainer.config import TrainConfig
 from trainer.interop.export import write_export
@@ -41,7 +41,6 @@ from trainer.report import report_at_end
 from trainer.report.recorded_run import read_run
 from trainer.report.results import introduction
 from trainer.runs.directory import REFERENCE, load_config
-from trainer.runs.record import read_record
 from trainer.training.setup import opened_run
 from trainer.verification.verify import verify_run
 
@@ -116,12 +115,12 @@ def test_the_record_and_the_first_lines_have_the_trained_share(
     run = tmp_path / "run"
     with caplog.at_level(logging.INFO):
         train(adapted(other_data, run, base))
-    record = read_record(run)
+    record = record_of(run)
     total = CheckpointStore(run / "checkpoints").num_weights(12)
     assert (record["trained_weights"], record["total_weights"]) == (TRAINED, total)
     assert f"{total / 1e6:.2f}M weights, of which {TRAINED / 1e6:.3g}M ({TRAINED / total:.2%}) are trained" in caplog.text
     assert f", of which {TRAINED:,} are trained)" in introduction(read_run(run))
-    assert "trained_weights" not in read_record(base)
+    assert "trained_weights" not in record_of(base)
     words = f"trainer plan --run {tmp_path}/new --data {other_data} --init {base} --lora.rank 2 --limits.steps 12"
     planned = run_command(*f"{words} --device cpu --threads 1 --precision fp32 --batch.global_rows 8 --batch.micro 2".split())
     assert planned.returncode == 0, planned.stderr
@@ -202,7 +201,7 @@ def test_commands_take_the_run_as_any_other(adapted_run: Path, tmp_path: Path) -
 def test_a_run_with_adapters_can_be_the_beginning_of_another_run(adapted_run: Path, other_data: Path, tmp_path: Path) -> None:
     merged = merged_weights(CheckpointStore(adapted_run / "checkpoints").load(12).model, load_config(adapted_run).lora)
     train(tiny_config(other_data, tmp_path / "full", init=adapted_run, optim={"lr": 1e-30}))
-    assert read_record(tmp_path / "full")["initial"]["weights"] == weights_digest(merged)
+    assert record_of(tmp_path / "full")["initial"]["weights"] == weights_digest(merged)
     assert weights_digest(CheckpointStore(tmp_path / "full" / "checkpoints").load(12).model) == weights_digest(merged)
     train(adapted(other_data, tmp_path / "again", adapted_run))
     assert losses(tmp_path / "again")[0] == losses(tmp_path / "full")[0]

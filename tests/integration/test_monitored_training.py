@@ -7,9 +7,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from common.errors import GuardError
 from tests.support.prepared import write_prepared
+from tests.support.records import record_of
 from tests.support.runs import losses, metrics, start_ranks, tiny_config
 from trainer.loop import train
-from trainer.runs.record import read_record
 
 
 def layer_steps(run: Path) -> list[int]:
@@ -61,7 +61,7 @@ def test_an_alert_that_stops_saves_first_and_is_told_to_the_record(tmp_path: Pat
     )
     with pytest.raises(GuardError, match=r"GB are free on the disk .* Training stops, because alerts.disk = stop"):
         train(config)
-    record = read_record(tmp_path / "run")
+    record = record_of(tmp_path / "run")
     assert record["alerts"] == {"disk": 1}
     [alert] = metrics(tmp_path / "run", "alert")
     assert (alert["rule"], alert["action"], alert["threshold"]) == ("disk", "stop", 1e9)

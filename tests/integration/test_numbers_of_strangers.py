@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,14 @@ import pytest
 import torch
 
 from common.errors import CheckpointError, ConfigError, ExitCode
-from common.files import digest_file, sealed
+from common.files import digest_file
 from common.settings.toml import to_toml
 from tests.support.prepared import write_prepared
+from tests.support.records import rewrite_record
 from tests.support.replays import replay_run
 from tests.support.runs import ROOT, start_ranks, tiny_config
 from tests.support.two_ranks import all_ended, descendants, has_ended, seconds_until
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.loop import train
 from trainer.runs.bounds import most_ranks, most_rows, most_threads
 from trainer.runs.directory import load_config
@@ -72,12 +71,6 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(subprocess, "Popen", start)
     return started
-
-
-def rewrite_record(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    record = read_record(run)
-    change(record)
-    (run / "record.json").write_bytes(sealed(record))
 
 
 def rewrite_config(run: Path, **changes: Any) -> None:
@@ -160,15 +153,14 @@ def test_rows_of_an_evaluation_are_as_many_as_memory_holds(run: Path, monkeypatc
 
 def test_a_replay_reads_no_more_batches_ahead_than_it_needs(run: Path, tmp_path: Path) -> None:
     rewrite_config(run, prefetch=64)
-    assert replay_config(load_config(run), read_record(run), tmp_path, 3, ()).prefetch == 2
+    assert replay_config(load_config(run), read_record(run).identity, tmp_path, 3, ()).prefetch == 2
 
 
 @pytest.mark.parametrize(("name", "value"), [("schedule.decay_steps", "x"), ("schedule.decay_steps", -1), ("threads", 5000)])
 def test_an_identity_that_no_run_can_have_is_refused(run: Path, tmp_path: Path, name: str, value: object) -> None:
-    record = read_record(run)
-    record["identity"][name] = value
+    identity = read_record(run).identity | {name: value}
     with pytest.raises(CheckpointError, match=re.escape(name)):
-        replay_config(load_config(run), record, tmp_path, 3, ())
+        replay_config(load_config(run), identity, tmp_path, 3, ())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc of Linux")

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from common.errors import CheckpointError, ConfigError
 from data_pipeline.dataset.shards import RowBatch, Rows
 from tests.support.prepared import write_prepared
+from tests.support.records import record_of
 from tests.support.runs import losses, metrics, tiny_config
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.data.batch import IGNORE
 from trainer.finetuning import choice
 from trainer.finetuning.task import LANGUAGE, Kind, Passes, Task
@@ -28,7 +28,6 @@ from trainer.model.forward import PassInputs
 from trainer.model.loss import cross_entropy_rows
 from trainer.runs.events import MeasuresEvent
 from trainer.runs.measures import Measures
-from trainer.runs.record import read_record
 from trainer.verification.audit import audit_run
 
 SHORT = {"limits": {"steps": 4}, "checkpoint": {"every_steps": 2}, "eval": {"every_steps": 2, "sample_tokens": 4}}
@@ -123,7 +122,7 @@ def test_the_run_keeps_the_files_of_its_objective_and_they_belong_to_its_identit
     train(config)
     assert (run / "objective" / "names.json").read_bytes() == b"[1]"
     assert choice.saved_task(run, config).files == {"names.json": b"[1]"}
-    assert "objective/names.json" in read_record(run)["files"]
+    assert "objective/names.json" in record_of(run)["files"]
     chosen(monkeypatch, LANGUAGE, {"names.json": b"[2]"})
     with pytest.raises(ConfigError, match=r"objective\.names\.json was sha256:"):
         train(tiny_config(data, run, **SHORT))
@@ -136,5 +135,5 @@ def test_the_objective_language_adds_nothing_to_a_run(data: Path, tmp_path: Path
     run = tmp_path / "run"
     train(tiny_config(data, run, **SHORT | {"limits": {"steps": 2}}))
     assert not (run / "objective").exists()
-    assert not [name for name in read_record(run)["identity"] if name.startswith("objective.")]
+    assert not [name for name in record_of(run)["identity"] if name.startswith("objective.")]
     assert choice.saved_task(run, tiny_config(data, run)) == LANGUAGE

@@ -14,13 +14,12 @@ from common.errors import CheckpointError, ConfigError
 from data_pipeline.dataset.manifest import read_manifest
 from data_pipeline.repack import repack
 from tests.support.pairs import pair_config, pair_records, write_pairs, write_trunk
+from tests.support.records import record_of
 from tests.support.runs import ROOT, arguments, losses, metrics, start_ranks, wait_for_step
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.loop import train
 from trainer.report.summary import summary_lines
 from trainer.report.write import write_report
-from trainer.runs.record import read_record
 from trainer.verification.audit import audit_run
 from trainer.verification.replay import replay_run
 from trainer.verification.verify import check_integrity
@@ -83,7 +82,7 @@ def test_a_resume_gives_the_same_bits_without_the_initial_run(folder: Path, whol
     train(config.model_copy(update={"limits": config.limits.model_copy(update={"steps": 4})}))
     shutil.rmtree(trunk)
     train(config)
-    assert read_record(tmp_path / "run")["weights"] == read_record(whole)["weights"]
+    assert record_of(tmp_path / "run")["weights"] == record_of(whole)["weights"]
     assert losses(tmp_path / "run") == losses(whole)
     assert metrics(tmp_path / "run", "measures") == metrics(whole, "measures")
 
@@ -115,7 +114,7 @@ def test_a_killed_run_continues_with_the_same_bits(folder: Path, tmp_path: Path)
         process.kill()
     assert process.returncode < 0
     train(config)
-    assert read_record(config.run)["weights"] == read_record(tmp_path / "plain")["weights"]
+    assert record_of(config.run)["weights"] == record_of(tmp_path / "plain")["weights"]
     assert losses(config.run) == losses(tmp_path / "plain")
 
 
@@ -128,7 +127,7 @@ def test_one_and_two_ranks_give_the_same_bits(folder: Path, tmp_path: Path) -> N
             folder / "pairs", folder / "trunk", run, reproducibility="elastic", preference={"label_smoothing": 0.1}
         )
         assert start_ranks(config, num_ranks).wait(timeout=300) == 0
-        weights.append((read_record(run)["weights"], losses(run), metrics(run, "measures")))
+        weights.append((record_of(run)["weights"], losses(run), metrics(run, "measures")))
     assert weights[0] == weights[1]
 
 

@@ -18,16 +18,15 @@ from common.settings.toml import to_toml
 from data_pipeline.config import PrepareConfig
 from data_pipeline.prepare import prepare
 from tests.support.prepared import write_prepared
+from tests.support.records import record_of
 from tests.support.replays import replay_run, verify_run
 from tests.support.runs import metrics, run_command, start_ranks, tiny_config
 from trainer.checkpoint import CheckpointStore
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.loop import train
 from trainer.machine import environment, locks
 from trainer.machine.environment import Difference, environment_facts
 from trainer.runs.ledger import LEDGER
-from trainer.runs.record import read_record
 from trainer.training.step import train_step
 from trainer.verification.audit import audit_run
 from trainer.verification.outcome import Outcome
@@ -103,7 +102,7 @@ def held(outcomes: Any) -> dict[str, Outcome]:
 
 def reseal(run: Path) -> None:
     """Update the digests in the record, as an attacker would who wants to hide a change."""
-    record = read_record(run)
+    record = record_of(run)
     record["files"] = {name: digest_file(run / name) for name in record["files"]}
     (run / "record.json").write_bytes(sealed(record))
 
@@ -128,7 +127,7 @@ def test_evaluations_that_only_the_replay_makes_do_not_end_it(data: Path, tmp_pa
     run = tmp_path / "run"
     settings: dict[str, Any] = {"every_steps": 5, "patience": 1, "min_delta": 0.05}
     train(tiny_config(data, run, limits={"steps": 15}, eval=settings, checkpoint={"every_steps": 1, "keep_last": 8}))
-    assert read_record(run)["ended_by"] == "limits.steps"
+    assert record_of(run)["ended_by"] == "limits.steps"
     replay = replay_run(run, 5, start=10)
     assert (replay.tensors_at, replay.difference) == ((11, 12, 13, 14, 15), "")
 
@@ -471,7 +470,7 @@ def test_packages_that_differ_from_the_lock_are_named_at_the_start_and_by_verify
     train(tiny_config(data, tmp_path / "run"))
     [named] = [message for message in caplog.messages if "env/requirements.lock" in message]
     assert "tqdm 4.0.1 (lock: 4." in named
-    recorded = read_record(tmp_path / "run")["environment"]
+    recorded = record_of(tmp_path / "run")["environment"]
     assert recorded["lock"] == "requirements.lock"
     assert recorded["unlocked"]["tqdm"].startswith("4.0.1 (lock: ")
     outcome = held(verify_run(tmp_path / "run"))["environment"]
@@ -483,7 +482,7 @@ def test_packages_that_differ_from_the_lock_are_named_at_the_start_and_by_verify
 def test_a_run_of_a_version_that_recorded_less_resumes_and_differs_in_nothing(
     data: Path, run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    record = read_record(run)
+    record = record_of(run)
     for name in ("nodes", "nccl"):
         del record["identity"][name]
     for name in ("cudnn", "nccl", "driver", "lock", "unlocked", "gpu_memory_bytes", "image_digest"):
@@ -494,5 +493,5 @@ def test_a_run_of_a_version_that_recorded_less_resumes_and_differs_in_nothing(
     train(tiny_config(data, run, limits={"steps": 14}, **KEEP_ALL))
     [differences] = [message for message in caplog.messages if "differences from the previous start" in message]
     assert differences.splitlines()[1:] == ["    limits.steps: 12 before, 14 now"]
-    assert read_record(run)["earlier"] == []
-    assert read_record(run)["identity"]["nodes"] == 1
+    assert record_of(run)["earlier"] == []
+    assert record_of(run)["identity"]["nodes"] == 1

@@ -73,15 +73,19 @@ _MODULES = (
     "data_pipeline.repack",
     "torch._inductor",
     "trainer.__main__",
-    "trainer.commands.inspection.audit",
-    "trainer.commands.evaluate",
-    "trainer.commands.export",
-    "trainer.commands.generate",
-    "trainer.commands.import_model",
-    "trainer.commands.inspection.report",
-    "trainer.commands.train",
-    "trainer.commands.tune",
-    "trainer.commands.inspection.verify",
+    "trainer.commands.saved_model",
+    "trainer.evaluation.evaluate",
+    "trainer.inference.chat",
+    "trainer.inference.samples",
+    "trainer.interop.export",
+    "trainer.interop.import_model",
+    "trainer.interop.verify_export",
+    "trainer.loop",
+    "trainer.report",
+    "trainer.search.search",
+    "trainer.verification.audit",
+    "trainer.verification.step_text",
+    "trainer.verification.verify",
 )
 
 
@@ -386,7 +390,7 @@ def unbounded_reads() -> None:
 def believed_values() -> None:
     """Check no type and no range of a value."""
     inputs = importlib.import_module("common.untrusted")
-    _replace(inputs.check_form, lambda form, value: None)
+    _replace(inputs.parsed, lambda form, value: form.model_construct(**value))
     _replace(importlib.import_module("trainer.runs.events")._check_fields, lambda event: None)
 
 

@@ -37,7 +37,7 @@ def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool =
         CheckpointError: the run or the checkpoint does not exist or is damaged.
         ConfigError: the run has code of its user, and neither `trust_code` nor an earlier training allows executing it.
     """
-    extension = run_extension(run, read_record(run)["identity"].get("extension"), trust_code=trust_code)
+    extension = run_extension(run, read_record(run).identity.get("extension"), trust_code=trust_code)
     checkpoint = load_checkpoint(run, which)
     tokenizer = load_tokenizer(run / "tokenizer")
     weights = merged_weights(averaged_weights(checkpoint), config.lora)
@@ -68,7 +68,7 @@ def check_is_decoder(run: Path, config: TrainConfig, reason: str, *, trust_code:
         reason: why another model will not do, for the message: the rest of a sentence after "and".
         trust_code: allow executing code of the run.
     """
-    extension = run_extension(run, read_record(run)["identity"].get("extension"), trust_code=trust_code)
+    extension = run_extension(run, read_record(run).identity.get("extension"), trust_code=trust_code)
     if extension.build_model is not None:
         raise ConfigError(f"{run}: its extension defines build_model, and {reason}; name a run whose extension has no build_model")
     objective = saved_task(run, config)

@@ -7,36 +7,51 @@ apply it at the same step, whether or not the fault or the time occurs again. So
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_serializer, model_validator
 
 from common.errors import CheckpointError
-from common.untrusted import Count, Finite, Form, check_form
+from common.untrusted import Count, Finite, Form, parsed
 from trainer.config import BatchConfig
 
 __all__ = ["Adjustment", "Adjustments", "smaller_micro"]
 
 
-@dataclass(frozen=True)
-class Adjustment:
+class Adjustment(Form, extra="forbid"):
     """One adjustment. Either `micro`, `shards` or `cooldown_end` is given."""
 
-    step: int
+    step: Count
     """The first step that the adjustment holds for. An evaluation belongs to the step before it."""
     reason: str
     """The cause, without paths, hosts and users, because the record stores it."""
-    micro: int | None = None
+    micro: Annotated[int, Field(ge=1, le=65536)] | None = None
     """The largest number of rows in a micro-batch from `step` on."""
-    shards: tuple[str, ...] = ()
+    shards: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Paths, as in the manifest, of the shards whose rows are padding from `step` on."""
-    cooldown_end: int | None = None
+    cooldown_end: Count | None = None
     """The last step of the run. The learning rate falls from `step` to this step."""
-    cooldown_begin: float | None = None
+    cooldown_begin: Finite | None = None
     """If the cool-down has begun before `step`, and ends at another step than planned: steps done at which one with this end would
     have begun that has the same learning rate at `step`."""
+
+    @model_validator(mode="after")
+    def _check_end(self) -> Self:
+        if self.cooldown_end is not None and self.cooldown_end <= self.step:
+            raise ValueError(f"the cool-down of step {self.step} ends at step {self.cooldown_end}, but it needs at least two steps")
+        if self.cooldown_begin is not None and not self.cooldown_begin < self.step:
+            raise ValueError(
+                f"the cool-down of step {self.step} begins after {self.cooldown_begin} steps, but it must begin earlier"
+            )
+        return self
+
+    @model_serializer(mode="plain")
+    def _written(self) -> dict[str, Any]:
+        written = {"step": self.step, "reason": self.reason, "micro": self.micro, "shards": list(self.shards)}
+        written["cooldown_end"] = self.cooldown_end
+        return written if self.cooldown_begin is None else written | {"cooldown_begin": self.cooldown_begin}
 
     @property
     def kind(self) -> Literal["micro", "quarantine", "cooldown"]:
@@ -107,42 +122,20 @@ class Adjustments:
         return begun[-1] if begun else next(iter(found), None)
 
     def to_json(self) -> list[dict[str, Any]]:
-        found = [asdict(adjustment) for adjustment in self.made]
-        return [{name: value for name, value in one.items() if (name, value) != ("cooldown_begin", None)} for one in found]
+        return [adjustment.to_json() for adjustment in self.made]
 
     @staticmethod
-    def from_json(values: Iterable[Mapping[str, Any]]) -> Adjustments:
+    def from_json(values: object) -> Adjustments:
         """Return the adjustments that `to_json` has written.
 
         Raises:
             ValueError: the values do not have the form that `to_json` writes.
         """
-        values = list(values)
-        check_form(_AdjustmentsForm, {"changes": values})
-        return Adjustments(tuple(Adjustment(**{**value, "shards": tuple(value["shards"])}) for value in values))
+        return Adjustments(tuple(parsed(_Changes, {"changes": values}).changes))
 
 
-class _AdjustmentForm(Form, extra="forbid"):
-    step: Count
-    reason: str
-    micro: Annotated[int, Field(ge=1, le=65536)] | None = None
-    shards: list[str] | tuple[str, ...]
-    cooldown_end: Count | None = None
-    cooldown_begin: Finite | None = None
-
-    @model_validator(mode="after")
-    def _check_end(self) -> Self:
-        if self.cooldown_end is not None and self.cooldown_end <= self.step:
-            raise ValueError(f"the cool-down of step {self.step} ends at step {self.cooldown_end}, but it needs at least two steps")
-        if self.cooldown_begin is not None and not self.cooldown_begin < self.step:
-            raise ValueError(
-                f"the cool-down of step {self.step} begins after {self.cooldown_begin} steps, but it must begin earlier"
-            )
-        return self
-
-
-class _AdjustmentsForm(Form):
-    changes: list[_AdjustmentForm]
+class _Changes(Form):
+    changes: list[Adjustment]
 
 
 def smaller_micro(micro: int) -> int | None:

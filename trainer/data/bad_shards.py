@@ -82,7 +82,8 @@ def decide(
                 f"{int(config.max_share * num_rows)}; restore the shards, run `prepare` again, or raise bad_data.max_share"
             )
     ranks = ", ".join(str(rank) for rank in sorted({rank for rank, _ in found.values()}))
-    return Adjustment(step, f"rank {ranks} could not read {'them' if len(found) > 1 else 'it'}", shards=tuple(found))
+    reason = f"rank {ranks} could not read {'them' if len(found) > 1 else 'it'}"
+    return Adjustment(step=step, reason=reason, shards=tuple(found))
 
 
 def as_project_error(error: ShardError | OSError) -> ProjectError:

@@ -64,7 +64,7 @@ def saved_task(run: Path, config: TrainConfig) -> Task:
     Raises:
         CheckpointError: a file is missing or was changed.
     """
-    recorded = read_record(run)["files"]
+    recorded = read_record(run).files
     prefix = f"{TASK_FOLDER}/"
     files = {}
     for name in sorted(name for name in recorded if name.startswith(prefix)):

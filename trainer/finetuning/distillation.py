@@ -42,7 +42,7 @@ from trainer.model.parameters import parameters_by_name
 from trainer.runs.bounds import check_model_size
 from trainer.runs.context import RunContext
 from trainer.runs.directory import load_config
-from trainer.runs.record import read_record
+from trainer.runs.record import RECORD, read_record
 from trainer.runs.state import load_checkpoint
 
 __all__ = ["distillation_sums", "gather_teacher", "make_distillation", "teacher_memory"]
@@ -70,8 +70,8 @@ def gather_teacher(config: TrainConfig, manifest: Manifest) -> Mapping[str, byte
     """
     if config.teacher is None:
         raise ConfigError("objective = distillation needs a trained model to learn from; name its run with --teacher")
-    if not (config.teacher / "record.json").is_file():
-        problem = not_a_run(config.teacher, "record.json")
+    if not (config.teacher / RECORD).is_file():
+        problem = not_a_run(config.teacher, RECORD)
         raise ConfigError(f"teacher = {problem}; if the teacher was moved, name its new folder with --teacher")
     tokenizer = load_tokenizer(config.teacher / "tokenizer").digest
     if tokenizer != manifest.tokenizer_digest:
@@ -161,7 +161,7 @@ def _load(config: TrainConfig) -> _Loaded:
     assert config.teacher is not None
     run = config.teacher
     record, settings = read_record(run), load_config(run)
-    if "extension" in record["identity"] and record["identity"]["extension"] is not None:
+    if record.identity.get("extension") is not None:
         raise ConfigError(f"teacher = {run}: it was trained with an extension; only the built-in decoder can be a teacher")
     found = load_checkpoint(run, config.teacher_checkpoint, option="teacher_checkpoint")
     weights = merged_weights(averaged_weights(found), settings.lora)

@@ -23,7 +23,7 @@ from trainer.config.initial import differing_shape
 from trainer.machine.environment import shown
 from trainer.model.lora import merged_weights
 from trainer.runs.directory import load_config
-from trainer.runs.record import Origin, read_record, recorded_initial
+from trainer.runs.record import RECORD, Origin, read_record
 from trainer.runs.state import load_checkpoint
 
 __all__ = ["check_initial", "check_same_initial", "choose_initial", "read_initial"]
@@ -78,7 +78,8 @@ def choose_initial(config: TrainConfig) -> Origin | None:
     if config.init is None:
         return None
     checkpoint = load_checkpoint(config.init, config.init_checkpoint, option="init_checkpoint")
-    return Origin(digest_run_file(config.init, "record.json"), checkpoint.step, weights_digest(_weights(config.init, checkpoint)))
+    weights = weights_digest(_weights(config.init, checkpoint))
+    return Origin(record=digest_run_file(config.init, RECORD), step=checkpoint.step, weights=weights)
 
 
 def read_initial(init: Path, origin: Origin) -> Mapping[str, Tensor]:
@@ -108,7 +109,7 @@ def check_same_initial(config: TrainConfig, continued: Path) -> None:
     """
     if config.init is None:
         return
-    origin, other = recorded_initial(read_record(continued)), "new weights"
+    origin, other = read_record(continued).initial, "new weights"
     if origin is not None:
         recorded = load_config(continued)
         other = f"the weights of step {origin.step} of {recorded.init or 'another run'}"
@@ -116,8 +117,8 @@ def check_same_initial(config: TrainConfig, continued: Path) -> None:
         if same_choice and (recorded.init is None or recorded.init.resolve() == config.init.resolve()):
             return
         if (
-            (config.init / "record.json").is_file()
-            and digest_run_file(config.init, "record.json") == origin.record
+            (config.init / RECORD).is_file()
+            and digest_run_file(config.init, RECORD) == origin.record
             and (same_choice or config.init_checkpoint == str(origin.step))
         ):
             return

@@ -19,7 +19,7 @@ from trainer.model.decoder import num_weights
 from trainer.runs.events import EvalEvent
 from trainer.runs.measures import target_word
 from trainer.runs.metrics_file import METRICS, read_events
-from trainer.runs.record import COMPRESSED, IMPORTED, NEVER_TRAINED
+from trainer.runs.record import IMPORTED, NEVER_TRAINED, Compressed
 
 __all__ = ["model_card"]
 
@@ -39,7 +39,7 @@ def model_card(source: ExportSource, dtype: str, *, adapters: bool = False) -> b
         "Model": _model(source, dtype),
         "Training": _training(source),
         "Validation": _validation(source),
-        "Settings": _settings(source.record["identity"]),
+        "Settings": _settings(source.record.identity),
         "Licence and use": _licence(),
     }
     body = "\n\n".join(f"## {title}\n\n{text}" for title, text in sections.items())
@@ -56,7 +56,7 @@ _SUMMARY = (
 
 
 def _of_adapters(source: ExportSource) -> str:
-    base = (source.record.get("initial") or {}).get("weights", "unknown")
+    base = "unknown" if source.record.initial is None else source.record.initial.weights
     return (
         "Low-rank adapters of a causal language model, written by `trainer export --format peft`. Load them over the base model. "
         f"Its weights in fp32 have the digest {_escaped(f'`{base}`')}. `export.json` has the digests of the other files. "
@@ -81,37 +81,37 @@ def _model(source: ExportSource, dtype: str) -> str:
 
 def _training(source: ExportSource) -> str:
     record = source.record
-    if record["status"] == IMPORTED:
-        kind = (record.get("imported") or {}).get("model_type", "")
+    if record.status == IMPORTED:
+        kind = "" if record.imported is None else record.imported.model_type
         return f"Not trained here: imported from a directory of Hugging Face with a model of type {_escaped(kind)}."
-    if record["status"] == COMPRESSED:
-        return _compression(record.get(COMPRESSED) or {})
-    initial = record.get("initial") or record.get("origin")
+    if record.compressed is not None:
+        return _compression(record.compressed)
+    initial = record.initial or record.origin
     lines: dict[str, object] = {
         "step of this checkpoint": f"{source.step:,}",
-        "status of the run": record["status"],
+        "status of the run": record.status,
         "root digest of the data": f"`{source.data_digest}`",
-        "device": record["identity"].get("device"),
-        "ranks": record["environment"].get("world_size"),
-        "PyTorch": record["environment"].get("torch"),
+        "device": record.identity.get("device"),
+        "ranks": record.environment.world_size,
+        "PyTorch": record.environment.torch,
         "version of this program": VERSION,
     }
-    lines["initial weights"] = "random" if initial is None else f"step {initial['step']} of another run, {initial['weights']}"
+    lines["initial weights"] = "random" if initial is None else f"step {initial.step} of another run, {initial.weights}"
     return _table(("fact", "value"), lines.items())
 
 
-def _compression(facts: Mapping[str, Any]) -> str:
+def _compression(facts: Compressed) -> str:
     """Return how the model was compressed, and its perplexity before and after if it was measured."""
-    origin = {"model before": f"step {facts['step']} of another run, {facts['weights']}"} if "weights" in facts else {}
-    settings = {name: facts[name] for name in ("method", "group_size", "share") if name in facts}
-    found = {when: (facts.get("comparison") or {}).get(when, {}).get("perplexity") for when in ("before", "after")}
+    origin = {"model before": f"step {facts.step} of another run, {facts.weights}"}
+    settings = {name: value for name, value in facts.to_json().items() if name in ("method", "group_size", "share")}
+    found = {"before": facts.comparison.before.perplexity, "after": facts.comparison.after.perplexity}
     measured = {f"perplexity {when} the compression": f"{value:.4g}" for when, value in found.items() if value is not None}
     lines = settings | origin | measured
     return "Not trained here: the compressed model of another run.\n\n" + _table(("fact", "value"), lines.items())
 
 
 def _validation(source: ExportSource) -> str:
-    if source.record["status"] in NEVER_TRAINED:
+    if source.record.status in NEVER_TRAINED:
         return "No evaluation is recorded."
     try:
         evaluations = [event for event in read_events(source.run / METRICS) if isinstance(event, EvalEvent)]
@@ -125,7 +125,7 @@ def _validation(source: ExportSource) -> str:
         (f"{event.step:,}", f"{event.val_loss:.4f}", "" if event.bits_per_byte is None else f"{event.bits_per_byte:.4f}")
         for event in reversed(events[::-1][::stride])
     ]
-    return _table(("step", f"loss (nats per {target_word(source.record['identity'])})", "bits per byte"), lines)
+    return _table(("step", f"loss (nats per {target_word(source.record.identity)})", "bits per byte"), lines)
 
 
 def _settings(identity: Mapping[str, Any]) -> str:

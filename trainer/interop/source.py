@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from trainer.model.lora import is_adapter, merged_weights
 from trainer.model.parameters import parameters_by_name
 from trainer.runs.bounds import check_model_size
 from trainer.runs.directory import load_config
-from trainer.runs.record import read_record
+from trainer.runs.record import Record, read_record
 from trainer.runs.state import load_checkpoint
 
 __all__ = ["ExportSource", "open_source"]
@@ -35,7 +34,7 @@ class ExportSource:
 
     run: Path
     config: TrainConfig
-    record: Mapping[str, Any]
+    record: Record
     tokenizer: Tokenizer
     step: int
     manifest_digest: str
@@ -52,7 +51,7 @@ class ExportSource:
     @property
     def data_digest(self) -> str | None:
         """The root digest of the training data, None for an imported model."""
-        return self.record["data"]["root_digest"] or None
+        return self.record.data.root_digest or None
 
     @cached_property
     def weights_digest(self) -> str:

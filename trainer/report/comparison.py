@@ -56,11 +56,11 @@ class _Compared:
 
     @property
     def data(self) -> str:
-        return str(part(self.run.record, "data").get("root_digest", UNKNOWN))
+        return self.run.record.data.root_digest
 
     @property
     def tokenizer(self) -> str:
-        return str(part(self.run.record, "data").get("tokenizer_digest", UNKNOWN))
+        return self.run.record.data.tokenizer_digest or UNKNOWN
 
     @property
     def val_targets(self) -> int | None:
@@ -78,7 +78,7 @@ def render_comparison(runs: Sequence[RecordedRun]) -> str:
     groups: dict[tuple[str, int | None], list[str]] = {}
     for one in evaluated:
         groups.setdefault((one.data, one.val_targets), []).append(one.name)
-    settings = [compared_settings(run.config, part(run.record, "identity")) for run in runs]
+    settings = [compared_settings(run.config, run.record.identity) for run in runs]
     return render_page(
         TEMPLATES,
         "comparison.jinja",
@@ -160,7 +160,7 @@ def _surroundings(runs: Sequence[RecordedRun], settings: Collection[str]) -> lis
     """Return code, versions and machine of each run. A fact that an older version did not record has the value of the others."""
     found = []
     for run in runs:
-        environment, identity = part(run.record, "environment"), part(run.record, "identity")
+        environment, identity = run.record.environment.to_json(), run.record.identity
         packages = {f"package {name}": version for name, version in part(environment, "packages").items()}
         named = {name: environment[name] for name in _ENVIRONMENT if name in environment}
         found.append(

@@ -22,7 +22,7 @@ from trainer.checkpoint.manifest import parse_manifest
 from trainer.runs.events import AlertEvent, EvalEvent, Event, TrainEvent
 from trainer.runs.measures import target_word
 from trainer.runs.metrics_file import METRICS, read_events
-from trainer.runs.record import read_record
+from trainer.runs.record import Record, read_record
 
 __all__ = ["RecordedRun", "SavedCheckpoint", "part", "read_run"]
 
@@ -46,7 +46,7 @@ class RecordedRun:
     """The files of a run, read once."""
 
     path: Path
-    record: Mapping[str, Any]
+    record: Record
     config: Mapping[str, Any]
     """The settings of the last start, by section."""
     curves: Mapping[str, Curve] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class RecordedRun:
     @property
     def status(self) -> str:
         """`training`, `stopped`, `failed` or `finished`. A run that was killed stays `training`."""
-        return str(self.record.get("status", "training"))
+        return self.record.status
 
     @property
     def step(self) -> int:
@@ -92,11 +92,11 @@ class RecordedRun:
 
     @property
     def objective(self) -> str:
-        return str(part(self.record, "identity").get("objective", "language"))
+        return str(self.record.identity.get("objective", "language"))
 
     @property
     def target(self) -> str:
-        return target_word(part(self.record, "identity"))
+        return target_word(self.record.identity)
 
     @property
     def has_perplexity(self) -> bool:

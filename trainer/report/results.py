@@ -55,14 +55,14 @@ _short = or_unknown(lambda value: rate(value) if value >= 1e6 else count(value))
 def introduction(run: RecordedRun) -> str:
     """Return a sentence about the model, the optimizer and the machine."""
     model, optimizer = part(run.config, "model"), part(run.config, "optim")
-    identity, environment = part(run.record, "identity"), part(run.record, "environment")
+    identity, environment = run.record.identity, run.record.environment
     weights = f"{run.num_weights / 1e6:,.2f}M weights" if run.num_weights else "no checkpoint yet"
-    if run.record.get("trained_weights") is not None:
-        weights += f", of which {_short(run.record['trained_weights'])} are trained"
-    ranks = int(environment.get("world_size", 1))
-    gpus = ", ".join(dict.fromkeys(map(str, environment.get("gpus") or ())))
+    if run.record.trained_weights is not None:
+        weights += f", of which {_short(run.record.trained_weights)} are trained"
+    ranks = environment.world_size
+    gpus = ", ".join(dict.fromkeys(environment.gpus))
     device = str(identity.get("device", "cpu"))
-    device = (environment.get("processor") or device) if device.startswith("cpu") else gpus or device
+    device = (environment.processor or device) if device.startswith("cpu") else gpus or device
     own_code = ", with an extension (extension.py)" if identity.get("extension") else ""
     return (
         f"A decoder of {model.get('layers')} layers, width {model.get('width')} ({weights}), trained with {optimizer.get('kind')} "
@@ -72,8 +72,8 @@ def introduction(run: RecordedRun) -> str:
 
 def _ending(run: RecordedRun) -> str:
     """Return how and why the run ended, an empty string if the record does not say so."""
-    reason = run.record.get("ended_by")
-    return f" It {STATUS.get(run.status, run.status)} at step {run.record.get('step')}: {reason}" if reason else ""
+    reason = run.record.ended_by
+    return f" It {STATUS.get(run.status, run.status)} at step {run.record.step}: {reason}" if reason else ""
 
 
 def headline(run: RecordedRun) -> list[tuple[str, str, str]]:

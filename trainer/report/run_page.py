@@ -9,7 +9,7 @@ from trainer.report import results
 from trainer.report.charts import convergence_charts, group_charts, layer_charts, main_charts, speed_charts
 from trainer.report.differences import differences, recipe_of, set_values, worded
 from trainer.report.page import TEMPLATES
-from trainer.report.recorded_run import RecordedRun, part
+from trainer.report.recorded_run import RecordedRun
 
 __all__ = ["render_report"]
 
@@ -48,7 +48,7 @@ def render_report(run: RecordedRun) -> str:
 def _commands(run: RecordedRun) -> list[tuple[str, str]]:
     """Return the commands that check the run or repeat it, each with its description."""
     path, data = shlex.quote(str(run.path)), shlex.quote(str(run.config.get("data", "DATA")))
-    ranks = int(part(run.record, "environment").get("world_size", 1))
+    ranks = run.record.environment.world_size
     launch = "trainer train" if ranks == 1 else f"PET_NPROC_PER_NODE={ranks} entrypoints/train"
     lines = {
         "check all digests: record, checkpoints, metrics, ledger, data": f"trainer verify {path} --level integrity",

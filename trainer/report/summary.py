@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from common.command_line import command_text
 from common.text import duration, visible
@@ -14,7 +13,7 @@ from trainer.report.write import REPORT
 from trainer.runs.events import EvalEvent, MeasuresEvent
 from trainer.runs.measures import target_word
 from trainer.runs.metrics_file import METRICS, read_events
-from trainer.runs.record import read_record
+from trainer.runs.record import Record, read_record
 from trainer.runs.state import read_progress
 
 __all__ = ["summary_lines"]
@@ -27,8 +26,8 @@ def summary_lines(run: Path) -> list[str]:
         CheckpointError: a file of the run is missing or damaged.
     """
     record, store = read_record(run), CheckpointStore(run / "checkpoints")
-    steps, ended_by = record.get("step"), record.get("ended_by")
-    status = "finished" if record["status"] == "finished" else "stopped"
+    steps, ended_by = record.step, record.ended_by
+    status = "finished" if record.status == "finished" else "stopped"
     progress = read_progress(store, store.steps()[-1])
     # The first evaluation shows the model before training, so it is not a result.
     evaluations: dict[int, EvalEvent] = {}
@@ -38,7 +37,7 @@ def summary_lines(run: Path) -> list[str]:
             evaluations[event.step] = event
         elif isinstance(event, MeasuresEvent):
             measures[event.step] = event
-    unit = target_word(record["identity"])
+    unit = target_word(record.identity)
     last, best = evaluations.get(progress.evaluated_step), evaluations.get(progress.best_step or 0)
     report = run / REPORT
     lines = {
@@ -51,8 +50,8 @@ def summary_lines(run: Path) -> list[str]:
     return [f"{name:<10}  {visible(text)}" for name, text in lines.items()]
 
 
-def _next(run: Path, record: Mapping[str, Any]) -> str:
-    if record["identity"].get("objective") == "classification":
+def _next(run: Path, record: Record) -> str:
+    if record.identity.get("objective") == "classification":
         return command_text("classify", run, "FILE")
     if (run / "tokenizer" / TEMPLATE_FILE).exists():
         return command_text("generate", run, "--interactive")

@@ -57,17 +57,12 @@ def most_rows(model: ModelConfig, row_length: int) -> int:
     return max(1, int(min(_SHARE_OF_ROWS * _free_bytes() / row_bytes, _MOST_ROWS)))
 
 
-def check_ranks(recorded: object, threads: int, device: str) -> int:
+def check_ranks(recorded: int, threads: int, device: str) -> int:
     """Return the recorded number of ranks, if this machine can run them with `threads` threads each.
 
     Raises:
-        CheckpointError: it is not a number of ranks.
         ConfigError: there are too many ranks or threads.
     """
-    if type(recorded) is not int or recorded < 1:
-        raise CheckpointError(
-            f"world_size = {recorded!r} in record.json is not a valid number of ranks; the file was changed: restore it from a copy"
-        )
     if recorded > (most := most_ranks(device)):
         raise ConfigError(f"the record names {recorded} ranks, and this machine can run {most} at most; {_ELSEWHERE}")
     if recorded * threads > (most := most_threads()):

@@ -29,7 +29,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, cast, get_args
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from pydantic_core import to_jsonable_python
 
 from common.command_line import command_text
@@ -59,8 +59,8 @@ from common.untrusted import (
     Form,
     InnerName,
     Plain,
-    check_form,
     digest_run_file,
+    parsed,
     read_run_file,
 )
 from trainer.checkpoint import CheckpointStore
@@ -86,8 +86,15 @@ __all__ = [
     "COMPRESSED",
     "IMPORTED",
     "NEVER_TRAINED",
+    "RECORD",
     "Before",
+    "Compressed",
+    "Earlier",
+    "Imported",
     "Origin",
+    "Record",
+    "RecordedData",
+    "RecordedEnvironment",
     "check_data",
     "check_identity",
     "check_nothing_saved",
@@ -101,15 +108,17 @@ __all__ = [
     "read_record",
     "read_record_if_any",
     "recorded_adjustments",
-    "recorded_initial",
     "recorded_micro",
     "recorded_precision",
+    "write_record",
 ]
 
 _log = logging.getLogger(__name__)
 _UNREPORTED = frozenset(settings_with(TrainConfig, Marker.FOLDER, Marker.MOVEABLE, Marker.PER_START))
 _IDENTITY = settings_with(TrainConfig, Effect.IDENTITY)
 _MAX_RANKS, _MAX_MICRO = 1 << 20, 65536
+RECORD = "record.json"
+"""The file's name in the run's directory."""
 IMPORTED = "imported"
 """The status of a run that holds a published model and was never trained."""
 COMPRESSED = "compressed"
@@ -117,24 +126,110 @@ COMPRESSED = "compressed"
 NEVER_TRAINED = (IMPORTED, COMPRESSED)
 
 
-@dataclass(frozen=True)
-class Before:
-    """The record and the newest checkpoint of an earlier start of a run."""
-
-    record: Mapping[str, Any]
-    step: int
-    """Step of the checkpoint from which the run resumes."""
-
-
-@dataclass(frozen=True)
-class Origin:
+class Origin(Form):
     """A checkpoint of another run that a run began with."""
 
     record: str
     """Digest of the other run's `record.json`."""
-    step: int
+    step: Count
     weights: str
     """Digest of the weights: those of the checkpoint, or their moving average."""
+
+
+class RecordedData(Form):
+    """The prepared data of a run."""
+
+    root_digest: str
+    tokenizer_digest: str = ""
+
+
+class RecordedEnvironment(Form):
+    """The facts of `environment_facts` at the last start, and its number of ranks."""
+
+    world_size: Annotated[int, Field(ge=1, le=_MAX_RANKS)] = 1
+    torch: str | None = None
+    processor: str | None = None
+    packages: dict[str, str] = Field(default_factory=dict)
+    locks: dict[str, str] = Field(default_factory=dict)
+    gpus: list[str] = Field(default_factory=list)
+    gpu_memory_bytes: list[Count] = Field(default_factory=list)
+    unlocked: dict[str, str] = Field(default_factory=dict)
+    __pydantic_extra__: dict[str, str | None]
+
+
+class Imported(Form):
+    """The published model that a run holds, with the digests of the files that it was read from."""
+
+    format: str
+    model_type: str
+    types: list[str]
+    files: dict[str, str]
+
+
+class _Measured(Form):
+    perplexity: float | None = None
+
+
+class _Comparison(Form):
+    before: _Measured = Field(default_factory=_Measured)
+    after: _Measured = Field(default_factory=_Measured)
+
+
+class Compressed(Origin):
+    """How the model of a run was compressed, and the checkpoint of the other run that it was made from."""
+
+    method: str
+    group_size: Count | None = None
+    share: float | None = None
+    comparison: _Comparison = Field(default_factory=_Comparison)
+
+
+class Earlier(Form):
+    """The values that differed in an earlier start, and the last step that had them."""
+
+    until: Count
+    was: dict[str, Plain]
+
+
+class Record(Form):
+    """The content of `record.json`. `Form.to_json` returns what `write_record` writes."""
+
+    format: int = 1
+    status: str
+    identity: dict[str, Plain]
+    environment: RecordedEnvironment
+    changes: list[Adjustment] = Field(default_factory=list)
+    precision: dict[str, Plain] = Field(default_factory=dict)
+    data: RecordedData
+    earlier: list[Earlier] = Field(default_factory=list)
+    files: dict[InnerName, str]
+    origin: Origin | None = None
+    initial: Origin | None = None
+    imported: Imported | None = None
+    compressed: Compressed | None = None
+    step: Count | None = None
+    weights: str | None = None
+    trained_weights: Count | None = None
+    total_weights: Count | None = None
+    ended_by: str | None = None
+    alerts: dict[str, Count] = Field(default_factory=dict)
+
+    @property
+    def adjustments(self) -> Adjustments:
+        return Adjustments(tuple(self.changes))
+
+    def changed(self, **values: Any) -> Record:
+        """Return the record with other values."""
+        return self.model_copy(update=values)
+
+
+@dataclass(frozen=True)
+class Before:
+    """The record and the newest checkpoint of an earlier start of a run."""
+
+    record: Record
+    step: int
+    """Step of the checkpoint from which the run resumes."""
 
 
 def identity_of(
@@ -215,16 +310,16 @@ def _is_fixed(difference: Difference) -> bool:
     )
 
 
-def check_was_trained(run: Path, record: Mapping[str, Any] | None) -> None:
+def check_was_trained(run: Path, record: Record | None) -> None:
     """Raise ConfigError if a run holds an imported or compressed model, which has no steps to continue or to train again."""
-    if record is not None and record["status"] in NEVER_TRAINED:
+    if record is not None and record.status in NEVER_TRAINED:
         raise ConfigError(
-            f"{run}: its model is {record['status']} and was not trained here, so it has no steps; begin a new run with its "
+            f"{run}: its model is {record.status} and was not trained here, so it has no steps; begin a new run with its "
             f"weights: {command_text('train', '--init', run, '--run', 'NEW')}"
         )
 
 
-def check_nothing_saved(run: Path, record: Mapping[str, Any] | None) -> None:
+def check_nothing_saved(run: Path, record: Record | None) -> None:
     """Check that no checkpoint of a run was lost. Without this check the run would start again and lose its history.
 
     A first save that was not completed does not count: before a second one begins, the first is on the device.
@@ -235,7 +330,7 @@ def check_nothing_saved(run: Path, record: Mapping[str, Any] | None) -> None:
     if record is None:
         return
     saved = {event.step for event in events_until(run / METRICS, Known(sys.maxsize)) if isinstance(event, SaveEvent)}
-    if len(saved) > 1 or (saved and record["status"] in ("finished", "stopped")):
+    if len(saved) > 1 or (saved and record.status in ("finished", "stopped")):
         raise CheckpointError(
             f"{run}: steps up to {max(saved)} were saved, and no checkpoint is there any more; put `checkpoints` back, "
             "or, to start again, use another --run or remove this folder"
@@ -278,7 +373,7 @@ def _ranks(identity: Mapping[str, Any]) -> str:
 
 
 def recorded_adjustments(
-    run: Path, record: Mapping[str, Any] | None, identity: Mapping[str, Any], allow_changes: tuple[str, ...]
+    run: Path, record: Record | None, identity: Mapping[str, Any], allow_changes: tuple[str, ...]
 ) -> Adjustments:
     """Return the adjustments of an earlier start of the run, and those that a rank noted just before it ended.
 
@@ -286,9 +381,9 @@ def recorded_adjustments(
     micro-batches, `quarantine` drops the list of shards that were left out, and `cooldown` drops the cool-down and the end that
     belongs to it.
     """
-    if record is None or any(one.name not in allow_changes for one in _differing(record["identity"], identity)):
+    if record is None or any(one.name not in allow_changes for one in _differing(record.identity, identity)):
         return Adjustments()
-    adjustments = Adjustments.from_json(record.get("changes", ())).plus(*_notes(run))
+    adjustments = record.adjustments.plus(*_notes(run))
     names = {"micro": "batch.micro", "quarantine": "quarantine", "cooldown": "cooldown"}
     return adjustments.of(kind for kind, name in names.items() if name not in allow_changes)
 
@@ -296,13 +391,12 @@ def recorded_adjustments(
 def note_adjustment(run: Path, adjustment: Adjustment) -> None:
     """Add an adjustment to the record, durably."""
     record = read_record(run)
-    adjustments = Adjustments.from_json(record["changes"]).plus(adjustment)
-    write_atomic(run / "record.json", sealed(record | {"changes": adjustments.to_json()}))
+    write_record(run, record.changed(changes=[*record.changes, adjustment]))
 
 
 def note_trained_weights(run: Path, trained: int, total: int) -> None:
     """Write into the record how many weights the run trains, and how many the model has. Runs that train all do not say so."""
-    write_atomic(run / "record.json", sealed(read_record(run) | {"trained_weights": trained, "total_weights": total}))
+    write_record(run, read_record(run).changed(trained_weights=trained, total_weights=total))
 
 
 def leave_note(run: Path, adjustment: Adjustment, rank: int) -> None:
@@ -365,22 +459,24 @@ def open_record(
         *(f"objective/{name}" for name in of_objective),
         *(["extension.py"] if extension is not None else []),
     ]
-    record = {
-        "format": 1,
-        "status": "training",
-        "identity": dict(identity),
-        "changes": adjustments.to_json(),
-        "precision": asdict(precision),
-        "data": {"root_digest": manifest.root_digest, "tokenizer_digest": manifest.tokenizer_digest},
-        "environment": environment,
-        "earlier": earlier,
-        "files": _digests(run, names),
-    }
+    record = Record.model_validate(
+        {
+            "format": 1,
+            "status": "training",
+            "identity": dict(identity),
+            "changes": list(adjustments.made),
+            "precision": asdict(precision),
+            "data": {"root_digest": manifest.root_digest, "tokenizer_digest": manifest.tokenizer_digest},
+            "environment": environment,
+            "earlier": earlier,
+            "files": _digests(run, names),
+        }
+    )
     if initial is not None:
-        record["initial"] = asdict(initial)
-    if before is not None and "origin" in before.record:
-        record["origin"] = before.record["origin"]
-    write_atomic(run / "record.json", sealed(record))
+        record = record.changed(initial=initial)
+    if before is not None and before.record.origin is not None:
+        record = record.changed(origin=before.record.origin)
+    write_record(run, record)
     for path in run.glob("change-*.json"):  # the record holds them now
         path.unlink()
     if before is not None and differences:
@@ -393,18 +489,18 @@ def open_record(
 
 def _since_before(
     run: Path, last: Before, identity: Mapping[str, Any], environment: Mapping[str, Any], settings: str
-) -> tuple[list[dict[str, Any]], tuple[Difference, ...]]:
+) -> tuple[list[Earlier], tuple[Difference, ...]]:
     """Return `earlier` of the record, and the differences of this start from the last one."""
     record, step = last.record, last.step
-    skipped = not_compared(record["identity"], identity)
-    before, now = same_facts(record["environment"], environment)
-    known = _with_newer_settings(record["identity"], identity)
+    skipped = not_compared(record.identity, identity)
+    before, now = same_facts(record.environment.to_json(), environment)
+    known = _with_newer_settings(record.identity, identity)
     before |= {name: value for name, value in known.items() if name not in skipped}
     now |= {name: value for name, value in identity.items() if name not in skipped}
-    earlier = [one | {"until": min(one["until"], step)} for one in record.get("earlier", ())]
-    deciding = record["identity"].keys() | identity.keys()
+    earlier = [one.model_copy(update={"until": min(one.until, step)}) for one in record.earlier]
+    deciding = record.identity.keys() | identity.keys()
     if was := {one.name: one.recorded for one in find_differences(before, now)}:
-        earlier.append({"until": step, "was": was})
+        earlier.append(Earlier(until=step, was=was))
     with suppress(OSError, ValueError, KeyError, CheckpointError):  # a damaged file of settings is written again
         before = _reported_settings(read_run_file(run / "config.toml", MAX_SETTINGS_BYTES, run)) | before
         now = _reported_settings(settings.encode()) | now
@@ -457,121 +553,44 @@ def complete_record(
     checkpoints = CheckpointStore(run / "checkpoints")
     manifests = [checkpoints.manifest_path(saved).relative_to(run).as_posix() for saved in checkpoints.steps()]
     written = [name for name in (METRICS, LEDGER.as_posix(), *manifests) if (run / name).exists()]
-    record["files"] |= _digests(run, written)
+    files = record.files | _digests(run, written)
     for name in {METRICS, LEDGER.as_posix()}.intersection(written):  # some of their lines are newer than the last checkpoint
         with open_input(run / name, below=run) as file:
             os.fsync(file.fileno())
-    ended = {"status": status, "ended_by": ended_by, "step": step, "weights": weights_digest, "alerts": dict(alerts)}
-    write_atomic(run / "record.json", sealed(record | ended))
+    ended = record.changed(files=files, status=status, ended_by=ended_by, step=step, weights=weights_digest, alerts=dict(alerts))
+    write_record(run, ended)
 
 
-def read_record_if_any(run: Path) -> dict[str, Any] | None:
+def read_record_if_any(run: Path) -> Record | None:
     """Return the record of a run, None if there is no run. Raises as `read_record` does."""
-    return read_record(run) if (run / "record.json").exists() else None
+    return read_record(run) if (run / RECORD).exists() else None
 
 
-def read_record(run: Path) -> dict[str, Any]:
+def read_record(run: Path) -> Record:
     """Return the record of a run.
 
     Raises:
         CheckpointError: there is none, or it was changed.
     """
-    path = run / "record.json"
+    path = run / RECORD
     try:
-        record = unsealed(read_run_file(path, MAX_RECORD_BYTES, run))
+        found = unsealed(read_run_file(path, MAX_RECORD_BYTES, run))
     except FileNotFoundError:
-        raise CheckpointError(not_a_run(run, "record.json")) from None
+        raise CheckpointError(not_a_run(run, RECORD)) from None
     except ValueError as error:
         raise CheckpointError(f"{path}: the file was changed ({error}); restore it from a copy") from None
     try:
-        check_form(_RecordForm, record)
+        return parsed(Record, found)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}; the file was changed: restore it from a copy") from None
-    return record
 
 
-class _DataForm(Form):
-    root_digest: str
-    tokenizer_digest: str = ""
+def write_record(run: Path, record: Record) -> None:
+    """Replace the record of a run, durably."""
+    write_atomic(run / RECORD, sealed(record.to_json()))
 
 
-class _EnvironmentForm(Form):
-    world_size: Annotated[int, Field(ge=1, le=_MAX_RANKS)] = 1
-    packages: dict[str, str] = Field(default_factory=dict)
-    locks: dict[str, str] = Field(default_factory=dict)
-    gpus: list[str] = Field(default_factory=list)
-    gpu_memory_bytes: list[Count] = Field(default_factory=list)
-    unlocked: dict[str, str] = Field(default_factory=dict)
-    __pydantic_extra__: dict[str, str | None]
-
-
-class _OriginForm(Form):
-    record: str
-    step: Count
-    weights: str
-
-
-class _ImportedForm(Form):
-    format: str
-    model_type: str
-    types: list[str]
-    files: dict[str, str]
-
-
-class _MeasuredForm(Form):
-    perplexity: float | None = None
-
-
-class _ComparisonForm(Form):
-    before: _MeasuredForm = Field(default_factory=_MeasuredForm)
-    after: _MeasuredForm = Field(default_factory=_MeasuredForm)
-
-
-class _CompressedForm(_OriginForm):
-    method: str
-    group_size: Count | None = None
-    share: float | None = None
-    comparison: _ComparisonForm | None = None
-
-
-class _EarlierForm(Form):
-    until: Count
-    was: dict[str, Plain]
-
-
-class _RecordForm(Form):
-    status: str
-    identity: dict[str, Plain]
-    data: _DataForm
-    environment: _EnvironmentForm
-    files: dict[InnerName, str]
-    changes: list[Any] = Field(default_factory=list)
-    earlier: list[_EarlierForm] = Field(default_factory=list)
-    origin: _OriginForm | None = None
-    initial: _OriginForm | None = None
-    imported: _ImportedForm | None = None
-    compressed: _CompressedForm | None = None
-    step: Count | None = None
-    weights: str | None = None
-    trained_weights: Count | None = None
-    total_weights: Count | None = None
-    ended_by: str | None = None
-    alerts: dict[str, Count] = Field(default_factory=dict)
-
-    @field_validator("changes")
-    @classmethod
-    def _check_adjustments(cls, changes: list[Any]) -> list[Any]:
-        Adjustments.from_json(changes)
-        return changes
-
-
-def recorded_initial(record: Mapping[str, Any] | None) -> Origin | None:
-    """Return the checkpoint of another run whose weights a run began with; None if there is none."""
-    found = None if record is None else record.get("initial")
-    return None if found is None else Origin(found["record"], found["step"], found["weights"])
-
-
-def recorded_micro(run: Path, record: Mapping[str, Any] | None) -> int | None:
+def recorded_micro(run: Path, record: Record | None) -> int | None:
     """Return the rows of a micro-batch with which a run was started, None if there is no run.
 
     Raises:
@@ -579,16 +598,18 @@ def recorded_micro(run: Path, record: Mapping[str, Any] | None) -> int | None:
     """
     if record is None:
         return None
-    micro = record["identity"].get("batch.micro")
-    if micro is not None and (type(micro) is not int or not 1 <= micro <= _MAX_MICRO):
+    micro = record.identity.get("batch.micro")
+    if micro is None:
+        return None
+    if type(micro) is not int or not 1 <= micro <= _MAX_MICRO:
         raise CheckpointError(
-            f"{run / 'record.json'}: identity has batch.micro = {micro!r}, but a number from 1 to {_MAX_MICRO} was expected; "
+            f"{run / RECORD}: identity has batch.micro = {micro!r}, but a number from 1 to {_MAX_MICRO} was expected; "
             "restore it from a copy"
         )
     return micro
 
 
-def recorded_precision(run: Path, record: Mapping[str, Any] | None) -> Precision | None:
+def recorded_precision(run: Path, record: Record | None) -> Precision | None:
     """Return the number format with which a run was started, None if there is no run.
 
     Raises:
@@ -596,10 +617,10 @@ def recorded_precision(run: Path, record: Mapping[str, Any] | None) -> Precision
     """
     if record is None:
         return None
-    found = record["identity"].get("precision")
+    found = record.identity.get("precision")
     if found not in get_args(Precision):
         raise CheckpointError(
-            f"{run / 'record.json'}: identity has precision = {found!r}, but one of {', '.join(get_args(Precision))} was expected; "
+            f"{run / RECORD}: identity has precision = {found!r}, but one of {', '.join(get_args(Precision))} was expected; "
             "restore it from a copy"
         )
     return cast("Precision", found)

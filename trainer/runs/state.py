@@ -120,7 +120,7 @@ def load_checkpoint(run: Path, which: str, *, option: str = "--checkpoint") -> C
 
 def _unpacked(run: Path, checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint with ordinary tensors if it is that of a compressed model."""
-    if not is_packed(checkpoint.model) or read_record(run)["status"] != COMPRESSED:
+    if not is_packed(checkpoint.model) or read_record(run).status != COMPRESSED:
         return checkpoint
     try:
         check_fits_memory(num_unpacked(checkpoint.model))  # a small file may hold a large matrix of zeros

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from common.files import sealed, write_atomic
+from common.files import write_atomic
 from common.settings.toml import to_toml
 from common.untrusted import digest_run_file
 from data_pipeline.conversations.chat_template import TEMPLATE_FILE
@@ -17,6 +17,7 @@ from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.weights import weights_digest
 from trainer.config import TrainConfig
 from trainer.machine.environment import environment_facts
+from trainer.runs.record import Record, write_record
 from trainer.runs.state import RunState
 
 __all__ = ["write_untrained"]
@@ -54,18 +55,20 @@ def write_untrained(
     digest = weights_digest(tensors)
     names = ["config.toml", *sorted(f"tokenizer/{path.name}" for path in (run / "tokenizer").iterdir())]
     names.append(store.manifest_path(0).relative_to(run).as_posix())
-    record = {
-        "format": 1,
-        "status": status,
-        "identity": {},
-        "changes": [],
-        "data": {"root_digest": data_digest, "tokenizer_digest": tokenizer.digest},
-        "environment": environment_facts() | {"world_size": 1},
-        "earlier": [],
-        status: dict(source),
-        "files": {name: digest_run_file(run, name) for name in names},
-        "step": 0,
-        "weights": digest,
-    }
-    write_atomic(run / "record.json", sealed(record))
+    record = Record.model_validate(
+        {
+            "format": 1,
+            "status": status,
+            "identity": {},
+            "changes": [],
+            "data": {"root_digest": data_digest, "tokenizer_digest": tokenizer.digest},
+            "environment": environment_facts() | {"world_size": 1},
+            "earlier": [],
+            status: dict(source),
+            "files": {name: digest_run_file(run, name) for name in names},
+            "step": 0,
+            "weights": digest,
+        }
+    )
+    write_record(run, record)
     return digest

@@ -100,7 +100,8 @@ class Adjuster:
         if limits.decay_steps and (end >= limits.decay_steps or step >= cooldown_start(schedule, limits.decay_steps)):
             return  # the planned cool-down ends in time, or has begun
         last = max(end, step + 2)
-        limits.cooldown = Adjustment(step + 1, f"limits.minutes ends the run after about {end} steps", cooldown_end=last)
+        reason = f"limits.minutes ends the run after about {end} steps"
+        limits.cooldown = Adjustment(step=step + 1, reason=reason, cooldown_end=last)
         self.make(limits.cooldown)
         self.follows_speed = True
 
@@ -115,7 +116,8 @@ class Adjuster:
         begin = cooldown.step - 1 if cooldown.cooldown_begin is None else cooldown.cooldown_begin
         end, done = max(end, step + 2), (step - begin) / (planned - begin)
         reason = f"at the speed of the last minute, limits.minutes ends the run after about {end} steps"
-        limits.cooldown = Adjustment(step + 1, reason, cooldown_end=end, cooldown_begin=(step - done * end) / (1 - done))
+        begin = (step - done * end) / (1 - done)
+        limits.cooldown = Adjustment(step=step + 1, reason=reason, cooldown_end=end, cooldown_begin=begin)
         self.make(limits.cooldown)
 
     def wrapped(self, loss: LossModule, step: int) -> tuple[nn.Module, Accumulation]:
@@ -174,4 +176,4 @@ def smaller_batches(context: RunContext, adjustments: Adjustments, step: int) ->
     smaller = smaller_micro(now)
     if smaller is None:
         raise ConfigError(f"step {step}: out of memory with a single row in a micro-batch; use {remedies}, or shorter rows")
-    return Adjustment(step, f"{now} rows ran out of memory", micro=smaller)
+    return Adjustment(step=step, reason=f"{now} rows ran out of memory", micro=smaller)

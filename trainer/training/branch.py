@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from common.errors import CheckpointError, ConfigError
-from common.files import sealed, write_atomic
 from common.untrusted import digest_run_file
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.weights import weights_digest
 from trainer.config import TrainConfig
-from trainer.data.adjustments import Adjustments
 from trainer.optim.schedule import cooldown_start
 from trainer.runs.ledger import LEDGER
 from trainer.runs.metrics_file import METRICS
-from trainer.runs.record import read_record, read_record_if_any
+from trainer.runs.record import RECORD, Origin, Record, read_record, read_record_if_any, write_record
 from trainer.runs.state import copy_state, load_whole
 
 __all__ = ["allowed_changes", "begin_branch", "check_cooldown", "continued_run", "is_new_branch"]
@@ -27,7 +24,7 @@ _BRANCHED = "branched"
 """The status of a run that has copied its state, and has not trained yet."""
 
 
-def begin_branch(config: TrainConfig, check: Callable[[Path, Mapping[str, Any], int], None]) -> None:
+def begin_branch(config: TrainConfig, check: Callable[[Path, Record, int], None]) -> None:
     """Copy a checkpoint, its ledger and its metrics from `branch.run` into a new run. Do nothing if the run exists already.
 
     Before anything is written, `check` gets the other run, the record that the branch begins with, and the step. It raises the
@@ -55,13 +52,13 @@ def begin_branch(config: TrainConfig, check: Callable[[Path, Mapping[str, Any], 
         found = ", ".join(map(str, steps))
         raise CheckpointError(f"{trunk}: no checkpoint of step {step}; its checkpoints: {found}; choose one with branch.step")
     checkpoint, _ = load_whole(store, step)
-    kept = [one for one in Adjustments.from_json(record.get("changes", ())).made if one.step <= step and one.kind != "cooldown"]
-    origin = {"record": digest_run_file(trunk, "record.json"), "step": step, "weights": weights_digest(checkpoint.model)}
-    changed = {"status": _BRANCHED, "origin": origin, "changes": Adjustments(tuple(kept)).to_json(), "files": {}}
-    check(trunk, record | changed, step)
+    kept = [one for one in record.changes if one.step <= step and one.kind != "cooldown"]
+    origin = Origin(record=digest_run_file(trunk, RECORD), step=step, weights=weights_digest(checkpoint.model))
+    begun = record.changed(status=_BRANCHED, origin=origin, changes=kept, files={})
+    check(trunk, begun, step)
     for name in (METRICS, LEDGER):  # left by a start that was killed
         (run / name).unlink(missing_ok=True)
-    write_atomic(run / "record.json", sealed(record | changed))
+    write_record(run, begun)
     copy_state(trunk, run, checkpoint)
     _log.info("branched off %s at step %d", trunk, step)
 
@@ -79,12 +76,12 @@ def _exists(run: Path) -> bool:
     return record is not None and not is_new_branch(record)
 
 
-def is_new_branch(record: Mapping[str, Any]) -> bool:
+def is_new_branch(record: Record) -> bool:
     """Return whether a run has copied the state of another run, and has not trained yet."""
-    return bool(record["status"] == _BRANCHED)
+    return record.status == _BRANCHED
 
 
-def allowed_changes(config: TrainConfig, record: Mapping[str, Any] | None) -> tuple[str, ...]:
+def allowed_changes(config: TrainConfig, record: Record | None) -> tuple[str, ...]:
     """Return the names in the identity that may differ from the record: a branch may begin with another schedule."""
     allowed = config.resume.allow_changes
     if record is None or not is_new_branch(record):
@@ -92,7 +89,7 @@ def allowed_changes(config: TrainConfig, record: Mapping[str, Any] | None) -> tu
     return (*allowed, *(f"schedule.{name}" for name in type(config.schedule).model_fields))
 
 
-def check_cooldown(config: TrainConfig, record: Mapping[str, Any], step: int, decay_steps: int) -> None:
+def check_cooldown(config: TrainConfig, record: Record, step: int, decay_steps: int) -> None:
     """Refuse a branch whose cool-down would have begun before its step, so that the learning rate would drop at once.
 
     Raises:

@@ -42,6 +42,7 @@ from trainer.runs.progress import Progress
 from trainer.runs.record import (
     Before,
     Origin,
+    Record,
     check_data,
     check_identity,
     check_nothing_saved,
@@ -50,7 +51,6 @@ from trainer.runs.record import (
     read_record,
     read_record_if_any,
     recorded_adjustments,
-    recorded_initial,
     recorded_micro,
     recorded_precision,
 )
@@ -165,8 +165,8 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
     before: list[Before] = []
     undo = ExitStack()
 
-    def check_branch(trunk: Path, record: Mapping[str, Any], step: int) -> None:
-        check_identity(trunk, record["identity"], identity, allowed_changes(config, record))
+    def check_branch(trunk: Path, record: Record, step: int) -> None:
+        check_identity(trunk, record.identity, identity, allowed_changes(config, record))
         check_cooldown(config, record, step, limits.decay_steps)
 
     def prepare_run() -> tuple[int | None, list[dict[str, Any]], tuple[str, str] | None]:
@@ -183,7 +183,7 @@ def check(stack: ExitStack, config: TrainConfig, group: Group, extension: Extens
             if ended_by is not None:
                 known = _settings_before(config.run)
                 # A start that was killed after its last step has to complete the record.
-                if record["status"] == "finished" or known is None or not is_same(config, known):
+                if record.status == "finished" or known is None or not is_same(config, known):
                     return newest, [], _nothing_left(known or config, record, checkpoints, progress, ended_by)
         _check_space(config, manifest.vocab_size)
         clear_heartbeats(config.run)
@@ -221,13 +221,12 @@ def _settings_before(run: Path) -> TrainConfig | None:
 
 
 def _nothing_left(
-    known: TrainConfig, record: Mapping[str, Any], checkpoints: CheckpointStore, progress: Progress, ended_by: str
+    known: TrainConfig, record: Record, checkpoints: CheckpointStore, progress: Progress, ended_by: str
 ) -> tuple[str, str]:
     """Return the message about a run that has reached a limit, and the result of its training."""
-    same_step = record.get("step") == progress.step
-    digest = record.get("weights") if same_step else None
+    digest = record.weights if record.step == progress.step else None
     digest = digest or weights_digest(load_whole(checkpoints, progress.step)[0].model)
-    lines = nothing_to_train(known, record["status"], progress.step, ended_by)
+    lines = nothing_to_train(known, record.status, progress.step, ended_by)
     return "\n".join(lines), f"weights {digest} steps {progress.step}"
 
 
@@ -256,7 +255,7 @@ def _check_data(config: TrainConfig, manifest: Manifest) -> None:
     run = continued_run(config)
     record = read_record_if_any(run) if CheckpointStore(run / "checkpoints").steps() else None
     if record is not None:
-        check_data(run, record["identity"], manifest.root_digest)
+        check_data(run, record.identity, manifest.root_digest)
 
 
 def _first_look(config: TrainConfig, manifest: Manifest) -> tuple[int | None, Precision | None]:
@@ -276,12 +275,12 @@ def _initial(config: TrainConfig) -> Origin | None:
     if not CheckpointStore(run / "checkpoints").steps():
         return choose_initial(config)
     check_same_initial(config, run)
-    return recorded_initial(read_record(run))
+    return read_record(run).initial
 
 
 def _checked_run(
     config: TrainConfig, checkpoints: CheckpointStore, identity: Mapping[str, Any]
-) -> tuple[int | None, dict[str, Any] | None]:
+) -> tuple[int | None, Record | None]:
     """Return the step of the newest checkpoint and the record, None for those that do not exist. Check that it is the same run."""
     newest = checkpoints.newest_verified()
     if newest is None:
@@ -289,7 +288,7 @@ def _checked_run(
         check_nothing_saved(config.run, record)
         return None, record
     record = read_record(config.run)
-    check_identity(config.run, record["identity"], identity, allowed_changes(config, record))
+    check_identity(config.run, record.identity, identity, allowed_changes(config, record))
     return newest, record
 
 

@@ -77,10 +77,10 @@ def audit_run(run: Path, data: Path | None = None) -> AuditReport:
                 f"{run / LEDGER}: it ends at line {report.lines}, but the checkpoint of step {saved.step} names line "
                 f"{saved.head.lines}; restore the file from a copy"
             )
-        if record["status"] != "training" and record.get("step") != report.steps:
+        if record.status != "training" and record.step != report.steps:
             raise CheckpointError(
-                f"{run / LEDGER}: it ends at step {report.steps}, but the record says {record['status']} at step "
-                f"{record.get('step')}; restore both files from a copy"
+                f"{run / LEDGER}: it ends at step {report.steps}, but the record says {record.status} at step "
+                f"{record.step}; restore both files from a copy"
             )
         report.checkpoints = [saved.step for saved in checkpoints]
         for name, count, ranges in zip(manifest.sources, drawn.tolist(), rows.source_ranges(), strict=True):

@@ -34,7 +34,7 @@ from trainer.runs.bounds import check_model_size, check_ranks
 from trainer.runs.directory import data_folder, load_config
 from trainer.runs.events import EvalEvent, TrainEvent
 from trainer.runs.metrics_file import METRICS, read_events
-from trainer.runs.record import read_record, recorded_initial
+from trainer.runs.record import RECORD, Record, read_record
 from trainer.runs.state import copy_state, load_whole
 from trainer.verification.child import run_tied
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
@@ -107,7 +107,7 @@ def replay_run(
     """
     record = read_record(run)
     config = load_config(run)
-    extension = checked_extension(run, record["identity"].get("extension"), trust_code=trust_code)
+    extension = checked_extension(run, record.identity.get("extension"), trust_code=trust_code)
     store = CheckpointStore(run / "checkpoints")
     recorded = _events(run)
     last = max((step for name, step in recorded if name == TrainEvent.name), default=0)
@@ -132,27 +132,27 @@ def replay_run(
         begin_again(run, again, begin)
         before = begin
         for stop in [*(step for step in store.steps() if begin < step < end), end]:
-            _train(train, replay_config(settings, record, again, stop, allow_changes), num_ranks)
+            _train(train, replay_config(settings, record.identity, again, stop, allow_changes), num_ranks)
             difference = _difference_in_events(recorded, _events(again), before, stop)
             if stop in store.steps():
                 tensor = first_difference(load_whole(store, stop)[0], CheckpointStore(again / "checkpoints").load(stop))
                 compared.append(stop)
                 difference = "; ".join(filter(None, (difference, tensor and f"at step {stop} {tensor}")))
-            elif not difference and stop == record.get("step") and record.get("weights") != read_record(again)["weights"]:
-                difference = f"after step {stop} the weights are {read_record(again)['weights']}, but were {record.get('weights')}"
+            elif not difference and stop == record.step and record.weights != read_record(again).weights:
+                difference = f"after step {stop} the weights are {read_record(again).weights}, but were {record.weights}"
             if difference:
                 return Replay(begin, end, tuple(compared), num_ranks, difference)
             before = stop
     return Replay(begin, end, tuple(compared), num_ranks)
 
 
-def _initial_settings(config: TrainConfig, record: Mapping[str, Any], begin: int) -> dict[str, Any]:
+def _initial_settings(config: TrainConfig, record: Record, begin: int) -> dict[str, Any]:
     """Return the settings `init` of a replay. Only a replay from step 0 needs the other run: it is checked before any training.
 
     Raises:
         CheckpointError: its weights are missing or have changed.
     """
-    origin = recorded_initial(record)
+    origin = record.initial
     if origin is None or begin:
         return {"init": None, "init_checkpoint": "latest"}
     if config.init is None or not (config.init / "checkpoints").is_dir():
@@ -202,20 +202,19 @@ def begin_again(run: Path, again: Path, step: int) -> None:
         CheckpointError: the checkpoint is missing or damaged.
     """
     again.mkdir()
-    copy_run_file(run, "record.json", again / "record.json")
+    copy_run_file(run, RECORD, again / RECORD)
     if step:
         copy_state(run, again, CheckpointStore(run / "checkpoints").load(step))
 
 
 def replay_config(
-    config: TrainConfig, record: Mapping[str, Any], run: Path, end: int, allow_changes: tuple[str, ...]
+    config: TrainConfig, identity: Mapping[str, Any], run: Path, end: int, allow_changes: tuple[str, ...]
 ) -> TrainConfig:
     """Return the settings for a replay up to step `end`. Its bits depend on the same values as those of the run.
 
     Only the step `end` ends a replay. In particular its evaluations do not: it evaluates more often than the run, before each save.
     It sends nothing to a tracking service.
     """
-    identity = record["identity"]
     settings = config.model_dump()
     settings |= {"recipe": None, "run": run, "threads": identity.get("threads")}
     settings |= {"limits": {"steps": end}, "resume": {"allow_changes": allow_changes}, "branch": {}}
@@ -232,14 +231,14 @@ def replay_config(
         ) from None
 
 
-def _num_ranks(config: TrainConfig, record: Mapping[str, Any]) -> int:
+def _num_ranks(config: TrainConfig, record: Record) -> int:
     """Return the number of ranks of the replay. Refuse a record that asks for more than this machine can run."""
-    threads = record["identity"].get("threads")
+    threads = record.identity.get("threads")
     if type(threads) is not int or threads < 1:
         raise CheckpointError(
             f"record.json: threads = {threads!r}, but a whole number of at least 1 is expected; restore it from a copy"
         )
-    recorded = 1 if config.reproducibility == "elastic" else record["environment"].get("world_size")
+    recorded = 1 if config.reproducibility == "elastic" else record.environment.world_size
     return check_ranks(recorded, threads, config.device)
 
 

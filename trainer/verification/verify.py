@@ -22,7 +22,6 @@ from data_pipeline.dataset.manifest import check_digests, read_manifest
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.weights import weights_digest
 from trainer.config import TrainConfig
-from trainer.data.adjustments import Adjustments
 from trainer.distributed.group import joined_group
 from trainer.extensions.trust import EXTENSION, recorded_source
 from trainer.machine.determinism import configure_determinism, device_name, flags, not_compared, threads_per_rank
@@ -33,7 +32,7 @@ from trainer.runs.directory import data_folder, foreign_files, load_config, sett
 from trainer.runs.events import TrainEvent
 from trainer.runs.ledger import LEDGER, LedgerStep, read_ledger
 from trainer.runs.metrics_file import METRICS, read_events
-from trainer.runs.record import NEVER_TRAINED, check_was_trained, read_record, recorded_initial
+from trainer.runs.record import NEVER_TRAINED, Earlier, Origin, check_was_trained, read_record
 from trainer.verification.audit import audit_run
 from trainer.verification.auditor import AuditReport
 from trainer.verification.data_check import prepare_again
@@ -76,7 +75,7 @@ def verify_run(
         ConfigError: see `replay_run`.
     """
     levels = LEVELS[: LEVELS.index(level) + 1]
-    if read_record(run)["status"] in NEVER_TRAINED:
+    if read_record(run).status in NEVER_TRAINED:
         if num_steps or levels[-1] in ("data", "replay"):
             check_was_trained(run, read_record(run))
         yield _check_untrained(run)
@@ -84,7 +83,7 @@ def verify_run(
     yield check_integrity(run, data)
     here = environment_facts() if len(levels) > 1 or num_steps else {}
     differences = compare_environment(run, here) if here else ()
-    earlier = read_record(run).get("earlier", [])
+    earlier = read_record(run).earlier
     if "environment" in levels:
         facts = {"differences": [asdict(one) for one in differences], "unlocked": here["unlocked"], "earlier": earlier}
         unlocked = describe_unlocked(here["lock"], here["unlocked"])
@@ -98,7 +97,7 @@ def verify_run(
         replay = replay_run(run, num_steps, train=train, start=start, data=data, allow_changes=changed, trust_code=trust_code)
         if replay.difference:
             because = f"; the environment differs in {', '.join(changed)}" if changed else ""
-            others = [f"\n{_earlier_text(one)}" for one in earlier if one["until"] > replay.start]
+            others = [f"\n{_earlier_text(one)}" for one in earlier if one.until > replay.start]
             raise CheckpointError(f"{run}: {replay.difference}{because}{''.join(others)}")
         yield Outcome("replay", replay.describe(), asdict(replay))
 
@@ -110,49 +109,49 @@ def check_integrity(run: Path, data: Path | None = None) -> Outcome:
         PreparedDataError, CheckpointError: a file is missing or was changed, or code is there that the record does not name.
     """
     record = read_record(run)
-    foreign = foreign_files(run, record["files"])
-    if recorded_source(run, record["identity"].get("extension")) is None and EXTENSION in foreign:
+    foreign = foreign_files(run, record.files)
+    if recorded_source(run, record.identity.get("extension")) is None and EXTENSION in foreign:
         raise CheckpointError(
             f"{run / EXTENSION}: the record names no extension, so this code is not the run's and is never executed; remove it"
         )
     written_last = (METRICS, LEDGER.as_posix(), "checkpoints/")  # a check of their content gives a better message than a digest
-    for name, digest in record["files"].items():
+    for name, digest in record.files.items():
         if not name.startswith(written_last):
             _check_file(run, name, digest)
     store = CheckpointStore(run / "checkpoints")
     for step in store.steps():
         store.verify(step)
-    origin = record.get("origin")
-    if origin is not None and origin["step"] in store.steps():
+    origin = record.origin
+    if origin is not None and origin.step in store.steps():
         _check_origin(run, store, origin)
-    initial = recorded_initial(record)
-    if initial is not None and record["identity"].get("init") != initial.weights:
+    initial = record.initial
+    if initial is not None and record.identity.get("init") != initial.weights:
         raise CheckpointError(f"{run / 'record.json'}: identity and `initial` name different weights; restore it from a copy")
-    lost = {shard for one in Adjustments.from_json(record.get("changes", ())).made for shard in one.shards}
+    lost = {shard for one in record.changes for shard in one.shards}
     directory = data_folder(run, data)
     with reading(directory, f"verify of run {run.absolute().name}"):
-        num_files = _check_data(directory, record["data"]["root_digest"], lost)
+        num_files = _check_data(directory, record.data.root_digest, lost)
     report = audit_run(run, data)
     num_events = _check_metrics(run, report)
-    for name, digest in record["files"].items():
+    for name, digest in record.files.items():
         _check_file(run, name, digest)
     facts = {
-        "status": record["status"],
-        "files": len(record["files"]),
+        "status": record.status,
+        "files": len(record.files),
         "checkpoints": store.steps(),
         "data_files": num_files,
         "quarantined": sorted(lost),
         "events": num_events,
         "ledger_lines": report.lines,
         "foreign": foreign,
-        "origin": origin,
-        "initial": None if initial is None else asdict(initial),
+        "origin": None if origin is None else origin.to_json(),
+        "initial": None if initial is None else initial.to_json(),
     }
     text = (
-        f"integrity    {len(record['files'])} files of the run, checkpoints {', '.join(map(str, store.steps())) or 'none'}, "
+        f"integrity    {len(record.files)} files of the run, checkpoints {', '.join(map(str, store.steps())) or 'none'}, "
         f"{report.lines} ledger lines, {num_events} events of metrics and {num_files} files of the data are unchanged"
         + (f"; not checked, because the run left them out: {', '.join(sorted(lost))}" if lost else "")
-        + ("" if origin is None else f"\n  the run branches off another run at step {origin['step']}: `origin` in record.json")
+        + ("" if origin is None else f"\n  the run branches off another run at step {origin.step}: `origin` in record.json")
         + (
             ""
             if initial is None
@@ -166,26 +165,26 @@ def check_integrity(run: Path, data: Path | None = None) -> Outcome:
 def _check_untrained(run: Path) -> Outcome:
     """Read and check every file of an imported or compressed model."""
     record, store = read_record(run), CheckpointStore(run / "checkpoints")
-    for name, digest in record["files"].items():
+    for name, digest in record.files.items():
         _check_file(run, name, digest)
     found = weights_digest(store.load(0).model)
-    if found != record.get("weights"):
+    if found != record.weights:
         raise CheckpointError(
-            f"{run}: the digest of the weights is {found}, but the record says {record.get('weights')}; restore the run from a copy"
+            f"{run}: the digest of the weights is {found}, but the record says {record.weights}; restore the run from a copy"
         )
-    foreign = foreign_files(run, record["files"])
-    status = record["status"]
-    facts = {"status": status, "files": len(record["files"]), "checkpoints": [0], "foreign": foreign}
-    text = f"integrity    {len(record['files'])} files and the weights of the {status} model are unchanged{_foreign_text(foreign)}"
+    foreign = foreign_files(run, record.files)
+    status = record.status
+    facts = {"status": status, "files": len(record.files), "checkpoints": [0], "foreign": foreign}
+    text = f"integrity    {len(record.files)} files and the weights of the {status} model are unchanged{_foreign_text(foreign)}"
     return Outcome("integrity", text, facts)
 
 
-def _check_origin(run: Path, store: CheckpointStore, origin: Mapping[str, Any]) -> None:
-    found = weights_digest(store.load(origin["step"]).model)
-    if found != origin["weights"]:
+def _check_origin(run: Path, store: CheckpointStore, origin: Origin) -> None:
+    found = weights_digest(store.load(origin.step).model)
+    if found != origin.weights:
         raise CheckpointError(
-            f"{run}: the weights of step {origin['step']} are not those of the run that it branches off: their digest is {found}, "
-            f"but the record says {origin['weights']}; restore the checkpoint from a copy"
+            f"{run}: the weights of step {origin.step} are not those of the run that it branches off: their digest is {found}, "
+            f"but the record says {origin.weights}; restore the checkpoint from a copy"
         )
 
 
@@ -210,8 +209,8 @@ def compare_environment(run: Path, facts: Mapping[str, Any]) -> tuple[Difference
     here = settings_here(config)
     with suppress(ConfigError):  # the settings that it refuses appear among the flags below
         configure_determinism(here)
-    identity = record["identity"]
-    recorded, found = same_facts(record["environment"], facts)
+    identity = record.identity
+    recorded, found = same_facts(record.environment.to_json(), facts)
     recorded |= {name: identity.get(name) for name in ("device", "threads", "attention")}
     decided = [name for name in identity if name == "nodes" or name.startswith("flags.")]
     recorded |= {name: identity[name] for name in decided}
@@ -292,5 +291,5 @@ def _indented(line: str) -> list[str]:
     return [f"  {line}"] if line else []
 
 
-def _earlier_text(earlier: Mapping[str, Any]) -> str:
-    return f"  up to step {earlier['until']} the run had another {', '.join(earlier['was'])} (`earlier` in record.json)"
+def _earlier_text(earlier: Earlier) -> str:
+    return f"  up to step {earlier.until} the run had another {', '.join(earlier.was)} (`earlier` in record.json)"

@@ -25,6 +25,7 @@ from common.settings.options import help_parser
 from common.settings.toml import parse_toml
 from common.untrusted import number
 from tests.support.prepared import write_prepared
+from tests.support.records import rewrite_record
 from tests.support.runs import tiny_config
 from tests.support.tampered_cases import chain_ledger
 from trainer.checkpoint import CheckpointStore
@@ -112,7 +113,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "ledger": (LEDGER.as_posix(), lambda run: list(read_ledger(run / LEDGER))),
     "manifest": (STEP_4, lambda run: CheckpointStore(run / "checkpoints").load(4)),
     "manifest for audit": (STEP_4, lambda run: CheckpointStore(run / "checkpoints").manifest_bytes(4)),
-    "note": ("change-0.json", lambda run: recorded_adjustments(run, read_record(run), read_record(run)["identity"], ())),
+    "note": ("change-0.json", lambda run: recorded_adjustments(run, read_record(run), read_record(run).identity, ())),
     "digest": ("tokenizer/bytes.json", lambda run: untrusted.digest_run_file(run, "tokenizer/bytes.json")),
 }
 
@@ -163,13 +164,6 @@ def test_a_last_line_that_was_cut_off_is_still_left_out(run: Path) -> None:
     assert len(list(events_until(run / METRICS, Known(99)))) == content.count(b"\n") - 1, "all but the end of the run"
 
 
-def rewrite_record(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    record = json.loads((run / "record.json").read_bytes())
-    del record["seal"]
-    change(record)
-    (run / "record.json").write_bytes(sealed(record))
-
-
 @pytest.mark.parametrize(
     ("place_of_it", "value"),
     [
@@ -199,8 +193,9 @@ def test_a_sealed_record_with_a_value_that_no_run_writes_is_refused(run: Path, p
 
 @pytest.mark.parametrize("value", ["auto", "fp8", 16, None, True])
 def test_a_recorded_precision_is_one_that_a_run_can_have(run: Path, value: Any) -> None:
+    rewrite_record(run, lambda record: record["identity"].update({"precision": value}))
     with pytest.raises(CheckpointError, match=r"record\.json: identity has precision = .*fp32, bf16, fp16, float8 was expected"):
-        recorded_precision(run, {"identity": {"precision": value}})
+        recorded_precision(run, read_record(run))
 
 
 @pytest.mark.parametrize("value", ["x", 0, -4, 2**40, 1.5, [4]])

@@ -52,15 +52,15 @@ def test_adjustments_survive_the_record(made: list[Adjustment]) -> None:
 
 @pytest.mark.parametrize("end", [0, 4, 5])
 def test_a_cooldown_that_ends_before_its_second_step_is_refused(end: int) -> None:
-    changes = Adjustments((Adjustment(5, "time", cooldown_end=end),)).to_json()
+    changes = [{"step": 5, "reason": "time", "micro": None, "shards": [], "cooldown_end": end}]
     with pytest.raises(ValueError, match="the cool-down of step 5 ends at step"):
         Adjustments.from_json(changes)
 
 
 def test_an_adjustment_says_what_it_is_and_why() -> None:
     smaller, lost = (
-        Adjustment(7, "8 rows ran out of memory", micro=4),
-        Adjustment(9, "rank 1 could not read it", shards=("train/a.arrow",)),
+        Adjustment(step=7, reason="8 rows ran out of memory", micro=4),
+        Adjustment(step=9, reason="rank 1 could not read it", shards=("train/a.arrow",)),
     )
     assert (smaller.kind, smaller.facts()) == ("micro", {"rows": 4, "reason": "8 rows ran out of memory"})
     assert (lost.kind, lost.facts()) == ("quarantine", {"shards": ["train/a.arrow"], "reason": "rank 1 could not read it"})

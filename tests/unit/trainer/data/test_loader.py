@@ -392,7 +392,9 @@ class ShardedRows(NumberedRows):
 
 def test_rows_change_with_the_step_that_they_are_for() -> None:
     rows, order, config = ShardedRows(16), UniformOrder(2, 16), BatchConfig(global_rows=8, micro=4)
-    adjustments = Adjustments((Adjustment(4, "memory", micro=2), Adjustment(5, "data", shards=("train/1",))))
+    adjustments = Adjustments(
+        (Adjustment(step=4, reason="memory", micro=2), Adjustment(step=5, reason="data", shards=("train/1",)))
+    )
     with prefetched_batches(
         cast(Rows, rows), config, group(), order, 16, 2, first_step=3, adjustments=adjustments, shard_of=lambda _: None
     ) as batches:

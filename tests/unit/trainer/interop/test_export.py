@@ -45,7 +45,7 @@ def test_the_record_is_canonical_and_names_every_file_with_its_digest(source: Ex
     assert record["files"] == {name: {"sha256": digest_bytes(data), "bytes": len(data)} for name, data in files.items()}
     assert (record["step"], record["weights"]) == (60, source.weights_digest)
     assert record["tokenizer"] == {"kind": "byte", "digest": source.tokenizer.digest, "exact": True}
-    assert record["data"] == source.record["data"]["root_digest"]
+    assert record["data"] == source.record.data.root_digest
 
 
 def test_an_empty_directory_is_used_and_missing_parents_are_made(source: ExportSource, tmp_path: Path) -> None:

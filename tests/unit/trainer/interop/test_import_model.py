@@ -13,15 +13,13 @@ from data_pipeline.config import ChatConfig, TokenizerConfig
 from data_pipeline.conversations.chat_template import saved_template, template_source
 from data_pipeline.tokenizer import load_tokenizer, open_supplied
 from tests.support.published import CONFIGS, SENTENCES, published_weights, write_published, write_tensors, write_tokenizer
+from tests.support.records import record_of
 from tests.support.runs import tiny_config
 from tests.support.sentence_piece_models import model_with_dummy_prefix
 from trainer.checkpoint.weights import weights_digest
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.generate import written_texts
-from trainer.commands.import_model import run
-from trainer.commands.options.evaluate import EvaluateOptions
-from trainer.commands.options.generate import GenerateOptions
-from trainer.commands.options.import_model import ImportOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
+from trainer.commands.generate import GenerateOptions, written_texts
+from trainer.commands.import_model import ImportOptions, run
 from trainer.commands.saved_model import load_model
 from trainer.config import GuardConfig
 from trainer.health.convergence import LossMean
@@ -33,7 +31,6 @@ from trainer.model.attention import make_layout
 from trainer.model.decoder import num_weights
 from trainer.report.overview import listed_runs
 from trainer.runs.directory import load_config
-from trainer.runs.record import read_record
 from trainer.runs.state import RunState, load_checkpoint
 from trainer.verification.audit import audit_run
 from trainer.verification.verify import verify_run
@@ -50,7 +47,7 @@ def test_an_imported_model_is_a_run_with_the_weights_and_the_tokenizer(kind: str
     assert checkpoint.model.keys() == expected.keys()
     assert all(torch.equal(checkpoint.model[name], weight) for name, weight in expected.items())
     assert found.num_weights == num_weights(config.model, 283) == sum(weight.numel() for weight in expected.values())
-    record = read_record(tmp_path / "run")
+    record = record_of(tmp_path / "run")
     assert record["weights"] == found.weights == weights_digest(expected)
     assert record["imported"]["model_type"] == kind
     assert record["imported"]["types"] == [{torch.float32: "F32", torch.bfloat16: "BF16"}[dtype]]
@@ -108,7 +105,7 @@ def test_the_command_says_what_was_imported_and_what_to_do_next(tmp_path: Path, 
     run(ImportOptions(directory=tmp_path / "published", output=tmp_path / "run"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"imported {tmp_path}/run: qwen3, 0.06M weights from F32, vocabulary 283"
-    assert lines[1] == f"weights {read_record(tmp_path / 'run')['weights']}"
+    assert lines[1] == f"weights {record_of(tmp_path / 'run')['weights']}"
     assert f"prepare --tokenizer.path {tmp_path}/run --tokenizer.add_bos false --sources TEXT" in lines[3]
     assert f"train --init {tmp_path}/run --data DATA" in lines[4]
 
@@ -209,7 +206,7 @@ def test_the_chat_template_of_the_directory_is_kept(place: str, tmp_path: Path, 
     template = saved_template(imported / "tokenizer", tokenizer)
     assert template is not None
     assert template.source == TEMPLATE
-    assert read_record(imported)["files"]["tokenizer/chat_template.jinja"] == digest_bytes(TEMPLATE.encode())
+    assert record_of(imported)["files"]["tokenizer/chat_template.jinja"] == digest_bytes(TEMPLATE.encode())
     assert template_source(ChatConfig(template="tokenizer"), TokenizerConfig(path=imported)) == TEMPLATE
     assert open_source(imported, "latest").chat_template == template
 

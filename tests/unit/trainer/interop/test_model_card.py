@@ -11,6 +11,7 @@ from common.errors import CheckpointError
 from tests.support.exported import export_source
 from tests.support.run_example import HOSTILE
 from trainer.interop.model_card import model_card
+from trainer.runs.record import Origin
 
 
 def test_the_card_has_digests_evaluations_and_settings_of_the_run(tmp_path: Path) -> None:
@@ -38,10 +39,8 @@ def test_only_evaluations_up_to_the_checkpoint_are_listed(tmp_path: Path) -> Non
 
 def test_texts_of_a_record_cannot_add_markup(tmp_path: Path) -> None:
     source = export_source(tmp_path / "run")
-    hostile = {
-        **source.record,
-        "identity": source.record["identity"] | {"device": f"{HOSTILE}|\n# heading <img src=x> [link](http://x)"},
-    }
+    device = f"{HOSTILE}|\n# heading <img src=x> [link](http://x)"
+    hostile = source.record.changed(identity=source.record.identity | {"device": device})
     lines = model_card(replace(source, record=hostile), "fp32").decode().splitlines()
     assert "<img" not in "\n".join(lines)
     assert not any(line.startswith("# heading") for line in lines)
@@ -50,7 +49,7 @@ def test_texts_of_a_record_cannot_add_markup(tmp_path: Path) -> None:
 
 def test_a_run_that_began_with_another_says_so(tmp_path: Path) -> None:
     source = export_source(tmp_path / "run")
-    record = {**source.record, "initial": {"record": "sha256:1", "step": 7, "weights": "sha256:" + "ab" * 32}}
+    record = source.record.changed(initial=Origin(record="sha256:1", step=7, weights="sha256:" + "ab" * 32))
     assert "step 7 of another run" in model_card(replace(source, record=record), "fp32").decode()
 
 

@@ -72,8 +72,8 @@ def test_a_replay_has_the_settings_on_which_the_bits_depend_from_the_record(tmp_
     config = tiny_config(
         tmp_path / "data", tmp_path / "run", schedule={"decay_steps": None}, limits={"epochs": 2, "minutes": 3}, threads=None
     )
-    record = {"identity": {"threads": 3, "schedule.decay_steps": 15}}
-    again = replay_config(config, record, tmp_path / "again", 9, ("device",))
+    identity = {"threads": 3, "schedule.decay_steps": 15}
+    again = replay_config(config, identity, tmp_path / "again", 9, ("device",))
     assert (again.run, again.threads, again.schedule.decay_steps) == (tmp_path / "again", 3, 15)
     assert again.limits.model_dump() == {"steps": 9, "epochs": None, "tokens": None, "minutes": None}
     assert again.resume.allow_changes == ("device",)
@@ -89,7 +89,7 @@ def test_nothing_but_its_last_step_ends_a_replay_and_no_service_hears_of_it(tmp_
         alerts={"plateau": "stop", "disk": "stop", "throughput": "off"},
         log={"report": True, "wandb_project": "mine", "mlflow_uri": "http://here"},
     )
-    again = replay_config(config, {"identity": {"threads": 1, "schedule.decay_steps": 15}}, tmp_path / "again", 9, ())
+    again = replay_config(config, {"threads": 1, "schedule.decay_steps": 15}, tmp_path / "again", 9, ())
     assert again.eval.patience is None
     assert (again.alerts.plateau, again.alerts.disk, again.alerts.throughput) == ("log", "log", "off")
     assert (again.log.report, again.log.wandb_project, again.log.mlflow_uri) == (False, None, None)
