@@ -33,10 +33,10 @@ from numpy.typing import NDArray
 from common.errors import PreparedDataError
 from common.files import UnusableFileError, digest_stream, open_input
 from common.text import visible
-from data_pipeline.dataset.arrow_files import open_arrow
 from data_pipeline.dataset.layout import LOSS_RUNS
 from data_pipeline.dataset.loss_mask import LossMask, number_tokens
 from data_pipeline.dataset.manifest import MASKED_FORMAT, Manifest, ShardEntry, distrust, is_missing
+from data_pipeline.dataset.tables import open_arrow
 
 __all__ = ["RowBatch", "Rows", "ShardContent", "ShardError", "token_type", "write_shard"]
 
@@ -416,20 +416,20 @@ def _open_file(directory: Path, entry: ShardEntry, *, verify: bool) -> BinaryIO:
 
 def _only_batch(content: pa.Buffer, manifest: Manifest) -> pa.RecordBatch:
     """Return the record batch of a shard, without a copy; ValueError if it is not as `write_shard` writes it."""
-    file = open_arrow(content)
-    has_mask = manifest.format == MASKED_FORMAT and LOSS_RUNS in file.schema.names
+    schema, found_batches = open_arrow(content)
+    has_mask = manifest.format == MASKED_FORMAT and LOSS_RUNS in schema.names
     columns = [
         ("tokens", pa.list_(pa.from_numpy_dtype(np.dtype(manifest.token_type)), manifest.row_length)),
         ("segments", pa.list_(pa.uint32())),
         ("documents", pa.list_(pa.uint64())),
     ]
     expected = pa.schema([*columns, (LOSS_RUNS, pa.list_(pa.uint32()))] if has_mask else columns)
-    if not file.schema.equals(expected):
+    if not schema.equals(expected):
         found, wanted = (
-            visible(", ".join(f"{field.name}: {field.type}" for field in schema))[:_MAX_SHOWN] for schema in (file.schema, expected)
+            visible(", ".join(f"{field.name}: {field.type}" for field in one))[:_MAX_SHOWN] for one in (schema, expected)
         )
         raise ValueError(f"the columns are {found}, but {wanted} are expected")
-    batches = list(islice(file.batches(), 2))
+    batches = list(islice(found_batches, 2))
     if len(batches) != 1:
         raise ValueError(f"it has {'several' if batches else 'no'} record batches, but one is expected")
     batches[0].validate(full=True)  # invalid offsets would crash this process

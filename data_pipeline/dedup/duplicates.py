@@ -22,9 +22,8 @@ from data_pipeline.dedup.candidates import (
     find_candidates,
     refine_candidates,
 )
-from data_pipeline.dedup.keys import fixed_bytes, read_digests, read_keys
+from data_pipeline.dedup.keys import DIGEST_BYTES, choose_bands, fixed_bytes, read_digests, read_keys
 from data_pipeline.dedup.resolve import Fate, ResolveResult, ResolveTask, resolve_pairs
-from data_pipeline.dedup.signatures import DIGEST_BYTES, choose_bands
 from data_pipeline.dedup.similarity import VerifyResult, VerifyTask, cut_evenly, verify_candidates
 from data_pipeline.documents import Reason, document_id, partition_of
 from data_pipeline.execution.runner import Runner

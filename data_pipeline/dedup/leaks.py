@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.stored_documents import PublishedDocument
 from data_pipeline.dedup.benchmarks import load_benchmarks
-from data_pipeline.dedup.signatures import Keys, Shingles, shingle, sign
+from data_pipeline.dedup.keys import Keys, Shingles, shingle, sign
 from data_pipeline.dedup.similarity import jaccard
 from data_pipeline.text.batch import TextBatch
 

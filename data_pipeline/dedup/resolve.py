@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.tables import TableWriter
 from data_pipeline.dedup.candidates import Pairs, read_pairs
-from data_pipeline.dedup.keys import fixed_bytes, read_keys
-from data_pipeline.dedup.signatures import DIGEST_BYTES
+from data_pipeline.dedup.keys import DIGEST_BYTES, fixed_bytes, read_keys
 from data_pipeline.dedup.similarity import Texts
 from data_pipeline.execution.tasks import commit_result
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.dedup.candidates import PAIRS_SCHEMA, Pairs, read_pairs
-from data_pipeline.dedup.signatures import shingle
+from data_pipeline.dedup.keys import shingle
 from data_pipeline.documents import partition_of
 from data_pipeline.execution.tasks import commit_result
 from data_pipeline.text.batch import TextBatch

@@ -6,8 +6,7 @@ import pytest
 from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.tables import read_batches
 from data_pipeline.dedup import keys as module
-from data_pipeline.dedup.keys import KeyWriter, entries_path, read_keys
-from data_pipeline.dedup.signatures import choose_bands, fold_digest, sign
+from data_pipeline.dedup.keys import KeyWriter, choose_bands, entries_path, fold_digest, read_keys, sign
 from data_pipeline.dedup.similarity import ShingleCache, Texts
 from data_pipeline.documents import document_id
 from data_pipeline.text.batch import TextBatch
