@@ -131,7 +131,7 @@ class Manifest:
     """Digest of the settings and the input. Equal fingerprints mean equal prepared data."""
     row_length: Annotated[int, Field(ge=1, le=MAX_ROW_LENGTH)]
     vocab_size: Annotated[int, Field(ge=1, le=MAX_VOCAB_SIZE)]
-    token_type: Literal["uint16", "uint32"]
+    token_type: Annotated[str, Field(pattern="^uint(16|32)$")]
     tokenizer_kind: _Text
     tokenizer_digest: _Text
     sources: tuple[Annotated[str, Field(pattern="^[a-z0-9_-]{1,64}$")], ...]

@@ -62,7 +62,11 @@ def read_tar(
         if header.type in b"LKxg":
             extra |= _read_extra(reader, header)
             continue
-        name, size = extra.get("path", header.name), _size_of(extra, header)
+        name, size = extra.get("path", header.name), header.size
+        if (given := extra.get("size")) is not None:  # for members over 8 GiB
+            if not (given.isascii() and given.isdigit() and len(given) < 20):
+                raise ArchiveError(Reason.CORRUPT_ARCHIVE, "the size in a pax header is not a valid number")
+            size = int(given)
         is_sparse = header.type == b"S" or _PAX_SPARSE in extra
         extra = {}
         if header.type in b"123456":
@@ -127,7 +131,8 @@ class _Census:
 
     def judge(self, name: str, size: int, blocks: Callable[[], Iterator[bytes]]) -> Member | Rejection | None:
         """Return the member, or a rejection if it is refused, or None if its extension is not that of a text format."""
-        if _leads_out(name):
+        parts = re.split(r"[/\\]", name)
+        if not name or not parts[0] or ".." in parts or parts[0].endswith(":") or "\0" in name:
             return self.refuse(name, Reason.UNSAFE_MEMBER, "its name is absolute or leads out of the archive")
         shape = shape_of(name)
         if is_hidden(name):
@@ -144,11 +149,6 @@ class _Census:
     def _shown(self, name: str) -> str:
         end = printable(name[-_MAX_SHOWN_CHARS:])
         return f"{self._path}!/{'' if len(name) <= _MAX_SHOWN_CHARS else '…'}{end}"
-
-
-def _leads_out(name: str) -> bool:
-    parts = re.split(r"[/\\]", name)
-    return not name or not parts[0] or ".." in parts or parts[0].endswith(":") or "\0" in name
 
 
 def _outermost(blocks: Iterator[bytes]) -> Iterator[bytes]:
@@ -235,15 +235,6 @@ def _parse_pax(data: bytes) -> dict[str, str]:
             raise ArchiveError(Reason.CORRUPT_ARCHIVE, f"a pax header has more than {_MAX_PAX_RECORDS} records")
         start = end
     return found
-
-
-def _size_of(extra: dict[str, str], header: _Header) -> int:
-    given = extra.get("size")
-    if given is None:
-        return header.size
-    if not (given.isascii() and given.isdigit() and len(given) < 20):
-        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "the size in a pax header is not a valid number")
-    return int(given)
 
 
 def _number(data: bytes) -> int:

@@ -46,25 +46,15 @@ _FILES_OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")
 _DIVISIBLE = {source_format.name for source_format in FORMATS.values() if source_format.is_divisible}
 
 
-@dataclass(frozen=True)
-class InputFile:
-    """One file of one source. Source, path and content identify it on every machine; `location` and `stamp` are local."""
+@dataclass(frozen=True, kw_only=True)
+class InputFile(Found):
+    """One file of one source. Source, path and content identify it on every machine; `location` and the stamps are local."""
 
     source: str
-    path: str
-    """Path relative to the source, with forward slashes."""
-    location: Location
     format: str
     compression: Compression
     kind: Kind | None
     """Kind of text, if the settings of the source or the file name state it."""
-    bytes: int
-    stamp: str
-    """Value that changes when the content changes. It is cheaper to read than the content."""
-    status_stamp: str = ""
-    """Value that changes when the file or its metadata changes. If it has changed, the content is read again."""
-    checksum: str = ""
-    """`sha256:…` of the content, or the checksum that the store provides: `md5:…`, `etag:…`, …"""
 
     @property
     def identity(self) -> dict[str, str | int]:

@@ -398,18 +398,13 @@ def _found_in_store(
     """Describe a file of a store. If the listing has no checksum, the file is queried. `root` has no secrets."""
     info = listed or {}
     if not (checksum := _checksum(info)):
-        info = _attempts(lambda: _fresh_info(system, location.name), location, limits)
+        system.invalidate_cache()
+        info = _attempts(lambda: system.info(location.name), location, limits)
         checksum = _checksum(info)
     if info.get("size") is None:
         raise SourceError(f"{location}: the server does not state its size; download it and name the local file")
     path = printable(_plain_name(location.name, location.store).removeprefix(root).lstrip("/"))
     return Found(location, path, int(info["size"]), checksum or "unknown", checksum)
-
-
-def _fresh_info(system: Any, name: str) -> Mapping[str, Any]:
-    system.invalidate_cache()
-    info: Mapping[str, Any] = system.info(name)
-    return info
 
 
 def _checksum(info: Mapping[str, Any]) -> str:
@@ -558,7 +553,9 @@ def _attempts(action: Callable[[], Result], location: Location, limits: LimitCon
         except Exception as error:  # each store has different error types
             if (refusal := _refusal_in(error)) is not None:
                 raise refusal from None
-            if isinstance(error, FileNotFoundError) and _is_gone(error):
+            # A web store reports every failure as "not found". Its cause has the HTTP status.
+            cause = error.__cause__
+            if isinstance(error, FileNotFoundError) and (cause is None or getattr(cause, "status", None) in _GONE):
                 raise FileNotFoundError(str(location)) from None
             kind = _kind_of(error)
             if attempt == limits.retries:
@@ -580,12 +577,6 @@ def _refusal_in(error: BaseException | None) -> SourceError | None:
         seen.append(error)
         error = error.__cause__ or error.__context__
     return None
-
-
-def _is_gone(error: FileNotFoundError) -> bool:
-    """Whether a file is missing. A web store reports every failure as "not found"; the cause has the HTTP status."""
-    cause = error.__cause__
-    return cause is None or getattr(cause, "status", None) in _GONE
 
 
 def _kind_of(error: BaseException) -> str:
