@@ -53,10 +53,7 @@ class BenchmarkLeaks:
     overlapping: int
     """Number of items that share a run of `benchmark_words` words with a training document."""
     examples: list[Example]
-
-    @property
-    def share(self) -> float:
-        return self.overlapping / max(self.items, 1)
+    share: float
 
 
 @dataclass(frozen=True)
@@ -82,10 +79,7 @@ class LeakReport:
         return any(benchmark.overlapping for benchmark in self.benchmarks)
 
     def summary(self) -> dict[str, Any]:
-        values = asdict(self)
-        for shown, benchmark in zip(values["benchmarks"], self.benchmarks, strict=True):
-            shown["share"] = round(benchmark.share, 6)
-        return values
+        return asdict(self)
 
     def describe(self) -> str:
         lines = [
@@ -129,7 +123,7 @@ def check_leaks(
         threshold=settings.threshold,
         examples=_first(held_out.similar | held_out.equal),
         benchmarks=[
-            BenchmarkLeaks(str(path), index.num_items, len(found), _first(found))
+            BenchmarkLeaks(str(path), index.num_items, len(found), _first(found), round(len(found) / max(index.num_items, 1), 6))
             for path, index, found in zip(benchmarks, indices, hits, strict=True)
         ],
     )

@@ -14,7 +14,7 @@ import sentencepiece
 from numpy.typing import NDArray
 
 from common.files import canonical_json, digest_bytes
-from data_pipeline.tokenizer.base import Encoded, NamedToken, Tokenizer
+from data_pipeline.tokenizer.base import Encoded, NamedToken
 from data_pipeline.tokenizer.model_file import (
     BPE,
     ModelSpec,
@@ -24,8 +24,8 @@ from data_pipeline.tokenizer.model_file import (
     with_control_pieces,
     without_dummy_prefix,
 )
-from data_pipeline.tokenizer.probe import check_text, gives_same_ids
-from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, SpecialTokens, special_tokens
+from data_pipeline.tokenizer.probe import gives_same_ids
+from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, LibraryTokenizer, special_tokens
 from data_pipeline.tokenizer.subword_sampling import sample_bpe, sample_unigram
 from data_pipeline.tokenizer.word_cache import WordCache, join_texts, places_to_cut
 
@@ -47,7 +47,7 @@ class Piece(NamedTuple):
     kind: PieceKind
 
 
-class SentencePieceTokenizer(Tokenizer):
+class SentencePieceTokenizer(LibraryTokenizer):
     """A SentencePiece model. Its kind is `bpe` or `unigram` if it is our own, which loses no text, else `sentencepiece`."""
 
     def __init__(
@@ -65,34 +65,24 @@ class SentencePieceTokenizer(Tokenizer):
         self._pieces: list[str] = self._processor.id_to_piece(list(range(self.vocab_size)))
         ids = {role: getattr(self._processor, f"{role}_id")() for role in ROLES}
         own = {role: self._pieces[i] if i >= 0 else None for role, i in ids.items()}
-        self._special = special_tokens(chosen or {}, found or {}, self.token_id, own)
-        self.pad_id = self._special.pad_id
-        self.unk_id, self.bos_id, self.eos_id = (self._special.ids[role] for role in ROLES[1:])
+        self.use(special_tokens(chosen or {}, found or {}, self.token_id, own))
         ends = {i for i in (self.bos_id, self.eos_id) if i is not None}
         if text := {i for i in ends if not (self._processor.is_control(i) or self._processor.is_unknown(i))}:
             model = with_control_pieces(model, text)
             self._processor = _read(model)
         self._is_silent = np.array(self._processor.is_control(list(range(self.vocab_size))))
-        self._is_silent[[i for i in self._special.ids.values() if i is not None]] = True
+        self._is_silent[[i for i in self.special.ids.values() if i is not None]] = True
         # If the model adds a space before the first character, we add it instead, so that a text can be encoded in parts.
         self._prefix = " " if self._spec.keeps_text and self._spec.add_dummy_prefix else ""
         self._parts_processor = self._processor
         if self._prefix:
             self._parts_processor = sentencepiece.SentencePieceProcessor(model_proto=without_dummy_prefix(model))
         self._words = self._word_cache()
-        if kind == _SUPPLIED and self._words and not gives_same_ids(self.encode_arrays, self._library_ids):
+        if kind == _SUPPLIED and self._words and not gives_same_ids(self.encode_arrays, self.library_ids):
             self._words = None
 
-    def check(self) -> None:
-        """Raise ValueError if it gives other ids than its library, or other ones each time."""
-        check_text(self.encode_arrays, self._library_ids, [token.name for token in self.named_tokens])
-
-    def _library_ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+    def library_ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         return [np.array(ids, np.int32) for ids in self._processor.encode(list(texts), num_threads=1)]
-
-    @property
-    def special(self) -> SpecialTokens:
-        return self._special
 
     @property
     def spec(self) -> ModelSpec:
@@ -113,7 +103,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     @property
     def digest(self) -> str:
-        return digest_bytes(canonical_json({"kind": self.kind, "special": dict(self._special.ids)} | self._spec.content))
+        return digest_bytes(canonical_json({"kind": self.kind, "special": dict(self.special.ids)} | self._spec.content))
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         texts = [self._prefix + text if text else text for text in texts]
@@ -157,7 +147,7 @@ class SentencePieceTokenizer(Tokenizer):
         return str(self._processor.decode([int(i) for i in ids if not self._is_silent[i]]))
 
     def files(self) -> dict[str, bytes]:
-        return {self.file_name: self._model} | ({CONFIG_FILE: self._special.to_bytes()} if self.kind == _SUPPLIED else {})
+        return {self.file_name: self._model} | ({CONFIG_FILE: self.special.to_bytes()} if self.kind == _SUPPLIED else {})
 
     def token_id(self, name: str) -> int | None:
         number = self._processor.piece_to_id(name)
@@ -167,10 +157,6 @@ class SentencePieceTokenizer(Tokenizer):
     def named_tokens(self) -> tuple[NamedToken, ...]:
         silent = np.flatnonzero(self._is_silent).tolist()
         return tuple(NamedToken(self._pieces[number], number) for number in silent)
-
-    @property
-    def role_names(self) -> dict[str, str]:
-        return {role: name for role, name in self._special.names.items() if name is not None}
 
     @property
     def spells_marks(self) -> bool:
