@@ -149,5 +149,5 @@ def _source_in(folder: Path, below: Path | None = None) -> str:
     if found is None:
         raise FileNotFoundError
     if not isinstance(found, str) or len(found.encode()) > _MAX_BYTES:
-        raise ValueError(f"the chat_template in {folder / CONFIG_FILE} is no text of at most {_MAX_BYTES} bytes")
+        raise ValueError(f"the chat_template in {folder / CONFIG_FILE} is not a text of at most {_MAX_BYTES} bytes")
     return found

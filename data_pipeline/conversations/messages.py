@@ -85,7 +85,7 @@ def _as_messages(value: Any, name: str, role: str) -> list[Message]:
 
 
 def _parsed(text: str) -> list[Any] | None:
-    """Return the messages in a text, because tables of text can only hold them as JSON; None if the text is no such list."""
+    """Return the messages in a text, because tables of text can only hold them as JSON; None if the text is not such a list."""
     if not text.lstrip().startswith("[{"):
         return None
     try:

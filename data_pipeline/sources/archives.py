@@ -182,7 +182,9 @@ def _read_header(reader: ByteReader) -> _Header | None:
         return None
     if len(block) < _BLOCK:
         raise ArchiveError(Reason.CORRUPT_ARCHIVE, "it ends in the middle of a header; the file is truncated")
-    if not _sums_up(block):
+    # The checksum is the sum of the bytes, with spaces in its own field. Some old programs add signed bytes.
+    given, without = _number(block[148:156]), block[:148] + b" " * 8 + block[156:]
+    if given not in (sum(without), sum(without) - 256 * sum(byte > 127 for byte in without)):
         raise ArchiveError(Reason.CORRUPT_ARCHIVE, "the checksum of a header is wrong; the file is damaged or not a tar archive")
     name = _text(block[:100])
     if block[257:263] == b"ustar\0" and block[345]:
@@ -191,13 +193,6 @@ def _read_header(reader: ByteReader) -> _Header | None:
     if size < 0:
         raise ArchiveError(Reason.CORRUPT_ARCHIVE, "the size in a header is not a valid number")
     return _Header(name, size, block[156:157])
-
-
-def _sums_up(header: bytes) -> bool:
-    """Whether the checksum of a header is right: the sum of its bytes, with spaces in the field of the checksum."""
-    given, without = _number(header[148:156]), header[:148] + b" " * 8 + header[156:]
-    unsigned = sum(without)
-    return given == unsigned or given == unsigned - 256 * sum(byte > 127 for byte in without)  # some old programs add signed bytes
 
 
 def _read_extra(reader: ByteReader, header: _Header) -> dict[str, str]:

@@ -69,17 +69,17 @@ def _read(file: io.RawIOBase, request: dict[str, Any], sink: io.BufferedWriter) 
     fields_of_text = {"text_field": text_field} | ({} if prompt_field is None else {"prompt_field": prompt_field})
     batches = _parquet_batches if request["format"] == "parquet" else _arrow_batches
     for batch in batches(file, fields_of_text if chat_fields is None else chat_fields, metadata, any_type=chat_fields is not None):
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         prompts: list[bytes | int] = [b""] * batch.num_rows
         if chat_fields is not None:
-            texts = _objects(batch, chat_fields, request["max_text_bytes"])
+            chat = {name: columns[column] for name, column in chat_fields.items()}
+            rows = ({name: column[row] for name, column in chat.items()} for row in range(batch.num_rows))
+            texts = [_object(row, request["max_text_bytes"]) for row in rows]
         else:
-            texts = _texts(batch.column(batch.schema.names.index(text_field)), request["max_text_bytes"])
+            texts = _texts(columns[text_field], request["max_text_bytes"])
             if prompt_field is not None:
-                prompts = _texts(batch.column(batch.schema.names.index(prompt_field)), request["max_text_bytes"])
-        fields = [
-            (name, _values(batch.column(batch.schema.names.index(name))))
-            for name in sorted(set(metadata) & set(batch.schema.names))
-        ]
+                prompts = _texts(columns[prompt_field], request["max_text_bytes"])
+        fields = [(name, _values(columns[name])) for name in sorted({*metadata} & {*columns})]
         kept = ({name: values[row] for name, values in fields if values[row] is not None} for row in range(batch.num_rows))
         records = [json.dumps(one, ensure_ascii=False, separators=(",", ":")).encode() if one else b"" for one in kept]
         _send_rows(sink, texts, prompts, records)
@@ -136,11 +136,6 @@ def _check(schema: pa.Schema, field: str, setting: str, *, any_type: bool) -> No
 
 def _is_text(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
-
-
-def _objects(batch: pa.RecordBatch, fields: dict[str, str], max_bytes: int) -> list[bytes | int]:
-    columns = {name: batch.column(batch.schema.names.index(column)) for name, column in fields.items()}
-    return [_object({name: column[row] for name, column in columns.items()}, max_bytes) for row in range(batch.num_rows)]
 
 
 def _object(values: dict[str, pa.Scalar], max_bytes: int) -> bytes | int:

@@ -24,7 +24,7 @@ __all__ = ["JSON_LINES", "parse_json_line", "parse_quickly", "parse_strictly"]
 
 _KEY_END = re.compile(rb'"[ \t\r\n]*:')
 _BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|([\[{])|([\]}])', re.DOTALL)
-_EXACT_BELOW = 2.0**63  # the fast parser turns integers from here on into floats
+_EXACT_BELOW = 2.0**63  # the fast parser returns larger integers as floats
 
 
 def _read(content: Content) -> Iterator[Document | Rejection]:
