@@ -19,7 +19,7 @@ from common.mounts import named_mount
 from common.redaction import redacted
 from data_pipeline.config import BUILTIN, Kind, PrepareConfig
 from data_pipeline.dataset.layout import FOLDERS, MANIFEST, SINGLE_FILES, is_written_by_prepare
-from data_pipeline.sources.builtin import code_files, is_placeholder, manual_file, standard_library
+from data_pipeline.sources.builtin import code_files, is_placeholder, standard_library
 from data_pipeline.sources.formats import FORMATS, UNDERSTOOD, Shape, is_hidden, shape_of
 from data_pipeline.sources.ignored import IgnoredFiles, IgnoredReason, extension_shown
 from data_pipeline.sources.parsers.text_files import TOPICS
@@ -163,7 +163,7 @@ def _find_named(named: str, source: _Source, config: PrepareConfig, ignored: Ign
 
 def _find_builtin(source: _Source, ignored: IgnoredFiles) -> Iterator[InputFile]:
     library = standard_library()
-    code, manual = sorted(code_files(library)), manual_file(library)
+    code, manual = sorted(code_files(library)), library / "pydoc_data" / "topics.py"
     if not code or not manual.is_file():
         raise SourceError(
             f"the built-in corpus: Python's standard library in {library} has no source text; set --sources to other files"
@@ -205,15 +205,12 @@ def _not_prepared(files: Iterable[Found], output: Path) -> Iterator[Found]:
             place = real_folders[folder] / name
             if place.is_relative_to(real_output) and is_written_by_prepare(place.relative_to(real_output)):
                 continue
-            if any(is_prepared(holder) for holder in _possible_outputs(Path(file.location.name))):
+            parts = Path(file.location.name).parts
+            names = [number for number, part in enumerate(parts) if part in FOLDERS]
+            names += [len(parts) - 1] if parts[-1] in SINGLE_FILES else []
+            if any(is_prepared(Path(*parts[:number])) for number in names):  # a folder that could have been its output
                 continue
         yield file
-
-
-def _possible_outputs(file: Path) -> Iterator[Path]:
-    for place, part in enumerate(file.parts):
-        if part in FOLDERS or (part in SINGLE_FILES and place == len(file.parts) - 1):
-            yield Path(*file.parts[:place])
 
 
 def _holds_prepared_data(folder: Path) -> bool:

@@ -23,6 +23,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -181,11 +182,11 @@ def _list_local(named: str, outside_links: bool) -> Listing:
     path = Path(named)
     if path.is_dir():
         links = _Links(path, outside_links)
-        files = [found_here(path, file) for file in _files_below(path, links)]
+        files = [found_here(path, file) for file in files_below(path, links)]
         return Listing(named, files, is_folder=True, unfollowed=links.unfollowed())
     if path.is_file():
         return Listing(named, [found_here(path.parent, path)], is_folder=False)
-    folder = Path(*_before_magic(path.parts))
+    folder = Path(*takewhile(_is_plain, path.parts))
     links = _Links(folder, outside_links)
     matches = set(_matches(folder, path.parts[len(folder.parts) :], links)) if glob.has_magic(named) else set()
     files = [found_here(folder, match) for match in sorted(matches, key=str) if match.is_file()]
@@ -313,15 +314,12 @@ def _entries(visit: _Visit, links: _Links) -> Iterator[Path]:
             yield path
 
 
-def files_below(folder: Path, *, outside_links: bool = True) -> Iterator[Path]:
+def files_below(folder: Path, links: _Links | None = None) -> Iterator[Path]:
     """Yield the files in a folder and in the folders below it, except hidden ones. No link back to a folder above is followed.
 
-    A warning names the links without a target, and unless `outside_links` those that lead out of the folder.
+    All other links are followed, unless `links` decides. A warning names those that are not.
     """
-    return _files_below(folder, _Links(folder, outside_links))
-
-
-def _files_below(folder: Path, links: _Links) -> Iterator[Path]:
+    links = links or _Links(folder, outside=True)
     waiting = [_Visit(folder)]
     while waiting:
         visit = waiting.pop()
@@ -358,11 +356,8 @@ def found_here(folder: Path, file: Path) -> Found:
     return Found(Location(str(file.absolute())), path, status.st_size, stamp, status_stamp=status_stamp)
 
 
-def _before_magic(parts: Sequence[str]) -> Iterator[str]:
-    for part in parts:
-        if glob.has_magic(part):
-            return
-        yield part
+def _is_plain(part: str) -> bool:
+    return not glob.has_magic(part)
 
 
 def _list_store(named: str, limits: LimitConfig) -> Listing:
@@ -375,7 +370,7 @@ def _list_store(named: str, limits: LimitConfig) -> Listing:
         infos = _attempts(lambda: _find_in_store(system, name, magic), shown, limits)
     except FileNotFoundError:
         return Listing(str(shown), [], is_folder=False)
-    root = "/".join(_before_magic(name.split("/"))) if magic else name
+    root = "/".join(takewhile(_is_plain, name.split("/"))) if magic else name
     root = _plain_name(root, named).rpartition("/")[0] if list(infos) == [name] else _plain_name(root, named)
     files = [
         _found_in_store(system, Location(found, named), limits, info, root)
@@ -424,10 +419,19 @@ def _checksum(info: Mapping[str, Any]) -> str:
 
 def _store(url: str, limits: LimitConfig) -> Any:
     protocols = _protocols(url)
-    _check_chain(url, protocols)
     protocol = protocols[0]
+    # Stores whose files name other addresses are refused, and URLs that lead to local files without the checks of links.
+    if pointer := next((protocol for protocol in protocols if protocol in _POINTERS), None):
+        raise SourceError(f"{Location(url, url)}: files in {pointer}:// name other addresses to read; name those addresses instead")
+    if any(protocol in _LOCAL for protocol in protocols) and protocol not in _ARCHIVES:
+        raise SourceError(f"{Location(url, url)}: a local file must be named by its path alone; remove the protocols")
+    options: dict[str, Any] = {}
     try:
-        return fsspec.core.url_to_fs(url, **_options(protocols, limits))[0]
+        if web := [protocol for protocol in protocols if protocol in _WEB]:
+            from data_pipeline.sources.hosts import GuardedClient  # noqa: PLC0415 - its package is optional
+
+            options = {protocol: {"get_client": GuardedClient(limits.allowed_hosts)} for protocol in web}
+        return fsspec.core.url_to_fs(url, **options)[0]
     except ImportError:
         raise _without_package(url) from None
     except (TypeError, AttributeError):
@@ -456,23 +460,6 @@ def _without_package(url: str) -> UnreadableSourceError:
 
 def _protocols(url: str) -> list[str]:
     return [part.partition("://")[0] if not part.startswith("/") else "file" for part in url_chain(url)]
-
-
-def _check_chain(url: str, protocols: Sequence[str]) -> None:
-    """Refuse stores whose files name other addresses, and URLs that lead to local files without the checks of links."""
-    if pointer := next((protocol for protocol in protocols if protocol in _POINTERS), None):
-        raise SourceError(f"{Location(url, url)}: files in {pointer}:// name other addresses to read; name those addresses instead")
-    if any(protocol in _LOCAL for protocol in protocols) and protocols[0] not in _ARCHIVES:
-        raise SourceError(f"{Location(url, url)}: a local file must be named by its path alone; remove the protocols")
-
-
-def _options(protocols: Sequence[str], limits: LimitConfig) -> dict[str, dict[str, object]]:
-    web = [protocol for protocol in protocols if protocol in _WEB]
-    if not web:
-        return {}
-    from data_pipeline.sources.hosts import GuardedClient  # noqa: PLC0415 - its package is optional
-
-    return {protocol: {"get_client": GuardedClient(limits.allowed_hosts)} for protocol in web}
 
 
 class _StoreFile:

@@ -38,16 +38,11 @@ _ZSTD_INPUT_BYTES = 64  # decompressed at a time: each 4 bytes expand to at most
 
 
 class Readable(Protocol):
-    """An open file, local or in a store."""
+    """An open file, local or in a store. Offsets count from its beginning. At its end `read` returns nothing."""
 
-    def read(self, size: int, /) -> bytes:
-        """At most `size` bytes; none at the end of the file."""
-
-    def seek(self, offset: int, /) -> object:
-        """Move to a byte offset from the beginning of the file."""
-
-    def tell(self) -> int:
-        """Return the offset of the byte that is read next."""
+    def read(self, size: int, /) -> bytes: ...
+    def seek(self, offset: int, /) -> object: ...
+    def tell(self) -> int: ...
 
 
 class StreamError(Exception):
@@ -175,21 +170,6 @@ def inflate(blocks: Iterator[bytes], budget: Budget) -> Iterator[bytes]:
 _XZ_STATE_BYTES = 1 << 20  # memory of the decoder in addition to the dictionary: 65 KiB for xz -9, more for several filters
 
 
-class _Decoder(Protocol):
-    """The interface that bz2, lzma and `_Zlib` share."""
-
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes: ...
-
-    @property
-    def needs_input(self) -> bool: ...
-
-    def decompress(self, data: bytes, /, max_length: int = -1) -> bytes: ...
-
-
 class _Zlib:
     """zlib with the interface of bz2 and lzma, which buffer unread input."""
 
@@ -210,6 +190,9 @@ class _Zlib:
 
     def decompress(self, data: bytes, /, max_length: int = -1) -> bytes:
         return self._member.decompress(self._member.unconsumed_tail + data, max_length)
+
+
+_Decoder = bz2.BZ2Decompressor | lzma.LZMADecompressor | _Zlib
 
 
 def _decompress(
