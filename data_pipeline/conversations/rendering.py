@@ -62,7 +62,8 @@ class Rendered:
         start, end = ends[last - 1], ends[last]
         borders = [min(border, end) for border in accumulate(self.special, initial=0)]
         kept = [after - before for before, after in pairwise(borders)]
-        return Rendered(self.text[:end], (start, end - start), tuple(kept[: _num_needed(kept)]))
+        num_needed = max((number for number, length in enumerate(kept, 1) if length), default=0)
+        return Rendered(self.text[:end], (start, end - start), tuple(kept[:num_needed]))
 
     def pieces(self) -> list[tuple[str, bool]]:
         return [
@@ -196,10 +197,6 @@ def _lengths(text: str, spans: Sequence[Sequence[int]], names: Mapping[int, str]
     """Return the lengths of the texts between the spans and in them, alternately, after the placeholders are replaced."""
     borders = [0, *(border for span in spans for border in span), len(text)]
     return tuple(len(text[start:end].translate(names)) for start, end in pairwise(borders))
-
-
-def _num_needed(lengths: Sequence[int]) -> int:
-    return max((number for number, length in enumerate(lengths, 1) if length), default=0)
 
 
 def _joined(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:

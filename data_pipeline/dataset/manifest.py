@@ -56,6 +56,7 @@ MAX_REFERENCE_BYTES = 4 << 30
 MAX_ROW_LENGTH = 1 << 20
 _MAX_SHARD_ROWS = (1 << 31) - 1  # the offsets of the lists in a shard are int32
 _MAX_ROWS = 1 << 40  # the order of training rows is defined up to this number
+_MAX_FILE_BYTES = 1 << 62
 _MAX_PLACE_CHARS = 80
 
 
@@ -77,7 +78,8 @@ def _checked_path(value: str) -> str:
 
 
 def _checked_input(value: dict[str, Any]) -> dict[str, Any]:
-    if not (isinstance(value.get("source"), str) and isinstance(value.get("path"), str) and type(value.get("bytes")) is int):
+    has_texts = isinstance(value.get("source"), str) and isinstance(value.get("path"), str)
+    if not has_texts or type(value.get("bytes")) is not int or not 0 <= value["bytes"] <= _MAX_FILE_BYTES:
         raise ValueError("an object with source, path and bytes is expected")
     return value
 
@@ -99,7 +101,7 @@ def _checked_totals(value: dict[str, Any]) -> dict[str, Any]:
 _Text = Annotated[str, Field(max_length=1024), AfterValidator(_checked_text)]
 _Path = Annotated[_Text, AfterValidator(_checked_path)]
 _Digest = Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$")]
-_Bytes = Annotated[int, Field(ge=0, le=1 << 62)]
+_Bytes = Annotated[int, Field(ge=0, le=_MAX_FILE_BYTES)]
 
 
 @dataclass(frozen=True)
