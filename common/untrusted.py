@@ -10,10 +10,11 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from common.errors import CheckpointError
 from common.files import UnusableFileError, open_input, read_input
@@ -58,13 +59,12 @@ _RESTORE = "restore it from a copy, or use another run"
 
 MAX_COUNT = 1 << 53
 """The highest value of a counter. No run reaches it, and the sum of two counters fits into 64 bits."""
-Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
 """A whole number that counts something."""
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 
 
 def _inner(name: object) -> object:
-    """Return `name`. Raises ValueError if it is not a relative path that stays inside the folder."""
     if not isinstance(name, str) or not name or "\0" in name:
         raise ValueError("is not a path")
     path = PurePosixPath(name)
@@ -90,17 +90,17 @@ class Form(BaseModel):
         return self.model_dump(exclude_unset=True)
 
 
-FormT = TypeVar("FormT", bound=Form)
+T = TypeVar("T")
 
 
-def parsed(form: type[FormT], value: object) -> FormT:
-    """Return a value from JSON as an object.
+def parsed(kind: type[T], value: object) -> T:
+    """Return a value from JSON as an object of a class of pydantic.
 
     Raises:
         ValueError: it does not have the form; the message names the first wrong field.
     """
     try:
-        return form.model_validate(value)
+        return cast(T, _adapter(cast(Any, kind)).validate_python(value))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))[:_MAX_SHOWN_CHARS]
@@ -111,40 +111,32 @@ def parsed(form: type[FormT], value: object) -> FormT:
         raise ValueError("its values are nested too deeply") from None
 
 
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
 def check_form(form: type[Form], value: object) -> None:
-    """Check that a value from JSON has the form. Raises as `parsed` does."""
     parsed(form, value)
 
 
 def number(value: object) -> float | None:
-    """Return a number out of JSON as a float, and None for any other value. The texts "nan" and "inf" are numbers too."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        return float(value)
+        return float(value)  # the texts "nan" and "inf" are numbers too
     except (ValueError, OverflowError):
         return None
 
 
 def read_run_file(path: Path, max_bytes: int, below: Path) -> bytes:
-    """Return the content of a file of a run. Below the folder `below` no link is followed.
-
-    Raises:
-        CheckpointError: it is not a regular file, is larger than `max_bytes`, or lies outside the folder.
-        FileNotFoundError: it is missing.
-        OSError: it cannot be read.
-    """
+    """Return the content of a file of a run; CheckpointError if it is no regular file, too large, or outside of `below`."""
     with _as_checkpoint_error(path):
         return read_input(path, max_bytes, below=below)
 
 
 def read_lines(path: Path, below: Path) -> Iterator[bytes]:
-    """Yield the lines of a large file of a run, with their line ends. One line is in memory at a time.
-
-    Raises:
-        CheckpointError: as `read_run_file`, or a line is too long.
-        OSError: as `read_run_file`.
-    """
+    """Yield the lines of a large file of a run, with their line ends. One line is in memory at a time."""
     with _as_checkpoint_error(path):
         file = open_input(path, below=below)
     with file:
@@ -159,15 +151,6 @@ def read_lines(path: Path, below: Path) -> Iterator[bytes]:
 
 
 def digest_run_file(run: Path, name: str) -> str:
-    """Return `sha256:` and the hexadecimal digest of a file of a run.
-
-    Args:
-        run: the directory of the run.
-        name: path of the file inside the run.
-
-    Raises:
-        CheckpointError, OSError: as `read_run_file`.
-    """
     path, digest = run / name, hashlib.sha256()
     for chunk in _chunks(path, run):
         digest.update(chunk)
@@ -175,11 +158,6 @@ def digest_run_file(run: Path, name: str) -> str:
 
 
 def copy_run_file(run: Path, name: str, target: Path) -> None:
-    """Copy the file `name` of a run to the new file `target`.
-
-    Raises:
-        CheckpointError, OSError: as `read_run_file`.
-    """
     with target.open("xb") as file:
         for chunk in _chunks(run / name, run):
             file.write(chunk)

@@ -35,8 +35,7 @@ class Stage(StrEnum):
 class Reason(StrEnum):
     """Why a document was rejected."""
 
-    stage: Stage
-    """The stage that rejects documents for this reason."""
+    stage: Stage  # the stage that rejects documents for this reason
 
     def __new__(cls, value: str, *stage: Stage) -> Self:
         """Make a member whose value is the string alone. It takes one stage; `*` lets type checkers accept `Reason("empty")`."""
@@ -105,17 +104,13 @@ class Document:
     """A text and its place in the input."""
 
     text: str
-    path: str
-    """The input file, relative to its source."""
-    line: int
-    """The number of its first line, from 1, counted from the start of the partition's part of the file."""
-    offset: int
-    """The position of its first byte in the decompressed file."""
+    path: str  # the input file, relative to its source
+    line: int  # the number of its first line, from 1, counted from the start of the partition's part of the file
+    offset: int  # the position of its first byte in the decompressed file
     kind: Kind = "prose"
     markup: Literal["plain", "html", "chat"] = "plain"
     """The form of the text as read. Cleaning turns `html` into `plain`, and a chat template `chat`, which is a JSON object."""
-    metadata: str = ""
-    """The fields that `records.metadata` names, as a JSON object; empty if there are none."""
+    metadata: str = ""  # the fields that `records.metadata` names, as a JSON object; empty if there are none
     parts: tuple[int, ...] = ()
     """Lengths of the parts of the text, in characters, alternately without and with a loss. Empty: a loss on the whole text."""
 
@@ -139,8 +134,7 @@ class Rejection:
     sample: str = ""
     document: Document | None = field(default=None, compare=False, repr=False)
     """The rejected document as it was judged, after cleaning; None if the input did not become a document."""
-    data: bytes = field(default=b"", compare=False, repr=False)
-    """The bytes that did not become a document."""
+    data: bytes = field(default=b"", compare=False, repr=False)  # the bytes that did not become a document
 
     @staticmethod
     def of(document: Document, reason: Reason, detail: str = "") -> Rejection:
@@ -148,7 +142,6 @@ class Rejection:
 
     @staticmethod
     def of_bytes(reason: Reason, path: str, line: int, data: bytes = b"", detail: str = "", *, first: int = 0) -> Rejection:
-        """Return the rejection of bytes that did not become a document. The sample begins at byte `first`."""
         sample = data[first : first + _SAMPLE_CHARS].decode("utf-8", "backslashreplace")
         return Rejection(reason, path, line, detail, sample, data=data)
 
@@ -164,11 +157,7 @@ def cut_text(text: str, parts: Sequence[int]) -> list[str]:
 
 
 def document_id(partition: int, ordinal: int) -> int:
-    """Return the id of the document at place `ordinal`, from 0, of a partition.
-
-    Raises:
-        OverflowError: one of the numbers does not fit in 32 bits.
-    """
+    """Return the id of the document at place `ordinal`, from 0, of a partition. Both must fit in 32 bits."""
     if not (0 <= partition < 1 << _ORDINAL_BITS and 0 <= ordinal < 1 << _ORDINAL_BITS):
         raise OverflowError(f"partition {partition}, document {ordinal}: both must fit in {_ORDINAL_BITS} bits")
     return partition << _ORDINAL_BITS | ordinal
@@ -179,5 +168,4 @@ def partition_of(identity: int) -> int:
 
 
 def ordinal_of(identity: int) -> int:
-    """Return a document's place, from 0, among everything that was read from its partition."""
     return identity & ((1 << _ORDINAL_BITS) - 1)

@@ -12,19 +12,18 @@ from data_pipeline.config import PrepareConfig
 from data_pipeline.conversations.chat_template import chosen_template
 from data_pipeline.dataset.layout import INPUTS, TOKENIZER
 from data_pipeline.dataset.manifest import Manifest
+from data_pipeline.dedup.duplicates import STAGES as DUPLICATES
 from data_pipeline.execution.runner import open_runner_of
 from data_pipeline.publishing.assemble import Prepared, assemble
 from data_pipeline.publishing.fingerprint import fingerprint_of, key_of_work, settings_of
 from data_pipeline.publishing.ownership import exclusive
-from data_pipeline.publishing.publish import reuse_finished
-from data_pipeline.publishing.replacement import check_may_replace
+from data_pipeline.publishing.publish import check_may_replace, reuse_finished
 from data_pipeline.reports.totals import Results, make_report
 from data_pipeline.sources.ignored import IgnoredFiles
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs, remember_digests
 from data_pipeline.stages import checks
 from data_pipeline.stages.deduplicate import drop_duplicates
-from data_pipeline.stages.job import Job
-from data_pipeline.stages.order import stage_names
+from data_pipeline.stages.job import Job, is_trained
 from data_pipeline.stages.pack import pack_all
 from data_pipeline.stages.read import read_all
 from data_pipeline.stages.rejects import write_rejects
@@ -34,17 +33,11 @@ from data_pipeline.stages.tokenize import tokenize_all
 from data_pipeline.stages.train_quality import train_quality, trained_reference
 from data_pipeline.stages.train_tokenizer import train_on_sample
 
-__all__ = ["prepare"]
+__all__ = ["prepare", "stage_names"]
 
 
 def prepare(config: PrepareConfig) -> Manifest:
-    """Prepare the sources under `config.output` and return the manifest. Data that is already prepared is not prepared again.
-
-    Raises:
-        SourceError: the input is missing or malformed, or leaves too little text.
-        ConfigError: the settings do not fit the input, or the output folder holds other files.
-        StoppedBySignal: SIGTERM or SIGHUP was received; the next run resumes.
-    """
+    """Prepare the sources under `config.output` and return the manifest. Data that is already prepared is not prepared again."""
     output = config.output
     with stop_on_signals(), naming(output), exclusive(output) as folder:
         ignored = IgnoredFiles()
@@ -98,3 +91,21 @@ def prepare(config: PrepareConfig) -> Manifest:
             has_mask=any(config.for_source(partition.source).has_mask for partition in partitions),
         )
         return assemble(prepared, output, work, rejects)
+
+
+def stage_names(config: PrepareConfig) -> list[str]:
+    """Return the names of the stages that a preparation with these settings runs, in order, for progress and timings."""
+    return [
+        "read",
+        *DUPLICATES,
+        "split",
+        *(["sample"] if is_trained(config.tokenizer) else []),
+        "train",
+        *(["reference"] if config.quality.measures_perplexity else []),
+        *(["classifier"] if config.quality.good else []),
+        "tokenize",
+        *(["weigh"] if config.balance.by != "none" else []),
+        "select",
+        *(["rejects"] if config.keep_rejects == "all" else []),
+        "pack",
+    ]

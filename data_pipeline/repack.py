@@ -5,14 +5,16 @@ The result is byte for byte the same as that of `prepare` with that length.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 from pydantic import ValidationError
 
 from common.errors import ConfigError
+from common.hardware import num_cores
 from common.settings.messages import explain
 from common.signals import stop_on_signals
 from common.storage_errors import naming
@@ -24,13 +26,12 @@ from data_pipeline.dataset.manifest import MASKED_FORMAT, Manifest, check_digest
 from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.stored_documents import check_tables, check_tokens_kept, read_tokenizer, settings_in
 from data_pipeline.dataset.tables import read_side_by_side
-from data_pipeline.execution.local_engine import available_cores
-from data_pipeline.execution.runner import Runner, open_runner
+from data_pipeline.execution.runner import open_runner
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.publishing.assemble import Prepared, assemble
 from data_pipeline.publishing.fingerprint import fingerprint_of
 from data_pipeline.publishing.ownership import exclusive
-from data_pipeline.publishing.replacement import check_may_replace
+from data_pipeline.publishing.publish import check_may_replace
 from data_pipeline.reports.lengths import compare_row_lengths
 from data_pipeline.reports.lookup import part
 from data_pipeline.reports.terminal import check_report
@@ -54,21 +55,16 @@ class CountTask:
 class CountResult:
     """The numbers of tokens and documents of one partition."""
 
-    tokens: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    """Number of tokens that are packed into rows, by split."""
-    lengths: Counts = field(default_factory=dict)
-    """Number of documents by their length in tokens."""
+    tokens: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))  # number of tokens that are packed into rows, by split
+    lengths: Counts = field(default_factory=dict)  # number of documents by their length in tokens
 
 
 def repack(directory: Path, output: Path, row_length: int, workers: int | None = None, *, replace: bool = False) -> Manifest:
-    """Write the documents of prepared data under `output`, in rows of `row_length` tokens, and return the manifest.
-
-    Raises:
-        ConfigError: a number is out of its range in `prepare`, the data was prepared without keeping the tokens, or `output` is
-            the same folder, is in use, or holds other finished data and `replace` is false.
-        PreparedDataError: a part of the data is missing or changed.
-    """
-    check_numbers(row_length, workers)
+    """Write the documents of prepared data under `output`, in rows of `row_length` tokens, and return the manifest."""
+    try:  # the numbers have the bounds that they have in `prepare`
+        PrepareConfig(sources=(BUILTIN,), row_length=row_length, workers=workers)
+    except ValidationError as error:
+        raise ConfigError(explain(PrepareConfig, error)) from None
     if directory.resolve() == output.resolve():
         raise ConfigError(f"--output {output} is the folder of the data that is repacked; choose another --output")
     with reading(directory, "repack"):
@@ -85,15 +81,23 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
     with stop_on_signals(), naming(output), exclusive(output) as folder:
         check_may_replace(output, fingerprint, settings, before.inputs, replace=replace)
         # Checked before they are packed, because the packed shards get new digests, which would hide damage.
-        tokenizer = _tokenizer(directory, before)
+        files = {name: digest for name, digest in before.files.items() if PurePosixPath(name).parent == PurePosixPath(TOKENIZER)}
+        tokenizer = dataclasses.replace(
+            TrainedTokenizer.of(read_tokenizer(directory, before)),
+            files={PurePosixPath(name).name: digest for name, digest in files.items()},
+        )
         check_digests(directory, {name: digest for name, digest in before.files.items() if name == REFERENCE})
         for number in range(len(before.partitions)):
             check_tables(directory, before, number)
-        with open_runner(("count", "pack"), max(1, min(workers or available_cores(), len(before.partitions)))) as run:
+        with open_runner(("count", "pack"), max(1, min(workers or num_cores(), len(before.partitions)))) as run:
             work = folder.start_work(fingerprint)
             labels = label_names(directory, before) if "labels" in before.totals else ()
             fields = part(before.totals, "labels", "fields")
-            counted = count_all(run, directory, before, work)
+            tasks = [
+                CountTask(directory / TOKENS / name, directory / CHOSEN / name, work / "counted" / name)
+                for name in (f"{number:06d}" for number in range(len(before.partitions)))
+            ]
+            counted = run("count", count_partition, tasks, [1] * len(tasks), CountResult)
             documents = [
                 DocumentsOf(
                     partition["source"],
@@ -130,34 +134,6 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
             reference=directory / REFERENCE if REFERENCE in before.files else None,
         )
         return assemble(prepared, output, work, {})
-
-
-def _tokenizer(directory: Path, manifest: Manifest) -> TrainedTokenizer:
-    """Return the properties of the tokenizer of prepared data, with the digests of its files from the manifest."""
-    files = {PurePosixPath(name): digest for name, digest in manifest.files.items()}
-    named = {path.name: digest for path, digest in files.items() if path.parent == PurePosixPath(TOKENIZER)}
-    return replace(TrainedTokenizer.of(read_tokenizer(directory, manifest)), files=named)
-
-
-def check_numbers(row_length: int, workers: int | None) -> None:
-    """Check both numbers as `prepare` does.
-
-    Raises:
-        ConfigError: a number is out of range.
-    """
-    try:
-        PrepareConfig(sources=(BUILTIN,), row_length=row_length, workers=workers)
-    except ValidationError as error:
-        raise ConfigError(explain(PrepareConfig, error)) from None
-
-
-def count_all(run: Runner, directory: Path, manifest: Manifest, work: Path) -> list[CountResult]:
-    """Count the tokens and documents of every partition."""
-    tasks = [
-        CountTask(directory / TOKENS / f"{number:06d}", directory / CHOSEN / f"{number:06d}", work / "counted" / f"{number:06d}")
-        for number in range(len(manifest.partitions))
-    ]
-    return run("count", count_partition, tasks, [1] * len(tasks), CountResult)
 
 
 def count_partition(task: CountTask) -> CountResult:

@@ -12,10 +12,7 @@ __all__ = ["settings_without_effect"]
 
 
 def settings_without_effect(config: PrepareConfig) -> list[str]:
-    """Return a warning for each setting that differs from its default and has no effect.
-
-    A section that sources may override has an effect if it has one for any source.
-    """
+    """Return a warning for each setting that differs from its default and has no effect for any source."""
     found = {place: unmet_conditions(view) for place, view in config.by_place.items()}
     warnings = []
     for name in dict.fromkeys(name for unmet in found.values() for name in unmet):
@@ -33,7 +30,6 @@ def _is_own(config: PrepareConfig, place: str, name: str) -> bool:
 
 
 def _of_sources(config: PrepareConfig) -> Iterator[str]:
-    """Yield the warnings about settings that only sources have, such as their weight."""
     values = {"balance.by": config.balance.by}
     for source, settings in config.source.items():
         for name, field in SourceConfig.model_fields.items():

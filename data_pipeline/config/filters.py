@@ -12,7 +12,7 @@ from common.settings.markers import SHARED_BY_SOURCES, Effect, ShapesData, Shape
 from common.settings.model import Section
 from data_pipeline.heuristics.presets import PRESETS
 from data_pipeline.heuristics.rule import Preset as RulePreset
-from data_pipeline.heuristics.rule import Setting
+from data_pipeline.heuristics.rule import Setting, Share
 
 __all__ = ["HeuristicConfig", "LanguageConfig", "Preset", "QualityConfig"]
 
@@ -40,8 +40,7 @@ class _Presets(Section):
     """Rules about the form of a text. Only the presets that are set apply. The default thresholds are those of the papers."""
 
     presets: ShapesData[tuple[Preset, ...]] = Field(
-        (),
-        description=f"Sets of rules that apply. Prose and web text: {_listed(for_code=False)}. Code: {_listed(for_code=True)}.",
+        (), description=f"Sets of rules that apply. Prose and web text: {_listed(for_code=False)}. Code: {_listed(for_code=True)}."
     )
 
 
@@ -70,10 +69,8 @@ class LanguageConfig(Section):
     keep: ShapesData[tuple[str, ...]] = Field(
         (), description="ISO 639-1 codes of the languages that are kept; empty: all languages."
     )
-    min_confidence: Annotated[ShapesData[float], OnlyIf("language.keep")] = Field(
+    min_confidence: Annotated[ShapesData[Share], OnlyIf("language.keep")] = Field(
         0.4,
-        ge=0,
-        le=1,
         description="Confidence below which a document is rejected, if `keep` is set. The report shows what each value keeps. "
         "The default was measured on technical text in 26 languages (docs/data.md).",
     )
@@ -144,11 +141,8 @@ class QualityConfig(Section):
     classifier_bits: Annotated[ShapesData[int], OnlyIf("quality.good"), SHARED_BY_SOURCES] = Field(
         18, ge=10, le=24, description="Number of weights of the classifier, as a power of two."
     )
-    min_good_probability: Annotated[ShapesData[float], OnlyIf("quality.good")] = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="Lowest probability of being good at which a document is kept. Good and bad examples have equal weight.",
+    min_good_probability: Annotated[ShapesData[Share], OnlyIf("quality.good")] = Field(
+        0.5, description="Lowest probability of being good at which a document is kept. Good and bad examples have equal weight."
     )
 
     @property

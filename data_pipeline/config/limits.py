@@ -9,6 +9,7 @@ from pydantic import Field
 from common.settings.conditions import OnlyIf
 from common.settings.markers import NoEffectOnResults, ShapesData
 from common.settings.model import Section
+from data_pipeline.heuristics.rule import Share
 
 __all__ = ["LimitConfig"]
 
@@ -18,8 +19,8 @@ _MIB = 1 << 20
 class LimitConfig(Section):
     """Limits for broken or hostile input."""
 
-    max_rejected_fraction: ShapesData[float] = Field(
-        0.05, ge=0, le=1, description="Share of malformed documents, among all documents read, above which the preparation stops."
+    max_rejected_fraction: ShapesData[Share] = Field(
+        0.05, description="Share of malformed documents, among all documents read, above which the preparation stops."
     )
     max_bytes_per_source: ShapesData[int | None] = Field(
         None,

@@ -24,6 +24,10 @@ _MIB = 1 << 20
 KeptRejects = Literal["none", "samples", "all"]
 
 
+def _replaced(section: str) -> Any:
+    return Field(default_factory=dict, description=f"Settings of this source that replace those of [prepare.{section}].")
+
+
 class SourceConfig(Section):
     """One source of a recipe, `[prepare.source.NAME]`. Its tables, such as `clean`, override the sections of the same name."""
 
@@ -35,27 +39,13 @@ class SourceConfig(Section):
     max_bytes: ShapesData[int | None] = Field(
         None, ge=1, description="Number of bytes read, in the order of file names. The last file is read to its end. none: all."
     )
-    text: ShapesData[dict[str, Any]] = Field(
-        default_factory=dict, description="Settings of this source that replace those of [prepare.text]."
-    )
-    records: ShapesData[dict[str, Any]] = Field(
-        default_factory=dict, description="Settings of this source that replace those of [prepare.records]."
-    )
-    html: ShapesData[dict[str, Any]] = Field(
-        default_factory=dict, description="Settings of this source that replace those of [prepare.html]."
-    )
-    clean: ShapesData[dict[str, Any]] = Field(
-        default_factory=dict, description="Settings of this source that replace those of [prepare.clean]."
-    )
-    heuristics: ShapesData[dict[str, Any]] = Field(
-        default_factory=dict, description="Settings of this source that replace those of [prepare.heuristics]."
-    )
-    language: ShapesData[dict[str, Any]] = Field(
-        default_factory=dict, description="Settings of this source that replace those of [prepare.language]."
-    )
-    quality: ShapesData[dict[str, Any]] = Field(
-        default_factory=dict, description="Settings of this source that replace those of [prepare.quality]."
-    )
+    text: ShapesData[dict[str, Any]] = _replaced("text")
+    records: ShapesData[dict[str, Any]] = _replaced("records")
+    html: ShapesData[dict[str, Any]] = _replaced("html")
+    clean: ShapesData[dict[str, Any]] = _replaced("clean")
+    heuristics: ShapesData[dict[str, Any]] = _replaced("heuristics")
+    language: ShapesData[dict[str, Any]] = _replaced("language")
+    quality: ShapesData[dict[str, Any]] = _replaced("quality")
 
 
 OVERRIDABLE = tuple(name for name, field in SourceConfig.model_fields.items() if is_table(field))
@@ -223,20 +213,12 @@ class PrepareConfig(Settings):
 
     @property
     def by_place(self) -> dict[str, PrepareConfig]:
-        """The settings that apply to each source: under `source.NAME.` for those of a recipe, under the empty name for all others.
-
-        Raises:
-            ValueError: see `for_source`.
-        """
+        """The settings of each source: under `source.NAME.` for those of a recipe, under the empty name for all others."""
         own = {f"source.{name}.": self.for_source(name) for name in self.source}
         return own if own and not self.sources else {"": self} | own
 
     def for_source(self, name: str) -> PrepareConfig:
-        """Return these settings with those that the source `name` overrides.
-
-        Raises:
-            ValueError: a setting of the source is unknown or out of range, or all sources share it.
-        """
+        """Return these settings with those that the source `name` overrides. Raises ValueError if one is wrong."""
         own = self.source.get(name)
         if own is None:
             return self

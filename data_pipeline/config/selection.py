@@ -11,6 +11,7 @@ from common.settings.conditions import OnlyIf
 from common.settings.markers import ShapesData, ShapesDataByContent
 from common.settings.model import Section
 from data_pipeline.config.text import KINDS
+from data_pipeline.heuristics.rule import Share
 
 __all__ = ["FIM_TOKENS", "AugmentConfig", "BalanceConfig", "DedupConfig", "SplitConfig"]
 
@@ -42,11 +43,8 @@ class DedupConfig(Section):
         ge=1,
         description="Highest number of near duplicates of one document that are dropped. Further ones are kept and counted.",
     )
-    alarm_fraction: Annotated[ShapesData[float], OnlyIf("dedup.exact")] = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="A warning is printed if more than this share of a source's documents is dropped as duplicates.",
+    alarm_fraction: Annotated[ShapesData[Share], OnlyIf("dedup.exact")] = Field(
+        0.5, description="A warning is printed if more than this share of a source's documents is dropped as duplicates."
     )
     benchmarks: ShapesDataByContent[tuple[Path, ...]] = Field(
         (), description="Benchmark files (.jsonl, .txt). Documents that share text with them are dropped."
@@ -57,11 +55,8 @@ class DedupConfig(Section):
     benchmark_overlaps: Annotated[ShapesData[int], OnlyIf("dedup.benchmarks")] = Field(
         1, ge=1, description="A document is dropped if it shares at least this many such runs of words with benchmarks."
     )
-    benchmark_alarm_fraction: Annotated[ShapesData[float], OnlyIf("dedup.benchmarks")] = Field(
-        0.05,
-        ge=0,
-        le=1,
-        description="A warning is printed if more than this share of a source's text, in bytes, is dropped as benchmark text.",
+    benchmark_alarm_fraction: Annotated[ShapesData[Share], OnlyIf("dedup.benchmarks")] = Field(
+        0.05, description="A warning is printed if more than this share of a source's text, in bytes, is dropped as benchmark text."
     )
 
     @model_validator(mode="after")
@@ -115,8 +110,8 @@ class AugmentConfig(Section):
     seed: Annotated[ShapesData[int], OnlyIf("augment.subword_rate or augment.fim_rate or augment.synonym_rate")] = Field(
         0, ge=0, lt=1 << 63, description="Seed that decides which documents are changed, and where."
     )
-    subword_rate: ShapesData[float] = Field(
-        0.0, ge=0, le=1, description="Share of documents whose words are cut into tokens at random (bpe, unigram)."
+    subword_rate: ShapesData[Share] = Field(
+        0.0, description="Share of documents whose words are cut into tokens at random (bpe, unigram)."
     )
     subword_alpha: Annotated[ShapesData[float], OnlyIf("augment.subword_rate")] = Field(
         0.1,
@@ -125,20 +120,15 @@ class AugmentConfig(Section):
         description="Parameter of the random cuts. bpe: share of merges left out; unigram: exponent of a segmentation's "
         "probability.",
     )
-    fim_rate: ShapesData[float] = Field(
-        0.0, ge=0, le=1, description="Share of code documents that are rearranged for fill-in-the-middle."
-    )
-    fim_spm_rate: Annotated[ShapesData[float], OnlyIf("augment.fim_rate")] = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="Share of the fill-in-the-middle documents with the suffix first (SPM). The others have the prefix first.",
+    fim_rate: ShapesData[Share] = Field(0.0, description="Share of code documents that are rearranged for fill-in-the-middle.")
+    fim_spm_rate: Annotated[ShapesData[Share], OnlyIf("augment.fim_rate")] = Field(
+        0.5, description="Share of the fill-in-the-middle documents with the suffix first (SPM). The others have the prefix first."
     )
     synonyms: Annotated[ShapesDataByContent[Path | None], OnlyIf("augment.synonym_rate")] = Field(
         None, description="File with synonyms. .tsv: a word and its synonyms on each line, between tabs; .json: an object of lists."
     )
-    synonym_rate: ShapesData[float] = Field(
-        0.0, ge=0, le=1, description="Share of the words with synonyms that are replaced, in prose and web text."
+    synonym_rate: ShapesData[Share] = Field(
+        0.0, description="Share of the words with synonyms that are replaced, in prose and web text."
     )
 
     @model_validator(mode="after")
@@ -162,9 +152,7 @@ class SplitConfig(Section):
     )
     val_fraction: ShapesData[float] = Field(0.05, gt=0, lt=1, description="Share of the text that is held out for validation.")
     min_val_documents: ShapesData[int] = Field(
-        4,
-        ge=0,
-        description="Lowest number of validation documents. If by = content, it is limited to a tenth of all documents.",
+        4, ge=0, description="Lowest number of validation documents. If by = content, it is limited to a tenth of all documents."
     )
     seed: Annotated[ShapesData[int], OnlyIf("split.by = content")] = Field(
         0, ge=0, lt=1 << 63, description="Seed that decides which documents are held out (by = content)."

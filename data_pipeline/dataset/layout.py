@@ -21,7 +21,6 @@ __all__ = [
     "LOSS_RUNS",
     "MANIFEST",
     "MAX_LABELS",
-    "NOT_ALWAYS_WRITTEN",
     "PUBLISHED",
     "REFERENCE",
     "REJECTED",
@@ -40,14 +39,10 @@ __all__ = [
 
 SINGLE_FILES: list[str] = []
 FOLDERS = ["train", "val"]
-NOT_ALWAYS_WRITTEN: list[str] = []
-"""Files and folders that not every preparation writes. They are removed when other data replaces theirs."""
 
 
-def _declare(names: list[str], name: str, *, always: bool = True) -> str:
+def _declare(names: list[str], name: str) -> str:
     names.append(name)
-    if not always:
-        NOT_ALWAYS_WRITTEN.append(name)
     return name
 
 
@@ -59,20 +54,20 @@ REPORT = _declare(SINGLE_FILES, "report.json")
 REPORT_PAGE = _declare(SINGLE_FILES, "report.html")
 CARD = _declare(SINGLE_FILES, "DATA_CARD.md")
 TIMINGS = _declare(SINGLE_FILES, "timings.json")
-REJECTS = _declare(SINGLE_FILES, "rejects.jsonl", always=False)
-REFERENCE = _declare(SINGLE_FILES, "reference.safetensors", always=False)
+REJECTS = _declare(SINGLE_FILES, "rejects.jsonl")
+REFERENCE = _declare(SINGLE_FILES, "reference.safetensors")
 """The reference model of perplexity that was trained with this data, for `quality.reference` of another preparation."""
 
 TOKENIZER = _declare(FOLDERS, "tokenizer")
-TOKENS = _declare(FOLDERS, "tokens", always=False)
+TOKENS = _declare(FOLDERS, "tokens")
 """Folder with one table per partition: the tokenised documents."""
-CHOSEN = _declare(FOLDERS, "chosen", always=False)
+CHOSEN = _declare(FOLDERS, "chosen")
 """Folder with one table per partition: how often each document is used."""
-DOCUMENTS = _declare(FOLDERS, "documents", always=False)
+DOCUMENTS = _declare(FOLDERS, "documents")
 """Folder with facts about the documents of the validation split (see `document_tables`)."""
-LABELS = _declare(FOLDERS, "labels", always=False)
+LABELS = _declare(FOLDERS, "labels")
 """Folder with the label of each document (see `document_tables`)."""
-REJECTED = _declare(FOLDERS, "rejects", always=False)
+REJECTED = _declare(FOLDERS, "rejects")
 """Folder with one file per partition: the rejected documents in full (`keep_rejects = "all"`)."""
 
 WORK = ".work"

@@ -35,12 +35,9 @@ class ProgramEndedError(Exception):
 
 
 def refuse_lower_limits(memory_bytes: int, seconds: int = 0) -> None:
-    """Refuse to go on after a program has failed, if it had less memory or processor time than it may use.
+    """Raise WorkerError if this process, whose limits its programs inherit, allows a program less than it may use.
 
     Otherwise the same input and settings would give other data under other limits of the shell.
-
-    Raises:
-        WorkerError: a limit of this process, which its programs inherit, is lower than `memory_bytes` or `seconds` require.
     """
     if limit := inherited_limit(memory_bytes, seconds):
         time = f" and {seconds} s of processor time" if seconds else ""
@@ -75,17 +72,12 @@ class ConfinedProgram:
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
 
     def close(self) -> None:
-        """Kill the program."""
         self._process.kill()
         with self._process:  # closes the pipes and waits
             pass
 
     def read(self, size: int) -> bytes:
-        """Return the next `size` bytes that the program writes.
-
-        Raises:
-            ProgramEndedError: it ended, or was silent for too long, before that.
-        """
+        """Return the next `size` bytes that the program writes. Raises ProgramEndedError if it ends or is silent for too long."""
         pieces = []
         while size:
             if not select.select([self._out], [], [], self._silence_s)[0]:
@@ -133,14 +125,12 @@ class ProgramOnDemand:
         return self._program is not None
 
     def running(self) -> ConfinedProgram:
-        """Return the program, which is started if necessary."""
         if self._program is None:
             self._program = ConfinedProgram(self._script, self._silence_s)
             self._program.write(self._setup)
         return self._program
 
     def close(self) -> None:
-        """End the program."""
         program, self._program = self._program, None
         if program is not None:
             program.close()

@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 from common.errors import WorkerError
 from common.host_memory import num_oom_kills, why_killed
 
-__all__ = ["Engine", "available_cores", "open_engine"]
+__all__ = ["Engine", "open_engine"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -82,18 +82,9 @@ class _Pool:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
 
-def available_cores() -> int:
-    """Return the number of cores that this process may use. A container or a job can have fewer than the machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @contextlib.contextmanager
 def open_engine(num_workers: int) -> Iterator[Engine]:
-    """Yield an engine with `num_workers` processes. With 1, the tasks run in this process.
-
-    Raises:
-        WorkerError: a worker was killed or ran out of memory; raised while results are read.
-    """
+    """Yield an engine with `num_workers` processes. With 1, the tasks run in this process."""
     if num_workers == 1:
         yield _Inline()
         return
@@ -113,7 +104,6 @@ def _begin_worker() -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent was killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])

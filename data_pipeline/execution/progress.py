@@ -39,10 +39,8 @@ class StageTiming:
     """The time that a stage took, and its work."""
 
     name: str
-    bytes: int
-    """Bytes of the stage's input that this run processed: files, text, or stored tokens."""
-    bytes_done_before: int
-    """Bytes of the stage's input that an earlier run had processed."""
+    bytes: int  # bytes of the stage's input that this run processed: files, text, or stored tokens
+    bytes_done_before: int  # bytes of the stage's input that an earlier run had processed
     seconds: float
 
 
@@ -61,11 +59,9 @@ class Pace:
 
     @property
     def done(self) -> int:
-        """The sum of all bytes that were added."""
         return self._points[-1][1]
 
     def add(self, now: float, num_bytes: int) -> None:
-        """Add a result of `num_bytes` that came at `now`, in seconds."""
         self._points.append((now, self.done + num_bytes))
         self._num_results += 1
         while len(self._points) > self._RESULTS + 1 and now - self._points[1][0] > self._SECONDS:
@@ -94,7 +90,6 @@ class Progress:
 
     @contextlib.contextmanager
     def stage(self, name: str, total_bytes: int) -> Iterator[Advance]:
-        """Show a stage with its number while it runs. Yields the function that is called when a part is done."""
         rounds = sum(timing.name == name for timing in self.timings)
         self._number = max(self._number, self._stages.index(name) + 1)  # a repeated stage does not count down
         shown = f"{name}, round {rounds + 1}" if rounds else name
@@ -146,7 +141,6 @@ class _Stage:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Show the stage while it runs, and update the time while no result comes."""
         ended = threading.Event()
         ticker = threading.Thread(target=self._tick, args=(ended,), daemon=True)
         ticker.start()

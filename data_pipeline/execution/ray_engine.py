@@ -56,12 +56,7 @@ class _Ray:
 
 @contextlib.contextmanager
 def open_ray(address: str | None, num_workers: int | None) -> Iterator[_Ray]:
-    """Yield an engine on the cluster at `address`. Without it, use the cluster of RAY_ADDRESS, or a new one on this machine.
-
-    Raises:
-        ConfigError: Ray is not installed, or the cluster cannot be reached.
-        WorkerError: a task was lost several times; raised while results are read.
-    """
+    """Yield an engine on the cluster at `address`. Without it, use the cluster of RAY_ADDRESS, or a new one on this machine."""
     if ray is None:
         raise ConfigError(
             "engine = ray, but Ray is not installed; run `pip install --no-deps --require-hashes -r env/requirements-ray.lock`, "

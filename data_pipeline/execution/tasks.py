@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from common.files import digest_file, read_input, sealed, unsealed, write_atomic
-from data_pipeline.execution.local_engine import Engine, available_cores
+from common.hardware import num_cores
+from data_pipeline.execution.local_engine import Engine
 
 __all__ = ["Counts", "Task", "Written", "add_counts", "check_files", "commit_result", "run_stage"]
 
@@ -52,7 +53,7 @@ def run_stage(
 ) -> Iterator[tuple[ResultT, bool]]:
     """Yield the results of a stage in the order of its tasks, each with whether an earlier run had finished the task.
 
-    Finished results are read. If a result or one of its files is damaged, the task runs again, and one line in the log says so.
+    A task whose result or files are damaged runs again.
     """
     stored = _stored_results(tasks, result_type)
     to_do = engine.map(function, [task for task, before in zip(tasks, stored, strict=True) if before is None])
@@ -61,11 +62,10 @@ def run_stage(
 
 
 def _stored_results(tasks: Sequence[TaskT], result_type: Callable[..., ResultT]) -> list[ResultT | None]:
-    """Return each task's result of an earlier run after checking its files; None if the task must be run."""
     results: list[ResultT | None] = [None] * len(tasks)
     finished = [number for number, task in enumerate(tasks) if os.path.lexists(_result_path(task.output))]
     problems: list[str] = []
-    with ThreadPoolExecutor(min(available_cores(), _MAX_CHECKS)) as pool:
+    with ThreadPoolExecutor(min(num_cores(), _MAX_CHECKS)) as pool:
         checked = pool.map(lambda number: _stored_result(tasks[number].output, result_type), finished)
         for number, (result, problem) in zip(finished, checked, strict=True):
             results[number] = result
@@ -79,7 +79,6 @@ def _stored_results(tasks: Sequence[TaskT], result_type: Callable[..., ResultT])
 
 
 def _stored_result(output: Path, result_type: Callable[..., ResultT]) -> tuple[ResultT | None, str]:
-    """Return the result of a finished task, or None and the problem with its files."""
     path = _result_path(output)
     try:
         stored = unsealed(read_input(path, _MAX_RESULT_BYTES, below=path.parent))
@@ -94,12 +93,7 @@ def _stored_result(output: Path, result_type: Callable[..., ResultT]) -> tuple[R
 
 
 def check_files(output: Path, files: Mapping[str, str]) -> None:
-    """Compare the files of a finished task with their digests.
-
-    Raises:
-        ValueError: a file has another content, or is not a regular file.
-        OSError: a file is missing or cannot be read.
-    """
+    """Compare the files of a finished task with their digests. Raises ValueError or OSError for the first that differs."""
     for name, expected in files.items():
         path = Path(os.path.normpath(output.parent / name))
         if digest_file(path, below=output.parent.parent) != expected:
@@ -116,13 +110,9 @@ def add_counts(counts: Iterable[Mapping[str, int]]) -> Counts:
 
 
 def commit_result(task: Task, result: ResultT, *tables: Written, files: Mapping[Path, str] | None = None) -> ResultT:
-    """Write the result of a finished task and return it. The written file marks the task as done.
+    """Write the result of a finished task, a dataclass of plain values, and return it. The written file marks the task as done.
 
-    Args:
-        task: the finished task.
-        result: a dataclass of plain values.
-        tables: the objects that have written files of the task.
-        files: the digests of other files that the task has written.
+    It holds the digests of the files of `tables`, and those in `files`.
     """
     task.output.parent.mkdir(parents=True, exist_ok=True)
     digests = dict(files or {})

@@ -21,6 +21,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import ftfy
 
@@ -50,8 +51,7 @@ class Cleaned:
     """A clean text, and the changes that were made."""
 
     text: str
-    changes: tuple[str, ...]
-    """The names of the rules that changed the text, in the order of the rules. The report counts them."""
+    changes: tuple[str, ...]  # the names of the rules that changed the text, in the order of the rules. The report counts them.
 
 
 def clean(text: str, settings: CleanConfig, kind: Kind = "prose", *, keep_end: bool = False) -> Cleaned:
@@ -74,7 +74,6 @@ def clean(text: str, settings: CleanConfig, kind: Kind = "prose", *, keep_end: b
 
 
 def judge_length(document: Document, settings: CleanConfig) -> Rejection | None:
-    """Return the rejection of a cleaned document that is too short or too long; None if its length is accepted."""
     characters = len(document.text)
     if not characters:
         return Rejection.of(document, Reason.EMPTY)
@@ -88,29 +87,18 @@ def judge_length(document: Document, settings: CleanConfig) -> Rejection | None:
 
 
 def _rules(settings: CleanConfig, kind: Kind) -> list[tuple[str, Rule]]:
-    rules: list[tuple[str, Rule]] = [("newlines", _unify_newlines), ("control-characters", _remove_control_characters)]
+    newlines = ("newlines", lambda text: text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text)
+    control = ("control-characters", lambda text: _CONTROL.sub("", text) if _CONTROL.search(text) else text)
     if kind == "code":
-        return rules
-    if settings.mojibake:
-        rules.insert(1, ("mojibake", _repair_mojibake))  # before control characters are removed: it can contain some
+        return [newlines, control]
+    # Mojibake is repaired before control characters are removed: it can contain some.
+    rules: list[tuple[str, Rule]] = [newlines, *([("mojibake", _repair_mojibake)] if settings.mojibake else []), control]
     if settings.unicode == "nfc":
-        rules.append(("unicode", _compose))
-    rules += [(name, _line_rule(name)) for name in settings.drop_lines]
+        rules.append(("unicode", lambda text: unicodedata.normalize("NFC", text)))
+    rules += [(name, partial(_without_lines, _UNWANTED[name])) for name in settings.drop_lines]
     if settings.repeat_window:
         rules.append(("repeats", lambda text: _remove_repeats(text, settings)))
     return rules
-
-
-def _unify_newlines(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
-
-
-def _remove_control_characters(text: str) -> str:
-    return _CONTROL.sub("", text) if _CONTROL.search(text) else text
-
-
-def _compose(text: str) -> str:
-    return text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)
 
 
 def _repair_mojibake(text: str) -> str:
@@ -119,20 +107,14 @@ def _repair_mojibake(text: str) -> str:
     return "\n".join(ftfy.fix_encoding(line) if _MOJIBAKE.search(line) else line for line in text.split("\n"))
 
 
-def _line_rule(name: LineRule) -> Rule:
-    unwanted = _UNWANTED[name]
-    return lambda text: "\n".join(line for line in text.split("\n") if not line.strip() or not unwanted(line))
-
-
-def _is_unpunctuated(line: str) -> bool:
-    line = line.rstrip()
-    return not line.endswith(LINE_ENDS) or line.endswith("...")
+def _without_lines(is_unwanted: Callable[[str], bool], text: str) -> str:
+    return "\n".join(line for line in text.split("\n") if not line.strip() or not is_unwanted(line))
 
 
 _UNWANTED: dict[LineRule, Callable[[str], bool]] = {
     "notices": lambda line: any(notice in line.lower() for notice in NOTICES),
     "javascript": lambda line: "javascript" in line.lower(),
-    "unpunctuated": _is_unpunctuated,
+    "unpunctuated": lambda line: not line.rstrip().endswith(LINE_ENDS) or line.rstrip().endswith("..."),
     "few-words": lambda line: len(line.split()) < _MIN_LINE_WORDS,
     "long-word": lambda line: any(len(word) > MAX_WORD_CHARS for word in line.split()),
 }

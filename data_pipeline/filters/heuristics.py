@@ -21,8 +21,7 @@ class BrokenRule:
     """The rule that a text breaks."""
 
     reason: Reason
-    detail: str
-    """The measured value, and the setting that bounds it with its value."""
+    detail: str  # the measured value, and the setting that bounds it with its value
 
 
 def judge_form(

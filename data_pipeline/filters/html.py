@@ -68,8 +68,7 @@ class Extracted:
     """The text of a page, and the rule that produced it."""
 
     text: str
-    rule: str
-    """`html-main`, `html-all` or `html-stripped`; counted in the report."""
+    rule: str  # `html-main`, `html-all` or `html-stripped`; counted in the report
 
 
 class PageReader(ProgramOnDemand):
@@ -80,19 +79,12 @@ class PageReader(ProgramOnDemand):
         self._max_memory_bytes = limits.reader_memory_bytes
 
     def text_of(self, page: str, settings: HtmlConfig) -> Extracted:
-        """Return the text that a page shows. Broken HTML is read as browsers read it; no page causes an error.
-
-        Raises:
-            WorkerError: the child process was killed from outside or does not answer.
-        """
+        """Return the text that a page shows. Broken HTML is read as browsers read it; no page causes an error."""
         extracted = None if _is_pathological(page) else self._parsed(page.encode("utf-8", "surrogatepass"), settings)
         return extracted or Extracted(_strip_tags(page), "html-stripped")
 
     def _parsed(self, page: bytes, settings: HtmlConfig) -> Extracted | None:
-        """Return the parser's text; None if parsing needs more memory or time than the length of the page allows.
-
-        If a used process fails, a fresh one tries again, so the result does not depend on earlier pages.
-        """
+        """Return the parser's text; None if parsing needs more memory or time than the length of the page allows."""
         was_fresh = not self.is_running
         extracted = self._asked(page, settings)
         if extracted is None and not was_fresh:

@@ -23,7 +23,6 @@ from common.child_process import SoftLimit, forbid_files, memory_in_use
 
 
 def main() -> None:
-    """Answer requests until standard input ends."""
     source, sink = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
     forbid_files()
     memory, processor_time = SoftLimit(resource.RLIMIT_AS), SoftLimit(resource.RLIMIT_CPU)

@@ -33,8 +33,7 @@ class JudgedDocument:
     """A document that is kept, as plain and clean text."""
 
     document: Document
-    language: str
-    """`code` for code; `und` if the language is unknown or was not identified."""
+    language: str  # `code` for code; `und` if the language is unknown or was not identified
     confidence: float
 
 
@@ -42,24 +41,16 @@ class JudgedDocument:
 class JudgedBatch:
     """The documents of a batch after cleaning and judging."""
 
-    items: list[JudgedDocument | Rejection]
-    """One for each document of the batch, in the same order."""
-    texts: TextBatch
-    """The cleaned texts of the documents that were kept, or were rejected for their form."""
-    kept: NDArray[np.int64]
-    """The index in `texts` of each kept document, in order."""
-    changes: dict[str, int]
-    """Number of documents changed by each cleaning rule."""
+    items: list[JudgedDocument | Rejection]  # one for each document of the batch, in the same order
+    texts: TextBatch  # the cleaned texts of the documents that were kept, or were rejected for their form
+    kept: NDArray[np.int64]  # the index in `texts` of each kept document, in order
+    changes: dict[str, int]  # number of documents changed by each cleaning rule
     confidences: dict[str, dict[str, int]]
     """Number of identified documents, rejected ones included, by language and by confidence in whole percent."""
 
 
 def judge_batch(items: Sequence[Document | Rejection], config: PrepareConfig, pages: PageReader) -> JudgedBatch:
-    """Clean and judge documents of one source, whose resolved settings are `config`. Rejections are returned as they are.
-
-    Raises:
-        WorkerError: the process that parses HTML for `pages` was killed from outside.
-    """
+    """Clean and judge documents of one source, whose resolved settings are `config`. Rejections are returned as they are."""
     changes: Counter[str] = Counter()
     confidences: dict[str, Counter[str]] = {}
     judged: list[JudgedDocument | Rejection] = []
@@ -73,17 +64,15 @@ def judge_batch(items: Sequence[Document | Rejection], config: PrepareConfig, pa
             places.append(place)
     batch = TextBatch(texts)
     left = [outcome for outcome in judged if isinstance(outcome, JudgedDocument)]
-    shown = TextBatch([_beginning(text) for text in texts]) if max(map(len, texts), default=0) > _JUDGED_BYTES else batch
+    shown = batch
+    if max(map(len, texts), default=0) > _JUDGED_BYTES:
+        shown = TextBatch([text[:_JUDGED_BYTES].decode(errors="ignore").encode() for text in texts])
     broken_rules = judge_form(shown, [d.document.kind for d in left], [d.language for d in left], config.heuristics)
     for place, one, broken in zip(places, left, broken_rules, strict=True):
         if broken is not None:
             judged[place] = Rejection.of(one.document, broken.reason, broken.detail)
     kept = np.array([number for number, broken in enumerate(broken_rules) if broken is None], np.int64)
     return JudgedBatch(judged, batch, kept, dict(changes), {language: dict(bins) for language, bins in confidences.items()})
-
-
-def _beginning(text: bytes) -> bytes:
-    return text[:_JUDGED_BYTES].decode(errors="ignore").encode()
 
 
 def _judge_alone(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from typing import Any
 
 from data_pipeline.config import RecordConfig
@@ -11,8 +10,7 @@ from data_pipeline.documents import Document, Reason, Rejection
 
 __all__ = ["MAX_LABEL_CHARS", "judge_label", "label_of"]
 
-MAX_LABEL_CHARS = 200
-"""Longest name of a label, in characters."""
+MAX_LABEL_CHARS = 200  # longest name of a label, in characters
 
 
 def label_of(metadata: str, field: str) -> str:
@@ -23,10 +21,6 @@ def label_of(metadata: str, field: str) -> str:
 
 
 def judge_label(document: Document, records: RecordConfig) -> Rejection | None:
-    """Return the rejection of a document without a label, or with a label that cannot be used; None if it is kept.
-
-    If `records.label_field` is not set, each document is kept.
-    """
     if records.label_field is None:
         return None
     label = label_of(document.metadata, records.label_field)
@@ -34,11 +28,8 @@ def judge_label(document: Document, records: RecordConfig) -> Rejection | None:
         return Rejection.of(
             document, Reason.NO_LABEL, f"field {records.label_field!r} is missing or empty; see records.label_field"
         )
-    if not _is_known(label, records.labels):
+    is_name = len(label) <= MAX_LABEL_CHARS and label.isprintable()
+    if not (label in records.labels if records.labels else is_name):
         shown = json.dumps(label[:MAX_LABEL_CHARS])
         return Rejection.of(document, Reason.UNKNOWN_LABEL, f"{shown} is not in records.labels, or is no name in one line")
     return None
-
-
-def _is_known(label: str, labels: Collection[str]) -> bool:
-    return label in labels if labels else len(label) <= MAX_LABEL_CHARS and label.isprintable()

@@ -28,14 +28,13 @@ import pycld2
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 from common.errors import ConfigError
-from common.settings.messages import nearest
+from common.settings.suggest import nearest
 from data_pipeline.config import LanguageConfig
 
 __all__ = ["CODE", "UNDETERMINED", "Identified", "ThresholdCost", "check_codes", "confidence_bin", "identify", "threshold_costs"]
 
 UNDETERMINED = "und"
-CODE = "code"
-"""The language of source code, whose language is not identified."""
+CODE = "code"  # the language of source code, whose language is not identified
 
 _SURE = 0.9
 _SECOND_VOTE_BYTES = 1024
@@ -62,26 +61,22 @@ class Identified:
 
 
 def identify(text: bytes, settings: LanguageConfig) -> Identified:
-    """Return the language of a valid UTF-8 text. The same text and settings give the same answer on every machine.
-
-    Raises:
-        ConfigError: `language.fasttext_model` cannot be loaded, or the package is not installed.
-    """
+    """Return the language of a valid UTF-8 text. The same text and settings give the same answer on every machine."""
     sample = _sample(text, settings.sample_bytes)
     if settings.fasttext_model is not None:
         return _ask_fasttext(sample, settings.fasttext_model)
     first = _ask_cld2(sample)
     if first.confidence >= _SURE:
         return first
-    return _mean_of_votes(first, _ask_langid(_cut(sample, 0, _SECOND_VOTE_BYTES)))
+    second = _ask_langid(_cut(sample, 0, _SECOND_VOTE_BYTES))
+    if first.language == second.language:
+        return Identified(first.language, (first.confidence + second.confidence) / 2)
+    better = first if first.confidence >= second.confidence else second
+    return Identified(better.language, better.confidence / 2)
 
 
 def check_codes(setting: str, codes: Iterable[str], settings: LanguageConfig) -> None:
-    """Check that the identifier can answer with each of these languages. A name that it never gives would drop all documents.
-
-    Raises:
-        ConfigError: it does not know a code; or `language.fasttext_model` cannot be loaded.
-    """
+    """Raise ConfigError if the identifier never answers with one of these languages, because it would drop all documents."""
     known = _known_languages(settings)
     for code in codes:
         if code not in known.values():
@@ -114,8 +109,7 @@ class ThresholdCost:
 
     min_confidence: float
     documents: int
-    share: float
-    """Share of all documents of the kept languages, of any confidence."""
+    share: float  # share of all documents of the kept languages, of any confidence
 
 
 def threshold_costs(
@@ -146,7 +140,6 @@ def _sample(text: bytes, num_bytes: int) -> bytes:
 
 
 def _cut(text: bytes, start: int, num_bytes: int) -> bytes:
-    """Return a part of a text, without characters that are cut at its borders."""
     return text[start : start + num_bytes].decode(errors="ignore").encode()
 
 
@@ -154,16 +147,13 @@ def _ask_cld2(sample: bytes) -> Identified:
     try:
         is_reliable, _, details = pycld2.detect(sample, isPlainText=True)
     except pycld2.error:  # it refuses control characters and non-characters
-        is_reliable, _, details = pycld2.detect(_printable(sample), isPlainText=True)
+        printable = "".join(character if character.isprintable() else " " for character in sample.decode())
+        is_reliable, _, details = pycld2.detect(printable.encode(), isPlainText=True)
     _, code, percent, _ = details[0]
     language = _common_code(code)
     if language == UNDETERMINED:
         return Identified(UNDETERMINED, 0.0)
     return Identified(language, percent / 100 if is_reliable else percent / 200)
-
-
-def _printable(sample: bytes) -> bytes:
-    return "".join(character if character.isprintable() else " " for character in sample.decode()).encode()
 
 
 def _ask_langid(sample: bytes) -> Identified:
@@ -177,13 +167,6 @@ def _ask_langid(sample: bytes) -> Identified:
 @cache
 def _langid_model() -> LanguageIdentifier:
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-
-
-def _mean_of_votes(first: Identified, second: Identified) -> Identified:
-    if first.language == second.language:
-        return Identified(first.language, (first.confidence + second.confidence) / 2)
-    better = first if first.confidence >= second.confidence else second
-    return Identified(better.language, better.confidence / 2)
 
 
 def _common_code(code: str) -> str:

@@ -89,11 +89,7 @@ def duplicate_paragraphs(texts: TextStatistics) -> Floats:
 
 
 @REPETITION.at_most(
-    "gopher-duplicate-paragraph-chars",
-    "characters in duplicate paragraphs",
-    "gopher_max_duplicate_paragraph_chars",
-    Share,
-    0.2,
+    "gopher-duplicate-paragraph-chars", "characters in duplicate paragraphs", "gopher_max_duplicate_paragraph_chars", Share, 0.2
 )
 def duplicate_paragraph_chars(texts: TextStatistics) -> Floats:
     """Characters in paragraphs that repeat an earlier paragraph: at most this share of characters."""

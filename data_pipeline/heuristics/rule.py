@@ -38,17 +38,12 @@ class Rule:
     """A bound on a measure of the form of a text."""
 
     reason: str
-    what: str
-    """The measure in words, for the detail of a rejection."""
-    measure: Callable[[Any], Any]
-    """Returns one number for each text of a batch, from its `TextStatistics`."""
+    what: str  # the measure in words, for the detail of a rejection
+    measure: Callable[[Any], Any]  # returns one number for each text of a batch, from its `TextStatistics`
     setting: str
-    is_least: bool
-    """Whether the setting is the lowest allowed value; otherwise it is the highest."""
-    place: int | None
-    """The index of the bound in a setting with several values."""
-    applies: Callable[[Any], Any] | None
-    """Returns which texts the rule applies to; None: all."""
+    is_least: bool  # whether the setting is the lowest allowed value; otherwise it is the highest
+    place: int | None  # the index of the bound in a setting with several values
+    applies: Callable[[Any], Any] | None  # returns which texts the rule applies to; None: all
 
     def bound(self, settings: Any) -> float:
         value = getattr(settings, self.setting)
@@ -61,8 +56,7 @@ class Preset:
 
     name: str
     source: str = ""
-    for_code: bool = False
-    """Whether the rules apply to code alone. Otherwise they apply to everything else."""
+    for_code: bool = False  # whether the rules apply to code alone. Otherwise they apply to everything else.
     rules: list[Rule] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
 

@@ -52,8 +52,7 @@ class Spans:
     starts: Int64s
     ends: Int64s
     borders_D1: Int64s
-    repeats: Int64s
-    """Indices of the items that repeat an earlier item of the same text."""
+    repeats: Int64s  # indices of the items that repeat an earlier item of the same text
 
 
 class TextStatistics:
@@ -75,7 +74,6 @@ class TextStatistics:
         return shares_D
 
     def borders(self, starts_I: Int64s) -> Int64s:
-        """Return the borders of the texts among items that begin at these bytes."""
         return np.searchsorted(starts_I, self.starts_D1)
 
     def count(self, starts_I: Int64s) -> Int64s:
@@ -177,7 +175,6 @@ class TextStatistics:
         return top_items(self.batch.word_hashes_W[counted], self.borders(self.batch.word_starts_W[counted])).counts_D
 
     def commonest_run_chars(self, size: int) -> Floats:
-        """Return the share of characters in the commonest run of `size` words."""
         ngrams = self.batch.ngrams(size)
         top = top_items(ngrams.hashes_G, ngrams.borders_D1)
         if not len(ngrams.hashes_G):
@@ -255,11 +252,9 @@ class TextStatistics:
         return Spans(starts, ends, borders_D1, repeats)
 
     def duplicate_spans(self, spans: Spans) -> Floats:
-        """Return the share of duplicate items."""
         return self.share(self.count(spans.starts[spans.repeats]), np.diff(spans.borders_D1))
 
     def duplicate_span_chars(self, spans: Spans) -> Floats:
-        """Return the share of characters in duplicate items."""
         starts, ends = spans.starts[spans.repeats], spans.ends[spans.repeats]
         return self.share_of_chars(self.batch.count_characters(starts, ends), starts)
 
@@ -302,7 +297,6 @@ class TextStatistics:
 
     @cached_property
     def num_lines_D(self) -> Int64s:
-        """Number of all lines, also those without a word."""
         return np.diff(self.batch.lines_D1)
 
     @cached_property
@@ -320,7 +314,6 @@ class TextStatistics:
 
 
 def _sums(values_I: Int64s | Bools, borders_D1: Int64s) -> Int64s:
-    """Return the sum of each text's values."""
     sums_I1 = np.zeros(len(values_I) + 1, np.int64)
     np.cumsum(values_I, out=sums_I1[1:])
     return np.diff(sums_I1[borders_D1])

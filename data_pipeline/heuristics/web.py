@@ -23,8 +23,7 @@ NOTICES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "u
 """C4 removes a line with one of these."""
 LINE_ENDS = (".", "?", "!", '"', "'", "”", "’", "。", "？", "！")  # noqa: RUF001
 """C4 keeps a line that ends with one of these, but not with three dots."""
-MAX_WORD_CHARS = 1000
-"""C4 removes a line with a longer word."""
+MAX_WORD_CHARS = 1000  # c4 removes a line with a longer word
 _SENTENCE_ENDS = ".?!…。？！．؟۔।"  # noqa: RUF001
 
 

@@ -23,24 +23,16 @@ PIPELINE_VERSION = 4
 
 
 def settings_of(config: PrepareConfig) -> dict[str, Any]:
-    """Return the settings that decide the result. A path is replaced by the digest of the file's content.
-
-    Raises:
-        ConfigError: a file that a setting names cannot be read.
-    """
-    settings = {name: _without_paths(name, value, config) for name, value in portable_settings(config).items()}
+    """Return the settings that decide the result. A path is replaced by the digest of the file's content."""
+    settings = portable_settings(config)
+    for name, values in settings.items():
+        if isinstance(section := getattr(config, name), Section):
+            files = {field: _digest_of_files(f"{name}.{field}", getattr(section, field)) for field in type(section).model_fields}
+            settings[name] = values | {field: digest for field, digest in files.items() if digest is not None}
     if config.chat.is_on:
         source = template_source(config.chat, config.tokenizer)
         settings["chat"] = {**settings["chat"], "digest": digest_bytes(source.encode())}
     return settings
-
-
-def _without_paths(name: str, value: Any, config: PrepareConfig) -> Any:
-    section = getattr(config, name)
-    if not isinstance(section, Section):
-        return value
-    files = {field: _digest_of_files(f"{name}.{field}", getattr(section, field)) for field in type(section).model_fields}
-    return value | {field: digest for field, digest in files.items() if digest is not None}
 
 
 def _digest_of_files(setting: str, value: Any) -> Any:
@@ -71,10 +63,7 @@ def _files_at(path: Path) -> list[tuple[str, Path]]:
 
 
 def _files_of_tokenizer(path: Path) -> list[tuple[str, Path]]:
-    """Return the files that a supplied tokenizer is read from.
-
-    In a run or prepared data the name of the file decides the kind of the tokenizer, so it counts too.
-    """
+    """Return the files that a supplied tokenizer is read from. The name of a file in a run or prepared data decides its kind."""
     model, *beside = supplied_files(path)
     name = _extensions(model) if path in (model, model.parent) else model.name
     return [(name, model), *((file.name, file) for file in beside)]
@@ -85,7 +74,6 @@ def _extensions(path: Path) -> str:
 
 
 def fingerprint_of(settings: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> str:
-    """Return a digest of everything that decides the result: version, settings, and the content of the input."""
     return digest_bytes(canonical_json({"version": PIPELINE_VERSION, "config": settings, "inputs": list(inputs)}))
 
 

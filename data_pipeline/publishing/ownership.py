@@ -18,15 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from common.errors import ConfigError, SourceError, StorageError
-from common.files import (
-    UnusableFileError,
-    canonical_json,
-    is_unfinished,
-    own_folder,
-    read_input,
-    sync_upwards,
-    write_atomic,
-)
+from common.files import UnusableFileError, canonical_json, is_unfinished, own_folder, read_input, sync_upwards, write_atomic
 from common.text import some_of
 from data_pipeline.dataset.layout import FOLDERS, INPUTS, LOCK, MANIFEST, PUBLISHED, REJECTED, SINGLE_FILES, WORK
 from data_pipeline.dataset.locks import DataInUseError
@@ -40,8 +32,7 @@ _WORK_NAME = re.compile("[0-9a-f]{16}")
 _REJECTED_NAME = re.compile(r"[0-9]{6,}\.jsonl\.zst")
 _NOTE_FORMAT = "published-files/1"
 _MAX_NOTE_BYTES = 512 << 20
-_MAY_PASS = (UnreadableSourceError, DataInUseError)
-"""Refusals that the same settings and text may not meet again."""
+_MAY_PASS = (UnreadableSourceError, DataInUseError)  # refusals that the same settings and text may not meet again
 
 
 @dataclass
@@ -49,14 +40,10 @@ class OutputFolder:
     """An output folder that one preparation has locked."""
 
     directory: Path
-    work: Path | None = None
-    """The folder of the stages' results. None before `start_work`."""
+    work: Path | None = None  # the folder of the stages' results. None before `start_work`.
 
     def start_work(self, fingerprint: str) -> Path:
-        """Return the folder for the stages' results with these settings and inputs. Others have other folders.
-
-        The folder and its parent are created. A link in their place is refused.
-        """
+        """Return the folder for the stages' results with these settings and inputs. A link in its place is refused."""
         self.work = own_folder(own_folder(self.directory / WORK) / fingerprint.removeprefix("sha256:")[:16])
         return self.work
 
@@ -66,10 +53,6 @@ def exclusive(directory: Path) -> Iterator[OutputFolder]:
     """Lock a folder for one preparation, and remove the unfinished files of one that was killed.
 
     A preparation that the same settings and text would end again leaves nothing. One that may succeed next time leaves its work.
-
-    Raises:
-        ConfigError: a foreign file would be replaced, or a path that a preparation writes to is a link.
-        StorageError: another preparation holds the lock, or the folder cannot be written to.
     """
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
@@ -116,10 +99,9 @@ def _is_locked(file: BinaryIO, path: Path) -> bool:
 
 
 def _remove_if_empty(directory: Path, names: Set[str], folders: Sequence[Path]) -> None:
-    """Remove the files of these names and then `folders`, unless the directory holds anything else."""
-    with suppress(OSError):  # a folder is not empty, or the file system fails, which the error of the preparation reports
-        (directory / WORK).rmdir()
     with suppress(OSError):
+        (directory / WORK).rmdir()
+    with suppress(OSError):  # a folder is not empty, or the file system fails, which the error of the preparation reports
         if {path.name for path in directory.iterdir()} <= names:
             for name in names:
                 (directory / name).unlink(missing_ok=True)
@@ -128,7 +110,6 @@ def _remove_if_empty(directory: Path, names: Set[str], folders: Sequence[Path]) 
 
 
 def _open_lock(path: Path) -> BinaryIO:
-    """Open the lock file, and create it if it is missing. A link is refused."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise UnusableFileError(f"{path} is not a regular file; remove it and run the same command again")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -136,7 +117,6 @@ def _open_lock(path: Path) -> BinaryIO:
 
 
 def _clear_half_written(directory: Path) -> None:
-    """Remove unfinished files of a killed preparation, and everything in its work folder that no preparation writes."""
     beside = [path for name in (MANIFEST, PUBLISHED, INPUTS) for path in directory.glob(f".{name}.*") if is_unfinished(path)]
     for path in beside:
         _remove(path)
@@ -162,7 +142,6 @@ def _strange_entries(folder: Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, a folder, or a link itself."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -171,9 +150,15 @@ def _remove(path: Path) -> None:
 
 def check_nothing_foreign(directory: Path) -> None:
     """Raise ConfigError if publishing would replace a foreign file."""
+    found: list[str] = []
+    for path in (directory / name for name in (*SINGLE_FILES, *FOLDERS)):
+        if path.is_dir() and not path.is_symlink():
+            inside = (file for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
+            found += sorted(file.relative_to(directory).as_posix() for file in inside)
+        elif os.path.lexists(path):
+            found.append(path.name)
     own = own_files(directory)
-    foreign = [name for name in _files_in_the_way(directory) if name not in own]
-    if foreign:
+    if foreign := [name for name in found if name not in own]:
         raise ConfigError(
             f"{directory}: {some_of(foreign)} would be replaced, but `prepare` did not write it; choose another --output, "
             "or move it to another folder"
@@ -186,50 +171,31 @@ def own_files(directory: Path) -> set[str]:
     if listed:
         rejected = {f"{REJECTED}/{path.name}" for path in (directory / REJECTED).glob("*") if _REJECTED_NAME.fullmatch(path.name)}
         return {*listed, *SINGLE_FILES, *rejected}
-    # The only file that exists before anything is published.
-    return {INPUTS} if _holds_digests(directory / INPUTS) or _is_at_work(directory) else set()
+    # Before anything is published, there is only the file that `remember_digests` writes, or an unfinished preparation.
+    work, inputs = directory / WORK, _json_object(directory, INPUTS)
+    is_at_work = work.is_dir() and not work.is_symlink() and all(_WORK_NAME.fullmatch(path.name) for path in work.iterdir())
+    holds_digests = inputs is not None and all(name.startswith("sha256:") or name == "seal" for name in inputs)
+    return {INPUTS} if holds_digests or is_at_work else set()
 
 
-def _files_in_the_way(directory: Path) -> Iterator[str]:
-    """Yield every existing file that has the name of a published file or is in a published folder."""
-    for path in (directory / name for name in (*SINGLE_FILES, *FOLDERS)):
-        if path.is_dir() and not path.is_symlink():
-            inside = (file for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
-            yield from sorted(file.relative_to(directory).as_posix() for file in inside)
-        elif os.path.lexists(path):
-            yield path.name
-
-
-def _holds_digests(path: Path) -> bool:
-    """Whether a file has the form that `remember_digests` writes."""
+def _json_object(directory: Path, name: str) -> dict[str, Any] | None:
+    """Return the object in a file; None if there is no such file, or it has another content."""
     try:
-        value = json.loads(read_input(path, _MAX_NOTE_BYTES, below=path.parent))
+        value = json.loads(read_input(directory / name, _MAX_NOTE_BYTES, below=directory))
     except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(value, dict) and all(name.startswith("sha256:") or name == "seal" for name in value)
-
-
-def _is_at_work(directory: Path) -> bool:
-    """Whether the folder contains the work of an unfinished preparation, and nothing else in the work folder."""
-    work = directory / WORK
-    return work.is_dir() and not work.is_symlink() and all(_WORK_NAME.fullmatch(path.name) for path in work.iterdir())
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def noted_files(directory: Path) -> dict[str, Any]:
-    """Return the files in the note with their states when they were last checked; an empty dict if there is no note."""
-    try:
-        value = json.loads(read_input(directory / PUBLISHED, _MAX_NOTE_BYTES, below=directory))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    is_note = isinstance(value, dict) and value.get("format") == _NOTE_FORMAT and isinstance(value.get("files"), dict)
-    return value["files"] if is_note else {}
+    note = _json_object(directory, PUBLISHED) or {}
+    files = note.get("files")
+    return files if note.get("format") == _NOTE_FORMAT and isinstance(files, dict) else {}
 
 
 def write_note(directory: Path, files: Mapping[str, Any]) -> None:
-    """Write the names and states of the files that a preparation has written to the note."""
     write_atomic(directory / PUBLISHED, canonical_json({"format": _NOTE_FORMAT, "files": files}))
 
 
 def work_folders(directory: Path) -> list[Path]:
-    """Return the folders that `start_work` has made, without other entries beside them."""
     return [path for path in (directory / WORK).glob("*") if _WORK_NAME.fullmatch(path.name)]

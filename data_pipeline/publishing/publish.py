@@ -1,36 +1,34 @@
 """Publishes finished data. It is built in the work folder and moved into place, the manifest last.
 
-So a reader finds the old data, the new data, or no manifest.
+So a reader finds the old data, the new data, or no manifest. Finished data is replaced by other data only on request, and never
+while it is being read.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import reprlib
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from common.errors import PreparedDataError
-from common.files import (
-    UnusableFileError,
-    commit_directory,
-    digest_file,
-    open_input,
-    sync_directory,
-    write_atomic,
-)
+from common.errors import ConfigError, PreparedDataError
+from common.files import UnusableFileError, commit_directory, digest_file, open_input, sync_directory, write_atomic
+from common.settings.dotted import flatten
 from data_pipeline.config.prepare import KeptRejects
-from data_pipeline.dataset.layout import MANIFEST, NOT_ALWAYS_WRITTEN, REJECTS, WORK, rejected_name
+from data_pipeline.dataset.layout import FOLDERS, INPUTS, MANIFEST, PUBLISHED, REJECTS, SINGLE_FILES, WORK, rejected_name
 from data_pipeline.dataset.locks import replacing
-from data_pipeline.dataset.manifest import Manifest, read_manifest
+from data_pipeline.dataset.manifest import Manifest, OtherFormatError, read_manifest
 from data_pipeline.publishing.ownership import check_nothing_foreign, noted_files, own_files, work_folders, write_note
 from data_pipeline.sources.ignored import IgnoredFiles
 
-__all__ = ["find_finished", "publish", "reuse_finished", "settle"]
+__all__ = ["check_may_replace", "find_finished", "list_differences", "publish", "reuse_finished", "settle"]
 
 logger = logging.getLogger(__name__)
+_SHOWN = 3  # most settings and files in a message
 
 
 def reuse_finished(directory: Path, fingerprint: str, ignored: IgnoredFiles, *, rejects: KeptRejects) -> Manifest | None:
@@ -46,11 +44,9 @@ def reuse_finished(directory: Path, fingerprint: str, ignored: IgnoredFiles, *, 
 
 
 def find_finished(directory: Path, fingerprint: str, *, rejects: KeptRejects = "none") -> Manifest | None:
-    """Return the manifest if the folder already holds the result of these settings and inputs, complete and undamaged; else None.
+    """Return the manifest if the folder holds the complete, undamaged result of these settings and inputs; else None.
 
-    It is not complete if rejected documents were requested (`rejects`) and a file for them is missing.
-
-    A file whose size and times match the note is not read, because digesting a terabyte takes about an hour. Others are digested.
+    A file whose size and times match the note is not read, because digesting a terabyte takes about an hour.
     """
     try:
         manifest = read_manifest(directory)
@@ -78,7 +74,6 @@ def settle(directory: Path, manifest: Manifest) -> None:
 
 
 def clear_work(directory: Path) -> None:
-    """Remove the stages' results, for all settings. They have no use after publication."""
     for work in work_folders(directory):
         shutil.rmtree(work, ignore_errors=True)
     with suppress(OSError):  # it does not exist or is not empty
@@ -86,19 +81,12 @@ def clear_work(directory: Path) -> None:
 
 
 def publish(
-    directory: Path,
-    work: Path,
-    manifest: Manifest,
-    shards: Mapping[str, Path],
-    files: Mapping[str, Path | bytes],
+    directory: Path, work: Path, manifest: Manifest, shards: Mapping[str, Path], files: Mapping[str, Path | bytes]
 ) -> Manifest:
-    """Move shards and files to their place under `directory`, replace the files of an earlier preparation, and remove the work.
+    """Move shards and files to their place under `directory`, replace those of an earlier preparation, and remove the work.
 
-    Returns the manifest with its root digest. If this is killed at any point, running it again completes it: the stages' results
-    remain in the work folder until the end, as hard links, and the note lists the files that preparations have written.
-
-    Raises:
-        ConfigError: a foreign file would be replaced, or the data in the folder is in use.
+    If this is killed at any point, running it again completes it: the stages' results stay in the work folder until the end, as
+    hard links, and the note lists the files that preparations have written.
     """
     check_nothing_foreign(directory)
     built = work / "final"
@@ -122,7 +110,6 @@ def publish(
 
 
 def _swap(built: Path, directory: Path) -> None:
-    """Move everything in `built` into `directory`, and replace what has the same name there."""
     outgoing = built.with_name("outgoing")
     shutil.rmtree(outgoing, ignore_errors=True)
     outgoing.mkdir()
@@ -134,13 +121,12 @@ def _swap(built: Path, directory: Path) -> None:
     names = sorted(os.listdir(ready))  # noqa: PTH208 - names are wanted
     _move((MANIFEST,), directory, outgoing)
     sync_directory(directory)
-    _move((*NOT_ALWAYS_WRITTEN, *names), directory, outgoing)
+    _move({*SINGLE_FILES, *FOLDERS} - {PUBLISHED, INPUTS}, directory, outgoing)  # also those that are not written this time
     _move(names, ready, directory)
     sync_directory(directory)
 
 
 def _move(names: Iterable[str], source: Path, target: Path) -> None:
-    """Move those names that exist from one folder to another, where they must not exist yet."""
     for name in names:
         if os.path.lexists(source / name):
             (source / name).rename(target / name)
@@ -168,3 +154,58 @@ def _matches(directory: Path, name: str, digest: str) -> bool:
         return digest_file(directory / name, below=directory) == digest
     except (OSError, UnusableFileError):  # the device cannot read it; writing the file again may help
         return False
+
+
+def check_may_replace(
+    output: Path, fingerprint: str, settings: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]], *, replace: bool
+) -> None:
+    """Raise ConfigError if the folder holds other data and `replace` is false, or if its data is being read.
+
+    Damaged data may be prepared again from the same settings and text without `replace`.
+    """
+    try:
+        finished = read_manifest(output)
+        is_other = finished.fingerprint != fingerprint
+        differences = list_differences(finished.config, settings, finished.inputs, inputs)
+    except OtherFormatError:
+        is_other, differences = True, []
+    except PreparedDataError:  # there is no data, or it is unusable
+        return
+    if is_other and not replace:
+        found = "; ".join(differences) or "it was made by another version of this program"
+        raise ConfigError(
+            f"{output} holds finished data that was prepared differently: {found}. Choose another --output (in containers: "
+            "another DATA_NAME), or replace that data with --replace true (PREP_REPLACE=true)"
+        )
+    with replacing(output):
+        pass
+
+
+def list_differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], old_inputs: Sequence[Mapping[str, Any]], new_inputs: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    before, now = flatten(old, empty=True), flatten(new, empty=True)
+    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    clauses = [f"{name} was {_short(before.get(name))} and is {_short(now.get(name))}" for name in changed[:_SHOWN]]
+    if len(changed) > _SHOWN:
+        clauses.append(f"{len(changed) - _SHOWN} more settings differ")
+    files_before, files_now = _by_name(old_inputs), _by_name(new_inputs)
+    for verb, names in (
+        ("added", files_now.keys() - files_before.keys()),
+        ("missing", files_before.keys() - files_now.keys()),
+        ("changed", {name for name in files_before.keys() & files_now.keys() if files_before[name] != files_now[name]}),
+    ):
+        if names:
+            shown = ", ".join(sorted(names)[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+            clauses.append(f"{len(names)} input file{'s are' if len(names) > 1 else ' is'} {verb} ({shown})")
+    if files_before == files_now and list(old_inputs) != list(new_inputs):
+        clauses.append("the sources are in another order")
+    return clauses
+
+
+def _by_name(inputs: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    return {f"{identity['source']}/{identity['path']}": identity for identity in inputs}
+
+
+def _short(value: Any) -> str:
+    return "not set" if value is None else str(value).lower() if isinstance(value, bool) else reprlib.repr(value)

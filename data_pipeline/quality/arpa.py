@@ -58,10 +58,8 @@ class _Order:
     """All n-grams of one length."""
 
     keys_G: Hashes
-    costs_G: Costs
-    """-log2 of each probability, in 1/1024 bit."""
-    backoffs_G: Costs
-    """-log2 of each backoff weight, in 1/1024 bit."""
+    costs_G: Costs  # -log2 of each probability, in 1/1024 bit
+    backoffs_G: Costs  # -log2 of each backoff weight, in 1/1024 bit
 
     def find(self, keys: Hashes) -> Int64s:
         places = np.minimum(np.searchsorted(self.keys_G, keys), len(self.keys_G) - 1)
@@ -72,15 +70,13 @@ class _Order:
 class ArpaModel:
     """An n-gram model of words."""
 
-    orders: tuple[_Order, ...]
-    """The single words first."""
+    orders: tuple[_Order, ...]  # the single words first
 
     def to_bytes(self) -> bytes:
         return save({f"{name}.{n}": array for n, order in enumerate(self.orders) for name, array in vars(order).items()})
 
     @staticmethod
     def from_bytes(data: bytes) -> ArpaModel:
-        """Return the model that `to_bytes` wrote."""
         arrays = load(data)
         names = tuple(_Order.__dataclass_fields__)
         return ArpaModel(tuple(_Order(*(arrays[f"{name}.{n}"] for name in names)) for n in range(len(arrays) // len(names))))
@@ -139,11 +135,7 @@ def _hash_of(word: bytes) -> int:
 
 
 def is_arpa(path: Path) -> bool:
-    """Whether a file is an n-gram model in the ARPA format, also if it is compressed by gzip.
-
-    Raises:
-        ConfigError: it is a model in KenLM's binary format, which only KenLM reads.
-    """
+    """Whether a file is an n-gram model in the ARPA format, also if it is compressed by gzip. KenLM's binary format is refused."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     if head.startswith(_BINARY):
@@ -158,11 +150,7 @@ def is_arpa(path: Path) -> bool:
 
 
 def read_arpa(path: Path) -> ArpaModel:
-    """Return the model in an ARPA file.
-
-    Raises:
-        ConfigError: the file is damaged or too large. The message names the line.
-    """
+    """Return the model in an ARPA file. Raises ConfigError, with the line, if it is damaged or too large."""
     rows: list[tuple[array[int], array[float], array[float]]] = []
     length = num_ngrams = number = 0
     is_whole = False

@@ -23,8 +23,7 @@ class Bounds:
 
     min_score: int
     max_score: int
-    min_probability: int
-    """Minimum probability of the classifier, in steps of 1/1000."""
+    min_probability: int  # minimum probability of the classifier, in steps of 1/1000
 
 
 def resolve_bounds(histogram: Mapping[str, int], settings: QualityConfig) -> Bounds:

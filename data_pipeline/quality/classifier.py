@@ -32,8 +32,7 @@ Ids = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-PROBABILITY_STEPS = 1000
-"""Steps per unit of a probability."""
+PROBABILITY_STEPS = 1000  # steps per unit of a probability
 
 _WEIGHT_STEPS = 1 << 12  # steps per unit of a weight and of z
 _MAX_Z = 16
@@ -55,14 +54,10 @@ class HeldOut:
     """Results of the classifier on held-out examples: every fifth example of each class."""
 
     good: int
-    good_kept: int
-    """Number of wanted examples with a probability of at least one half."""
+    good_kept: int  # number of wanted examples with a probability of at least one half
     bad: int
     bad_dropped: int
-
-    @property
-    def accuracy(self) -> float:
-        return (self.good_kept / self.good + self.bad_dropped / self.bad) / 2
+    accuracy: float  # the mean of both classes
 
 
 @dataclass(frozen=True)
@@ -70,8 +65,7 @@ class Classifier:
     """A linear model. Its numbers are in steps of 1/4096."""
 
     weights_W: NDArray[np.int32]
-    bias: NDArray[np.int64]
-    """Array with a single number."""
+    bias: NDArray[np.int64]  # array with a single number
 
     def probability(self, ids_T: Ids, ends_D: Int64s) -> NDArray[np.uint16]:
         """Return the probability that each text is wanted, in steps of 1/1000. An empty text is judged by the bias alone."""
@@ -89,11 +83,6 @@ class Classifier:
 
     @staticmethod
     def from_bytes(data: bytes) -> Classifier:
-        """Return the model that `to_bytes` wrote.
-
-        Raises:
-            PreparedDataError: the data is not such a model.
-        """
         try:
             return Classifier(**load(data))
         except (SafetensorError, TypeError) as error:
@@ -101,11 +90,7 @@ class Classifier:
 
 
 def train_classifier(good: Iterable[Ids], bad: Iterable[Ids], bits: int) -> tuple[Classifier, HeldOut]:
-    """Train a classifier with 2**bits weights on two classes of examples, given as token ids. Also return its held-out results.
-
-    Raises:
-        ConfigError: a class has too few examples.
-    """
+    """Train a classifier with 2**bits weights on token ids of two classes of examples. Also return its held-out results."""
     classes = [_within_budget(examples) for examples in (good, bad)]
     for name, examples in zip(("good", "bad"), classes, strict=True):
         if len(examples) < _MIN_EXAMPLES:
@@ -118,7 +103,9 @@ def train_classifier(good: Iterable[Ids], bad: Iterable[Ids], bits: int) -> tupl
     features_F, ends_F = _features(*_flat([*train[0], *train[1]]), 1 << bits)
     model = _fit(features_F, ends_F, is_good_D, 1 << bits)
     kept = [int((model.probability(*_flat(examples)) >= PROBABILITY_STEPS // 2).sum()) for examples in held_out]
-    return model, HeldOut(len(held_out[0]), kept[0], len(held_out[1]), len(held_out[1]) - kept[1])
+    good_kept, bad_dropped = kept[0], len(held_out[1]) - kept[1]
+    accuracy = (good_kept / len(held_out[0]) + bad_dropped / len(held_out[1])) / 2
+    return model, HeldOut(len(held_out[0]), good_kept, len(held_out[1]), bad_dropped, round(accuracy, 6))
 
 
 def _within_budget(examples: Iterable[Ids]) -> list[Ids]:

@@ -42,8 +42,7 @@ Int64s = NDArray[np.int64]
 Counts = NDArray[np.uint32]
 Keys = NDArray[np.uint64]
 Scores = NDArray[np.uint16]
-SCORE_STEPS = 256
-"""A perplexity score is the mean of -log2 p over the tokens of a text, in steps of 1/256 bit."""
+SCORE_STEPS = 256  # a perplexity score is the mean of -log2 p over the tokens of a text, in steps of 1/256 bit
 MAX_SCORE = 0xFFFF
 _ID_BITS = 21
 _PAIR_PRIOR, _TRIPLE_PRIOR = 64.0, 8.0  # m2 and m3: the best of 1 to 1000 for the perplexity of held-out prose, November 2026
@@ -69,8 +68,7 @@ _COSTS = _cost_table()
 class ReferenceModel:
     """Counts of tokens, pairs and triples in trusted text."""
 
-    singles_V: Counts
-    """The last count is that of the start of a text, which occurs only as context."""
+    singles_V: Counts  # the last count is that of the start of a text, which occurs only as context
     pairs_N: Counts
     triples_N: Counts
 
@@ -83,11 +81,6 @@ class ReferenceModel:
 
     @staticmethod
     def from_bytes(data: bytes) -> ReferenceModel:
-        """Return the model that `to_bytes` wrote.
-
-        Raises:
-            PreparedDataError: the data is not such a model.
-        """
         try:
             model = ReferenceModel(**load(data))
             shapes = [(array.ndim, array.dtype == np.uint32, array.size > 1) for array in vars(model).values()]
@@ -135,11 +128,7 @@ class ReferenceModel:
 
 
 def train_reference(batches: Iterable[tuple[Ids, Int64s]], vocab_size: int, settings: QualityConfig) -> ReferenceModel:
-    """Train the model on batches of token ids and text ends of a trusted source, up to `reference_tokens` tokens.
-
-    Raises:
-        ConfigError: there is no text to train on, or the vocabulary is too large to pack three ids into 63 bits.
-    """
+    """Train the model on batches of token ids and text ends of a trusted source, up to `reference_tokens` tokens."""
     if vocab_size >= 1 << _ID_BITS:
         raise ConfigError(f"quality: a vocabulary of {vocab_size} ids is too large; fewer than {1 << _ID_BITS} are needed")
     singles_V = np.zeros(vocab_size + 1, np.uint32)
@@ -157,16 +146,12 @@ def train_reference(batches: Iterable[tuple[Ids, Int64s]], vocab_size: int, sett
         if len(kept_D) < len(ends_D):
             break
     if num_left == settings.reference_tokens:
+        named = f"trusted = {settings.trusted}" if settings.trusted is not None else f"reference = {settings.reference}"
         raise ConfigError(
-            f"{_name_of(settings)}: no document of it is kept for training within {settings.reference_tokens} tokens; "
+            f"quality.{named}: no document of it is kept for training within {settings.reference_tokens} tokens; "
             "name another text, or raise quality.reference_tokens"
         )
     return ReferenceModel(singles_V, pairs_N, triples_N)
-
-
-def _name_of(settings: QualityConfig) -> str:
-    named = f"trusted = {settings.trusted}" if settings.trusted is not None else f"reference = {settings.reference}"
-    return f"quality.{named}"
 
 
 def perplexity(score: float) -> float:
@@ -182,14 +167,11 @@ def count_scores(scores_D: Scores) -> dict[str, int]:
 class _Block:
     """Some tokens, each with the two tokens before it."""
 
-    first: int
-    """Index of its first token among all tokens."""
+    first: int  # index of its first token among all tokens
     window_T: Int64s
     ids_T: Ids
-    before_T: Ids
-    """The token before each token, or the id of the start of a text."""
-    triple_T: Keys
-    """Each token and the two before it, as one number."""
+    before_T: Ids  # the token before each token, or the id of the start of a text
+    triple_T: Keys  # each token and the two before it, as one number
 
     @property
     def pair_T(self) -> Keys:  # noqa: N802
@@ -235,18 +217,13 @@ def _blocks(ids_T: Ids, ends_D: Int64s, start: int) -> Iterator[_Block]:
         stop = int(ends_W[last - 1])
         window_T = np.repeat(np.arange(last - window), np.diff(ends_W[window:last], prepend=first))
         block_T = slice(first, stop)
-        yield _Block(first, window_T, ids_T[block_T], before_T[block_T], _triples(ids_T, before_T, block_T, start))
+        triple_T = ids_T[block_T].astype(np.uint64)
+        triple_T |= before_T[block_T].astype(np.uint64) << np.uint64(_ID_BITS)
+        before_before_T = np.concatenate([[before_T[first - 1]], before_T[block_T][:-1]]).astype(np.uint64)
+        before_before_T[before_T[block_T] == start] = start
+        triple_T |= before_before_T << np.uint64(2 * _ID_BITS)
+        yield _Block(first, window_T, ids_T[block_T], before_T[block_T], triple_T)
         window, first = last, stop
-
-
-def _triples(ids_T: Ids, before_T: Ids, block_T: slice, start: int) -> Keys:
-    first = block_T.start
-    triple_T = ids_T[block_T].astype(np.uint64)
-    triple_T |= before_T[block_T].astype(np.uint64) << np.uint64(_ID_BITS)
-    before_before_T = np.concatenate([[before_T[first - 1]], before_T[block_T][:-1]]).astype(np.uint64)
-    before_before_T[before_T[block_T] == start] = start
-    triple_T |= before_before_T << np.uint64(2 * _ID_BITS)
-    return triple_T
 
 
 def _slot(keys: Keys, table_N: Counts) -> Int64s:

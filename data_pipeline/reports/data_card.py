@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from common.settings.dotted import flatten
 from common.settings.toml import to_toml
 from common.text import decimal, share, size, visible
 from data_pipeline.config import BUILTIN, PrepareConfig, portable_settings
@@ -20,16 +21,14 @@ from data_pipeline.config.prepare import OVERRIDABLE
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.heuristics.presets import PRESETS
 from data_pipeline.reports.lengths import truncation_advice
-from data_pipeline.reports.lookup import by_extension, flat, known, largest_first, part, round_trip
+from data_pipeline.reports.lookup import by_extension, known, largest_first, part, round_trip
 
 __all__ = ["render_card"]
 
 _TO_FILL = "not stated"
-_MAX_FILES = 20
-"""Most input files listed for a source. The manifest lists all."""
+_MAX_FILES = 20  # most input files listed for a source. The manifest lists all.
 
-_MAX_EXTENSIONS = 40
-"""Most lines in a table of reasons and extensions."""
+_MAX_EXTENSIONS = 40  # most lines in a table of reasons and extensions
 
 _EMPTY: tuple[object, ...] = (None, {}, [], ())
 
@@ -112,12 +111,10 @@ def _sources(manifest: Manifest, report: Report) -> str:
 
 
 def _checksum(entry: Report) -> str:
-    """Return the digest of an input's content; for an object in a store, the checksum that the store reports."""
     return entry.get("sha256") or entry.get("checksum") or _TO_FILL
 
 
 def _steps(config: Report) -> str:
-    """Return the settings in words. Sections that this version of the settings lacks are left out."""
     steps = [words for section, say in _IN_WORDS.items() if section in config and (words := say(config[section]))]
     return "\n".join(f"{number}. {words}" for number, words in enumerate(steps, start=1))
 
@@ -185,7 +182,9 @@ def _augment_in_words(augment: Report) -> str:
 def _sources_in_words(sources: Report) -> str:
     own = {
         name: ", ".join(
-            f"{setting} {_plain(value)}" for setting, value in flat(source) if setting.split(".")[0] in OVERRIDABLE and value != {}
+            f"{setting} {_plain(value)}"
+            for setting, value in flatten(source, empty=True).items()
+            if setting.split(".")[0] in OVERRIDABLE and value != {}
         )
         for name, source in sources.items()
     }
@@ -194,7 +193,6 @@ def _sources_in_words(sources: Report) -> str:
 
 
 def _settings_in_words(title: str, values: Report) -> str:
-    """Return a section as names and values of its settings."""
     off: tuple[object, ...] = (None, "none", False, [], {}, ())
     parts = [f"{name.replace('_', ' ')} {_plain(value)}" for name, value in values.items() if value not in off]
     return f"{title}: {', '.join(parts)}." if parts else ""
@@ -339,7 +337,9 @@ def _reproduce(manifest: Manifest) -> str:
     """Return the settings as a recipe, and the command. Prepared data contains no paths, so the reader fills in placeholders."""
     recipe = _recipe(manifest)
     named = [name for name in manifest.sources if name not in recipe.get("source", {})]
-    files = any(str(value).startswith("sha256:") for _, one in flat(recipe) for value in (one if isinstance(one, list) else [one]))
+    files = any(
+        str(value).startswith("sha256:") for one in flatten(recipe).values() for value in (one if isinstance(one, list) else [one])
+    )
     sources = " --sources " + " ".join(shlex.quote(f"PATH/{visible(name)}") for name in named) if named else ""
     return "\n\n".join(
         (
@@ -355,10 +355,7 @@ def _reproduce(manifest: Manifest) -> str:
 
 
 def _recipe(manifest: Manifest) -> dict[str, Any]:
-    """Return the settings that a recipe must contain, with placeholders for the paths of sources that have their own settings.
-
-    Sources are in the order in which they were read, because the first of two copies is kept. Sources without documents are last.
-    """
+    """Return the settings that a recipe must contain, with placeholders for the paths of sources that have their own settings."""
     own = manifest.config.get("source", {})
     defaults = portable_settings(PrepareConfig(sources=(BUILTIN,)))
     recipe = _filled({name: value for name, value in manifest.config.items() if name != "source"}, defaults)

@@ -7,28 +7,26 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
+from common.html.histogram import Bin, draw_histogram
 from common.html.page import UNKNOWN, or_unknown, render_page, template_environment
+from common.settings.dotted import flatten
 from common.text import decimal, duration, share, size
 from data_pipeline.dataset.manifest import Manifest
-from data_pipeline.reports.html_figures import length_charts, perplexity_chart
-from data_pipeline.reports.lengths import truncation_advice
-from data_pipeline.reports.lookup import by_extension, flat, known, largest_first, part, round_trip
+from data_pipeline.reports.lengths import PERCENTS, truncation_advice
+from data_pipeline.reports.lookup import by_extension, known, largest_first, part, round_trip
 
 __all__ = ["render_report"]
 
 Report = Mapping[str, Any]
 
-_MAX_LISTED = 40
-"""Most sources or languages in a table. The page says how many more there are."""
+_MAX_CUTS = 3  # most sources whose thresholds are marked
+_MAX_LISTED = 40  # most sources or languages in a table. The page says how many more there are.
 
 
 def render_report(manifest: Manifest, timings: Mapping[str, Any] | None = None) -> str:
-    """Return the page about prepared data. Parts that the report lacks are left out.
-
-    Args:
-        manifest: with its root digest. The digest therefore does not cover the page.
-        timings: from `Progress.summary`. They differ from run to run.
-    """
+    """Return the page about prepared data. Parts that the report lacks are left out. `timings` are from `Progress.summary`."""
     report, config = known(manifest.totals), manifest.config
     return render_page(
         _TEMPLATES,
@@ -39,13 +37,48 @@ def render_report(manifest: Manifest, timings: Mapping[str, Any] | None = None) 
         stages=report.get("stages") or [{"name": name, "rejected": lost} for name, lost in part(report, "rejected").items()],
         balance=_balance(part(report, "sources")),
         confidence=_confidence(report, (config.get("language") or {}).get("min_confidence")),
-        length_charts=length_charts(report),
-        perplexity_chart=perplexity_chart(report),
+        length_charts=_length_charts(report),
+        perplexity_chart=_perplexity_chart(report),
         packing_method=(config.get("packing") or {}).get("method"),
         rejected_samples=list(_rejected_samples(report)),
         timed=(timings or {}).get("stages") or [],
-        settings=list(flat(config)),
+        settings=list(flatten(config, empty=True).items()),
     )
+
+
+def _length_charts(report: Report) -> list[Markup]:
+    found = {unit: part(report, "lengths", unit) for unit in ("characters", "tokens")}
+    return [_length_chart(unit, one) for unit, one in found.items() if one.get("histogram")]
+
+
+def _length_chart(unit: str, found: Report) -> Markup:
+    def words(one: Bin) -> str:
+        last = f" to {one.high - 1:,.0f}" if one.high - one.low > 1 else ""
+        return f"{one.low:,.0f}{last} {unit}: {one.counts[0]:,} documents, {one.counts[1]:,} {unit}"
+
+    bins = [Bin(low, high, (count, units)) for low, high, count, units in found["histogram"]]
+    marks = {f"P{percent}": found[f"p{percent}"] for percent in PERCENTS if f"p{percent}" in found}
+    return draw_histogram(bins, ("documents", unit), f"{unit} in a document", marks, words)
+
+
+def _perplexity_chart(report: Report) -> Markup:
+    found = part(report, "perplexity")
+    if not found.get("histogram"):
+        return Markup()
+
+    def words(one: Bin) -> str:
+        return f"{decimal(one.low)} to {decimal(one.high)}: {one.counts[0]:,} documents"
+
+    marks: dict[str, float] = {}
+    cuts = part(found, "thresholds")
+    for key in ("min", "max"):
+        values = {name: one[key] for name, one in cuts.items() if key in one}
+        if len(set(values.values())) == 1:
+            marks[f"{key} {decimal(next(iter(values.values())))}"] = next(iter(values.values()))
+        else:
+            marks |= {f"{key} {name}": value for name, value in list(values.items())[:_MAX_CUTS]}
+    bins = [Bin(low, high, (count,)) for low, high, count in found["histogram"]]
+    return draw_histogram(bins, ("documents",), "perplexity of a document", marks, words)
 
 
 def _balance(sources: Mapping[str, Report]) -> list[tuple[str, Report, float]]:
@@ -56,7 +89,6 @@ def _balance(sources: Mapping[str, Report]) -> list[tuple[str, Report, float]]:
 
 
 def _confidence(report: Report, wanted: float | None) -> tuple[list[str], list[list[str]]]:
-    """Return the confidence thresholds, and for each language the share of its documents that each threshold keeps."""
     found = largest_first(part(report, "language_confidence"), "all")
     thresholds = sorted({name for kept in found.values() for name in kept if name != "all"}, key=float)
     heads = [f"{name} (set)" if wanted is not None and float(name) == wanted else name for name in thresholds]
@@ -117,7 +149,7 @@ _TEMPLATES = template_environment(
 )
 _TEMPLATES.globals.update(
     by_extension=by_extension,
-    flat=flat,
+    flat=lambda values: flatten(values, empty=True).items(),
     largest_first=largest_first,
     max_listed=_MAX_LISTED,
     part=part,

@@ -19,8 +19,7 @@ PERCENTS = (50, 90, 95, 99)
 _MAX_BINS = 40
 _STEPS_PER_OCTAVE = (8, 6, 4, 3, 2, 1)
 _SHORTEST_ROW = 128
-_FEW_CUT = 0.01
-"""A row length is sufficient if at most this share of the documents is longer."""
+_FEW_CUT = 0.01  # a row length is sufficient if at most this share of the documents is longer
 
 Int64s = NDArray[np.int64]
 

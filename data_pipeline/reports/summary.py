@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,12 @@ from data_pipeline.sources.ignored import IgnoredReason
 
 __all__ = ["next_command", "summary_lines"]
 
-_SHOWN = 6
-"""The most reasons or extensions in a line."""
-_FIRST_STEPS = 1000
-"""Steps of the suggested training, if the recipe does not limit it."""
+_SHOWN = 6  # the most reasons or extensions in a line
+_FIRST_STEPS = 1000  # steps of the suggested training, if the recipe does not limit it
 _LENGTHS = ("steps", "epochs", "tokens")
 
 
 def summary_lines(manifest: Manifest, config: PrepareConfig) -> list[str]:
-    """Return the summary of prepared data: documents, tokens and rows, rejections, ignored files, next command."""
     totals = manifest.totals
     documents, tokens = part(totals, "documents"), sum(shard.tokens for shard in manifest.shards)
     rows = {split: sum(shard.rows for shard in manifest.shards if shard.split == split) for split in ("train", "val")}
@@ -57,11 +53,19 @@ def next_command(manifest: Manifest, config: PrepareConfig) -> str:
     """
     recipe = config.recipe or AUTO
     settings = {} if recipe == AUTO else _training_settings(recipe)
-    words: list[object] = ["--data", config.output, "--run", _new_run(config.output.absolute().name), "--recipe", recipe]
+    run = Path("runs") / config.output.absolute().name
+    number = 1
+    while run.exists():
+        number += 1
+        run = run.with_name(f"{config.output.absolute().name}-{number}")
+    words: list[object] = ["--data", config.output, "--run", run, "--recipe", recipe]
     objective = "preference" if manifest.has_pairs else "classification" if part(manifest.totals, "labels") else None
     if objective is not None and "objective" not in settings:
         words += ["--objective", objective]
-    initial = _run_of(config.tokenizer.path) or ("RUN" if manifest.has_pairs else None)
+    tokenizer = config.tokenizer.path
+    folders = [] if tokenizer is None else [tokenizer, *([tokenizer.parent] if tokenizer.name == TOKENIZER else [])]
+    of_run = next((folder for folder in folders if (folder / "record.json").is_file()), None)
+    initial = of_run or ("RUN" if manifest.has_pairs else None)
     if initial is not None and "init" not in settings:
         words += ["--init", initial]
     sources = [settings] if initial is None else [settings, _training_settings(f"{initial}/config.toml")]
@@ -73,26 +77,13 @@ def next_command(manifest: Manifest, config: PrepareConfig) -> str:
     return command_text("train", *words)
 
 
-def _run_of(tokenizer: Path | None) -> Path | None:
-    """Return the run that a supplied tokenizer belongs to; None if it belongs to none."""
-    folders = [] if tokenizer is None else [tokenizer, *([tokenizer.parent] if tokenizer.name == TOKENIZER else [])]
-    return next((folder for folder in folders if (folder / "record.json").is_file()), None)
-
-
 def _training_settings(recipe: str) -> dict[str, Any]:
-    """Return the settings of `train` in a recipe; none if the file cannot be read any more."""
     with suppress(OSError, ValueError, UnusableFileError):
         return part(parse_toml(read_input(recipe_path(recipe), MAX_SETTINGS_BYTES)), "train")
     return {}
 
 
-def _new_run(name: str) -> Path:
-    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-    return next(folder for folder in (Path("runs") / one for one in names) if not folder.exists())
-
-
 def _ignored(totals: Mapping[str, Any]) -> Counter[str]:
-    """Return the number of ignored files by extension, with the reason unless it is the extension itself."""
     counts: Counter[str] = Counter()
     for reason, extension, number in by_extension(totals, "ignored"):
         is_format = reason in (IgnoredReason.UNKNOWN_FORMAT, IgnoredReason.UNKNOWN_MEMBER)

@@ -25,7 +25,6 @@ _COLUMNS = 100
 
 
 def summarise(manifest: Manifest) -> dict[str, Any]:
-    """Return a summary of prepared data as plain values."""
     totals = manifest.totals
     tokens = part(totals, "lengths", "tokens").get("total", 0)
     return {
@@ -55,11 +54,7 @@ def summarise(manifest: Manifest) -> dict[str, Any]:
 
 @contextmanager
 def malformed(directory: Path) -> Iterator[None]:
-    """Turn errors while a report is rendered into errors about the report, because its values can have any JSON type.
-
-    Raises:
-        PreparedDataError: instead of such an error.
-    """
+    """Turn errors while a report is rendered into PreparedDataError, because its values can have any JSON type."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -70,7 +65,6 @@ def malformed(directory: Path) -> Iterator[None]:
 
 
 def check_report(directory: Path, manifest: Manifest) -> None:
-    """Raise PreparedDataError if the report of prepared data cannot be shown."""
     with malformed(directory):
         describe(summarise(manifest))
         render_report(manifest, {})
@@ -78,7 +72,6 @@ def check_report(directory: Path, manifest: Manifest) -> None:
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """Return the summary as text. Parts that the report lacks are left out."""
     totals, tokenizer = known(summary["totals"]), summary["tokenizer"]
     head = [
         f"root digest  {summary['root_digest']}",
@@ -156,7 +149,6 @@ def _named(title: str, values: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> str:
-    """Return a table with text left-aligned and numbers right-aligned. A column without values is left out."""
     shown = [column for column in columns if any(row.get(column) not in (None, "") for row in rows)]
     cells = [[column.replace("_", " ") for column in shown]]
     cells += [[_cell(row.get(column)) for column in shown] for row in rows]

@@ -16,7 +16,7 @@ from data_pipeline.documents import Reason, Stage, partition_of
 from data_pipeline.execution.tasks import Counts, add_counts
 from data_pipeline.filters.language import threshold_costs
 from data_pipeline.packing.placement import METHODS
-from data_pipeline.quality.classifier import PROBABILITY_STEPS
+from data_pipeline.quality.classifier import PROBABILITY_STEPS, HeldOut
 from data_pipeline.quality.perplexity import SCORE_STEPS, perplexity
 from data_pipeline.reports.lengths import compare_row_lengths, describe_lengths, share_of
 from data_pipeline.sources.ignored import IgnoredFiles
@@ -27,7 +27,6 @@ from data_pipeline.stages.rejects import collect_rejects, lines_before
 from data_pipeline.stages.select import Cuts, SelectResult, labels_of
 from data_pipeline.stages.split import SplitResult, share_lost_to_benchmarks
 from data_pipeline.stages.tokenize import TokenizeResult
-from data_pipeline.stages.train_quality import ClassifierResult
 from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
 __all__ = ["Results", "make_report", "row_counts"]
@@ -45,7 +44,7 @@ class Results:
     duplicates: Duplicates
     split: Sequence[SplitResult]
     tokenizer: TrainedTokenizer
-    classifier: ClassifierResult | None
+    classifier: HeldOut | None
     tokenized: Sequence[TokenizeResult]
     cuts: Mapping[str, Cuts]
     selected: Sequence[SelectResult]
@@ -100,7 +99,6 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
 
 
 def _labels(results: Results, config: PrepareConfig) -> dict[str, Any]:
-    """Return names, fields and counts of the labels; nothing if the documents have none."""
     counts = labels_of(results.selected)
     if not counts:
         return {}
@@ -158,7 +156,6 @@ def _documents(results: Results, numbers: Sequence[int]) -> dict[str, int]:
 
 
 def _rejected(results: Results, numbers: Sequence[int]) -> dict[str, Counts]:
-    """Return the number of rejected documents by stage and reason."""
     stages: dict[str, Counts] = {stage.value: {} for stage in Stage}
     by_stage = ([result.rejected for result in results.read], results.duplicates.rejected, [r.rejected for r in results.selected])
     for reason, count in add_counts(of_stage[number] for of_stage in by_stage for number in numbers).items():
@@ -203,7 +200,6 @@ def _languages(results: Results) -> dict[str, dict[str, Any]]:
 
 
 def _confidences(results: Results) -> dict[str, dict[str, int]]:
-    """Return for each language the number of documents that each confidence threshold would keep."""
     bins = _add_nested(result.confidences for result in results.read)
     return {
         language: {"all": sum(counts.values())}
@@ -213,7 +209,6 @@ def _confidences(results: Results) -> dict[str, dict[str, int]]:
 
 
 def _perplexity(results: Results, sources: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """Return perplexities by source; empty if none was measured."""
     by_source = {name: add_counts(results.tokenized[number].scores for number in numbers) for name, numbers in sources.items()}
     everything = add_counts(by_source.values())
     if not everything:
@@ -230,7 +225,6 @@ def _perplexity(results: Results, sources: Mapping[str, Sequence[int]]) -> dict[
 
 
 def _classifier(results: Results) -> dict[str, Any]:
-    """Return the classifier's counts on held-out examples and a histogram of its probabilities; empty if there is no classifier."""
     if results.classifier is None:
         return {}
     probabilities = add_counts(result.probabilities for result in results.tokenized)

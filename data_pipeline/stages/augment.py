@@ -45,11 +45,6 @@ class Augmenter:
     """An encoder that applies the augmentation settings to training documents."""
 
     def __init__(self, tokenizer: Tokenizer, settings: AugmentConfig) -> None:
-        """Load the synonyms.
-
-        Raises:
-            ConfigError: the tokenizer has no fill-in-the-middle tokens or cannot sample, or the synonyms cannot be read.
-        """
         self._tokenizer = tokenizer
         self._settings = settings
         self._synonyms = load_synonyms(settings.synonyms) if settings.synonyms is not None and settings.synonym_rate else {}
@@ -115,8 +110,7 @@ class Augmenter:
 class _Change:
     """A changed document."""
 
-    segments: tuple[str, ...]
-    """One text; or prefix, middle and suffix for fill-in-the-middle."""
+    segments: tuple[str, ...]  # one text; or prefix, middle and suffix for fill-in-the-middle
     num_synonyms: int = 0
     fim: Literal["psm", "spm"] | None = None
     subword_seed: int | None = None
@@ -154,11 +148,7 @@ def _case_of(word: str) -> Callable[[str], str] | None:
 
 
 def load_synonyms(path: Path) -> dict[str, tuple[str, ...]]:
-    """Return words in lower case and their synonyms, from a `.tsv` or `.json` file.
-
-    Raises:
-        ConfigError: the file cannot be read or has the wrong form. The message names the line or entry.
-    """
+    """Return words in lower case and their synonyms, from a `.tsv` or `.json` file."""
     try:
         content = path.read_text(encoding="utf-8")
         entries = list(_json_entries(content) if path.suffix == ".json" else _line_entries(content))

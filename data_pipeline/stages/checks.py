@@ -25,7 +25,6 @@ from data_pipeline.stages.split import SplitResult, share_lost_to_benchmarks
 __all__ = [
     "check_labels",
     "check_languages",
-    "check_positions_exist",
     "check_rejected",
     "check_selected",
     "check_settings",
@@ -40,28 +39,17 @@ _SHOWN = 3  # files in a message
 
 
 def check_settings(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
-    """Compare the settings with the input. Warn about each setting that differs from its default and has no effect.
-
-    Raises:
-        SourceError: the input cannot be split as the settings say.
-        ConfigError: the settings name a source or a language that does not exist, or a filter would judge no source.
-    """
+    """Compare the settings with the input, and warn about each that differs from its default and has no effect."""
     for warning in settings_without_effect(config):
         logger.warning("%s", warning)
-    check_positions_exist(inputs, config)
+    for file in inputs:
+        if config.split.by == "tail" and (file.format != "text" or file.compression != "none"):
+            raise SourceError(f"{file.location}: split.by = tail needs plain uncompressed text files; set split.by to content")
     check_trusted(inputs, config)
     check_languages(inputs, config)
 
 
-def check_positions_exist(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
-    """Raise SourceError if the split is by position and a file is not plain, uncompressed text."""
-    for file in inputs:
-        if config.split.by == "tail" and (file.format != "text" or file.compression != "none"):
-            raise SourceError(f"{file.location}: split.by = tail needs plain uncompressed text files; set split.by to content")
-
-
 def check_trusted(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
-    """Raise ConfigError if a setting names a source that does not exist, or if the perplexity filter would judge no source."""
     sources = list(dict.fromkeys(file.source for file in inputs))
     if config.quality.trusted not in (None, *sources):
         raise ConfigError(f"quality.trusted = {config.quality.trusted} is not a source; the sources are {', '.join(sources)}")
@@ -76,7 +64,6 @@ def check_trusted(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
 
 
 def check_languages(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
-    """Raise ConfigError if the settings name a language that is never identified."""
     for source in dict.fromkeys(file.source for file in inputs):
         own = config.for_source(source).language
         if own.keep:
@@ -87,7 +74,6 @@ def check_languages(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
 
 
 def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], config: PrepareConfig) -> None:
-    """Raise SourceError if more documents are malformed than the reject budget allows; else warn about lost sources and files."""
     documents = sum(result.documents for result in read)
     malformed: Counter[Reason] = Counter()
     for result in read:
@@ -98,17 +84,14 @@ def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], 
         return
     first = next(sample for sample in collect_rejects(partitions, read) if Reason(sample["reason"]).malformed)
     [(commonest, count)] = malformed.most_common(1)
+    remedy = "correct the input"
+    if commonest is Reason.INVALID_UTF8:
+        remedy = "convert it with `iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW`, with the name of its encoding (`iconv -l` lists all)"
     raise SourceError(
         f"source {first['source']}, {_place(first)}. {malformed.total()} of {documents} documents are malformed (most often "
         f"{commonest}, {count}), a larger share than limits.max_rejected_fraction = {config.limits.max_rejected_fraction}; "
-        f"{_remedy(commonest)}, or raise that limit"
+        f"{remedy}, or raise that limit"
     )
-
-
-def _remedy(commonest: Reason) -> str:
-    if commonest is not Reason.INVALID_UTF8:
-        return "correct the input"
-    return "convert it with `iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW`, with the name of its encoding (`iconv -l` lists all)"
 
 
 def _warn_of_lost_sources(partitions: Sequence[Partition], read: Sequence[ReadResult]) -> None:
@@ -139,7 +122,6 @@ def _place(sample: Mapping[str, Any]) -> str:
 
 
 def check_split(read: Sequence[ReadResult], split: Sequence[SplitResult], config: PrepareConfig) -> None:
-    """Warn about sources that overlap with benchmarks. Raise SourceError if training or validation documents are missing."""
     _warn_of_overlaps(read, split, config)
     train_documents, val_documents = (sum(result.kept[side] for result in split) for side in SPLITS)
     if not train_documents:
@@ -173,7 +155,6 @@ def _commonest(read: Sequence[ReadResult]) -> str:
 
 
 def check_selected(selected: Sequence[SelectResult]) -> None:
-    """Raise SourceError if quality and balance leave no documents of a split that had some."""
     for side in SPLITS:
         offered = sum(result.offered[side] for result in selected)
         if offered and not any(result.kept[side] for result in selected):
@@ -186,12 +167,6 @@ def check_selected(selected: Sequence[SelectResult]) -> None:
 
 
 def check_labels(labels: Mapping[str, Counts], documents: Sequence[DocumentsOf]) -> None:
-    """Raise SourceError if labelled documents have fewer than two labels or too many. Warn about labels that a split lacks.
-
-    Args:
-        labels: number of documents by label and split.
-        documents: the documents of each partition.
-    """
     if all(one.label_field is None for one in documents):
         return
     if not 2 <= len(labels) <= MAX_LABELS:
@@ -210,7 +185,6 @@ def _shown_names(labels: Iterable[str]) -> str:
 
 
 def warn_of_losses(duplicates: Duplicates, config: PrepareConfig) -> None:
-    """Warn about sources that lose more than `dedup.alarm_fraction` of their documents as duplicates, which is rarely intended."""
     for source in duplicates.alarms:
         counts = duplicates.sources[source]
         logger.warning(
@@ -224,7 +198,6 @@ def warn_of_losses(duplicates: Duplicates, config: PrepareConfig) -> None:
 
 
 def _warn_of_overlaps(read: Sequence[ReadResult], split: Sequence[SplitResult], config: PrepareConfig) -> None:
-    """Warn about sources that lose more than `dedup.benchmark_alarm_fraction` of their text because it overlaps with benchmarks."""
     for source, share in share_lost_to_benchmarks(read, split).items():
         if share > config.dedup.benchmark_alarm_fraction:
             logger.warning(

@@ -12,6 +12,5 @@ __all__ = ["drop_duplicates"]
 
 
 def drop_duplicates(job: Job, read: Sequence[ReadResult]) -> Duplicates:
-    """Find the documents that duplicate an earlier one or share text with a benchmark."""
     keys = [PartitionKeys(number, result.source, result.kept) for number, result in enumerate(read)]
     return find_duplicates(job.run, keys, job.config.dedup, job.work)

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 from data_pipeline.config import PrepareConfig, TokenizerConfig
 from data_pipeline.execution.runner import Runner
 from data_pipeline.sources.inputs import Partition
 
-__all__ = ["Job", "is_trained"]
+__all__ = ["Job", "PartitionTask", "is_trained"]
+
+TaskT = TypeVar("TaskT", bound="PartitionTask")
+
+
+@dataclass(frozen=True)
+class PartitionTask:
+    """The work of a stage on one partition. Its files have the partition's number, in one folder for each stage."""
+
+    folder: ClassVar[str]
+    config: PrepareConfig  # with the settings of the partition's source
+    source: str
+    number: int
+    work: Path
+
+    def place(self, folder: str) -> Path:
+        return self.work / folder / f"{self.number:06d}"
+
+    @property
+    def output(self) -> Path:
+        return self.place(self.folder)
 
 
 @dataclass(frozen=True)
@@ -26,9 +47,12 @@ class Job:
     def special_tokens(self) -> tuple[str, ...]:
         return (*self.config.augment.special_tokens, *self.config.chat.special_tokens)
 
-    def place(self, folder: str, number: int) -> Path:
-        """Return the path of a partition's result in a folder of the work folder, without extension."""
-        return self.work / folder / f"{number:06d}"
+    def task(self, kind: Callable[..., TaskT], number: int, **more: Any) -> TaskT:
+        source = self.partitions[number].source
+        return kind(self.config.for_source(source), source, number, self.work, **more)
+
+    def tasks(self, kind: Callable[..., TaskT], **more: Any) -> list[TaskT]:
+        return [self.task(kind, number, **more) for number in range(len(self.partitions))]
 
 
 def is_trained(settings: TokenizerConfig) -> bool:

@@ -37,15 +37,11 @@ class DocumentsOf:
     source: str
     number: int
     root: Path
-    tokens: Mapping[str, int]
-    """Number of tokens that go into rows, by split."""
-    digests: Mapping[str, str]
-    """Digest of each of the two tables, by folder."""
-    label_field: str | None = None
-    """The field of the metadata that holds the label; None if the source has no labels."""
+    tokens: Mapping[str, int]  # number of tokens that go into rows, by split
+    digests: Mapping[str, str]  # digest of each of the two tables, by folder
+    label_field: str | None = None  # the field of the metadata that holds the label; None if the source has no labels
 
     def place(self, folder: str) -> Path:
-        """Return the path of the table in `folder`, without extension."""
         return self.root / folder / f"{self.number:06d}"
 
 
@@ -110,21 +106,16 @@ class PackTask:
 
     source: str
     tokens: tuple[Path, ...]
-    chosen: tuple[Path, ...]
-    """Tables with the number of copies of each document, one for each partition."""
+    chosen: tuple[Path, ...]  # tables with the number of copies of each document, one for each partition
     split: Split
     row_length: int
     token_bytes: int
     pad_id: int
     settings: PackingConfig
-    output: Path
-    """Folder of the shards."""
-    label_field: str | None = None
-    """See `DocumentsOf`."""
-    labels: tuple[str, ...] = ()
-    """Names of all labels, sorted."""
-    has_pairs: bool = False
-    """Whether each document is a preference pair."""
+    output: Path  # folder of the shards
+    label_field: str | None = None  # see `DocumentsOf`
+    labels: tuple[str, ...] = ()  # names of all labels, sorted
+    has_pairs: bool = False  # whether each document is a preference pair
 
 
 @dataclass
@@ -133,24 +124,19 @@ class PackResult:
 
     documents: int = 0
     cut_documents: int = 0
-    document_tokens: int = 0
-    """Tokens of the documents, without those that are repeated where a document is cut."""
+    document_tokens: int = 0  # Tokens of the documents, without those that are repeated where a document is cut
     methods: dict[str, Counts] = field(
         default_factory=lambda: {method: {"rows": 0, "cut_documents": 0, "tokens": 0} for method in METHODS}
     )
     """Counts of each packing method for the same documents."""
-    shards: list[dict[str, Any]] = field(default_factory=list)
-    """Name, rows, tokens, targets, bytes and digest of each shard."""
+    shards: list[dict[str, Any]] = field(default_factory=list)  # name, rows, tokens, targets, bytes and digest of each shard
     targets_without_loss: int | None = None
     """Tokens that would be targets without the loss mask; None if no document of the source has one."""
-    facts_sha256: str = ""
-    """Digest of the table of facts about the documents; empty for training documents, which have none."""
-    labels_sha256: str = ""
-    """Digest of the table of labels; empty if the documents have none."""
+    facts_sha256: str = ""  # digest of the table of facts about the documents; empty for training documents, which have none
+    labels_sha256: str = ""  # digest of the table of labels; empty if the documents have none
 
 
 def pack_group(task: PackTask) -> PackResult:
-    """Write the shards of a group of partitions into the folder `output`."""
     result = PackResult()
     temporary = unfinished_path(task.output)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -230,7 +216,6 @@ def _cut_to_rows(windows: Iterable[Window], row_length: int, result: PackResult)
 
 
 def _labels(task: PackTask, label_field: str) -> Iterator[pa.RecordBatch]:
-    """Yield id and label of each document that is in a row."""
     numbers = {name: number for number, name in enumerate(task.labels)}
     for tokens, chosen in zip(task.tokens, task.chosen, strict=True):
         for batch, row in read_side_by_side(tokens, chosen):
@@ -241,7 +226,6 @@ def _labels(task: PackTask, label_field: str) -> Iterator[pa.RecordBatch]:
 
 
 def _facts(task: PackTask) -> Iterator[pa.RecordBatch]:
-    """Yield id, kind and length of each document that is in a row."""
     for tokens, chosen in zip(task.tokens, task.chosen, strict=True):
         for batch, row in read_side_by_side(tokens, chosen):
             is_taken = pa.array((row.column("copies").to_numpy() > 0) & _is_in(task.split, batch))

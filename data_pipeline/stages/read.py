@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ import pyarrow.compute as pc
 from data_pipeline.config import KINDS, PrepareConfig
 from data_pipeline.conversations.chat_template import ChatTemplate
 from data_pipeline.conversations.rendering import ChatRenderer
+from data_pipeline.dataset.layout import REJECTED
 from data_pipeline.dataset.splits import tail_offset
 from data_pipeline.dataset.tables import TableWriter
 from data_pipeline.dedup.benchmarks import load_benchmarks
@@ -26,25 +26,18 @@ from data_pipeline.filters.judge import JudgedBatch, JudgedDocument, judge_batch
 from data_pipeline.sources.ignored import count_extension
 from data_pipeline.sources.inputs import Part, Partition
 from data_pipeline.sources.readers import read_part
-from data_pipeline.stages.job import Job
-from data_pipeline.stages.reject_samples import SAMPLES_PER_REASON, RejectedWriter, rejected_place
+from data_pipeline.stages.job import Job, PartitionTask
+from data_pipeline.stages.reject_samples import SAMPLES_PER_REASON, RejectedWriter
 
 __all__ = ["TEXT_SCHEMA", "ReadResult", "ReadTask", "read_all", "read_partition"]
 
 
 def read_all(job: Job, chat: ChatTemplate | None = None) -> list[ReadResult]:
-    """Read, clean and judge every partition. The template turns conversations into text.
-
-    Raises:
-        ConfigError: the template cannot be used for any conversation.
-    """
+    """Read, clean and judge every partition. The template turns conversations into text."""
     with _opened(chat) as chats:
         if chats is not None:
             chats.end_of_turn()
-    tasks = [
-        ReadTask(partition, job.config, job.place("keys", number), job.place("text", number), rejected_place(job, number), chat)
-        for number, partition in enumerate(job.partitions)
-    ]
+    tasks = [job.task(ReadTask, number, partition=partition, chat=chat) for number, partition in enumerate(job.partitions)]
     return job.run("read", read_partition, tasks, [partition.bytes for partition in job.partitions], ReadResult)
 
 
@@ -72,17 +65,12 @@ CHAT_SCHEMA = TEXT_SCHEMA.append(pa.field("special", pa.list_(pa.uint32())))
 
 
 @dataclass(frozen=True)
-class ReadTask:
+class ReadTask(PartitionTask):
     """Read, clean and judge one partition."""
 
+    folder = "text"
     partition: Partition
-    config: PrepareConfig
-    keys: Path
-    output: Path
-    rejected: Path | None = None
-    """Tables that receive the rejected documents in full; None if they are not kept."""
-    chat: ChatTemplate | None = None
-    """The template of conversations; None if there are none."""
+    chat: ChatTemplate | None = None  # the template of conversations; None if there are none
 
 
 @dataclass
@@ -91,35 +79,30 @@ class ReadResult:
 
     source: str
     input_bytes: int
-    documents: int = 0
-    """Everything that was read, including rejections. In JSON Lines this is the number of lines."""
+    documents: int = 0  # everything that was read, including rejections. In JSON Lines this is the number of lines.
     kept: int = 0
-    bytes: int = 0
-    """Size of the kept documents as UTF-8."""
+    bytes: int = 0  # size of the kept documents as UTF-8
     rejected: Counts = field(default_factory=dict)
-    changes: Counts = field(default_factory=dict)
-    """Number of documents that each cleaning rule changed."""
+    changes: Counts = field(default_factory=dict)  # number of documents that each cleaning rule changed
     confidences: dict[str, Counts] = field(default_factory=dict)
     """Number of documents by identified language and by the identifier's confidence."""
-    samples: list[dict[str, Any]] = field(default_factory=list)
-    """The first rejections of each reason."""
-    ignored: Counts = field(default_factory=dict)
-    """Number of files of an unknown format in archives, by extension."""
+    samples: list[dict[str, Any]] = field(default_factory=list)  # the first rejections of each reason
+    ignored: Counts = field(default_factory=dict)  # number of files of an unknown format in archives, by extension
     malformed: dict[str, Counts] = field(default_factory=dict)
     """Number of items that did not become a document, by reason and by the extension of their file."""
 
 
 def read_partition(task: ReadTask) -> ReadResult:
-    """Write the kept documents of a partition to `output`.arrow, their keys to files at `keys`, and the rejected to `rejected`."""
-    config = task.config.for_source(task.partition.source)
-    result = ReadResult(task.partition.source, task.partition.bytes)
+    """Write the kept documents of a partition, the keys by which their duplicates are found, and the rejected documents."""
+    config = task.config
+    result = ReadResult(task.source, task.partition.bytes)
     rejected: Counter[str] = Counter()
     ignored: Counter[str] = Counter()
     with (
         TableWriter(task.output, CHAT_SCHEMA if task.chat else TEXT_SCHEMA) as table,
-        KeyWriter(task.keys, config.dedup) as keys,
+        KeyWriter(task.place("keys"), config.dedup) as keys,
         PageReader(config.limits) as pages,
-        RejectedWriter(task.rejected) as rejects,
+        RejectedWriter(task.place(REJECTED) if config.keep_rejects == "all" else None) as rejects,
         _opened(task.chat) as chats,
     ):
         for parts, items in _batches(task.partition, config, rejects, ignored, chats):

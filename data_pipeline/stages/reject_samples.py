@@ -6,19 +6,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
-from data_pipeline.dataset.layout import REJECTED
-from data_pipeline.dataset.tables import TableWriter
+from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.stages.job import Job
 
-__all__ = ["REJECTED_TABLES", "SAMPLES_PER_REASON", "RejectedWriter", "Samples", "rejected_place"]
+__all__ = ["REJECTED_TABLES", "SAMPLES_PER_REASON", "RejectedWriter", "Samples", "find_rows"]
 
-SAMPLES_PER_REASON = 10
-"""Most samples of each reason in one partition."""
+ReasonT = TypeVar("ReasonT", bound=str)
+SAMPLES_PER_REASON = 10  # most samples of each reason in one partition
 REJECTED_TABLES = ("malformed", "judged")
 """Ends of the names of the tables that `RejectedWriter` writes. Each table is in ascending order of the ids."""
 _ROW_BYTES = 256  # of a row besides its texts, which may be empty
@@ -54,9 +53,16 @@ class Samples:
         self.values.append(Rejection.of(Document(content, path, line, 0), reason, detail).shown)
 
 
-def rejected_place(job: Job, number: int) -> Path | None:
-    """Return the path of a partition's tables of rejected documents, without the ends of their names; None if none are kept."""
-    return job.place(REJECTED, number) if job.config.keep_rejects == "all" else None
+def find_rows(
+    text: Path, wanted: Iterator[tuple[int, ReasonT, str]]
+) -> Iterator[tuple[pa.RecordBatch, int, tuple[int, ReasonT, str]]]:
+    """Yield batch and row in a text table of rejected documents, which are in ascending order of their ids like the table."""
+    one = next(wanted, None)
+    for batch in read_batches(text):
+        ids_D = batch.column("id").to_numpy()
+        while one is not None and one[0] <= ids_D[-1]:
+            yield batch, int(np.searchsorted(ids_D, one[0])), one
+            one = next(wanted, None)
 
 
 class RejectedWriter:
@@ -80,7 +86,6 @@ class RejectedWriter:
 
     @property
     def written(self) -> dict[Path, str]:
-        """The digest of each file, once the files are complete."""
         return {path: digest for table in self._tables.values() for path, digest in table.written.items()}
 
     def add_malformed(self, identity: int, item: Rejection) -> None:
@@ -88,7 +93,6 @@ class RejectedWriter:
             self._add("malformed", identity, item, "", item.data)
 
     def add_judged(self, items: Iterable[tuple[int, object]]) -> None:
-        """Add those items of a batch, with their ids, that are rejected documents."""
         for identity, item in items if self._tables else ():
             if isinstance(item, Rejection) and item.document is not None:
                 self._add("judged", identity, item, item.document.metadata, item.document.text.encode())

@@ -18,16 +18,16 @@ import orjson
 import zstandard
 
 from common.files import digest_file, unfinished_path
-from data_pipeline.dataset.layout import CHOSEN, REJECTS, TOKENS, rejected_name
+from data_pipeline.dataset.layout import CHOSEN, REJECTED, REJECTS, TOKENS, rejected_name
 from data_pipeline.dataset.tables import read_batches, read_side_by_side
 from data_pipeline.dedup.duplicates import REASONS
 from data_pipeline.dedup.resolve import Fate
 from data_pipeline.documents import Reason, partition_of
 from data_pipeline.execution.tasks import commit_result
 from data_pipeline.sources.inputs import Partition
-from data_pipeline.stages.job import Job
+from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.read import ReadResult
-from data_pipeline.stages.reject_samples import REJECTED_TABLES, rejected_place
+from data_pipeline.stages.reject_samples import REJECTED_TABLES, find_rows
 from data_pipeline.stages.select import Cuts, SelectResult, explain_selection, reasons_of
 from data_pipeline.stages.split import SplitResult, explain_duplicate
 
@@ -45,22 +45,18 @@ def collect_rejects(
             shown[sample["reason"]] += 1
             if shown[sample["reason"]] <= most:
                 line = sample["line"] and sample["line"] + before
+                kept = ""
+                if "kept" in sample:  # a duplicate: the place of the document that is kept instead
+                    identity, path, kept_line = sample["kept"]
+                    number = partition_of(identity)
+                    kept = f" ({partitions[number].source}: {path}, line {kept_line + lines[number]:,})"
                 yield {
                     **{name: value for name, value in sample.items() if name != "kept"},
-                    "detail": sample["detail"] + _place_of_kept(sample, partitions, lines),
+                    "detail": sample["detail"] + kept,
                     "stage": Reason(sample["reason"]).stage,
                     "source": result.source,
                     "line": line,
                 }
-
-
-def _place_of_kept(sample: Mapping[str, Any], partitions: Sequence[Partition], lines: Sequence[int]) -> str:
-    """Return the place of the document that is kept instead of a duplicate; "" for another reason."""
-    if "kept" not in sample:
-        return ""
-    identity, path, line = sample["kept"]
-    number = partition_of(identity)
-    return f" ({partitions[number].source}: {path}, line {line + lines[number]:,})"
 
 
 def lines_before(partitions: Sequence[Partition], read: Sequence[ReadResult]) -> list[int]:
@@ -77,36 +73,26 @@ def lines_before(partitions: Sequence[Partition], read: Sequence[ReadResult]) ->
 def write_rejects(
     job: Job, read: Sequence[ReadResult], split: Sequence[SplitResult], selected: Sequence[SelectResult], cuts: Mapping[str, Cuts]
 ) -> dict[str, Path | bytes]:
-    """Write the rejected documents that the settings ask for, and return each file or its content by its published name."""
     if job.config.keep_rejects == "none":
         return {}
     samples = collect_rejects(job.partitions, read, split, selected)
-    lines = (json.dumps(sample, sort_keys=True, ensure_ascii=False).encode() + b"\n" for sample in samples)
-    return _write_in_full(job, read, cuts) | {REJECTS: b"".join(lines)}
-
-
-def _write_in_full(job: Job, read: Sequence[ReadResult], cuts: Mapping[str, Cuts]) -> dict[str, Path | bytes]:
-    """Write every rejected document in full if the settings ask for it. Return the path of each file by its published name."""
-    tasks = [
-        RejectedTask(partition.source, before, cuts[partition.source], job.work, place)
-        for number, (partition, before) in enumerate(zip(job.partitions, lines_before(job.partitions, read), strict=True))
-        if (place := rejected_place(job, number))
-    ]
-    if tasks:
+    shown = (json.dumps(sample, sort_keys=True, ensure_ascii=False).encode() + b"\n" for sample in samples)
+    files: dict[str, Path | bytes] = {REJECTS: b"".join(shown)}
+    if job.config.keep_rejects == "all":
+        before = enumerate(lines_before(job.partitions, read))
+        tasks = [job.task(RejectedTask, number, lines_before=lines, cuts=cuts) for number, lines in before]
         job.run("rejects", write_rejected_partition, tasks, [result.input_bytes for result in read], RejectedResult)
-    return {rejected_name(number): _file_of(task) for number, task in enumerate(tasks)}
+        files |= {rejected_name(task.number): _file_of(task) for task in tasks}
+    return files
 
 
 @dataclass(frozen=True)
-class RejectedTask:
+class RejectedTask(PartitionTask):
     """Write the rejected documents of one partition."""
 
-    source: str
-    lines_before: int
-    """Number of lines before the partition in its first file."""
-    cuts: Cuts
-    work: Path
-    output: Path
+    folder = REJECTED
+    lines_before: int  # number of lines before the partition in its first file
+    cuts: Mapping[str, Cuts]
 
 
 @dataclass(frozen=True)
@@ -159,21 +145,15 @@ def _rejected_while_reading(task: RejectedTask, end: str) -> Iterator[dict[str, 
 
 def _rejected_later(task: RejectedTask) -> Iterator[dict[str, Any]]:
     """Yield the documents of the text table that a later stage rejected."""
-    rejected = heapq.merge(_duplicates(task), _not_selected(task))
-    wanted = next(rejected, None)
-    for batch in read_batches(_place(task, "text")):
-        ids_D = batch.column("id").to_numpy()
-        while wanted is not None and wanted[0] <= ids_D[-1]:
-            identity, reason, detail = wanted
-            row = int(np.searchsorted(ids_D, identity))
-            found = {name: batch.column(name)[row].as_py() for name in ("path", "line", "metadata", "text")}
-            yield {"id": identity, "reason": reason, "detail": detail, **found}
-            wanted = next(rejected, None)
+    for batch, row, (identity, reason, detail) in find_rows(
+        task.place("text"), heapq.merge(_duplicates(task), _not_selected(task))
+    ):
+        found = {name: batch.column(name)[row].as_py() for name in ("path", "line", "metadata", "text")}
+        yield {"id": identity, "reason": reason, "detail": detail, **found}
 
 
 def _duplicates(task: RejectedTask) -> Iterator[tuple[int, str, str]]:
-    """Yield id, reason and detail of each document that deduplication dropped."""
-    for batch in read_batches(_place(task, "duplicates")):
+    for batch in read_batches(task.place("duplicates")):
         fates_D = batch.column("fate").to_numpy()
         for row in np.flatnonzero(fates_D).tolist():
             reason = REASONS[Fate(fates_D[row])]
@@ -181,13 +161,8 @@ def _duplicates(task: RejectedTask) -> Iterator[tuple[int, str, str]]:
 
 
 def _not_selected(task: RejectedTask) -> Iterator[tuple[int, str, str]]:
-    """Yield id, reason and detail of each document that quality or balance dropped."""
-    for batch, chosen in read_side_by_side(_place(task, TOKENS), _place(task, CHOSEN)):
-        reason_D = reasons_of(batch, task.cuts, chosen.column("copies").to_numpy())
+    for batch, chosen in read_side_by_side(task.place(TOKENS), task.place(CHOSEN)):
+        reason_D = reasons_of(batch, task.cuts[task.source], chosen.column("copies").to_numpy())
         for row in np.flatnonzero(reason_D != "").tolist():
             reason = Reason(reason_D[row])
             yield batch.column("id")[row].as_py(), reason.value, explain_selection(batch, row, reason)
-
-
-def _place(task: RejectedTask, folder: str) -> Path:
-    return task.work / folder / task.output.name

@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,24 +23,13 @@ from data_pipeline.filters.labels import label_of
 from data_pipeline.quality.bounds import FATES, Bounds, judge, resolve_bounds
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
 from data_pipeline.quality.perplexity import perplexity
-from data_pipeline.stages.job import Job
+from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.pack import DocumentsOf
-from data_pipeline.stages.reject_samples import Samples
+from data_pipeline.stages.reject_samples import Samples, find_rows
 from data_pipeline.stages.tokenize import TokenizeResult
 from data_pipeline.text.ngrams import mix_hashes
 
-__all__ = [
-    "Cuts",
-    "SelectResult",
-    "copies_of_documents",
-    "cuts_of_sources",
-    "documents_of",
-    "explain_selection",
-    "labels_of",
-    "reasons_of",
-    "repeats_of_groups",
-    "select_all",
-]
+__all__ = ["Cuts", "SelectResult", "cuts_of_sources", "documents_of", "explain_selection", "labels_of", "reasons_of", "select_all"]
 
 
 @dataclass(frozen=True)
@@ -65,37 +53,17 @@ def cuts_of_sources(job: Job, tokenized: Sequence[TokenizeResult]) -> dict[str, 
 
 
 def select_all(job: Job, tokenized: Sequence[TokenizeResult], cuts: Mapping[str, Cuts]) -> list[SelectResult]:
-    """Select the documents that are good enough, and balance the groups."""
     sizes = [result.tokens for result in tokenized]
-    sources = [partition.source for partition in job.partitions]
     balance = job.config.balance
     repeats = None
     if balance.by != "none":
-        weigh = [
-            WeighTask(job.place(TOKENS, number), source, cuts[source], balance, job.place("weighed", number))
-            for number, source in enumerate(sources)
-        ]
+        weigh = job.tasks(WeighTask, cuts=cuts)
         tokens = add_counts(result.tokens for result in job.run("weigh", weigh_partition, weigh, sizes, WeighResult))
         repeats = repeats_of_groups(tokens, job.config.weights, balance.max_repeats)
-    tasks = [
-        SelectTask(
-            job.place("text", number),
-            job.place(TOKENS, number),
-            source,
-            cuts[source],
-            balance,
-            repeats,
-            job.config.split.seed,
-            job.place(CHOSEN, number),
-            job.config.for_source(source).records.label_field,
-        )
-        for number, source in enumerate(sources)
-    ]
-    return job.run("select", select_partition, tasks, sizes, SelectResult)
+    return job.run("select", select_partition, job.tasks(SelectTask, cuts=cuts, repeats=repeats), sizes, SelectResult)
 
 
 def documents_of(job: Job, tokenized: Sequence[TokenizeResult], selected: Sequence[SelectResult]) -> list[DocumentsOf]:
-    """Return the tokenized documents of every partition."""
     return [
         DocumentsOf(
             partition.source,
@@ -120,14 +88,11 @@ _REASONS = np.array([reason or "" for reason in FATES], np.object_)
 
 
 @dataclass(frozen=True)
-class WeighTask:
+class WeighTask(PartitionTask):
     """Count the training tokens of each group in one partition."""
 
-    tokens: Path
-    source: str
-    cuts: Cuts
-    balance: BalanceConfig
-    output: Path
+    folder = "weighed"
+    cuts: Mapping[str, Cuts]
 
 
 @dataclass(frozen=True)
@@ -138,89 +103,80 @@ class WeighResult:
 
 
 def weigh_partition(task: WeighTask) -> WeighResult:
-    """Count the tokens that `select_partition` can select from."""
     tokens: Counter[str] = Counter()
-    for batch in read_batches(task.tokens):
-        is_train_D = (_reasons(batch, task.cuts) == "") & (batch.column("split").to_numpy() == _TRAIN)
+    for batch in read_batches(task.place(TOKENS)):
+        is_train_D = (_reasons(batch, task.cuts[task.source]) == "") & (batch.column("split").to_numpy() == _TRAIN)
         lengths_D = np.diff(batch.column("tokens").offsets.to_numpy())
-        for group, members_D in _groups(batch, task.source, task.balance):
+        for group, members_D in _groups(batch, task.source, task.config.balance):
             tokens[group] += int(lengths_D[members_D & is_train_D].sum())
     return commit_result(task, WeighResult(dict(tokens)))
 
 
 @dataclass(frozen=True)
-class SelectTask:
+class SelectTask(PartitionTask):
     """Select the documents of one partition."""
 
-    text: Path
-    tokens: Path
-    source: str
-    cuts: Cuts
-    balance: BalanceConfig
-    repeats: Mapping[str, float] | None
-    """Mean number of copies, by group; None if nothing is balanced."""
-    seed: int
-    output: Path
-    label_field: str | None = None
-    """The field of the metadata that holds the label; None if the source has no labels."""
+    folder = CHOSEN
+    cuts: Mapping[str, Cuts]
+    repeats: Mapping[str, float] | None  # mean number of copies, by group; None if nothing is balanced
 
 
 @dataclass
 class SelectResult:
     """The selected documents of one partition. Lengths, bytes and languages count each document once, also if it has copies."""
 
-    sha256: str = ""
-    """Digest of the table of copies."""
+    sha256: str = ""  # digest of the table of copies
     kept: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     bytes: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    tokens: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    """Tokens that go into rows, copies included."""
+    tokens: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))  # tokens that go into rows, copies included
     unique_tokens: int = 0
     rejected: Counts = field(default_factory=dict)
-    characters: Counts = field(default_factory=dict)
-    """Number of documents by their length in characters."""
-    lengths: Counts = field(default_factory=dict)
-    """Number of documents by their length in tokens, bos and eos included."""
-    languages: dict[str, Counts] = field(default_factory=dict)
-    """Documents, bytes and tokens by language."""
+    characters: Counts = field(default_factory=dict)  # number of documents by their length in characters
+    lengths: Counts = field(default_factory=dict)  # number of documents by their length in tokens, bos and eos included
+    languages: dict[str, Counts] = field(default_factory=dict)  # documents, bytes and tokens by language
     kinds: Counts = field(default_factory=dict)
-    samples: list[dict[str, Any]] = field(default_factory=list)
-    """The first rejected documents of each reason."""
-    offered: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    """Number of documents to select from."""
+    samples: list[dict[str, Any]] = field(default_factory=list)  # the first rejected documents of each reason
+    offered: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))  # number of documents to select from
     labels: dict[str, Counts] = field(default_factory=dict)
     """Number of documents by label and split; empty if the source has no labels."""
 
 
 def select_partition(task: SelectTask) -> SelectResult:
-    """Write the number of copies of each document to `output`.arrow, one row for each row of the token table."""
-    result = SelectResult()
-    rejected = _Rejected()
+    """Write the number of copies of each document, one row for each row of the token table."""
+    result, cuts = SelectResult(), task.cuts[task.source]
+    rejected: Counter[str] = Counter()
+    samples = Samples()
+    shown: list[tuple[int, Reason, str]] = []
     lengths: dict[str, Counter[str]] = {"characters": Counter(), "tokens": Counter()}
     with TableWriter(task.output, CHOSEN_SCHEMA) as table:
-        for batch in read_batches(task.tokens):
-            copies_D = _copies(batch, task, rejected)
+        for batch in read_batches(task.place(TOKENS)):
+            copies_D = _copies(batch, task)
+            reason_D = reasons_of(batch, cuts, copies_D)
+            rows = np.flatnonzero(reason_D != "").tolist()
+            rejected.update(reason_D[rows].tolist())
+            for row, reason in samples.wanted((row, reason_D[row]) for row in rows):
+                shown.append((batch.column("id")[row].as_py(), reason, explain_selection(batch, row, reason)))
             _count(batch, copies_D, result, lengths)
-            if task.label_field is not None:
-                _count_labels(batch, copies_D, task.label_field, result)
+            if (label_field := task.config.records.label_field) is not None:
+                _count_labels(batch, copies_D, label_field, result)
             table.write(pa.RecordBatch.from_arrays([pa.array(copies_D)], schema=CHOSEN_SCHEMA))
-    result.rejected = dict(rejected.counts)
-    result.samples = rejected.show(task.text)
+    for text, row, (_, reason, detail) in find_rows(task.place("text"), iter(shown)):
+        samples.add(text, row, reason, detail)
+    result.rejected, result.samples = dict(rejected), samples.values
     result.characters, result.lengths = dict(lengths["characters"]), dict(lengths["tokens"])
     result.sha256 = table.digest
     return commit_result(task, result, table)
 
 
-def _copies(batch: pa.RecordBatch, task: SelectTask, rejected: _Rejected) -> NDArray[np.uint8]:
-    is_good_D = _reasons(batch, task.cuts) == ""
+def _copies(batch: pa.RecordBatch, task: SelectTask) -> NDArray[np.uint8]:
+    is_good_D = _reasons(batch, task.cuts[task.source]) == ""
     copies_D: NDArray[np.uint8] = is_good_D.astype(np.uint8)
     if task.repeats is not None:
         ids_D = batch.column("id").to_numpy()
         is_train_D = batch.column("split").to_numpy() == _TRAIN
-        for group, members_D in _groups(batch, task.source, task.balance):
+        for group, members_D in _groups(batch, task.source, task.config.balance):
             taken_D = members_D & is_train_D & is_good_D
-            copies_D[taken_D] = copies_of_documents(ids_D[taken_D], task.repeats.get(group, 0.0), task.seed)
-    rejected.add(batch, reasons_of(batch, task.cuts, copies_D))
+            copies_D[taken_D] = copies_of_documents(ids_D[taken_D], task.repeats.get(group, 0.0), task.config.split.seed)
     return copies_D
 
 
@@ -231,36 +187,7 @@ def reasons_of(batch: pa.RecordBatch, cuts: Cuts, copies_D: NDArray[np.uint8]) -
     return reason_D
 
 
-class _Rejected:
-    """The documents that are not selected."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self._samples = Samples()
-        self._shown: list[tuple[int, Reason, str]] = []
-
-    def add(self, batch: pa.RecordBatch, reason_D: NDArray[np.object_]) -> None:
-        """Count the rejected documents of a batch, and remember the first of each reason."""
-        rows = np.flatnonzero(reason_D != "").tolist()
-        self.counts.update(reason_D[rows].tolist())
-        for row, reason in self._samples.wanted((row, reason_D[row]) for row in rows):
-            self._shown.append((batch.column("id")[row].as_py(), reason, explain_selection(batch, row, reason)))
-
-    def show(self, text: Path) -> list[dict[str, Any]]:
-        """Return the samples, with the beginnings of their texts from the text table."""
-        waiting = iter(self._shown)  # in the order of the text table: both are in ascending order of the ids
-        wanted = next(waiting, None)
-        for batch in read_batches(text):
-            ids_D = batch.column("id").to_numpy()
-            while wanted is not None and wanted[0] <= ids_D[-1]:
-                identity, reason, detail = wanted
-                self._samples.add(batch, int(np.searchsorted(ids_D, identity)), reason, detail)
-                wanted = next(waiting, None)
-        return self._samples.values
-
-
 def explain_selection(batch: pa.RecordBatch, row: int, reason: Reason) -> str:
-    """Return the detail of a document of a token table that is not selected."""
     if reason in (Reason.PERPLEXITY_LOW, Reason.PERPLEXITY_HIGH):
         return f"perplexity {perplexity(batch.column('perplexity')[row].as_py()):.1f}"
     if reason is Reason.CLASSIFIED_BAD:
@@ -314,7 +241,6 @@ def _reasons(batch: pa.RecordBatch, cuts: Cuts) -> NDArray[np.object_]:
 
 
 def _groups(batch: pa.RecordBatch, source: str, balance: BalanceConfig) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Yield every group that occurs in the batch, and a mask of its documents."""
     if balance.by == "source":
         yield source, np.ones(batch.num_rows, np.bool_)
     elif balance.by == "kind":

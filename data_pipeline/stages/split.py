@@ -21,7 +21,7 @@ from data_pipeline.dedup.resolve import Fate
 from data_pipeline.dedup.similarity import Texts
 from data_pipeline.documents import Reason, cut_text
 from data_pipeline.execution.tasks import Counts, commit_result
-from data_pipeline.stages.job import Job
+from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.reject_samples import Samples
 
@@ -39,29 +39,23 @@ __all__ = [
 
 
 def split_all(job: Job, read: Sequence[ReadResult], duplicates: Duplicates) -> list[SplitResult]:
-    """Assign all documents that are not duplicates to training or validation."""
-    places = [job.place("duplicates", number) for number in range(len(read))]
+    places = [task.place("duplicates") for task in job.tasks(PartitionTask)]
     settings = with_enough_held_out(job.config.split, duplicates.num_kept, places)
-    tasks = [
-        SplitTask(job.place("text", number), place, settings, job.place("split", number)) for number, place in enumerate(places)
-    ]
+    tasks = job.tasks(SplitTask, settings=settings)
     return job.run("split", split_partition, tasks, [result.bytes for result in read], SplitResult)
 
 
 _DROPPED = 255  # instead of the index of a split
-_PLENTY = 100
-"""If more documents than this are held out on average, chance cannot hold out too few."""
+_PLENTY = 100  # if more documents than this are held out on average, chance cannot hold out too few
 _SPLIT_SCHEMA = pa.schema([("split", pa.uint8())])
 
 
 @dataclass(frozen=True)
-class SplitTask:
+class SplitTask(PartitionTask):
     """Choose the split of each document of one partition."""
 
-    text: Path
-    duplicates: Path
+    folder = "split"
     settings: SplitConfig
-    output: Path
 
 
 @dataclass
@@ -70,8 +64,7 @@ class SplitResult:
 
     kept: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     bytes: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    benchmark_bytes: int = 0
-    """Size of the documents that are dropped because they share text with a benchmark."""
+    benchmark_bytes: int = 0  # size of the documents that are dropped because they share text with a benchmark
     samples: list[dict[str, Any]] = field(default_factory=list)
     """The first dropped documents of each reason. Duplicates have `kept`: id, path and line of the document that is kept."""
 
@@ -79,12 +72,8 @@ class SplitResult:
 def with_enough_held_out(settings: SplitConfig, num_kept: int, duplicates: Sequence[Path]) -> SplitConfig:
     """Return the settings with a larger `val_fraction` if chance would hold out too few documents.
 
-    The fraction is just large enough: the documents with the next keys are held out too.
-
-    Args:
-        settings: of the split. A split by position is returned unchanged.
-        num_kept: documents that are not duplicates.
-        duplicates: tables of the documents' fates, one for each partition. They are read only if there are few documents.
+    The fraction is just large enough: the documents with the next keys are held out too. The tables of the documents' fates are
+    read only if there are few documents.
     """
     fewest = min(fewest_held_out(settings.min_val_documents, num_kept), num_kept - 1)
     if settings.by == "tail" or fewest < 1 or num_kept * settings.val_fraction > max(_PLENTY, 4 * fewest):
@@ -99,11 +88,11 @@ def with_enough_held_out(settings: SplitConfig, num_kept: int, duplicates: Seque
 
 
 def split_partition(task: SplitTask) -> SplitResult:
-    """Write the split of every document of a partition to `output`.arrow, one row for each row of the text table."""
+    """Write the split of every document of a partition, one row for each row of the text table."""
     result = SplitResult()
-    samples, texts = Samples(), Texts(task.text.parent)
+    samples, texts = Samples(), Texts(task.work / "text")
     with TableWriter(task.output, _SPLIT_SCHEMA) as table:
-        for text, duplicates in read_side_by_side(task.text, task.duplicates):
+        for text, duplicates in read_side_by_side(task.place("text"), task.place("duplicates")):
             split_D = _choose(text, duplicates, task.settings)
             num_bytes_D = pc.binary_length(text.column("text")).to_numpy()
             for number, split in enumerate(SPLITS):
@@ -163,7 +152,6 @@ def read_kept(text: Path, split: Path) -> Iterator[pa.RecordBatch]:
 
 
 def texts_of(batch: pa.RecordBatch, split: Split) -> list[str]:
-    """Return the texts of the documents of one split."""
     chosen = batch.filter(pa.array(batch.column("split").to_numpy() == SPLITS.index(split)))
     texts: list[str] = chosen.column("text").to_pylist()
     if "special" not in chosen.schema.names:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from data_pipeline.config import KINDS, PrepareConfig
+from data_pipeline.config import KINDS
 from data_pipeline.conversations.encoding import EncodedChat, encode_chats
 from data_pipeline.dataset.layout import TOKENIZER, TOKENS, tokens_schema
 from data_pipeline.dataset.loss_mask import LossMask
@@ -28,7 +28,7 @@ from data_pipeline.documents import cut_text
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.quality.perplexity import count_scores
 from data_pipeline.stages.augment import Augmenter, is_on
-from data_pipeline.stages.job import Job
+from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.split import SplitResult, read_kept
 from data_pipeline.stages.train_quality import MODELS, Models, load_models
 from data_pipeline.tokenizer import Encoded, Tokenizer, load_tokenizer, round_trip_failures
@@ -37,74 +37,51 @@ __all__ = ["TokenizeResult", "TokenizeTask", "tokenize_all", "tokenize_partition
 
 
 def tokenize_all(job: Job, split: Sequence[SplitResult]) -> list[TokenizeResult]:
-    """Encode and score the documents of every partition."""
-    tasks = [
-        TokenizeTask(
-            job.place("text", number),
-            job.place("split", number),
-            job.work / TOKENIZER,
-            job.work / MODELS,
-            job.config,
-            job.config.for_source(partition.source).has_mask,
-            job.place(TOKENS, number),
-        )
-        for number, partition in enumerate(job.partitions)
-    ]
-    return job.run("tokenize", tokenize_partition, tasks, [sum(result.bytes.values()) for result in split], TokenizeResult)
+    return job.run(
+        "tokenize", tokenize_partition, job.tasks(TokenizeTask), [sum(result.bytes.values()) for result in split], TokenizeResult
+    )
 
 
 _ROUND_TRIPS = 8  # documents of each partition whose ids are decoded to compare the text
 
 
 @dataclass(frozen=True)
-class TokenizeTask:
+class TokenizeTask(PartitionTask):
     """Encode and score the documents of one partition."""
 
-    text: Path
-    split: Path
-    tokenizer: Path
-    models: Path
-    """Folder of the quality models."""
-    config: PrepareConfig
-    has_mask: bool
-    """Whether documents of the source may have a loss mask."""
-    output: Path
+    folder = TOKENS
 
 
 @dataclass
 class TokenizeResult:
     """Counts of one partition."""
 
-    sha256: str = ""
-    """Digest of the token table."""
+    sha256: str = ""  # digest of the token table
     tokens: int = 0
     unknown: int = 0
-    round_trip_failures: int = 0
-    """How many of the first documents do not decode to the same text."""
-    scores: Counts = field(default_factory=dict)
-    """Number of documents by score under the reference model."""
-    probabilities: Counts = field(default_factory=dict)
-    """Number of documents by probability under the classifier."""
+    round_trip_failures: int = 0  # how many of the first documents do not decode to the same text
+    scores: Counts = field(default_factory=dict)  # number of documents by score under the reference model
+    probabilities: Counts = field(default_factory=dict)  # number of documents by probability under the classifier
     augmented: Counts = field(default_factory=dict)
     chats: Counts = field(default_factory=dict)
     """Numbers of conversations or pairs, of those that are cut at the end of a row, and of those that are too long."""
 
 
 def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
-    """Write the token ids of a partition's documents, with their facts and scores, to `output`.arrow."""
-    tokenizer = _load(task.tokenizer)
-    models = load_models(task.models, task.config.quality)
+    """Write the token ids of a partition's documents, with their facts and scores."""
+    tokenizer = _load(task.work / TOKENIZER)
+    models = load_models(task.work / MODELS, task.config.quality)
     augmenter = Augmenter(tokenizer, task.config.augment) if is_on(task.config.augment) else None
     ids_type = token_type(tokenizer.vocab_size)
     settings = task.config.tokenizer
-    schema = tokens_schema(ids_type, has_mask=task.has_mask)
+    schema = tokens_schema(ids_type, has_mask=task.config.has_mask)
     result = TokenizeResult()
     with TableWriter(task.output, schema) as table:
-        for batch in read_kept(task.text, task.split):
+        for batch in read_kept(task.place("text"), task.place("split")):
             texts: list[str] = batch.column("text").to_pylist()
             if not result.tokens:
                 result.round_trip_failures = round_trip_failures(tokenizer, texts[:_ROUND_TRIPS])
-            parts = _Parts.of(texts, batch.column("parts").to_pylist()) if task.has_mask else None
+            parts = _Parts.of(texts, batch.column("parts").to_pylist()) if task.config.has_mask else None
             plain = tokenizer.encode_flat(texts) if parts is None else parts.encode(tokenizer)
             perplexity_D, wanted_D = _score(texts, plain, models, result)
             changed = plain if augmenter is None else _augment(augmenter, plain, batch, texts, result)
@@ -137,8 +114,7 @@ class _Parts:
 
     pieces_P: list[str]
     num_parts_D: NDArray[np.int64]
-    lengths_P: NDArray[np.int64]
-    """Number of tokens of each part, without bos and eos."""
+    lengths_P: NDArray[np.int64]  # number of tokens of each part, without bos and eos
 
     @staticmethod
     def of(texts: Sequence[str], parts: Sequence[Sequence[int]]) -> _Parts:
@@ -155,10 +131,7 @@ class _Parts:
     def has_loss(self, changed: Encoded, framed: Encoded, *, has_bos: bool) -> NDArray[np.bool_]:
         """Return whether each token of the documents has a loss, with bos and eos. These belong to the first and last part.
 
-        Args:
-            changed: the documents without bos and eos, after augmentation.
-            framed: the documents with them.
-            has_bos: whether they begin with bos.
+        `changed` are the documents without bos and eos, after augmentation; `framed` are those with them.
         """
         sizes_D, framed_D = (np.diff(encoded.ends_D, prepend=0) for encoded in (changed, framed))
         firsts_D = np.cumsum(self.num_parts_D) - self.num_parts_D
@@ -198,7 +171,6 @@ def _chats(
 
 
 def _with_chats(encoded: Encoded, has_loss_T: NDArray[np.bool_], chats: Mapping[int, EncodedChat]) -> tuple[Encoded, LossMask]:
-    """Return the documents with the conversations in their places, and their loss mask."""
     if not chats:
         return encoded, LossMask.of(has_loss_T, np.diff(encoded.ends_D, prepend=0))
     arrays, masks = encoded.arrays(), np.split(has_loss_T, encoded.ends_D[:-1])
@@ -242,7 +214,7 @@ def _score(
     """Return the perplexity and the probability of being wanted of each document; 0 if there is no model."""
     perplexity_D, wanted_D = np.zeros((2, len(encoded.ends_D)), np.uint16)
     if models.reference is not None:
-        perplexity_D = models.reference.score(texts, encoded)
+        perplexity_D = models.reference(texts, encoded)
         result.scores = add_counts([result.scores, count_scores(perplexity_D)])
     if models.classifier is not None:
         wanted_D = models.classifier.probability(encoded.ids_T, encoded.ends_D)

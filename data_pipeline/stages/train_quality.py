@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,49 +20,38 @@ from data_pipeline.execution.tasks import commit_result
 from data_pipeline.filters.html import PageReader
 from data_pipeline.filters.judge import JudgedDocument, judge_batch
 from data_pipeline.quality.arpa import ArpaModel, is_arpa, read_arpa
-from data_pipeline.quality.classifier import Classifier, train_classifier
+from data_pipeline.quality.classifier import Classifier, HeldOut, train_classifier
 from data_pipeline.quality.perplexity import ReferenceModel, train_reference
 from data_pipeline.sources.inputs import InputFile, Part, find_inputs
 from data_pipeline.sources.readers import read_part
-from data_pipeline.stages.job import Job
+from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.split import SplitResult, read_kept, texts_of
 from data_pipeline.tokenizer import Encoded, Tokenizer, load_tokenizer
 
-__all__ = [
-    "MODELS",
-    "ClassifierResult",
-    "Models",
-    "files_of_reference",
-    "kind_of_reference",
-    "load_models",
-    "train_quality",
-    "trained_reference",
-]
+__all__ = ["MODELS", "Models", "files_of_reference", "kind_of_reference", "load_models", "train_quality", "trained_reference"]
 
 
-def train_quality(job: Job, split: Sequence[SplitResult]) -> ClassifierResult | None:
-    """Train the quality models that the settings ask for. Return the classifier's result, None if there is no classifier."""
+def train_quality(job: Job, split: Sequence[SplitResult]) -> HeldOut | None:
     quality = job.config.quality
     tokenizer, models = job.work / TOKENIZER, job.work / MODELS
     if quality.measures_perplexity:
-        numbers = [number for number, partition in enumerate(job.partitions) if partition.source == quality.trusted]
-        documents = tuple((job.place("text", number), job.place("split", number)) for number in numbers)
+        trusted = [task for task in job.tasks(PartitionTask) if task.source == quality.trusted]
+        documents = tuple((task.place("text"), task.place("split")) for task in trusted)
         kind = None if quality.reference is None else kind_of_reference(quality.reference)
         files = find_examples((quality.reference,), job.config, job.work) if quality.reference and kind == "text" else ()
         reference = ReferenceTask(documents, files, kind, tokenizer, job.config, models / "reference")
-        size = sum(split[number].bytes["train"] for number in numbers) + sum(file.bytes for file in files)
+        size = sum(split[task.number].bytes["train"] for task in trusted) + sum(file.bytes for file in files)
         job.run("reference", make_reference, [reference], [size], ReferenceResult)
     if not quality.good:
         return None
     good, bad = (find_examples(paths, job.config, job.work) for paths in (quality.good, quality.bad))
     classifier = ClassifierTask(good, bad, tokenizer, job.config, models / "classifier")
     size = sum(file.bytes for file in (*good, *bad))
-    [result] = job.run("classifier", train_content_classifier, [classifier], [size], ClassifierResult)
+    [result] = job.run("classifier", train_content_classifier, [classifier], [size], HeldOut)
     return result
 
 
 def find_examples(paths: Sequence[Path], config: PrepareConfig, work: Path) -> tuple[InputFile, ...]:
-    """Return the files of a class of examples. They are read like sources."""
     update = {"sources": tuple(map(str, paths)), "source": {}, "if_empty": "error"}
     return find_inputs(config.model_copy(update=update), work / "examples.json")
 
@@ -77,11 +66,6 @@ ReferenceKind = Literal["text", "arpa", "prepared"]
 
 
 def kind_of_reference(path: Path) -> ReferenceKind:
-    """Return what `quality.reference` names, by its content.
-
-    Raises:
-        ConfigError: it cannot be a reference, or cannot be read.
-    """
     if path.is_dir() and (path / "record.json").is_file():
         raise ConfigError(
             f"quality.reference = {path} is the folder of a training run, which only the trainer can read; let the run write text "
@@ -116,12 +100,9 @@ def _digests_of_prepared(path: Path) -> dict[str, str]:
 class ReferenceTask:
     """Make the reference model: train it on the trusted source or on a text, or copy the model that the user names."""
 
-    documents: tuple[tuple[Path, Path], ...]
-    """Text table and split table of each partition of the trusted source."""
-    files: tuple[InputFile, ...]
-    """The files of the text that `quality.reference` names."""
-    kind: ReferenceKind | None
-    """What `quality.reference` names; None if it is not set."""
+    documents: tuple[tuple[Path, Path], ...]  # text table and split table of each partition of the trusted source
+    files: tuple[InputFile, ...]  # the files of the text that `quality.reference` names
+    kind: ReferenceKind | None  # what `quality.reference` names; None if it is not set
     tokenizer: Path
     config: PrepareConfig
     output: Path
@@ -135,20 +116,12 @@ class ReferenceResult:
 
 
 def make_reference(task: ReferenceTask) -> ReferenceResult:
-    """Write the reference model into the folder of `output`."""
     task.output.parent.mkdir(parents=True, exist_ok=True)
     path = task.config.quality.reference
     if path is not None and task.kind == "arpa":
         return commit_result(task, ReferenceResult(0), files=_write(task.output.with_name(_ARPA), read_arpa(path).to_bytes()))
     if path is not None and task.kind == "prepared":
         return commit_result(task, ReferenceResult(0), files=_copy_of_prepared(path, task.output.parent))
-    model = train_reference_model(task)
-    result = ReferenceResult(int(model.singles_V[:-1].sum()))
-    return commit_result(task, result, files=_write(task.output.with_name(_REFERENCE), model.to_bytes()))
-
-
-def train_reference_model(task: ReferenceTask) -> ReferenceModel:
-    """Return a model of the training documents of the trusted source, or of the text that the user names."""
     tokenizer = load_tokenizer(task.tokenizer, trial=False)
 
     def batches() -> Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]:
@@ -159,7 +132,9 @@ def train_reference_model(task: ReferenceTask) -> ReferenceModel:
         for array in _encoded_examples(task.files, tokenizer, task.config):
             yield array, np.array([len(array)])
 
-    return train_reference(batches(), tokenizer.vocab_size, task.config.quality)
+    model = train_reference(batches(), tokenizer.vocab_size, task.config.quality)
+    result = ReferenceResult(int(model.singles_V[:-1].sum()))
+    return commit_result(task, result, files=_write(task.output.with_name(_REFERENCE), model.to_bytes()))
 
 
 def _copy_of_prepared(path: Path, models: Path) -> dict[Path, str]:
@@ -175,7 +150,6 @@ def _copy_of_prepared(path: Path, models: Path) -> dict[Path, str]:
 
 
 def trained_reference(job: Job) -> Path | None:
-    """Return the reference model if this preparation has trained it."""
     path = job.work / MODELS / _REFERENCE
     return path if job.config.quality.measures_perplexity and path.is_file() else None
 
@@ -191,25 +165,12 @@ class ClassifierTask:
     output: Path
 
 
-@dataclass(frozen=True)
-class ClassifierResult:
-    """Counts of the classifier on held-out examples."""
-
-    good: int
-    good_kept: int
-    bad: int
-    bad_dropped: int
-    accuracy: float
-
-
-def train_content_classifier(task: ClassifierTask) -> ClassifierResult:
-    """Write the classifier into the folder of `output`."""
+def train_content_classifier(task: ClassifierTask) -> HeldOut:
     tokenizer = load_tokenizer(task.tokenizer, trial=False)
     good, bad = (_encoded_examples(files, tokenizer, task.config) for files in (task.good, task.bad))
     classifier, held_out = train_classifier(good, bad, task.config.quality.classifier_bits)
     task.output.parent.mkdir(parents=True, exist_ok=True)
-    result = ClassifierResult(**asdict(held_out), accuracy=round(held_out.accuracy, 6))
-    return commit_result(task, result, files=_write(task.output.with_name(_CLASSIFIER), classifier.to_bytes()))
+    return commit_result(task, held_out, files=_write(task.output.with_name(_CLASSIFIER), classifier.to_bytes()))
 
 
 def _write(path: Path, content: bytes) -> dict[Path, str]:
@@ -226,58 +187,39 @@ def _encoded_examples(files: Sequence[InputFile], tokenizer: Tokenizer, config: 
             yield from tokenizer.encode_arrays(texts)
 
 
-class Reference(Protocol):
-    """A model that measures perplexity."""
-
-    def score(self, texts: Sequence[str], encoded: Encoded) -> NDArray[np.uint16]:
-        """Return the score of each text; `encoded` are the ids of the texts by the tokenizer of this preparation."""
-
-
-@dataclass(frozen=True)
-class _TokenReference:
-    """A model of token ids. It has its own tokenizer if another preparation has trained it."""
-
-    model: ReferenceModel
-    tokenizer: Tokenizer | None = None
-
-    def score(self, texts: Sequence[str], encoded: Encoded) -> NDArray[np.uint16]:
-        own = encoded if self.tokenizer is None else self.tokenizer.encode_flat(texts)
-        return self.model.score(own.ids_T, own.ends_D)
-
-
-@dataclass(frozen=True)
-class _WordReference:
-    model: ArpaModel
-
-    def score(self, texts: Sequence[str], encoded: Encoded) -> NDArray[np.uint16]:
-        return self.model.score(texts)
+Score = Callable[[Sequence[str], Encoded], NDArray[np.uint16]]
+"""Returns the score of each text, which is given with its ids by the tokenizer of this preparation."""
 
 
 @dataclass(frozen=True)
 class Models:
     """The models that score documents; None if the settings do not ask for one."""
 
-    reference: Reference | None
+    reference: Score | None
     classifier: Classifier | None
 
 
 def load_models(folder: Path, settings: QualityConfig) -> Models:
-    """Load the models that the settings ask for from a folder."""
     return Models(
         _load_reference(folder) if settings.measures_perplexity else None,
         Classifier.from_bytes((folder / _CLASSIFIER).read_bytes()) if settings.good else None,
     )
 
 
-def _load_reference(folder: Path) -> Reference:
+def _load_reference(folder: Path) -> Score:
     if (folder / _ARPA).is_file():
-        return _WordReference(ArpaModel.from_bytes((folder / _ARPA).read_bytes()))
-    if (folder / _FOREIGN).is_file():
-        tokenizer = load_tokenizer(folder / TOKENIZER)
-        model = ReferenceModel.from_bytes((folder / _FOREIGN).read_bytes())
-        if len(model.singles_V) != tokenizer.vocab_size + 1:
-            raise PreparedDataError(
-                "quality.reference: the model was not made with the tokenizer beside it; prepare that data again"
-            )
-        return _TokenReference(model, tokenizer)
-    return _TokenReference(ReferenceModel.from_bytes((folder / _REFERENCE).read_bytes()))
+        of_words = ArpaModel.from_bytes((folder / _ARPA).read_bytes())
+        return lambda texts, _: of_words.score(texts)
+    if not (folder / _FOREIGN).is_file():
+        trained = ReferenceModel.from_bytes((folder / _REFERENCE).read_bytes())
+        return lambda _, encoded: trained.score(encoded.ids_T, encoded.ends_D)
+    tokenizer = load_tokenizer(folder / TOKENIZER)
+    model = ReferenceModel.from_bytes((folder / _FOREIGN).read_bytes())
+    if len(model.singles_V) != tokenizer.vocab_size + 1:
+        raise PreparedDataError("quality.reference: the model was not made with the tokenizer beside it; prepare that data again")
+
+    def score(texts: Sequence[str], _: Encoded) -> NDArray[np.uint16]:
+        own = tokenizer.encode_flat(texts)
+        return model.score(own.ids_T, own.ends_D)
+
+    return score

@@ -14,7 +14,7 @@ from data_pipeline.conversations.chat_template import TEMPLATE_FILE, ChatTemplat
 from data_pipeline.dataset.layout import TOKENIZER
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.execution.tasks import commit_result
-from data_pipeline.stages.job import Job, is_trained
+from data_pipeline.stages.job import Job, PartitionTask, is_trained
 from data_pipeline.stages.split import SplitResult, read_kept, texts_of
 from data_pipeline.tokenizer import Tokenizer, save_tokenizer
 from data_pipeline.tokenizer.training import alphabet_of, sample_pieces, train_tokenizer
@@ -32,16 +32,7 @@ def train_on_sample(job: Job, split: Sequence[SplitResult], chat: ChatTemplate |
     samples: list[SampleTask] = []
     if is_trained(settings):
         fraction = settings.sample_bytes / max(sum(sizes), 1)
-        samples = [
-            SampleTask(
-                job.place("text", number),
-                job.place("split", number),
-                fraction,
-                settings.kind == "char",
-                job.place("sample", number),
-            )
-            for number in range(len(split))
-        ]
+        samples = job.tasks(SampleTask, fraction=fraction)
         job.run("sample", sample_partition, samples, sizes, SampleResult)
     outputs = tuple(sample.output for sample in samples)
     special = job.special_tokens if settings.path is None else job.config.augment.special_tokens
@@ -54,14 +45,11 @@ _SAMPLE_SCHEMA = pa.schema([("text", pa.large_string())])
 
 
 @dataclass(frozen=True)
-class SampleTask:
+class SampleTask(PartitionTask):
     """Draw one partition's part of the sample."""
 
-    text: Path
-    split: Path
+    folder = "sample"
     fraction: float
-    alphabet_only: bool
-    output: Path
 
 
 @dataclass(frozen=True)
@@ -72,11 +60,11 @@ class SampleResult:
 
 
 def sample_partition(task: SampleTask) -> SampleResult:
-    """Write pieces of the training text to `output`.arrow; only its alphabet if `alphabet_only`."""
+    """Write pieces of the training text; only its alphabet for a tokenizer of characters."""
     num_bytes = 0
-    texts = (text for batch in read_kept(task.text, task.split) for text in texts_of(batch, "train"))
+    texts = (text for batch in read_kept(task.place("text"), task.place("split")) for text in texts_of(batch, "train"))
     with TableWriter(task.output, _SAMPLE_SCHEMA) as table:
-        for piece in [alphabet_of(texts)] if task.alphabet_only else sample_pieces(texts, task.fraction):
+        for piece in [alphabet_of(texts)] if task.config.tokenizer.kind == "char" else sample_pieces(texts, task.fraction):
             data = piece.encode()
             table.add((data,), len(data))
             num_bytes += len(data)
@@ -90,12 +78,9 @@ class TrainTask:
     samples: tuple[Path, ...]
     settings: TokenizerConfig
     extra_special: tuple[str, ...]
-    num_bytes: int
-    """Size of the whole training text."""
-    output: Path
-    """Folder of the tokenizer."""
-    chat: str | None = None
-    """The chat template that goes with it."""
+    num_bytes: int  # size of the whole training text
+    output: Path  # folder of the tokenizer
+    chat: str | None = None  # the chat template that goes with it
 
 
 @dataclass(frozen=True)
@@ -106,8 +91,7 @@ class TrainedTokenizer:
     vocab_size: int
     digest: str
     pad_id: int
-    files: Mapping[str, str]
-    """Digest of each file in its folder, by name."""
+    files: Mapping[str, str]  # digest of each file in its folder, by name
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> TrainedTokenizer:
@@ -116,7 +100,6 @@ class TrainedTokenizer:
 
 
 def train(task: TrainTask) -> TrainedTokenizer:
-    """Write the tokenizer's files into the folder `output`."""
     sample = [text for path in task.samples for batch in read_batches(path) for text in batch.column("text").to_pylist()]
     tokenizer = train_tokenizer(sample, task.settings, task.extra_special, task.num_bytes)
     save_tokenizer(tokenizer, task.output)

@@ -23,8 +23,7 @@ class NGrams:
 
     n: int
     hashes_G: Hashes
-    first_words_G: Int64s
-    """The index of each run's first word among all words of the batch."""
+    first_words_G: Int64s  # the index of each run's first word among all words of the batch
     borders_D1: Int64s
 
 

@@ -29,10 +29,8 @@ Hashes = NDArray[np.uint64]
 class TopItems:
     """The commonest item of each text. Of several with the same count, it is the first."""
 
-    counts_D: Int64s
-    """Number of its occurrences; 0 if no item of the text occurs twice."""
-    first_D: Int64s
-    """Index of its first occurrence among the items of all texts; 0 if no item occurs twice."""
+    counts_D: Int64s  # number of its occurrences; 0 if no item of the text occurs twice
+    first_D: Int64s  # index of its first occurrence among the items of all texts; 0 if no item occurs twice
 
 
 def find_repeats(hashes_I: Hashes, borders_D1: Int64s) -> Int64s:

@@ -32,8 +32,8 @@ from trainer.distributed.group import Group
 from trainer.loop import train
 from trainer.metrics import StepFacts
 from trainer.runs.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
-from trainer.training import setup as openings
 from trainer.training.saver import Saver
+from trainer.training.start import ranks as openings
 from trainer.training.step_report import StepResult, StepResults
 from trainer.verification.audit import audit_run
 from trainer.verification.step_text import show_step
@@ -284,7 +284,7 @@ def test_a_rank_that_fails_alone_takes_the_others_with_it_or_along(data: Path, t
     assert losses(alone) == losses(tmp_path / "go_on")
     assert audit_run(tmp_path / "go_on").quarantined == [LOST]
     events = [entry for entry in read_ledger(tmp_path / "go_on" / LEDGER) if isinstance(entry, LedgerEvent)]
-    assert [(event.kind, event.facts.get("reason")) for event in events[1:]] == [("quarantine", "rank 1 could not read it")]
+    assert [(event.event, event.model_dump().get("reason")) for event in events[1:]] == [("quarantine", "rank 1 could not read it")]
 
 
 def test_a_disk_that_fails_on_one_rank_stops_all_with_its_own_exit_code(data: Path, tmp_path: Path) -> None:

@@ -21,16 +21,14 @@ from tests.support.prepared import write_prepared
 from tests.support.records import record_of
 from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config
 from trainer.checkpoint import CheckpointStore
-from trainer.checkpoint.manifest import parse_manifest
 from trainer.checkpoint.tensor_file import decode_tensors
 from trainer.checkpoint.weights import weights_digest
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.commands.saved_model import load_model
 from trainer.config import TrainConfig
-from trainer.interop.export import write_export
-from trainer.interop.hugging_face import Dtype
+from trainer.interop.export import verify_export, write_export
+from trainer.interop.formats import Dtype
 from trainer.interop.source import open_source
-from trainer.interop.verify_export import verify_export
 from trainer.loop import train
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model, flops_per_token
@@ -40,8 +38,10 @@ from trainer.parallel.fsdp import load_full
 from trainer.report import report_at_end
 from trainer.report.recorded_run import read_run
 from trainer.report.results import introduction
-from trainer.runs.directory import REFERENCE, load_config
-from trainer.training.setup import opened_run
+from trainer.runs.layout import REFERENCE
+from trainer.runs.manifest import CheckpointManifest
+from trainer.runs.saved_run import load_config
+from trainer.training.start.open import opened_run
 from trainer.verification.verify import verify_run
 
 LORA = {"rank": 2, "dropout": 0.1}
@@ -98,7 +98,7 @@ def test_only_adapters_have_an_average_norms_and_updates(base: Path, other_data:
 
 def test_later_checkpoints_add_only_adapters(adapted_run: Path) -> None:
     store = CheckpointStore(adapted_run / "checkpoints")
-    first, *later = (parse_manifest(store.manifest_bytes(step)) for step in store.steps())
+    first, *later = (CheckpointManifest.from_file(store.manifest_bytes(step)) for step in store.steps())
     assert store.steps() == [4, 8, 12]
     weights = sum(tensor.numel() for tensor in store.load(12).model.values()) - TRAINED
     assert sum(first.objects.values()) > 4 * weights
@@ -216,7 +216,7 @@ def test_what_does_not_work_with_adapters_is_refused_by_name(
     ):
         train(tiny_config(other_data, run, lora=LORA))
     assert not (run / "record.json").exists()
-    with pytest.raises(ValueError, match=r"lora.rank trains adapters, which need AdamW: Muon"):
+    with pytest.raises(ValueError, match=r"lora.rank trains adapters, which need AdamW: optim.kind = muon"):
         adapted(other_data, run, base, optim={"kind": "muon"})
     with pytest.raises(ValueError, match=r"lora.rank does not work with precision = float8"):
         adapted(other_data, run, base, precision="float8")

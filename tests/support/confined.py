@@ -391,7 +391,16 @@ def believed_values() -> None:
     """Check no type and no range of a value."""
     inputs = importlib.import_module("common.untrusted")
     _replace(inputs.parsed, lambda form, value: form.model_construct(**value))
-    _replace(importlib.import_module("trainer.runs.events")._check_fields, lambda event: None)
+    events, metric = importlib.import_module("trainer.runs.events"), importlib.import_module("trainer.runs.metric")
+
+    def event_of(facts: Any) -> object:
+        event = object.__new__(events.EVENTS[facts["event"]])
+        for name, declared in metric.metrics_of(type(event)).items():
+            with suppress(AttributeError):  # a property
+                object.__setattr__(event, name, facts.get(declared.key or name))
+        return event
+
+    _replace(events.parse_event, event_of)
 
 
 def written_outside() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -17,12 +17,12 @@ from common.redaction import redacted_settings
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.toml import parse_toml
 from common.untrusted import read_run_file
-from trainer.checkpoint import CheckpointStore
-from trainer.checkpoint.manifest import parse_manifest
 from trainer.runs.events import AlertEvent, EvalEvent, Event, TrainEvent
-from trainer.runs.measures import target_word
+from trainer.runs.layout import manifest_path, saved_steps
+from trainer.runs.manifest import MAX_MANIFEST_BYTES, CheckpointManifest
+from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import METRICS, read_events
-from trainer.runs.record import Record, read_record
+from trainer.runs.record import Record, read_record, target_word
 
 __all__ = ["RecordedRun", "SavedCheckpoint", "part", "read_run"]
 
@@ -73,7 +73,6 @@ class RecordedRun:
 
     @property
     def num_weights(self) -> int | None:
-        """Number of the model's weights, None if no manifest of a checkpoint can be read."""
         return next((saved.num_weights for saved in reversed(self.checkpoints) if saved.num_weights is not None), None)
 
     @property
@@ -83,7 +82,6 @@ class RecordedRun:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Median of the tokens per second over the steps, None if no step is recorded."""
         return median(self.curve("tokens_per_s").y_N)
 
     @property
@@ -114,30 +112,23 @@ class RecordedRun:
         return min(finite, key=lambda event: event.val_loss, default=None)
 
     def curve(self, name: str) -> Curve:
-        """Return the curve of a metric of the training steps, empty if it was not recorded."""
         return self.curves.get(name) or Curve.of(())
 
     def of(self, kind: type[T]) -> Sequence[T]:
         return cast(Sequence[T], self.events.get(kind, ()))
 
-    def validation(self, name: Literal["val_loss", "perplexity", "bits_per_byte", "gap", "trend"]) -> Curve:
-        """Return the curve of a number of the evaluations, empty if it was not measured."""
+    def validation(self, name: str) -> Curve:
         points = ((event.step, getattr(event, name)) for event in self.evaluations)
         return Curve.of((step, value) for step, value in points if value is not None)
 
 
 def part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the table under a name, empty if there is none."""
     found = values.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
 def read_run(path: Path) -> RecordedRun:
-    """Read a run's record, settings, metrics and the manifests of its checkpoints.
-
-    Raises:
-        CheckpointError: the directory has no run, or a file of it was changed or is damaged.
-    """
+    """Read a run without its tensors. Raises CheckpointError if there is no run, or a file of it is damaged."""
     record = read_record(path)
     metrics = path / METRICS
     curves, events = _sorted(read_events(metrics) if metrics.exists() else ())
@@ -159,14 +150,15 @@ def _settings(path: Path) -> Mapping[str, Any]:
 
 def _sorted(events: Iterable[Event]) -> tuple[dict[str, Curve], dict[type, list[Event]]]:
     """Return the metrics of the training steps as curves, and all other events by class."""
-    points: dict[str, tuple[list[float], list[float]]] = {
-        one.name: ([], []) for one in fields(TrainEvent) if one.name != "measures"
-    }
+    points: dict[str, tuple[list[float], list[float]]] = {}
     others: dict[type, list[Event]] = {}
     for event in events:
         if not isinstance(event, TrainEvent):
             others.setdefault(type(event), []).append(event)
             continue
+        if not points:
+            found = {name: getattr(event, name) for name in metrics_of(TrainEvent)}
+            points = {name: ([], []) for name, value in found.items() if not isinstance(value, str | bool | Mapping)}
         for name, (steps, values) in points.items():
             if (value := getattr(event, name)) is not None:
                 steps.append(event.step)
@@ -177,16 +169,15 @@ def _sorted(events: Iterable[Event]) -> tuple[dict[str, Curve], dict[type, list[
 
 
 def _checkpoints(path: Path) -> list[SavedCheckpoint]:
-    store = CheckpointStore(path / "checkpoints")
     found = []
-    for step in store.steps():
+    for step in saved_steps(path):
+        file = manifest_path(path, step)
         try:
-            data = store.manifest_bytes(step)
-            manifest = parse_manifest(data)
-        except (ValueError, CheckpointError):
-            if store.path(step).exists():  # otherwise the run, which still trains, has deleted it since
+            data = read_run_file(file, MAX_MANIFEST_BYTES, path)
+            manifest = CheckpointManifest.from_file(data)
+        except (OSError, ValueError, CheckpointError):
+            if file.parent.exists():  # otherwise the run, which still trains, has deleted it since
                 found.append(SavedCheckpoint(step))
             continue
-        weights = sum(math.prod(one.spec.shape) for name, one in manifest.tensors.items() if name.startswith("model/"))
-        found.append(SavedCheckpoint(step, sum(manifest.objects.values()), weights, digest_bytes(data)))
+        found.append(SavedCheckpoint(step, sum(manifest.objects.values()), manifest.num_weights, digest_bytes(data)))
     return found

@@ -17,20 +17,32 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from common.errors import CheckpointError
 from common.files import parse_json, sync_directory
-from common.untrusted import MAX_COUNT, Count, Finite, Form, check_form, read_lines
-from trainer.runs.directory import make_folder, open_own
+from common.untrusted import MAX_COUNT, Count, Finite, Form, parsed, read_lines
+from trainer.runs.layout import make_folder, open_own
 
-__all__ = ["LEDGER", "Ledger", "LedgerEvent", "LedgerHead", "LedgerStep", "digest_of_rows", "read_ledger"]
+__all__ = [
+    "LEDGER",
+    "Ledger",
+    "LedgerEvent",
+    "LedgerHead",
+    "LedgerStep",
+    "OrderEvent",
+    "QuarantineEvent",
+    "SkipEvent",
+    "digest_of_rows",
+    "read_ledger",
+]
 
 LEDGER = Path("ledger") / "steps.jsonl"
 """Path of the ledger in a run's directory."""
@@ -42,45 +54,85 @@ _SEPARATOR = b',"chain":"'
 _END = b'"}\n'
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class LedgerHead:
     """A place in the ledger. A checkpoint holds one."""
 
-    step: int = 0
+    step: Count = 0
     """The last step up to this place."""
-    lines: int = 0
-    chain: str = _BEGINNING
+    lines: Count = 0
+    chain: Annotated[str, Field(strict=True)] = _BEGINNING
     """The chain of the last line."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class LedgerStep:
+class LedgerStep(Form, extra="forbid", frozen=True):
     """The line of a step that was committed."""
 
-    head: LedgerHead
-    """The place after this line."""
-    start: int
+    head: LedgerHead = Field(LedgerHead(), exclude=True)
+    """The place after this line; not in the file."""
+    step: Count
+    start: Count
     """Position of its first row in the order."""
-    count: int
-    epoch: int
+    count: Annotated[int, Field(ge=1, le=_MAX_BATCH_ROWS)]
+    epoch: Count
     """Epoch of its first row."""
-    targets: int
+    targets: Count
     digest: str
     """`digest_of_rows` of the row numbers, in order."""
     applied: bool
     """False if the guard withheld the update."""
 
 
-@dataclass(frozen=True)
-class LedgerEvent:
-    """The line of an event between two steps."""
+class LedgerEvent(Form, frozen=True):
+    """The line of an event between two steps. An event without a class of its own keeps its values as further fields."""
 
-    head: LedgerHead
-    kind: str
-    facts: Mapping[str, Any]
+    head: LedgerHead = Field(LedgerHead(), exclude=True)
+    event: str
+    step: Count
+
+
+class OrderEvent(LedgerEvent, frozen=True):
+    """The order of the next steps."""
+
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)]
+    data: str
+    """Root digest of the prepared data."""
+    rows: Count
+    mixture: dict[str, Annotated[Finite, Field(gt=0)]]
+
+
+class SkipEvent(LedgerEvent, frozen=True):
+    """`count` positions from `start` on are never used: a batch that would contain one of them begins after the last."""
+
+    start: Count
+    count: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+    reason: str = ""
+
+
+class QuarantineEvent(LedgerEvent, frozen=True):
+    """These shards are padding from the next step on: see `trainer.data.adjustments`."""
+
+    shards: list[str]
+
+
+class _MicroEvent(LedgerEvent, frozen=True):
+    rows: Annotated[int, Field(ge=1, le=_MAX_BATCH_ROWS)]
+
+
+class _CooldownEvent(LedgerEvent, frozen=True):
+    end: Count
+
+
+_EVENTS: Mapping[str, type[LedgerEvent]] = {
+    "order": OrderEvent,
+    "skip": SkipEvent,
+    "quarantine": QuarantineEvent,
+    "micro": _MicroEvent,
+    "cooldown": _CooldownEvent,
+}
 
 
 class Ledger:
@@ -113,60 +165,34 @@ class Ledger:
 
     @property
     def head(self) -> LedgerHead:
-        """The place after the last line; a checkpoint keeps it under `ledger` in its state."""
         return self._head
 
     def order(self, *, step: int, seed: int, data: str, rows: int, mixture: Mapping[str, float]) -> None:
-        """Write the order of the next steps, unless it is the order of the steps before.
-
-        Args:
-            step: the last step before this order.
-            seed: the seed of the run.
-            data: root digest of the prepared data.
-            rows: number of training rows in the data.
-            mixture: weights of the sources by name; empty if all rows have the same weight.
-        """
+        """Write the order of the next steps, unless it is the order of the steps before."""
         order = {"seed": seed, "data": data, "rows": rows, "mixture": dict(mixture)}
         if order != self._order:
             self.event("order", step=step, **order)
             self._order = order
 
     def commit(self, *, step: int, start: int, rows: NDArray[np.int64], targets: int, applied: bool = True) -> None:
-        """Write the line of a step whose results have been read.
-
-        Args:
-            step: its number, from 1.
-            start: position of its first row in the order.
-            rows: the rows of the whole global batch, in order.
-            targets: number of targets in these rows.
-            applied: False if the update was withheld.
-        """
+        """Write the line of a step; `start` is the position of its first row, `rows` are those of the whole global batch."""
         epoch = start // self._order["rows"]
         facts = {"step": step, "start": start, "count": len(rows), "epoch": epoch, "targets": targets}
         self._write(step, facts | {"digest": digest_of_rows(rows), "applied": applied})
 
     def event(self, kind: str, *, step: int, **facts: Any) -> None:
-        """Write an event between `step` and the next step.
-
-        `skip` names `count` positions from `start` on that are never used: a batch that would contain one of them begins after the
-        last. `micro` with `rows`, `quarantine` with `shards` and `cooldown` with its `end` apply from the next step on: see
-        `trainer.data.adjustments`.
-        """
+        """Write an event between `step` and the next step."""
         self._write(step, {"event": kind, "step": step, **facts})
 
     def rewind(self, head: LedgerHead) -> None:
-        """Remove all lines after `head`, because the run goes back to the state at `head`.
-
-        Raises:
-            CheckpointError: a line before `head` was changed.
-        """
+        """Remove all lines after `head`. Raises CheckpointError if a line before `head` was changed."""
         self._file.flush()
         self._order = {}
         found, num_bytes = LedgerHead(), 0
         if head.lines:
             for entry, end in _entries(self.path):
-                if isinstance(entry, LedgerEvent) and entry.kind == "order":
-                    self._order = entry.facts
+                if isinstance(entry, OrderEvent):
+                    self._order = entry.model_dump(exclude={"event", "step"})
                 if entry.head.lines == head.lines:
                     found, num_bytes = entry.head, end
                     break
@@ -179,11 +205,7 @@ class Ledger:
         self._head = head
 
     def sync(self) -> None:
-        """Force all lines to the device; called before a checkpoint holds the head.
-
-        Raises:
-            OSError: it failed, and it is unknown which lines are on the device.
-        """
+        """Force all lines to the device. After an OSError it is unknown which lines are there."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -203,7 +225,7 @@ def digest_of_rows(rows: NDArray[np.int64]) -> str:
 
 
 def read_ledger(path: Path) -> Iterator[LedgerStep | LedgerEvent]:
-    """Yield the lines of a ledger, each after a check of its chain. A last line that a kill cut off is skipped.
+    """Yield the lines, each after a check of its chain. A last line that a kill cut off is skipped.
 
     Raises:
         CheckpointError: there is no ledger, or a line was changed; the message names it.
@@ -237,71 +259,18 @@ def _entries(path: Path) -> Iterator[tuple[LedgerStep | LedgerEvent, int]]:
 
 
 def _parse(line: bytes, before: LedgerHead) -> LedgerStep | LedgerEvent | None:
-    """Return the content of a line; None if its chain does not follow from `before`.
-
-    Raises:
-        ValueError: its chain is right, but no run writes such a line.
-    """
+    """Return a line; None if its chain does not follow from `before`. Raises ValueError if no run writes such a line."""
     body = line[: -len(_SEPARATOR) - _CHAIN_CHARS - len(_END)]
     chain = _next_chain(before.chain, body)
     if line != body + _SEPARATOR + chain.encode() + _END:
         return None
     facts = parse_json(body + b"}")
-    is_event = isinstance(facts, dict) and "event" in facts
-    check_form(_EventForm if is_event else _StepForm, facts)
-    if is_event and (form := _FORMS.get(facts["event"])):
-        check_form(form, facts)
-    head = LedgerHead(facts.pop("step"), before.lines + 1, chain)
-    return LedgerEvent(head, facts.pop("event"), facts) if is_event else LedgerStep(head, **facts)
-
-
-class _EventForm(Form):
-    event: str
-    step: Count
-
-
-class _StepForm(Form, extra="forbid"):
-    step: Count
-    start: Count
-    count: Annotated[int, Field(ge=1, le=_MAX_BATCH_ROWS)]
-    epoch: Count
-    targets: Count
-    digest: str
-    applied: bool
-
-
-class _OrderForm(Form):
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)]
-    data: str
-    rows: Count
-    mixture: dict[str, Annotated[Finite, Field(gt=0)]]
-
-
-class _SkipForm(Form):
-    start: Count
-    count: Annotated[int, Field(ge=1, le=MAX_COUNT)]
-    reason: str = ""
-
-
-class _QuarantineForm(Form):
-    shards: list[str]
-
-
-class _MicroForm(Form):
-    rows: Annotated[int, Field(ge=1, le=_MAX_BATCH_ROWS)]
-
-
-class _CooldownForm(Form):
-    end: Count
-
-
-_FORMS: Mapping[str, type[Form]] = {
-    "order": _OrderForm,
-    "skip": _SkipForm,
-    "quarantine": _QuarantineForm,
-    "micro": _MicroForm,
-    "cooldown": _CooldownForm,
-}
+    kind: type[LedgerStep | LedgerEvent] = LedgerStep
+    if isinstance(facts, dict):
+        facts["head"] = LedgerHead(facts.get("step", 0), before.lines + 1, chain)
+        if "event" in facts:
+            kind = _EVENTS.get(str(facts["event"]), LedgerEvent)
+    return parsed(kind, facts)
 
 
 def _is_beginning_of_line(line: bytes) -> bool:

@@ -80,7 +80,7 @@ def outcome_of(folder: Path, fields: dict[str, str], max_depth: int = 100) -> tu
         sources=(str(folder),), records=fields, chat={"template": "chatml"}, tokenizer={"kind": "byte"}, limits=limits
     )
     [partition] = cut_into_partitions(find_inputs(config, folder / "inputs.json"), config.partition_bytes)
-    task = ReadTask(partition, config, folder / "keys", folder / "read", chat=ChatTemplate.of(SOURCE, CHATML))
+    task = ReadTask(config, partition.source, 0, folder, partition, ChatTemplate.of(SOURCE, CHATML))
     result = read_partition(task)
     return result.kept, dict(result.rejected)
 

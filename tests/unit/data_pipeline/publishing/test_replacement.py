@@ -11,7 +11,7 @@ import pytest
 from common.errors import ConfigError
 from data_pipeline.dataset.layout import MANIFEST
 from data_pipeline.dataset.locks import reading
-from data_pipeline.publishing.replacement import check_may_replace, list_differences
+from data_pipeline.publishing.publish import check_may_replace, list_differences
 from tests.support.prepared import write_prepared
 
 FILE = {"source": "a", "path": "x.txt", "bytes": 1, "sha256": "sha256:0"}

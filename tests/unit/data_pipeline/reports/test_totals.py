@@ -6,6 +6,7 @@ from data_pipeline.config import PrepareConfig
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import document_id
 from data_pipeline.quality.bounds import Bounds
+from data_pipeline.quality.classifier import HeldOut
 from data_pipeline.quality.perplexity import SCORE_STEPS
 from data_pipeline.reports.totals import Results, make_report
 from data_pipeline.sources.inputs import InputFile, Part, Partition
@@ -16,7 +17,6 @@ from data_pipeline.stages.rejects import collect_rejects
 from data_pipeline.stages.select import Cuts, SelectResult
 from data_pipeline.stages.split import SplitResult
 from data_pipeline.stages.tokenize import TokenizeResult
-from data_pipeline.stages.train_quality import ClassifierResult
 from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
 CONFIG = PrepareConfig(sources=("a", "b"), row_length=10)
@@ -66,7 +66,7 @@ def results() -> Results:
         duplicates=Duplicates([{"near-duplicate": 1}, {}], {"a": fates(6, 1), "b": fates(2, 0)}, 3, 1, 0, [], []),
         split=[SplitResult(), SplitResult(samples=[sample("near-duplicate", 2)])],
         tokenizer=TrainedTokenizer("bpe", 300, "sha256:0", 0, {}),
-        classifier=ClassifierResult(4, 3, 4, 4, 0.875),
+        classifier=HeldOut(4, 3, 4, 4, 0.875),
         tokenized=[
             TokenizeResult(tokens=140, scores={str(5 * SCORE_STEPS): 6}, probabilities={"1000": 5, "120": 1}),
             TokenizeResult(),

@@ -16,8 +16,8 @@ def test_large_metadata_bounds_a_batch_as_text_does(tmp_path: Path) -> None:
     source = write_texts(tmp_path / "text.jsonl", sentences(1, 600), notes="n" * 60_000)
     config = PrepareConfig(sources=(str(source),), records={"metadata": ["notes"]}, partition_bytes=1 << 30)
     [partition] = cut_into_partitions(find_inputs(config, tmp_path / "inputs.json"), config.partition_bytes)
-    result = read_partition(ReadTask(partition, config, tmp_path / "keys", tmp_path / "read"))
-    batches = list(read_batches(tmp_path / "read"))
+    result = read_partition(ReadTask(config, partition.source, 0, tmp_path, partition))
+    batches = list(read_batches(tmp_path / "text" / "000000"))
     assert [sum(batch.num_rows for batch in batches), result.kept] == [600, 600]
     assert max(pc.sum(pc.binary_length(batch.column("metadata"))).as_py() for batch in batches) < (1 << 24) + 60_100
 
@@ -42,7 +42,7 @@ def test_unreadable_input_and_unknown_files_in_archives_are_counted_by_extension
             archive.writestr(name, b"caf\xe9")
     config = PrepareConfig(sources=(str(source),))
     [partition] = cut_into_partitions(find_inputs(config, tmp_path / "inputs.json"), config.partition_bytes)
-    result = read_partition(ReadTask(partition, config, tmp_path / "keys", tmp_path / "read"))
+    result = read_partition(ReadTask(config, partition.source, 0, tmp_path, partition))
     assert result.ignored == {".png": 2}
     assert result.malformed == {"invalid-utf8": {".txt": 2, ".html": 1}, "not-json": {".jsonl": 2}}
     assert {name: count for name, count in result.rejected.items() if Reason(name).malformed} == {"invalid-utf8": 3, "not-json": 2}

@@ -32,21 +32,21 @@ def tokenized(
     folder: Path, documents: list[list[str]], known: Tokenizer, num_val: int = 0, **sections: dict[str, object]
 ) -> tuple[pa.Table, TokenizeResult]:
     """Tokenize documents of these parts, all code, the last `num_val` for validation. A document of one part has no mask."""
-    with TableWriter(folder / "text", TEXT_SCHEMA) as table:
+    config = PrepareConfig(sources=("somewhere",), **{"records": {"prompt_field": "prompt"}, **sections})
+    task = TokenizeTask(config, "somewhere", 0, folder)
+    with TableWriter(task.place("text"), TEXT_SCHEMA) as table:
         for number, pieces in enumerate(documents):
             lengths = [len(piece) for piece in pieces] if len(pieces) > 1 else []
             text = "".join(pieces)
             table.add((number, KINDS.index("code"), "code", "", "f", 1, len(text), False, text, lengths), len(text))
-    with TableWriter(folder / "split", pa.schema([("split", pa.uint8())])) as table:
+    with TableWriter(task.place("split"), pa.schema([("split", pa.uint8())])) as table:
         for number in range(len(documents)):
             table.add((int(number >= len(documents) - num_val),), 1)
     (folder / "tokenizer").mkdir()
     for name, content in known.files().items():
         (folder / "tokenizer" / name).write_bytes(content)
-    config = PrepareConfig(sources=("somewhere",), **sections)
-    task = TokenizeTask(folder / "text", folder / "split", folder / "tokenizer", folder, config, True, folder / "tokens")
     result = tokenize_partition(task)
-    return read_table(folder / "tokens"), result
+    return read_table(task.output), result
 
 
 @settings(deadline=None, max_examples=15)

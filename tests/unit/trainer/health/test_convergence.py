@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.config import EvalConfig, LossConfig
-from trainer.health.alerts import Alert
 from trainer.health.convergence import LossMean, is_comparable, judge_convergence, with_convergence
-from trainer.runs.events import EvalEvent
+from trainer.runs.events import AlertEvent, EvalEvent
 from trainer.runs.limits import early_stop, evaluations_without_gain
 from trainer.runs.progress import Evaluated
 
@@ -38,7 +37,7 @@ def history(validation: Curve, training: Curve, count: int = 60, noise: float = 
     ]
 
 
-def told(evaluations: list[Evaluated], choice: EvalConfig = SETTINGS) -> list[Alert]:
+def told(evaluations: list[Evaluated], choice: EvalConfig = SETTINGS) -> list[AlertEvent]:
     """The alerts of a run, as they come one evaluation after the other."""
     return [alert for end in range(1, len(evaluations) + 1) for alert in judge_convergence(evaluations[:end], choice)]
 
@@ -235,7 +234,7 @@ def test_a_training_loss_of_another_kind_has_no_gap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "own_loss", "expected"),
+    ("changes", "custom_loss", "expected"),
     [
         ({}, False, True),
         ({"chunk_tokens": 16}, False, True),
@@ -247,6 +246,6 @@ def test_a_training_loss_of_another_kind_has_no_gap() -> None:
     ],
 )
 def test_losses_are_compared_where_training_minimises_what_evaluations_measure(
-    changes: dict[str, float], own_loss: bool, expected: bool
+    changes: dict[str, float], custom_loss: bool, expected: bool
 ) -> None:
-    assert is_comparable(LossConfig.model_validate(changes), own_loss=own_loss) is expected
+    assert is_comparable(LossConfig.model_validate(changes), custom_loss=custom_loss) is expected

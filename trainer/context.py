@@ -1,0 +1,26 @@
+"""The values that nearly every part of a run needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from data_pipeline.dataset.manifest import Manifest
+from trainer.config import TrainConfig
+from trainer.distributed.group import Group
+from trainer.model.attention import Backend
+
+__all__ = ["RunContext"]
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Settings, data, ranks and attention of a run. They do not change during the run."""
+
+    config: TrainConfig
+    """The settings at the start of the run. `trainer.training.adjuster` holds later adjustments."""
+    manifest: Manifest
+    group: Group
+    backend: Backend
+    """The backend of the attention."""
+    custom_step: bool = False
+    """Whether an extension or an objective makes the passes of each micro-batch itself."""

@@ -1,0 +1,293 @@
+"""Settings of a training that nobody has given and that depend on the data, the machine or another run.
+
+`chosen` is the rule of `--recipe auto`: model, batch, schedule and limits from the amount of text, the time and the machine. It
+needs neither torch nor a measurement, so every rank of a run makes the same choice. Time is only estimated here: the run itself
+keeps to `limits.minutes`, and lowers the learning rate in time. `docs/guide/model-size.md` shows what the rule chooses.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from common.errors import CheckpointError
+from common.hardware import num_cores
+from common.settings.load import AUTO
+from common.settings.model import all_settings
+from data_pipeline.dataset.manifest import read_manifest
+from trainer.config import LimitsConfig, ModelConfig, TrainConfig
+from trainer.config.model import shape_settings
+from trainer.config.optimization import OPTIMIZERS
+from trainer.runs.layout import CONFIG, not_a_run
+from trainer.runs.saved_run import SavedRun
+
+__all__ = [
+    "MINUTES",
+    "MOST_EPOCHS",
+    "SHAPES",
+    "Facts",
+    "choose",
+    "chosen",
+    "inherited",
+    "num_gpus",
+    "recorded_in",
+    "tokens_per_weight",
+]
+
+SHAPES = (
+    *((2, 64, 2), (4, 128, 4), (4, 192, 6), (6, 256, 8), (6, 384, 6), (8, 512, 8)),
+    *((12, 768, 12), (16, 1024, 16), (24, 1536, 24), (24, 2048, 32)),
+)
+"""Layers, width and heads of the models to choose from, from small to large."""
+MINUTES = 10.0
+"""The time of a training without any limit."""
+MOST_EPOCHS = 8.0
+"""Passes over the text at most: with more, a model of this size learns the text by heart."""
+_FLOPS_PER_CORE, _FLOPS_PER_GPU = 30e9, 60e12
+"""Floating-point operations per second that a small model reaches."""
+_TRAINING_SHARE = 0.8
+"""Part of the time that is left after loading, evaluations and saves."""
+_SMALL_BATCH_TOKENS, _SMALL_WEIGHTS = 2048, 1.4e6
+"""Tokens in a step of a model with this many weights. They grow with the square root of the weights."""
+_LEAST_ROWS, _MOST_MICRO = 8, 8
+_LR_WIDTH = 128
+"""The width of the model for which the optimizers state their learning rates."""
+_EVALUATION_SHARE = 0.05
+
+
+def recorded_in(given: Mapping[str, Any]) -> Path | None:
+    """Return `config.toml` of an existing run that a command continues with its settings.
+
+    The command names no data and no recipe, or the recipe `auto`, or the data and no other setting.
+    """
+    is_free = given.keys().isdisjoint(("data", "recipe")) or given.keys() <= {"run", "data", "resume"}
+    if "run" not in given or (given.get("recipe") != AUTO and not is_free):
+        return None
+    path = Path(given["run"]) / CONFIG
+    return path if path.is_file() else None
+
+
+def inherited(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the model that a run takes from the run `init`, by their dotted names.
+
+    The shape is that of the other run. The context is at least as long, and the base of the rotary embedding the same if it is not
+    given. All other settings of the model may differ. If the other run was removed, the settings that this run has recorded decide.
+
+    Raises:
+        CheckpointError: there is no such run, or its settings are damaged.
+    """
+    if given.get("init") is None:
+        return {}
+    folders = [Path(given["init"]), *([Path(given["run"])] if given.get("run") is not None else [])]
+    found = next((folder for folder in folders if (folder / CONFIG).is_file()), None)
+    if found is None:
+        raise CheckpointError(f"init = {not_a_run(folders[0], CONFIG)}")
+    try:
+        model = ModelConfig.model_validate(SavedRun(found).settings["model"])
+    except (ValidationError, KeyError) as error:
+        raise CheckpointError(
+            f"{found / CONFIG}: the settings of the model cannot be read ({str(error).splitlines()[0]}); restore the file from a "
+            "copy"
+        ) from None
+    settings = {f"model.{name}": getattr(model, name) for name in shape_settings()}
+    settings["model.context"] = max(model.context, _usable({"model.context": given.get("model.context")}).get("model.context", 0))
+    if "model.rope_theta" not in given:
+        settings["model.rope_theta"] = model.rope_theta
+    return settings
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the choice depends on, besides the settings that are given."""
+
+    num_tokens: int
+    """Tokens of the training rows, without padding."""
+    row_length: int
+    vocab_size: int
+    num_gpus: int
+    """On all nodes; 0 on CPUs."""
+    num_cores: int
+    """On all nodes."""
+    num_ranks: int
+
+    @property
+    def flops_per_s(self) -> float:
+        return self.num_gpus * _FLOPS_PER_GPU or self.num_cores * _FLOPS_PER_CORE
+
+
+def chosen(given: Mapping[str, Any], variables: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return the settings for the data that `given` names, on this machine; none if it names no data."""
+    if "data" not in given:
+        return {}
+    manifest = read_manifest(Path(given["data"]))
+    tokens = sum(shard.tokens for shard in manifest.shards if shard.split == "train")
+    ranks, nodes = _num_ranks(variables)
+    gpus = 0 if given.get("device") == "cpu" else num_gpus(variables)
+    cores = num_cores()
+    return choose(Facts(tokens, manifest.row_length, manifest.vocab_size, nodes * gpus, nodes * cores, ranks), given)
+
+
+def choose(facts: Facts, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings by their names, without those that are given.
+
+    Args:
+        facts: the data and the machine.
+        given: settings of the user by their names, such as `model.width`, as values or as text. The others are chosen to go with
+            them. A value that cannot be meant is left to the validation of all settings.
+    """
+    names, given = set(given), _usable(given)
+    chosen = _limits(given)
+    limits = chosen | given
+    chosen |= _model(facts, limits)
+    weights = _weights(facts, chosen | limits)
+    rows, micro = _batch(facts, given, weights)
+    num_steps = max(1, round(_num_tokens(facts, limits, weights, rows) / (rows * facts.row_length)))
+    every = max(1, num_steps // 10)
+    chosen |= {
+        "model.context": facts.row_length,
+        "batch.global_rows": rows,
+        "batch.micro": micro,
+        **_rates(given, (chosen | limits)["model.width"]),
+        **({} if "schedule.kind" in names else {"schedule.kind": "wsd", "schedule.decay_share": 0.5, "schedule.floor": 0.0}),
+        "schedule.warmup_steps": min(200, num_steps // 20),
+        "eval.every_steps": every,
+        "eval.max_rows": max(8 * rows, round(3 * _EVALUATION_SHARE * every * rows)),
+        "checkpoint.every_steps": every,
+    }
+    return {name: value for name, value in chosen.items() if name not in names}
+
+
+def tokens_per_weight(num_weights: int) -> int:
+    """Return how many tokens a model of this size should be trained on, for each of its weights, at least.
+
+    For large models it is the ratio of Hoffmann et al. (2022). Small models are limited by the number of their steps, so a larger
+    model learns more in the same time (measured: `docs/benchmarks.md`, make demo).
+    """
+    return 1 if num_weights < 3e6 else 4 if num_weights < 3e7 else 20
+
+
+def _usable(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given settings as values, without those that are `none` or cannot be meant."""
+    usable: dict[str, Any] = {}
+    for name in given.keys() & dict(all_settings(TrainConfig)).keys():
+        with suppress(ValidationError):
+            usable[name] = _adapter(name).validate_python(given[name])
+    return {name: value for name, value in usable.items() if value is not None}
+
+
+@cache
+def _adapter(name: str) -> TypeAdapter[Any]:
+    field = dict(all_settings(TrainConfig))[name]
+    kind: Any = Annotated[field.annotation, field]
+    return TypeAdapter(kind)
+
+
+def _limits(given: dict[str, Any]) -> dict[str, Any]:
+    known = {name for name in LimitsConfig.model_fields if f"limits.{name}" in given}
+    if not known:
+        return {"limits.minutes": MINUTES, "limits.epochs": MOST_EPOCHS}
+    return {"limits.epochs": MOST_EPOCHS} if known == {"minutes"} else {}
+
+
+def _model(facts: Facts, limits: dict[str, Any]) -> dict[str, Any]:
+    """Return the largest shape for which time and text suffice. A width or heads that are given decide about the other."""
+    best = SHAPES[0]
+    for shape in SHAPES:
+        weights = _weights(facts, _named(shape) | limits)
+        if _num_tokens(facts, limits, weights, None) >= tokens_per_weight(weights) * weights:
+            best = shape
+    named = _named(best)
+    if "model.width" in limits and "model.heads" not in limits:
+        width = limits["model.width"]
+        named["model.heads"] = next(heads for heads in range(max(1, width // 64), width + 1) if width % heads == 0)
+    elif "model.heads" in limits and "model.width" not in limits:
+        named["model.width"] = -(-named["model.width"] // (2 * limits["model.heads"])) * 2 * limits["model.heads"]
+    return named
+
+
+def _named(shape: tuple[int, int, int]) -> dict[str, Any]:
+    return dict(zip(("model.layers", "model.width", "model.heads"), shape, strict=True))
+
+
+def _weights(facts: Facts, settings: dict[str, Any]) -> int:
+    """Return the number of weights of a decoder, without norms."""
+    layers, width = settings["model.layers"], settings["model.width"]
+    mlp = ModelConfig(width=width, heads=1, head_dim=2).mlp_size
+    return int(layers * (4 * width * width + 3 * width * mlp) + facts.vocab_size * width)
+
+
+def _num_tokens(facts: Facts, limits: dict[str, Any], weights: int, rows: int | None) -> float:
+    """Return the tokens that a model is trained on until the first limit, at the expected speed."""
+    bounds = []
+    if minutes := limits.get("limits.minutes"):
+        bounds.append(facts.flops_per_s * 60 * minutes * _TRAINING_SHARE / (6 * weights))
+    if epochs := limits.get("limits.epochs"):
+        bounds.append(epochs * facts.num_tokens)
+    if tokens := limits.get("limits.tokens"):
+        bounds.append(tokens)
+    if steps := limits.get("limits.steps"):
+        bounds.append(steps * (rows or _rows_of(facts, limits, weights)) * facts.row_length)
+    return float(min(bounds))
+
+
+def _rows_of(facts: Facts, given: dict[str, Any], weights: int) -> int:
+    if "batch.global_rows" in given:
+        return int(given["batch.global_rows"])
+    tokens = _SMALL_BATCH_TOKENS * math.sqrt(max(1.0, weights / _SMALL_WEIGHTS))
+    return max(_LEAST_ROWS, 1 << round(math.log2(max(1.0, tokens / facts.row_length))))
+
+
+def _batch(facts: Facts, given: dict[str, Any], weights: int) -> tuple[int, int | str]:
+    """Return the rows of a step, and of a micro-batch. Both divide evenly over the ranks."""
+    rows, ranks = _rows_of(facts, given, weights), facts.num_ranks
+    if "batch.micro" in given:
+        each = ranks * (1 if given["batch.micro"] == "auto" else given["batch.micro"])
+        return -(-rows // each) * each, given["batch.micro"]
+    if "batch.global_rows" not in given:
+        rows = -(-rows // ranks) * ranks
+    if facts.num_gpus:
+        return rows, "auto"
+    of_rank = max(1, rows // ranks)
+    return rows, max(micro for micro in range(1, min(of_rank, _MOST_MICRO) + 1) if of_rank % micro == rows % micro == 0)
+
+
+def _rates(given: dict[str, Any], width: int) -> dict[str, Any]:
+    """Return optimizer and learning rates: Muon, except for adapters and under FSDP, which cuts the matrices that Muon needs."""
+    kind = given.get("optim.kind", "muon")
+    if kind not in OPTIMIZERS or given.get("parallel") == "fsdp" or "lora.rank" in given:
+        kind = "adamw"
+    rates = OPTIMIZERS[kind].rates
+    return {"optim.kind": kind, **rates, "optim.lr": _rounded(rates["optim.lr"] * min(1.0, _LR_WIDTH / width))}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.2g}")
+
+
+def _num_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
+    """Return the ranks on all nodes, and the nodes, as the variables of torchrun or the launcher say."""
+
+    def number(name: str) -> int | None:
+        value = variables.get(name, "")
+        return int(value) if value.isdecimal() and 0 < int(value) < 1 << 20 else None
+
+    if (world := number("WORLD_SIZE")) is not None:
+        return world, max(1, world // (number("LOCAL_WORLD_SIZE") or world))
+    nodes = number("PET_NNODES") or 1
+    here = number("PET_NPROC_PER_NODE") or num_gpus(variables) or number("CPU_RANKS") or 1
+    return here * nodes, nodes
+
+
+def num_gpus(variables: Mapping[str, str]) -> int:
+    """Return the number of NVIDIA GPUs that this process may use, without torch."""
+    visible = variables.get("CUDA_VISIBLE_DEVICES")
+    there = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    return there if visible is None or not there else len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
