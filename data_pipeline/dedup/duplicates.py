@@ -176,8 +176,6 @@ def mark_partition(task: MarkTask) -> MarkResult:
     bounds = np.array([document_id(task.number, 0), document_id(task.number + 1, 0)], np.uint64)
     for whole in read_batches(task.resolved):
         begin, end = np.searchsorted(whole.column("id").to_numpy(), bounds).tolist()
-        if begin == end:
-            continue
         batch = whole.slice(begin, end - begin)
         rows = np.searchsorted(ids, batch.column("id").to_numpy())
         fates[rows], leaders[rows] = batch.column("fate").to_numpy(), batch.column("leader").to_numpy()

@@ -42,7 +42,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self._content = content
         self._library = _read(content)
-        self.use(special_tokens(chosen or {}, found or {}, self._library.token_to_id, {}))
+        self.set_special_tokens(special_tokens(chosen or {}, found or {}, self._library.token_to_id, {}))
         ends = [self.special.names[role] for role in ("bos", "eos")]
         self._library.add_special_tokens([token for token in self._added_tokens() if token.content in ends and not token.special])
         self._library.no_truncation()
@@ -56,10 +56,8 @@ class HuggingFaceTokenizer(LibraryTokenizer):
         if self._vocab_size > MAX_VOCAB_SIZE:
             raise ValueError(f"an id of its vocabulary is {self._vocab_size - 1}; it must be below {MAX_VOCAB_SIZE}")
         values = json.loads(self._library.to_str())
-        model, marked = (
-            values["model"],
-            self._ids_of(token.content for token in self._added_tokens() if token.special),
-        )
+        model = values["model"]
+        marked = self._ids_of(token.content for token in self._added_tokens() if token.special)
         # With byte fallback these tokens, and unk, stand for characters outside the vocabulary, whatever the file says.
         self._special_bytes = (
             marked & self._ids_of(f"<0x{byte:02X}>" for byte in range(256)) if model.get("byte_fallback") else set()

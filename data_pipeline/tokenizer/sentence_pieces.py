@@ -65,7 +65,7 @@ class SentencePieceTokenizer(LibraryTokenizer):
         self._pieces: list[str] = self._processor.id_to_piece(list(range(self.vocab_size)))
         ids = {role: getattr(self._processor, f"{role}_id")() for role in ROLES}
         own = {role: self._pieces[i] if i >= 0 else None for role, i in ids.items()}
-        self.use(special_tokens(chosen or {}, found or {}, self.token_id, own))
+        self.set_special_tokens(special_tokens(chosen or {}, found or {}, self.token_id, own))
         ends = {i for i in (self.bos_id, self.eos_id) if i is not None}
         if text := {i for i in ends if not (self._processor.is_control(i) or self._processor.is_unknown(i))}:
             model = with_control_pieces(model, text)

@@ -63,7 +63,7 @@ class LibraryTokenizer(Tokenizer):
 
     special: SpecialTokens
 
-    def use(self, special: SpecialTokens) -> None:
+    def set_special_tokens(self, special: SpecialTokens) -> None:
         self.special = special
         self.pad_id = special.pad_id
         self.unk_id, self.bos_id, self.eos_id = (special.ids[role] for role in ROLES[1:])
