@@ -15,7 +15,7 @@ from typing import TextIO
 from common.errors import ConfigError
 from common.files import sync_upwards, write_atomic
 from trainer.runs.layout import CHECKPOINTS, HEARTBEAT, LOCK, entries, is_folder, is_own_file, open_own
-from trainer.watchdog.files import read_own
+from trainer.watchdog.files import read_beat
 
 __all__ = ["locked_run", "locked_unopened", "wait_until_free"]
 
@@ -72,7 +72,7 @@ def locked_unopened(run: Path) -> Iterator[ExitStack]:
         if not had_lock:
             found.pop(LOCK, None)
         beats = [run / name for name, status in found.items() if HEARTBEAT.fullmatch(name) and stat.S_ISREG(status.st_mode)]
-        heartbeats = {path: read_own(path) for path in beats}
+        heartbeats = {path: read_beat(path) for path in beats}
         with ExitStack() as undo:
             undo.callback(_put_back, run, frozenset(found), heartbeats, missing)
             yield undo

@@ -37,9 +37,9 @@ from common.untrusted import (
     MAX_NOTE_BYTES,
     MAX_RECORD_BYTES,
     Count,
-    Form,
     InnerName,
     Plain,
+    Schema,
     digest_run_file,
     parsed,
     read_run_file,
@@ -87,7 +87,7 @@ COMPRESSED = "compressed"
 NEVER_TRAINED = (IMPORTED, COMPRESSED)
 
 
-class Origin(Form):
+class Origin(Schema):
     """A checkpoint of another run that a run began with."""
 
     record: str
@@ -97,14 +97,14 @@ class Origin(Form):
     """Digest of the weights: those of the checkpoint, or their moving average."""
 
 
-class RecordedData(Form):
+class RecordedData(Schema):
     """The prepared data of a run."""
 
     root_digest: str
     tokenizer_digest: str = ""
 
 
-class RecordedEnvironment(Form):
+class RecordedEnvironment(Schema):
     """The facts of `environment_facts` at the last start, and its number of ranks."""
 
     world_size: Annotated[int, Field(ge=1, le=_MAX_RANKS)] = 1
@@ -118,7 +118,7 @@ class RecordedEnvironment(Form):
     __pydantic_extra__: dict[str, str | None]
 
 
-class Imported(Form):
+class Imported(Schema):
     """The published model that a run holds, with the digests of the files that it was read from."""
 
     format: str
@@ -127,11 +127,11 @@ class Imported(Form):
     files: dict[str, str]
 
 
-class _Measured(Form):
+class _Measured(Schema):
     perplexity: float | None = None
 
 
-class _Comparison(Form):
+class _Comparison(Schema):
     before: _Measured = Field(default_factory=_Measured)
     after: _Measured = Field(default_factory=_Measured)
 
@@ -145,15 +145,15 @@ class Compressed(Origin):
     comparison: _Comparison = Field(default_factory=_Comparison)
 
 
-class Earlier(Form):
+class Earlier(Schema):
     """The values that differed in an earlier start, and the last step that had them."""
 
     until: Count
     was: dict[str, Plain]
 
 
-class Record(Form):
-    """The content of `record.json`. `Form.to_json` returns what `write_record` writes."""
+class Record(Schema):
+    """The content of `record.json`. `Schema.to_json` returns what `write_record` writes."""
 
     format: int = 1
     status: str

@@ -41,7 +41,7 @@ from trainer.runs.ledger import LEDGER, read_ledger
 from trainer.runs.metrics_file import METRICS, CutOff, events_until, read_events
 from trainer.runs.record import read_record, recorded_micro, recorded_precision
 from trainer.runs.saved_run import load_config
-from trainer.training.identity import recorded_adjustments
+from trainer.training.start.identity import recorded_adjustments
 from trainer.verification.audit import audit_run
 from trainer.verification.verify import check_integrity
 

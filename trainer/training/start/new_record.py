@@ -6,7 +6,7 @@ import logging
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,25 +23,16 @@ from common.untrusted import digest_run_file, read_run_file
 from trainer.config import TrainConfig
 from trainer.context import RunContext
 from trainer.machine.determinism import not_compared
-from trainer.machine.environment import Difference, environment_facts, find_differences, same_facts
+from trainer.machine.environment import ChangedFact, environment_facts, find_differences, same_facts
 from trainer.machine.precision import ChosenPrecision
 from trainer.runs.adjustments import Adjustments
 from trainer.runs.record import Earlier, Origin, Record, digests_of, write_record
-from trainer.training.identity import with_newer_settings
+from trainer.training.start.identity import with_newer_settings
 
-__all__ = ["Before", "open_record"]
+__all__ = ["open_record"]
 
 _log = logging.getLogger(__name__)
 _UNREPORTED = frozenset(settings_with(TrainConfig, Marker.FOLDER, Marker.MOVEABLE, Marker.PER_START))
-
-
-@dataclass(frozen=True)
-class Before:
-    """The record and the newest checkpoint of an earlier start of a run."""
-
-    record: Record
-    step: int
-    """Step of the checkpoint from which the run resumes."""
 
 
 def open_record(
@@ -49,7 +40,8 @@ def open_record(
     identity: Mapping[str, Any],
     extension: bytes | None,
     adjustments: Adjustments,
-    before: Before | None,
+    before: Record | None,
+    step: int,
     precision: ChosenPrecision,
     of_objective: Mapping[str, bytes] = MappingProxyType({}),
     initial: Origin | None = None,
@@ -58,12 +50,12 @@ def open_record(
 
     `of_objective` has the files of the objective by name, which the folder `objective` keeps.
 
-    A run that resumes from `before` logs how identity, environment and settings differ from those of the start before.
+    A run that resumes from `before` at `step` logs how identity, environment and settings differ from those of the start before.
     """
     run, config, manifest = context.config.run, context.config, context.manifest
     settings = to_toml("train", redacted_settings(config.model_dump(mode="json")))
     environment = environment_facts() | {"world_size": context.group.world_size}
-    earlier, differences = ([], ()) if before is None else _since_before(run, before, identity, environment, settings)
+    earlier, differences = ([], ()) if before is None else _since_before(run, before, step, identity, environment, settings)
     write_atomic(run / "config.toml", settings.encode())
     # A start that left no checkpoint may have had another tokenizer.
     if _contents(run / "tokenizer") != _contents(config.data / "tokenizer", PreparedDataError):
@@ -103,24 +95,21 @@ def open_record(
     )
     if initial is not None:
         record = record.changed(initial=initial)
-    if before is not None and before.record.origin is not None:
-        record = record.changed(origin=before.record.origin)
+    if before is not None and before.origin is not None:
+        record = record.changed(origin=before.origin)
     write_record(run, record)
     for path in run.glob("change-*.json"):  # the record holds them now
         path.unlink()
     if before is not None and differences:
         lines = "".join(f"\n  {one.describe()}" for one in differences)
         level = logging.WARNING if any(one.changes_bits for one in differences) else logging.INFO
-        _log.log(
-            level, "resumed at step %s with differences from the previous start (* can change the results):%s", before.step, lines
-        )
+        _log.log(level, "resumed at step %s with differences from the previous start (* can change the results):%s", step, lines)
 
 
 def _since_before(
-    run: Path, last: Before, identity: Mapping[str, Any], environment: Mapping[str, Any], settings: str
-) -> tuple[list[Earlier], tuple[Difference, ...]]:
+    run: Path, record: Record, step: int, identity: Mapping[str, Any], environment: Mapping[str, Any], settings: str
+) -> tuple[list[Earlier], tuple[ChangedFact, ...]]:
     """Return `earlier` of the record, and the differences of this start from the last one."""
-    record, step = last.record, last.step
     skipped = not_compared(record.identity, identity)
     before, now = same_facts(record.environment.to_json(), environment)
     known = with_newer_settings(record.identity, identity)
