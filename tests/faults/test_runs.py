@@ -308,7 +308,7 @@ def test_a_run_directory_without_a_lock_lets_the_second_trainer_write(data: Path
     config = tiny_config(data, tmp_path / "run")
     with locked_run(config.run):
         before = tree_of(config.run)
-        monkeypatch.setattr("trainer.training.start.check.locked_unopened", lambda _: contextlib.ExitStack())
+        monkeypatch.setattr("trainer.training.start.earlier.locked_unopened", lambda _: contextlib.ExitStack())
         train(config)
         assert tree_of(config.run) != before
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from common.errors import CheckpointError
 from common.host_memory import check_fits_memory
@@ -16,13 +18,22 @@ from trainer.runs.metrics_file import METRICS
 from trainer.runs.record import COMPRESSED, read_record
 from trainer.runs.state import RunState
 
-__all__ = ["copy_state", "load_checkpoint", "load_whole"]
+__all__ = ["copy_state", "load_checkpoint", "load_state", "load_whole"]
 
 
 def load_whole(store: CheckpointStore, step: int) -> tuple[Checkpoint, RunState]:
     checkpoint = store.load(step)
+    return checkpoint, _state(store, step, checkpoint.state)
+
+
+def load_state(store: CheckpointStore, step: int) -> RunState:
+    """Return the counters in a checkpoint. The tensors are not read."""
+    return _state(store, step, store.state(step))
+
+
+def _state(store: CheckpointStore, step: int, found: Mapping[str, Any]) -> RunState:
     try:
-        return checkpoint, RunState.from_json(checkpoint.state)
+        return RunState.from_json(found)
     except ValueError as error:
         raise CheckpointError(f"{store.manifest_path(step)}: {error}; choose another checkpoint") from None
 

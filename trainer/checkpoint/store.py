@@ -77,6 +77,8 @@ class CheckpointStore:
         self._storage = storage or Storage()
         self._objects = ObjectFiles(directory / OBJECTS, self._storage, large_bytes)
         self._prepared = False
+        self._verified: dict[int, CheckpointManifest] = {}
+        """The manifest that `newest_verified` has read, until its checkpoint is loaded or any other is written or deleted."""
 
     @classmethod
     def of(cls, run: Path) -> CheckpointStore:
@@ -109,6 +111,7 @@ class CheckpointStore:
             ValueError: the state is not plain data, or a tensor has a type that cannot be saved.
             CheckpointError: the directory is a link.
         """
+        self._verified.clear()
         tensors = {f"{group}/{name}": tensor for group in _GROUPS for name, tensor in getattr(checkpoint, group).items()}
         self._prepare()
         try:
@@ -126,13 +129,18 @@ class CheckpointStore:
         """Read the checkpoint of `step`. Every byte is verified before it is used."""
         groups: dict[str, dict[str, Tensor]] = {group: {} for group in _GROUPS}
         with _advised():
-            manifest = self._manifest(step)
+            manifest = self._verified.pop(step, None) or self._manifest(step)
             with progress_shown(f"reading checkpoint {step}", len(manifest.tensors), sys.stderr) as advance:
                 for full_name, tensor in self._objects.read(manifest):
                     group, _, name = full_name.partition("/")
                     groups[group][name] = tensor
                     advance()
         return Checkpoint(step, state=manifest.state, **groups)
+
+    def state(self, step: int) -> Mapping[str, Any]:
+        """Return the plain data in the checkpoint of `step`, from its manifest. Reads no tensor."""
+        with _advised():
+            return (self._verified.get(step) or self._manifest(step)).state
 
     def num_weights(self, step: int) -> int:
         """Return the number of weights of the model in the checkpoint of `step`, from its manifest. Reads no tensor."""
@@ -150,12 +158,15 @@ class CheckpointStore:
         A damaged checkpoint is logged and kept under the name `.bad-step-…` for inspection. Leftovers of a killed process are
         removed.
 
+        The manifest that was read is also that of the next `load` of this step.
+
         Raises:
             CheckpointError: all checkpoints are damaged, or one has another format. Starting from step 0 would lose the run.
         """
+        self._verified.clear()
         for step in reversed(self.steps()):
             try:
-                self._read_through(step)
+                self._verified = {step: self._read_through(step)}
             except CheckpointError as error:
                 if isinstance(error.__cause__, OtherFormatError):
                     raise
@@ -180,6 +191,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: the newest checkpoint, read back, is damaged. Nothing was deleted.
         """
+        self._verified.clear()
         steps, spared = self.steps(), set(keep)
         doomed = [step for step in steps[:-1] if step not in spared]
         if doomed:
@@ -252,9 +264,11 @@ class CheckpointStore:
             self._storage.rename(final, unfinished)
             raise
 
-    def _read_through(self, step: int) -> None:
-        for _ in self._objects.read(self._manifest(step)):
+    def _read_through(self, step: int) -> CheckpointManifest:
+        manifest = self._manifest(step)
+        for _ in self._objects.read(manifest):
             pass
+        return manifest
 
     def _manifest(self, step: int) -> CheckpointManifest:
         path = self.path(step)
@@ -301,7 +315,7 @@ class CheckpointStore:
         """
         for step in self.steps():
             try:
-                yield self._manifest(step)
+                yield self._verified.get(step) or self._manifest(step)
             except CheckpointError as error:
                 if not _is_damage(error):
                     raise

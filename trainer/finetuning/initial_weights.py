@@ -30,7 +30,7 @@ from trainer.machine.environment import shown
 from trainer.model.lora import merged_weights
 from trainer.runs.layout import RECORD, REFERENCE
 from trainer.runs.record import Origin, read_record
-from trainer.runs.saved_run import load_config
+from trainer.runs.saved_run import SavedRun, load_config
 
 __all__ = [
     "check_initial",
@@ -120,16 +120,16 @@ def read_initial(init: Path, origin: Origin) -> Mapping[str, Tensor]:
     return weights
 
 
-def check_same_initial(config: TrainConfig, continued: Path) -> None:
-    """Refuse to continue the run `continued` with an `init` from which it did not begin. Its weights are in its checkpoints.
+def check_same_initial(config: TrainConfig, continued: SavedRun) -> None:
+    """Refuse to continue a run with an `init` from which it did not begin. Its weights are in its checkpoints.
 
     The folder of the other run may be gone or may have moved, and its training may have continued.
     """
     if config.init is None:
         return
-    origin, other = read_record(continued).initial, "new weights"
+    origin, other = continued.record.initial, "new weights"
     if origin is not None:
-        recorded = load_config(continued)
+        recorded = continued.config
         other = f"the weights of step {origin.step} of {recorded.init or 'another run'}"
         same_choice = recorded.init_checkpoint == config.init_checkpoint
         if same_choice and (recorded.init is None or recorded.init.resolve() == config.init.resolve()):
@@ -141,8 +141,8 @@ def check_same_initial(config: TrainConfig, continued: Path) -> None:
         ):
             return
     raise ConfigError(
-        f"{continued}: this run began with {other}, and init = {config.init} names others; leave out init to continue it, or use "
-        "another --run"
+        f"{continued.path}: this run began with {other}, and init = {config.init} names others; leave out init to continue it, or "
+        "use another --run"
     )
 
 

@@ -68,7 +68,6 @@ __all__ = [
     "digests_of",
     "leave_note",
     "note_adjustment",
-    "note_trained_weights",
     "read_record",
     "read_record_if_any",
     "noted_adjustments",
@@ -210,11 +209,6 @@ def check_nothing_saved(run: Path, record: Record | None) -> None:
 def note_adjustment(run: Path, adjustment: Adjustment) -> None:
     record = read_record(run)
     write_record(run, record.changed(changes=[*record.changes, adjustment]))
-
-
-def note_trained_weights(run: Path, trained: int, total: int) -> None:
-    """Write into the record how many weights the run trains, and how many the model has. Runs that train all do not say so."""
-    write_record(run, read_record(run).changed(trained_weights=trained, total_weights=total))
 
 
 def leave_note(run: Path, adjustment: Adjustment, rank: int) -> None:

@@ -25,7 +25,6 @@ from trainer.planning.forecast import Forecast, forecast
 from trainer.runs.adjustments import Adjustments
 from trainer.runs.clock import UNTIMED_STEPS
 from trainer.runs.progress import Progress
-from trainer.runs.saved_run import SavedRun
 from trainer.training.micro_batch_size import batch_for, expected_memory, spread
 from trainer.training.start.build import build
 from trainer.training.start.plan import StartPlan, check_shares, plan_start
@@ -64,7 +63,7 @@ def dry_run(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> D
     with ExitStack() as stack:
         group = stack.enter_context(joined_group(config.device))
         extension = load_extension(config.extension)
-        plan = plan_start(stack, config, group, extension)
+        plan = plan_start(stack, config, group, extension, lock=False)
         batch = plan.context.config.batch
         if num_ranks > 1 and config.batch.micro == "auto":  # it was chosen for one rank
             batch = spread(batch, num_ranks)
@@ -77,7 +76,7 @@ def dry_run(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> D
         weights, step_s = _measured(replace(plan, context=context), num_ranks, now)
         of_ranks = replace(context, group=replace(group, world_size=num_ranks))
         memory = expected_memory(of_ranks, config.batch.micro_rows, plan.task)
-        saved = SavedRun(config.run)
+        saved = plan.earlier[0].own
         steps = saved.steps
         facts = forecast(
             config,

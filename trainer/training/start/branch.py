@@ -16,6 +16,7 @@ from trainer.runs.layout import RECORD
 from trainer.runs.ledger import LEDGER
 from trainer.runs.metrics_file import METRICS
 from trainer.runs.record import Origin, Record, read_record, write_record
+from trainer.runs.saved_run import SavedRun
 from trainer.training.start.earlier import BRANCHED, run_exists
 
 __all__ = ["begin_branch"]
@@ -23,16 +24,18 @@ __all__ = ["begin_branch"]
 _log = logging.getLogger(__name__)
 
 
-def begin_branch(run: Path, branch: BranchConfig, check: Callable[[Path, Record, int], None]) -> None:
+def begin_branch(own: SavedRun, branch: BranchConfig, check: Callable[[Path, Record, int], None]) -> SavedRun:
     """Copy a checkpoint, its ledger and its metrics from `branch.run` into a new run, on rank 0, which holds its lock. Do nothing
-    if the run exists already. Before anything is written, `check` gets the other run, the record that the branch begins with,
-    and the step. The checkpoint comes last: without it, the next start copies again. The record is that of the other run, with
-    its origin, and without the adjustments that begin after the step or belong to the other schedule. `open_record` replaces it,
-    and lists the other run's schedule under `earlier`.
+    if the run exists already. Return the run as it is then.
+
+    Before anything is written, `check` gets the other run, the record that the branch begins with, and the step. The checkpoint
+    comes last: without it, the next start copies again. The record is that of the other run, with its origin, and without the
+    adjustments that begin after the step or belong to the other schedule. `open_record` replaces it, and lists the other run's
+    schedule under `earlier`.
     """
-    trunk = branch.run
-    if trunk is None or run_exists(run):
-        return
+    run, trunk = own.path, branch.run
+    if trunk is None or run_exists(own):
+        return own
     if trunk.resolve() == run.resolve():
         raise ConfigError(f"{run}: branch.run and run are the same folder; name a new folder for the branch (--run)")
     record, store = read_record(trunk), CheckpointStore.of(trunk)
@@ -53,3 +56,4 @@ def begin_branch(run: Path, branch: BranchConfig, check: Callable[[Path, Record,
     write_record(run, begun)
     copy_state(trunk, run, checkpoint)
     _log.info("branched off %s at step %d", trunk, step)
+    return SavedRun(run)

@@ -11,14 +11,13 @@ from typing import Any
 from common.errors import ProjectError
 from common.files import UnusableFileError
 from trainer.checkpoint import CheckpointStore, check_space
-from trainer.checkpoint.of_run import load_whole
+from trainer.checkpoint.of_run import load_state, load_whole
 from trainer.checkpoint.weights import weights_digest
 from trainer.config import TrainConfig
 from trainer.distributed.shared_folders import check_shared
 from trainer.launch.finished import is_same, nothing_to_train
 from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes
 from trainer.runs.adjustments import Adjustments
-from trainer.runs.lock import locked_unopened
 from trainer.runs.progress import Progress
 from trainer.runs.record import Origin, Record, check_nothing_saved
 from trainer.runs.saved_run import SavedRun
@@ -46,14 +45,14 @@ class Continued:
     identity: Mapping[str, Any]
     initial: Origin | None  # the checkpoint of another run whose weights the run began or begins with, None if there is none
     checkpoints: CheckpointStore
-    before: Record | None  # the record of the previous start of the run, None if there is none. None on all ranks except rank 0.
+    before: SavedRun | None  # the run as the start before left it, None if there was none. None on all ranks except rank 0.
     newest: int | None  # step of the newest checkpoint, None if there is none
     adjustments: Adjustments  # adjustments of earlier starts
     undo: ExitStack  # puts the run folder back at the end of this start, unless its callbacks are removed
 
 
-def check(stack: ExitStack, plan: StartPlan) -> Continued:
-    """Lock the run, and compare the plan with it. Raises NothingToTrain if a limit is reached already."""
+def check(plan: StartPlan) -> Continued:
+    """Compare the plan with the locked run. Raises NothingToTrain if a limit is reached already."""
     config, manifest, group = plan.context.config, plan.context.manifest, plan.context.group
     decay_steps = plan.criteria.decay_steps
     initial = group.on_main(lambda: plan.earlier[0].initial(config))
@@ -64,24 +63,20 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
         digests=plan.task.digests | ({} if initial is None else {"init": initial.weights}),
     )
     checkpoints = CheckpointStore.of(config.run)
-    before: list[Record] = []
-    undo = ExitStack()
+    before: list[SavedRun] = []
 
     def check_branch(trunk: Path, record: Record, step: int) -> None:
         check_identity(trunk, record.identity, identity, allowed_changes(config, record))
         check_cooldown(config, record, step, decay_steps)
 
     def prepare_run() -> tuple[int | None, list[dict[str, Any]], tuple[str, str] | None]:
-        nonlocal undo
-        undo = stack.enter_context(locked_unopened(config.run))
-        begin_branch(config.run, config.branch, check_branch)
-        saved = SavedRun(config.run)
+        saved = begin_branch(plan.earlier[0].own, config.branch, check_branch)
         newest, record = _checked_run(config, saved, checkpoints, identity)
         adjustments = recorded_adjustments(config.run, record, identity, allowed_changes(config, record))
         if record is not None and newest is not None:
             check_cooldown(config, record, newest, decay_steps)
-            before.append(record)
-            progress = saved.state(newest).progress
+            before.append(saved)
+            progress = load_state(checkpoints, newest).progress
             cooldown = adjustments.cooldown(newest)
             ended_by = plan.criteria.ended_by(progress, None if cooldown is None else cooldown.cooldown_end)
             if ended_by is not None:
@@ -100,6 +95,7 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
         raise NothingToTrain(message if group.is_main else "", result)
     check_shared(config.run, group)
     adjustments = Adjustments.from_json(recorded)
+    undo = plan.earlier[0].undo if group.is_main else ExitStack()
     return Continued(identity, initial, checkpoints, before[0] if before else None, newest, adjustments, undo)
 
 

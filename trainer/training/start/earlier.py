@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 from common.errors import ConfigError
 from data_pipeline.dataset.manifest import Manifest
-from trainer.checkpoint import CheckpointStore
 from trainer.config import Precision, TrainConfig
 from trainer.finetuning.initial_weights import check_initial, check_lora, check_same_initial, choose_initial
 from trainer.optim.schedule import cooldown_start
 from trainer.runs.layout import check_nothing_is_replaced, check_paths
-from trainer.runs.record import (
-    Origin,
-    Record,
-    check_was_trained,
-    read_record,
-    read_record_if_any,
-    recorded_micro,
-    recorded_precision,
-)
+from trainer.runs.lock import locked_unopened
+from trainer.runs.record import Origin, Record, check_was_trained, recorded_micro, recorded_precision
+from trainer.runs.saved_run import SavedRun
 from trainer.training.start.identity import check_data
 
 __all__ = ["BRANCHED", "EarlierRun", "allowed_changes", "check_cooldown", "is_new_branch", "read_earlier", "run_exists"]
@@ -28,17 +21,9 @@ __all__ = ["BRANCHED", "EarlierRun", "allowed_changes", "check_cooldown", "is_ne
 BRANCHED = "branched"  # the status of a run that has copied its state, and has not trained yet
 
 
-def _continued_run(config: TrainConfig) -> Path:
-    """Return the run whose state this start continues: `branch.run` for a branch that does not exist yet, else the run itself."""
-    return config.run if config.branch.run is None or run_exists(config.run) else config.branch.run
-
-
-def run_exists(run: Path) -> bool:
+def run_exists(run: SavedRun) -> bool:
     """Return whether there is a run, or a complete copy of the state that it begins with."""
-    if _has_checkpoints(run):
-        return True
-    record = read_record_if_any(run)
-    return record is not None and not is_new_branch(record)
+    return bool(run.steps) or (run.record_if_any is not None and not is_new_branch(run.record))
 
 
 def is_new_branch(record: Record) -> bool:
@@ -47,41 +32,47 @@ def is_new_branch(record: Record) -> bool:
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """The run whose state this start continues, as it is before the lock is taken."""
+    """The run whose state this start continues. Each of its files is read once, under the lock of the start's own run."""
 
-    run: Path
-    record: Record | None
-    continues: bool  # whether it has a checkpoint; otherwise no weights exist that depend on its settings
+    own: SavedRun  # the run of this start
+    saved: SavedRun  # the run that it continues: `branch.run` for a branch that does not exist yet, else its own
+    undo: ExitStack  # puts the run folder back at the end of this start, unless its callbacks are removed
+
+    @property
+    def continues(self) -> bool:
+        """Whether the run has a checkpoint; otherwise no weights exist that depend on its settings."""
+        return bool(self.saved.steps)
 
     def check_data(self, root_digest: str) -> None:
         """Refuse other data before the settings are compared with it."""
-        if self.continues and self.record is not None:
-            check_data(self.run, self.record.identity, root_digest)
+        if self.continues and self.saved.record_if_any is not None:
+            check_data(self.saved.path, self.saved.record.identity, root_digest)
 
     def choices(self, config: TrainConfig, manifest: Manifest) -> tuple[int | None, Precision | None]:
         """Return its micro-batch and number format, which this start uses again. Compare a new run with `init`."""
         if not self.continues:
             check_lora(config)
             check_initial(config, manifest)
-        precision = recorded_precision(self.run, self.record) if self.continues else None
-        return recorded_micro(self.run, self.record), precision
+        run, record = self.saved.path, self.saved.record_if_any
+        return recorded_micro(run, record), recorded_precision(run, record) if self.continues else None
 
     def initial(self, config: TrainConfig) -> Origin | None:
         """Return the checkpoint of `init` that a new run begins with, or the recorded one of a run that continues."""
         if not self.continues:
             return choose_initial(config)
-        check_same_initial(config, self.run)
-        return (self.record or read_record(self.run)).initial
+        check_same_initial(config, self.saved)
+        return self.saved.record.initial
 
 
-def read_earlier(config: TrainConfig) -> EarlierRun:
-    """Check the places in the run before any file of it is read, and that the run which this start continues was trained."""
+def read_earlier(stack: ExitStack, config: TrainConfig, *, lock: bool) -> EarlierRun:
+    """Check the places in the run before it is locked, and that the run which this start continues was trained."""
     check_paths(config.run)
     check_nothing_is_replaced(config.run)
-    run = _continued_run(config)
-    record = read_record_if_any(run)
-    check_was_trained(run, record)
-    return EarlierRun(run, record, _has_checkpoints(run))
+    undo = stack.enter_context(locked_unopened(config.run)) if lock else ExitStack()
+    own = SavedRun(config.run)
+    saved = own if config.branch.run is None or run_exists(own) else SavedRun(config.branch.run)
+    check_was_trained(saved.path, saved.record_if_any)
+    return EarlierRun(own, saved, undo)
 
 
 def allowed_changes(config: TrainConfig, record: Record | None) -> tuple[str, ...]:
@@ -102,7 +93,3 @@ def check_cooldown(config: TrainConfig, record: Record, step: int, decay_steps: 
             f"{config.run}: its cool-down of steps {start + 1} to {decay_steps} would begin before step {step}, at which the run "
             "branches off; raise limits.steps, lower schedule.cooldown_steps, or choose an earlier branch.step"
         )
-
-
-def _has_checkpoints(run: Path) -> bool:
-    return bool(CheckpointStore.of(run).steps())

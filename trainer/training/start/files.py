@@ -12,7 +12,6 @@ from trainer.metrics import Monitor, opened_monitor
 from trainer.metrics.run_status import RunStatus, opened_run_status
 from trainer.report import report_at_end
 from trainer.runs.ledger import LEDGER, Ledger
-from trainer.runs.record import note_trained_weights
 from trainer.runs.state import RunState
 from trainer.training.saver import let_finish, write_and_keep
 from trainer.training.start.build import Restored
@@ -42,16 +41,12 @@ def open_files(
     heartbeat: HeartbeatWriter,
 ) -> RunFiles:
     """Write the record of a new or resumed run, and open the files. They close in the reverse order, the record last."""
-    config, group, trainable, state = plan.context.config, plan.context.group, restored.trainable, restored.state
+    config, group, state = plan.context.config, plan.context.group, restored.state
     step = restored.progress.step
 
     def write() -> None:
         continued.undo.pop_all()
-        identity, before, initial = continued.identity, continued.before, continued.initial
-        source, files = plan.extension.source, plan.task.files
-        open_record(plan.context, identity, source, restored.adjustments, before, step, plan.precision, files, initial)
-        if trainable.num_trained < trainable.num_weights:
-            note_trained_weights(config.run, trainable.num_trained, trainable.num_weights)
+        open_record(plan, continued, restored)
 
     group.on_main(write)
     if group.is_main and config.log.report:

@@ -8,28 +8,35 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from common.errors import CheckpointError, PreparedDataError, ProjectError
-from common.files import UnusableFileError, commit_directory, is_unfinished, open_input, own_folder, unfinished_path, write_atomic
+from common.files import (
+    UnusableFileError,
+    commit_directory,
+    digest_bytes,
+    is_unfinished,
+    open_input,
+    own_folder,
+    unfinished_path,
+    write_atomic,
+)
 from common.redaction import redacted_settings
 from common.settings.dotted import flatten
-from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.markers import Marker
 from common.settings.model import settings_with
 from common.settings.toml import to_toml
-from common.untrusted import digest_run_file, read_run_file
+from common.untrusted import digest_run_file
 from trainer.config import TrainConfig
-from trainer.context import RunContext
 from trainer.machine.determinism import not_compared
 from trainer.machine.environment import ChangedFact, environment_facts, find_differences, same_facts
-from trainer.machine.precision import ChosenPrecision
-from trainer.runs.adjustments import Adjustments
 from trainer.runs.layout import CONFIG, TASK_FOLDER, TOKENIZER
-from trainer.runs.record import Earlier, Origin, Record, digests_of, write_record
-from trainer.runs.saved_run import parse_settings
+from trainer.runs.record import Earlier, Record, digests_of, write_record
+from trainer.runs.saved_run import SavedRun, parse_settings
+from trainer.training.start.build import Restored
+from trainer.training.start.check import Continued
 from trainer.training.start.identity import with_newer_settings
+from trainer.training.start.plan import StartPlan
 
 __all__ = ["open_record"]
 
@@ -37,27 +44,17 @@ _log = logging.getLogger(__name__)
 _UNREPORTED = frozenset(settings_with(TrainConfig, Marker.FOLDER, Marker.MOVEABLE, Marker.PER_START))
 
 
-def open_record(
-    context: RunContext,
-    identity: Mapping[str, Any],
-    extension: bytes | None,
-    adjustments: Adjustments,
-    before: Record | None,
-    step: int,
-    precision: ChosenPrecision,
-    of_objective: Mapping[str, bytes] = MappingProxyType({}),
-    initial: Origin | None = None,
-) -> None:
+def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> None:
     """Write `config.toml`, the tokenizer, the extension's source and `record.json` of a run that starts or resumes.
 
-    `of_objective` has the files of the objective by name, which the folder `objective` keeps.
-
-    A run that resumes from `before` at `step` logs how identity, environment and settings differ from those of the start before.
+    A run that resumes logs how identity, environment and settings differ from those of the start before.
     """
-    run, config, manifest = context.config.run, context.config, context.manifest
+    context, identity, before = plan.context, continued.identity, continued.before
+    extension, of_task, trainable = plan.extension.source, plan.task.files, restored.trainable
+    run, config, manifest, step = context.config.run, context.config, context.manifest, restored.progress.step
     settings = to_toml("train", redacted_settings(config.model_dump(mode="json")))
     environment = environment_facts() | {"world_size": context.group.world_size}
-    earlier, differences = ([], ()) if before is None else _since_before(run, before, step, identity, environment, settings)
+    earlier, differences = ([], ()) if before is None else _since_before(before, step, identity, environment, settings)
     write_atomic(run / CONFIG, settings.encode())
     # A start that left no checkpoint may have had another tokenizer.
     if _contents(run / TOKENIZER) != _contents(config.data / "tokenizer", PreparedDataError):
@@ -71,15 +68,14 @@ def open_record(
         write_atomic(run / "extension.py", extension)
     else:
         (run / "extension.py").unlink(missing_ok=True)
-    if of_objective:
+    if of_task:
         own_folder(run / TASK_FOLDER)
-    for name, data in of_objective.items():
+    for name, data in of_task.items():
         write_atomic(run / TASK_FOLDER / name, data)
     tokenizer = sorted(path.relative_to(run).as_posix() for path in (run / TOKENIZER).iterdir())
     names = [
-        CONFIG,
         *tokenizer,
-        *(f"{TASK_FOLDER}/{name}" for name in of_objective),
+        *(f"{TASK_FOLDER}/{name}" for name in of_task),
         *(["extension.py"] if extension is not None else []),
     ]
     record = Record.model_validate(
@@ -87,18 +83,20 @@ def open_record(
             "format": 1,
             "status": "training",
             "identity": dict(identity),
-            "changes": list(adjustments.made),
-            "precision": asdict(precision),
+            "changes": list(restored.adjustments.made),
+            "precision": asdict(plan.precision),
             "data": {"root_digest": manifest.root_digest, "tokenizer_digest": manifest.tokenizer_digest},
             "environment": environment,
             "earlier": earlier,
-            "files": digests_of(run, names),
+            "files": {CONFIG: digest_bytes(settings.encode())} | digests_of(run, names),
         }
     )
-    if initial is not None:
-        record = record.changed(initial=initial)
-    if before is not None and before.origin is not None:
-        record = record.changed(origin=before.origin)
+    if continued.initial is not None:
+        record = record.changed(initial=continued.initial)
+    if before is not None and before.record.origin is not None:
+        record = record.changed(origin=before.record.origin)
+    if trainable.num_trained < trainable.num_weights:
+        record = record.changed(trained_weights=trainable.num_trained, total_weights=trainable.num_weights)
     write_record(run, record)
     for path in run.glob("change-*.json"):  # the record holds them now
         path.unlink()
@@ -109,9 +107,10 @@ def open_record(
 
 
 def _since_before(
-    run: Path, record: Record, step: int, identity: Mapping[str, Any], environment: Mapping[str, Any], settings: str
+    start: SavedRun, step: int, identity: Mapping[str, Any], environment: Mapping[str, Any], settings: str
 ) -> tuple[list[Earlier], tuple[ChangedFact, ...]]:
     """Return `earlier` of the record, and the differences of this start from the last one."""
+    record = start.record
     skipped = not_compared(record.identity, identity)
     before, now = same_facts(record.environment.to_json(), environment)
     known = with_newer_settings(record.identity, identity)
@@ -122,14 +121,14 @@ def _since_before(
     if was := {one.name: one.recorded for one in find_differences(before, now)}:
         earlier.append(Earlier(until=step, was=was))
     with suppress(OSError, ValueError, CheckpointError):  # a damaged file of settings is written again
-        before = _reported_settings(read_run_file(run / CONFIG, MAX_SETTINGS_BYTES, run)) | before
-        now = _reported_settings(settings.encode()) | now
+        before = _reported_settings(start.settings) | before
+        now = _reported_settings(parse_settings(settings.encode())) | now
     return earlier, find_differences(before, now, deciding)
 
 
-def _reported_settings(toml: bytes) -> dict[str, Any]:
+def _reported_settings(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by their full names, without paths and without settings for one start."""
-    settings = flatten(redacted_settings(parse_settings(toml)))  # an older version stored secrets
+    settings = flatten(redacted_settings(recorded))  # an older version stored secrets
     return {name: value for name, value in settings.items() if name not in _UNREPORTED}
 
 

@@ -42,7 +42,7 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
         if trust_extension and extension.digest is not None and group.is_main:
             note_trained_with(extension.digest)
         plan = plan_start(stack, config, group, extension)
-        continued = check(stack, plan)
+        continued = check(plan)
         _end_if_asked(StopRequests(signal, group), plan.context, continued)
         heartbeat = stack.enter_context(watched_rank(config.run, config.watchdog, group))
         restored = built_and_restored(plan, continued)
@@ -61,5 +61,5 @@ def _end_if_asked(stop: StopRequests, context: RunContext, continued: Continued)
     """End the start if a rank was asked to stop. No file of the run has changed yet."""
     if stop.on_any_rank():
         before, newest = continued.before, continued.newest
-        newest = context.group.on_main(lambda: None if before is None or is_new_branch(before) else newest)
+        newest = context.group.on_main(lambda: None if before is None or is_new_branch(before.record) else newest)
         stop.end_start(context.config.run, newest)

@@ -1,4 +1,4 @@
-"""The settings of a run, chosen for its data and the machine. No file of the run is changed."""
+"""The settings of a run, chosen for its data and the machine. No file of the run is changed except its lock."""
 
 from __future__ import annotations
 
@@ -45,13 +45,15 @@ class StartPlan:
     earlier: tuple[EarlierRun, ...]  # the run that this start continues; empty on all ranks except rank 0
 
 
-def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension) -> StartPlan:
-    """Compare the settings with the data and the machine, and choose those that are `auto`. Raises the errors of `opened_run`."""
+def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension, *, lock: bool = True) -> StartPlan:
+    """Compare the settings with the data and the machine, and choose those that are `auto`. With `lock` the run is locked first.
+    Raises the errors of `opened_run`.
+    """
     if config.run.resolve() == config.data.resolve():  # both have a report.html, a tokenizer and a lock
         raise ConfigError(f"{config.run}: run and data are the same folder; name another folder for the run (--run)")
     stack.enter_context(naming(config.run))  # a file that cannot be written from here on is a file of the run
     found: list[EarlierRun] = []
-    group.on_main(lambda: found.append(read_earlier(config)))
+    group.on_main(lambda: found.append(read_earlier(stack, config, lock=lock)))
     manifest, tokenizer = group.on_all(lambda: _open_data(stack, config, group))
     check_same_data(config.data, manifest.root_digest, group)
     group.on_main(lambda: found[0].check_data(manifest.root_digest))
