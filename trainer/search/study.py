@@ -11,14 +11,14 @@ import importlib
 import importlib.util
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel
 
 from common.errors import ConfigError
-from common.files import UnusableFileError, plain, read_input, sealed, unsealed, write_atomic
+from common.files import UnusableFileError, read_input, sealed, unsealed, write_atomic
+from common.untrusted import parsed
 from trainer.search.space import Choices, Dimension, Space, Value
 from trainer.search.trials import MAX_REASON_CHARS, Seconds, State, Trial
 
@@ -36,7 +36,10 @@ _MOST_LISTED = 10_000
 _MAX_BYTES, _MOST_VALUES = 64 << 20, 1 << 20
 """The largest file that is read: about ten thousand trials with a hundred evaluations each."""
 _RESTORE = "restore the file from a copy, or use another --output"
-_SECONDS, _TRIAL = TypeAdapter[float](Seconds), TypeAdapter(Trial)
+
+
+class _FirstLine(BaseModel):
+    seconds: Seconds
 
 
 def check_installed() -> None:
@@ -95,15 +98,15 @@ class Study:
 
     def start(self, values: Mapping[str, Value]) -> Trial:
         """Add a trial with these values, and return it."""
-        trial = Trial(len(self._trials), dict(values))
+        trial = Trial(number=len(self._trials), values=dict(values))
         self._trials.append(trial)
-        self._lines.append(_line(trial.to_json()))
+        self._lines.append(sealed(trial.to_json(), indent=None))
         self._write()
         return trial
 
     def evaluated(self, number: int, step: int, loss: float) -> None:
         """Note the validation loss of a trial at a step. It is written with the next other change; its run has it too."""
-        self._change(number, losses=dict(sorted({**self._trials[number].losses, step: loss}.items())))
+        self._change(number, losses={**self._trials[number].losses, step: loss})
 
     def spent(self, seconds: float, by_trial: Mapping[int, float]) -> None:
         """Record the time that all starts of the search have taken so far, and those of some trials."""
@@ -117,30 +120,24 @@ class Study:
         self._write()
 
     def _change(self, number: int, **changes: Any) -> None:
-        self._trials[number] = replace(self._trials[number], **changes)
-        self._lines[number] = _line(self._trials[number].to_json())
+        trial = Trial(**{**dict(self._trials[number]), **changes})
+        self._trials[number], self._lines[number] = trial, sealed(trial.to_json(), indent=None)
 
     def _write(self) -> None:
-        write_atomic(self._path, b"".join([_line({"seconds": self._seconds}), *self._lines]))
+        write_atomic(self._path, b"".join([sealed({"seconds": self._seconds}, indent=None), *self._lines]))
 
     def _read(self, line: bytes, space: Space, *, is_first: bool) -> None:
         """Take a line of the file. Raises ValueError if no search with this space writes it there."""
         content = unsealed(line, indent=None)
-        try:
-            if is_first:
-                self._seconds = _SECONDS.validate_python(content.get("seconds"))
-                return
-            trial = _TRIAL.validate_python(content | {"number": content.get("trial")})
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg']}") from None
+        if is_first:
+            self._seconds = parsed(_FirstLine, content).seconds
+            return
+        trial = parsed(Trial, content)
         if trial.number != len(self._trials):
             raise ValueError(f"trial {trial.number} in place of trial {len(self._trials)}")
         if not space.holds(trial.values):
             raise ValueError(f"the values {str(trial.values)[:200]} are not in the space of this search")
-        if trial.state == "finished" and trial.loss is None:
-            raise ValueError(f"trial {trial.number} is finished and has no loss")
-        self._trials.append(replace(trial, losses=dict(sorted(trial.losses.items()))))  # JSON sorts numbers as texts
+        self._trials.append(trial)
         self._lines.append(line)
 
 
@@ -220,10 +217,6 @@ def _distribution(optuna: Any, dimension: Dimension) -> Any:
     if dimension.whole:
         return kinds.IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log, step=int(dimension.step or 1))
     return kinds.FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
-
-
-def _line(content: dict[str, Any]) -> bytes:
-    return sealed(plain(content), indent=None)
 
 
 def _seed(*parts: int) -> int:
