@@ -54,22 +54,10 @@ Announce = Callable[[str], None]
 
 
 def search(options: SearchOptions, announce: Announce) -> tuple[Path, dict[str, Any]]:
-    """Run trials until a limit of the search is reached.
+    """Run trials until a limit of the search is reached. Returns the path of the best recipe, and the content of `trials.json`.
 
-    Args:
-        options: of the search.
-        announce: shows a line to the user.
-
-    Returns:
-        The path of the recipe of the best trial, and the content of `trials.json`.
-
-    Raises:
-        ConfigError: a setting is wrong, the sampler needs Optuna, the folder is of another search or in use, or no trial has
-            finished.
-        PreparedDataError: the data is missing or damaged.
-        StorageError, OSError, UnusableFileError: a file could not be written.
-        WorkerError, CheckpointError, GuardError: a trial has ended for a reason other than its values.
-        StoppedBySignal: a stop was requested; all runs have saved.
+    `announce` shows a line to the user. A trial that ends for a reason other than its values raises the error of that reason, and
+    a stop StoppedBySignal once all runs have saved.
     """
     if options.sampler != "grid":
         check_installed()
@@ -84,8 +72,6 @@ def search(options: SearchOptions, announce: Announce) -> tuple[Path, dict[str, 
 
 @dataclass
 class _Active:
-    """A trial whose process runs."""
-
     number: int
     slot: int
     run: TrialRun
@@ -110,7 +96,6 @@ class _Search:
         self._error: Exception | None = None
 
     def run(self) -> tuple[Path, dict[str, Any]]:
-        """Run the search to its end. Returns the path of the best recipe, and the content of `trials.json`."""
         self._stop.install()
         try:
             while self._begin_trials() or self._active:
@@ -120,8 +105,7 @@ class _Search:
             for active in self._active:  # only after an error of the search itself
                 active.run.ask_to_stop("stop")
             self._study.spent(self._seconds, {})
-        results = write_results(self._setup, self._study.trials(), self._seconds)
-        self._drop_checkpoints()
+        results = self._write_results()
         return self._conclude(), results
 
     @property
@@ -160,20 +144,19 @@ class _Search:
         try:
             config = trial_config(self._setup, trial.values, self._setup.runs.absolute() / trial.name)
         except ConfigError as error:
-            self._end(trial.number, "failed", None, 0.0, str(error), limit=_MOST_INVALID)
+            self._end(trial.number, "failed", 0.0, str(error), limit=_MOST_INVALID)
             return
         taken = {active.slot for active in self._active}
         slot = next(slot for slot in range(options.parallel) if slot not in taken)
         run = TrialRun(directory, trial.name, config, gpus_of_slot(slot, options.parallel, os.environ))
         active = _Active(trial.number, slot, run, seconds_before=trial.seconds)
         if self._judge(active, read_progress(run.run)):  # an earlier start was killed after it had decided this
-            self._end(trial.number, "pruned", self._study.trials()[trial.number].lowest, trial.seconds, active.reason)
+            self._end(trial.number, "pruned", trial.seconds, active.reason)
             return
         run.start()
         self._active.append(active)
 
     def _follow(self) -> None:
-        """Read the new evaluations of all trials, and record those that have ended."""
         ending = self._is_ending
         for active in list(self._active):
             code = active.run.exit_code()  # before the metrics are read, which are then complete
@@ -210,27 +193,24 @@ class _Search:
         return False
 
     def _ended(self, active: _Active, code: int) -> None:
-        """Record how a trial has ended, or continue it."""
         run, number, seconds = active.run, active.number, active.seconds
-        loss = self._study.trials()[number].lowest
         error = run.last_error()
         if active.reason:
-            self._end(number, "pruned", loss, seconds, active.reason)
+            self._end(number, "pruned", seconds, active.reason)
+        elif code == ExitCode.DONE and self._study.trials()[number].lowest is None:
+            self._end(number, "failed", seconds, "no evaluation has a finite loss")
         elif code == ExitCode.DONE:
-            if loss is None:
-                self._end(number, "failed", None, seconds, "no evaluation has a finite loss")
-            else:
-                self._end(number, "finished", loss, seconds)
+            self._end(number, "finished", seconds)
         elif run.asked == "stop" or self._stop.is_received():
             self._stay(number, seconds)
         elif code == ExitCode.GUARD and read_progress(run.run).alert in _JUDGES_LOSSES:
-            self._end(number, "pruned", loss, seconds, f"the guard stopped it: {error}")
+            self._end(number, "pruned", seconds, f"the guard stopped it: {error}")
         elif code in _OF_THE_PLACE:
             self._stay(
                 number, seconds, _OF_THE_PLACE[code](f"trial {number} ended: {error}; afterwards run the same command again")
             )
         elif code in (ExitCode.CONFIG, ExitCode.CRASHED) and not run.was_killed():
-            self._end(number, "failed", None, seconds, error or f"exit code {code}")
+            self._end(number, "failed", seconds, error or f"exit code {code}")
         else:
             self._repeat(active, code, seconds, error or f"exit code {code}")
 
@@ -244,7 +224,7 @@ class _Search:
         number = active.number
         if active.starts >= _MOST_STARTS:
             if self._setup.options.killed == "fail":
-                self._end(number, "failed", None, seconds, f"{error}, {_MOST_STARTS} times")
+                self._end(number, "failed", seconds, f"{error}, {_MOST_STARTS} times")
                 return
             text = (
                 f"trial {number} ended {_MOST_STARTS} times without a result ({error}); give it more memory or fewer parallel "
@@ -254,21 +234,17 @@ class _Search:
             return
         how = "continued"
         if code == ExitCode.CHECKPOINT and active.run.run.exists():
-            how = "repeated"
-            self._set_aside(active.run.run)
+            how, run = "repeated", active.run.run
+            folder = own_folder(self._setup.directory / "damaged")
+            taken = {path.name for path in folder.iterdir()}
+            run.rename(next(folder / name for place in itertools.count(1) if (name := f"{run.name}-{place}") not in taken))
         self._announce(f"trial {number} is {how}: {error}")
         active.starts, active.seconds_before = active.starts + 1, seconds
         active.run.start()
         self._active.append(active)
 
-    def _set_aside(self, run: Path) -> None:
-        folder = own_folder(self._setup.directory / "damaged")
-        taken = {path.name for path in folder.iterdir()}
-        run.rename(next(folder / name for number in itertools.count(1) if (name := f"{run.name}-{number}") not in taken))
-
-    def _end(
-        self, number: int, state: State, loss: float | None, seconds: float, reason: str = "", *, limit: int = _MOST_FAILED
-    ) -> None:
+    def _end(self, number: int, state: State, seconds: float, reason: str = "", *, limit: int = _MOST_FAILED) -> None:
+        loss = None if state == "failed" else self._study.trials()[number].lowest
         self._study.end(number, state, loss, seconds=seconds, reason=reason)
         trials = self._study.trials()
         self._announce(_line(trials, trials[number], self._setup.options.trials))
@@ -276,18 +252,18 @@ class _Search:
         if self._failed_in_row >= limit:
             self._error = ConfigError(f"{self._failed_in_row} trials in a row have failed; the last one: {reason}")
         if state != "failed" or limit == _MOST_FAILED:
-            write_results(self._setup, trials, self._seconds)
-            self._drop_checkpoints()
+            self._write_results()
 
-    def _drop_checkpoints(self) -> None:
-        """Remove the checkpoints that `--keep_checkpoints best` does not keep. The end of each of these trials is recorded."""
-        if self._setup.options.keep_checkpoints == "all":
-            return
+    def _write_results(self) -> dict[str, Any]:
+        """Write the results of all trials so far, and remove the checkpoints that `--keep_checkpoints best` does not keep."""
         trials = self._study.trials()
-        best = best_of(trials)
-        for trial in trials:
-            if trial.state != "running" and trial != best:
-                drop_checkpoints(self._setup.runs / trial.name)
+        results = write_results(self._setup, trials, self._seconds)
+        if self._setup.options.keep_checkpoints == "best":
+            best = best_of(trials)
+            for trial in trials:
+                if trial.state != "running" and trial != best:
+                    drop_checkpoints(self._setup.runs / trial.name)
+        return results
 
     def _conclude(self) -> Path:
         """Return the path of the best recipe, or raise the reason why the search has stopped."""
@@ -309,7 +285,6 @@ class _Search:
 
 
 def _line(trials: list[Trial], trial: Trial, limit: int | None) -> str:
-    """Return the line about a trial that has ended."""
     values = ", ".join(f"{name} {shown(value)}" for name, value in trial.values.items())
     loss = "" if trial.loss is None else f", loss {trial.loss:.4f}"
     reason = f" ({trial.reason})" if trial.reason else ""

@@ -12,21 +12,21 @@ import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel
 
 from common.errors import ConfigError
 from common.files import UnusableFileError, read_input, sealed, unsealed, write_atomic
 from common.untrusted import parsed
+from trainer.search.options import Sampler
 from trainer.search.space import Choices, Dimension, Space, Value
 from trainer.search.trials import MAX_REASON_CHARS, Seconds, State, Trial
 
-__all__ = ["FILE", "Sampler", "Study", "check_installed", "importance_of", "propose"]
+__all__ = ["FILE", "Study", "check_installed", "importance_of", "propose"]
 
 FILE = "study.jsonl"
 """Name of the file in the folder of a search."""
-Sampler = Literal["tpe", "random", "grid"]
 _STARTUP_TRIALS = 8
 """TPE draws this many trials at random before it models the losses."""
 _MOST_MODELLED = 4096
@@ -43,7 +43,6 @@ class _FirstLine(BaseModel):
 
 
 def check_installed() -> None:
-    """Raise ConfigError with the command that installs Optuna if it is missing."""
     if importlib.util.find_spec("optuna") is None:
         raise ConfigError(
             "this sampler needs the package optuna, which is not installed; use --sampler grid, or install it with "
@@ -61,15 +60,8 @@ def _optuna() -> Any:
 class Study:
     """The trials of a search, in a file of its folder: one sealed line with the time of the search, and one for each trial.
 
-    Each change replaces the whole file. So it is complete after a kill at any moment.
-
-    Args:
-        directory: the folder of the search.
-        space: the trials must belong to it.
-
-    Raises:
-        ConfigError: the file is not of this search.
-        OSError: the file cannot be read.
+    Each change replaces the whole file. So it is complete after a kill at any moment. ConfigError: the file is not of a search with
+    this space.
     """
 
     def __init__(self, directory: Path, space: Space) -> None:
@@ -97,7 +89,6 @@ class Study:
         return list(self._trials)
 
     def start(self, values: Mapping[str, Value]) -> Trial:
-        """Add a trial with these values, and return it."""
         trial = Trial(number=len(self._trials), values=dict(values))
         self._trials.append(trial)
         self._lines.append(sealed(trial.to_json(), indent=None))
@@ -127,7 +118,6 @@ class Study:
         write_atomic(self._path, b"".join([sealed({"seconds": self._seconds}, indent=None), *self._lines]))
 
     def _read(self, line: bytes, space: Space, *, is_first: bool) -> None:
-        """Take a line of the file. Raises ValueError if no search with this space writes it there."""
         content = unsealed(line, indent=None)
         if is_first:
             self._seconds = parsed(_FirstLine, content).seconds
@@ -135,27 +125,19 @@ class Study:
         trial = parsed(Trial, content)
         if trial.number != len(self._trials):
             raise ValueError(f"trial {trial.number} in place of trial {len(self._trials)}")
-        if not space.holds(trial.values):
+        if not space.contains(trial.values):
             raise ValueError(f"the values {str(trial.values)[:200]} are not in the space of this search")
         self._trials.append(trial)
         self._lines.append(line)
 
 
 def propose(space: Space, trials: Sequence[Trial], sampler: Sampler, seed: int) -> dict[str, Value] | None:
-    """Return the values of the next trial; None if all combinations of the space have had a trial.
-
-    No combination is proposed twice.
-
-    Args:
-        space: the settings to vary.
-        trials: all trials so far, also those that are running or have failed.
-        sampler: how the values are chosen.
-        seed: of the search.
-    """
+    """Return the values of the next trial, which none of `trials` has had; None if all combinations of the space have had one."""
     used = {tuple(trial.values.items()) for trial in trials}
     if sampler != "grid":
         for attempt in range(_MOST_ATTEMPTS):
-            values = _sampled(space, trials, sampler, _seed(seed, len(trials), attempt))
+            digest = hashlib.sha256(repr((seed, len(trials), attempt)).encode()).digest()
+            values = _sampled(space, trials, sampler, int.from_bytes(digest[:4], "big"))
             if tuple(values.items()) not in used:
                 return values
     size = space.size
@@ -217,7 +199,3 @@ def _distribution(optuna: Any, dimension: Dimension) -> Any:
     if dimension.whole:
         return kinds.IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log, step=int(dimension.step or 1))
     return kinds.FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
-
-
-def _seed(*parts: int) -> int:
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big")

@@ -50,8 +50,6 @@ _LOST = re.compile(rf"signal \d+ |.*{LOST_RANK}")
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come."""
-
     losses: Mapping[int, float]
     """Validation loss of each evaluation, by step."""
     step: int
@@ -67,11 +65,7 @@ def recipe_of(config: TrainConfig) -> str:
 
 
 def read_progress(run: Path) -> Progress:
-    """Return the evaluations in the metrics of a run, which may be in progress. A line that is not complete ends the reading.
-
-    Raises:
-        CheckpointError: the metrics are no regular file of the run.
-    """
+    """Return the evaluations in the metrics of a run, which may be in progress. A line that is not complete ends the reading."""
     losses: dict[int, float] = {}
     newest, alert = b"", ""
     try:
@@ -91,11 +85,7 @@ def read_progress(run: Path) -> Progress:
 
 
 def drop_checkpoints(run: Path) -> None:
-    """Remove the checkpoints of a run. A link in place of a folder stays, and so do the checkpoints of a run that is trained now.
-
-    Raises:
-        CheckpointError: the lock of the run is a link or no regular file.
-    """
+    """Remove the checkpoints of a run, unless it is trained now. A link in place of a folder stays."""
     folder = run / CHECKPOINTS
     if run.is_symlink() or folder.is_symlink() or not folder.is_dir():
         return
@@ -104,14 +94,7 @@ def drop_checkpoints(run: Path) -> None:
 
 
 class TrialRun:
-    """The process of a trial.
-
-    Args:
-        directory: folder of the search.
-        name: of the trial.
-        config: its settings.
-        gpus: CUDA_VISIBLE_DEVICES of the process; None: unchanged.
-    """
+    """The process of a trial, in the folder of its search. `gpus` is its CUDA_VISIBLE_DEVICES; None: unchanged."""
 
     def __init__(self, directory: Path, name: str, config: TrainConfig, gpus: str | None) -> None:
         self.run = config.run
@@ -130,13 +113,10 @@ class TrialRun:
         return time.monotonic() - self._began
 
     def start(self) -> None:
-        """Start the training, or continue it from its newest checkpoint.
-
-        Raises:
-            ConfigError: another process trains in the run.
-            CheckpointError: the log or the lock of the run is a link or no regular file.
-            OSError: a file cannot be written, or the process cannot be started.
-        """
+        """Start the training, or continue it from its newest checkpoint."""
+        # The recipe holds all settings, so no variable may replace one.
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("TRAIN_") or name in RESTART_VARIABLES}
+        gpus = {} if self._gpus is None else {"CUDA_VISIBLE_DEVICES": self._gpus}
         wait_until_free(self.run, _FREE_S)
         write_atomic(self._recipe, recipe_of(self._config).encode())
         try:
@@ -147,7 +127,7 @@ class TrialRun:
         try:
             self._process = subprocess.Popen(
                 training_command(["--recipe", str(self._recipe.absolute()), "--run", str(self.run)]),
-                env=self._variables(),
+                env=kept | {"OMP_NUM_THREADS": str(self._config.threads)} | gpus,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -166,7 +146,6 @@ class TrialRun:
             self._process.send_signal(signal.SIGTERM)
 
     def exit_code(self) -> int | None:
-        """Return the exit code of the process; None while it runs."""
         return None if self._process is None else self._process.poll()
 
     def progress(self) -> Progress | None:
@@ -202,15 +181,8 @@ class TrialRun:
         except (OSError, UnusableFileError):
             return ""
 
-    def _variables(self) -> dict[str, str]:
-        """Return the environment. The recipe holds all settings, so no variable may replace one."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("TRAIN_") or name in RESTART_VARIABLES}
-        threads = {"OMP_NUM_THREADS": str(self._config.threads)}
-        return kept | threads | ({} if self._gpus is None else {"CUDA_VISIBLE_DEVICES": self._gpus})
-
 
 def _parsed(line: bytes) -> object:
-    """Return the event in a line; None if there is none."""
     with suppress(ValueError, KeyError, TypeError):
         return parse_event(parse_json(line))
     return None

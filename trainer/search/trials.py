@@ -11,16 +11,16 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializ
 
 from common.files import plain
 from common.untrusted import MAX_COUNT, Count, Finite
+from trainer.search.options import Pruner
 from trainer.search.space import Value
 
-__all__ = ["COUNTED", "MAX_REASON_CHARS", "Pruner", "Seconds", "State", "Trial", "best_of", "is_pruned", "shown"]
+__all__ = ["COUNTED", "MAX_REASON_CHARS", "Seconds", "State", "Trial", "best_of", "is_pruned", "shown"]
 
 MAX_REASON_CHARS = 2000
 Seconds = Annotated[float, Field(ge=0, le=MAX_COUNT), PlainSerializer(lambda seconds: round(seconds, 3))]
 State = Literal["running", "finished", "pruned", "failed"]
 COUNTED = ("finished", "pruned")
 """States of the trials that count towards `--trials`. A failed trial is replaced by another one."""
-Pruner = Literal["median", "asha", "none"]
 _STARTUP_TRIALS = 4
 """The median is compared once this many trials are finished."""
 _FACTOR = 3
@@ -78,17 +78,11 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
 
 
 def is_pruned(pruner: Pruner, own: Mapping[int, float], others: Sequence[Trial], step: int, first_step: int) -> str:
-    """Return why a trial ends early at an evaluation; an empty string if it goes on.
+    """Return why a trial ends early at the evaluation of `step`; an empty string if it goes on.
 
-    The answer is a pure function of the losses, so a search that was killed decides in the same way again.
-
-    Args:
-        pruner: the rule. median: the lowest loss so far is above the median of the finished trials at the same step. asha: at the
-            steps `first_step * 3**k` the lowest loss so far is not among the best third of all trials that came as far.
-        own: loss of each evaluation by step, up to `step`.
-        others: the other trials.
-        step: step of the evaluation.
-        first_step: no trial is pruned before this step.
+    The answer is a pure function of the losses, so a search that was killed decides in the same way again. median: the lowest loss
+    so far is above the median of the finished trials at the same step. asha: at the steps `first_step * 3**k` the lowest loss so
+    far is not among the best third of all trials that came as far.
     """
     if pruner == "none" or step < first_step:
         return ""
@@ -98,25 +92,20 @@ def is_pruned(pruner: Pruner, own: Mapping[int, float], others: Sequence[Trial],
         if len(rivals) < _STARTUP_TRIALS or lowest <= (middle := statistics.median(rivals)):
             return ""
         return f"loss {lowest:.4f} at step {step} is above the median {middle:.4f} of {len(rivals)} trials"
-    if not _is_rung(step, first_step):
-        return ""
-    reached = [trial.losses for trial in others if any(at >= step for at in trial.losses)]
-    found = sorted([lowest, *(min(loss for at, loss in losses.items() if at <= step) for losses in reached if min(losses) <= step)])
-    limit = found[max(1, len(found) // _FACTOR) - 1]
-    if lowest <= limit:
-        return ""
-    return f"loss {lowest:.4f} at step {step} is not among the best {max(1, len(found) // _FACTOR)} of {len(found)} trials"
-
-
-def _is_rung(step: int, first_step: int) -> bool:
     rung = first_step
     while rung < step:
         rung *= _FACTOR
-    return rung == step
+    if rung != step:
+        return ""
+    reached = [trial.losses for trial in others if any(at >= step for at in trial.losses)]
+    found = sorted([lowest, *(min(loss for at, loss in losses.items() if at <= step) for losses in reached if min(losses) <= step)])
+    kept = max(1, len(found) // _FACTOR)
+    if lowest <= found[kept - 1]:
+        return ""
+    return f"loss {lowest:.4f} at step {step} is not among the best {kept} of {len(found)} trials"
 
 
 def shown(value: Value) -> str:
-    """Return a value as text for people."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
