@@ -6,7 +6,6 @@ import itertools
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,26 +69,11 @@ def search(options: SearchOptions, announce: Announce) -> tuple[Path, dict[str, 
         return _Search(setup, Study(setup.directory, setup.space), announce).run()
 
 
-@dataclass
-class _Active:
-    number: int
-    slot: int
-    run: TrialRun
-    starts: int = 1
-    seconds_before: float = 0.0
-    reason: str = ""
-    """Why it ends early."""
-
-    @property
-    def seconds(self) -> float:
-        return self.seconds_before + self.run.seconds
-
-
 class _Search:
     def __init__(self, setup: SearchSetup, study: Study, announce: Announce) -> None:
         self._setup, self._study, self._announce = setup, study, announce
         self._stop = StopRequest("the trials finish their step and save")
-        self._active: list[_Active] = []
+        self._active: list[TrialRun] = []
         self._began, self._before_s = time.monotonic(), study.seconds
         self._recorded_s = self._before_s
         self._failed_in_row = 0
@@ -102,8 +86,8 @@ class _Search:
                 self._stop.pause(_POLL_S)
                 self._follow()
         finally:
-            for active in self._active:  # only after an error of the search itself
-                active.run.ask_to_stop("stop")
+            for run in self._active:  # only after an error of the search itself
+                run.ask_to_stop("stop")
             self._study.spent(self._seconds, {})
         results = self._write_results()
         return self._conclude(), results
@@ -128,7 +112,7 @@ class _Search:
 
     def _next_trial(self) -> Trial | None:
         trials = self._study.trials()
-        here = {active.number for active in self._active}
+        here = {run.number for run in self._active}
         for trial in trials:
             if trial.state == "running" and trial.number not in here:
                 return trial
@@ -146,64 +130,62 @@ class _Search:
         except ConfigError as error:
             self._end(trial.number, "failed", 0.0, str(error), limit=_MOST_INVALID)
             return
-        taken = {active.slot for active in self._active}
+        taken = {run.slot for run in self._active}
         slot = next(slot for slot in range(options.parallel) if slot not in taken)
-        run = TrialRun(directory, trial.name, config, gpus_of_slot(slot, options.parallel, os.environ))
-        active = _Active(trial.number, slot, run, seconds_before=trial.seconds)
-        if self._judge(active, read_progress(run.run)):  # an earlier start was killed after it had decided this
-            self._end(trial.number, "pruned", trial.seconds, active.reason)
+        run = TrialRun(directory, trial, config, slot=slot, gpus=gpus_of_slot(slot, options.parallel, os.environ))
+        if self._judge(run, read_progress(run.path)):  # an earlier start was killed after it had decided this
+            self._end(trial.number, "pruned", trial.seconds, run.pruned)
             return
         run.start()
-        self._active.append(active)
+        self._active.append(run)
 
     def _follow(self) -> None:
         ending = self._is_ending
-        for active in list(self._active):
-            code = active.run.exit_code()  # before the metrics are read, which are then complete
-            progress = active.run.progress()
-            if progress is not None and not active.reason and self._judge(active, progress):
-                active.run.ask_to_stop("prune")
+        for run in list(self._active):
+            code = run.exit_code()  # before the metrics are read, which are then complete
+            progress = run.progress()
+            if progress is not None and not run.pruned and self._judge(run, progress):
+                run.ask_to_stop("prune")
             if ending:
-                active.run.ask_to_stop("stop")
+                run.ask_to_stop("stop")
             if code is not None:
-                self._active.remove(active)
-                self._ended(active, code)
+                self._active.remove(run)
+                self._ended(run, code)
         if self._seconds - self._recorded_s >= _SECONDS_EVERY_S:
             self._recorded_s = self._seconds
-            self._study.spent(self._recorded_s, {active.number: active.seconds for active in self._active})
+            self._study.spent(self._recorded_s, {run.number: run.seconds for run in self._active})
 
-    def _judge(self, active: _Active, progress: Progress) -> bool:
+    def _judge(self, run: TrialRun, progress: Progress) -> bool:
         """Record the new evaluations of a trial in order. Returns whether one of them ends the trial early.
 
         The evaluation at the last step ends nothing, so an evaluation is judged once the run has gone on after it. So the result
         does not depend on when the metrics are read.
         """
         trials = self._study.trials()
-        others = [trial for trial in trials if trial.number != active.number]
-        known = dict(trials[active.number].losses)
+        others = [trial for trial in trials if trial.number != run.number]
+        known = dict(trials[run.number].losses)
         for step, loss in sorted(progress.losses.items()):
             if step not in known:
-                self._study.evaluated(active.number, step, loss)
+                self._study.evaluated(run.number, step, loss)
                 known[step] = loss
             if progress.step > step:
                 until = {at: one for at, one in known.items() if at <= step}
-                active.reason = is_pruned(self._setup.options.pruner, until, others, step, self._setup.prune_from)
-                if active.reason:
+                run.pruned = is_pruned(self._setup.options.pruner, until, others, step, self._setup.prune_from)
+                if run.pruned:
                     return True
         return False
 
-    def _ended(self, active: _Active, code: int) -> None:
-        run, number, seconds = active.run, active.number, active.seconds
-        error = run.last_error()
-        if active.reason:
-            self._end(number, "pruned", seconds, active.reason)
+    def _ended(self, run: TrialRun, code: int) -> None:
+        number, seconds, error = run.number, run.seconds, run.last_error()
+        if run.pruned:
+            self._end(number, "pruned", seconds, run.pruned)
         elif code == ExitCode.DONE and self._study.trials()[number].lowest is None:
             self._end(number, "failed", seconds, "no evaluation has a finite loss")
         elif code == ExitCode.DONE:
             self._end(number, "finished", seconds)
         elif run.asked == "stop" or self._stop.is_received():
             self._stay(number, seconds)
-        elif code == ExitCode.GUARD and read_progress(run.run).alert in _JUDGES_LOSSES:
+        elif code == ExitCode.GUARD and read_progress(run.path).alert in _JUDGES_LOSSES:
             self._end(number, "pruned", seconds, f"the guard stopped it: {error}")
         elif code in _OF_THE_PLACE:
             self._stay(
@@ -212,17 +194,17 @@ class _Search:
         elif code in (ExitCode.CONFIG, ExitCode.CRASHED) and not run.was_killed():
             self._end(number, "failed", seconds, error or f"exit code {code}")
         else:
-            self._repeat(active, code, seconds, error or f"exit code {code}")
+            self._repeat(run, code, seconds, error or f"exit code {code}")
 
     def _stay(self, number: int, seconds: float, error: Exception | None = None) -> None:
         """Leave a trial unfinished, so that the next start of the search continues it. An error ends the search."""
         self._study.spent(self._seconds, {number: seconds})
         self._error = self._error or error
 
-    def _repeat(self, active: _Active, code: int, seconds: float, error: str) -> None:
+    def _repeat(self, run: TrialRun, code: int, seconds: float, error: str) -> None:
         """Continue a trial that says nothing about its values. A damaged run is set aside first, and the trial begins again."""
-        number = active.number
-        if active.starts >= _MOST_STARTS:
+        number = run.number
+        if run.starts >= _MOST_STARTS:
             if self._setup.options.killed == "fail":
                 self._end(number, "failed", seconds, f"{error}, {_MOST_STARTS} times")
                 return
@@ -233,15 +215,14 @@ class _Search:
             self._stay(number, seconds, (CheckpointError if code == ExitCode.CHECKPOINT else WorkerError)(text))
             return
         how = "continued"
-        if code == ExitCode.CHECKPOINT and active.run.run.exists():
-            how, run = "repeated", active.run.run
+        if code == ExitCode.CHECKPOINT and run.path.exists():
+            how, name = "repeated", run.path.name
             folder = own_folder(self._setup.directory / "damaged")
             taken = {path.name for path in folder.iterdir()}
-            run.rename(next(folder / name for place in itertools.count(1) if (name := f"{run.name}-{place}") not in taken))
+            run.path.rename(next(folder / new for place in itertools.count(1) if (new := f"{name}-{place}") not in taken))
         self._announce(f"trial {number} is {how}: {error}")
-        active.starts, active.seconds_before = active.starts + 1, seconds
-        active.run.start()
-        self._active.append(active)
+        run.start()
+        self._active.append(run)
 
     def _end(self, number: int, state: State, seconds: float, reason: str = "", *, limit: int = _MOST_FAILED) -> None:
         loss = None if state == "failed" else self._study.trials()[number].lowest

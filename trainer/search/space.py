@@ -86,10 +86,9 @@ class Range:
         return None if step is None else math.floor((self.high - self.low) / step + 1e-9) + 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry as the file of the space has it."""
         found = asdict(self)
         del found["whole"]
-        return {name: value for name, value in found.items() if value not in (None, False)}
+        return {name: value for name, value in found.items() if value not in (None, False)}  # also without a 0
 
 
 Dimension = Choices | Range

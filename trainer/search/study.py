@@ -60,8 +60,7 @@ def _optuna() -> Any:
 class Study:
     """The trials of a search, in a file of its folder: one sealed line with the time of the search, and one for each trial.
 
-    Each change replaces the whole file. So it is complete after a kill at any moment. ConfigError: the file is not of a search with
-    this space.
+    Each change replaces the whole file. So it is complete after a kill at any moment. A file of another space raises ConfigError.
     """
 
     def __init__(self, directory: Path, space: Space) -> None:
@@ -135,9 +134,16 @@ def propose(space: Space, trials: Sequence[Trial], sampler: Sampler, seed: int) 
     """Return the values of the next trial, which none of `trials` has had; None if all combinations of the space have had one."""
     used = {tuple(trial.values.items()) for trial in trials}
     if sampler != "grid":
+        optuna = _optuna()
+        distributions = {name: _distribution(optuna, one) for name, one in space.dimensions.items()}
         for attempt in range(_MOST_ATTEMPTS):
-            digest = hashlib.sha256(repr((seed, len(trials), attempt)).encode()).digest()
-            values = _sampled(space, trials, sampler, int.from_bytes(digest[:4], "big"))
+            own_seed = int.from_bytes(hashlib.sha256(repr((seed, len(trials), attempt)).encode()).digest()[:4], "big")
+            if sampler == "tpe":
+                chosen = optuna.samplers.TPESampler(n_startup_trials=_STARTUP_TRIALS, seed=own_seed)
+            else:
+                chosen = optuna.samplers.RandomSampler(seed=own_seed)
+            known = trials[-_MOST_MODELLED:] if sampler == "tpe" else ()
+            values: dict[str, Value] = dict(_in_memory(optuna, space, known, chosen).ask(distributions).params)
             if tuple(values.items()) not in used:
                 return values
     size = space.size
@@ -159,16 +165,6 @@ def importance_of(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
         _in_memory(optuna, space, finished, None), evaluator=optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.25)
     )
     return {str(name): float(share) for name, share in found.items() if math.isfinite(share)}
-
-
-def _sampled(space: Space, trials: Sequence[Trial], sampler: Sampler, seed: int) -> dict[str, Value]:
-    optuna = _optuna()
-    if sampler == "tpe":
-        chosen = optuna.samplers.TPESampler(n_startup_trials=_STARTUP_TRIALS, seed=seed)
-        study = _in_memory(optuna, space, trials[-_MOST_MODELLED:], chosen)
-    else:
-        study = _in_memory(optuna, space, (), optuna.samplers.RandomSampler(seed=seed))
-    return dict(study.ask({name: _distribution(optuna, one) for name, one in space.dimensions.items()}).params)
 
 
 def _in_memory(optuna: Any, space: Space, trials: Sequence[Trial], sampler: Any) -> Any:

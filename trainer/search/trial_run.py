@@ -31,6 +31,7 @@ from trainer.runs.events import AlertEvent, EvalEvent, TrainEvent, parse_event
 from trainer.runs.layout import CHECKPOINTS
 from trainer.runs.lock import locked_run, wait_until_free
 from trainer.runs.metrics_file import METRICS
+from trainer.search.trials import Trial
 
 __all__ = ["Progress", "TrialRun", "drop_checkpoints", "read_progress", "recipe_of"]
 
@@ -96,28 +97,34 @@ def drop_checkpoints(run: Path) -> None:
 class TrialRun:
     """The process of a trial, in the folder of its search. `gpus` is its CUDA_VISIBLE_DEVICES; None: unchanged."""
 
-    def __init__(self, directory: Path, name: str, config: TrainConfig, gpus: str | None) -> None:
-        self.run = config.run
+    def __init__(self, directory: Path, trial: Trial, config: TrainConfig, *, slot: int = 0, gpus: str | None = None) -> None:
+        self.path = config.run
+        self.number, self.slot, self.starts = trial.number, slot, 0
         self.asked: Literal["", "prune", "stop"] = ""
         """Why the run was asked to stop."""
+        self.pruned = ""
+        """Why the trial ends early."""
         self._directory = directory
-        self._log = directory / "logs" / f"{name}.log"
-        self._recipe = directory / "recipes" / f"{name}.toml"
+        self._log = directory / "logs" / f"{trial.name}.log"
+        self._recipe = directory / "recipes" / f"{trial.name}.toml"
         self._config, self._gpus = config, gpus
         self._process: subprocess.Popen[bytes] | None = None
-        self._began, self._log_begin = time.monotonic(), 0
+        self._earlier_s, self._log_begin = trial.seconds, 0
+        self._began: float | None = None
         self._seen: tuple[int, int] | None = None
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._began
+        """Time of all starts of the trial."""
+        return self._earlier_s + (0.0 if self._began is None else time.monotonic() - self._began)
 
     def start(self) -> None:
         """Start the training, or continue it from its newest checkpoint."""
+        self._earlier_s, self._began = self.seconds, None
         # The recipe holds all settings, so no variable may replace one.
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TRAIN_") or name in RESTART_VARIABLES}
         gpus = {} if self._gpus is None else {"CUDA_VISIBLE_DEVICES": self._gpus}
-        wait_until_free(self.run, _FREE_S)
+        wait_until_free(self.path, _FREE_S)
         write_atomic(self._recipe, recipe_of(self._config).encode())
         try:
             log = open_output(self._log, os.O_WRONLY | os.O_APPEND, below=self._directory)
@@ -126,7 +133,7 @@ class TrialRun:
         self._log_begin = os.fstat(log).st_size
         try:
             self._process = subprocess.Popen(
-                training_command(["--recipe", str(self._recipe.absolute()), "--run", str(self.run)]),
+                training_command(["--recipe", str(self._recipe.absolute()), "--run", str(self.path)]),
                 env=kept | {"OMP_NUM_THREADS": str(self._config.threads)} | gpus,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -135,7 +142,7 @@ class TrialRun:
             )
         finally:
             os.close(log)
-        self._began, self._seen = time.monotonic(), None
+        self._began, self._seen, self.starts = time.monotonic(), None, self.starts + 1
 
     def ask_to_stop(self, why: Literal["prune", "stop"]) -> None:
         """Ask the run to save a checkpoint and to end. A later reason does not replace the first one."""
@@ -151,14 +158,14 @@ class TrialRun:
     def progress(self) -> Progress | None:
         """Return how far the run has come; None if its metrics have not changed since the last call."""
         try:
-            status = (self.run / METRICS).stat()
+            status = (self.path / METRICS).stat()
         except FileNotFoundError:
             return None
         seen = (status.st_ino, status.st_size)
         if seen == self._seen:
             return None
         self._seen = seen
-        return read_progress(self.run)
+        return read_progress(self.path)
 
     def last_error(self) -> str:
         """Return the last error in the output of this start, in one line; empty if there is none."""
