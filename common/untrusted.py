@@ -10,10 +10,11 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from common.errors import CheckpointError
 from common.files import UnusableFileError, open_input, read_input
@@ -29,10 +30,9 @@ __all__ = [
     "MAX_RECORD_BYTES",
     "Count",
     "Finite",
-    "Form",
+    "Schema",
     "InnerName",
     "Plain",
-    "check_form",
     "copy_run_file",
     "digest_run_file",
     "number",
@@ -58,9 +58,9 @@ _RESTORE = "restore it from a copy, or use another run"
 
 MAX_COUNT = 1 << 53
 """The highest value of a counter. No run reaches it, and the sum of two counters fits into 64 bits."""
-Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
 """A whole number that counts something."""
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 
 
 def _inner(name: object) -> object:
@@ -79,7 +79,7 @@ Plain = _Scalar | list[_Scalar] | dict[str, _Scalar | list[_Scalar]]
 """The type of a fact in a record."""
 
 
-class Form(BaseModel):
+class Schema(BaseModel):
     """A table in a file of a run. Fields that this version does not know are kept, and written again."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
@@ -89,13 +89,13 @@ class Form(BaseModel):
         return self.model_dump(exclude_unset=True)
 
 
-FormT = TypeVar("FormT", bound=Form)
+T = TypeVar("T")
 
 
-def parsed(form: type[FormT], value: object) -> FormT:
-    """Return a value from JSON as an object. ValueError names the first field that does not have the form."""
+def parsed(kind: type[T], value: object) -> T:
+    """Return a value from JSON as an object of a class of pydantic. ValueError names the first field that does not fit."""
     try:
-        return form.model_validate(value)
+        return cast(T, _adapter(cast(Any, kind)).validate_python(value))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))[:_MAX_SHOWN_CHARS]
@@ -106,8 +106,9 @@ def parsed(form: type[FormT], value: object) -> FormT:
         raise ValueError("its values are nested too deeply") from None
 
 
-def check_form(form: type[Form], value: object) -> None:
-    parsed(form, value)
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def number(value: object) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from common.settings.conditions import OnlyIf
-from common.settings.effects import conditions_of, needed_text, unmet_conditions
+from common.settings.model import conditions_of, needed_text, unmet_conditions
 from data_pipeline.config.prepare import OVERRIDABLE, PrepareConfig, SourceConfig
 
 __all__ = ["settings_without_effect"]

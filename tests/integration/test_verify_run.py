@@ -25,7 +25,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.loop import train
 from trainer.machine import environment, locks
-from trainer.machine.environment import Difference, environment_facts
+from trainer.machine.environment import ChangedFact, environment_facts
 from trainer.runs.ledger import LEDGER
 from trainer.training.step import train_step
 from trainer.verification.audit import audit_run
@@ -261,8 +261,8 @@ def test_other_flags_are_listed_and_named_as_the_reason_for_other_bits(run: Path
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     assert compare_environment(run, environment_facts()) == (
-        Difference("flags.NCCL_ALGO", None, "Ring", False),  # the run was made on a CPU
-        Difference("flags.NVIDIA_TF32_OVERRIDE", None, "0", True),
+        ChangedFact("flags.NCCL_ALGO", None, "Ring", False),  # the run was made on a CPU
+        ChangedFact("flags.NVIDIA_TF32_OVERRIDE", None, "0", True),
     )
     assert "2 differences, of which 1 can change the results (*)" in held(verify_run(run))["environment"].text
     assert "bitwise equal" in held(verify_run(run, num_steps=2))["replay"].text

@@ -17,10 +17,10 @@ from common.errors import ProjectError, StorageError
 from common.storage_errors import explain_os_error
 from data_pipeline.dataset.shards import Rows, ShardError
 from trainer.config import BatchConfig, LoaderConfig
-from trainer.data.adjustments import Adjustments
 from trainer.data.batch import DataFault, GlobalBatch, blank_micro_batch, micro_batch, share_of_rank
 from trainer.data.order import RowOrder
 from trainer.distributed.group import Group
+from trainer.runs.adjustments import Adjustments
 
 __all__ = ["global_batch", "prefetched_batches"]
 
@@ -135,14 +135,9 @@ def _next_position(position: int, num_rows: int, left_out: Sequence[tuple[int, i
 
 
 def _retried(read: Callable[[], _ValueT], waits_s: Sequence[float], closed: threading.Event) -> _ValueT:
-    """Return the result of `read`, which is retried after each of `waits_s` if it fails, until `closed` is set.
-
-    An `OSError` may be temporary, so each wait is followed by another attempt. A damaged shard is read once more, because somebody
-    may have been restoring it.
-
-    Raises:
-        StorageError: every attempt raised an `OSError`; the message names the file.
-        ShardError: the shard was damaged in both attempts.
+    """Return the result of `read`, which is retried after each of `waits_s` if it fails, until `closed` is set. An `OSError` may be
+    temporary, so each wait is followed by another attempt; after the last one StorageError names the file. A damaged shard is
+    read once more, because somebody may have been restoring it.
     """
     left_s = iter(waits_s)
     damaged_before = False

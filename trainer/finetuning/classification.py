@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from common.errors import CheckpointError, ConfigError
 from common.files import canonical_json, parse_json
-from common.untrusted import Count, Form, parsed
+from common.untrusted import Count, Schema, parsed
 from data_pipeline.dataset.document_labels import label_names, read_document_labels
 from data_pipeline.dataset.layout import MAX_LABELS
 from data_pipeline.dataset.manifest import MAX_ROW_LENGTH, Manifest
@@ -35,9 +35,9 @@ from trainer.data.batch import IGNORE, micro_batch
 from trainer.finetuning.task import TASK_FOLDER, Kind, Task
 from trainer.model.attention import Layout, choose_backend
 from trainer.model.decoder import DecoderBody, build_body, flops_per_token, num_weights
+from trainer.model.eval_metrics import EvalMetrics
 from trainer.model.forward import CustomPass, LossFunction, LossModule, PassInputs, forward_pass
 from trainer.model.loss import cross_entropy_rows, cross_entropy_sum
-from trainer.runs.eval_metrics import EvalMetrics
 from trainer.runs.events import MeasuresEvent
 
 __all__ = [
@@ -59,7 +59,7 @@ _HEAD = frozenset({"head.weight", "head.bias"})
 _MAX_NAME_CHARS = 1024
 
 
-class LabelFacts(Form):
+class LabelFacts(Schema):
     """The content of `labels.json`: what a run must know of its labelled data."""
 
     names: list[str] = Field(min_length=2, max_length=MAX_LABELS)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import nn
 
 from common.errors import ConfigError, ProjectError
-from trainer.data.adjustments import Adjustment, Adjustments, smaller_micro
+from trainer.context import RunContext
 from trainer.data.bad_shards import decide
 from trainer.distributed.group import TEARDOWN_DELAY_S
 from trainer.machine.memory import release_memory
@@ -18,7 +18,7 @@ from trainer.metrics import Monitor
 from trainer.model.forward import LossModule
 from trainer.parallel.accumulation import Accumulation
 from trainer.parallel.wrapping import MicroTooLarge, wrap_for_training
-from trainer.runs.context import RunContext
+from trainer.runs.adjustments import Adjustment, Adjustments, smaller_micro
 from trainer.runs.events import AlertEvent
 from trainer.runs.ledger import Ledger
 from trainer.runs.record import leave_note, note_adjustment
@@ -33,11 +33,9 @@ class Adjuster:
     """Stores adjustments durably, and announces them."""
 
     context: RunContext
-    adjustments: Adjustments
-    """All adjustments so far, of this start of the run and of earlier ones."""
+    adjustments: Adjustments  # all adjustments so far, of this start of the run and of earlier ones
     monitor: Monitor
-    ledger: Ledger | None
-    """None on all ranks except rank 0."""
+    ledger: Ledger | None  # None on all ranks except rank 0
 
     def make(self, adjustment: Adjustment) -> None:
         """Add an adjustment, and write it into the record, where the next start of the run reads it."""
@@ -45,9 +43,8 @@ class Adjuster:
         self.context.group.on_main(lambda: note_adjustment(self.context.config.run, adjustment))
 
     def announce(self, adjustment: Adjustment, step: int, *, after: int) -> None:
-        """Raise the alert of an adjustment at `step`, and write it into the ledger behind the step `after`.
-
-        A cool-down is no fault, so it is only logged.
+        """Raise the alert of an adjustment at `step`, and write it into the ledger behind the step `after`. A cool-down is no
+        fault, so it is only logged.
         """
         if adjustment.kind == "cooldown":
             _log.info("%s", adjustment.describe())
@@ -86,8 +83,7 @@ def wrapped(
     while True:
         batch = adjustments.batch(context.config.batch, step)
         try:
-            adjusted = replace(context, config=context.config.model_copy(update={"batch": batch}))
-            return *wrap_for_training(loss, adjusted), adjustments
+            return *wrap_for_training(loss, context.with_batch(batch)), adjustments
         except MicroTooLarge:
             # Before this handler drops DDP, which may have made exchanges: see `trainer.distributed.group`.
             time.sleep(TEARDOWN_DELAY_S)

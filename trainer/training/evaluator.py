@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from common.errors import ConfigError, ProjectError
 from data_pipeline.dataset.shards import ShardError
+from trainer.context import RunContext
 from trainer.data.bad_shards import as_project_error, shared_faults
 from trainer.evaluation.evaluate import EvaluationStopped, evaluate
 from trainer.evaluation.results import Evaluation
@@ -20,7 +21,6 @@ from trainer.inference.text_model import Continuation, Sampling, TextModel
 from trainer.inference.text_scores import Scores
 from trainer.machine.memory import is_out_of_memory
 from trainer.parallel.fsdp import gathered
-from trainer.runs.context import RunContext
 from trainer.runs.events import SampleEvent, ScoresEvent
 from trainer.runs.progress import Progress
 from trainer.training.adjuster import Adjuster
@@ -43,8 +43,7 @@ class Evaluator:
     stop: StopRequests
     adjuster: Adjuster
     grouping: Grouping
-    beat: Callable[[], None]
-    """Reports to the watchdog that this rank makes progress."""
+    beat: Callable[[], None]  # reports to the watchdog that this rank makes progress
 
     @property
     def context(self) -> RunContext:
@@ -55,9 +54,8 @@ class Evaluator:
         return due and progress.evaluated_step != progress.step
 
     def evaluate(self, progress: Progress) -> Progress:
-        """Measure the validation loss and write samples, both with the moving average of the weights if there is one.
-
-        If a stop is requested during the evaluation, its result is discarded. The resumed run evaluates this step.
+        """Measure the validation loss and write samples, with the moving average of the weights if there is one. If a stop is
+        requested meanwhile, the result is discarded, and the resumed run evaluates this step.
         """
         trainable, monitor = self.trainable, self.state.monitor
         can_write = trainable.task.writes

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from common.text import format_bytes
 from trainer.checkpoint.weights import weights_digest
+from trainer.context import RunContext
 from trainer.data.batch import GlobalBatch
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.distributed.stragglers import OwnTime, OwnTimer
@@ -21,7 +22,6 @@ from trainer.model.memory_estimate import MemoryEstimate
 from trainer.optim.optimizers import set_learning_rate
 from trainer.optim.schedule import learning_rate_factor, weight_decay_factor
 from trainer.runs.clock import Clock
-from trainer.runs.context import RunContext
 from trainer.runs.progress import Progress
 from trainer.training.adjuster import Adjuster
 from trainer.training.evaluator import Evaluator
@@ -49,8 +49,7 @@ class TrainingRun:
     trainable: Trainable
     end: RunEnd
     state: LiveState
-    resumed: Progress
-    """The counters from which this start of the run continues."""
+    resumed: Progress  # the counters from which this start of the run continues
     clock: Clock
     heartbeat: HeartbeatWriter
     stop: StopRequests
@@ -61,8 +60,7 @@ class TrainingRun:
     saver: Saver
     evaluator: Evaluator
     recovery: Recovery
-    expected_memory: MemoryEstimate
-    """The estimate for one rank."""
+    expected_memory: MemoryEstimate  # the estimate for one rank
     memory: PeakMeter
     profiler: StepProfiler
 

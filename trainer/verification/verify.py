@@ -25,14 +25,16 @@ from trainer.config import TrainConfig
 from trainer.distributed.group import joined_group
 from trainer.extensions.trust import EXTENSION, recorded_source
 from trainer.machine.determinism import configure_determinism, device_name, flags, not_compared, threads_per_rank
-from trainer.machine.environment import Difference, environment_facts, find_differences, same_facts
+from trainer.machine.environment import ChangedFact, environment_facts, find_differences, same_facts
 from trainer.machine.locks import describe_unlocked
+from trainer.machine.settings import settings_here
 from trainer.model.attention import backend_of
-from trainer.runs.directory import data_folder, foreign_files, load_config, settings_here
 from trainer.runs.events import TrainEvent
+from trainer.runs.layout import foreign_files
 from trainer.runs.ledger import LEDGER, LedgerStep, read_ledger
 from trainer.runs.metrics_file import METRICS, read_events
 from trainer.runs.record import NEVER_TRAINED, Earlier, Origin, check_was_trained, read_record
+from trainer.runs.saved_run import data_folder, load_config
 from trainer.verification.audit import audit_run
 from trainer.verification.auditor import AuditReport
 from trainer.verification.data_check import prepare_again
@@ -194,7 +196,7 @@ def _foreign_text(foreign: Sequence[str]) -> str:
     return f"\n  files that do not belong to this run, and are not used: {names}" if foreign else ""
 
 
-def compare_environment(run: Path, facts: Mapping[str, Any]) -> tuple[Difference, ...]:
+def compare_environment(run: Path, facts: Mapping[str, Any]) -> tuple[ChangedFact, ...]:
     """Return the differences between the environment of this process and that of the run.
 
     Args:
@@ -279,7 +281,7 @@ def _machine(config: TrainConfig) -> dict[str, Any]:
         return {"device": str(error), "threads": threads_per_rank(config), "attention": None}
 
 
-def _environment_text(differences: Sequence[Difference]) -> str:
+def _environment_text(differences: Sequence[ChangedFact]) -> str:
     if not differences:
         return "environment  as recorded"
     marked = sum(one.changes_bits for one in differences)

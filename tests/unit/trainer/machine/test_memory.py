@@ -16,6 +16,7 @@ from common.host_memory import available_host_bytes, num_oom_kills, why_killed
 from common.text import format_bytes
 from tests.support.peaks import peak_of
 from trainer.config import ModelConfig, TrainConfig
+from trainer.context import RunContext
 from trainer.distributed.group import Group
 from trainer.extensions.hooks import Extension
 from trainer.machine.memory import PeakMeter, available_bytes, is_out_of_memory, isolated_rng
@@ -26,7 +27,6 @@ from trainer.model.lora import add_adapters
 from trainer.model.loss import linear_cross_entropy_sum
 from trainer.model.memory_estimate import MemoryEstimate, estimate
 from trainer.parallel.gradient_tree import GradientTree
-from trainer.runs.context import RunContext
 from trainer.training import micro_batch_size
 from trainer.training.micro_batch_size import choose_micro, micro_candidates, probe, with_micro
 
@@ -267,13 +267,13 @@ def fixed(bytes_per_row: int) -> Callable[[int], MemoryEstimate]:
 @pytest.mark.parametrize(("free", "expected"), [(10_000, 16), (1_000, 8), (999, 4), (223, 1)])
 def test_the_largest_micro_batch_that_fits_into_nine_tenths_is_chosen(free: int, expected: int) -> None:
     config = settings_of(batch={"global_rows": 16, "micro": "auto"})
-    assert choose_micro(config, fixed(100), free, 32, 1) == expected
+    assert choose_micro(config.batch.global_rows, fixed(100), free, 32, 1) == expected
 
 
 def test_a_model_that_does_not_fit_is_refused_with_what_is_free_and_what_is_needed() -> None:
     config = settings_of(batch={"global_rows": 16, "micro": "auto"})
     with pytest.raises(ConfigError, match=r"222 B are free .* 1 rows of 32 tokens .* estimate 200 B .* parallel = fsdp"):
-        choose_micro(config, fixed(100), 222, 32, 1)
+        choose_micro(config.batch.global_rows, fixed(100), 222, 32, 1)
 
 
 class Memory:
