@@ -29,10 +29,8 @@ _PIECE = 1 << 24
 class Difference:
     """The tensors that differ between ranks, and the ranks on which they differ."""
 
-    names: tuple[str, ...]
-    """Names of the tensors, in the order of the weights."""
-    ranks: tuple[int, ...]
-    """Ranks that differ from the majority; all ranks if there is no majority."""
+    names: tuple[str, ...]  # names of the tensors, in the order of the weights
+    ranks: tuple[int, ...]  # ranks that differ from the majority; all ranks if there is no majority
 
     def describe(self, step: int, agreed_step: int) -> str:
         others = f" and {len(self.names) - 1} more" if len(self.names) > 1 else ""

@@ -62,9 +62,8 @@ def nothing_to_train(config: TrainConfig, status: str, step: int, ended_by: str)
 
 
 def finished_as(config: TrainConfig) -> dict[str, Any] | None:
-    """Return the record of the run if it finished with these settings and its last checkpoint is intact; else None.
-
-    Data that is there must be the data of the run. In all other cases the training decides, which also reports what is damaged.
+    """Return the record of the run if it finished with these settings and its last checkpoint is intact. Data that is there must be
+    the data of the run. In all other cases the training decides, which also reports what is damaged.
     """
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, ProjectError, UnusableFileError, ValidationError):
         record = unsealed(read_run_file(config.run / "record.json", MAX_RECORD_BYTES, config.run))

@@ -1,8 +1,5 @@
-"""Starts the ranks of this node: `python -m trainer.launch.torchrun [torchrun's options] -m trainer train [options]`.
-
-`trainer.launch` runs it.
-
-Settings are checked before torch is loaded. If torch cannot be loaded, the error is one line.
+"""`python -m trainer.launch.torchrun [torchrun's options] -m trainer train [options]`: checks the settings before torch is loaded,
+and starts the ranks of this node.
 """
 
 from __future__ import annotations

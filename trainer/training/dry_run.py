@@ -37,10 +37,8 @@ from trainer.training.trainable import RunData, Trainable, hold_copy
 __all__ = ["DryRun", "measured_step_s", "dry_run"]
 
 _TIMED_STEPS = 5
-_MOST_MICRO_BATCHES = 4
-"""A measured step has at most this many micro-batches. The time of a step with more is in proportion."""
-_LONGEST_S = 60.0
-"""After this time one measured step is enough."""
+_MOST_MICRO_BATCHES = 4  # a measured step has at most this many micro-batches. The time of a step with more is in proportion.
+_LONGEST_S = 60.0  # after this time one measured step is enough
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,9 @@ class DryRun:
 
     forecast: Forecast
     device: str
-    num_ranks: int
-    """Ranks on all nodes, as the launcher would start them."""
-    free_bytes: int
-    """Free memory for one rank."""
-    step_s: float | None
-    """Expected seconds of a step; None if the memory is too small for one."""
+    num_ranks: int  # ranks on all nodes, as the launcher would start them
+    free_bytes: int  # free memory for one rank
+    step_s: float | None  # expected seconds of a step; None if the memory is too small for one
 
 
 def dry_run(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> DryRun:

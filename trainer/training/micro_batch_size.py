@@ -25,8 +25,7 @@ __all__ = ["choose_micro", "expected_memory", "micro_candidates", "probe", "with
 
 _log = logging.getLogger(__name__)
 
-_UNEVEN = 1.125
-"""Rows of the busiest rank relative to an even share, at most. A larger micro-batch is worth this much imbalance."""
+_UNEVEN = 1.125  # rows of the busiest rank relative to an even share, at most. A larger micro-batch is worth this much imbalance.
 
 
 def micro_candidates(global_rows: int, world_size: int) -> list[int]:

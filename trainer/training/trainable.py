@@ -73,15 +73,12 @@ class Trainable:
 
     context: RunContext
     extension: Extension
-    loss: LossModule
-    """The model with its loss, without the exchange between ranks."""
-    module: nn.Module
-    """`loss` as the training calls it: wrapped by DDP or FSDP if the settings say so."""
+    loss: LossModule  # the model with its loss, without the exchange between ranks
+    module: nn.Module  # `loss` as the training calls it: wrapped by DDP or FSDP if the settings say so
     accumulation: Accumulation
     scaler: torch.amp.GradScaler
     optimizers: tuple[torch.optim.Optimizer, ...]
-    average: WeightAverage | None = None
-    """The moving average of the weights, None if the settings turn it off."""
+    average: WeightAverage | None = None  # the moving average of the weights, None if the settings turn it off
     task: Task = LANGUAGE
 
     @property

@@ -50,16 +50,12 @@ class Heartbeat:
 
     number: int
     pid: int
-    started: int
-    """Start time of the process in the kernel's ticks. With the pid it identifies one process."""
+    started: int  # start time of the process in the kernel's ticks. With the pid it identifies one process.
     step: int
     phase: Phase
-    limit_s: float
-    """Seconds within which the next beat is expected."""
-    lap: int = 0
-    """How often the run has gone back to an earlier step."""
-    container: str = ""
-    """The container in which the pid is valid; see `own_container`."""
+    limit_s: float  # seconds within which the next beat is expected
+    lap: int = 0  # how often the run has gone back to an earlier step
+    container: str = ""  # the container in which the pid is valid; see `own_container`
 
     @property
     def process(self) -> ProcessId:

@@ -24,18 +24,11 @@ _log = logging.getLogger(__name__)
 
 
 def begin_branch(config: TrainConfig, check: Callable[[Path, Record, int], None]) -> None:
-    """Copy a checkpoint, its ledger and its metrics from `branch.run` into a new run. Do nothing if the run exists already.
-
-    Before anything is written, `check` gets the other run, the record that the branch begins with, and the step. It raises the
-    error of settings that cannot continue this state.
-
-    Called on rank 0, which holds the lock of the new run. The checkpoint comes last: without it, the next start copies again. The
-    record is that of the other run, with its origin, and without the adjustments that begin after the step or belong to the other
-    schedule. `open_record` replaces it, and lists the other run's schedule under `earlier`.
-
-    Raises:
-        CheckpointError: the other run has no such checkpoint, or it is damaged.
-        ConfigError: the two runs are the same, or `check` raises it.
+    """Copy a checkpoint, its ledger and its metrics from `branch.run` into a new run, on rank 0, which holds its lock. Do nothing
+    if the run exists already. Before anything is written, `check` gets the other run, the record that the branch begins with,
+    and the step. The checkpoint comes last: without it, the next start copies again. The record is that of the other run, with
+    its origin, and without the adjustments that begin after the step or belong to the other schedule. `open_record` replaces it,
+    and lists the other run's schedule under `earlier`.
     """
     trunk, run = config.branch.run, config.run
     if trunk is None or run_exists(run):

@@ -25,7 +25,7 @@ from trainer.runs.saved_run import SavedRun
 from trainer.training.identity import check_identity, identity_of, recorded_adjustments
 from trainer.training.new_record import Before
 from trainer.training.start.branch import begin_branch
-from trainer.training.start.earlier import allowed_changes, check_cooldown, initial_weights
+from trainer.training.start.earlier import allowed_changes, check_cooldown
 from trainer.training.start.plan import StartPlan
 from trainer.watchdog.files import clear_heartbeats
 
@@ -33,12 +33,7 @@ __all__ = ["Continued", "NothingToTrain", "check"]
 
 
 class NothingToTrain(Exception):  # noqa: N818 - an outcome, no error
-    """The run has reached a limit, so this start trains no step and changes no file. The message says so.
-
-    Args:
-        message: for users; empty on all ranks except rank 0.
-        result: of `trainer.loop.train`.
-    """
+    """The run has reached a limit, so this start trains no step and changes no file. The message, on rank 0, says so."""
 
     def __init__(self, message: str, result: str) -> None:
         super().__init__(message)
@@ -50,28 +45,19 @@ class Continued:
     """What this start continues. The files of the run are not changed yet."""
 
     identity: Mapping[str, Any]
-    initial: Origin | None
-    """The checkpoint of another run whose weights the run began or begins with, None if there is none."""
+    initial: Origin | None  # the checkpoint of another run whose weights the run began or begins with, None if there is none
     checkpoints: CheckpointStore
-    before: Before | None
-    """The previous start of the run, None if there is none. None on all ranks except rank 0."""
-    newest: int | None
-    """Step of the newest checkpoint, None if there is none."""
-    adjustments: Adjustments
-    """Adjustments of earlier starts."""
-    undo: ExitStack
-    """Puts the run folder back at the end of this start, unless its callbacks are removed."""
+    before: Before | None  # the previous start of the run, None if there is none. None on all ranks except rank 0.
+    newest: int | None  # step of the newest checkpoint, None if there is none
+    adjustments: Adjustments  # adjustments of earlier starts
+    undo: ExitStack  # puts the run folder back at the end of this start, unless its callbacks are removed
 
 
 def check(stack: ExitStack, plan: StartPlan) -> Continued:
-    """Lock the run, and compare the plan with it. Raises the errors of `opened_run`.
-
-    Raises:
-        NothingToTrain: a limit is reached already.
-    """
+    """Lock the run, and compare the plan with it. Raises NothingToTrain if a limit is reached already."""
     config, manifest, group = plan.context.config, plan.context.manifest, plan.context.group
     decay_steps = plan.criteria.decay_steps
-    initial = group.on_main(lambda: initial_weights(config))
+    initial = group.on_main(lambda: plan.earlier[0].initial(config))
     identity = identity_of(
         plan.context,
         decay_steps=decay_steps,

@@ -13,7 +13,7 @@ from trainer.machine.determinism import configure_determinism
 from trainer.runs.clock import Clock
 from trainer.runs.signals import stop_signal
 from trainer.training.start.banner import introduce
-from trainer.training.start.build import build, restore
+from trainer.training.start.build import built_and_restored
 from trainer.training.start.check import Continued, check
 from trainer.training.start.earlier import is_new_branch
 from trainer.training.start.files import open_files
@@ -49,14 +49,13 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
         continued = check(stack, plan)
         _end_if_asked(StopRequests(signal, group), plan.context, continued)
         heartbeat = stack.enter_context(watched_rank(plan.context.config, group))
-        trainable, adjustments = build(plan, continued.adjustments, (continued.newest or 0) + 1)
-        state = restore(plan, continued, trainable)
+        restored = built_and_restored(plan, continued)
         _end_if_asked(StopRequests(signal, group), plan.context, continued)
         # Not earlier, because settings that do not fit the checkpoint must leave the files of the run unchanged.
-        files = open_files(stack, plan, continued, trainable, adjustments, state, heartbeat)
+        files = open_files(stack, plan, continued, restored, heartbeat)
         stop = StopRequests(signal, group, files.monitor)
-        run = put_together(stack, plan, continued, trainable, adjustments, state, files, stop, heartbeat, clock)
-        del trainable, state
+        run = put_together(stack, plan, continued, restored, files, stop, heartbeat, clock)
+        del restored
         with clock.paused():
             introduce(run, continued=continued.newest is not None)
         yield run
