@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -83,8 +83,7 @@ def wrapped(
     while True:
         batch = adjustments.batch(context.config.batch, step)
         try:
-            adjusted = replace(context, config=context.config.model_copy(update={"batch": batch}))
-            return *wrap_for_training(loss, adjusted), adjustments
+            return *wrap_for_training(loss, context.with_batch(batch)), adjustments
         except MicroTooLarge:
             # Before this handler drops DDP, which may have made exchanges: see `trainer.distributed.group`.
             time.sleep(TEARDOWN_DELAY_S)

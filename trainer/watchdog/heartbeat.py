@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from trainer.watchdog.files import own_folder
+from trainer.watchdog.files import opened_folder
 from trainer.watchdog.processes import ProcessId, own_container
 
 __all__ = ["PHASES", "Heartbeat", "HeartbeatWriter", "Phase", "Timeouts"]
@@ -94,7 +94,7 @@ class HeartbeatWriter:
     """The heartbeat of this rank, for the watchdog and the container's health check. A beat takes a few microseconds."""
 
     def __init__(self, path: Path, timeouts: Timeouts, clock: Callable[[], float] = time.monotonic) -> None:
-        with own_folder(path.parent) as folder:
+        with opened_folder(path.parent) as folder:
             with suppress(FileNotFoundError):
                 os.unlink(path.name, dir_fd=folder)
             self._file = os.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=folder)

@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from trainer.watchdog.files import heartbeat_file, open_own, own_folder, read_own, remove_heartbeat, stacks_file
+from trainer.watchdog.files import heartbeat_file, open_to_append, opened_folder, read_beat, remove_heartbeat, stacks_file
 from trainer.watchdog.heartbeat import Heartbeat, HeartbeatWriter, Timeouts
 from trainer.watchdog.processes import (
     LAUNCHER_VARIABLE,
@@ -144,7 +144,7 @@ def _beats_of(run: Path, ranks: Iterable[int]) -> dict[int, Heartbeat]:
     found = {}
     for rank in ranks:
         with suppress(OSError):  # the rank has not written a beat yet
-            if (beat := Heartbeat.from_bytes(read_own(heartbeat_file(run, rank)))) is not None and beat.phase != "done":
+            if (beat := Heartbeat.from_bytes(read_beat(heartbeat_file(run, rank)))) is not None and beat.phase != "done":
                 found[rank] = beat
     return found
 
@@ -238,7 +238,7 @@ def collect_stacks(run: Path, beats: Mapping[int, Heartbeat], ask: Callable[[int
     for rank, beat in beats.items():
         if not (path := stacks_file(run, rank)).exists():
             continue
-        with os.fdopen(open_own(path), "a") as file:
+        with os.fdopen(open_to_append(path), "a") as file:
             begins[rank] = os.fstat(file.fileno()).st_size
             file.write(f"# {now} rank {rank}, process {beat.pid}, step {beat.step}, phase {beat.phase}\n")
         empty[path] = path.stat().st_size
@@ -260,7 +260,7 @@ def _answering_with_stacks(path: Path) -> Iterator[None]:
     """While the context lasts, SIGUSR1 appends the stacks of all threads to a file. Later it is ignored, because a late request
     would kill the rank while it ends.
     """
-    with os.fdopen(open_own(path), "a") as file:
+    with os.fdopen(open_to_append(path), "a") as file:
         with suppress(ValueError):  # only the main thread may do this
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # `unregister` restores this
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
@@ -269,7 +269,7 @@ def _answering_with_stacks(path: Path) -> Iterator[None]:
         finally:
             faulthandler.unregister(signal.SIGUSR1)
         if os.fstat(file.fileno()).st_size == 0:
-            with own_folder(path.parent) as folder, suppress(FileNotFoundError):
+            with opened_folder(path.parent) as folder, suppress(FileNotFoundError):
                 os.unlink(path.name, dir_fd=folder)
 
 

@@ -51,7 +51,7 @@ def build(plan: StartPlan, adjustments: Adjustments, step: int) -> tuple[Trainab
         model.to(group.device)  # FSDP moves each part when it shards the weights
     if config.number_format == "float8":
         convert_to_float8(model, group.device)
-    loss = new_loss(model, extension, task, config)
+    loss = new_loss(model, extension, task, config.loss)
     module, accumulation, adjustments = wrapped(loss, context, adjustments, step)
     adapted = config.lora.rank is not None  # muP has no rule for adapters, so their rate is the given one at each width
     trainable = Trainable(

@@ -15,17 +15,16 @@ from trainer.checkpoint.of_run import load_whole
 from trainer.checkpoint.weights import weights_digest
 from trainer.config import TrainConfig
 from trainer.distributed.shared_folders import check_shared
-from trainer.launch.finished import is_same, nothing_to_train, recorded_settings
+from trainer.launch.finished import is_same, nothing_to_train
 from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes
 from trainer.runs.adjustments import Adjustments
 from trainer.runs.lock import locked_unopened
 from trainer.runs.progress import Progress
 from trainer.runs.record import Origin, Record, check_nothing_saved, read_record, read_record_if_any
 from trainer.runs.saved_run import SavedRun
-from trainer.training.identity import check_identity, identity_of, recorded_adjustments
-from trainer.training.new_record import Before
 from trainer.training.start.branch import begin_branch
 from trainer.training.start.earlier import allowed_changes, check_cooldown
+from trainer.training.start.identity import check_identity, identity_of, recorded_adjustments
 from trainer.training.start.plan import StartPlan
 from trainer.watchdog.files import clear_heartbeats
 
@@ -47,7 +46,7 @@ class Continued:
     identity: Mapping[str, Any]
     initial: Origin | None  # the checkpoint of another run whose weights the run began or begins with, None if there is none
     checkpoints: CheckpointStore
-    before: Before | None  # the previous start of the run, None if there is none. None on all ranks except rank 0.
+    before: Record | None  # the record of the previous start of the run, None if there is none. None on all ranks except rank 0.
     newest: int | None  # step of the newest checkpoint, None if there is none
     adjustments: Adjustments  # adjustments of earlier starts
     undo: ExitStack  # puts the run folder back at the end of this start, unless its callbacks are removed
@@ -64,8 +63,8 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
         extension_digest=plan.extension.digest,
         digests=plan.task.digests | ({} if initial is None else {"init": initial.weights}),
     )
-    checkpoints = CheckpointStore(config.run / "checkpoints")
-    before: list[Before] = []
+    checkpoints = CheckpointStore.of(config.run)
+    before: list[Record] = []
     undo = ExitStack()
 
     def check_branch(trunk: Path, record: Record, step: int) -> None:
@@ -75,12 +74,12 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
     def prepare_run() -> tuple[int | None, list[dict[str, Any]], tuple[str, str] | None]:
         nonlocal undo
         undo = stack.enter_context(locked_unopened(config.run))
-        begin_branch(config, check_branch)
+        begin_branch(config.run, config.branch, check_branch)
         newest, record = _checked_run(config, checkpoints, identity)
         adjustments = recorded_adjustments(config.run, record, identity, allowed_changes(config, record))
         if record is not None and newest is not None:
             check_cooldown(config, record, newest, decay_steps)
-            before.append(Before(record, newest))
+            before.append(record)
             progress = SavedRun(config.run).state(newest).progress
             cooldown = adjustments.cooldown(newest)
             ended_by = plan.criteria.ended_by(progress, None if cooldown is None else cooldown.cooldown_end)
@@ -105,8 +104,8 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
 
 def _settings_before(run: Path) -> TrainConfig | None:
     """Return the settings of the last start of a run, with its present place; None if they cannot be read."""
-    with suppress(OSError, ValueError, KeyError, TypeError, ProjectError, UnusableFileError):
-        return recorded_settings(run).model_copy(update={"run": run})
+    with suppress(OSError, ProjectError, UnusableFileError):
+        return SavedRun(run).config.model_copy(update={"run": run})
     return None
 
 

@@ -21,7 +21,7 @@ from trainer.runs.record import (
     recorded_micro,
     recorded_precision,
 )
-from trainer.training.identity import check_data
+from trainer.training.start.identity import check_data
 
 __all__ = ["BRANCHED", "EarlierRun", "allowed_changes", "check_cooldown", "is_new_branch", "read_earlier", "run_exists"]
 
@@ -105,4 +105,4 @@ def check_cooldown(config: TrainConfig, record: Record, step: int, decay_steps: 
 
 
 def _has_checkpoints(run: Path) -> bool:
-    return bool(CheckpointStore(run / "checkpoints").steps())
+    return bool(CheckpointStore.of(run).steps())

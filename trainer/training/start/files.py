@@ -14,10 +14,10 @@ from trainer.report import report_at_end
 from trainer.runs.ledger import LEDGER, Ledger
 from trainer.runs.record import note_trained_weights
 from trainer.runs.state import RunState
-from trainer.training.new_record import open_record
 from trainer.training.saver import let_finish, write_and_keep
 from trainer.training.start.build import Restored
 from trainer.training.start.check import Continued
+from trainer.training.start.new_record import open_record
 from trainer.training.start.plan import StartPlan
 from trainer.watchdog.heartbeat import HeartbeatWriter
 
@@ -43,19 +43,20 @@ def open_files(
 ) -> RunFiles:
     """Write the record of a new or resumed run, and open the files. They close in the reverse order, the record last."""
     config, group, trainable, state = plan.context.config, plan.context.group, restored.trainable, restored.state
+    step = restored.progress.step
 
     def write() -> None:
         continued.undo.pop_all()
         identity, before, initial = continued.identity, continued.before, continued.initial
         source, files = plan.extension.source, plan.task.files
-        open_record(plan.context, identity, source, restored.adjustments, before, plan.precision, files, initial)
+        open_record(plan.context, identity, source, restored.adjustments, before, step, plan.precision, files, initial)
         if trainable.num_trained < trainable.num_weights:
             note_trained_weights(config.run, trainable.num_trained, trainable.num_weights)
 
     group.on_main(write)
     if group.is_main and config.log.report:
         stack.callback(report_at_end, config.run)  # after everything else is closed, for any end of the run
-    ending = stack.enter_context(opened_run_status(config, group, restored.progress.step))
+    ending = stack.enter_context(opened_run_status(config, group, step))
     writer = AsyncSaver(partial(write_and_keep, continued.checkpoints, config.checkpoint))
     stack.callback(let_finish, writer, heartbeat)  # before the record names the checkpoints, and before the run's lock is released
     ledger = _open_ledger(stack, plan, state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from common.redaction import secrets_of
 from trainer.config import TrainConfig
 from trainer.context import RunContext
 from trainer.extensions.loading import load_extension
@@ -42,13 +43,13 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
     extension = load_extension(config.extension)
     with ExitStack() as stack:
         signal = stack.enter_context(stop_signal())
-        group = stack.enter_context(joined_ranks(config))
+        group = stack.enter_context(joined_ranks(config.device, config.watchdog.slow_s, secrets_of(config.log.mlflow_uri or "")))
         if trust_extension and extension.digest is not None and group.is_main:
             note_trained_with(extension.digest)
         plan = plan_start(stack, config, group, extension)
         continued = check(stack, plan)
         _end_if_asked(StopRequests(signal, group), plan.context, continued)
-        heartbeat = stack.enter_context(watched_rank(plan.context.config, group))
+        heartbeat = stack.enter_context(watched_rank(config.run, config.watchdog, group))
         restored = built_and_restored(plan, continued)
         _end_if_asked(StopRequests(signal, group), plan.context, continued)
         # Not earlier, because settings that do not fit the checkpoint must leave the files of the run unchanged.
@@ -65,5 +66,5 @@ def _end_if_asked(stop: StopRequests, context: RunContext, continued: Continued)
     """End the start if a rank was asked to stop. No file of the run has changed yet."""
     if stop.on_any_rank():
         before, newest = continued.before, continued.newest
-        newest = context.group.on_main(lambda: None if before is None or is_new_branch(before.record) else newest)
+        newest = context.group.on_main(lambda: None if before is None or is_new_branch(before) else newest)
         stop.end_start(context.config.run, newest)

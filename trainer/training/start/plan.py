@@ -24,11 +24,11 @@ from trainer.model.attention import backend_of
 from trainer.optim.optimizers import check_optimizer
 from trainer.parallel.fsdp import check_parallel
 from trainer.runs.limits import StopCriteria, plan_run, with_shorter_warmup
-from trainer.training.micro_batch_size import with_micro, with_micro_for
+from trainer.training.micro_batch_size import batch_for, with_micro
 from trainer.training.start.earlier import EarlierRun, read_earlier
 from trainer.training.trainable import RunData
 
-__all__ = ["StartPlan", "check_ranks", "plan_start"]
+__all__ = ["StartPlan", "check_shares", "plan_start"]
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: E
     config, precision = with_precision(config, group, recorded_format)
     backend = backend_of(config, group.device)
     memory = PeakMeter(group.device)
-    config = with_micro_for(config, group.world_size)
     context = RunContext(config, manifest, group, backend, extension.has_step or task.step is not None)
-    context = with_micro(context, extension, recorded_rows, task)
+    batch = batch_for(config.batch, group.world_size, elastic=config.reproducibility == "elastic")
+    context = with_micro(context.with_batch(batch), extension, recorded_rows, task)
     _check_rows(context.config, manifest, len(train_rows), len(val_rows))
-    check_ranks(context.config, group.world_size)
-    check_parallel(context.config, group)
+    check_shares(context.config, group.world_size)
+    check_parallel(context.config.parallel, context.config.batch, group.world_size)
     check_optimizer(context.config)
     config = with_shorter_warmup(context.config, manifest, len(train_rows))
     context = replace(context, config=config)
@@ -77,7 +77,7 @@ def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: E
     return StartPlan(context, extension, precision, task, data, criteria, memory, tuple(found))
 
 
-def check_ranks(config: TrainConfig, num_ranks: int) -> None:
+def check_shares(config: TrainConfig, num_ranks: int) -> None:
     """Refuse a global batch with too few micro-batches for the ranks."""
     if config.batch.micro_batches < num_ranks:
         raise ConfigError(
