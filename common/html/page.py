@@ -24,7 +24,6 @@ from common.text import visible
 __all__ = ["UNKNOWN", "Plot", "draw_template", "or_unknown", "render_page", "template_environment"]
 
 UNKNOWN = "—"
-"""Replaces an unknown number."""
 
 _HERE = Path(__file__).parent
 _MARKED = re.compile(r"<(svg|style|script|title)\b(?:[^<]++|<(?!/\1>))*+(?:</\1>)?+|<[^<>]*+>?+|(?P<name>⟨U\+[0-9A-F]{4,6}⟩)")

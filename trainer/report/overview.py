@@ -34,7 +34,6 @@ class ListedRun:
     val_loss: float | None
     """The last validation loss in nats per token, None before the first evaluation."""
     changed: datetime
-    """When its metrics were last written, in local time."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values. The time is in UTC."""

@@ -47,11 +47,9 @@ class RecordedRun:
     path: Path
     record: Record
     config: Mapping[str, Any]
-    """The settings of the last start, by section."""
     curves: Mapping[str, Curve] = field(default_factory=dict)
     """The metrics of the training steps, by the names of the fields of `TrainEvent`."""
     events: Mapping[type, Sequence[Event]] = field(default_factory=dict)
-    """All other events, by class."""
     checkpoints: Sequence[SavedCheckpoint] = ()
 
     @property

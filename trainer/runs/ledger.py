@@ -45,7 +45,6 @@ __all__ = [
 ]
 
 LEDGER = Path("ledger") / "steps.jsonl"
-"""Path of the ledger in a run's directory."""
 _BEGINNING = hashlib.sha256(b"ledger/1").hexdigest()
 _MAX_BATCH_ROWS = 1 << 20
 """The largest `batch.global_rows`."""
@@ -62,7 +61,6 @@ class LedgerHead:
     """The last step up to this place."""
     lines: Count = 0
     chain: Annotated[str, Field(strict=True)] = _BEGINNING
-    """The chain of the last line."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -99,7 +97,6 @@ class OrderEvent(LedgerEvent, frozen=True):
 
     seed: Annotated[int, Field(ge=0, lt=1 << 63)]
     data: str
-    """Root digest of the prepared data."""
     rows: Count
     mixture: dict[str, Annotated[Finite, Field(gt=0)]]
 
@@ -113,7 +110,7 @@ class SkipEvent(LedgerEvent, frozen=True):
 
 
 class QuarantineEvent(LedgerEvent, frozen=True):
-    """These shards are padding from the next step on: see `trainer.data.adjustments`."""
+    """These shards are padding from the next step on: see `trainer.runs.adjustments`."""
 
     shards: list[str]
 

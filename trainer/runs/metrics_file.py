@@ -15,7 +15,6 @@ from trainer.runs.events import AlertEvent, EndEvent, EvalEvent, Event, TrainEve
 __all__ = ["METRICS", "CutOff", "Selection", "events_until", "lines_until", "read_events"]
 
 METRICS = "metrics.jsonl"
-"""The file's name in the run's directory."""
 
 
 @dataclass(frozen=True)
