@@ -166,7 +166,7 @@ INTERRUPTED_FAILS = """
 from trainer.search.study import Study
 def read(self, *arguments, **options):
     Study.found(self, *arguments, **options)
-    self._trials[:] = [trial.model_copy(update={"state": "failed"}) if trial.state == "running" else trial for trial in self._trials]
+    self._trials[:] = [one.model_copy(update={"state": "failed"}) if one.state == "running" else one for one in self._trials]
 Study.found, Study._read = Study._read, read
 """
 
