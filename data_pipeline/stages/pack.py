@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from common.files import digest_file, unfinished_path
 from data_pipeline.config import PackingConfig
-from data_pipeline.dataset.layout import CHOSEN, DOCUMENTS, DOCUMENTS_SCHEMA, LABELS, LABELS_SCHEMA, LOSS_RUNS, TOKENS
+from data_pipeline.dataset.layout import CHOSEN, DOCUMENTS, LABELS, LOSS_RUNS, TOKENS
 from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.shards import ShardContent, token_type, write_shard
 from data_pipeline.dataset.splits import SPLITS, Split
-from data_pipeline.dataset.tables import TableWriter, data_path, read_side_by_side
+from data_pipeline.dataset.tables import DOCUMENTS_SCHEMA, LABELS_SCHEMA, TableWriter, data_path, read_side_by_side
 from data_pipeline.execution.runner import Runner
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.filters.labels import label_of

@@ -9,9 +9,8 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from common.untrusted import Count, Finite, Schema, parsed
-from trainer.runs.ledger import LedgerHead
 from trainer.runs.metrics_file import CutOff
-from trainer.runs.progress import Progress
+from trainer.runs.progress import LedgerHead, Progress
 
 __all__ = ["GuardState", "LossSums", "RunState"]
 
