@@ -44,7 +44,7 @@ class RunState:
     """Counters, loss scaler, guard, training losses and ledger at one step."""
 
     progress: Progress
-    scaler: dict[str, Annotated[Finite, Field(ge=0)]]
+    scaler: dict[str, Count | Annotated[Finite, Field(ge=0)]]  # torch needs its counters as integers
     """State of the loss scaler in fp16; empty in other precisions."""
     guard: GuardState
     train_losses: LossSums
