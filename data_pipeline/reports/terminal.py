@@ -80,11 +80,12 @@ def describe(summary: dict[str, Any]) -> str:
         *_documents(part(totals, "documents")),
         *_duplicates(part(totals, "duplicates")),
     ]
+    ignored = [{"ignored": reason, "extension": name, "files": count} for reason, name, count in by_extension(totals, "ignored")]
     tables = [
         _table(summary["shards"], ("split", "source", "shards", "rows", "tokens", "targets", "bytes")),
         _table(_named("label", part(totals, "labels", "documents")), ("label", "train", "val")),
         _table(_rejected(totals), ("stage", "reason", "documents", "share")),
-        _table(_ignored(totals), ("ignored", "extension", "files")),
+        _table(ignored, ("ignored", "extension", "files")),
         _table(_sources(totals), ("source", "kind", "read", "kept", "text", "tokens", "bytes_per_token", "train_tokens", "share")),
         _table(
             _named("language", largest_first(part(totals, "languages"), "bytes")),
@@ -126,10 +127,6 @@ def _rejected(totals: dict[str, Any]) -> list[dict[str, Any]]:
         for stage, counts in part(totals, "rejected").items()
         for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     ]
-
-
-def _ignored(totals: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"ignored": reason, "extension": name, "files": count} for reason, name, count in by_extension(totals, "ignored")]
 
 
 def _sources(totals: dict[str, Any]) -> list[dict[str, Any]]:
