@@ -15,7 +15,7 @@ from data_pipeline.dataset.splits import SPLITS, Split
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import Reason, Stage, partition_of
 from data_pipeline.execution.tasks import Counts, add_counts
-from data_pipeline.filters.language import threshold_costs
+from data_pipeline.filters.language import kept_by_threshold
 from data_pipeline.packing.pieces import METHODS
 from data_pipeline.quality.classifier import PROBABILITY_STEPS, HeldOut
 from data_pipeline.quality.perplexity import SCORE_STEPS, perplexity
@@ -192,8 +192,7 @@ def _languages(results: Results) -> dict[str, dict[str, Any]]:
 def _confidences(results: Results) -> dict[str, dict[str, int]]:
     bins = _add_nested(result.confidences for result in results.read)
     return {
-        language: {"all": sum(counts.values())}
-        | {str(cost.min_confidence): cost.documents for cost in threshold_costs({language: counts}) if cost.min_confidence}
+        language: {"all": sum(counts.values())} | kept_by_threshold(counts)
         for language, counts in sorted(bins.items(), key=lambda item: (-sum(item[1].values()), item[0]))
     }
 

@@ -74,7 +74,12 @@ class Augmenter:
                 arrays = [next(encoded) for _ in change.segments]
             else:
                 arrays = [self._sample(segment, change.subword_seed + place) for place, segment in enumerate(change.segments)]
-            documents.append(arrays[0] if change.fim is None else self._arrange(change.fim, *arrays))
+            if change.fim is not None:
+                prefix, middle, suffix = arrays
+                begin, then, end = (self._fim_ids[name] for name in ("prefix", "suffix", "middle"))
+                psm, spm = (begin, prefix, then, suffix, end, middle), (begin, then, suffix, end, prefix, middle)
+                arrays = [np.concatenate(psm if change.fim == "psm" else spm)]
+            documents.append(arrays[0])
         return Encoded.of(documents), {
             "fim_psm": sum(change.fim == "psm" for change in changes),
             "fim_spm": sum(change.fim == "spm" for change in changes),
@@ -95,11 +100,6 @@ class Augmenter:
         order: Literal["psm", "spm"] = "spm" if draw() < settings.fim_spm_rate else "psm"
         first, second = sorted(int(draw() * (len(text) + 1)) for _ in range(2))
         return _Change((text[:first], text[first:second], text[second:]), fim=order, subword_seed=subword_seed)
-
-    def _arrange(self, order: Literal["psm", "spm"], prefix: Ids, middle: Ids, suffix: Ids) -> Ids:
-        begin, then, end = (self._fim_ids[name] for name in ("prefix", "suffix", "middle"))
-        psm, spm = (begin, prefix, then, suffix, end, middle), (begin, then, suffix, end, prefix, middle)
-        return np.concatenate(psm if order == "psm" else spm)
 
     def _sample(self, text: str, seed: int) -> Ids:
         assert isinstance(self._tokenizer, SentencePieceTokenizer)

@@ -162,18 +162,23 @@ def pack_group(task: PackTask) -> PackResult:
         del content  # frees the shard before the next one fills
     files = {shard["name"]: shard["sha256"] for shard in result.shards}
     if task.split == "val":
-        with TableWriter(temporary / DOCUMENTS, DOCUMENTS_SCHEMA) as table:
-            for batch in _facts(task):
-                table.write(batch)
-        result.facts_sha256 = files[data_path(Path(DOCUMENTS)).name] = table.digest
+        result.facts_sha256 = files[data_path(Path(DOCUMENTS)).name] = _written(
+            temporary / DOCUMENTS, DOCUMENTS_SCHEMA, _facts(task)
+        )
     if task.label_field is not None:
-        with TableWriter(temporary / LABELS, LABELS_SCHEMA) as table:
-            for batch in _labels(task, task.label_field):
-                table.write(batch)
-        result.labels_sha256 = files[data_path(Path(LABELS)).name] = table.digest
+        labels = _labels(task, task.label_field)
+        result.labels_sha256 = files[data_path(Path(LABELS)).name] = _written(temporary / LABELS, LABELS_SCHEMA, labels)
     shutil.rmtree(task.output, ignore_errors=True)  # renamed by a run that was killed before it wrote the result
     temporary.rename(task.output)
     return commit_result(task, result, files={task.output / name: digest for name, digest in files.items()})
+
+
+def _written(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
+    """Write a table and return its digest."""
+    with TableWriter(path, schema) as table:
+        for batch in batches:
+            table.write(batch)
+    return table.digest
 
 
 def _packed_windows(task: PackTask, result: PackResult) -> Iterator[ShardContent]:
@@ -218,21 +223,24 @@ def _cut_to_rows(windows: Iterable[Window], row_length: int, result: PackResult)
 
 def _labels(task: PackTask, label_field: str) -> Iterator[pa.RecordBatch]:
     numbers = {name: number for number, name in enumerate(task.labels)}
-    for tokens, chosen in zip(task.tokens, task.chosen, strict=True):
-        for batch, row in read_side_by_side(tokens, chosen):
-            is_taken = pa.array((row.column("copies").to_numpy() > 0) & _is_in(task.split, batch))
-            taken = batch.select(["id", "metadata"]).filter(is_taken)
-            labels = [numbers[label_of(metadata, label_field)] for metadata in taken.column("metadata").to_pylist()]
-            yield pa.RecordBatch.from_arrays([taken.column("id"), pa.array(labels, pa.uint16())], schema=LABELS_SCHEMA)
+    for batch, is_taken in _taken(task):
+        taken = batch.select(["id", "metadata"]).filter(is_taken)
+        labels = [numbers[label_of(metadata, label_field)] for metadata in taken.column("metadata").to_pylist()]
+        yield pa.RecordBatch.from_arrays([taken.column("id"), pa.array(labels, pa.uint16())], schema=LABELS_SCHEMA)
 
 
 def _facts(task: PackTask) -> Iterator[pa.RecordBatch]:
+    for batch, is_taken in _taken(task):
+        lengths = pa.array(np.diff(batch.column("tokens").offsets.to_numpy()).astype(np.uint32))
+        facts = [batch.column("id"), batch.column("kind"), lengths]
+        yield pa.RecordBatch.from_arrays(facts, schema=DOCUMENTS_SCHEMA).filter(is_taken)
+
+
+def _taken(task: PackTask) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
+    """Yield the documents, and which of them are in a row."""
     for tokens, chosen in zip(task.tokens, task.chosen, strict=True):
         for batch, row in read_side_by_side(tokens, chosen):
-            is_taken = pa.array((row.column("copies").to_numpy() > 0) & _is_in(task.split, batch))
-            lengths = pa.array(np.diff(batch.column("tokens").offsets.to_numpy()).astype(np.uint32))
-            facts = [batch.column("id"), batch.column("kind"), lengths]
-            yield pa.RecordBatch.from_arrays(facts, schema=DOCUMENTS_SCHEMA).filter(is_taken)
+            yield batch, pa.array((row.column("copies").to_numpy() > 0) & _is_in(task.split, batch))
 
 
 def _is_in(split: Split, batch: pa.RecordBatch) -> NDArray[np.bool_]:
