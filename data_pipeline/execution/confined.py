@@ -48,18 +48,13 @@ def refuse_lower_limits(memory_bytes: int, seconds: int = 0) -> None:
 
 
 class ConfinedProgram:
-    """A running program; its standard input and output belong to this object.
-
-    Args:
-        script: the file of the program. It runs without the folder of the script in its module path.
-        silence_s: seconds of wall time for which it may be silent while an answer is expected.
-    """
+    """A running program, which may be silent for `silence_s` seconds of wall time while an answer is expected."""
 
     def __init__(self, script: Path, silence_s: float) -> None:
         self._silence_s = silence_s
         # A new program, not a fork of this process, which may have threads, and memory that the program must not see.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(script)],
+            [sys.executable, "-P", str(script)],  # without the folder of the script in its module path
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -103,12 +98,7 @@ class ConfinedProgram:
 
 
 class ProgramOnDemand:
-    """Owner of a program that starts when it is needed, and again after `close`. Use it as a context manager, which calls `close`.
-
-    Args:
-        script, silence_s: see `ConfinedProgram`.
-        setup: what each new program gets before its first request.
-    """
+    """Owner of a program that starts when it is needed, and again after `close`. Each gets `setup` before its first request."""
 
     def __init__(self, script: Path, silence_s: float, setup: bytes = b"") -> None:
         self._script, self._silence_s, self._setup = script, silence_s, setup

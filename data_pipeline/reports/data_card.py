@@ -25,6 +25,7 @@ from data_pipeline.reports.lookup import by_extension, flat, known, largest_firs
 __all__ = ["render_card"]
 
 _TO_FILL = "not stated"
+_QUESTIONS = ("Licence of the texts", "Intended use", "Uses to avoid", "Personal or sensitive content", "Contact")
 _MAX_FILES = 20  # most input files listed for a source. The manifest lists all.
 
 _MAX_EXTENSIONS = 40  # most lines in a table of reasons and extensions
@@ -43,7 +44,7 @@ def render_card(manifest: Manifest) -> str:
     report = known(manifest.totals)
     sections = {
         "Summary": _summary(manifest, report),
-        "Licence and use": _licence(),
+        "Licence and use": "\n".join(f"- {question}: {_TO_FILL}" for question in _QUESTIONS),
         "Sources": _sources(manifest, report),
         "How it was prepared": _steps(manifest.config),
         "What was not read": _ignored(report),
@@ -74,13 +75,6 @@ def _summary(manifest: Manifest, report: Report) -> str:
     return _table(("", ""), [(name, value) for name, value in pairs.items() if value])
 
 
-def _licence() -> str:
-    return "\n".join(
-        f"- {question}: {_TO_FILL}"
-        for question in ("Licence of the texts", "Intended use", "Uses to avoid", "Personal or sensitive content", "Contact")
-    )
-
-
 def _sources(manifest: Manifest, report: Report) -> str:
     overview, files = [], []
     for name in manifest.sources:
@@ -97,20 +91,15 @@ def _sources(manifest: Manifest, report: Report) -> str:
                 share(source["share"]) if source.get("share") is not None else "",
             )
         )
-        files += [
-            f"- {_escaped(name)}: {_code(entry.get('path'))}, {size(entry.get('bytes', 0))}, {_code(_checksum(entry))}"
-            for entry in inputs[:_MAX_FILES]
-        ]
+        for entry in inputs[:_MAX_FILES]:
+            checksum = _code(entry.get("sha256") or entry.get("checksum") or _TO_FILL)  # that of the store for an object in a store
+            files.append(f"- {_escaped(name)}: {_code(entry.get('path'))}, {size(entry.get('bytes', 0))}, {checksum}")
         if len(inputs) > _MAX_FILES:
             files.append(f"- {_escaped(name)}: and {len(inputs) - _MAX_FILES:,} more, listed in `manifest.json`")
     if not overview:
         return ""
     head = ("source", "kind", "files", "size", "documents kept", "tokens", "share of training tokens")
     return "\n\n".join((_table(head, overview, numbers=5), "\n".join(files)))
-
-
-def _checksum(entry: Report) -> str:
-    return entry.get("sha256") or entry.get("checksum") or _TO_FILL
 
 
 def _steps(config: Report) -> str:
@@ -268,11 +257,7 @@ def _splits(report: Report) -> str:
     if chats := part(report, "conversations"):
         numbers = ", ".join(f"{count:,} {_escaped(name.replace('_', ' '))}" for name, count in chats.items())
         parts.append(f"Conversations or preference pairs, and those that did not fit into a row: {numbers}.")
-    if leaks := part(report, "leaks"):
-        counts = ", ".join(f"{count:,} {_escaped(kind)}" for kind, count in leaks.items())
-        parts.append(f"Copies of validation documents in training: {counts}.")
-    else:
-        parts.append("`trainer leaks DIR` counts copies of validation documents in training.")
+    parts.append("`trainer leaks DIR` counts copies of validation documents in training.")
     return "\n\n".join(parts)
 
 
@@ -317,8 +302,6 @@ def _limits(manifest: Manifest, report: Report) -> str:
         f"Source {_escaped(name)} lost a larger share of its text to benchmarks than `dedup.benchmark_alarm_fraction`."
         for name in part(report, "duplicates").get("benchmark_alarms") or ()
     ]
-    if any(part(report, "leaks").values()):
-        limits.append("Copies of validation documents are in training, so the validation loss is too low.")
     if not part(config, "language").get("identify", True):
         limits.append("Languages were not identified.")
     if not part(config, "dedup").get("near", True):
@@ -355,7 +338,15 @@ def _recipe(manifest: Manifest) -> dict[str, Any]:
     defaults = portable_settings(PrepareConfig(sources=(BUILTIN,)))
     recipe = _filled({name: value for name, value in manifest.config.items() if name != "source"}, defaults)
     order = dict.fromkeys(name for name in (*manifest.sources, *own) if name in own)
-    sources = {name: {"paths": ["PATH"], **_own_settings(own[name])} for name in order}
+    sources: dict[str, Any] = {name: {"paths": ["PATH"]} for name in order}
+    for name, source in sources.items():
+        for section, value in own[name].items():
+            if value in _EMPTY:
+                continue
+            if isinstance(value, Mapping):  # empty ones stay, because otherwise the settings of all sources would apply
+                source[section] = {setting: _in_toml(one) for setting, one in value.items()}
+            else:
+                source[section] = value
     return recipe | ({"source": sources} if sources else {})
 
 
@@ -367,15 +358,6 @@ def _filled(values: Report, defaults: Report) -> dict[str, Any]:
         if value not in _EMPTY or defaults.get(name) not in _EMPTY
     }
     return {name: value for name, value in filled.items() if value != {}}
-
-
-def _own_settings(source: Report) -> dict[str, Any]:
-    """Return a source's own settings. Empty ones stay, because otherwise the settings of all sources would apply."""
-    return {
-        name: {setting: _in_toml(one) for setting, one in value.items()} if isinstance(value, Mapping) else value
-        for name, value in source.items()
-        if value not in _EMPTY
-    }
 
 
 def _in_toml(value: object) -> object:

@@ -68,21 +68,9 @@ def pack_all(
         members = list(of_source)
         for split in SPLITS:
             for group in group_by_tokens(members, split, packing.shard_bytes // token_bytes):
-                task = PackTask(
-                    source,
-                    tuple(partition.place(TOKENS) for partition in group),
-                    tuple(partition.place(CHOSEN) for partition in group),
-                    split,
-                    row_length,
-                    token_bytes,
-                    tokenizer.pad_id,
-                    packing,
-                    work / "shards" / f"{source}-{split}-{group[0].number:06d}",
-                    group[0].label_field,
-                    tuple(labels),
-                    has_pairs,
-                )
-                tasks.append(task)
+                place = work / "shards" / f"{source}-{split}-{group[0].number:06d}"
+                more = (row_length, token_bytes, tokenizer.pad_id, packing, place, tuple(labels), has_pairs)
+                tasks.append(PackTask(source, tuple(group), split, *more))
                 sizes.append(token_bytes * sum(partition.tokens[split] for partition in group))
     return list(zip(tasks, run("pack", pack_group, tasks, sizes, PackResult), strict=True))
 
@@ -106,15 +94,13 @@ class PackTask:
     """Pack one split of some consecutive partitions of one source."""
 
     source: str
-    tokens: tuple[Path, ...]
-    chosen: tuple[Path, ...]  # tables with the number of copies of each document, one for each partition
+    documents: tuple[DocumentsOf, ...]
     split: Split
     row_length: int
     token_bytes: int
     pad_id: int
     settings: PackingConfig
     output: Path  # folder of the shards
-    label_field: str | None = None  # see `DocumentsOf`
     labels: tuple[str, ...] = ()  # names of all labels, sorted
     has_pairs: bool = False  # whether each document is a preference pair
 
@@ -165,8 +151,8 @@ def pack_group(task: PackTask) -> PackResult:
         result.facts_sha256 = files[data_path(Path(DOCUMENTS)).name] = _written(
             temporary / DOCUMENTS, DOCUMENTS_SCHEMA, _facts(task)
         )
-    if task.label_field is not None:
-        labels = _labels(task, task.label_field)
+    if (label_field := task.documents[0].label_field) is not None:
+        labels = _labels(task, label_field)
         result.labels_sha256 = files[data_path(Path(LABELS)).name] = _written(temporary / LABELS, LABELS_SCHEMA, labels)
     shutil.rmtree(task.output, ignore_errors=True)  # renamed by a run that was killed before it wrote the result
     temporary.rename(task.output)
@@ -182,7 +168,7 @@ def _written(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -
 
 
 def _packed_windows(task: PackTask, result: PackResult) -> Iterator[ShardContent]:
-    windows = _tokenized(task) if task.label_field is None else _cut_to_rows(_tokenized(task), task.row_length, result)
+    windows = _tokenized(task) if task.documents[0].label_field is None else _cut_to_rows(_tokenized(task), task.row_length, result)
     for window in cut_into_windows(windows, task.settings.window_tokens):
         packings = {method: pack(window.lengths_D, task.row_length, method) for method in METHODS}
         result.documents += len(window.ids_D)
@@ -198,8 +184,8 @@ def _tokenized(task: PackTask) -> Iterator[Window]:
     """Yield each document once in order, then those with a second copy again, and so on, so that copies are far apart."""
     copy, most = 0, 1
     while copy < most:
-        for tokens, chosen in zip(task.tokens, task.chosen, strict=True):
-            for batch, row in read_side_by_side(tokens, chosen):
+        for one in task.documents:
+            for batch, row in read_side_by_side(one.place(TOKENS), one.place(CHOSEN)):
                 copies_D = row.column("copies").to_numpy()
                 most = max(most, int(copies_D.max(initial=0)))
                 is_taken_D = (copies_D > copy) & _is_in(task.split, batch)
@@ -238,8 +224,8 @@ def _facts(task: PackTask) -> Iterator[pa.RecordBatch]:
 
 def _taken(task: PackTask) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
     """Yield the documents, and which of them are in a row."""
-    for tokens, chosen in zip(task.tokens, task.chosen, strict=True):
-        for batch, row in read_side_by_side(tokens, chosen):
+    for one in task.documents:
+        for batch, row in read_side_by_side(one.place(TOKENS), one.place(CHOSEN)):
             yield batch, pa.array((row.column("copies").to_numpy() > 0) & _is_in(task.split, batch))
 
 
