@@ -9,10 +9,12 @@ import shlex
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import TextIOWrapper
+from itertools import pairwise
+from textwrap import fill
 from types import TracebackType
 from typing import NoReturn
 
@@ -23,29 +25,62 @@ from common.storage_errors import TOO_MANY_FILES, explain_file_error, explain_os
 from common.terminal import printable, printable_stdout
 from common.terminal_lines import LineHandler, write_line
 
-__all__ = ["PROGRAM", "Command", "command_text", "end_at_once", "importing", "log_to_stderr", "run_command", "write_error"]
+__all__ = [
+    "PROGRAM",
+    "Command",
+    "chosen",
+    "command_text",
+    "end_at_once",
+    "failed_import",
+    "importing",
+    "list_of",
+    "log_to_stderr",
+    "run_command",
+    "write_error",
+]
 
 PROGRAM = "trainer"
 """Name of the program in suggested commands."""
+_INDENT, _WIDTH = 14, 80
 
 
 @dataclass(frozen=True)
 class Command:
-    """A row in a table of commands. It only names its modules, so that the table imports neither pydantic nor torch."""
+    """A row in a table of commands. It only names its module, so that the table imports neither pydantic nor torch."""
 
     name: str
     summary: str
     """The description in the list of commands."""
-    settings: str
-    """`package.module:Class`, a model of `Settings` or `Options`. The module imports nothing slow, so `--help` is fast."""
-    work: str
-    """`package.module:function`, which is called with the settings. It is imported after the settings are checked."""
-    description: str = ""
-    """The first sentence of the help text. If it is empty, the first paragraph of the docstring of `settings` is used."""
-    arguments: str = ""
-    """The arguments after the name, as a list of commands shows them."""
-    shortcut: str = ""
-    """`package.module:function`, which is called with the settings before `work` is imported. If it returns true, all is done."""
+    module: str
+    """It has the function `run`, whose only argument is a model of `Settings` or `Options`. The module imports nothing slow, so
+    that `--help` is fast and a wrong setting is refused at once; `run` imports what the work needs."""
+    is_frequent: bool = False
+    """Whether it is among the first in the list of commands of `trainer`."""
+    renamed: str = ""
+    """Its name in the program `trainer`, if that has another command of this name."""
+
+
+def list_of(commands: Mapping[str, Command]) -> str:
+    """Return a line for each command, in at most 80 columns."""
+    indent = " " * _INDENT
+    return "\n".join(
+        fill(f"  {name:<{_INDENT - 2}}{command.summary}", _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+        for name, command in commands.items()
+    )
+
+
+def chosen(commands: Mapping[str, Command], program: str, words: Sequence[str]) -> tuple[Command, Sequence[str]] | None:
+    """Return the command that a command line names, and its arguments. None if it asks for the list of commands, which is printed.
+
+    Raises:
+        ConfigError: there is no such command.
+    """
+    if not words or words[0] in ("help", "-h", "--help"):
+        sys.stdout.write(f"usage: {program} COMMAND [--SETTING VALUE ...]\n\ncommands:\n{list_of(commands)}\n")
+        return None
+    if words[0] not in commands:
+        raise ConfigError(f"{program}: {words[0]!r} is not a command; the commands are {', '.join(commands)}")
+    return commands[words[0]], words[1:]
 
 
 def command_text(name: str, *words: object) -> str:
@@ -80,6 +115,15 @@ def importing() -> Iterator[None]:
         yield
     except Exception as error:
         raise _too_many_files(error) or ConfigError(_not_loaded(error)) from error
+
+
+def failed_import(error: BaseException, package: str) -> bool:
+    """Return whether an import statement in a module of a package has failed, and not the work that follows it."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if "importlib" not in frame.f_code.co_filename]
+    return any(
+        str(one.f_globals.get("__name__")).startswith(f"{package}.") and other.f_code.co_name == "<module>"
+        for one, other in pairwise(frames)
+    )
 
 
 def run_command(

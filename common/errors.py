@@ -1,22 +1,23 @@
 """The errors that users see: one class for each decision that a user has to take, with the exit code that programs read.
 
     ProjectError
-    ├── ConfigError        2   change a setting: it is unknown, out of range, or contradicts another
-    ├── DataError          3
-    │   ├── SourceError        look at the input text: missing, empty, unreadable or malformed
-    │   └── PreparedDataError  prepare again: the manifest or a shard is missing or damaged
-    ├── CheckpointError    4   choose another checkpoint or run: this checkpoint is missing, damaged or belongs to another run
-    ├── GuardError         5   look at the run: training stopped itself because its numbers are bad, or because of an alert
-    ├── WorkerError       71   give more memory or use fewer workers: a worker process was killed
-    ├── StorageError      74   free space or give access: a file could not be written or read
-    └── StoppedBySignal   75   nothing: run the same command again to continue
+    ├── ConfigError            change a setting
+    ├── DataError
+    │   ├── SourceError        look at the input text
+    │   └── PreparedDataError  prepare again
+    ├── CheckpointError        choose another checkpoint or run
+    ├── GuardError             look at the run
+    ├── WorkerError            give more memory or use fewer workers
+    ├── StorageError           free space or give access
+    └── StoppedBySignal        nothing: run the same command again to continue
 
 Every message says what was found, what was expected, where, and what to do.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import Enum, IntEnum, auto
+from typing import Self
 
 from common.files import UnusableFileError
 
@@ -26,6 +27,7 @@ __all__ = [
     "DataError",
     "ExitCode",
     "GuardError",
+    "NextStart",
     "PreparedDataError",
     "ProjectError",
     "SourceError",
@@ -36,19 +38,48 @@ __all__ = [
 ]
 
 
-class ExitCode(IntEnum):
-    """The exit codes of all commands. docs/reference/exit-codes.md documents them, and they do not change."""
+class NextStart(Enum):
+    """What another start of the same command does."""
 
-    DONE = 0
-    CRASHED = 1
-    CONFIG = 2
-    DATA = 3
-    CHECKPOINT = 4
-    GUARD = 5
-    WORKER = 71
-    STORAGE = 74
-    STOPPED = 75
-    INTERRUPTED = 130
+    NOTHING = auto()
+    MAY_SUCCEED = auto()
+    """The launcher and the engines of env/deploy start it again."""
+    CONTINUES = auto()
+    """The engines start it again, without a limit where they can."""
+    USELESS = auto()
+    """It would end the same way, or the user does not want it."""
+
+
+class ExitCode(IntEnum):
+    """The exit codes of all commands. They do not change. docs/reference/exit-codes.md is made from them."""
+
+    next_start: NextStart
+    meaning: str
+
+    def __new__(cls, number: int, next_start: NextStart = NextStart.USELESS, meaning: str = "") -> Self:
+        code = int.__new__(cls, number)
+        code._value_, code.next_start, code.meaning = number, next_start, meaning
+        return code
+
+    DONE = 0, NextStart.NOTHING, "done"
+    CRASHED = 1, NextStart.MAY_SUCCEED, "a crash or a stall that happened again after all restarts"
+    CONFIG = 2, NextStart.USELESS, "a setting is unknown, out of range, or contradicts another"
+    DATA = 3, NextStart.USELESS, "text or prepared data cannot be used"
+    CHECKPOINT = 4, NextStart.USELESS, "a checkpoint is missing, damaged, or belongs to another run"
+    GUARD = 5, NextStart.USELESS, "the training stopped itself, because its numbers are bad or an alert has the action `stop`"
+    WORKER = 71, NextStart.MAY_SUCCEED, "a worker process was killed, most likely because memory ran out"
+    STORAGE = 74, NextStart.USELESS, "a file could not be written or read: no space, no permission, or a failing device"
+    STOPPED = (
+        75,
+        NextStart.CONTINUES,
+        "stopped by a signal: the state is saved, or a signal other than Ctrl-C came before there was a state. Run the same "
+        "command again to go on",
+    )
+    INTERRUPTED = (
+        130,
+        NextStart.USELESS,
+        "interrupted (Ctrl-C): the next `prepare` resumes from there. `trainer train` ends with 130 if nothing was saved yet",
+    )
 
 
 class ProjectError(Exception):
@@ -58,14 +89,10 @@ class ProjectError(Exception):
 
 
 class ConfigError(ProjectError):
-    """A setting is unknown, out of range, or contradicts another."""
-
     exit_code = ExitCode.CONFIG
 
 
 class DataError(ProjectError):
-    """Text or prepared data cannot be used."""
-
     exit_code = ExitCode.DATA
 
 
@@ -78,32 +105,22 @@ class PreparedDataError(DataError):
 
 
 class CheckpointError(ProjectError):
-    """A checkpoint is missing, damaged, or belongs to another run."""
-
     exit_code = ExitCode.CHECKPOINT
 
 
 class GuardError(ProjectError):
-    """Training stopped itself: a loss, gradient or weight is bad, replicas differ, or an alert has the action `stop`."""
-
     exit_code = ExitCode.GUARD
 
 
 class WorkerError(ProjectError):
-    """A worker process was killed, most likely by the kernel for lack of memory."""
-
     exit_code = ExitCode.WORKER
 
 
 class StorageError(ProjectError):
-    """A file could not be written or read: no space, no permission, or a failing device."""
-
     exit_code = ExitCode.STORAGE
 
 
 class StoppedBySignal(ProjectError):  # noqa: N818 - this is an outcome and not a fault
-    """A signal asked for a stop and the state was saved."""
-
     exit_code = ExitCode.STOPPED
 
 

@@ -3,7 +3,7 @@
     make recordings        (about five minutes; needs documents in /usr/share/doc and /usr/share/man, as Debian installs them)
 
 The documents are copied into four formats. The commands run on a terminal of 80 columns and 24 lines. The boxes below the commands
-in the page get what it showed, unedited, with the lines that had scrolled away.
+in the page get what it showed, with the lines that had scrolled away. Of long outputs they get the beginning and the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 
 from tests.support.terminals import screen_of
 
-__all__ = ["COMMANDS", "PAGE", "record", "with_recording", "write_documents"]
+__all__ = ["COMMANDS", "PAGE", "record", "shortened", "with_recording", "write_documents"]
 
 PAGE = Path(__file__).parent / "guide/first-model.md"
 README = Path(__file__).parents[1] / "README.md"
@@ -45,6 +45,8 @@ COMMANDS = (
 _STOPPED, _STOP_AFTER_S = 2, 60.0
 _COLUMNS, _LINES = 80, 24
 _LINES_OF_END = 7
+_LONG, _FIRST_SHOWN, _LAST_SHOWN = 30, 13, 9
+"""The page shows about so many first and last lines of an output with more lines than this."""
 _BEFORE_END = "looks like this:\n\n```text\n"
 _MANUALS = 900
 _NOTES = 400
@@ -74,6 +76,19 @@ def record(command: str, folder: Path, stop_after_s: float | None = None) -> str
     while lines and not lines[-1]:
         lines.pop()
     return "\n".join((*lines, *([] if stop_after_s is None else [STOP])))
+
+
+def shortened(shown: str) -> str:
+    """Return an output without the middle of its lines if it is long. `…` stands for them. A line that goes on below is not cut."""
+    lines = shown.splitlines()
+    if len(lines) <= _LONG:
+        return shown
+    begin, end = _FIRST_SHOWN, len(lines) - _LAST_SHOWN
+    while lines[begin].startswith(" "):
+        begin -= 1
+    while lines[end].startswith(" "):
+        end += 1
+    return "\n".join((*lines[:begin], "…", *lines[end:]))
 
 
 def with_recording(page: str, command: str, shown: str) -> str:
@@ -144,7 +159,7 @@ def main() -> None:
         write_documents(place / "my-text")
         for number, command in enumerate(COMMANDS):
             shown = record(command, place, _STOP_AFTER_S if number == _STOPPED else None)
-            page = with_recording(page, command, shown)
+            page = with_recording(page, command, shortened(shown))
             if number == _STOPPED + 1:
                 README.write_text(_with_end(README.read_text(), shown.splitlines()[-_LINES_OF_END:]))
     PAGE.write_text(page)

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable
-from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
 
-from common.command_line import PROGRAM, Command
+from common.command_line import PROGRAM
+from common.errors import ExitCode
+from common.settings.command import loaded
 from common.settings.model import Settings
 from common.settings.options import SettingText, option_texts, setting_texts
-from data_pipeline.commands.table import COMMANDS as OF_DATA
 from data_pipeline.config import PrepareConfig
 from trainer.config import TrainConfig
-from trainer.launch.command_table import COMMANDS as OF_TRAINER
-from trainer.program import DATA_COMMANDS
+from trainer.program import all_commands
 
 __all__ = ["commands_page", "pages_with_parts", "settings_page", "with_made_parts"]
 
@@ -32,6 +32,9 @@ _PART = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _LISTENING = {"train", "tune", "doctor"}
 """The commands that always listen on a socket. The table above the list in docs/security.md has a row for each."""
 _COLUMN = 44
+_SHARED = 4
+"""An option that this many commands have stands once, above the commands."""
+_BOTH_BOUNDS = re.compile(r">= (\S+), <= (\S+)")
 _NOTE = "<!-- Made by `python -m docs.write_reference`; do not edit. -->\n"
 
 
@@ -43,12 +46,13 @@ def settings_page() -> str:
         "Each setting has one name and three places: `--optim.lr 3e-4` on the command line, `TRAIN_OPTIM__LR=3e-4` in the\n"
         "environment, and `lr = 3e-4` below `[train.optim]` in a recipe. The first of them that sets it wins. For `prepare` the\n"
         "variables begin with `PREP_`, and the tables with `[prepare…]`. `none` unsets a setting that may be unset.\n",
+        "The default follows the name, with type and bounds.\n",
     ]
     for model, command in ((PrepareConfig, "prepare"), (TrainConfig, "train")):
         parts.append(f"## {PROGRAM} {command}\n")
         for section, title, rows in _sections(model):
             parts += [f"### {command}: {section or 'main settings'}\n", f"{title}\n" if title else ""]
-            parts.append(_table(("setting", "value", "default", "meaning"), ((f"`{one.name}`", *_cells(one)) for one in rows)))
+            parts.append(_list(map(_item, rows)))
     return "\n".join(part for part in parts if part)
 
 
@@ -59,14 +63,23 @@ def commands_page() -> str:
         "# Commands\n",
         f"`{PROGRAM} COMMAND --help` prints the same. The last line of stdout of a command is for programs, and does not change.\n",
     ]
-    named = {own: name for name, own in DATA_COMMANDS.items()}
-    for name, command in [*((named[one], row) for one, row in OF_DATA.items() if one in named), *OF_TRAINER.items()]:
+    commands = all_commands()
+    models = {name: loaded(command)[0] for name, command in commands.items()}
+    options = {name: list(map(_item, option_texts(model))) for name, model in models.items() if not issubclass(model, Settings)}
+    uses = Counter(row for rows in options.values() for row in rows)
+    shared = [row for row, number in uses.items() if number >= _SHARED]
+    parts += ["Options of several commands, which the list of a command only names:\n", _list(shared)]
+    for name, command in commands.items():
         parts += [f"## {PROGRAM} {name}\n", f"{command.summary[:1].upper()}{command.summary[1:]}.\n"]
-        model = _settings_of(command)
-        if issubclass(model, Settings):
-            parts.append(f"It has the settings of [`{name}`](settings.md#trainer-{name}).\n")
-        elif rows := option_texts(model):
-            parts.append(_table(("option", "value", "default", "meaning"), ((f"`{one.name}`", *_cells(one)) for one in rows)))
+        if name not in options:
+            page = "prepare" if issubclass(models[name], PrepareConfig) else "train"
+            parts.append(f"It has the settings of [`{page}`](settings.md#trainer-{page}).\n")
+            continue
+        own = [row for row in options[name] if row not in shared]
+        if own:
+            parts.append(_list(own))
+        if also := [row.split()[0].rstrip(":") for row in options[name] if row in shared]:
+            parts.append(f"{'Also' if own else 'It has'} {', '.join(also)}.\n")
     return "\n".join(parts)
 
 
@@ -84,25 +97,24 @@ def layers() -> str:
 
 def commands_without_a_socket() -> str:
     """Return a sentence with the commands that listen on no socket."""
-    names = sorted({*OF_TRAINER, *DATA_COMMANDS} - _LISTENING)
+    names = sorted({*all_commands()} - _LISTENING)
     return f"Apart from the cases in the table, these commands listen on no socket: {', '.join(f'`{name}`' for name in names)}.\n"
+
+
+def exit_codes() -> str:
+    """Return the table of the exit codes."""
+    return _table(("exit code", "means"), ((str(int(code)), code.meaning) for code in ExitCode))
 
 
 def pages_with_parts() -> list[Path]:
     """Return the pages that have a part made from the code."""
-    return sorted(page for page in DOCS.glob("*.md") if _PART.search(page.read_text()))
+    return sorted(page for page in DOCS.rglob("*.md") if _PART.search(page.read_text()))
 
 
 def with_made_parts(page: str) -> str:
     """Return the text of a page with its parts as the code makes them."""
-    made = {"layers": layers, "commands_without_a_socket": commands_without_a_socket}
+    made = {"layers": layers, "commands_without_a_socket": commands_without_a_socket, "exit_codes": exit_codes}
     return _PART.sub(lambda part: part[1] + made[part[2]]() + part[3], page)
-
-
-def _settings_of(command: Command) -> type:
-    module, _, name = command.settings.partition(":")
-    found: type = getattr(import_module(module), name)
-    return found
 
 
 def _sections(model: type[Settings]) -> Iterable[tuple[str, str, list[SettingText]]]:
@@ -113,10 +125,12 @@ def _sections(model: type[Settings]) -> Iterable[tuple[str, str, list[SettingTex
         yield section, (model.model_fields[section].description or "") if section else "", rows
 
 
-def _cells(one: SettingText) -> tuple[str, str, str]:
-    values = f"`{one.values}`{f', {one.bounds}' if one.bounds else ''}" if one.values else ""
+def _item(one: SettingText) -> str:
+    kind = ", ".join(filter(None, (one.values, _BOTH_BOUNDS.sub(r"\1 to \2", one.bounds))))
+    default = f"`{one.default}`" if one.default else ""
+    head = " ".join(filter(None, (f"`{one.name}`", default, f"({kind})" if kind else "")))
     needs = f" Needs {one.needs}." if one.needs else ""
-    return values, f"`{one.default}`" if one.default else "", f"{one.description}{needs}"
+    return f"{head}: {one.description}{needs}"
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -126,6 +140,10 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def _list(items: Iterable[str]) -> str:
+    return "".join(f"- {item}\n" for item in items)
 
 
 if __name__ == "__main__":

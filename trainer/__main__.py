@@ -6,11 +6,10 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from textwrap import fill
 from typing import NoReturn
 
-from common.command_line import PROGRAM, end_at_once, importing, run_command, write_error
-from common.errors import ConfigError, ExitCode
+from common.command_line import PROGRAM, chosen, end_at_once, importing, run_command, write_error
+from common.errors import ExitCode
 from trainer.launch.command_table import COMMANDS
 from trainer.launch.first_failure import only_first_failure
 from trainer.machine.allocator import keep_memory
@@ -21,26 +20,18 @@ from trainer.watchdog.processes import end_with_parent, leave_reason
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command that the arguments name."""
-    name, rest = (arguments[0], list(arguments[1:])) if arguments else ("--help", [])
-    if name in ("-h", "--help"):
-        print(f"usage: {PROGRAM} COMMAND [--help] [settings]\n\ncommands:")
-        print(
-            "\n".join(
-                fill(f"  {command.name:<10} {command.summary}", 80, subsequent_indent=" " * 13) for command in COMMANDS.values()
-            )
-        )
+    if (found := chosen(COMMANDS, PROGRAM, arguments)) is None:
         return
-    if name not in COMMANDS:
-        raise ConfigError(f"{name!r} is not a command; the commands are {', '.join(COMMANDS)}")
+    command, rest = found
     keep_memory()
     spin_briefly()
     use_private_caches()
     with only_first_failure():
-        if name == "train" and "RANK" in os.environ:
+        if command.name == "train" and "RANK" in os.environ:
             end_with_parent()
         with importing():
             from common.settings.command import run_listed
-        run_listed(COMMANDS[name], PROGRAM, rest)
+        run_listed(command, PROGRAM, rest)
 
 
 def _announce(line: str, code: ExitCode) -> None:

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 
-__all__ = ["SHELLS", "completion_script"]
+from common.command_line import PROGRAM, Command
+from common.errors import ConfigError
+from common.settings.command import option_names
 
-SHELLS = ("bash", "zsh", "fish")
+__all__ = ["print_completion"]
 
 
-def completion_script(shell: str, words: Mapping[str, Sequence[str]]) -> str:
-    """Return a script for a shell.
+def print_completion(commands: Mapping[str, Command], words: Sequence[str]) -> None:
+    """Print the completion script for the shell that the words name.
 
-    Args:
-        shell: one of `SHELLS`.
-        words: the options of each command.
+    Raises:
+        ConfigError: they name no shell that has one.
     """
-    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](words)
+    scripts = {"bash": _bash, "zsh": _zsh, "fish": _fish}
+    if words in (["-h"], ["--help"]):
+        sys.stdout.write(
+            f"usage: {PROGRAM} completion {'|'.join(scripts)}\n\n"
+            "Prints a script that completes commands and settings in the shell.\n\n"
+            f"Example for bash:\n  source <({PROGRAM} completion bash)\n"
+        )
+        return
+    shell = words[0] if len(words) == 1 else ""
+    if shell not in scripts:
+        raise ConfigError(f"{PROGRAM} completion needs the name of a shell: {', '.join(scripts)}")
+    sys.stdout.write(scripts[shell]({name: option_names(command) for name, command in commands.items()}))
 
 
 def _bash(words: Mapping[str, Sequence[str]]) -> str:

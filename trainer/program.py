@@ -10,29 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-__all__ = ["DATA_COMMANDS", "main"]
+if TYPE_CHECKING:
+    from common.command_line import Command
 
-DATA_COMMANDS = {
-    "prepare": "prepare",
-    "inspect": "inspect",
-    "leaks": "leaks",
-    "repack": "repack",
-    "verify-data": "verify",
-    "schema-data": "schema",
-}
-"""The commands of `python -m data_pipeline`, by their names in this program: the trainer has a `verify` and a `schema` too."""
-_FIRST = ("prepare", "plan", "train", "evaluate", "generate", "report", "compare", "runs", "inspect", "verify", "audit")
-_INDENT, _WIDTH = 14, 80
+__all__ = ["all_commands", "main"]
+
 _INTERRUPTED = 130
-_HELP_OF_COMPLETION = """usage: {program} completion {shells}
-
-Prints a script that completes commands and settings in the shell.
-
-Example for bash:
-  source <({program} completion bash)
-"""
 
 
 def main() -> NoReturn:
@@ -72,15 +57,14 @@ def keep_to_this_code() -> None:
 
 
 def run_here(words: Sequence[str]) -> None:
-    """Print the list of commands or the version, or run a command on data.
+    """Print the list of commands, the version or a completion script, or run a command on data.
 
     Raises:
-        ConfigError: there is no such command.
+        ConfigError: there is no such command, or no script for a shell of this name.
     """
     from common.command_line import PROGRAM, importing, log_to_stderr
     from common.errors import ConfigError
     from common.places import VERSION
-    from data_pipeline.commands.table import COMMANDS
 
     name, rest = (words[0], words[1:]) if words else ("help", ())
     if name in ("help", "-h", "--help"):
@@ -89,79 +73,42 @@ def run_here(words: Sequence[str]) -> None:
     if name in ("--version", "-V"):
         sys.stdout.write(f"{PROGRAM} {VERSION}\n")
         return
-    if name == "completion":
-        print_completion(rest)
-        return
+    commands = all_commands()
     with importing():
         from common.settings.command import run_listed
         from common.settings.messages import nearest
-    if name not in DATA_COMMANDS:
-        raise ConfigError(
-            f"{name!r} is not a command{nearest(name, [*_summaries(), 'help', 'completion'])} (all commands: {PROGRAM} help)"
-        )
-    log_to_stderr("data_pipeline")
-    run_listed(replace(COMMANDS[DATA_COMMANDS[name]], name=name), PROGRAM, rest)
+    if name == "completion":
+        from trainer.completion import print_completion
+
+        print_completion(commands, rest)
+    elif name in commands:
+        log_to_stderr("data_pipeline")
+        run_listed(replace(commands[name], name=name), PROGRAM, rest)
+    else:
+        similar = nearest(name, [*commands, "help", "completion"])
+        raise ConfigError(f"{name!r} is not a command{similar} (all commands: {PROGRAM} help)")
 
 
-def print_completion(words: Sequence[str]) -> None:
-    """Print the completion script for the shell that the words name.
-
-    Raises:
-        ConfigError: they name no shell that has one.
-    """
-    from common.command_line import PROGRAM
-    from common.errors import ConfigError
-    from common.settings.command import option_names
+def all_commands() -> dict[str, Command]:
+    """Return the commands of both packages by their names in this program."""
     from data_pipeline.commands.table import COMMANDS as OF_DATA
-    from trainer.completion import SHELLS, completion_script
     from trainer.launch.command_table import COMMANDS as OF_TRAINER
 
-    if words in (["-h"], ["--help"]):
-        sys.stdout.write(_HELP_OF_COMPLETION.format(program=PROGRAM, shells="|".join(SHELLS)))
-        return
-    shell = words[0] if len(words) == 1 else ""
-    if shell not in SHELLS:
-        raise ConfigError(f"{PROGRAM} completion needs the name of a shell: {', '.join(SHELLS)}")
-    commands = {name: OF_DATA[listed] for name, listed in DATA_COMMANDS.items()} | OF_TRAINER
-    sys.stdout.write(completion_script(shell, {name: option_names(command) for name, command in commands.items()}))
+    return {command.renamed or command.name: command for command in (*OF_DATA.values(), *OF_TRAINER.values())}
 
 
 def list_of_commands() -> str:
     """Return the help of the program: its commands, with the most used ones first, in at most 80 columns."""
-    from common.command_line import PROGRAM
+    from common.command_line import PROGRAM, Command, list_of
 
-    summaries = _summaries()
-    others = [name for name in summaries if name not in _FIRST]
-    return "\n".join(
-        (
-            f"usage: {PROGRAM} COMMAND [--SETTING VALUE ...]",
-            "",
-            *(_entry(name, summaries[name]) for name in _FIRST),
-            "",
-            "more commands:",
-            *(_entry(name, summaries[name]) for name in others),
-            _entry("completion", "print a script that completes commands and settings: bash, zsh, fish"),
-            "",
-            f"{PROGRAM} help COMMAND shows the settings of a command.",
-            "",
-        )
+    commands = all_commands()
+    frequent = {name: command for name, command in commands.items() if command.is_frequent}
+    others = {name: command for name, command in commands.items() if not command.is_frequent}
+    others["completion"] = Command("completion", "print a script that completes commands and settings: bash, zsh, fish", "")
+    return (
+        f"usage: {PROGRAM} COMMAND [--SETTING VALUE ...]\n\n{list_of(frequent)}\n\nmore commands:\n{list_of(others)}\n\n"
+        f"{PROGRAM} help COMMAND shows the settings of a command.\n"
     )
-
-
-def _summaries() -> dict[str, str]:
-    """Return the summary of each command of this program."""
-    from data_pipeline.commands.table import COMMANDS as OF_DATA
-    from trainer.launch.command_table import COMMANDS as OF_TRAINER
-
-    of_data = {name: OF_DATA[listed].summary for name, listed in DATA_COMMANDS.items()}
-    return of_data | {name: command.summary for name, command in OF_TRAINER.items()}
-
-
-def _entry(name: str, summary: str) -> str:
-    from textwrap import fill
-
-    indent = " " * _INDENT
-    return fill(f"  {name:<{_INDENT - 2}}{summary}", _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _end_at_once(_number: int, _frame: FrameType | None) -> NoReturn:

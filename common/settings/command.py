@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import typing
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from common.command_line import Command, importing
+from common.command_line import Command, failed_import, importing
 from common.settings.load import load_options, load_settings
-from common.settings.model import Options, Section, place_of, setting_names, spelling
+from common.settings.model import Options, Settings, place_of, setting_names, spelling
 from common.settings.options import help_parser
 from common.targets import check_target
 
-__all__ = ["option_names", "run_listed"]
+__all__ = ["loaded", "option_names", "run_listed"]
+
+
+def loaded(command: Command) -> tuple[type[Settings] | type[Options], Callable[[Any], None]]:
+    """Return the settings model of a command, and the function that is called with the settings."""
+    run = import_module(command.module).run
+    [model, _] = typing.get_type_hints(run).values()
+    return model, run
 
 
 def run_listed(command: Command, program: str, arguments: Sequence[str]) -> None:
     """Run a command with the arguments of its command line.
+
+    The help begins with the first paragraph of the docstring of the options, or of `run` for a model of `Settings`.
 
     Args:
         command: the row of the table.
@@ -28,35 +38,23 @@ def run_listed(command: Command, program: str, arguments: Sequence[str]) -> None
         ConfigError: an option is unknown, a value is not allowed, or a module cannot be loaded.
     """
     with importing():
-        model = _named(command.settings)
-    description = command.description or (inspect.getdoc(model) or "").split("\n\n")[0]
-    parser = help_parser(model, f"{program} {command.name}", description)
-    load = load_options if issubclass(model, Options) else load_settings
-    settings = load(model, arguments, parser)
-    _check_targets(settings)
-    if command.shortcut:
+        model, run = loaded(command)
+    description = inspect.getdoc(model if issubclass(model, Options) else run) or ""
+    parser = help_parser(model, f"{program} {command.name}", description.split("\n\n", maxsplit=1)[0])
+    settings = load_options(model, arguments, parser) if issubclass(model, Options) else load_settings(model, arguments, parser)
+    for name, field in type(settings).model_fields.items():
+        if (target := place_of(field).target) is not None and (path := getattr(settings, name)) is not None:
+            check_target(path, spelling(name, field), target)
+    try:
+        run(settings)
+    except Exception as error:
+        if not failed_import(error, command.module.rpartition(".")[0]):
+            raise
         with importing():
-            shortcut = _named(command.shortcut)
-        if shortcut(settings):
-            return
-    with importing():
-        work = _named(command.work)
-    work(settings)
+            raise
 
 
 def option_names(command: Command) -> list[str]:
     """Return the options of a command as the command line spells them, such as `--limits.steps`."""
-    model = _named(command.settings)
-    names = [spelling(name, field) for name, field in setting_names(model).items()]
+    names = [spelling(name, field) for name, field in setting_names(loaded(command)[0]).items()]
     return [*(name for name in names if name.startswith("-")), "--help"]
-
-
-def _check_targets(settings: Section) -> None:
-    for name, field in type(settings).model_fields.items():
-        if (target := place_of(field).target) is not None and (path := getattr(settings, name)) is not None:
-            check_target(path, spelling(name, field), target)
-
-
-def _named(place: str) -> Any:
-    module, name = place.split(":")
-    return getattr(import_module(module), name)

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from common.errors import DataError
-from data_pipeline.commands.options.leaks import LeaksOptions
+from common.settings.model import Place
+from data_pipeline.commands.folder_options import FolderOptions
 from data_pipeline.config import DedupConfig
-from data_pipeline.dataset.locks import reading
-from data_pipeline.dataset.manifest import read_manifest
-from data_pipeline.dataset.splits import SPLITS
-from data_pipeline.dataset.stored_documents import read_documents, settings_in
-from data_pipeline.dedup.leaks import check_leaks
 
-__all__ = ["run"]
+__all__ = ["LeaksOptions", "run"]
+
+
+class LeaksOptions(FolderOptions):
+    """Searches the training text for validation documents and for items of benchmarks."""
+
+    against: Annotated[tuple[Path, ...], Place(metavar="FILE")] = Field(
+        (), description="Benchmark files (.jsonl, .txt) to search for."
+    )
+    strict: bool = Field(False, description="Fail (exit code 3) also if an item of a benchmark is found.")
+    as_json: Annotated[bool, Place("--json")] = Field(False, description="Print one JSON object.")
 
 
 def run(options: LeaksOptions) -> None:
-    """Print the leaks that were found.
+    from data_pipeline.dataset.locks import reading
+    from data_pipeline.dataset.manifest import read_manifest
+    from data_pipeline.dataset.splits import SPLITS
+    from data_pipeline.dataset.stored_documents import read_documents, settings_in
+    from data_pipeline.dedup.leaks import check_leaks
 
-    Raises:
-        DataError: the training text holds validation text, or with `--strict` benchmark text.
-        PreparedDataError: a part of the data is missing or damaged.
-    """
     with reading(options.directory, "leaks"):
         manifest = read_manifest(options.directory)
         settings = settings_in(manifest, "dedup", DedupConfig, benchmarks=())

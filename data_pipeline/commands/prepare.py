@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 
 from data_pipeline.config import PrepareConfig
-from data_pipeline.prepare import prepare
-from data_pipeline.reports.summary import summary_lines
-from data_pipeline.reports.terminal import malformed
 
 __all__ = ["run"]
 
 
 def run(config: PrepareConfig) -> None:
-    """Prepare the data, print a summary on stderr, and print the root digest. Raises the errors of `prepare`."""
+    """Turns text into packed, tokenised rows for training."""
+    from data_pipeline.prepare import prepare
+    from data_pipeline.reports.summary import summary_lines
+    from data_pipeline.reports.terminal import malformed
+
     manifest = prepare(config)
     with malformed(config.output):
         lines = summary_lines(manifest, config)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from data_pipeline.commands.options.verify import VerifyOptions
-from data_pipeline.dataset.manifest import verify
+from data_pipeline.commands.folder_options import FolderOptions
 
-__all__ = ["run"]
+__all__ = ["VerifyOptions", "run"]
+
+
+class VerifyOptions(FolderOptions):
+    """Checks every digest of prepared data and names the first file that does not match."""
 
 
 def run(options: VerifyOptions) -> None:
-    """Print the root digest if all files match. Raises the errors of `verify`."""
+    from data_pipeline.dataset.manifest import verify
+
     manifest = verify(options.directory)
     print(f"{len(manifest.shards) + len(manifest.files)} files match\nroot digest {manifest.root_digest}")

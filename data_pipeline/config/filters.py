@@ -46,7 +46,7 @@ class _Presets(Section):
 
 if TYPE_CHECKING:
 
-    class HeuristicConfig(_Presets):  # noqa: D101
+    class HeuristicConfig(_Presets):
         def __init__(self, **values: Any) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
 

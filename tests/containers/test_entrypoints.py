@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, ExitCode
-from data_pipeline.__main__ import USAGE
+from common.errors import ConfigError, ExitCode, NextStart
+from data_pipeline.commands.table import COMMANDS as DATA_COMMANDS
 from data_pipeline.dataset.locks import replacing
 from entrypoints.healthcheck import run_of_the_launcher
 from tests.support.two_ranks import seconds_until
@@ -156,7 +156,7 @@ def test_data_prep_prepares_unless_told_otherwise(stand_in: Path) -> None:
     assert run(stand_in, data_prep, "echo", "hello").stdout == "hello\n"
 
 
-@pytest.mark.parametrize("command", re.findall(r"^  (\w+) +", USAGE, re.MULTILINE))
+@pytest.mark.parametrize("command", DATA_COMMANDS)
 def test_data_prep_knows_every_command_of_its_package(stand_in: Path, command: str) -> None:
     printed = run(stand_in, str(ROOT / "entrypoints/data-prep"), command, "/d").stdout
     assert printed.startswith(f"arguments: -m data_pipeline {command} /d\n")
@@ -366,7 +366,7 @@ def test_a_group_that_crashes_is_started_again_and_its_end_is_that_of_the_last_s
     assert "(restart 2 of 3 without a new one, as far as is known without --run)" in said
 
 
-@pytest.mark.parametrize("code", [2, 3, 4, 5, 74, 75, 130])
+@pytest.mark.parametrize("code", [code for code in ExitCode if code.next_start in (NextStart.USELESS, NextStart.CONTINUES)])
 def test_a_group_that_ends_for_a_reason_that_stays_is_not_started_again(stand_in: Path, tmp_path: Path, code: int) -> None:
     number, found, said = starts(stand_in, tmp_path, f"echo {code} >$TRAINER_EXIT_FILE; exit 1")
     assert (number, found, said) == (1, code, "")

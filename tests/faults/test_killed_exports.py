@@ -42,7 +42,10 @@ def work(words: list[str], broken: bool) -> None:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("killed")
     _PROCESSES.set_forkserver_preload(
-        [__name__, "trainer.commands.export", "trainer.commands.import_model", "trainer.commands.compress"]
+        [
+            *(__name__, "trainer.commands.saved_model", "trainer.interop.export", "trainer.interop.import_model"),
+            *("trainer.compression.comparison", "trainer.runs.untrained"),
+        ]
     )
     write_prepared(folder / "data")
     train(tiny_config(folder / "data", folder / "run", limits={"steps": 2}, eval={"sample_tokens": 0}))

@@ -37,7 +37,7 @@ from trainer.loop import train
 from trainer.report.write import PICTURE, REPORT, write_report
 from trainer.runs.events import TrainEvent
 from trainer.runs.ledger import LEDGER, Ledger, LedgerHead
-from trainer.runs.metrics_file import METRICS, Known, lines_until
+from trainer.runs.metrics_file import METRICS, CutOff, lines_until
 from trainer.runs.record import check_nothing_saved, read_record_if_any
 from trainer.verification.verify import check_integrity
 
@@ -327,7 +327,9 @@ def what_is_lost(run: Path, acknowledged: int | None, right: dict[int, str]) -> 
     Ledger(run / LEDGER, LedgerHead(**store.load(newest).state["ledger"])).close()
     if (run / LEDGER).stat().st_size == 0:
         return "the ledger is empty"
-    kept = {event.step: event.loss.hex() for _, event in lines_until(run / METRICS, Known(newest)) if isinstance(event, TrainEvent)}
+    kept = {
+        event.step: event.loss.hex() for _, event in lines_until(run / METRICS, CutOff(newest)) if isinstance(event, TrainEvent)
+    }
     return (
         None if kept == {step: loss for step, loss in right.items() if step <= newest} else f"metrics of the steps {sorted(kept)}"
     )

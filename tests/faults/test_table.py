@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.table import DOCUMENT, HEADER, lines_by_row, main, updated
+from tests.faults.table import DOCUMENT, HEADER, USUAL_MACHINE, lines_by_row, main, updated
 from tests.support.claims import Record, caught, counted, measured, noted, opened_tally, read_records, tried, write_record
 from tests.support.faults import seeds, turns
 
@@ -32,8 +32,8 @@ DOCUMENT_BEFORE = f"""Prose before.
 <!-- rows 4 5 6 -->
 {HEADER[0]}
 {HEADER[1]}
-| 4 | power loss | 10 | 0 | 30 % | none | 1 | 2026-11-01 |
-| 6 | zero tail | 10 | 0 | 30 % | none | 1 | 2026-11-01 |
+| 4 | power loss | 10 | 0 | 30 % | none | 2026-11-01 |
+| 6 | zero tail | 10 | 0 | 30 % | none | 2026-11-01 |
 <!-- end of rows -->
 Prose after.
 """
@@ -46,9 +46,18 @@ def cells(line: str) -> list[str]:
 def test_a_row_has_the_sum_of_its_tests_the_bound_and_the_variants() -> None:
     lines = lines_by_row([ONE, replace(ONE, test="test_it[b]", tried=100, seconds=0.2, notes=("2 set aside",)), FLAW])
     assert cells(lines["5"]) == [
-        *("5", "truncation", "1,000 files", "0; 2 set aside", "0.3 %", "no digests (21 of 60)", "13"),
+        *("5", "truncation", "1,000 files", "0; 2 set aside", "0.3 %", "no digests (21 of 60)"),
         "2026-11-22, 2 cores, ext4",
     ]
+    [usual] = lines_by_row([replace(ONE, machine=USUAL_MACHINE)]).values()
+    assert cells(usual)[-1] == "2026-11-22"
+
+
+def test_of_many_variants_the_row_has_the_number_unless_one_was_not_caught() -> None:
+    many = [replace(FLAW, fault=f"without {number}") for number in range(9)]
+    assert cells(lines_by_row([ONE, *many])["5"])[5] == "9 variants, such as: without 0 (21 of 60)"
+    missed = cells(lines_by_row([ONE, *many, replace(FLAW, failed=True)])["5"])[5]
+    assert "**no digests: not caught**" in missed
 
 
 def test_parts_of_a_campaign_add_up_what_they_counted_and_show_the_greatest_of_what_they_measured() -> None:
@@ -119,6 +128,7 @@ def test_what_a_test_tries_is_counted_while_it_runs_and_a_variant_that_is_never_
 def test_the_tables_of_the_document_are_in_the_form_that_is_written() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     assert updated(text, {}) == text
+    assert f"ran on {USUAL_MACHINE}" in text
     tables = re.findall(r"<!-- rows (.*?) -->\n(.*?)<!-- end of rows -->", text, re.DOTALL)
     assert len(tables) >= 3
     for numbers, table in tables:

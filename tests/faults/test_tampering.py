@@ -40,7 +40,7 @@ from tests.support.tampered_cases import (
     record_of_run,
     special_in_run,
 )
-from trainer.commands.options.tune import TuneOptions
+from trainer.commands.tune import TuneOptions
 from trainer.loop import train
 from trainer.search.search import search
 

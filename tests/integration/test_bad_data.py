@@ -25,8 +25,7 @@ from tests.support.ranks import run_ranks
 from tests.support.replays import replay_run
 from tests.support.runs import losses, metrics
 from trainer import loop
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.config import TrainConfig
 from trainer.data import loader
 from trainer.distributed.group import Group
@@ -285,7 +284,7 @@ def test_a_rank_that_fails_alone_takes_the_others_with_it_or_along(data: Path, t
     assert losses(alone) == losses(tmp_path / "go_on")
     assert audit_run(tmp_path / "go_on").quarantined == [LOST]
     events = [entry for entry in read_ledger(tmp_path / "go_on" / LEDGER) if isinstance(entry, LedgerEvent)]
-    assert [(event.kind, event.facts.get("reason")) for event in events[1:]] == [("quarantine", "rank 1 could not read it")]
+    assert [(event.event, event.model_dump().get("reason")) for event in events[1:]] == [("quarantine", "rank 1 could not read it")]
 
 
 def test_a_disk_that_fails_on_one_rank_stops_all_with_its_own_exit_code(data: Path, tmp_path: Path) -> None:

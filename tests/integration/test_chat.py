@@ -22,8 +22,8 @@ from data_pipeline.repack import repack
 from data_pipeline.tokenizer import load_tokenizer
 from tests.support.chats import TEMPLATES, conversations, write_hugging_face_tokenizer
 from tests.support.runs import tiny_config
+from trainer.commands.generate import GenerateOptions
 from trainer.commands.generate import run as generate
-from trainer.commands.options.generate import GenerateOptions
 from trainer.data.batch import IGNORE, micro_batch
 from trainer.loop import train
 from trainer.verification.step_text import show_step

@@ -15,8 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from common.errors import ConfigError, ExitCode
 from tests.support.labelled import WORDS, labelled_records, prepare_labelled, write_records
 from tests.support.runs import ROOT, arguments, losses, metrics, run_command, start_ranks, tiny_config, wait_for_step
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.config import TrainConfig
 from trainer.loop import train
 from trainer.report.summary import summary_lines

@@ -24,16 +24,16 @@ from pathlib import Path
 import pytest
 
 from common.command_line import Command
+from common.settings.command import loaded
 from common.settings.load import load_options, load_settings
 from common.settings.model import Settings
 from common.settings.options import help_parser
 from data_pipeline.commands.table import COMMANDS as OF_DATA
-from tests.support.command_tables import settings_of_table
 from tests.support.labelled import labelled_records
 from tests.support.published import write_published, write_tokenizer
 from tests.support.runs import ROOT
 from trainer.launch.command_table import COMMANDS as OF_TRAINER
-from trainer.program import DATA_COMMANDS
+from trainer.program import all_commands
 
 PAGES = [Path("README.md"), *sorted(path.relative_to(ROOT) for path in (ROOT / "docs/guide").glob("*.md"))]
 NOT_RUN = {
@@ -193,7 +193,7 @@ ALL_PAGES = sorted(
     - HISTORY
 )
 PROGRAMS: dict[tuple[str, ...], dict[str, Command]] = {
-    ("trainer",): OF_TRAINER | {name: OF_DATA[own] for name, own in DATA_COMMANDS.items()},
+    ("trainer",): all_commands(),
     ("python", "-m", "trainer"): OF_TRAINER,
     ("python", "-m", "data_pipeline"): OF_DATA,
 }
@@ -221,7 +221,7 @@ def split_command(command: str) -> tuple[Command, list[str]]:
 def understood(command: str) -> None:
     """Check the options of a command and their values, without the files that they name. The parser raises an error."""
     row, words = split_command(command)
-    model = settings_of_table(row)
+    model = loaded(row)[0]
     if not issubclass(model, Settings):
         load_options(model, words, help_parser(model, row.name, ""), {})
         return
@@ -250,7 +250,7 @@ def test_the_pages_show_commands_outside_the_guide() -> None:
     assert sum(len(shown_commands(page)) for page in ALL_PAGES if page not in PAGES) > 30
 
 
-WITH_EXAMPLES = [name for name, row in PROGRAMS["trainer",].items() if getattr(settings_of_table(row), "examples", ())]
+WITH_EXAMPLES = [name for name, row in PROGRAMS["trainer",].items() if getattr(loaded(row)[0], "examples", ())]
 
 
 def run_one(place: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -16,12 +16,11 @@ from tests.support.prepared import write_prepared
 from tests.support.records import record_of
 from tests.support.runs import metrics, run_command, tiny_config
 from trainer.checkpoint import CheckpointStore
+from trainer.commands.compress import CompressOptions
 from trainer.commands.compress import run as compress
-from trainer.commands.evaluate import evaluate_run
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
+from trainer.commands.export import ExportOptions
 from trainer.commands.export import run as export
-from trainer.commands.options.compress import CompressOptions
-from trainer.commands.options.evaluate import EvaluateOptions
-from trainer.commands.options.export import ExportOptions
 from trainer.interop.verify_export import verify_export
 from trainer.loop import train
 from trainer.runs.directory import load_config

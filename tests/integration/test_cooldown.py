@@ -186,8 +186,8 @@ def test_a_run_that_time_alone_limits_cools_down_in_time_and_is_replayed(
     rates = [event["lr"] for event in metrics(config.run, "train")]
     assert rates[3:first] == [3e-3] * (first - 3)
     assert rates[first:] == pytest.approx([3e-3 * (end - step) / (end - first + 1) for step in range(first, end)])
-    events = [entry for entry in read_ledger(config.run / LEDGER) if isinstance(entry, LedgerEvent) and entry.kind == "cooldown"]
-    assert [(entry.head.step, entry.facts["end"]) for entry in events] == [(first - 1, end)]
+    events = [entry for entry in read_ledger(config.run / LEDGER) if isinstance(entry, LedgerEvent) and entry.event == "cooldown"]
+    assert [(entry.head.step, entry.model_dump()["end"]) for entry in events] == [(first - 1, end)]
     (outcome,) = [one for one in verify_run(config.run, train=train, num_steps=end, start=0) if one.level == "replay"]
     assert f"bitwise equal: {end} steps" in outcome.text
     assert train(config) == digest  # it stays ended

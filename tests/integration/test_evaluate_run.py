@@ -21,10 +21,8 @@ from data_pipeline.tokenizer import CharacterTokenizer, load_tokenizer
 from tests.support.grouped import ROW_LENGTH, write_grouped
 from tests.support.harness_tasks import write_tasks
 from tests.support.runs import metrics, run_command, tiny_config
-from trainer.commands.evaluate import benchmark_run, evaluate_run
-from trainer.commands.generate import written_texts
-from trainer.commands.options.evaluate import EvaluateOptions
-from trainer.commands.options.generate import GenerateOptions
+from trainer.commands.evaluate import EvaluateOptions, benchmark_run, evaluate_run
+from trainer.commands.generate import GenerateOptions, written_texts
 from trainer.commands.saved_model import load_model
 from trainer.inference.lm_eval import HarnessModel
 from trainer.inference.text_model import TextModel

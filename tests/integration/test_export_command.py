@@ -22,8 +22,7 @@ from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, run_command, tiny_config
 from trainer.__main__ import main
 from trainer.checkpoint.weights import weights_digest
-from trainer.commands.evaluate import benchmark_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, benchmark_run
 from trainer.commands.saved_model import opened_text_model
 from trainer.inference.text_model import Sampling
 from trainer.interop.export_record import read_export_record

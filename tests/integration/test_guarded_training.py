@@ -16,7 +16,7 @@ from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.loop import train
-from trainer.runs.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
+from trainer.runs.ledger import LEDGER, LedgerStep, SkipEvent, read_ledger
 from trainer.runs.state import load_checkpoint
 from trainer.training import trainable
 from trainer.training.step_report import StepResults
@@ -119,10 +119,8 @@ def test_a_run_that_was_rolled_back_equals_one_that_never_saw_the_window(
     [(step, message)] = alerts(tmp_path / "rolled-back")
     assert step == 12
     assert "step 16: loss" in message
-    [event] = [
-        entry for entry in read_ledger(tmp_path / "rolled-back" / LEDGER) if isinstance(entry, LedgerEvent) and entry.kind == "skip"
-    ]
-    assert (event.facts["start"], event.facts["count"]) == (window[0], window[1] - window[0])
+    [event] = [entry for entry in read_ledger(tmp_path / "rolled-back" / LEDGER) if isinstance(entry, SkipEvent)]
+    assert (event.start, event.count) == (window[0], window[1] - window[0])
     again = train(configured(data, tmp_path / "rolled-back", guard={"spike": "rollback", "window_steps": 5}, limits={"steps": 34}))
     assert again.endswith("steps 34")
 

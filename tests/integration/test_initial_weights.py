@@ -19,8 +19,7 @@ from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_c
 from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.weights import weights_digest
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.config import TrainConfig
 from trainer.interop.import_model import import_model
 from trainer.launch.train_settings import load_train_settings

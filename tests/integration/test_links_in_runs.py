@@ -19,7 +19,7 @@ from trainer.loop import train
 from trainer.metrics.sinks.json_lines import NodeHardwareSink
 from trainer.metrics.sinks.wandb_sink import remembered_id
 from trainer.report import write_report
-from trainer.runs.metrics_file import Known
+from trainer.runs.metrics_file import CutOff
 
 FOLDERS = (
     "heartbeat",
@@ -153,7 +153,7 @@ def test_no_file_of_a_run_is_written_anywhere_else(
 @pytest.mark.parametrize("kind", ["link to a file", "link to nothing", "second name", "pipe", "directory"])
 def test_readings_of_another_machine_are_not_written_anywhere_else(tmp_path: Path, victim: Path, kind: str) -> None:
     path = in_the_way(tmp_path / "run", "hardware-rank-8.jsonl", victim, kind)
-    for known in (None, Known(3)):
+    for known in (None, CutOff(3)):
         try:
             NodeHardwareSink(path, known).close()
         except (CheckpointError, StorageError) as error:

@@ -24,8 +24,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import parse_manifest
 from trainer.checkpoint.tensor_file import decode_tensors
 from trainer.checkpoint.weights import weights_digest
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.commands.saved_model import load_model
 from trainer.config import TrainConfig
 from trainer.interop.export import write_export

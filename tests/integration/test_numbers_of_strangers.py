@@ -22,8 +22,7 @@ from tests.support.records import rewrite_record
 from tests.support.replays import replay_run
 from tests.support.runs import ROOT, start_ranks, tiny_config
 from tests.support.two_ranks import all_ended, descendants, has_ended, seconds_until
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.loop import train
 from trainer.runs.bounds import most_ranks, most_rows, most_threads
 from trainer.runs.directory import load_config

@@ -18,8 +18,7 @@ from data_pipeline.dataset.shards import RowBatch, Rows
 from tests.support.prepared import write_prepared
 from tests.support.records import record_of
 from tests.support.runs import losses, metrics, tiny_config
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.data.batch import IGNORE
 from trainer.finetuning import choice
 from trainer.finetuning.task import LANGUAGE, Kind, Passes, Task

@@ -118,7 +118,7 @@ def changes_of(run: Path) -> list[tuple[int, int]]:
 
 
 def events_of(run: Path) -> list[tuple[int, str]]:
-    return [(entry.head.step, entry.kind) for entry in read_ledger(run / LEDGER) if isinstance(entry, LedgerEvent)]
+    return [(entry.head.step, entry.event) for entry in read_ledger(run / LEDGER) if isinstance(entry, LedgerEvent)]
 
 
 @pytest.mark.parametrize(("place", "precision"), [("forward", "fp32"), ("backward", "fp16"), ("clip", "fp32")])

@@ -12,8 +12,7 @@ from common.settings.toml import parse_toml
 from tests.support.prepared import write_prepared
 from tests.support.replays import replay_run
 from tests.support.runs import losses, tiny_config
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.config import TrainConfig
 from trainer.loop import train
 from trainer.machine import precision

@@ -16,8 +16,7 @@ from data_pipeline.repack import repack
 from tests.support.pairs import pair_config, pair_records, write_pairs, write_trunk
 from tests.support.records import record_of
 from tests.support.runs import ROOT, arguments, losses, metrics, start_ranks, wait_for_step
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.loop import train
 from trainer.report.summary import summary_lines
 from trainer.report.write import write_report

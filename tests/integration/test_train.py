@@ -19,8 +19,7 @@ from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_c
 from tests.support.two_ranks import log, start_entrypoint, started
 from trainer import loop
 from trainer.checkpoint import CheckpointStore
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.evaluation import evaluate as evaluations
 from trainer.loop import train
 from trainer.runs.state import load_checkpoint

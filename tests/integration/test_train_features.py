@@ -15,8 +15,7 @@ from tests.support.prepared import write_prepared
 from tests.support.ranks import run_ranks
 from tests.support.runs import losses, metrics, start_ranks, tiny_config
 from trainer import loop
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.config import TrainConfig
 from trainer.data.loader import global_batch
 from trainer.data.order import UniformOrder

@@ -22,8 +22,7 @@ from tests.support.records import record_of
 from tests.support.replays import replay_run, verify_run
 from tests.support.runs import metrics, run_command, start_ranks, tiny_config
 from trainer.checkpoint import CheckpointStore
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.evaluate import EvaluateOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.loop import train
 from trainer.machine import environment, locks
 from trainer.machine.environment import Difference, environment_facts

@@ -73,15 +73,19 @@ _MODULES = (
     "data_pipeline.repack",
     "torch._inductor",
     "trainer.__main__",
-    "trainer.commands.inspection.audit",
-    "trainer.commands.evaluate",
-    "trainer.commands.export",
-    "trainer.commands.generate",
-    "trainer.commands.import_model",
-    "trainer.commands.inspection.report",
-    "trainer.commands.train",
-    "trainer.commands.tune",
-    "trainer.commands.inspection.verify",
+    "trainer.commands.saved_model",
+    "trainer.evaluation.evaluate",
+    "trainer.inference.chat",
+    "trainer.inference.samples",
+    "trainer.interop.export",
+    "trainer.interop.import_model",
+    "trainer.interop.verify_export",
+    "trainer.loop",
+    "trainer.report",
+    "trainer.search.search",
+    "trainer.verification.audit",
+    "trainer.verification.step_text",
+    "trainer.verification.verify",
 )
 
 
@@ -387,7 +391,16 @@ def believed_values() -> None:
     """Check no type and no range of a value."""
     inputs = importlib.import_module("common.untrusted")
     _replace(inputs.parsed, lambda form, value: form.model_construct(**value))
-    _replace(importlib.import_module("trainer.runs.events")._check_fields, lambda event: None)
+    events, metric = importlib.import_module("trainer.runs.events"), importlib.import_module("trainer.runs.metric")
+
+    def event_of(facts: Any) -> object:
+        event = object.__new__(events.EVENTS[facts["event"]])
+        for name, declared in metric.metrics_of(type(event)).items():
+            with suppress(AttributeError):  # a property
+                object.__setattr__(event, name, facts.get(declared.key or name))
+        return event
+
+    _replace(events.parse_event, event_of)
 
 
 def written_outside() -> None:

@@ -1,18 +1,17 @@
-"""docs/data.md says what the code does: reasons, settings, defaults, commands and files are those that there are."""
+"""docs/data.md says what the code does: reasons, settings, commands and files are those that there are."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from common.settings.model import Section, setting_names
-from data_pipeline.__main__ import USAGE
-from data_pipeline.config import HeuristicConfig, LimitConfig, PrepareConfig
+from data_pipeline.commands.table import COMMANDS
+from data_pipeline.config import PrepareConfig
 from data_pipeline.documents import Reason, Stage
 from data_pipeline.prepare import prepare
 from data_pipeline.sources.formats import shape_of
@@ -23,7 +22,6 @@ SECTIONS = {
     for name, field in PrepareConfig.model_fields.items()
     if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 }
-UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -53,11 +51,6 @@ def test_reasons_of_later_stages_stand_beside_their_stage() -> None:
     assert later == {stage: {reason for reason in Reason if reason.stage is stage} for stage in later}
 
 
-def test_every_section_of_the_settings_has_its_line_and_its_environment_variables() -> None:
-    named = {coded(row[0])[0]: coded(row[1])[0] for row in rows("Commands") if coded(row[0])}
-    assert named == {name: f"PREP_{name.upper()}__…" for name in SECTIONS}
-
-
 def test_every_setting_that_is_named_exists() -> None:
     known = {*setting_names(PrepareConfig), "balance.weights", "tokenizer.json"}
     named = set(re.findall(rf"`(?:--)?((?:{'|'.join(SECTIONS)})\.\w+)", TEXT))
@@ -65,33 +58,8 @@ def test_every_setting_that_is_named_exists() -> None:
     assert named <= known
 
 
-def test_the_rules_of_the_heuristics_are_given_with_their_defaults() -> None:
-    given = {coded(row[1])[0]: row[2] for row in rows("Reasons") if len(row) == 4 and coded(row[1])}
-    del given["heuristics.…"]
-    defaults = HeuristicConfig().model_dump(exclude={"presets"})
-    assert given == {name: written(value) for name, value in defaults.items()}
-
-
-def written(value: Any) -> str:
-    return ", ".join(map(written, value)) if isinstance(value, tuple) else f"{value:,}"
-
-
-def test_the_budgets_are_given_with_their_defaults() -> None:
-    given = {coded(row[0])[0].removeprefix("limits."): row[1] for row in rows("Hostile input") if coded(row[0])}
-    no_budgets = {"max_bytes_per_source", "outside_links", "allowed_hosts", "retries", "retry_wait_s"}
-    budgets = LimitConfig().model_dump(exclude=no_budgets)
-    assert {name: number(words) for name, words in given.items()} == budgets
-
-
-def number(words: str) -> float:
-    value, _, unit = words.replace(",", "").partition(" ")
-    return float(value) * UNITS.get(unit, 1)
-
-
 def test_every_command_is_there() -> None:
-    commands = re.findall(r"^  (\w+) +", USAGE, re.MULTILINE)
-    assert len(commands) == 6
-    assert [command for command in commands if f"python -m data_pipeline {command} " not in TEXT] == []
+    assert [command for command in COMMANDS if f"python -m data_pipeline {command} " not in TEXT] == []
 
 
 def test_every_extension_that_is_named_is_understood_as_the_kind_beside_it() -> None:

@@ -9,8 +9,8 @@ from trainer.config.automatic import SHAPES, Facts, choose, tokens_per_weight
 
 PAGE = Path(__file__).parents[2] / "docs/guide/model-size.md"
 MACHINES = {"2 CPU cores": (0, 2), "16 CPU cores": (0, 16), "1 GPU": (1, 16), "8 GPUs": (8, 64)}
-TEXTS = (10**6, 10**7, 10**8, 10**9, 10**10)
-MINUTES = (10, 60, 600)
+TEXTS = (10**7, 10**8, 10**9, 10**10)
+MINUTES = (10, 600)
 BYTES_PER_TOKEN = 3.5
 
 

@@ -6,25 +6,34 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from common.errors import ConfigError
 from common.files import UnusableFileError, parse_json, read_input
+from common.settings.model import Place
 from common.untrusted import MAX_PROMPTS_BYTES
-from trainer.commands.options.classify import ClassifyOptions
-from trainer.commands.saved_model import load_model
-from trainer.distributed.group import joined_group
-from trainer.finetuning.choice import saved_task
-from trainer.finetuning.predictions import TextClassifier
-from trainer.machine.determinism import configure_determinism
-from trainer.runs.directory import load_config, settings_here
+from trainer.commands.run_options import CheckpointOptions
 
-__all__ = ["classified_lines", "run"]
+__all__ = ["ClassifyOptions", "classified_lines", "run"]
+
+
+class ClassifyOptions(CheckpointOptions):
+    """Prints the label of each text, with the probability of each label, as a JSON object in a line."""
+
+    files: Annotated[tuple[Path, ...], Place(metavar="FILE", positional=True)] = Field(
+        min_length=1, description="Files with texts: one text in each line of a .jsonl file; any other file is one text."
+    )
+    field: Annotated[str, Place(metavar="NAME")] = Field(
+        "text", min_length=1, description="Name of the field that holds the text in a .jsonl file."
+    )
+    lines: bool = Field(False, description="Read each line of a file as one text, also if it is not a .jsonl file.")
+    batch: int = Field(16, ge=1, le=65536, description="Number of texts that are classified together.")
 
 
 @dataclass(frozen=True)
 class _Text:
-    """A text and its place."""
-
     file: Path
     line: int | None
     """From 1; None if the file is one text."""
@@ -32,7 +41,6 @@ class _Text:
 
 
 def run(options: ClassifyOptions) -> None:
-    """Print a JSON object for each text. Raises the errors of `classified_lines`."""
     for line in classified_lines(options):
         print(line, flush=True)
 
@@ -44,6 +52,13 @@ def classified_lines(options: ClassifyOptions) -> Iterator[str]:
         CheckpointError: the run or the checkpoint does not exist or is damaged.
         ConfigError: the run does not classify, or a file cannot be read.
     """
+    from trainer.commands.saved_model import load_model
+    from trainer.distributed.group import joined_group
+    from trainer.finetuning.choice import saved_task
+    from trainer.finetuning.predictions import TextClassifier
+    from trainer.machine.determinism import configure_determinism
+    from trainer.runs.directory import load_config, settings_here
+
     run = options.run
     config = settings_here(load_config(run))
     if config.objective != "classification":

@@ -5,47 +5,83 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
 
 from common.command_line import command_text
 from common.errors import ConfigError, PreparedDataError
+from common.settings.model import Place
 from common.targets import new_folder
 from common.untrusted import digest_run_file
-from data_pipeline.dataset.manifest import read_manifest
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.options.compress import CompressOptions
-from trainer.commands.options.evaluate import EvaluateOptions
-from trainer.commands.saved_model import check_is_decoder, load_model, opened_text_model
-from trainer.compression.comparison import Measured, num_bytes, speeds, table
-from trainer.compression.methods import Compression
-from trainer.interop.source import ExportSource, open_source
-from trainer.runs.directory import data_folder, load_config, settings_here
-from trainer.runs.record import COMPRESSED, RECORD, Compressed, read_record, write_record
-from trainer.runs.untrained import write_untrained
+from trainer.commands.evaluate import EvaluateOptions
+from trainer.commands.run_options import CheckpointOptions
 
-__all__ = ["run"]
+__all__ = ["CompressOptions", "run"]
+
+
+class CompressOptions(CheckpointOptions):
+    """Writes a smaller copy of the model of a checkpoint as a new run, and compares both.
+
+    The new run works with `generate`, `evaluate`, `export` and `train --init`. It cannot be continued.
+    """
+
+    method: Literal["int8", "int4", "prune", "prune-2-4"] = Field(
+        description="int8, int4: fewer bits for each weight; prune: the smallest weights become zero; prune-2-4: the "
+        "smaller two of four neighbouring weights become zero."
+    )
+    output: Annotated[Path, Place(metavar="DIR", target="folder")] = Field(
+        description="Directory of the new run. It must not exist."
+    )
+    group_size: int = Field(32, ge=2, le=1 << 16, description="Number of columns of a matrix that share a scale with int4.")
+    share: float = Field(0.5, gt=0, lt=1, description="Share of the weights of each matrix that prune sets to zero.")
+    data: Annotated[Path | None, Place(metavar="DIR")] = Field(
+        None, description="Prepared data for the perplexity. Without it, the data of the run is used if it is there."
+    )
+    limit: Annotated[int | None, Place(metavar="N")] = Field(
+        None, ge=1, description="Number of validation rows for the perplexity. Without it, as many rows as in the run."
+    )
+    as_json: Annotated[bool, Place("--json")] = Field(False, description="Print one JSON object instead of the table.")
+
+    @model_validator(mode="after")
+    def _check_method(self) -> Self:
+        for name, method in (("group_size", "int4"), ("share", "prune")):
+            if name in self.model_fields_set and self.method != method:
+                raise ValueError(
+                    f"--{name} has an effect only with --method {method}, and the method is {self.method}; leave it out"
+                )
+        return self
+
 
 _NOTE = "note        only the files are smaller: in memory the weights are fp32 again, so the speed is about the same"
 _NOTE_OF_ZEROS = "note        a later training changes all weights, also those that are zero now"
 
 
 def run(options: CompressOptions) -> None:
-    """Write the new run, and print the table or the JSON object.
+    from trainer.commands.saved_model import check_is_decoder
+    from trainer.compression.comparison import Measured, num_bytes, table
+    from trainer.compression.methods import Compression
+    from trainer.interop.source import open_source
+    from trainer.runs.directory import load_config
+    from trainer.runs.record import COMPRESSED, RECORD, Compressed, read_record, write_record
+    from trainer.runs.untrained import write_untrained
 
-    Raises:
-        CheckpointError: the run or the checkpoint does not exist or is damaged.
-        ConfigError: the output exists, the model is not the built-in decoder, a setting does not fit the method, or code of the run
-            needs consent.
-        PreparedDataError: the data that `--data` names is missing or damaged.
-    """
     output = options.output
     if output.exists() or output.is_symlink():
         raise ConfigError(f"{output} exists already; name a new folder (--output)")
-    _check_model(options)
+    if read_record(options.run).status == COMPRESSED:
+        raise ConfigError(f"{options.run}: it is compressed already; name the run that it was made from")
+    check_is_decoder(options.run, load_config(options.run), "only that can be compressed", trust_code=options.trust_code)
     source = open_source(options.run, options.checkpoint)
     compression = Compression(options.method, options.group_size, options.share)
     stored = compression.stored(source.weights)
     perplexity = _perplexity(options, options.run, options.checkpoint)
-    facts = compression.to_json() | _origin(source)
+    facts = compression.to_json() | {
+        "record": digest_run_file(source.run, RECORD),
+        "step": source.step,
+        "average": source.is_average,
+        "weights": source.weights_digest,
+    }
     with new_folder(output) as folder:
         write_untrained(
             folder,
@@ -73,25 +109,12 @@ def run(options: CompressOptions) -> None:
     )
 
 
-def _check_model(options: CompressOptions) -> None:
-    record = read_record(options.run)
-    if record.status == COMPRESSED:
-        raise ConfigError(f"{options.run}: it is compressed already; name the run that it was made from")
-    check_is_decoder(options.run, load_config(options.run), "only that can be compressed", trust_code=options.trust_code)
-
-
-def _origin(source: ExportSource) -> dict[str, object]:
-    """Return what the record says about the model before its compression."""
-    return {
-        "record": digest_run_file(source.run, RECORD),
-        "step": source.step,
-        "average": source.is_average,
-        "weights": source.weights_digest,
-    }
-
-
 def _loaded(options: CompressOptions, compressed: Path) -> tuple[list[int], list[float]]:
     """Return for the model and the compressed one the bytes of the loaded weights, and the tokens a second."""
+    from trainer.commands.saved_model import load_model, opened_text_model
+    from trainer.compression.comparison import num_bytes, speeds
+    from trainer.runs.directory import load_config, settings_here
+
     with opened_text_model(options.run, options.checkpoint, trust_code=options.trust_code) as before:
         model, _ = load_model(compressed, settings_here(load_config(compressed)), "latest")
         device = next(before.model.parameters()).device
@@ -100,12 +123,11 @@ def _loaded(options: CompressOptions, compressed: Path) -> tuple[list[int], list
 
 
 def _perplexity(options: CompressOptions, run: Path, checkpoint: str) -> float | None:
-    """Return the perplexity on the validation data, None if the run names data that is not there or has pairs of answers.
+    """Return the perplexity on the validation data, None if the run names data that is not there or has pairs of answers."""
+    from data_pipeline.dataset.manifest import read_manifest
+    from trainer.commands.evaluate import evaluate_run
+    from trainer.runs.directory import data_folder
 
-    Raises:
-        ConfigError: the data that `--data` names has pairs of answers, or does not fit the model.
-        PreparedDataError: the data that `--data` names is missing or damaged.
-    """
     words = {"run": run, "checkpoint": checkpoint, "data": options.data, "limit": options.limit, "as_json": True}
     try:
         if read_manifest(data_folder(run, options.data)).has_pairs:

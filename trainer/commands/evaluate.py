@@ -4,37 +4,56 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-import numpy as np
+from pydantic import Field, model_validator
 
 from common.errors import ConfigError, PreparedDataError
-from data_pipeline.dataset.locks import reading
-from data_pipeline.dataset.manifest import Manifest, read_manifest
-from data_pipeline.tokenizer import Tokenizer, load_tokenizer
-from trainer.commands.options.evaluate import EvaluateOptions
-from trainer.commands.saved_model import check_writes, load_model
-from trainer.distributed.group import joined_group
-from trainer.evaluation.evaluate import evaluate
-from trainer.evaluation.table import describe_evaluation
-from trainer.evaluation.tally import Grouping
-from trainer.extensions.hooks import Extension
-from trainer.finetuning.choice import saved_task
-from trainer.inference.lm_eval import describe_benchmarks, run_benchmarks
-from trainer.inference.text_model import TextModel
-from trainer.machine.determinism import configure_determinism
-from trainer.model.attention import choose_backend
-from trainer.runs.bounds import most_rows
-from trainer.runs.context import RunContext
-from trainer.runs.directory import data_folder, load_config, settings_here
-from trainer.runs.record import read_record
-from trainer.training.trainable import hold_reference, new_loss
+from common.settings.model import Place
+from trainer.commands.run_options import CheckpointOptions
 
-__all__ = ["benchmark_run", "evaluate_run", "run"]
+if TYPE_CHECKING:
+    from data_pipeline.dataset.manifest import Manifest
+    from data_pipeline.tokenizer import Tokenizer
+    from trainer.evaluation.results import Evaluation
+
+__all__ = ["EvaluateOptions", "benchmark_run", "evaluate_run", "run"]
+
+
+class EvaluateOptions(CheckpointOptions):
+    """Measures how well a checkpoint predicts the validation text of its run, or of other data."""
+
+    data: Annotated[Path | None, Place(metavar="DIR")] = Field(
+        None, description="Prepared data to evaluate on. Without it, the data of the run is used."
+    )
+    by: Literal["source", "kind", "length", "all"] | None = Field(
+        None, description="Also show the loss of each group of the text: by source, by kind, or by length of documents."
+    )
+    lm_eval: Annotated[str | None, Place("--lm-eval", metavar="TASKS")] = Field(
+        None, description="Tasks of lm-evaluation-harness to run instead: names separated by commas, or a folder with tasks."
+    )
+    limit: Annotated[int | None, Place(metavar="N")] = Field(
+        None,
+        ge=1,
+        description="Number of validation rows, or of examples of each task. Without it, the number of rows of the run, or all "
+        "examples.",
+    )
+    as_json: Annotated[bool, Place("--json")] = Field(False, description="Print one JSON object.")
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return ("source", "kind", "length") if self.by == "all" else () if self.by is None else (self.by,)
+
+    @model_validator(mode="after")
+    def _check_tasks(self) -> Self:
+        if self.lm_eval is not None and (self.data is not None or self.by is not None):
+            raise ValueError("--lm-eval brings its own texts; leave out --data and --by, or run evaluate a second time with them")
+        return self
 
 
 def run(options: EvaluateOptions) -> None:
-    """Print the evaluation on rank 0. Raises the errors of `evaluate_run` and `benchmark_run`."""
     if options.lm_eval is not None:
         print(benchmark_run(options, options.lm_eval))
         return
@@ -57,6 +76,26 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
         ConfigError: code of the run needs consent, or the data has another tokenizer or rows that are too long for the model.
         PreparedDataError: the data is missing or damaged, or has no validation rows.
     """
+    import numpy as np
+
+    from data_pipeline.dataset.locks import reading
+    from data_pipeline.dataset.manifest import read_manifest
+    from data_pipeline.tokenizer import load_tokenizer
+    from trainer.commands.saved_model import load_model
+    from trainer.distributed.group import joined_group
+    from trainer.evaluation.evaluate import evaluate
+    from trainer.evaluation.table import describe_evaluation
+    from trainer.evaluation.tally import Grouping
+    from trainer.extensions.hooks import Extension
+    from trainer.finetuning.choice import saved_task
+    from trainer.machine.determinism import configure_determinism
+    from trainer.model.attention import choose_backend
+    from trainer.runs.bounds import most_rows
+    from trainer.runs.context import RunContext
+    from trainer.runs.directory import data_folder, load_config, settings_here
+    from trainer.runs.record import read_record
+    from trainer.training.trainable import hold_reference, new_loss
+
     run, limit = options.run, options.limit
     config = settings_here(load_config(run))
     if as_language:
@@ -82,22 +121,29 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
             if objective.reference is not None:
                 hold_reference(context, objective, read_record(run).initial)
             result = evaluate(loss, context, rows.without(lost), grouping=grouping, measures=objective.measures)
-    measured = None if result.measured is None else result.measured(step)
     left_out = rows.num_rows_in(lost, np.arange(len(rows)))
-    if not options.as_json:
-        note = f"\n\nleft out, as in the run: {left_out:,} of {len(rows):,} rows, from shards in quarantine" if left_out else ""
-        lines = "" if measured is None or objective.measures is None else f"\n\n{objective.measures.lines(measured)}"
-        return describe_evaluation(result, step, options.groups) + lines + note
+    measured = None if result.measured is None else result.measured(step)
+    if options.as_json:
+        return _json(result, step, left_out, options.groups)
+    note = f"\n\nleft out, as in the run: {left_out:,} of {len(rows):,} rows, from shards in quarantine" if left_out else ""
+    lines = "" if measured is None or objective.measures is None else f"\n\n{objective.measures.lines(measured)}"
+    return describe_evaluation(result, step, options.groups) + lines + note
+
+
+def _json(result: Evaluation, step: int, left_out: int, groups: Sequence[str]) -> str:
     total = {"val_loss" if name == "loss" else name: value for name, value in result.total.to_json().items()}
-    groups = {f"by_{name}": {group: score.to_json() for group, score in result.groups[name].items()} for name in options.groups}
-    facts = {"step": step, **total, "rows": result.num_rows, "left_out": left_out, **groups}
-    if measured is not None:
+    by_group = {f"by_{name}": {group: score.to_json() for group, score in result.groups[name].items()} for name in groups}
+    facts = {"step": step, **total, "rows": result.num_rows, "left_out": left_out, **by_group}
+    if result.measured is not None:
+        measured = result.measured(step)
         facts[measured.name] = {name: value for name, value in measured.to_json().items() if name not in ("event", "step")}
     return json.dumps(facts, ensure_ascii=False)
 
 
 def _quarantined(run: Path, manifest: Manifest, step: int) -> frozenset[str]:
     """Return the shards that the run had in quarantine at a step; none if `manifest` is not that of the run's data."""
+    from trainer.runs.record import read_record
+
     record = read_record(run)
     if manifest.root_digest != record.data.root_digest:
         return frozenset()
@@ -126,8 +172,16 @@ def benchmark_run(options: EvaluateOptions, tasks: str) -> str:
 
     Raises:
         CheckpointError: the run or the checkpoint does not exist or is damaged.
-        ConfigError: see `run_benchmarks`; or there are several ranks.
+        ConfigError: there are several ranks, lm-eval is missing, or it has no such task.
     """
+    from data_pipeline.tokenizer import load_tokenizer
+    from trainer.commands.saved_model import check_writes, load_model
+    from trainer.distributed.group import joined_group
+    from trainer.inference.lm_eval import describe_benchmarks, run_benchmarks
+    from trainer.inference.text_model import TextModel
+    from trainer.machine.determinism import configure_determinism
+    from trainer.runs.directory import load_config, settings_here
+
     run = options.run
     config = settings_here(load_config(run))
     check_writes(run, config)

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
-from trainer.commands.options.export import ExportOptions
-from trainer.commands.saved_model import check_is_decoder
-from trainer.interop.export import check_output, write_export
-from trainer.interop.source import open_source
-from trainer.runs.directory import load_config
+from pathlib import Path
+from typing import Annotated, Literal
 
-__all__ = ["run"]
+from pydantic import Field
+
+from common.settings.model import Place
+from trainer.commands.run_options import CheckpointOptions
+
+__all__ = ["ExportOptions", "run"]
+
+
+class ExportOptions(CheckpointOptions):
+    """Writes the model of a checkpoint as a directory that other programs read.
+
+    The averaged weights are written if there are any.
+    """
+
+    format: Literal["hf", "onnx", "peft"] = Field(
+        "hf",
+        description="Format of the files. hf: Hugging Face, for transformers, vLLM and llama.cpp; onnx: graphs for ONNX Runtime; "
+        "peft: the adapters alone, for PEFT and vLLM.",
+    )
+    output: Annotated[Path, Place(metavar="DIR", target="folder")] = Field(
+        description="New or empty directory that receives the files."
+    )
+    dtype: Literal["fp32", "bf16"] = Field("fp32", description="Type of the weights. bf16 rounds them and halves the size.")
+    replace: bool = Field(False, description="Replace an earlier export in the directory. Other files are never replaced.")
+    inexact_tokenizer: bool = Field(
+        False, description="Export the tokenizer even if its export gives other ids for some texts, as with kind unigram."
+    )
 
 
 def run(options: ExportOptions) -> None:
-    """Write the directory and print its path.
+    from trainer.commands.saved_model import check_is_decoder
+    from trainer.interop.export import check_output, write_export
+    from trainer.interop.source import open_source
+    from trainer.runs.directory import load_config
 
-    Raises:
-        CheckpointError: the run or the checkpoint does not exist or is damaged.
-        ConfigError: the model is not the built-in decoder, a setting or the tokenizer has no equivalent, code of the run needs
-            consent, or the directory has other files.
-    """
     check_output(options.output, replace=options.replace)
     reason = f"--format {options.format} can express no other"
     check_is_decoder(options.run, load_config(options.run), reason, trust_code=options.trust_code)

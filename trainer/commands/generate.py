@@ -9,31 +9,82 @@ from contextlib import AbstractContextManager, suppress
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from pydantic import Field, model_validator
 
 from common.errors import ConfigError
 from common.files import plain
-from trainer.commands.options.generate import GenerateOptions
-from trainer.commands.saved_model import opened_text_model
-from trainer.inference.chat import opened_chat
-from trainer.inference.conversation import converse, read_prompts, stop_token_ids
-from trainer.inference.samples import text_perplexity
-from trainer.inference.sampling import Sampling
+from common.settings.model import Place
+from trainer.commands.run_options import CheckpointOptions
 from trainer.inference.sampling_options import SamplingOptions
-from trainer.inference.text_model import Continuation, TextModel
-from trainer.inference.text_scores import score_texts
-from trainer.runs.directory import load_config
 
-__all__ = ["run", "written_texts"]
+if TYPE_CHECKING:
+    from trainer.inference.sampling import Sampling
+    from trainer.inference.text_model import Continuation, TextModel
+
+__all__ = ["GenerateOptions", "run", "written_texts"]
+
+
+class GenerateOptions(SamplingOptions, CheckpointOptions):
+    """Writes texts that continue prompts."""
+
+    prompt: Annotated[tuple[str, ...], Place(metavar="TEXT")] = Field(
+        (), description="Texts to continue. Without any, one text is written without a prompt."
+    )
+    prompts: Annotated[Path | None, Place(metavar="FILE")] = Field(
+        None, description='File with a prompt on each line, or a .jsonl file with {"prompt": TEXT} on each line.'
+    )
+    stop_token: Annotated[tuple[str, ...], Place(metavar="TOKEN")] = Field(
+        (), description="Tokens that end a continuation: ids, or names of special tokens."
+    )
+    batch: int = Field(16, ge=1, description="Number of prompts that are continued together.")
+    no_cache: bool = Field(False, description="Compute all tokens again in each step, for comparison. This is slower.")
+    as_json: Annotated[bool, Place("--json")] = Field(False, description="Print a JSON object for each prompt.")
+    score: bool = Field(False, description="Score the texts by fluency, repetition, diversity and coherence.")
+    reference: Annotated[Path | None, Place(metavar="RUN")] = Field(
+        None, description="Run whose latest model computes the perplexity of --score. Without it, the model that generates."
+    )
+    raw: bool = Field(False, description="Write control characters of the text to the terminal unchanged.")
+    interactive: bool = Field(
+        False,
+        description="Read prompts from the terminal, or hold a conversation if the data of the run has a chat template. "
+        "/help shows its commands.",
+    )
+    system: Annotated[str | None, Place(metavar="TEXT")] = Field(
+        None, description="System message of a conversation (--interactive, with a chat template)."
+    )
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.interactive and (self.prompt or self.prompts or self.as_json or self.score):
+            raise ValueError("--interactive reads prompts from the terminal; leave out --prompt, --prompts, --json and --score")
+        if self.system is not None and not self.interactive:
+            raise ValueError("--system is the system message of a conversation; add --interactive, or leave out --system")
+        if self.reference is not None and not self.score:
+            raise ValueError(
+                "--reference names the run that computes the perplexity of --score; add --score, or leave out --reference"
+            )
+        if self.system is not None and not _is_utf8(self.system):
+            raise ValueError("--system is not UTF-8 text")
+        if not all(map(_is_utf8, self.prompt)):
+            raise ValueError("--prompt is not UTF-8 text; write it into a file and use --prompts")
+        return self
+
+
+def _is_utf8(word: str) -> bool:
+    """Return False for a word with other bytes, for which Python uses lone surrogates."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def run(options: GenerateOptions) -> None:
-    """Write the texts to standard output, or read prompts from the terminal.
+    from trainer.inference.chat import opened_chat
+    from trainer.inference.conversation import converse
 
-    Raises:
-        ConfigError: see `written_texts`.
-        CheckpointError: see `written_texts`.
-    """
     out = getattr(sys.stdout, "behind", sys.stdout) if options.raw else sys.stdout
     if not options.interactive:
         for piece in written_texts(options):
@@ -59,6 +110,9 @@ def written_texts(options: GenerateOptions) -> Iterator[str]:
         CheckpointError: the run or the checkpoint does not exist or is damaged.
         ConfigError: the file of prompts cannot be read, or the tokenizer has no such stop token.
     """
+    from trainer.commands.saved_model import opened_text_model
+    from trainer.inference.conversation import read_prompts
+
     prompts = [*options.prompt, *(read_prompts(options.prompts) if options.prompts else ())] or [""]
     written: list[Continuation] = []
     with _opened(options) as source:
@@ -71,7 +125,8 @@ def written_texts(options: GenerateOptions) -> Iterator[str]:
         for first in range(0, len(prompts), options.batch):
             for one in source.complete(prompts[first : first + options.batch], sampling, first_row=first):
                 written.append(one)
-                yield _line(one.to_json()) if options.as_json else _shown(one, len(written), len(prompts))
+                head = f"=== {len(written)} of {len(prompts)} ({one.finish_reason})"
+                yield _line(one.to_json()) if options.as_json else f"{head}\n{one.prompt}{one.text}\n"
         if options.score and options.reference is None:
             yield _scores(options, source, options.run, written)
     if options.score and options.reference is not None:
@@ -80,19 +135,24 @@ def written_texts(options: GenerateOptions) -> Iterator[str]:
 
 
 def _opened(options: GenerateOptions) -> AbstractContextManager[TextModel]:
+    from trainer.commands.saved_model import opened_text_model
+
     return opened_text_model(options.run, options.checkpoint, use_cache=not options.no_cache, trust_code=options.trust_code)
 
 
 def _sampling(options: GenerateOptions, source: TextModel) -> Sampling:
+    from trainer.inference.conversation import stop_token_ids
+    from trainer.inference.sampling import Sampling
+
     values = options.model_dump(include=set(SamplingOptions.model_fields))
     return Sampling(**values, stop_tokens=stop_token_ids(source.tokenizer, options.stop_token))
 
 
-def _shown(one: Continuation, number: int, total: int) -> str:
-    return f"=== {number} of {total} ({one.finish_reason})\n{one.prompt}{one.text}\n"
-
-
 def _scores(options: GenerateOptions, reference: TextModel, run: Path, written: Sequence[Continuation]) -> str:
+    from trainer.inference.samples import text_perplexity
+    from trainer.inference.text_scores import score_texts
+    from trainer.runs.directory import load_config
+
     scores = score_texts([one.text for one in written], text_perplexity(reference, load_config(run), written)).to_json()
     if options.as_json:
         return _line({"scores": plain(scores)})

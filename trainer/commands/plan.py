@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from trainer.config import PlanConfig
-from trainer.planning.lines import plan_lines
-from trainer.training.rehearsal import rehearse
 
 __all__ = ["run"]
 
 
 def run(config: PlanConfig) -> None:
-    """Print the plan. Raises the errors of `rehearse`."""
+    """Shows what a training with these settings will do. It measures five steps and writes nothing."""
+    from trainer.planning.lines import plan_lines
+    from trainer.training.rehearsal import rehearse
+
     found = rehearse(config)
     ranks = f"{found.num_ranks} rank{'s' * (found.num_ranks > 1)}"
     place = f"{found.device}, {ranks}, {found.forecast.config.number_format}"

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from common.errors import ExitCode, StorageError
 from trainer.config import TrainConfig
-from trainer.loop import train
-from trainer.report.summary import summary_lines
 from trainer.watchdog.processes import leave_reason
 
 __all__ = ["run"]
@@ -19,12 +17,19 @@ _log = logging.getLogger(__name__)
 
 
 def run(config: TrainConfig) -> None:
-    """Train. On rank 0, print a summary on stderr, and then the digest of the weights.
+    """Trains a model on prepared data. Under torchrun, every rank runs this command.
+
+    On rank 0, it prints a summary on stderr, and then the digest of the weights.
 
     Raises:
-        ProjectError: see `train`.
         StorageError: the reader of the log has closed it, so the training stopped early.
     """
+    from trainer.launch.finished import report_finished
+
+    if report_finished(config):  # before torch is loaded
+        return
+    from trainer.loop import train
+
     try:
         result = train(config)
     except BrokenPipeError as error:
@@ -38,6 +43,8 @@ def run(config: TrainConfig) -> None:
 
 def _summarise(run: Path) -> None:
     """Print the summary of a run. An error is only logged, because the training has succeeded."""
+    from trainer.report.summary import summary_lines
+
     try:
         print("\n".join(summary_lines(run)), file=sys.stderr)
     except Exception as error:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.distributed.network import STORE_VARIABLE
-from trainer.doctor.check import Check, Severity
+from trainer.doctor.check import Check, Severity, check
 
 __all__ = ["Sums", "check_sums", "measure", "rank"]
 
@@ -116,8 +116,13 @@ def rank(device: str) -> str:
     return json.dumps({"digests": digests, "bytes_per_s": bandwidth})
 
 
+@check("all-reduce", "machine", is_slow=True)
+def check_all_reduce(num_gpus: int, refusal: str) -> list[Check]:
+    """Return the row of the sums over all ranks; none for a single GPU, or if a training would be refused."""
+    return [] if refusal or num_gpus == 1 else [check_sums(measure(num_gpus))]
+
+
 def check_sums(sums: Sums) -> Check:
-    """Return the row of the sums over all ranks."""
     needed = f"the same bits in {_RUNS} runs and on all ranks"
     ranks = f"{sums.backend} on {sums.num_ranks} ranks"
     if sums.error:

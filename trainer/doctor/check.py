@@ -1,22 +1,33 @@
-"""The result of one check of the machine, and its form as a table or as JSON.
+"""The checks of the doctor: their registration, the result of one, and the results as a table or as JSON.
+
+A check is a function with the decorator `check`, in the module of its group. Its parameters are names of facts, which
+`trainer.doctor.host` and `trainer.doctor.machine` give to the checks of their place.
 
 This module and those of the checks that `make doctor` runs on a host import the standard library and `common` alone.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from enum import IntEnum
-from typing import IO
+from typing import IO, Any, Literal, TypeVar
 
 from common.errors import ConfigError
 from common.terminal import PrintableStream, printable
 from common.terminal_lines import Colour, bar_columns, coloured
 
-__all__ = ["Check", "Severity", "refuse_errors", "table_lines", "to_json", "write_checks"]
+__all__ = ["Check", "Severity", "check", "refuse_errors", "rows_of", "table_lines", "to_json", "write_checks"]
+
+Place = Literal["host", "machine"]
+"""`host`: that of the containers, with the standard library alone (`make doctor`). `machine`: where the training runs."""
+Group = Literal["engine", "GPUs", "containers", "limits", "all-reduce", "network", "settings", "folders", "versions"]
+"""In the order of the rows."""
+_FunctionT = TypeVar("_FunctionT", bound=Callable[..., "Check | Iterable[Check]"])
 
 _NAME_COLUMNS, _MARK_COLUMNS, _LEAST_COLUMNS = 18, 9, 50
 
@@ -47,21 +58,44 @@ class Check:
     remedy: str = ""
     """What to do. Every warning and every error has one."""
 
-    def to_json(self) -> dict[str, str]:
-        """Return the fields by name."""
-        return {
-            "name": self.name,
-            "severity": self.severity.name.lower(),
-            "found": self.found,
-            "needed": self.needed,
-            "remedy": self.remedy,
-        }
+
+@dataclass(frozen=True)
+class _Registered:
+    function: Callable[..., Check | Iterable[Check]]
+    group: Group
+    places: tuple[Place, ...]
+    is_slow: bool
+
+
+_REGISTERED: list[_Registered] = []
+
+
+def check(group: Group, *places: Place, is_slow: bool = False) -> Callable[[_FunctionT], _FunctionT]:
+    """Register a function that returns rows. A slow one is left out of the fast doctor."""
+
+    def register(function: _FunctionT) -> _FunctionT:
+        _REGISTERED.append(_Registered(function, group, places, is_slow))
+        return function
+
+    return register
+
+
+def rows_of(place: Place, facts: Mapping[str, Any], *, fast: bool) -> list[Check]:
+    """Return the rows of all checks that hold at a place, by group. A check gets those facts that its parameters name."""
+    rows: list[Check] = []
+    for one in sorted(_REGISTERED, key=lambda one: typing.get_args(Group).index(one.group)):
+        if place in one.places and not (fast and one.is_slow):
+            names = inspect.signature(one.function).parameters
+            found = one.function(**{name: facts[name] for name in names if name in facts})
+            rows += [found] if isinstance(found, Check) else found
+    return rows
 
 
 def to_json(checks: Sequence[Check]) -> str:
     """Return all rows as one JSON object. `ready` is false if one of them is an error."""
     ready = all(check.severity < Severity.ERROR for check in checks)
-    return json.dumps({"ready": ready, "checks": [check.to_json() for check in checks]}, ensure_ascii=False, indent=2)
+    rows = [asdict(check) | {"severity": check.severity.name.lower()} for check in checks]
+    return json.dumps({"ready": ready, "checks": rows}, ensure_ascii=False, indent=2)
 
 
 def table_lines(checks: Iterable[Check], columns: int, paint: Callable[[str, Severity], str] = lambda text, _: text) -> list[str]:

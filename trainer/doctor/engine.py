@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.doctor.check import Check, Severity
+from trainer.doctor.check import Check, Severity, check
 from trainer.doctor.programs import Output, Runner
 from trainer.doctor.versions import Needs, at_least
 
@@ -16,7 +16,7 @@ __all__ = [
     "check_base_image",
     "check_engine",
     "check_gpu_container",
-    "check_ulimits",
+    "check_engine_limits",
     "read_engine",
     "start_gpu_container",
 ]
@@ -72,26 +72,21 @@ def read_engine(run: Runner, root: Path = Path("/")) -> EngineReading:
     return EngineReading(version=engine.text, compose=found, passes_gpus=described or "nvidia" in _names(runtimes.text))
 
 
-def check_engine(reading: EngineReading, needs: Needs, *, has_gpus: bool) -> list[Check]:
-    """Return the rows of engine, Compose and toolkit.
-
-    Args:
-        reading: what the engine says.
-        needs: has the lowest version of Compose.
-        has_gpus: whether GPUs are to be passed to containers.
-    """
-    if not reading.has_program:
+@check("engine", "host")
+def check_engine(engine: EngineReading, needs: Needs, *, has_gpus: bool) -> list[Check]:
+    """Return the rows of engine, Compose and toolkit. `has_gpus` says whether GPUs are to be passed to containers."""
+    if not engine.has_program:
         return [Check("engine", "the program docker is not installed", Severity.ERROR, "a Docker engine", _INSTALL)]
     needed = f"{needs.compose} or later"
-    rows = [_engine(reading)]
-    if not reading.compose:
+    rows = [_engine(engine)]
+    if not engine.compose:
         rows.append(Check("Compose", "not found", Severity.ERROR, needed, f"install the Compose plugin; {_INSTALL}"))
-    elif not at_least(needs.compose, reading.compose):
-        rows.append(Check("Compose", reading.compose, Severity.ERROR, needed, f"update the Compose plugin; {_INSTALL}"))
+    elif not at_least(needs.compose, engine.compose):
+        rows.append(Check("Compose", engine.compose, Severity.ERROR, needed, f"update the Compose plugin; {_INSTALL}"))
     else:
-        rows.append(Check("Compose", reading.compose, Severity.OK, needed))
-    if has_gpus and not reading.error:
-        if reading.passes_gpus:
+        rows.append(Check("Compose", engine.compose, Severity.OK, needed))
+    if has_gpus and not engine.error:
+        if engine.passes_gpus:
             rows.append(Check("NVIDIA toolkit", "the engine can pass GPUs to containers"))
         else:
             rows.append(
@@ -131,7 +126,7 @@ def check_gpu_container(output: Output) -> Check:
     return Check("GPUs in container", said or f"exit code {output.code}", Severity.ERROR, needed, remedy)
 
 
-def check_ulimits(run: Runner, image: str, limits: Mapping[str, str]) -> list[Check]:
+def check_engine_limits(run: Runner, image: str, limits: Mapping[str, str]) -> list[Check]:
     """Start a container with the limits of the services, and return a row if the engine refuses it."""
     if not limits:
         return []

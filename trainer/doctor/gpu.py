@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trainer.doctor.check import Check, Severity
+from trainer.doctor.check import Check, Severity, check
 from trainer.doctor.programs import Runner
 from trainer.doctor.versions import Needs, at_least
 from trainer.machine.throttling import throttle_reasons
 
-__all__ = ["Gpu", "GpuReading", "check_gpus", "check_links", "formats_of", "gpus_in", "links_in", "read_gpus"]
+__all__ = ["Gpu", "DriverReading", "check_gpus", "check_links", "formats_of", "gpus_in", "links_in", "read_gpus"]
 
 _FIELDS = (
     "index",
@@ -58,7 +58,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class GpuReading:
+class DriverReading:
     """What the driver says about this machine."""
 
     has_program: bool = False
@@ -72,22 +72,22 @@ class GpuReading:
     """The kind of link of each pair of GPUs, such as `NV12` or `SYS`; see `nvidia-smi topo -m`."""
 
 
-def read_gpus(run: Runner, signs: Sequence[str]) -> GpuReading:
+def read_gpus(run: Runner, signs: Sequence[str]) -> DriverReading:
     """Return what nvidia-smi says. `signs` are paths that exist only on a machine with a GPU."""
     said = run(_query(_FIELDS))
     if said.is_missing:
-        return GpuReading(signs=tuple(signs))
+        return DriverReading(signs=tuple(signs))
     fields: Sequence[str] = _FIELDS
     if "not a valid field" in f"{said.text} {said.error}":
         fields = _BASIC
         said = run(_query(_BASIC))
     if said.code != 0:
         reason = " ".join(f"{said.text} {said.error}".split()) or f"exit code {said.code}"
-        return GpuReading(has_program=True, error=reason, signs=tuple(signs))
+        return DriverReading(has_program=True, error=reason, signs=tuple(signs))
     gpus = gpus_in(said.text, fields)
     topology = run(("nvidia-smi", "topo", "-m")) if len(gpus) > 1 else None
     links = links_in(topology.text) if topology is not None and topology.code == 0 else {}
-    return GpuReading(True, "", tuple(signs), gpus, links)
+    return DriverReading(True, "", tuple(signs), gpus, links)
 
 
 def _query(fields: Sequence[str]) -> tuple[str, ...]:
@@ -144,27 +144,28 @@ def formats_of(capability: str) -> tuple[str, ...]:
     return tuple(name for major, minor, name in _FORMATS if numbers >= [major, minor])
 
 
-def check_gpus(reading: GpuReading, needs: Needs, cuda: str | None = None, *, wanted: bool = True) -> list[Check]:
+@check("GPUs", "host", "machine")
+def check_gpus(gpus: DriverReading, needs: Needs, cuda: str | None = None, *, wanted: bool = True) -> list[Check]:
     """Return the rows of the driver and of each GPU.
 
     Args:
-        reading: what the driver says.
+        gpus: what the driver says.
         needs: has the lowest driver.
         cuda: the CUDA version of the installed torch; None: that of the image.
         wanted: False if the user chose to train on the CPU. No row is then worse than a note.
     """
     worst = Severity.ERROR if wanted else Severity.NOTE
-    if not reading.has_program:
-        if not reading.signs:
+    if not gpus.has_program:
+        if not gpus.signs:
             return [Check("GPU", "none; training uses the CPU", Severity.NOTE)]
         needed = "nvidia-smi, a program of the driver"
         remedy = "install the tools of the driver, or choose the CPU (GPUS=none in containers, --device cpu natively)"
-        return [Check("driver", f"a GPU ({reading.signs[0]}), but no nvidia-smi", worst, needed, remedy)]
-    if reading.error:
-        return [Check("driver", f"nvidia-smi fails: {reading.error}", worst, "a driver that responds", _REPAIR)]
-    if not reading.gpus:
+        return [Check("driver", f"a GPU ({gpus.signs[0]}), but no nvidia-smi", worst, needed, remedy)]
+    if gpus.error:
+        return [Check("driver", f"nvidia-smi fails: {gpus.error}", worst, "a driver that responds", _REPAIR)]
+    if not gpus.gpus:
         return [Check("GPU", "nvidia-smi lists no GPU; training uses the CPU", Severity.NOTE)]
-    return [_driver(reading.gpus[0].driver, needs, cuda, worst), *(row for gpu in reading.gpus for row in _rows(gpu))]
+    return [_driver(gpus.gpus[0].driver, needs, cuda, worst), *(row for gpu in gpus.gpus for row in _rows(gpu))]
 
 
 def _driver(driver: str, needs: Needs, cuda: str | None, worst: Severity) -> Check:
@@ -217,21 +218,20 @@ def _clocks(name: str, gpu: Gpu) -> Check | None:
     return Check(f"{name} clocks", found, Severity.NOTE if limits else Severity.OK)
 
 
-def check_links(reading: GpuReading, can_access: Callable[[int, int], bool] | None = None) -> list[Check]:
+@check("GPUs", "host", "machine")
+def check_links(gpus: DriverReading, can_access: Callable[[int, int], bool] | None = None) -> list[Check]:
     """Return the row of the links between GPUs; none if there are fewer than two.
 
-    Args:
-        reading: has the links by pair.
-        can_access: returns whether a GPU can access the memory of another; None if that is not known.
+    `can_access` returns whether a GPU can access the memory of another; None if that is not known.
     """
-    if len(reading.gpus) < 2 or not reading.links:
+    if len(gpus.gpus) < 2 or not gpus.links:
         return []
-    slow = sorted({link for link in reading.links.values() if not link.startswith("NV")})
-    kinds = ", ".join(sorted(set(reading.links.values())))
-    pairs = "pair" if len(reading.links) == 1 else "pairs"
-    blocked = [pair for pair in reading.links if can_access is not None and not can_access(*pair)]
+    slow = sorted({link for link in gpus.links.values() if not link.startswith("NV")})
+    kinds = ", ".join(sorted(set(gpus.links.values())))
+    pairs = "pair" if len(gpus.links) == 1 else "pairs"
+    blocked = [pair for pair in gpus.links if can_access is not None and not can_access(*pair)]
     access = "" if can_access is None else "; peer access " + (f"missing for {len(blocked)}" if blocked else "for all")
-    found = f"{kinds} between {len(reading.links)} {pairs} of GPUs{access}"
+    found = f"{kinds} between {len(gpus.links)} {pairs} of GPUs{access}"
     needed = "NVLink (NV…), or one PCIe switch (PIX, PXB), and peer access"
     if blocked:
         remedy = "give the container all GPUs of a board; on bare metal, turn off IOMMU and PCIe ACS; NCCL copies through /dev/shm"

@@ -8,32 +8,33 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from common.command_line import end_at_once, run_command
 from common.places import ENV
 from trainer.distributed.gpu_signs import signs_of_gpus
-from trainer.doctor.check import Check, Severity, refuse_errors, write_checks
+from trainer.doctor.check import Check, Severity, check, refuse_errors, rows_of, write_checks
 from trainer.doctor.disk import check_disk, check_space, read_disk, with_rates
 from trainer.doctor.engine import (
+    EngineReading,
     check_base_image,
-    check_engine,
+    check_engine_limits,
     check_gpu_container,
-    check_ulimits,
     read_engine,
     start_gpu_container,
 )
-from trainer.doctor.gpu import check_gpus, check_links, read_gpus
-from trainer.doctor.host_settings import IMAGE_USER, Declaration, Settings, check_settings, read_declarations, read_settings
+from trainer.doctor.gpu import read_gpus
+from trainer.doctor.host_settings import IMAGE_USER, Settings, read_declarations, read_settings
 from trainer.doctor.programs import Runner, run_program
 from trainer.doctor.versions import read_needs
 
 __all__ = ["check_workspace", "host_checks", "main"]
 
 _STAND_IN = "trainer-base:"
-_LIMIT = "ULIMIT_"
 """Begins the name of the image that `make up` builds if the registry of the base image cannot be reached."""
+_LIMIT = "ULIMIT_"
+"""Begins the name of a setting with a limit that the Compose files raise for GPUs."""
 _ENGINE_FOLDER = Path("/var/lib/docker")
 """Where an engine keeps its images and volumes, unless it is configured otherwise."""
 _CONTAINER_TIMEOUT_S = 60.0
@@ -48,41 +49,48 @@ def host_checks(settings: Settings, run: Runner, root: Path = Path("/"), *, fast
         root: the folder with `dev`, `etc`, `proc` and `var`.
         fast: leaves out what takes more than three seconds: rates of disks, the registry, and containers.
     """
-    needs, engine = read_needs(), read_engine(run, root)
     gpus = read_gpus(run, signs_of_gpus(root))
     wanted = settings.get("GPUS") != "none"
-    has_gpus = wanted and bool(gpus.gpus or gpus.signs)
-    rows = [*check_engine(engine, needs, has_gpus=has_gpus), *check_gpus(gpus, needs, wanted=wanted), *check_links(gpus)]
-    if engine.has_program and not engine.error and not fast:
-        rows += _container_checks(settings, run, starts_gpus=engine.passes_gpus and has_gpus)
 
     def runs_here(port: int) -> bool:
         own = f"label=com.docker.compose.project.working_dir={ENV.parent}"
         return bool(run(("docker", "ps", "--quiet", "--filter", f"publish={port}", "--filter", own)).text)
 
-    return [*rows, *check_settings(settings, len(gpus.gpus), runs_here), *check_workspace(settings, fast=fast)]
+    facts = {
+        "settings": settings,
+        "run": run,
+        "fast": fast,
+        "needs": read_needs(),
+        "engine": read_engine(run, root),
+        "gpus": gpus,
+        "num_gpus": len(gpus.gpus),
+        "wanted": wanted,
+        "has_gpus": wanted and bool(gpus.gpus or gpus.signs),
+        "runs_here": runs_here,
+    }
+    return rows_of("host", facts, fast=fast)
 
 
-def _raised_limits(settings: Settings, declared: Mapping[str, Declaration]) -> dict[str, str]:
-    """Return the limits that the Compose files ask for with GPUs, by their names of the engine."""
-    names = [name for name in declared if name.startswith(_LIMIT)]
-    return {name.removeprefix(_LIMIT).lower(): settings.get(name, declared[name].default) for name in names}
-
-
-def _container_checks(settings: Settings, run: Runner, *, starts_gpus: bool) -> list[Check]:
+@check("containers", "host", is_slow=True)
+def check_containers(settings: Settings, run: Runner, engine: EngineReading, *, has_gpus: bool) -> list[Check]:
     """Return the rows for which an image is asked for or a container is started. Without an image no container is started."""
+    if engine.error or not engine.has_program:
+        return []
     declared = {one.name: one for one in read_declarations()}
     image = settings.get("IMAGE") or run(("docker", "compose", "config", "--images")).text.partition("\n")[0]
     is_built = bool(image) and run(("docker", "image", "inspect", "--format", "{{.Id}}", image)).code == 0
     base = settings.get("BASE_IMAGE", declared["BASE_IMAGE"].default)
     rows = [] if base.startswith(_STAND_IN) else check_base_image(run, base, is_built=is_built)
     if is_built:
-        rows += check_ulimits(run, image, _raised_limits(settings, declared) if settings.get("GPUS") != "none" else {})
-    if is_built and starts_gpus:
+        raised = [name for name in declared if name.startswith(_LIMIT) and settings.get("GPUS") != "none"]
+        limits = {name.removeprefix(_LIMIT).lower(): settings.get(name, declared[name].default) for name in raised}
+        rows += check_engine_limits(run, image, limits)
+    if is_built and engine.passes_gpus and has_gpus:
         rows.append(check_gpu_container(start_gpu_container(run, image)))
     return rows
 
 
+@check("folders", "host")
 def check_workspace(settings: Settings, *, fast: bool) -> list[Check]:
     """Return the rows of the folder for data and runs, or of the engine's folder, if they are in a volume."""
     workspace = settings.get("WORKSPACE")

@@ -20,9 +20,9 @@ from typing import Literal
 
 from common.places import ENV, RECIPES
 from common.text import format_bytes
-from trainer.doctor.check import Check, Severity
+from trainer.doctor.check import Check, Severity, check
 from trainer.doctor.env_file import read_variables
-from trainer.doctor.limits import NEEDED_SHM_BYTES
+from trainer.doctor.ulimits import NEEDED_SHM_BYTES
 
 __all__ = ["IMAGE_USER", "Declaration", "Settings", "check_settings", "read_declarations", "read_settings"]
 
@@ -91,6 +91,7 @@ def read_declarations(folder: Path = ENV.parent) -> list[Declaration]:
     ]
 
 
+@check("settings", "host")
 def check_settings(settings: Settings, num_gpus: int, runs_here: Callable[[int], bool], folder: Path = ENV.parent) -> list[Check]:
     """Return one row for each problem of the settings, or one row that says that there is none.
 

@@ -14,16 +14,16 @@ from common.files import UnusableFileError
 from common.storage_errors import explain_file_error
 from data_pipeline.dataset.manifest import read_manifest
 from trainer.distributed.gpu_signs import signs_of_gpus
-from trainer.doctor.all_reduce import check_sums, measure
-from trainer.doctor.check import Check, Severity
+from trainer.doctor import all_reduce  # noqa: F401 - it registers its check
+from trainer.doctor.check import Check, Severity, check, rows_of
 from trainer.doctor.disk import check_disk, read_disk, with_rates
-from trainer.doctor.gpu import check_gpus, check_links, read_gpus
-from trainer.doctor.limits import LimitReading, check_limits, check_shared_memory, read_limits
-from trainer.doctor.network import check_meeting, meeting_of, reach
+from trainer.doctor.gpu import read_gpus
+from trainer.doctor.network import count_nodes
 from trainer.doctor.programs import Runner, run_program
-from trainer.doctor.rdma import check_rdma, read_rdma
-from trainer.doctor.torch_build import can_access, check_seen_gpus, seen_gpus
-from trainer.doctor.versions import check_lock, check_versions, read_needs
+from trainer.doctor.rdma import read_rdma
+from trainer.doctor.torch_build import has_peer_access, seen_gpus
+from trainer.doctor.ulimits import Ulimits, check_shared_memory, read_ulimits
+from trainer.doctor.versions import read_needs
 from trainer.machine.environment import library_versions
 from trainer.machine.locks import lock_name, unlocked_packages_here
 
@@ -52,28 +52,44 @@ def machine_checks(folders: Folders, variables: Mapping[str, str], run: Runner =
         run: runs a program.
         fast: leaves out what takes more than three seconds once torch is loaded: sums over all ranks, and rates of disks.
     """
-    needs = read_needs()
     device = variables.get("TRAIN_DEVICE") or "auto"
     count, refusal = seen_gpus(device)
-    reading = read_gpus(run, signs_of_gpus())
-    rows = check_gpus(reading, needs, torch.version.cuda, wanted=count > 0 or bool(refusal))
-    rows += [check_seen_gpus(count, refusal), *check_links(reading, can_access if count > 1 else None)]
-    meeting, num_nodes = _meeting(variables)
-    rows += check_limits(read_limits(), num_gpus=count, num_nodes=num_nodes, has_peer_access=_peers(count))
-    if not fast and not refusal and count != 1:
-        rows.append(check_sums(measure(count)))
-    rows += [meeting, *check_rdma(read_rdma(), variables, num_nodes=num_nodes, num_gpus=count)]
+    facts = {
+        "folders": folders,
+        "variables": variables,
+        "fast": fast,
+        "needs": read_needs(),
+        "gpus": read_gpus(run, signs_of_gpus()),
+        "cuda": torch.version.cuda,
+        "wanted": count > 0 or bool(refusal),
+        "num_gpus": count,
+        "refusal": refusal,
+        "num_nodes": count_nodes(variables),
+        "can_access": torch.cuda.can_device_access_peer if count > 1 else None,
+        "has_peer_access": has_peer_access(count),
+        "ulimits": read_ulimits(),
+        "rdma": read_rdma(),
+        "libraries": library_versions(),
+        "lock": lock_name(),
+        "unlocked": unlocked_packages_here(),
+    }
+    return rows_of("machine", facts, fast=fast)
+
+
+@check("folders", "machine")
+def check_folders(folders: Folders, variables: Mapping[str, str], *, fast: bool) -> list[Check]:
+    """Return the rows of the folders of a training."""
+    rows = []
     for name, path, writes in (("run", folders.run, True), ("data", folders.data, False), ("temporary", folders.temporary, True)):
         if path is not None:
             found = read_disk(name, path, writes=writes, may_be_new=name != "temporary")
             found = found if fast else with_rates(found, writes=writes)
             problem = _unprepared(path, variables) if name == "data" and not found.problem else None
             rows += [problem] if problem else check_disk(found, folders.run_needs if name == "run" else None, writes=writes)
-    rows += [check_versions(library_versions(), needs), check_lock(lock_name(), unlocked_packages_here())]
     return rows
 
 
-def check_start(num_gpus: int, reading: LimitReading | None = None) -> None:
+def check_start(num_gpus: int, ulimits: Ulimits | None = None) -> None:
     """Warn of limits that slow this training down, and refuse those with which it cannot work. The first rank of a node calls this.
 
     What else cannot work is refused by the code that needs it, with the words of the doctor: GPUs that torch does not see, a folder
@@ -81,15 +97,15 @@ def check_start(num_gpus: int, reading: LimitReading | None = None) -> None:
 
     Args:
         num_gpus: GPUs that the training uses on this node.
-        reading: the limits; None reads them.
+        ulimits: None reads them.
 
     Raises:
         ConfigError: /dev/shm is too small for GPUs that cannot access each other's memory.
     """
-    reading = reading or read_limits()
-    row = check_shared_memory(reading, num_gpus=num_gpus)
+    ulimits = ulimits or read_ulimits()
+    row = check_shared_memory(ulimits, num_gpus=num_gpus)
     if row.severity > Severity.OK:
-        row = check_shared_memory(reading, num_gpus=num_gpus, has_peer_access=_peers(num_gpus))
+        row = check_shared_memory(ulimits, num_gpus=num_gpus, has_peer_access=has_peer_access(num_gpus))
     if row.severity is Severity.WARNING:
         _log.warning("%s: %s, needed: %s; %s", row.name, row.found, row.needed, row.remedy)
     if row.severity is Severity.ERROR:
@@ -109,17 +125,3 @@ def _unprepared(data: Path, variables: Mapping[str, str]) -> Check | None:
         )
         return Check("data folder", found, Severity.ERROR, "finished prepared data", remedy)
     return None
-
-
-def _peers(count: int) -> bool | None:
-    """Return whether each GPU can access the memory of all others; None if there are fewer than two."""
-    return all(can_access(one, other) for one in range(count) for other in range(count) if one != other) if count > 1 else None
-
-
-def _meeting(variables: Mapping[str, str]) -> tuple[Check, int]:
-    """Return the row of the nodes, and their number."""
-    try:
-        meeting = meeting_of(variables)
-    except ConfigError as error:
-        return Check("nodes", str(error), Severity.ERROR, "variables that torchrun can use", "correct the variable"), 1
-    return check_meeting(meeting, None if meeting is None else reach(meeting)), 1 if meeting is None else meeting.num_nodes

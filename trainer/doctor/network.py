@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from common.errors import ConfigError
-from trainer.doctor.check import Check, Severity
+from trainer.doctor.check import Check, Severity, check
 from trainer.launch.environment import missing_variables
 from trainer.launch.settings import check_variables
 
-__all__ = ["Meeting", "Reached", "check_meeting", "meeting_of", "reach"]
+__all__ = ["Meeting", "Reached", "check_meeting", "check_nodes", "count_nodes", "meeting_of", "reach"]
 
 _DEFAULT_PORT = 29500
 """The port of torchrun."""
@@ -101,10 +101,25 @@ def _is_own(address: Any) -> bool:
     return False
 
 
-def check_meeting(meeting: Meeting | None, reached: Reached | None) -> Check:
+def count_nodes(variables: Mapping[str, str]) -> int:
+    """Return the number of nodes; 1 if the variables cannot be used."""
+    with suppress(ConfigError):
+        meeting = meeting_of(variables)
+        return 1 if meeting is None else meeting.num_nodes
+    return 1
+
+
+@check("network", "machine")
+def check_nodes(variables: Mapping[str, str]) -> Check:
     """Return the row of the address at which the nodes meet."""
-    if meeting is None or reached is None:
-        return Check("nodes", "one node, which needs no network")
+    try:
+        meeting = meeting_of(variables)
+    except ConfigError as error:
+        return Check("nodes", str(error), Severity.ERROR, "variables that torchrun can use", "correct the variable")
+    return Check("nodes", "one node, which needs no network") if meeting is None else check_meeting(meeting, reach(meeting))
+
+
+def check_meeting(meeting: Meeting, reached: Reached) -> Check:
     place = f"{meeting.host}:{meeting.port}"
     needed = f"the {meeting.num_nodes} nodes reach the first one at PET_MASTER_ADDR and PET_MASTER_PORT"
     found, severity, remedy = _FINDINGS[reached]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.doctor.check import Check, Severity
+from trainer.doctor.check import Check, Severity, check
 
 __all__ = ["RdmaReading", "check_rdma", "read_rdma"]
 
@@ -51,23 +51,24 @@ def _can_load(library: str) -> bool:
     return False
 
 
-def check_rdma(reading: RdmaReading, variables: Mapping[str, str], *, num_nodes: int, num_gpus: int) -> Sequence[Check]:
+@check("network", "machine")
+def check_rdma(rdma: RdmaReading, variables: Mapping[str, str], *, num_nodes: int, num_gpus: int) -> Sequence[Check]:
     """Return the row of RDMA; none for a training that does not use it: without GPUs, or on one node without adapters."""
-    if not num_gpus or (num_nodes < 2 and not reading.adapters):
+    if not num_gpus or (num_nodes < 2 and not rdma.adapters):
         return []
     worse = Severity.WARNING if num_nodes > 1 else Severity.NOTE
-    needed, names = "adapters for RDMA, their devices and their libraries", ", ".join(reading.adapters)
+    needed, names = "adapters for RDMA, their devices and their libraries", ", ".join(rdma.adapters)
     if variables.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
         return [
             Check("RDMA", f"NCCL_IB_DISABLE is set, {_TCP}", Severity.NOTE, needed, "remove NCCL_IB_DISABLE to use the adapters")
         ]
-    if not reading.adapters:
+    if not rdma.adapters:
         remedy = "use nodes with InfiniBand, RoCE or EFA if the links between the nodes limit the training"
         return [Check("RDMA", f"no adapter (/sys/class/infiniband), {_TCP}", Severity.NOTE, needed, remedy)]
-    if reading.missing:
-        remedy = "; ".join(_INSTALL[name] for name in reading.missing)
-        return [Check("RDMA", f"{names}, but {' and '.join(reading.missing)} cannot be loaded, {_TCP}", worse, needed, remedy)]
-    if not reading.has_devices:
+    if rdma.missing:
+        remedy = "; ".join(_INSTALL[name] for name in rdma.missing)
+        return [Check("RDMA", f"{names}, but {' and '.join(rdma.missing)} cannot be loaded, {_TCP}", worse, needed, remedy)]
+    if not rdma.has_devices:
         remedy = "give the devices to the container: --device=/dev/infiniband, or `devices` in a Compose file"
         return [Check("RDMA", f"{names}, but there is no /dev/infiniband, {_TCP}", worse, needed, remedy)]
     return [Check("RDMA", f"{names} and their libraries", Severity.OK, needed)]

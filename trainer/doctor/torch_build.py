@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from common.errors import ConfigError
-from trainer.distributed.devices import num_gpus
-from trainer.doctor.check import Check, Severity
+from trainer.distributed import devices
+from trainer.doctor.check import Check, Severity, check
 
-__all__ = ["can_access", "check_seen_gpus", "kernels_for", "seen_gpus"]
+__all__ = ["check_seen_gpus", "has_peer_access", "kernels_for", "seen_gpus"]
 
 
 def seen_gpus(device: str = "auto") -> tuple[int, str]:
     """Return the number of GPUs that a training would use, and why it would be refused; empty if it would not."""
     try:
-        return num_gpus(device), ""
+        return devices.num_gpus(device), ""
     except ConfigError as error:
         return 0, str(error)
 
 
-def check_seen_gpus(count: int, refusal: str) -> Check:
+@check("GPUs", "machine")
+def check_seen_gpus(num_gpus: int, refusal: str) -> Check:
     """Return the row of what torch sees, with the refusal of `trainer train` if there is one."""
     if refusal:
         found, _, remedy = refusal.partition(". ")
         return Check("torch", found, Severity.ERROR, "torch sees the GPUs of this machine", remedy or "run nvidia-smi")
     build = f"torch {torch.__version__}, {'no CUDA' if torch.version.cuda is None else f'CUDA {torch.version.cuda}'}"
-    if not count:
+    if not num_gpus:
         return Check("torch", f"{build}; training uses the CPU")
     built = torch.cuda.get_arch_list()
-    missing = [number for number in range(count) if not kernels_for(torch.cuda.get_device_capability(number), built)]
+    missing = [number for number in range(num_gpus) if not kernels_for(torch.cuda.get_device_capability(number), built)]
     if missing:
         capability = ".".join(map(str, torch.cuda.get_device_capability(missing[0])))
         remedy = "use another GPU, or a build of PyTorch with kernels for this one"
         found = f"{build}, without kernels for GPU {missing[0]} (compute capability {capability})"
         return Check("torch", found, Severity.ERROR, f"one of {', '.join(built)}", remedy)
-    return Check("torch", f"{build}, {count} GPU{'s' * (count > 1)}")
+    return Check("torch", f"{build}, {num_gpus} GPU{'s' * (num_gpus > 1)}")
 
 
 def kernels_for(capability: tuple[int, int], built: list[str]) -> bool:
@@ -55,5 +58,7 @@ def kernels_for(capability: tuple[int, int], built: list[str]) -> bool:
     return False
 
 
-def can_access(one: int, other: int) -> bool:
-    return torch.cuda.can_device_access_peer(one, other)
+def has_peer_access(num_gpus: int) -> bool | None:
+    """Return whether each GPU can access the memory of all others; None if there are fewer than two."""
+    pairs = itertools.permutations(range(num_gpus), 2)
+    return all(torch.cuda.can_device_access_peer(*pair) for pair in pairs) if num_gpus > 1 else None

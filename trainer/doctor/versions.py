@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.places import ENV
-from trainer.doctor.check import Check, Severity
+from trainer.doctor.check import Check, Severity, check
 from trainer.doctor.env_file import read_variables
 from trainer.machine.locks import describe_unlocked
 
@@ -52,26 +52,23 @@ def _parts(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:4])
 
 
-def check_lock(lock: str | None, unlocked: Mapping[str, str]) -> Check:
-    """Return the row of the packages that differ from the lock; see `trainer.machine.locks`."""
-    if found := describe_unlocked(lock, unlocked):
-        return Check("packages", found, Severity.WARNING, "the versions of the lock, so that runs can be repeated", _INSTALL)
-    return Check("packages", f"all as in env/{lock}")
-
-
-def check_versions(found: Mapping[str, str | None], needs: Needs) -> Check:
-    """Return the row of PyTorch and its libraries.
-
-    Args:
-        found: versions by the names `torch`, `cuda`, `nccl` and `cudnn`; None for a part that this build of PyTorch does not have.
-        needs: has the expected versions.
-    """
-    shown = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+@check("versions", "machine")
+def check_versions(libraries: Mapping[str, str | None], needs: Needs) -> Check:
+    """Return the row of PyTorch and its libraries, by the names `torch`, `cuda`, `nccl` and `cudnn`."""
+    shown = ", ".join(f"{name} {version}" for name, version in libraries.items() if version)
     different = []
     for name, own in _LIBRARIES.items():
-        wanted, version = needs.versions.get(name), found.get(own)
+        wanted, version = needs.versions.get(name), libraries.get(own)
         if wanted and version and version.partition("+")[0] != wanted:
             different.append(f"{own} {wanted}")
     if different:
         return Check("versions", shown, Severity.WARNING, ", ".join(different), _INSTALL)
     return Check("versions", shown)
+
+
+@check("versions", "machine")
+def check_lock(lock: str | None, unlocked: Mapping[str, str]) -> Check:
+    """Return the row of the packages that differ from the lock; see `trainer.machine.locks`."""
+    if found := describe_unlocked(lock, unlocked):
+        return Check("packages", found, Severity.WARNING, "the versions of the lock, so that runs can be repeated", _INSTALL)
+    return Check("packages", f"all as in env/{lock}")

@@ -45,19 +45,23 @@ class Evaluation:
     @property
     def groups(self) -> dict[str, Mapping[str, Score]]:
         """All groups, by the property that divides them: source, kind, length."""
-        groups = {"source": self.by_source, "kind": self.by_kind, "length": self.by_length}
-        if self.measured is None:
-            return groups
-        return {by: {name: replace(score, has_perplexity=False) for name, score in groups[by].items()} for by in groups}
+        return self.event(0).groups
 
     def event(self, step: int) -> EvalEvent:
         """Return the event of this evaluation at a step."""
+        total = self.total
+        by_source, by_kind, by_length = (
+            {name: replace(score, has_perplexity=total.has_perplexity) for name, score in scores.items()}
+            for scores in (self.by_source, self.by_kind, self.by_length)
+        )
         return EvalEvent(
             step,
             self.loss,
             self.num_targets,
-            self.bits_per_byte,
-            self.groups,
-            self.num_rows,
-            has_perplexity=self.measured is None,
+            total.bits_per_byte,
+            by_source=by_source,
+            by_kind=by_kind,
+            by_length=by_length,
+            num_rows=self.num_rows,
+            has_perplexity=total.has_perplexity,
         )

@@ -12,15 +12,14 @@ from statistics import fmean
 
 from trainer.config import AlertAction, AlertsConfig
 from trainer.distributed.stragglers import SlowRank
-from trainer.health.alerts import Alert, Rule, Severity
 from trainer.health.detectors import LASTING_FALL_S, RECOVERED, Debounce, IdleShare, MemoryTrend, SpeedDrop, WaitShare
 from trainer.machine.gpus import GpuReading
 from trainer.machine.sampler import HardwareReading
+from trainer.runs.events import AlertEvent
+from trainer.runs.rules import RULES
 
 __all__ = ["AlertRules"]
 
-_SETTING: dict[str, str] = {"ecc": "gpu_errors", "xid": "gpu_errors", "gpu_lost": "gpu_errors"}
-"""The setting with the action of a rule, if it has another name than the rule."""
 _HARMFUL = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
 """Throttle reasons that are a fault of cooling or power supply. A GPU at its power cap works as designed."""
 _THROTTLED_READINGS, _COOL_READINGS = 2, 3
@@ -55,7 +54,7 @@ class AlertRules:
         trends = {index: trend.mb_per_1000_steps for index, trend in self._gpu_memory.items()}
         return {index: growth for index, growth in trends.items() if growth is not None}
 
-    def after_step(self, step: int, *, seconds: float | None, waited_s: float, tokens_per_s: float) -> list[Alert]:
+    def after_step(self, step: int, *, seconds: float | None, waited_s: float, tokens_per_s: float) -> list[AlertEvent]:
         """Return the alerts about the speed of a step; steps come in order.
 
         Args:
@@ -64,47 +63,31 @@ class AlertRules:
             waited_s: the part of the duration in which it waited for data.
             tokens_per_s: its speed.
         """
-        config, alerts = self._config, list[Alert]()
+        config, alerts = self._config, list[AlertEvent]()
         share = None if seconds is None else self._wait.observe(seconds, waited_s)
         if share is not None:
-            alerts += self._alert(
-                "loader_wait",
-                step,
-                "warning",
-                f"step {step}: {share:.0%} of the last {config.window_steps} steps' time was spent waiting for data, above "
-                f"alerts.loader_wait_share = {config.loader_wait_share:g}. Raise prefetch, or move the data to a faster disk",
-                share,
-                config.loader_wait_share,
-            )
+            alerts += self._alert("loader_wait", step, share, config.loader_wait_share)
         slower = self._speed.observe(tokens_per_s, seconds or 0.0)
         if slower is not None:
             now, usual = slower
-            alerts += self._alert(
-                "throughput",
-                step,
-                "warning",
-                f"step {step}: {now:,.0f} tokens/s, {1 - now / usual:.0%} below the usual {usual:,.0f} for "
-                f"{LASTING_FALL_S / 60:.0f} minutes, more than alerts.throughput_drop = {config.throughput_drop:g}. Look at the "
-                "hardware curves and at other programs there",
-                now,
-                usual * (1 - config.throughput_drop),
-            )
+            limit = usual * (1 - config.throughput_drop)
+            alerts += self._alert("throughput", step, now, limit, usual=usual, fall=1 - now / usual, minutes=LASTING_FALL_S / 60)
         return alerts
 
-    def after_reading(self, step: int, reading: HardwareReading) -> list[Alert]:
+    def after_reading(self, step: int, reading: HardwareReading) -> list[AlertEvent]:
         """Return the alerts about a reading of the machine; `step` is the last one that was reported."""
-        found = [*self._host(step, reading), *self._xids(step, reading), *self._utilisation(step, reading)]
+        found = [*self._host(step, reading), *self._utilisation(step, reading)]
         for gpu in reading.gpus:
             found += self._gpu(step, gpu)
         return found
 
-    def slow_rank(self, step: int, slow: SlowRank) -> list[Alert]:
+    def slow_rank(self, step: int, slow: SlowRank) -> list[AlertEvent]:
         """Return the alert for a rank for which the others wait; `trainer.distributed.stragglers` reports each once."""
-        return self._alert("slow_rank", step, "warning", f"step {step}: {slow.describe()}", slow.factor)
+        return self._alert("slow_rank", step, slow.factor, found=slow.describe())
 
-    def configured(self, alert: Alert) -> list[Alert]:
+    def configured(self, alert: AlertEvent) -> list[AlertEvent]:
         """Return the alert with the action of its rule's setting; nothing if the rule is off."""
-        setting = _SETTING.get(alert.rule, alert.rule)
+        setting = RULES[alert.rule].setting or alert.rule
         action: AlertAction = getattr(self._config, setting)
         if action == "off":
             return []
@@ -113,132 +96,55 @@ class AlertRules:
             alert = replace(alert, severity="critical", message=message)
         return [replace(alert, action=action)]
 
-    def _host(self, step: int, reading: HardwareReading) -> Iterator[Alert]:
+    def _host(self, step: int, reading: HardwareReading) -> Iterator[AlertEvent]:
         config, host = self._config, reading.host
         growth = self._memory.observe(step, host.private_mib)
         if growth is not None:
-            yield from self._alert(
-                "host_memory",
-                step,
-                "warning",
-                f"step {step}: the run's memory on the host grows by {growth:,.0f} MB per 1,000 steps, more than "
-                f"alerts.host_memory_mb = {config.host_memory_mb:g}, and {_mb(host.available_mib)} MB are left. Check "
-                "that an extension does not keep its arguments; a restart of the run frees the memory",
-                growth,
-                config.host_memory_mb,
-            )
+            yield from self._alert("host_memory", step, growth, config.host_memory_mb, left=_mb(host.available_mib))
         limit = config.disk_free_gb / (RECOVERED if self._disk.is_bad else 1)
         if self._disk.begins(bad=host.disk_free_gb < limit):
-            yield from self._alert(
-                "disk",
-                step,
-                "critical",
-                f"step {step}: {host.disk_free_gb:.1f} GB are free on the disk of the run, fewer than alerts.disk_free_gb = "
-                f"{config.disk_free_gb:g}. Checkpoints cannot be written to a full disk. Make room, or lower checkpoint.keep_last",
-                host.disk_free_gb,
-                config.disk_free_gb,
-            )
-
-    def _xids(self, step: int, reading: HardwareReading) -> Iterator[Alert]:
+            yield from self._alert("disk", step, host.disk_free_gb, config.disk_free_gb)
         if reading.xids:
             numbers = ", ".join(str(number) for number in sorted(set(reading.xids)))
-            yield from self._alert(
-                "xid",
-                step,
-                "critical",
-                f"step {step}: the GPU driver reports Xid {numbers}. Look the number up in NVIDIA's list of Xid errors; if it "
-                "comes back, take the GPU out of service",
-                float(reading.xids[-1]),
-            )
+            yield from self._alert("xid", step, float(reading.xids[-1]), numbers=numbers)
 
-    def _utilisation(self, step: int, reading: HardwareReading) -> Iterator[Alert]:
-        config = self._config
+    def _utilisation(self, step: int, reading: HardwareReading) -> Iterator[AlertEvent]:
         busy = [gpu.utilisation for gpu in reading.gpus if gpu.utilisation is not None]
         idle = self._idle.observe(step, reading.taken_s, 1 - fmean(busy)) if busy and reading.taken_s is not None else None
         if idle is not None:
-            yield from self._alert(
-                "gpu_utilisation",
-                step,
-                "warning",
-                f"step {step}: the GPUs were busy for {1 - idle:.0%} of the last {config.gpu_utilisation_minutes:g} minutes, "
-                f"less than alerts.gpu_utilisation_share = {config.gpu_utilisation_share:g}; the last steps waited for data for "
-                f"{self._wait.share:.0%} of their time. If that is much, raise prefetch or use a faster disk; otherwise raise "
-                "batch.micro",
-                1 - idle,
-                config.gpu_utilisation_share,
-            )
+            limit = self._config.gpu_utilisation_share
+            yield from self._alert("gpu_utilisation", step, 1 - idle, limit, waited=self._wait.share)
 
-    def _gpu_growth(self, step: int, gpu: GpuReading, where: str) -> Iterator[Alert]:
-        if gpu.memory_used_mib is None:
-            return
-        limit = self._config.gpu_memory_mb
-        trend = self._gpu_memory.setdefault(gpu.index, MemoryTrend(limit, _GPU_WARM_UP_READINGS))
-        growth = trend.observe(step, gpu.memory_used_mib)
-        if growth is not None:
-            total = "" if gpu.memory_total_mib is None else f" of {_mb(gpu.memory_total_mib)} MB"
-            yield from self._alert(
-                "gpu_memory",
-                step,
-                "warning",
-                f"{where}: its used memory grows by {growth:,.0f} MB per 1,000 steps, more than alerts.gpu_memory_mb = {limit:g}; "
-                f"{_mb(gpu.memory_used_mib)} MB{total} are used. Check that an extension does not keep tensors, and "
-                "that no other program uses the GPU; a restart of the run frees the memory",
-                growth,
-                limit,
-            )
-
-    def _gpu(self, step: int, gpu: GpuReading) -> Iterator[Alert]:
-        where = f"step {step}: GPU {gpu.index} ({gpu.name})"
+    def _gpu(self, step: int, gpu: GpuReading) -> Iterator[AlertEvent]:
+        name = f"GPU {gpu.index} ({gpu.name})"
         if self._lost.setdefault(gpu.index, Debounce()).begins(bad=not gpu.answers):
-            yield from self._alert(
-                "gpu_lost",
-                step,
-                "critical",
-                f"{where} does not answer the driver. Restart the machine, or take the GPU out of service",
-            )
+            yield from self._alert("gpu_lost", step, gpu=name)
         harmful = sorted(_HARMFUL & set(gpu.throttle or ()))
         if self._throttled.setdefault(gpu.index, Debounce(_THROTTLED_READINGS, _COOL_READINGS)).begins(bad=bool(harmful)):
             heat = "" if gpu.temperature_c is None else f" at {gpu.temperature_c:.0f} °C"
             clock = "" if gpu.sm_clock_mhz is None else f", clock {gpu.sm_clock_mhz:.0f} MHz"
             yield from self._alert(
-                "throttling",
-                step,
-                "warning",
-                f"{where} slows itself down{heat}{clock}: {', '.join(harmful)}. Look at its cooling and power supply",
-                gpu.temperature_c,
+                "throttling", step, gpu.temperature_c, gpu=name, heat=heat, clock=clock, reasons=", ".join(harmful)
             )
-        yield from self._gpu_growth(step, gpu, where)
-        yield from self._ecc(step, gpu, where)
-
-    def _ecc(self, step: int, gpu: GpuReading, where: str) -> Iterator[Alert]:
-        new = _risen(self._uncorrected, gpu.index, gpu.ecc_uncorrected, 1)
-        if new:
-            yield from self._alert(
-                "ecc",
-                step,
-                "critical",
-                f"{where} has {new} new ECC errors in memory that could not be corrected. Its results since then may be wrong: "
-                "go back to an earlier checkpoint, and take the GPU out of service",
-                float(new),
-                1.0,
-            )
+        if gpu.memory_used_mib is not None:
+            limit = self._config.gpu_memory_mb
+            trend = self._gpu_memory.setdefault(gpu.index, MemoryTrend(limit, _GPU_WARM_UP_READINGS))
+            growth = trend.observe(step, gpu.memory_used_mib)
+            if growth is not None:
+                total = "" if gpu.memory_total_mib is None else f" of {_mb(gpu.memory_total_mib)} MB"
+                yield from self._alert("gpu_memory", step, growth, limit, gpu=name, used=f"{_mb(gpu.memory_used_mib)} MB{total}")
+        if new := _risen(self._uncorrected, gpu.index, gpu.ecc_uncorrected, 1):
+            yield from self._alert("ecc", step, float(new), 1.0, gpu=name)
         few = self._config.corrected_errors
-        corrected = _risen(self._corrected, gpu.index, gpu.ecc_corrected, few)
-        if corrected:
-            yield from self._alert(
-                "ecc",
-                step,
-                "warning",
-                f"{where} has corrected {corrected} ECC errors in memory since they were last counted, at least "
-                f"alerts.corrected_errors = {few}. Its memory is wearing out",
-                float(corrected),
-                float(few),
-            )
+        if corrected := _risen(self._corrected, gpu.index, gpu.ecc_corrected, few):
+            yield from self._alert("ecc_corrected", step, float(corrected), float(few), gpu=name)
 
     def _alert(
-        self, rule: Rule, step: int, severity: Severity, message: str, value: float | None = None, threshold: float | None = None
-    ) -> list[Alert]:
-        return self.configured(Alert(rule, step, severity, message, "log", value, threshold))
+        self, rule: str, step: int, value: float | None = None, threshold: float | None = None, **facts: object
+    ) -> list[AlertEvent]:
+        text = RULES[rule].text.format(value=value, threshold=threshold, alerts=self._config, **facts)
+        message = f"step {step}: {text}"
+        return self.configured(AlertEvent(RULES[rule].name or rule, step, RULES[rule].severity, message, "log", value, threshold))
 
 
 def _mb(mib: float) -> str:

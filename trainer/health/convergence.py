@@ -30,10 +30,10 @@ from functools import cached_property
 from typing import Any, Literal
 
 from trainer.config import EvalConfig, LossConfig
-from trainer.health.alerts import Alert
 from trainer.health.trend import Trend, trend
-from trainer.runs.events import EvalEvent
+from trainer.runs.events import AlertEvent, EvalEvent
 from trainer.runs.progress import Evaluated
+from trainer.runs.rules import RULES
 
 __all__ = ["LossMean", "is_comparable", "judge_convergence", "with_convergence"]
 
@@ -94,7 +94,7 @@ def with_convergence(event: EvalEvent, evaluations: Sequence[Evaluated], setting
     return replace(event, train_loss=last.train_loss, gap=gap, trend=slope)
 
 
-def judge_convergence(evaluations: Sequence[Evaluated], settings: EvalConfig) -> list[Alert]:
+def judge_convergence(evaluations: Sequence[Evaluated], settings: EvalConfig) -> list[AlertEvent]:
     """Return the alerts of rules that are broken from the last of these evaluations on, and were not in the window before.
 
     The value of an alert is the change of the validation loss over the window, as a share of its level.
@@ -104,7 +104,7 @@ def judge_convergence(evaluations: Sequence[Evaluated], settings: EvalConfig) ->
         return []
     numbers = [evaluated for evaluated in evaluations if evaluated.val_loss is not None]
     size, threshold = settings.plateau_window, settings.plateau_threshold
-    rules: tuple[Callable[[Sequence[Evaluated], float], Alert | None], ...] = (_plateau, _overfitting)
+    rules: tuple[Callable[[Sequence[Evaluated], float], AlertEvent | None], ...] = (_plateau, _overfitting)
     alerts = []
     for rule in rules:
         now = rule(numbers[-size:], threshold) if len(numbers) >= size else None
@@ -114,30 +114,25 @@ def judge_convergence(evaluations: Sequence[Evaluated], settings: EvalConfig) ->
     return alerts
 
 
-def _plateau(window: Sequence[Evaluated], threshold: float) -> Alert | None:
+def _plateau(window: Sequence[Evaluated], threshold: float) -> AlertEvent | None:
     change = _Losses.of(window, "val_loss").relative_change
-    if abs(change) >= threshold:
-        return None
-    message = (
-        f"the validation loss changed by {change:+.2%} over the last {len(window)} evaluations (steps {window[0].step} to "
-        f"{window[-1].step}), less than eval.plateau_threshold = {threshold:g}: it is on a plateau"
-    )
-    return Alert("plateau", window[-1].step, "warning", message, "log", change, threshold)
+    return None if abs(change) >= threshold else _alert("plateau", window, change, threshold)
 
 
-def _overfitting(window: Sequence[Evaluated], threshold: float) -> Alert | None:
+def _overfitting(window: Sequence[Evaluated], threshold: float) -> AlertEvent | None:
     validation, training = _Losses.of(window, "val_loss"), _Losses.of(window, "train_loss")
     if len(training.steps) < len(window):
         return None
     rise, fall = validation.relative_change, -training.relative_change
     if min(rise, fall) <= threshold or min(validation.trend.score, -training.trend.score) < _LEAST_SCORE:
         return None
-    message = (
-        f"over the last {len(window)} evaluations (steps {window[0].step} to {window[-1].step}) the validation loss rose by "
-        f"{validation.change:.3g} nats while the training loss fell by {-training.change:.3g}: the model learns the training text "
-        "by heart"
-    )
-    return Alert("overfitting", window[-1].step, "warning", message, "log", rise, threshold)
+    return _alert("overfitting", window, rise, threshold, rise=validation.change, fall=-training.change)
+
+
+def _alert(rule: str, window: Sequence[Evaluated], value: float, threshold: float, **facts: float) -> AlertEvent:
+    first, last = window[0].step, window[-1].step
+    text = RULES[rule].text.format(value=value, threshold=threshold, num=len(window), first=first, last=last, **facts)
+    return AlertEvent(rule, last, RULES[rule].severity, text, "log", value, threshold)
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,10 @@ from typing import Any, Literal
 
 from trainer.config import Action, GuardConfig
 from trainer.health.excesses import Excesses
+from trainer.runs.events import AlertEvent
+from trainer.runs.rules import RULES, Severity
 
-__all__ = ["Guard", "GuardRule", "Thresholds", "Verdict"]
-
-GuardRule = Literal["non_finite", "exploding", "vanishing", "spike", "drop"]
-"""The setting `guard.RULE` is the action of the rule."""
+__all__ = ["Guard", "Thresholds", "Verdict", "guard_alert"]
 
 _SEVERITY: dict[Action, int] = {"log": 0, "skip": 1, "rollback": 2, "stop": 3}
 _PATIENCE = 3
@@ -74,7 +73,7 @@ class Verdict:
 
     action: Literal["none", "log", "skip", "rollback", "stop"] = "none"
     """skip: the step itself withheld the update, see `Thresholds`."""
-    rule: GuardRule | None = None
+    rule: str | None = None
     """The broken rule with the most severe action; None if no rule is broken."""
     message: str = ""
     """What was found, what follows and what to do, for the user; empty if no rule is broken."""
@@ -195,7 +194,7 @@ class Guard:
             consequence = f"It has lasted for guard.loss_window = {self._config.loss_window} steps and counts as normal from now on"
         streak = self._streaks[worst]
         found = "; ".join(broken.values()) + (f" ({streak} steps in a row)" if streak > 1 else "")
-        return Verdict(action, worst, f"step {step}: {found}. {consequence}. {_ADVICE[worst]}", streak)
+        return Verdict(action, worst, f"step {step}: {found}. {consequence}. {RULES[worst].text}", streak)
 
     def after_rollback(self, memory: Mapping[str, Any]) -> None:
         """Restore the state of a checkpoint, and count one rollback more; the count itself is not restored.
@@ -229,12 +228,12 @@ class Guard:
         self._rollbacks = memory["rollbacks"]
         self._excesses.from_json(memory.get("tail") or Excesses().to_json())  # earlier versions did not save it
 
-    def _broken_rules(self, expected: _LossRange, loss: float, grad_norm: float) -> dict[GuardRule, str]:
+    def _broken_rules(self, expected: _LossRange, loss: float, grad_norm: float) -> dict[str, str]:
         """Return the rules that a step breaks, with what was found. Rules of the loss come first: they win among equal actions."""
         config = self._config
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             return {"non_finite": f"loss {loss:.6g} and gradient norm {grad_norm:.6g} are not both finite"}
-        broken: dict[GuardRule, str] = {}
+        broken: dict[str, str] = {}
         if loss > expected.high:
             broken["spike"] = f"loss {loss:.6g} is above {expected.high:.6g}, {expected.described}"
         if loss < expected.low:
@@ -245,7 +244,7 @@ class Guard:
             broken["vanishing"] = f"gradient norm {grad_norm:.6g} is below guard.min_grad_norm = {config.min_grad_norm:g}"
         return broken
 
-    def _action(self, rule: GuardRule, loss: float) -> Action:
+    def _action(self, rule: str, loss: float) -> Action:
         action: Action = getattr(self._config, rule)
         return "skip" if rule == "non_finite" and self._scaled and math.isfinite(loss) else action
 
@@ -285,7 +284,7 @@ class Guard:
         high = level + climb if diverges else base + margin
         return _LossRange(lowest - max(margin, floor), high, described, base, unit, margin, (near - level) / unit, measured)
 
-    def _bounded(self, rule: GuardRule, action: Action) -> tuple[Action, str]:
+    def _bounded(self, rule: str, action: Action) -> tuple[Action, str]:
         """Return the action, which is a stop if a bound is used up, and a sentence about its effect."""
         config = self._config
         if action == "rollback" and self._rollbacks >= config.max_rollbacks:
@@ -305,6 +304,16 @@ class Guard:
         return action, consequences[action]
 
 
+def guard_alert(verdict: Verdict, step: int, loss: float, grad_norm: float, config: GuardConfig) -> AlertEvent:
+    """Return the alert for the guard's verdict on a step that breaks a rule."""
+    assert verdict.rule is not None
+    limits: dict[str, float | None] = {"exploding": config.max_grad_norm, "vanishing": config.min_grad_norm}
+    of_gradient = verdict.rule in limits or (verdict.rule == "non_finite" and math.isfinite(loss))
+    severity: Severity = "critical" if verdict.action in ("rollback", "stop") else "warning"
+    value = grad_norm if of_gradient else loss
+    return AlertEvent(verdict.rule, step, severity, verdict.message, verdict.action, value, limits.get(verdict.rule))
+
+
 def _noise(losses: Sequence[float]) -> float:
     """Return a standard deviation of the noise of at least 8 losses, which a trend does not widen much."""
     differences = [abs(after - before) for before, after in pairwise(losses)]
@@ -314,13 +323,3 @@ def _noise(losses: Sequence[float]) -> float:
     level = median(residuals)
     deviation = median(abs(residual - level) for residual in residuals)
     return _DEVIATION_PER_MEDIAN * max(median(differences) / math.sqrt(2), deviation)
-
-
-_ADVICE: dict[GuardRule, str] = {
-    "non_finite": "Look at the rows of this step, lower optim.lr, or use precision bf16 or fp32",
-    "exploding": "If the norm stays high, lower optim.lr or raise schedule.warmup_steps; if it is usual, raise the limit",
-    "vanishing": "Look for rows without targets, frozen weights or a constant loss; if precision is fp16, use bf16",
-    "spike": "Look at the rows of this step; if the loss stays high or spikes come back, lower optim.lr or raise "
-    "schedule.warmup_steps, or set guard.spike to skip or rollback",
-    "drop": "Look at the rows of this step for text that repeats itself or has few targets",
-}

@@ -13,7 +13,7 @@ from trainer.config import EvalConfig, TrainConfig
 from trainer.inference.likelihood import cut_windows, num_common, score_windows
 from trainer.inference.text_model import Continuation, Sampling, TextModel, evaluating, uncompiled
 from trainer.inference.text_scores import Scores, score_texts
-from trainer.model.loss import perplexity
+from trainer.runs.events import perplexity
 
 __all__ = ["prompts_of", "sample_and_score", "text_perplexity"]
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import ConfigError, ExitCode
+from common.errors import ConfigError, ExitCode, NextStart
 from common.host_memory import num_oom_kills, why_killed
 from trainer.launch.notices import say
 from trainer.launch.stop_request import STOP_SIGNALS, StopRequest
@@ -31,8 +31,7 @@ _NUMBER = re.compile(r"[0-9]{1,6}")
 _CHECKPOINT = re.compile(r"step-([0-9]+)")
 _SIGNAL_BASE = 128
 """A shell reports a process that signal N ended with the exit code 128 + N."""
-_MAY_SUCCEED_NEXT_TIME = {ExitCode.CRASHED, ExitCode.WORKER}
-_FINAL = set(ExitCode) - _MAY_SUCCEED_NEXT_TIME
+_FINAL = {code for code in ExitCode if code.next_start is not NextStart.MAY_SUCCEED}
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,9 @@ from common.errors import GuardError, ProjectError, StorageError
 from common.redaction import secrets_of, without
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
-from trainer.health.alerts import Alert
 from trainer.launch.first_failure import lost_connection
 from trainer.metrics import Monitor
-from trainer.runs.events import EndEvent
+from trainer.runs.events import AlertEvent, EndEvent
 from trainer.runs.record import complete_record
 
 __all__ = ["Ending", "opened_ending"]
@@ -70,7 +69,7 @@ class Ending:
         reason = self.reason(error)
         try:
             if not (isinstance(error, GuardError) and monitor.has_reported_stop):
-                monitor.alert(Alert("failed", self.step, "critical", reason, "stop"))
+                monitor.alert(AlertEvent("failed", self.step, "critical", reason, "stop"))
             self.alerts = monitor.alert_counts
             monitor.write(EndEvent(self.step, "failed", reason))
         except Exception as trouble:

@@ -10,14 +10,13 @@ from dataclasses import replace
 from trainer.config import AlertsConfig
 from trainer.distributed.stragglers import SlowRank
 from trainer.health.alert_rules import AlertRules
-from trainer.health.alerts import Alert
 from trainer.machine.sampler import HardwareReading
 from trainer.metrics.layers import LayerReading
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.step_metrics import StepMetrics
 from trainer.metrics.totals import RunningNumbers
-from trainer.runs.events import Event, HardwareEvent, SampleEvent, SaveEvent, ScalarsEvent, ScoresEvent
-from trainer.runs.metrics_file import Known
+from trainer.runs.events import AlertEvent, Event, HardwareEvent, SampleEvent, SaveEvent, ScalarsEvent, ScoresEvent
+from trainer.runs.metrics_file import CutOff
 
 __all__ = ["Monitor"]
 
@@ -39,7 +38,7 @@ class Monitor:
         running: RunningNumbers | None = None,
         alerts: AlertsConfig | None = None,
         readings: Callable[[], Sequence[HardwareReading]] = lambda: (),
-        history: Callable[[Known], Iterable[Event]] = lambda _known: (),
+        history: Callable[[CutOff], Iterable[Event]] = lambda _known: (),
     ) -> None:
         self._sinks = tuple(sinks)
         self._running = running or RunningNumbers(100)
@@ -47,7 +46,7 @@ class Monitor:
         self._readings = readings
         self._history = history
         self._spent_s = 0.0
-        self.stop_alert: Alert | None = None
+        self.stop_alert: AlertEvent | None = None
         """The first alert of a rule here whose action is to stop: the run saves and ends. Only this rank has it."""
         self.has_reported_stop = False
         """Whether an alert with the action to stop was reported."""
@@ -72,6 +71,7 @@ class Monitor:
             full = replace(
                 metrics,
                 loss_average=self._running.loss_average,
+                num_averaged=self._running.num_averaged,
                 non_finite_steps=self._running.non_finite_steps,
                 monitor_s=spent_s,
             )
@@ -107,7 +107,7 @@ class Monitor:
         if slow is not None:
             self._alert_all(self._rules.slow_rank(step, slow))
 
-    def convergence(self, alerts: Iterable[Alert]) -> None:
+    def convergence(self, alerts: Iterable[AlertEvent]) -> None:
         for alert in alerts:
             self._alert_all(self._rules.configured(alert))
 
@@ -125,12 +125,12 @@ class Monitor:
         if self._running.after_save(step):
             self.write(SaveEvent(step, stall_s))
 
-    def alert(self, alert: Alert) -> None:
+    def alert(self, alert: AlertEvent) -> None:
         """Report an alert of the guard, of the rules here, or of another part of the run."""
         self.has_reported_stop |= alert.action == "stop"
         self.write(replace(alert, count=self._running.after_alert(alert.rule)))
 
-    def rewind(self, known: Known) -> None:
+    def rewind(self, known: CutOff) -> None:
         """Remove all events that the state does not cover to which the run goes back, and restore the running numbers."""
         for sink in self._sinks:
             sink.rewind(known)
@@ -150,7 +150,7 @@ class Monitor:
         for sink in self._sinks:
             sink.finish(status)
 
-    def _alert_all(self, alerts: Iterable[Alert]) -> None:
+    def _alert_all(self, alerts: Iterable[AlertEvent]) -> None:
         for alert in alerts:
             if alert.action == "stop" and self.stop_alert is None:
                 self.stop_alert = alert

@@ -27,7 +27,7 @@ from trainer.metrics.sinks.terminal import TerminalSink
 from trainer.metrics.sinks.wandb_sink import WandbSink
 from trainer.metrics.step_metrics import RunFacts
 from trainer.metrics.totals import RunningNumbers
-from trainer.runs.metrics_file import METRICS, Known, events_until
+from trainer.runs.metrics_file import METRICS, CutOff, events_until
 from trainer.watchdog.processes import LAUNCHER_VARIABLE
 
 __all__ = ["opened_monitor"]
@@ -36,7 +36,7 @@ _MAX_REPORT_BYTES = 64 << 20
 
 
 @contextmanager
-def opened_monitor(config: TrainConfig, group: Group, *, last_step: int | None, known: Known | None) -> Iterator[Monitor]:
+def opened_monitor(config: TrainConfig, group: Group, *, last_step: int | None, known: CutOff | None) -> Iterator[Monitor]:
     """Open the monitor of this rank.
 
     On rank 0 it has all sinks of the run. On the first rank of each further machine it has a sink for the hardware of that machine.
@@ -74,11 +74,11 @@ def opened_monitor(config: TrainConfig, group: Group, *, last_step: int | None, 
         yield Monitor(sinks, running, config.alerts, readings, history=partial(events_until, config.run / METRICS))
 
 
-def _sinks(config: TrainConfig, last_step: int | None, known: Known | None) -> Iterator[Sink]:
+def _sinks(config: TrainConfig, last_step: int | None, known: CutOff | None) -> Iterator[Sink]:
     run, settings = config.run, config.log
     yield JsonLinesSink(run / METRICS, known)
     yield TensorBoardSink(run / "tensorboard", known, settings.every_steps)
-    yield TerminalSink(0 if known is None else known.step, last_step, settings.every_steps, settings.average_steps)
+    yield TerminalSink(0 if known is None else known.step, last_step, settings.every_steps)
     if settings.wandb_project is not None:
         yield WandbSink(run, settings.wandb_project, settings.every_steps)
     if settings.mlflow_uri is not None:

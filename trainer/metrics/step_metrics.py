@@ -5,33 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic.dataclasses import dataclass as checked
 
-from trainer.runs.events import TrainEvent
+from trainer.runs.events import NOT_IN_FILE, TrainEvent
 from trainer.runs.progress import Progress
 
-__all__ = ["LearningRates", "RunFacts", "StepFacts", "StepMetrics", "encodable"]
+__all__ = ["LearningRates", "RunFacts", "StepFacts", "StepMetrics"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked(frozen=True, kw_only=True)
 class StepMetrics(TrainEvent):
     """The event `train` of a step that was just made, with facts that are not in the file."""
 
-    learning_rate: float
-    targets: int
-    tokens_per_s: float
-    loader_wait_s: float
-    last_step: int | None
+    if TYPE_CHECKING:  # only a file may lack these numbers
+        learning_rate: float
+        targets: int
+        tokens_per_s: float
+        loader_wait_s: float
+    last_step: Annotated[int | None, NOT_IN_FILE]
     """The step at which the limits will end the run, if that is known."""
-    run_s: float = 0.0
+    run_s: Annotated[float, NOT_IN_FILE] = 0.0
     """Time of the run so far, over all starts."""
-    left_s: float | None = None
+    left_s: Annotated[float | None, NOT_IN_FILE] = None
     """Expected time until a limit ends the run, if that is known."""
-    non_finite_steps: int = 0
-    """Steps of the run so far whose loss or gradient was not finite. The monitor sets it."""
 
     @property
     def is_finite(self) -> bool:
@@ -40,14 +40,6 @@ class StepMetrics(TrainEvent):
     def is_due(self, every_steps: int) -> bool:
         """Return whether a sink that shows every so many steps shows this one; it always shows the first and the last."""
         return self.step % every_steps == 0 or self.step in (1, self.last_step)
-
-    @property
-    def loader_wait_share(self) -> float | None:
-        return self.loader_wait_s / self.seconds if self.seconds else None
-
-    @property
-    def monitor_share(self) -> float | None:
-        return self.monitor_s / self.seconds if self.seconds and self.monitor_s is not None else None
 
 
 class LearningRates(NamedTuple):
@@ -83,8 +75,3 @@ class RunFacts:
     """All settings, nested by section."""
     report: Mapping[str, Any] = field(default_factory=dict)
     """The report of the prepared data; empty if it cannot be read."""
-
-
-def encodable(text: str) -> str:
-    """Return the text with each lone surrogate, which UTF-8 cannot hold, as a backslash and its number."""
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -27,6 +27,11 @@ class RunningNumbers:
         self._saved_step: int | None = None
 
     @property
+    def num_averaged(self) -> int:
+        """Steps in `loss_average`, with those that are not finite."""
+        return len(self._losses)
+
+    @property
     def loss_average(self) -> float | None:
         """Mean of the finite losses among the last `average_steps`; None if there are none."""
         finite = [loss for loss in self._losses if math.isfinite(loss)]

@@ -16,7 +16,6 @@ B rows   L tokens of a row   N positions, all of B and L   C positions of a chun
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -35,7 +34,6 @@ __all__ = [
     "linear_cross_entropy_rows",
     "linear_cross_entropy_sum",
     "loss_bytes",
-    "perplexity",
 ]
 
 _PLAIN = LossConfig()
@@ -306,12 +304,3 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total.addmm_(a, b)
     else:
         total.add_(_wide_product(a, b))
-
-
-_LARGEST_EXPONENT = 700
-"""exp of a larger number may exceed fp64, whose limit is exp(709)."""
-
-
-def perplexity(loss: float) -> float:
-    """Return `exp(loss)` of a mean loss in nats. It is infinite if the result overflows, and NaN for NaN."""
-    return math.exp(loss) if not loss >= _LARGEST_EXPONENT else math.inf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ from common.errors import ConfigError
 from common.html.chart import WIDE, Chart, Line
 from common.html.curves import Curve, median
 from common.html.page import UNKNOWN, render_page
-from trainer.report.charts import smoothed
+from trainer.report.charts import chart_of, scaled, smoothed
 from trainer.report.differences import compared_settings, differing
 from trainer.report.page import TEMPLATES
 from trainer.report.recorded_run import RecordedRun, part
+from trainer.runs.events import TrainEvent
+from trainer.runs.metric import metrics_of
 
 __all__ = ["names_of", "render_comparison"]
 
@@ -132,17 +134,19 @@ def _curves(named: Mapping[str, RecordedRun]) -> list[Chart]:
             log_from=WIDE,
         ),
         Chart("Bits per byte", "bits", _lines(named, lambda run: run.validation("bits_per_byte"), points=True), log_from=WIDE),
-        Chart("Learning rate", "rate", _lines(named, lambda run: run.curve("learning_rate")), from_zero=True),
-        Chart(
-            "Gradient norm, moving average", "before clipping", _lines(named, lambda run: smoothed(run, "grad_norm")), log_from=WIDE
-        ),
-        Chart(
-            "Throughput, moving average",
-            "tokens per second",
-            _lines(named, lambda run: smoothed(run, "tokens_per_s")),
-            from_zero=True,
-        ),
+        *_step_charts(named),
     ]
+
+
+def _step_charts(named: Mapping[str, RecordedRun]) -> list[Chart]:
+    """Return a chart for each metric of a step that the report shows."""
+    charts = []
+    for name, metric in metrics_of(TrainEvent).items():
+        if metric.plot is not None:
+            plot = replace(metric.plot, title=f"{metric.plot.title}, moving average")
+            curves = {run: scaled(plot, smoothed(one, name)) for run, one in named.items()}
+            charts.append(chart_of(plot, tuple(Line(run, curve, look=look) for look, (run, curve) in enumerate(curves.items()))))
+    return charts
 
 
 def _lines(named: Mapping[str, RecordedRun], curve: Callable[[RecordedRun], Curve], *, points: bool = False) -> tuple[Line, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import parse_manifest
 from trainer.runs.events import AlertEvent, EvalEvent, Event, TrainEvent
 from trainer.runs.measures import target_word
+from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import METRICS, read_events
 from trainer.runs.record import Record, read_record
 
@@ -120,7 +121,7 @@ class RecordedRun:
     def of(self, kind: type[T]) -> Sequence[T]:
         return cast(Sequence[T], self.events.get(kind, ()))
 
-    def validation(self, name: Literal["val_loss", "perplexity", "bits_per_byte", "gap", "trend"]) -> Curve:
+    def validation(self, name: str) -> Curve:
         """Return the curve of a number of the evaluations, empty if it was not measured."""
         points = ((event.step, getattr(event, name)) for event in self.evaluations)
         return Curve.of((step, value) for step, value in points if value is not None)
@@ -159,14 +160,15 @@ def _settings(path: Path) -> Mapping[str, Any]:
 
 def _sorted(events: Iterable[Event]) -> tuple[dict[str, Curve], dict[type, list[Event]]]:
     """Return the metrics of the training steps as curves, and all other events by class."""
-    points: dict[str, tuple[list[float], list[float]]] = {
-        one.name: ([], []) for one in fields(TrainEvent) if one.name != "measures"
-    }
+    points: dict[str, tuple[list[float], list[float]]] = {}
     others: dict[type, list[Event]] = {}
     for event in events:
         if not isinstance(event, TrainEvent):
             others.setdefault(type(event), []).append(event)
             continue
+        if not points:
+            found = {name: getattr(event, name) for name in metrics_of(TrainEvent)}
+            points = {name: ([], []) for name, value in found.items() if not isinstance(value, str | bool | Mapping)}
         for name, (steps, values) in points.items():
             if (value := getattr(event, name)) is not None:
                 steps.append(event.step)

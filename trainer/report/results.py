@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from common.html.chart import Chart, measured
 from common.html.page import UNKNOWN, or_unknown
 from common.text import count, duration, rate, share
 from common.untrusted import number
-from trainer.report.charts import GROUPS, hardware_charts, hardware_curves, loss_window, smoothed
+from trainer.report.charts import group_titles, hardware_charts, hardware_curves, loss_window, smoothed
 from trainer.report.recorded_run import RecordedRun, part
 from trainer.runs.events import EvalEvent, HardwareEvent, MeasuresEvent, SampleEvent, SaveEvent, Score, ScoresEvent
 
@@ -121,11 +121,10 @@ def evaluations(run: RecordedRun) -> list[EvalEvent]:
 
 
 def groups_by(run: RecordedRun) -> list[tuple[str, list[tuple[str, Score, float]]]]:
-    """Return the groups of the newest evaluation, for each key of `GROUPS`: name, score, and share of the targets of all groups."""
-    newest = run.evaluations[-1].groups if run.evaluations else {}
+    """Return the groups of the newest evaluation, by what divides the text: name, score, and share of the targets of all groups."""
     found = []
-    for by, words in GROUPS.items():
-        scores = newest.get(by, {})
+    for by, words in group_titles().items():
+        scores: Mapping[str, Score] = getattr(run.evaluations[-1], by) if run.evaluations else {}
         total = sum(score.num_targets for score in scores.values()) or 1
         if scores:
             found.append((words, [(name, score, score.num_targets / total) for name, score in scores.items()]))
@@ -255,7 +254,7 @@ def hardware(run: RecordedRun) -> Hardware:
     found = hardware_curves(run)
     same = [
         (f"{place}: {name.replace('_', ' ')}", float(curve.y_N[-1]))
-        for name, each in found.items()
+        for (_, name), each in found.items()
         for place, curve in each.items()
         if len(np.unique(curve.y_N)) == 1
     ]

@@ -6,7 +6,7 @@ import shlex
 
 from common.html.page import render_page
 from trainer.report import results
-from trainer.report.charts import convergence_charts, group_charts, layer_charts, main_charts, speed_charts
+from trainer.report.charts import all_charts
 from trainer.report.differences import differences, recipe_of, set_values, worded
 from trainer.report.page import TEMPLATES
 from trainer.report.recorded_run import RecordedRun
@@ -27,7 +27,7 @@ def render_report(run: RecordedRun) -> str:
         introduction=results.introduction(run),
         run=run,
         headline=results.headline(run),
-        charts=[*main_charts(run), *convergence_charts(run), *speed_charts(run), *group_charts(run), *layer_charts(run)],
+        charts=all_charts(run),
         alert_kinds=results.alert_kinds(run),
         max_alerts=_MAX_ALERTS,
         evaluations=results.evaluations(run),

@@ -1,29 +1,35 @@
-"""The events of `metrics.jsonl`: one class for each event, with its name, its fields and its form in JSON.
+"""The events of `metrics.jsonl`: one class for each event, with its fields and the declaration of each value (`Metric`).
 
-The metadata of a field hold its name in the file (`json`), if it differs, and the number of decimals there (`digits`). The fields
-are written in their order here. A number that is not finite is written as text, because JSON has no word for it
-(`common.files.plain`). `parse_event` reads an event back. A field that the file lacks is None or empty, unless `_check_fields`
-requires it.
+`parse_event` reads an event back. A value that the file lacks, or that no run writes, is None or empty.
+If readers need the value, it is an error.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import Field, asdict, dataclass, field, fields
-from typing import Any, ClassVar, Self, get_args
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
-from common.files import plain
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
+from pydantic.dataclasses import dataclass
+
 from common.untrusted import MAX_COUNT, number
-from trainer.machine.sampler import HardwareReading
-from trainer.model.loss import perplexity
+from trainer.runs.metric import Metric, Plot, Written, encodable, metrics_of
+from trainer.runs.rules import RULES
+
+if TYPE_CHECKING:
+    from trainer.machine.sampler import HardwareReading
 
 __all__ = [
+    "EVENTS",
+    "GROWTH",
     "AlertEvent",
     "EndEvent",
     "EvalEvent",
     "Event",
     "HardwareEvent",
+    "NOT_IN_FILE",
     "LayersEvent",
     "MeasuresEvent",
     "SampleEvent",
@@ -35,240 +41,415 @@ __all__ = [
     "UnknownEvent",
     "check_exact_losses",
     "parse_event",
+    "perplexity",
 ]
 
-_GROUPS = ("source", "kind", "length")
-_NUMBERS = {"train": ("loss", "grad_norm"), "eval": ("val_loss",)}
-_GPU_GROWTH = "memory_growth_mb_per_1000_steps"
+T = TypeVar("T")
+
 _EXACT = {"loss": "loss_hex", "val_loss": "val_loss_hex"}
+_LARGEST_EXPONENT = 700
+GROWTH = "memory_growth_mb_per_1000_steps"
 
 
-@dataclass(frozen=True)
-class _Event:
-    name: ClassVar[str]
+def _needed(value: object) -> float:
+    found = number(value)
+    if found is None:
+        raise ValueError("a number was expected")
+    return found
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else 0
+
+
+def _mapping(values: object, read: Callable[[Any], T | None]) -> dict[str, T]:
+    """Return the values that can be read, by name."""
+    found = values.items() if isinstance(values, Mapping) else ()
+    return {name: known for name, value in found if (known := read(value)) is not None}
+
+
+Step = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
+Needed = Annotated[float, BeforeValidator(_needed)]
+Number = Annotated[float | None, PlainValidator(number)]
+Count = Annotated[int, PlainValidator(_count)]
+Text = Annotated[str, PlainValidator(lambda value: str(value or ""))]
+Numbers = Annotated[Mapping[str, float], PlainValidator(lambda value: _mapping(value, number))]
+Facts = Annotated[Mapping[str, Any], PlainValidator(lambda value: value if isinstance(value, Mapping) else {})]
+Scores = Annotated[Mapping[str, "Score"], PlainValidator(lambda value: _mapping(value, Score.read))]
+Table = Annotated[
+    Mapping[str, Mapping[str, int]],
+    PlainValidator(lambda value: _mapping(value, lambda row: _mapping(row, _count) if isinstance(row, Mapping) else {})),
+]
+NOT_IN_FILE = Metric(in_file=False)
+
+
+class Event(Written):
+    """What a run reports at a step: one line of `metrics.jsonl`."""
+
+    name: ClassVar[str] = ""
+    of_evaluation: ClassVar[bool] = False
+    """Whether a resume removes it with the evaluation of its step, if that is made again."""
+    tags: ClassVar[str] = ""
+    """How its names in TensorBoard begin, if a resume may remove the event alone."""
+    step: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by their names in the file."""
-        parts = fields(_CLASSES[self.name])  # a subclass may add fields that are not in the file
-        return {"event": self.name} | {
-            _key(part): _rounded(getattr(self, part.name), part.metadata.get("digits")) for part in parts
-        }
+        return {"event": self.name} | super().to_json()
 
-    @classmethod
-    def from_json(cls, facts: Mapping[str, Any]) -> Self:
-        return cls(**{part.name: _READERS[str(part.type)](facts.get(_key(part))) for part in fields(cls)})
+    @property
+    def is_of_evaluation(self) -> bool:
+        return self.of_evaluation
+
+    def points(self) -> dict[str, float]:
+        """Return the points of its curves by name. A value that is not known has no point."""
+        points: dict[str, float | None] = {}
+        for name, metric in metrics_of(type(self)).items():
+            value = getattr(self, name) if metric.curve else None
+            if isinstance(value, Mapping):
+                points |= {metric.curve.format(part): _height(one) for part, one in value.items()}
+            elif value is not None:
+                points[metric.curve] = float(value)
+        return {encodable(name): value for name, value in points.items() if value is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainEvent(_Event):
-    """The numbers of one training step."""
+class _OfTokens(Written):
+    """A value with a loss. If that is the cross-entropy of tokens, `exp(loss)` is a perplexity, and the file has it."""
 
-    name: ClassVar = "train"
-    reproducible: ClassVar = ("loss_hex", "grad_norm", "lr", "tokens")
-    """The fields in JSON that a replay must reproduce bit for bit; the others are times."""
-    step: int
     loss: float
-    loss_average: float | None = None
-    """Mean of the finite losses of the last `log.average_steps` steps; None if there are none. The monitor sets it."""
-    grad_norm: float
-    """Global norm of the gradient, before clipping."""
-    learning_rate: float | None = field(metadata={"json": "lr"})
-    muon_lr: float | None = None
-    """Learning rate of the matrices that Muon trains; None without Muon."""
-    targets: int | None = field(metadata={"json": "tokens"})
-    """Targets trained on so far."""
-    tokens_per_s: float | None = field(metadata={"digits": 1})
-    """Targets of this step over its duration."""
-    mfu: float | None = field(default=None, metadata={"digits": 4})
-    """Share of the GPUs' peak rate that the model's arithmetic uses; None if the peak is not known."""
-    seconds: float | None = field(default=None, metadata={"digits": 6})
-    """Duration of the step; None if it was not measured."""
-    loader_wait_s: float | None = field(metadata={"digits": 6})
-    """Part of the step's duration spent waiting for data."""
-    monitor_s: float | None = field(default=None, metadata={"digits": 6})
-    """Time that all sinks took for the numbers, readings, alerts and layers of the step before. The monitor sets it."""
-    measures: Mapping[str, float] = field(default_factory=dict)
-    """What the objective of the run measures in a step, as means over its targets; not in the file if there is nothing."""
-    has_perplexity: bool = True
-    """Whether the loss is the cross-entropy of tokens, so that `exp(loss)` is a perplexity. The file has none otherwise."""
+    has_perplexity: bool
 
     @property
     def perplexity(self) -> float | None:
         """`exp(loss)`, infinite if that overflows; None if it has no meaning."""
         return perplexity(self.loss) if self.has_perplexity else None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by their names in the file, with the exact loss and the perplexity."""
-        order = dict.fromkeys(("event", "step", "loss", "loss_hex", "loss_average", "perplexity"))
-        facts = order | super().to_json() | {"loss_hex": self.loss.hex(), "perplexity": self.perplexity}
-        kept = {"has_perplexity": False, "measures": bool(self.measures), "perplexity": self.has_perplexity}
-        return {name: value for name, value in facts.items() if kept.get(name, True)}
-
     @classmethod
-    def from_json(cls, facts: Mapping[str, Any]) -> Self:
-        return super().from_json({**facts, "has_perplexity": "perplexity" in facts})
+    def from_json(cls, facts: Mapping[str, Any], **others: Any) -> Self:
+        return super().from_json(facts, has_perplexity="perplexity" in facts, **others)
 
 
 @dataclass(frozen=True)
-class Score:
+class Score(_OfTokens):
     """How well a model predicts some of the text that it was not trained on."""
 
-    loss: float
+    derived: ClassVar = {
+        "perplexity": Metric(after="loss"),
+        "bits_per_byte": Metric(after="loss", null=True),
+    }
+    loss: Needed
     """Mean over the targets, in nats."""
-    num_targets: int
-    num_bytes: int = 0
+    num_targets: Annotated[Count, Metric(key="targets")]
+    num_bytes: Annotated[Count, Metric(key="bytes")] = 0
     """UTF-8 bytes of the targets' text; 0 if they were not counted."""
-    has_perplexity: bool = True
-    """See `TrainEvent`."""
-
-    @property
-    def perplexity(self) -> float | None:
-        """`exp(loss)`, infinite if that overflows; None if it has no meaning."""
-        return perplexity(self.loss) if self.has_perplexity else None
+    has_perplexity: Annotated[bool, NOT_IN_FILE] = True
 
     @property
     def bits_per_byte(self) -> float | None:
         """`nats / ln 2 / bytes`, which compares models with different tokenizers; None if the bytes were not counted."""
         return self.loss * self.num_targets / math.log(2) / self.num_bytes if self.num_bytes else None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the numbers by name; one that is not finite is text, because JSON has no word for it."""
-        perplexities = {"perplexity": self.perplexity} if self.has_perplexity else {}
-        numbers = {"loss": self.loss, **perplexities, "bits_per_byte": self.bits_per_byte}
-        return {**plain(numbers), "targets": self.num_targets, "bytes": self.num_bytes}
+    @staticmethod
+    def read(value: object) -> Score | None:
+        """Return a score out of a file, None if it has no loss."""
+        if isinstance(value, Mapping):
+            return None if number(value.get("loss")) is None else Score.from_json(value)
+        return value if isinstance(value, Score) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainEvent(_OfTokens, Event):
+    """The numbers of one training step."""
+
+    name: ClassVar = "train"
+    derived: ClassVar = {
+        "loss_hex": Metric(after="loss", exact=True),
+        "perplexity": Metric(after="loss_average", curve="train/perplexity", chart="Loss: perplexity"),
+        "mean_of_several": Metric(
+            after="loss_average", in_file=False, terminal=" (mean of {event.num_averaged} steps {value:.4f})"
+        ),
+        "loader_wait_share": Metric(
+            in_file=False,
+            curve="speed/loader_wait_share",
+            chart="Speed: share of the time: waiting for data, monitoring",
+            plot=Plot(title="Loader wait", unit="% of the step", line="waiting for data", percent=True, from_zero=True),
+        ),
+        "monitor_share": Metric(
+            in_file=False, curve="speed/monitor_share", chart="Speed: share of the time: waiting for data, monitoring"
+        ),
+    }
+    step: Step
+    loss: Annotated[
+        Needed,
+        Metric(
+            curve="train/loss",
+            first="Loss/train",
+            chart="Loss: training, its mean over log.average_steps steps, validation",
+            terminal="  loss {value:.4f}",
+            bar=", loss {value:.4f}",
+        ),
+    ]
+    loss_average: Annotated[
+        Number,
+        Metric(
+            null=True,
+            curve="train/loss_average",
+            chart="Loss: training, its mean over log.average_steps steps, validation",
+            compared=True,
+        ),
+    ] = None
+    """Mean of the finite losses of the last `log.average_steps` steps; None if there are none. The monitor sets it."""
+    grad_norm: Annotated[
+        Needed,
+        Metric(
+            exact=True,
+            curve="train/gradient_norm",
+            chart="Optimisation: gradient norm",
+            terminal="  grad norm {value:.3f}",
+            plot=Plot(title="Gradient norm", unit="before clipping", line="gradient norm", main=True),
+        ),
+    ]
+    """Global norm of the gradient, before clipping."""
+    learning_rate: Annotated[
+        Number,
+        Metric(
+            key="lr",
+            null=True,
+            exact=True,
+            curve="train/learning_rate",
+            chart="Optimisation: learning rate",
+            terminal="  lr {value:.2e}",
+            plot=Plot(title="Learning rate", unit="rate", line="learning rate", from_zero=True, main=True),
+        ),
+    ]
+    muon_lr: Annotated[
+        Number,
+        Metric(null=True, curve="train/learning_rate_muon", chart="Optimisation: learning rate", terminal=", muon {value:.2e}"),
+    ] = None
+    """Learning rate of the matrices that Muon trains; None without Muon."""
+    targets: Annotated[int | None, Field(strict=True, ge=0, le=MAX_COUNT), Metric(key="tokens", null=True, exact=True)]
+    """Targets trained on so far."""
+    tokens_per_s: Annotated[
+        Number,
+        Metric(
+            null=True,
+            digits=1,
+            curve="speed/tokens_per_s",
+            chart="Speed: tokens per second",
+            compared=True,
+            terminal="  {value:rate} tok/s",
+            bar=", {value:rate} tok/s",
+            plot=Plot(title="Throughput", unit="tokens per second", line="tokens per second", from_zero=True),
+        ),
+    ]
+    """Targets of this step over its duration."""
+    mfu: Annotated[
+        Number,
+        Metric(
+            null=True,
+            digits=4,
+            curve="speed/mfu",
+            chart="Speed: share of the peak rate (MFU)",
+            terminal="  MFU {value:.1%}",
+            plot=Plot(title="Model FLOPs utilisation", unit="% of the peak", line="MFU", percent=True, from_zero=True),
+        ),
+    ] = None
+    """Share of the GPUs' peak rate that the model's arithmetic uses; None if the peak is not known."""
+    seconds: Annotated[Number, Metric(null=True, digits=6)] = None
+    """Duration of the step; None if it was not measured."""
+    loader_wait_s: Annotated[Number, Metric(null=True, digits=6, curve="speed/loader_wait_s", terminal="  loader wait {value:ms}")]
+    """Part of the step's duration spent waiting for data."""
+    monitor_s: Annotated[Number, Metric(null=True, digits=6)] = None
+    """Time that all sinks took for the numbers, readings, alerts and layers of the step before. The monitor sets it."""
+    measures: Annotated[Numbers, Metric(curve="train/{}")] = Field(default_factory=dict)
+    """What the task of the run measures in a step, as means over its targets."""
+    non_finite_steps: Annotated[
+        int,
+        Metric(in_file=False, curve="health/non_finite_steps", chart="Health: steps that were not finite", compared=True),
+    ] = 0
+    """Steps of the run so far whose loss or gradient was not finite. The monitor sets it."""
+    num_averaged: Annotated[int, NOT_IN_FILE] = 1
+    """Steps in `loss_average`. The monitor sets it."""
+    has_perplexity: Annotated[bool, NOT_IN_FILE] = True
+
+    @property
+    def mean_of_several(self) -> float | None:
+        return self.loss_average if self.num_averaged > 1 else None
+
+    @property
+    def loss_hex(self) -> str:
+        return self.loss.hex()
+
+    @property
+    def loader_wait_share(self) -> float | None:
+        return self.loader_wait_s / self.seconds if self.seconds and self.loader_wait_s is not None else None
+
+    @property
+    def monitor_share(self) -> float | None:
+        return self.monitor_s / self.seconds if self.seconds and self.monitor_s is not None else None
 
 
 @dataclass(frozen=True)
-class EvalEvent(_Event):
+class EvalEvent(_OfTokens, Event):
     """The result of an evaluation of the validation text."""
 
     name: ClassVar = "eval"
-    reproducible: ClassVar = ("val_loss_hex", "targets")
-    """The fields in JSON that a replay must reproduce bit for bit."""
-    step: int
-    val_loss: float
+    of_evaluation: ClassVar = True
+    tags: ClassVar = "validation"
+    derived: ClassVar = {
+        "val_loss_hex": Metric(after="val_loss", exact=True),
+        "perplexity": Metric(after="val_loss", curve="validation/perplexity", chart="Loss: perplexity", compared=True),
+    }
+    step: Step
+    val_loss: Annotated[
+        Needed,
+        Metric(
+            curve="validation/loss",
+            first="Loss/validation",
+            chart="Loss: training, its mean over log.average_steps steps, validation",
+            compared=True,
+        ),
+    ]
     """Mean over all targets, in nats."""
-    targets: int
-    bits_per_byte: float | None = None
+    targets: Annotated[Count, Metric(exact=True)]
+    bits_per_byte: Annotated[
+        Number, Metric(curve="validation/bits_per_byte", plot=Plot(title="Bits per byte", unit="bits", line="validation"))
+    ] = None
     """See `Score`."""
-    groups: Mapping[str, Mapping[str, Score]] = field(default_factory=dict)
-    """The scores of each group, by what divides the text: `source`, `kind` and `length`."""
-    num_rows: int | None = None
-    """Rows of the validation text; not in the file."""
-    train_loss: float | None = None
+    train_loss: Annotated[Number, Metric()] = None
     """Mean of the training losses since the evaluation before; None if there are none."""
-    gap: float | None = None
+    gap: Annotated[
+        Number,
+        Metric(
+            curve="validation/gap",
+            chart="Loss: gap: validation less training",
+            plot=Plot(title="Gap of the validation loss", unit="nats above the training loss", line="gap", from_zero=True),
+        ),
+    ] = None
     """`val_loss - train_loss`, None if the two cannot be compared: see `trainer.health.convergence`."""
-    trend: float | None = None
+    trend: Annotated[
+        Number,
+        Metric(
+            key="trend_per_1000_steps",
+            curve="validation/trend_per_1000_steps",
+            chart="Loss: trend of the validation loss, per 1,000 steps",
+            plot=Plot(title="Trend of the validation loss", unit="nats per 1,000 steps", line="trend", from_zero=True),
+        ),
+    ] = None
     """Slope of the validation loss over the last evaluations, in nats per 1,000 steps; None if there are too few."""
-    has_perplexity: bool = True
-    """See `TrainEvent`."""
+    by_source: Annotated[
+        Scores, Metric(curve="validation_source/{}", chart="Loss: perplexity by source", plot=Plot(title="source", unit=""))
+    ] = Field(default_factory=dict)
+    by_kind: Annotated[Scores, Metric(curve="validation_kind/{}", plot=Plot(title="kind of text", unit=""))] = Field(
+        default_factory=dict
+    )
+    by_length: Annotated[Scores, Metric(curve="validation_length/{}", plot=Plot(title="length of the document", unit=""))] = Field(
+        default_factory=dict
+    )
+    num_rows: Annotated[int | None, NOT_IN_FILE] = None
+    """Rows of the validation text."""
+    has_perplexity: Annotated[bool, NOT_IN_FILE] = True
 
     @property
-    def perplexity(self) -> float | None:
-        """`exp(val_loss)`, infinite if that overflows; None if it has no meaning."""
-        return perplexity(self.val_loss) if self.has_perplexity else None
+    def loss(self) -> float:  # type: ignore[override]
+        return self.val_loss
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by their names in the file."""
-        facts = {
-            "event": self.name,
-            "step": self.step,
-            "val_loss": self.val_loss,
-            "val_loss_hex": self.val_loss.hex(),
-            **({"perplexity": self.perplexity} if self.has_perplexity else {}),
-            "targets": self.targets,
-        }
-        more = {
-            "bits_per_byte": self.bits_per_byte,
-            "train_loss": self.train_loss,
-            "gap": self.gap,
-            "trend_per_1000_steps": self.trend,
-        }
-        groups = {by: {name: score.to_json() for name, score in scores.items()} for by, scores in self.groups.items()}
-        return facts | _known(more) | {f"by_{by}": scores for by, scores in groups.items() if scores}
+    @property
+    def val_loss_hex(self) -> str:
+        return self.val_loss.hex()
 
-    @classmethod
-    def from_json(cls, facts: Mapping[str, Any]) -> Self:
-        """Return the event with these fields. A group without a loss is left out."""
-        groups = {by: _scores(facts.get(f"by_{by}")) for by in _GROUPS}
-        return cls(
-            facts["step"],
-            float(facts["val_loss"]),
-            _count(facts.get("targets")),
-            number(facts.get("bits_per_byte")),
-            groups,
-            train_loss=number(facts.get("train_loss")),
-            gap=number(facts.get("gap")),
-            trend=number(facts.get("trend_per_1000_steps")),
-            has_perplexity="perplexity" in facts,
-        )
+    @property
+    def groups(self) -> dict[str, Mapping[str, Score]]:
+        """The scores of each group, by what divides the text."""
+        return {"source": self.by_source, "kind": self.by_kind, "length": self.by_length}
+
+    def points(self) -> dict[str, float]:
+        """Return the points of its curves. Groups without a perplexity have the loss."""
+        losses = {
+            f"validation_loss_{by}/{name}": score.loss
+            for by, scores in self.groups.items()
+            for name, score in scores.items()
+            if not score.has_perplexity
+        }
+        return super().points() | {encodable(name): loss for name, loss in losses.items()}
 
 
 @dataclass(frozen=True)
-class SampleEvent(_Event):
+class SampleEvent(Event):
     """A text that the model wrote."""
 
     name: ClassVar = "sample"
-    step: int
-    prompt: str
-    text: str
-    """The text after the prompt."""
+    of_evaluation: ClassVar = True
+    tags: ClassVar = "sample"
+    derived: ClassVar = {"whole": Metric(key="text", after="text")}
+    step: Step
+    prompt: Text
+    text: Annotated[Text, NOT_IN_FILE]
+    """The text after the prompt. In the file, `text` begins with the prompt."""
 
     @property
     def whole(self) -> str:
         return self.prompt + self.text
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by their names in the file, in which `text` begins with the prompt."""
-        return {"event": self.name, "step": self.step, "prompt": self.prompt, "text": self.whole}
-
     @classmethod
-    def from_json(cls, facts: Mapping[str, Any]) -> Self:
+    def from_json(cls, facts: Mapping[str, Any], **_: Any) -> Self:
         prompt = str(facts.get("prompt") or "")
         return cls(facts["step"], prompt, str(facts.get("text") or "").removeprefix(prompt))
 
 
 @dataclass(frozen=True)
-class ScoresEvent(_Event):
-    """The scores of all samples of one evaluation together."""
+class ScoresEvent(Event):
+    """The scores of all samples of one evaluation together. In the file they stand beside `step`."""
 
     name: ClassVar = "scores"
-    step: int
-    values: Mapping[str, Any]
+    of_evaluation: ClassVar = True
+    tags: ClassVar = "scores"
+    derived: ClassVar = {"numbers": Metric(in_file=False, curve="scores/{}")}
+    step: Step
+    values: Facts
 
     @property
     def numbers(self) -> dict[str, float]:
-        return _numbers(self.values)
+        return _mapping(self.values, number)
 
     def to_json(self) -> dict[str, Any]:
-        return {"event": self.name, "step": self.step, **self.values}
+        return {"event": self.name, "step": self.step, **super().to_json()["values"]}
 
     @classmethod
-    def from_json(cls, facts: Mapping[str, Any]) -> Self:
+    def from_json(cls, facts: Mapping[str, Any], **_: Any) -> Self:
         return cls(facts["step"], {name: value for name, value in facts.items() if name not in ("event", "step")})
 
 
 @dataclass(frozen=True)
-class ScalarsEvent(_Event):
+class ScalarsEvent(Event):
     """The numbers that a hook of an extension logged in one call."""
 
     name: ClassVar = "scalars"
-    step: int
-    hook: str
-    values: Mapping[str, float]
+    tags: ClassVar = "extension_evaluation/"
+    step: Step
+    hook: Text
+    values: Numbers
+
+    @property
+    def is_of_evaluation(self) -> bool:
+        return self.hook == "on_evaluate"
+
+    def points(self) -> dict[str, float]:
+        folder = self.tags if self.is_of_evaluation else "extension/"
+        return {f"{folder}{name}": value for name, value in self.values.items()}
 
 
 @dataclass(frozen=True)
-class MeasuresEvent(_Event):
-    """What an evaluation measures besides the loss, as the objective of the run defines it."""
+class MeasuresEvent(Event):
+    """What an evaluation measures besides the loss, as the task of the run defines it."""
 
     name: ClassVar = "measures"
-    step: int
-    values: Mapping[str, float]
+    of_evaluation: ClassVar = True
+    tags: ClassVar = "measures/"
+    step: Step
+    values: Annotated[Numbers, Metric(null=True, curve="measures/{}")]
     """Numbers by name. A `/` in a name divides a group from its members, such as `f1/python`."""
-    confusion: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Counts by true label and predicted label, without those that are 0; empty if the objective has no labels."""
+    confusion: Table = Field(default_factory=dict)
+    """Counts by true label and predicted label, without those that are 0; empty if the task has no labels."""
 
     @property
     def words(self) -> str:
@@ -276,30 +457,58 @@ class MeasuresEvent(_Event):
 
 
 @dataclass(frozen=True)
-class LayersEvent(_Event):
+class LayersEvent(Event):
     """Norms of each layer in one step, by the name of the layer."""
 
     name: ClassVar = "layers"
-    step: int
-    gradient_norm: Mapping[str, float]
-    weight_norm: Mapping[str, float]
-    update_ratio: Mapping[str, float]
+    step: Step
+    gradient_norm: Annotated[
+        Numbers,
+        Metric(
+            null=True,
+            curve="gradient_norm/{}",
+            chart="Optimisation: gradient norm by layer",
+            plot=Plot(title="Gradient norm of the layers", unit="before clipping"),
+        ),
+    ]
+    weight_norm: Annotated[
+        Numbers,
+        Metric(
+            null=True,
+            curve="weight_norm/{}",
+            chart="Optimisation: weight norm by layer",
+            plot=Plot(title="Weight norm of the layers", unit="norm"),
+        ),
+    ]
+    update_ratio: Annotated[
+        Numbers,
+        Metric(
+            null=True,
+            curve="update_ratio/{}",
+            chart="Optimisation: update over weight by layer",
+            plot=Plot(title="Update-to-weight ratio of the layers", unit="norm of update / norm of weight"),
+        ),
+    ]
     """The norm of the update over the norm of the weights."""
 
 
 @dataclass(frozen=True)
-class HardwareEvent(_Event):
+class HardwareEvent(Event):
     """A reading of the machine at about this step. Values that a device does not report are left out."""
 
     name: ClassVar = "hardware"
-    step: int
-    gpus: tuple[Mapping[str, Any], ...] = field(metadata={"digits": 3})
-    """For each GPU the fields of `trainer.machine.gpus.GpuReading`, and the growth of its memory (`_GPU_GROWTH`) if it is known."""
-    host: Mapping[str, Any] = field(metadata={"digits": 3})
+    step: Step
+    gpus: Annotated[
+        tuple[Mapping[str, Any], ...],
+        PlainValidator(lambda value: tuple(one for one in _listed(value) if isinstance(one, Mapping))),
+        Metric(null=True, digits=3),
+    ]
+    """For each GPU the fields of `trainer.machine.gpus.GpuReading`, and the growth of its memory (`GROWTH`) if it is known."""
+    host: Annotated[Facts, Metric(null=True, digits=3)]
     """The fields of `trainer.machine.host.HostReading`."""
-    xids: tuple[int, ...] = ()
+    xids: Annotated[tuple[int, ...], PlainValidator(lambda value: tuple(map(_count, _listed(value)))), Metric()] = ()
     """Xid errors that the driver reported since the reading before."""
-    host_memory_mb_per_1000_steps: float | None = field(default=None, metadata={"digits": 3})
+    host_memory_mb_per_1000_steps: Annotated[Number, Metric(digits=3)] = None
     """Growth of the run's private memory on the host; None while there are too few readings."""
 
     @staticmethod
@@ -308,81 +517,86 @@ class HardwareEvent(_Event):
     ) -> HardwareEvent:
         """Return the event for a reading, with the growth of memory in MB per 1,000 steps on the host and by the index of a GPU."""
         growth = gpu_memory_trends or {}
-        gpus = tuple(_known(asdict(gpu) | {_GPU_GROWTH: growth.get(gpu.index)}) for gpu in reading.gpus)
-        host = _known(asdict(reading.host))
-        return HardwareEvent(step, gpus, host, reading.xids, memory_trend)
+        gpus = tuple(_known(asdict(gpu) | {GROWTH: growth.get(gpu.index)}) for gpu in reading.gpus)
+        return HardwareEvent(step, gpus, _known(asdict(reading.host)), reading.xids, memory_trend)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by their names in the file, without those that are not known."""
-        return {name: value for name, value in super().to_json().items() if value not in ([], None) or name == "gpus"}
+    def points(self) -> dict[str, float]:
+        """Return the points of the curves `host/…` and `gpu_N/…`."""
+        devices = {f"gpu_{_count(gpu.get('index'))}": gpu for gpu in self.gpus}
+        devices["host"] = {**self.host, GROWTH: self.host_memory_mb_per_1000_steps}
+        return {f"{device}/{name}": value for device, values in devices.items() for name, value in _device_numbers(values).items()}
 
 
 @dataclass(frozen=True)
-class SaveEvent(_Event):
+class SaveEvent(Event):
     """A checkpoint that was handed over to be written."""
 
     name: ClassVar = "save"
-    step: int
-    stall_s: float | None = field(metadata={"digits": 6})
+    step: Step
+    stall_s: Annotated[Number, Metric(null=True, digits=6, curve="speed/save_stall_s", chart="Speed: stall of a checkpoint, s")]
     """Time that training waited for it."""
 
 
 @dataclass(frozen=True)
-class AlertEvent(_Event):
-    """A message that a broken rule raises. `trainer.health.alerts` lists the rules."""
+class AlertEvent(Event):
+    """A message that a broken rule raises; a person, or the run itself, should act on it."""
 
     name: ClassVar = "alert"
-    rule: str
-    step: int
-    severity: str
-    message: str
+    tags: ClassVar = "alert/"
+    derived: ClassVar = {"curve": Metric(in_file=False, curve="health/alerts_{}", chart="Health: alerts")}
+    rule: Annotated[str, Field(strict=True)]
+    """A name in `trainer.runs.rules`; empty in an alert of an older version."""
+    step: Step
+    severity: Text
+    """`warning` or `critical`."""
+    message: Text
     """What was found, and what to do."""
-    action: str
+    action: Text
     """What follows: `log`, `skip`, `rollback` or `stop`."""
-    value: float | None = None
+    value: Number = None
     """The measured value."""
-    threshold: float | None = None
+    threshold: Number = None
     """The limit that the value was compared with."""
+    count: Annotated[int, NOT_IN_FILE] = 0
+    """How many alerts of its rule the run has had, with this one. The monitor sets it."""
+
+    @property
+    def curve(self) -> dict[str, float]:
+        return {self.rule: float(self.count)}
+
+    @property
+    def is_of_evaluation(self) -> bool:
+        return self.rule in RULES and RULES[self.rule].of_evaluation
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any], **_: Any) -> Self:
+        return super().from_json({"rule": "", **facts})
 
 
 @dataclass(frozen=True)
-class EndEvent(_Event):
-    """The end of the run: see `trainer.metrics.ending`."""
+class EndEvent(Event):
+    """The end of the run: see `trainer.metrics.run_status`."""
 
     name: ClassVar = "end"
-    step: int
-    status: str
+    step: Step
+    status: Text
     """`finished`, `stopped` or `failed`."""
-    ended_by: str | None
+    ended_by: Annotated[str | None, PlainValidator(lambda value: None if value is None else str(value))]
     """The reason."""
 
 
 @dataclass(frozen=True)
-class UnknownEvent:
+class UnknownEvent(Event):
     """An event of a name that this version does not know. It is kept in the file."""
 
-    step: int
+    step: Step
     facts: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
         return dict(self.facts)
 
 
-_Known = (
-    TrainEvent
-    | EvalEvent
-    | SampleEvent
-    | ScoresEvent
-    | ScalarsEvent
-    | MeasuresEvent
-    | LayersEvent
-    | HardwareEvent
-    | SaveEvent
-    | AlertEvent
-    | EndEvent
-)
-Event = _Known | UnknownEvent
-_CLASSES: dict[str, type[_Known]] = {event.name: event for event in get_args(_Known)}
+EVENTS: Mapping[str, type[Event]] = {kind.name: kind for kind in Event.__subclasses__() if kind.name}
 
 
 def parse_event(facts: Any) -> Event:
@@ -391,9 +605,14 @@ def parse_event(facts: Any) -> Event:
     Raises:
         ValueError, KeyError, TypeError: it cannot be an event that a run has written.
     """
-    _check_fields(facts)
-    event = _CLASSES.get(facts["event"])
-    return UnknownEvent(facts["step"], facts) if event is None else event.from_json(facts)
+    if not isinstance(facts, dict) or not isinstance(facts["event"], str):
+        raise TypeError("no JSON object with the name of an event")
+    kind = EVENTS.get(facts["event"])
+    try:
+        return UnknownEvent(facts["step"], facts) if kind is None else kind.from_json(facts)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        raise ValueError(f"{first['loc'][0]} is {str(first['input'])[:80]!r}: {first['msg']}") from None
 
 
 def check_exact_losses(facts: Mapping[str, Any]) -> None:
@@ -407,78 +626,29 @@ def check_exact_losses(facts: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {facts[name]}, but {exact} says {float.fromhex(facts[exact])}")
 
 
-def _check_fields(facts: Any) -> None:
-    """Raise an error if a required field is missing, or if a field has a type or range that no run writes."""
-    if not isinstance(facts, dict) or not isinstance(facts["event"], str):
-        raise TypeError("no JSON object with the name of an event")
-    for name in ("step", "tokens"):
-        count = facts["step"] if name == "step" else facts.get(name, 0)
-        if type(count) is not int or not 0 <= count <= MAX_COUNT:
-            raise ValueError(f"{name} is {str(count)[:80]!r}, but a whole number of 0 or more was expected")
-    for name in _NUMBERS.get(facts["event"], ()):
-        if number(facts[name]) is None:
-            raise ValueError(f"{name} is {str(facts[name])[:80]!r}, but a number was expected")
-    if not isinstance(facts.get("rule", ""), str):
-        raise ValueError(f"rule is {str(facts['rule'])[:80]!r}, but a name was expected")
+def perplexity(loss: float) -> float:
+    """Return `exp(loss)` of a mean loss in nats. It is infinite if the result may exceed fp64, whose limit is exp(709)."""
+    return math.inf if loss >= _LARGEST_EXPONENT else math.exp(loss)
 
 
-def _count(value: object) -> int:
-    return value if type(value) is int and 0 <= value <= MAX_COUNT else 0
+def _device_numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers in a reading of a device, and its states as 0 or 1."""
+    numbers = _mapping({name: value for name, value in values.items() if name not in ("index", "name")}, number)
+    throttle = values.get("throttle")
+    if isinstance(throttle, list | tuple):
+        numbers["throttled"] = float(any(reason != "idle" for reason in throttle))
+    if isinstance(values.get("answers"), bool):
+        numbers["answers"] = float(values["answers"])
+    return numbers
 
 
-def _listed(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _height(value: object) -> float | None:
+    return value.perplexity if isinstance(value, Score) else number(value)
 
 
-def _numbers(values: object) -> dict[str, float]:
-    found = values if isinstance(values, Mapping) else {}
-    return {name: known for name, value in found.items() if (known := number(value)) is not None}
-
-
-def _counts(values: object) -> dict[str, int]:
-    return {name: _count(value) for name, value in values.items()} if isinstance(values, Mapping) else {}
-
-
-def _scores(groups: object) -> dict[str, Score]:
-    tables = groups if isinstance(groups, Mapping) else {}
-    return {
-        name: Score(loss, _count(values.get("targets")), _count(values.get("bytes")), "perplexity" in values)
-        for name, values in tables.items()
-        if isinstance(values, Mapping) and (loss := number(values.get("loss"))) is not None
-    }
+def _listed(value: object) -> list[Any] | tuple[Any, ...]:
+    return value if isinstance(value, list | tuple) else []
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _key(part: Field[Any]) -> str:
-    return str(part.metadata.get("json", part.name))
-
-
-def _rounded(value: Any, digits: int | None) -> Any:
-    """Return the value with each float in it rounded, if `digits` is given."""
-    if isinstance(value, Mapping):
-        return {name: _rounded(part, digits) for name, part in value.items()}
-    if isinstance(value, tuple):
-        return [_rounded(part, digits) for part in value]
-    return value if digits is None or not isinstance(value, float) else round(value, digits)
-
-
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "int": _count,
-    "bool": bool,
-    "int | None": lambda value: value,
-    "float": float,
-    "float | None": number,
-    "str": lambda value: str(value or ""),
-    "str | None": lambda value: None if value is None else str(value),
-    "Mapping[str, float]": _numbers,
-    "Mapping[str, Mapping[str, int]]": lambda value: (
-        {name: _counts(row) for name, row in value.items()} if isinstance(value, Mapping) else {}
-    ),
-    "Mapping[str, Any]": lambda value: value if isinstance(value, Mapping) else {},
-    "tuple[int, ...]": lambda value: tuple(map(_count, _listed(value))),
-    "tuple[Mapping[str, Any], ...]": lambda value: tuple(one for one in _listed(value) if isinstance(one, Mapping)),
-}
-"""Readers of the values in the file, by the type of the field. Only required fields are of type `float`."""

@@ -27,10 +27,21 @@ from pydantic import Field
 
 from common.errors import CheckpointError
 from common.files import parse_json, sync_directory
-from common.untrusted import MAX_COUNT, Count, Finite, Form, check_form, read_lines
+from common.untrusted import MAX_COUNT, Count, Finite, Form, parsed, read_lines
 from trainer.runs.directory import make_folder, open_own
 
-__all__ = ["LEDGER", "Ledger", "LedgerEvent", "LedgerHead", "LedgerStep", "digest_of_rows", "read_ledger"]
+__all__ = [
+    "LEDGER",
+    "Ledger",
+    "LedgerEvent",
+    "LedgerHead",
+    "LedgerStep",
+    "OrderEvent",
+    "QuarantineEvent",
+    "SkipEvent",
+    "digest_of_rows",
+    "read_ledger",
+]
 
 LEDGER = Path("ledger") / "steps.jsonl"
 """Path of the ledger in a run's directory."""
@@ -56,31 +67,71 @@ class LedgerHead:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class LedgerStep:
+class LedgerStep(Form, extra="forbid", frozen=True):
     """The line of a step that was committed."""
 
-    head: LedgerHead
-    """The place after this line."""
-    start: int
+    head: LedgerHead = Field(LedgerHead(), exclude=True)
+    """The place after this line; not in the file."""
+    step: Count
+    start: Count
     """Position of its first row in the order."""
-    count: int
-    epoch: int
+    count: Annotated[int, Field(ge=1, le=_MAX_BATCH_ROWS)]
+    epoch: Count
     """Epoch of its first row."""
-    targets: int
+    targets: Count
     digest: str
     """`digest_of_rows` of the row numbers, in order."""
     applied: bool
     """False if the guard withheld the update."""
 
 
-@dataclass(frozen=True)
-class LedgerEvent:
-    """The line of an event between two steps."""
+class LedgerEvent(Form, frozen=True):
+    """The line of an event between two steps. An event without a class of its own keeps its values as further fields."""
 
-    head: LedgerHead
-    kind: str
-    facts: Mapping[str, Any]
+    head: LedgerHead = Field(LedgerHead(), exclude=True)
+    event: str
+    step: Count
+
+
+class OrderEvent(LedgerEvent, frozen=True):
+    """The order of the next steps."""
+
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)]
+    data: str
+    """Root digest of the prepared data."""
+    rows: Count
+    mixture: dict[str, Annotated[Finite, Field(gt=0)]]
+
+
+class SkipEvent(LedgerEvent, frozen=True):
+    """`count` positions from `start` on are never used: a batch that would contain one of them begins after the last."""
+
+    start: Count
+    count: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+    reason: str = ""
+
+
+class QuarantineEvent(LedgerEvent, frozen=True):
+    """These shards are padding from the next step on: see `trainer.data.adjustments`."""
+
+    shards: list[str]
+
+
+class _MicroEvent(LedgerEvent, frozen=True):
+    rows: Annotated[int, Field(ge=1, le=_MAX_BATCH_ROWS)]
+
+
+class _CooldownEvent(LedgerEvent, frozen=True):
+    end: Count
+
+
+_EVENTS: Mapping[str, type[LedgerEvent]] = {
+    "order": OrderEvent,
+    "skip": SkipEvent,
+    "quarantine": QuarantineEvent,
+    "micro": _MicroEvent,
+    "cooldown": _CooldownEvent,
+}
 
 
 class Ledger:
@@ -165,8 +216,8 @@ class Ledger:
         found, num_bytes = LedgerHead(), 0
         if head.lines:
             for entry, end in _entries(self.path):
-                if isinstance(entry, LedgerEvent) and entry.kind == "order":
-                    self._order = entry.facts
+                if isinstance(entry, OrderEvent):
+                    self._order = entry.model_dump(exclude={"event", "step"})
                 if entry.head.lines == head.lines:
                     found, num_bytes = entry.head, end
                     break
@@ -247,61 +298,12 @@ def _parse(line: bytes, before: LedgerHead) -> LedgerStep | LedgerEvent | None:
     if line != body + _SEPARATOR + chain.encode() + _END:
         return None
     facts = parse_json(body + b"}")
-    is_event = isinstance(facts, dict) and "event" in facts
-    check_form(_EventForm if is_event else _StepForm, facts)
-    if is_event and (form := _FORMS.get(facts["event"])):
-        check_form(form, facts)
-    head = LedgerHead(facts.pop("step"), before.lines + 1, chain)
-    return LedgerEvent(head, facts.pop("event"), facts) if is_event else LedgerStep(head, **facts)
-
-
-class _EventForm(Form):
-    event: str
-    step: Count
-
-
-class _StepForm(Form, extra="forbid"):
-    step: Count
-    start: Count
-    count: Annotated[int, Field(ge=1, le=_MAX_BATCH_ROWS)]
-    epoch: Count
-    targets: Count
-    digest: str
-    applied: bool
-
-
-class _OrderForm(Form):
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)]
-    data: str
-    rows: Count
-    mixture: dict[str, Annotated[Finite, Field(gt=0)]]
-
-
-class _SkipForm(Form):
-    start: Count
-    count: Annotated[int, Field(ge=1, le=MAX_COUNT)]
-    reason: str = ""
-
-
-class _QuarantineForm(Form):
-    shards: list[str]
-
-
-class _MicroForm(Form):
-    rows: Annotated[int, Field(ge=1, le=_MAX_BATCH_ROWS)]
-
-
-class _CooldownForm(Form):
-    end: Count
-
-
-_FORMS: Mapping[str, type[Form]] = {
-    "order": _OrderForm,
-    "skip": _SkipForm,
-    "quarantine": _QuarantineForm,
-    "micro": _MicroForm,
-    "cooldown": _CooldownForm,
-}
+    kind: type[LedgerStep | LedgerEvent] = LedgerStep
+    if isinstance(facts, dict):
+        facts["head"] = LedgerHead(facts.get("step", 0), before.lines + 1, chain)
+        if "event" in facts:
+            kind = _EVENTS.get(str(facts["event"]), LedgerEvent)
+    return parsed(kind, facts)
 
 
 def _is_beginning_of_line(line: bytes) -> bool:

@@ -10,30 +10,16 @@ from typing import Any
 from common.errors import CheckpointError
 from common.files import parse_json
 from common.untrusted import read_lines
-from trainer.runs.events import (
-    AlertEvent,
-    EndEvent,
-    EvalEvent,
-    Event,
-    MeasuresEvent,
-    SampleEvent,
-    ScalarsEvent,
-    ScoresEvent,
-    TrainEvent,
-    check_exact_losses,
-    parse_event,
-)
+from trainer.runs.events import AlertEvent, EndEvent, EvalEvent, Event, TrainEvent, check_exact_losses, parse_event
 
-__all__ = ["METRICS", "RULES_OF_EVALUATIONS", "Known", "Selection", "events_until", "lines_until", "read_events"]
+__all__ = ["METRICS", "CutOff", "Selection", "events_until", "lines_until", "read_events"]
 
 METRICS = "metrics.jsonl"
 """The file's name in the run's directory."""
-_OF_EVALUATIONS = (EvalEvent, MeasuresEvent, SampleEvent, ScoresEvent)
-RULES_OF_EVALUATIONS = ("plateau", "overfitting")
 
 
 @dataclass(frozen=True)
-class Known:
+class CutOff:
     """The events that a state covers from which a run resumes. Later events are removed, because the run writes them again."""
 
     step: int
@@ -46,33 +32,23 @@ class Known:
 class Selection:
     """Decides for one event after the other, in their order, whether the state from which a run resumes covers it."""
 
-    def __init__(self, known: Known) -> None:
-        self._known = known
+    def __init__(self, cut_off: CutOff) -> None:
+        self._cut_off = cut_off
         self._rollbacks = 0
         self.dropped_here = False
         """Whether an event of the state's own step was dropped."""
 
-    def keeps(self, step: int, kind: type | None, rule: str = "", action: str = "") -> bool:
-        """Return whether to keep an event. The run's end is never kept.
-
-        Args:
-            step: its step.
-            kind: its class; None if it is of no kind that can be written twice for a step.
-            rule: the rule of an alert.
-            action: the action of an alert.
-        """
-        if step > self._known.step:
+    def keeps(self, step: int, *, of_evaluation: bool = False, rule: str = "", action: str = "") -> bool:
+        """Return whether to keep an event, of which `rule` and `action` are given if it is an alert."""
+        if step > self._cut_off.step:
             return False
-        kept = kind is not EndEvent and rule != "failed" and not self._repeated(step, kind, rule, action)
-        self.dropped_here |= step == self._known.step and kind is not EndEvent and not kept
-        return kept
-
-    def _repeated(self, step: int, kind: type | None, rule: str, action: str) -> bool:
-        if kind is AlertEvent and action == "rollback":
+        repeated = of_evaluation and step == self._cut_off.step and not self._cut_off.evaluated
+        if action == "rollback":
             self._rollbacks += 1
-            return self._known.rollbacks is not None and self._rollbacks > self._known.rollbacks
-        of_evaluation = kind in _OF_EVALUATIONS or (kind is AlertEvent and rule in RULES_OF_EVALUATIONS)
-        return of_evaluation and step == self._known.step and not self._known.evaluated
+            repeated = self._cut_off.rollbacks is not None and self._rollbacks > self._cut_off.rollbacks
+        kept = rule != "failed" and not repeated
+        self.dropped_here |= step == self._cut_off.step and not kept
+        return kept
 
 
 def read_events(path: Path) -> Iterator[Event]:
@@ -101,13 +77,13 @@ def read_events(path: Path) -> Iterator[Event]:
         raise CheckpointError(f"{path}: missing; restore it from a copy") from None
 
 
-def lines_until(path: Path, known: Known) -> Iterator[tuple[bytes, Event]]:
+def lines_until(path: Path, cut_off: CutOff) -> Iterator[tuple[bytes, Event]]:
     """Yield each line that the state covers, without its line end, and its event. A line that a kill cut off is skipped.
 
     Raises:
         CheckpointError: a line cannot be what a run has written; the message names it.
     """
-    selection = Selection(known)
+    selection = Selection(cut_off)
     try:
         for number, ended in enumerate(read_lines(path, path.parent), 1):
             line = ended.rstrip(b"\r\n")
@@ -116,15 +92,16 @@ def lines_until(path: Path, known: Known) -> Iterator[tuple[bytes, Event]]:
             except _TornLineError:
                 continue
             rule, action = (event.rule, event.action) if isinstance(event, AlertEvent) else ("", "")
-            kind = EvalEvent if isinstance(event, ScalarsEvent) and event.hook == "on_evaluate" else type(event)
-            if selection.keeps(event.step, kind, rule, action):
+            if isinstance(event, EndEvent):
+                continue
+            if selection.keeps(event.step, of_evaluation=event.is_of_evaluation, rule=rule, action=action):
                 yield line, event
     except FileNotFoundError:
         return
 
 
-def events_until(path: Path, known: Known) -> Iterator[Event]:
-    return (event for _, event in lines_until(path, known))
+def events_until(path: Path, cut_off: CutOff) -> Iterator[Event]:
+    return (event for _, event in lines_until(path, cut_off))
 
 
 class _TornLineError(CheckpointError):

@@ -80,7 +80,7 @@ from trainer.machine.precision import ChosenPrecision
 from trainer.runs.context import RunContext
 from trainer.runs.events import SaveEvent
 from trainer.runs.ledger import LEDGER
-from trainer.runs.metrics_file import METRICS, Known, events_until
+from trainer.runs.metrics_file import METRICS, CutOff, events_until
 
 __all__ = [
     "COMPRESSED",
@@ -329,7 +329,7 @@ def check_nothing_saved(run: Path, record: Record | None) -> None:
     """
     if record is None:
         return
-    saved = {event.step for event in events_until(run / METRICS, Known(sys.maxsize)) if isinstance(event, SaveEvent)}
+    saved = {event.step for event in events_until(run / METRICS, CutOff(sys.maxsize)) if isinstance(event, SaveEvent)}
     if len(saved) > 1 or (saved and record.status in ("finished", "stopped")):
         raise CheckpointError(
             f"{run}: steps up to {max(saved)} were saved, and no checkpoint is there any more; put `checkpoints` back, "

@@ -20,7 +20,7 @@ from trainer.checkpoint.packed import is_packed, num_unpacked, unpack
 from trainer.runs.bounds import check_fits_memory
 from trainer.runs.directory import REFERENCE
 from trainer.runs.ledger import LEDGER, LedgerHead
-from trainer.runs.metrics_file import METRICS, Known
+from trainer.runs.metrics_file import METRICS, CutOff
 from trainer.runs.progress import Progress
 from trainer.runs.record import COMPRESSED, read_record
 
@@ -41,9 +41,9 @@ class RunState:
     """Only rank 0 has a ledger."""
 
     @property
-    def known(self) -> Known:
+    def known(self) -> CutOff:
         evaluated = self.progress.evaluated_step == self.progress.step
-        return Known(self.progress.step, evaluated=evaluated, rollbacks=self.guard["rollbacks"])
+        return CutOff(self.progress.step, evaluated=evaluated, rollbacks=self.guard["rollbacks"])
 
     @staticmethod
     def of_new_run() -> RunState:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from common.errors import (
     CheckpointError,
@@ -24,10 +24,9 @@ from common.errors import (
 from common.files import own_folder
 from common.text import duration
 from trainer.distributed.devices import num_gpus
-from trainer.health.guard import GuardRule
 from trainer.launch.stop_request import StopRequest
 from trainer.runs.directory import locked_run
-from trainer.runs.metrics_file import RULES_OF_EVALUATIONS
+from trainer.runs.rules import RULES
 from trainer.search.options import SearchOptions
 from trainer.search.results import BEST, write_results
 from trainer.search.setup import SearchSetup, claim, gpus_of_slot, open_setup, trial_config
@@ -48,7 +47,7 @@ _OF_THE_PLACE: dict[int, type[ProjectError]] = {
     ExitCode.GUARD: GuardError,
 }
 """Ends of a trial for which the data, the disk or the machine is responsible, and the error with which the search ends then."""
-_JUDGES_LOSSES = {"", *get_args(GuardRule), *RULES_OF_EVALUATIONS}
+_JUDGES_LOSSES = {"", *(name for name, rule in RULES.items() if rule.judges_losses)}
 """Rules of alerts that judge a trial and not the machine. Without an alert the guard has stopped the run."""
 
 Announce = Callable[[str], None]

@@ -13,7 +13,6 @@ from common.errors import ConfigError, ProjectError
 from trainer.data.adjustments import Adjustment, Adjustments, smaller_micro
 from trainer.data.bad_shards import decide
 from trainer.distributed.group import LET_GO_S
-from trainer.health.alerts import Alert, Rule
 from trainer.machine.memory import release_memory
 from trainer.metrics import Monitor
 from trainer.model.forward import LossModule
@@ -21,6 +20,7 @@ from trainer.optim.schedule import cooldown_start
 from trainer.parallel.accumulation import Accumulation
 from trainer.parallel.wrapping import MicroTooLarge, wrap_for_training
 from trainer.runs.context import RunContext
+from trainer.runs.events import AlertEvent
 from trainer.runs.ledger import Ledger
 from trainer.runs.limits import Plan
 from trainer.runs.progress import Progress
@@ -61,8 +61,8 @@ class Adjuster:
         if adjustment.kind == "cooldown":
             _log.info("%s", adjustment.describe())
         else:
-            rule: Rule = "quarantine" if adjustment.kind == "quarantine" else "out_of_memory"
-            self.monitor.alert(Alert(rule, step, "critical", adjustment.describe(), "log"))
+            rule = "quarantine" if adjustment.kind == "quarantine" else "out_of_memory"
+            self.monitor.alert(AlertEvent(rule, step, "critical", adjustment.describe(), "log"))
         if self.ledger is not None:
             self.ledger.event(adjustment.kind, step=after, **adjustment.facts())
 

@@ -10,9 +10,8 @@ from typing import Any
 from common.errors import GuardError
 from trainer.distributed.stragglers import StragglerDetector
 from trainer.extensions.initial_loss import initial_loss_warning
-from trainer.health.alerts import Alert, guard_alert
 from trainer.health.convergence import LossMean
-from trainer.health.guard import Guard
+from trainer.health.guard import Guard, guard_alert
 from trainer.machine.peak_rates import Flops
 from trainer.metrics import Monitor, StepFacts, StepMetrics
 from trainer.metrics.ending import Ending
@@ -21,10 +20,10 @@ from trainer.planning.forecast import Forecast
 from trainer.planning.lines import time_lines
 from trainer.runs.clock import Clock
 from trainer.runs.context import RunContext
-from trainer.runs.events import EndEvent
+from trainer.runs.events import AlertEvent, EndEvent
 from trainer.runs.ledger import Ledger
 from trainer.runs.limits import Plan
-from trainer.runs.metrics_file import Known
+from trainer.runs.metrics_file import CutOff
 from trainer.runs.progress import Progress
 from trainer.runs.signals import StopRequest
 from trainer.runs.state import RunState
@@ -43,7 +42,7 @@ class GoBack(Exception):  # noqa: N818 - a request, no error
 class RollBack(GoBack):
     """A request of the guard to go back to a checkpoint before the alert's step, and to leave out the positions [first, end)."""
 
-    def __init__(self, alert: Alert, first: int, end: int) -> None:
+    def __init__(self, alert: AlertEvent, first: int, end: int) -> None:
         super().__init__(alert.message)
         self.alert, self.first, self.end = alert, first, end
 
@@ -185,7 +184,7 @@ class Reporter:
     def rewind(self, state: RunState, request: RollBack) -> None:
         """Remove all steps after a state from sinks and ledger, and write the positions to leave out into the ledger."""
         step = state.progress.step
-        self.monitor.rewind(Known(step, evaluated=state.known.evaluated))
+        self.monitor.rewind(CutOff(step, evaluated=state.known.evaluated))
         self.monitor.alert(replace(request.alert, step=step))
 
         def note() -> None:

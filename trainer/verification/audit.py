@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -32,7 +31,7 @@ from trainer.data.mixture import build_order
 from trainer.data.order import RowOrder
 from trainer.finetuning.choice import saved_task
 from trainer.runs.directory import data_folder, load_config
-from trainer.runs.ledger import LEDGER, LedgerHead, read_ledger
+from trainer.runs.ledger import LEDGER, LedgerHead, OrderEvent, read_ledger
 from trainer.runs.record import check_was_trained, read_record
 from trainer.runs.state import RunState
 from trainer.verification.auditor import Auditor, AuditReport, Targets
@@ -99,16 +98,16 @@ def opened_data(run: Path, data: Path | None) -> Iterator[tuple[Path, Manifest, 
         yield directory, manifest, rows(directory, manifest, "train", verify=True)
 
 
-def order_builder(run: Path, directory: Path, manifest: Manifest, rows: Rows) -> Callable[[Mapping[str, Any]], RowOrder]:
+def order_builder(run: Path, directory: Path, manifest: Manifest, rows: Rows) -> Callable[[OrderEvent], RowOrder]:
     """Return a function that builds the order of rows from an `order` event, and checks that the event fits the data."""
 
-    def build(facts: Mapping[str, Any]) -> RowOrder:
-        if facts["data"] != manifest.root_digest or facts["rows"] != len(rows):
+    def build(event: OrderEvent) -> RowOrder:
+        if event.data != manifest.root_digest or event.rows != len(rows):
             raise PreparedDataError(
-                f"{run} was trained on the data {facts['data']} with {facts['rows']} rows, but {directory} holds "
+                f"{run} was trained on the data {event.data} with {event.rows} rows, but {directory} holds "
                 f"{manifest.root_digest} with {len(rows)}; name the right folder with --data"
             )
-        return build_order(facts["seed"], rows, manifest.sources, facts["mixture"])
+        return build_order(event.seed, rows, manifest.sources, event.mixture)
 
     return build
 

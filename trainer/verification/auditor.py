@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from common.errors import CheckpointError
 from data_pipeline.dataset.shards import Rows, ShardError
 from trainer.data.mixture import MixedOrder
 from trainer.data.order import RowOrder, UniformOrder
-from trainer.runs.ledger import LedgerEvent, LedgerStep, digest_of_rows
+from trainer.runs.ledger import LedgerEvent, LedgerStep, OrderEvent, QuarantineEvent, SkipEvent, digest_of_rows
 
 __all__ = ["MAX_COUNTED_ROWS", "MAX_LEFT_OUT", "AuditReport", "Auditor", "Skipped", "Targets", "difference"]
 
@@ -115,7 +115,7 @@ class Auditor:
         num_rows: number of training rows of the data.
     """
 
-    def __init__(self, path: Path, build: Callable[[Mapping[str, Any]], RowOrder], targets: Targets, num_rows: int) -> None:
+    def __init__(self, path: Path, build: Callable[[OrderEvent], RowOrder], targets: Targets, num_rows: int) -> None:
         self.report = AuditReport(counted=num_rows <= MAX_COUNTED_ROWS)
         self._path = path
         self._build = build
@@ -167,32 +167,32 @@ class Auditor:
         return rows
 
     def _event(self, entry: LedgerEvent) -> None:
-        facts = {"event": entry.kind, "step": entry.head.step, **entry.facts}
-        if entry.kind == "gap":
+        facts = entry.model_dump()
+        if entry.event == "gap":
             raise CheckpointError(
                 f"{self._path}: the ledger was moved away before step {entry.head.step + 1}, so it does not prove the rows of "
                 "earlier steps; restore the whole ledger from a copy"
             )
         if entry.head.step != self.report.steps:
-            raise self._wrong(entry, f"event {entry.kind} after step {entry.head.step}, but the last step is {self.report.steps}")
-        if entry.kind == "order":
-            self._order = self._build(entry.facts)
+            raise self._wrong(entry, f"event {entry.event} after step {entry.head.step}, but the last step is {self.report.steps}")
+        if isinstance(entry, OrderEvent):
+            self._order = self._build(entry)
             self._passes_N = np.full(self._num_rows if self.report.counted else 0, -1, np.int32)
             self.report.orders.append(facts)
-        elif entry.kind == "skip":
-            start, count = int(entry.facts["start"]), int(entry.facts["count"])
-            if start < self.report.positions or count < 1:
+        elif isinstance(entry, SkipEvent):
+            start, count = entry.start, entry.count
+            if start < self.report.positions:
                 raise self._wrong(
                     entry, f"{count} positions from {start} on cannot be left out: {self.report.positions} are already used"
                 )
             if count > MAX_LEFT_OUT - sum(window.count for window in self.report.skipped):
                 raise self._wrong(entry, f"more than {MAX_LEFT_OUT} positions are left out")
-            self.report.skipped.append(Skipped(entry.head.step, start, count, str(entry.facts.get("reason", ""))))
+            self.report.skipped.append(Skipped(entry.head.step, start, count, entry.reason))
         else:
             self.report.events.append(facts)
-        if entry.kind == "quarantine":
-            self.report.quarantined += entry.facts["shards"]
-            self._targets.quarantine(entry.facts["shards"])
+        if isinstance(entry, QuarantineEvent):
+            self.report.quarantined += entry.shards
+            self._targets.quarantine(entry.shards)
 
     def _rows(self, entry: LedgerStep | LedgerEvent, start: int, count: int) -> NDArray[np.int64]:
         """Return the rows at the next positions. Check that no row is used again too early."""

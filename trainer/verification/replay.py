@@ -19,7 +19,6 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from common.errors import CheckpointError, ConfigError, ExitCode, ProjectError
-from common.files import plain
 from common.settings.messages import explain
 from common.settings.toml import to_toml
 from common.untrusted import copy_run_file
@@ -33,6 +32,7 @@ from trainer.finetuning.initial_weights import read_initial
 from trainer.runs.bounds import check_model_size, check_ranks
 from trainer.runs.directory import data_folder, load_config
 from trainer.runs.events import EvalEvent, TrainEvent
+from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import METRICS, read_events
 from trainer.runs.record import RECORD, Record, read_record
 from trainer.runs.state import copy_state, load_whole
@@ -269,8 +269,8 @@ def _difference_in_events(recorded: _Events, again: _Events, before: int, stop: 
         found = again.get((name, step))
         if not before < step <= stop or (isinstance(event, EvalEvent) and found is None):
             continue
-        was, now = plain(event.to_json()), {} if found is None else plain(found.to_json())
-        for field in event.reproducible:
+        was, now = event.to_json(), {} if found is None else found.to_json()
+        for field in (metric.key or name for name, metric in metrics_of(type(event)).items() if metric.exact):
             if was[field] != now.get(field):
                 return f"step {step} is the first that differs: {field} was {was[field]} and is {now.get(field)}"
     return ""

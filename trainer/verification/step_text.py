@@ -16,7 +16,7 @@ from common.terminal import printable
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
-from trainer.runs.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
+from trainer.runs.ledger import LEDGER, LedgerStep, OrderEvent, QuarantineEvent, read_ledger
 from trainer.verification.audit import opened_data, order_builder
 from trainer.verification.auditor import difference
 
@@ -38,10 +38,10 @@ def show_step(run: Path, step: int, *, data: Path | None = None, full: bool = Fa
         quarantined: set[str] = set()
         for entry in read_ledger(run / LEDGER):
             last = entry.head.step
-            if isinstance(entry, LedgerEvent) and entry.kind == "order":
-                order = build(entry.facts)
-            elif isinstance(entry, LedgerEvent) and entry.kind == "quarantine":
-                quarantined |= set(entry.facts["shards"])
+            if isinstance(entry, OrderEvent):
+                order = build(entry)
+            elif isinstance(entry, QuarantineEvent):
+                quarantined |= set(entry.shards)
             elif isinstance(entry, LedgerStep) and last == step and order is not None:
                 numbers = order.rows_at(entry.start, entry.count)
                 shown_rows = rows.without(quarantined)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from common.command_line import run_command
-from common.errors import ExitCode
+from common.errors import ExitCode, NextStart
 
 ROOT = Path(__file__).resolve().parents[3]
 _SAY = """
@@ -120,10 +120,17 @@ def test_what_a_command_returns_is_its_exit_code() -> None:
     assert run_command(lambda _: None, []) == ExitCode.DONE
 
 
-def test_the_reference_lists_every_exit_code() -> None:
-    table = (ROOT / "docs/reference/exit-codes.md").read_text(encoding="utf-8").partition("| exit code |")[2]
-    listed = re.findall(r"^\| (\d+) \| ", table, re.MULTILINE)
-    assert listed == [str(int(code)) for code in sorted(ExitCode)]
+def test_the_pages_name_the_codes_after_which_another_start_may_succeed_and_those_after_which_it_is_useless() -> None:
+    may_succeed, useless = (
+        [int(code) for code in ExitCode if code.next_start is one] for one in (NextStart.MAY_SUCCEED, NextStart.USELESS)
+    )
+    cluster, training, data = ((ROOT / f"docs/{page}.md").read_text(encoding="utf-8") for page in ("cluster", "training", "data"))
+    heads = [re.findall(r"\b\d+\b", head) for head in re.findall(r"after exit code ([\d, or]+)", cluster)]
+    assert [[int(code) for code in head] for head in heads] == [[ExitCode.STOPPED], may_succeed, useless]
+    no_restart = re.findall(r"cause no\s+restart: ([^.]*)\.", training)[0]
+    assert [int(code) for code in re.findall(r"\b\d+\b", no_restart)] == sorted({*ExitCode} - {*may_succeed})
+    of_prepare = re.findall(r"^\| ([\d, ]+) \|", data.partition("| exit code |")[2].partition("\n\n")[0], re.MULTILINE)
+    assert {int(code) for cell in of_prepare for code in cell.split(",")} <= {*ExitCode}
 
 
 def test_a_module_that_is_missing_in_the_middle_of_a_command_is_an_error_of_the_installation(

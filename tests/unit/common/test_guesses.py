@@ -11,7 +11,7 @@ from common.settings.model import Options, Settings, environment_names, setting_
 from common.settings.options import help_parser
 from common.settings.synonyms import SYNONYMS
 from data_pipeline.config import PrepareConfig
-from trainer.commands.options.generate import GenerateOptions
+from trainer.commands.generate import GenerateOptions
 from trainer.config import TrainConfig
 
 MODELS: dict[str, type[Settings] | type[Options]] = {"train": TrainConfig, "prepare": PrepareConfig, "generate": GenerateOptions}

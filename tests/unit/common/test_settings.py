@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from common.command_line import Command
 from common.errors import ConfigError
-from common.settings.command import run_listed
+from common.settings.command import loaded, run_listed
 from common.settings.load import load_options, load_settings
 from common.settings.model import (
     Options,
@@ -32,7 +32,6 @@ from common.settings.options import help_parser
 from common.settings.toml import to_toml
 from data_pipeline.commands.table import COMMANDS as OF_DATA
 from data_pipeline.config import PrepareConfig
-from tests.support.command_tables import settings_of_table
 from tests.support.terminals import terminal_as
 from trainer.config import TrainConfig
 from trainer.launch.command_table import COMMANDS as OF_TRAINER
@@ -362,22 +361,40 @@ def test_the_help_of_options_shows_bounds_and_defaults_that_say_something() -> N
     assert "Result. [required]" in SEVERAL.format_help()
 
 
-def show(options: Small) -> None:
-    print(f"{options.run} from {options.start}")
+COMMAND = """
+from __future__ import annotations
+from tests.unit.common.test_settings import Small
+
+def run(options: Small) -> None:
+    if options.start == 3:
+        raise OSError(2, "of the work")
+    from commands_of_test import library
+    library.show(options)
+"""
 
 
-def test_a_command_of_a_table_is_checked_before_its_work_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    command = Command("show", "shows", f"{__name__}:Small", f"{__name__}:show")
-    run_listed(command, "demo", ["r", "--from", "2"])
-    assert capsys.readouterr().out == "r from 2\n"
+def test_a_command_of_a_table_is_checked_before_its_work_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "commands_of_test"
+    folder.mkdir()
+    (folder / "shown.py").write_text(COMMAND.replace("tests.unit.common.test_settings", __name__))
+    (folder / "library.py").write_text("raise OSError('a library of it is missing')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[Small.__module__])
+    command = Command("show", "shows", "commands_of_test.shown")
     with pytest.raises(SystemExit):
         run_listed(command, "demo", ["--help"])
     assert "\nShows a demonstration on two lines.\n\n" in capsys.readouterr().out
-    without_work = Command("show", "shows", f"{__name__}:Small", "nowhere:show")
     with pytest.raises(ConfigError, match="--from"):
-        run_listed(without_work, "demo", ["r", "--from", "-2"])
-    with pytest.raises(ConfigError, match="a module cannot be loaded: ModuleNotFoundError"):
-        run_listed(without_work, "demo", ["r", "--from", "2"])
+        run_listed(command, "demo", ["r", "--from", "-2"])
+    with pytest.raises(ConfigError, match=r"cannot be loaded: OSError: a library of it is missing \(.*library.py, line 1\)"):
+        run_listed(command, "demo", ["r", "--from", "2"])
+    with pytest.raises(OSError, match="of the work"):
+        run_listed(command, "demo", ["r", "--from", "3"])
+    (folder / "library.py").write_text("def show(options):\n    print(f'{options.run} from {options.start}')")
+    run_listed(command, "demo", ["r", "--from", "2"])
+    assert capsys.readouterr().out == "r from 2\n"
 
 
 @pytest.mark.parametrize("model", [TrainConfig, PrepareConfig])
@@ -426,7 +443,7 @@ def test_help_for_anything_else_than_all_is_refused() -> None:
 WITH_WORDS = {
     command.name: model
     for command in (*OF_TRAINER.values(), *OF_DATA.values())
-    if issubclass(model := settings_of_table(command), Options)
+    if issubclass(model := loaded(command)[0], Options)
     and any(place_of(field).positional for field in setting_names(model).values())
 }
 

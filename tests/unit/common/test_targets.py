@@ -5,7 +5,6 @@ import fcntl
 import os
 import re
 import signal
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ from common import files, targets
 from common.command_line import Command, run_command
 from common.errors import ConfigError, StoppedBySignal, StorageError
 from common.files import unfinished_path
-from common.settings.command import run_listed
+from common.settings.command import loaded, run_listed
 from common.settings.model import place_of
 from common.targets import Target, check_target, new_folder
 from data_pipeline.commands.table import COMMANDS as OF_DATA
@@ -52,8 +51,7 @@ def test_a_target_inside_a_folder_of_the_program_is_refused(
 
 @pytest.mark.parametrize("command", [*OF_TRAINER.values(), *OF_DATA.values()], ids=lambda command: command.name)
 def test_every_output_of_a_command_is_checked(command: Command) -> None:
-    module, name = command.settings.split(":")
-    fields = getattr(import_module(module), name).model_fields
+    fields = loaded(command)[0].model_fields
     assert all(place_of(field).target for name, field in fields.items() if name in ("output", "bundle"))
 
 

@@ -37,7 +37,7 @@ from trainer.loop import train
 from trainer.report.recorded_run import read_run
 from trainer.runs.directory import load_config, settings_here
 from trainer.runs.ledger import LEDGER, read_ledger
-from trainer.runs.metrics_file import METRICS, Known, events_until, read_events
+from trainer.runs.metrics_file import METRICS, CutOff, events_until, read_events
 from trainer.runs.record import read_record, recorded_adjustments, recorded_micro, recorded_precision
 from trainer.runs.state import load_checkpoint
 from trainer.verification.audit import audit_run
@@ -109,7 +109,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "settings": ("config.toml", load_config),
     "settings for the report": ("config.toml", read_run),
     "metrics": (METRICS, lambda run: list(read_events(run / METRICS))),
-    "metrics of a resume": (METRICS, lambda run: list(events_until(run / METRICS, Known(9)))),
+    "metrics of a resume": (METRICS, lambda run: list(events_until(run / METRICS, CutOff(9)))),
     "ledger": (LEDGER.as_posix(), lambda run: list(read_ledger(run / LEDGER))),
     "manifest": (STEP_4, lambda run: CheckpointStore(run / "checkpoints").load(4)),
     "manifest for audit": (STEP_4, lambda run: CheckpointStore(run / "checkpoints").manifest_bytes(4)),
@@ -161,7 +161,7 @@ def test_a_last_line_that_was_cut_off_is_still_left_out(run: Path) -> None:
     content = (run / METRICS).read_bytes()
     (run / METRICS).write_bytes(content + b'{"event": "tra')
     assert len(list(read_events(run / METRICS))) == content.count(b"\n")
-    assert len(list(events_until(run / METRICS, Known(99)))) == content.count(b"\n") - 1, "all but the end of the run"
+    assert len(list(events_until(run / METRICS, CutOff(99)))) == content.count(b"\n") - 1, "all but the end of the run"
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_a_run_goes_on_from_no_event_that_no_run_writes(run: Path, event: Any) -
     with (run / METRICS).open("a") as file:
         file.write(json.dumps(event) + "\n")
     with pytest.raises(CheckpointError, match=r"metrics.jsonl, line \d+"):
-        list(events_until(run / METRICS, Known(99)))
+        list(events_until(run / METRICS, CutOff(99)))
 
 
 STEP = {"step": 7, "start": 48, "count": 8, "epoch": 0, "targets": 1, "digest": "x", "applied": True}

@@ -21,7 +21,7 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from common.errors import ExitCode
+from common.errors import ExitCode, NextStart
 from common.settings.load import load_settings
 from common.settings.options import help_parser
 from data_pipeline.config import PrepareConfig
@@ -35,7 +35,7 @@ jsonschema: Any = pytest.importorskip("jsonschema")
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "env/deploy"
 SCHEMAS = Path(__file__).with_name("schemas")
-FINAL = sorted(set(ExitCode) - {ExitCode.DONE, ExitCode.CRASHED, ExitCode.WORKER, ExitCode.STOPPED})
+FINAL = sorted(code for code in ExitCode if code.next_start is NextStart.USELESS)
 IMAGE = "registry.example.com/trainer:1"
 STAND_IN = """#!/usr/bin/env python3
 import json, os, sys

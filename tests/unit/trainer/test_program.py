@@ -25,7 +25,7 @@ def test_the_list_has_every_command_of_both_packages_and_fits_a_terminal() -> No
     listed = [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
     renamed = {"verify": "verify-data", "schema": "schema-data"}
     assert sorted(listed) == sorted(["completion", *OF_TRAINER, *(renamed.get(name, name) for name in OF_DATA)])
-    assert listed[:3] == ["prepare", "plan", "train"]
+    assert listed[:3] == ["prepare", "inspect", "train"]
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 40
 

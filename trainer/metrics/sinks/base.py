@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trainer.metrics.layers import LayerReading
 from trainer.metrics.step_metrics import RunFacts
 from trainer.runs.events import Event, SampleEvent, ScoresEvent
-from trainer.runs.metrics_file import Known
+from trainer.runs.metrics_file import CutOff
 
 __all__ = ["Sink"]
 
@@ -34,7 +34,7 @@ class Sink:
     def histograms(self, reading: LayerReading) -> None:
         """Take histograms of the layers, if the reading has any; they are no event."""
 
-    def rewind(self, known: Known) -> None:
+    def rewind(self, known: CutOff) -> None:
         """Remove all events that the state does not cover to which the run goes back."""
 
     def sync(self) -> None:

@@ -20,31 +20,28 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 from common.errors import CheckpointError
 from common.files import UnusableFileError, open_input, write_atomic
-from trainer.metrics.sinks.points import EXTENSION_EVALUATION, MEASURES
-from trainer.metrics.sinks.tensorboard_layout import SHOWN_FIRST
-from trainer.runs.events import AlertEvent, EvalEvent, MeasuresEvent, SampleEvent, ScoresEvent
-from trainer.runs.metrics_file import Known, Selection
+from trainer.runs.events import EVENTS, AlertEvent
+from trainer.runs.metric import metrics_of
+from trainer.runs.metrics_file import CutOff, Selection
+from trainer.runs.rules import RULES
 
 __all__ = ["cut_event_files"]
 
 _HEAD_BYTES, _TAIL_BYTES = 12, 4
 _OF_EACH_START = ("custom_scalars__config__", "_hparams_/", "data/document_lengths")
 """Tags of records that are written again at each start."""
-_KINDS: dict[str, type] = {
-    "validation": EvalEvent,
-    SHOWN_FIRST["validation/loss"]: EvalEvent,
-    EXTENSION_EVALUATION: EvalEvent,
-    MEASURES: MeasuresEvent,
-    "sample": SampleEvent,
-    "scores": ScoresEvent,
-    "alert/": AlertEvent,
-}
-"""Beginnings of tags, and the event that they show."""
+_OF_EVALUATIONS = tuple(
+    tag
+    for kind in EVENTS.values()
+    if kind.tags and kind is not AlertEvent
+    for tag in (kind.tags, *(metric.first for metric in metrics_of(kind).values() if metric.first))
+)
+"""Beginnings of the tags that a resume removes with an evaluation."""
 _ALERT = re.compile(r"\*\*(\w+)\*\* \(\w+, (\w+)\)")
 """Rule and action in the text of an alert."""
 
 
-def cut_event_files(directory: Path, known: Known | None) -> list[Event]:
+def cut_event_files(directory: Path, cut_off: CutOff | None) -> list[Event]:
     """Remove the records from a run's event files that the state does not cover; all records if the run is new.
 
     A running TensorBoard has read the files already. It drops points if a new file names the step from which on they are void, but
@@ -58,17 +55,17 @@ def cut_event_files(directory: Path, known: Known | None) -> list[Event]:
         OSError: a file cannot be read or written.
     """
     paths = sorted(directory.glob("events.out.tfevents.*"))
-    if known is None:
+    if cut_off is None:
         for path in paths:
             path.unlink()
         return []
-    selection, points = Selection(known), list[Event]()
+    selection, points = Selection(cut_off), list[Event]()
     kept = {path: _Kept() for path in paths}
     for path, part in kept.items():
         for start, record, event in _known_records(path, selection):
             end = start + len(record)
             _extend(part.all, start, end)
-            if event.HasField("summary") and event.step == known.step:
+            if event.HasField("summary") and event.step == cut_off.step:
                 points.append(event)
             else:
                 _extend(part.without_points, start, end)
@@ -116,10 +113,13 @@ def _known_records(path: Path, selection: Selection) -> Iterator[tuple[int, byte
         if is_count_of_dropped and tag.startswith("health/alerts_"):  # the count of a rule follows its alert
             is_count_of_dropped = False
             continue
-        kind = next((kind for beginning, kind in _KINDS.items() if tag.startswith(beginning)), None)
-        rule, action = _alert(event) if kind is AlertEvent else ("", "")
-        is_known = event.HasField("file_version") or selection.keeps(event.step, kind, rule, action)
-        is_count_of_dropped = kind is AlertEvent and not is_known
+        is_alert = tag.startswith(AlertEvent.tags)
+        rule, action = _alert(event) if is_alert else ("", "")
+        of_evaluation = tag.startswith(_OF_EVALUATIONS) or (rule in RULES and RULES[rule].of_evaluation)
+        is_known = event.HasField("file_version") or selection.keeps(
+            event.step, of_evaluation=of_evaluation, rule=rule, action=action
+        )
+        is_count_of_dropped = is_alert and not is_known
         if is_known and not tag.startswith(_OF_EACH_START):
             yield start, record, event
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import IO
 
 from common.errors import StorageError
-from common.files import plain, sync_directory, write_atomic
+from common.files import sync_directory, write_atomic
 from common.storage_errors import explain_os_error, naming
 from trainer.metrics.sinks.base import Sink
 from trainer.runs.directory import open_own
 from trainer.runs.events import AlertEvent, Event, HardwareEvent
-from trainer.runs.metrics_file import Known, lines_until
+from trainer.runs.metrics_file import CutOff, lines_until
 
 __all__ = ["JsonLinesSink", "NodeHardwareSink"]
 
@@ -32,7 +32,7 @@ class JsonLinesSink(Sink):
         CheckpointError: it is no regular file, or a link leads to it.
     """
 
-    def __init__(self, path: Path, known: Known | None) -> None:
+    def __init__(self, path: Path, known: CutOff | None) -> None:
         self._path = path
         with self._stored():
             if path.exists():
@@ -42,12 +42,12 @@ class JsonLinesSink(Sink):
 
     def write(self, event: Event) -> None:
         """Append the event as a line."""
-        line = json.dumps(plain(event.to_json()), ensure_ascii=False) + "\n"
+        line = json.dumps(event.to_json(), ensure_ascii=False) + "\n"
         with self._stored():
             self._file.write(line)
             self._file.flush()
 
-    def rewind(self, known: Known) -> None:
+    def rewind(self, known: CutOff) -> None:
         """Remove the lines that the state does not cover."""
         with self._stored():
             self._file.close()
@@ -85,6 +85,6 @@ class NodeHardwareSink(JsonLinesSink):
             super().write(event)
 
 
-def _known_lines(path: Path, known: Known) -> bytes:
+def _known_lines(path: Path, known: CutOff) -> bytes:
     lines = (line for line, _ in lines_until(path, known))
     return b"".join(line + b"\n" for line in lines)  # a kill can leave a whole line without its end

@@ -19,12 +19,12 @@ from typing import Any
 from common.errors import ConfigError
 from common.files import write_atomic
 from common.redaction import redacted, secrets_of, without
-from trainer.health.alerts import Alert
 from trainer.metrics.sinks.service import ServiceSink, imported
 from trainer.metrics.sinks.tensorboard_layout import hyper_parameters
-from trainer.metrics.step_metrics import RunFacts, encodable
+from trainer.metrics.step_metrics import RunFacts
 from trainer.runs.directory import read_id
-from trainer.runs.events import Event, SampleEvent, ScoresEvent
+from trainer.runs.events import AlertEvent, Event, SampleEvent, ScoresEvent
+from trainer.runs.metric import encodable
 
 __all__ = ["MlflowSink"]
 
@@ -84,7 +84,7 @@ class MlflowSink(ServiceSink):
 
     def write(self, event: Event) -> None:
         """Add points; keep the text of an alert as a tag too."""
-        if isinstance(event, Alert):
+        if isinstance(event, AlertEvent):
             self._send(lambda: self._client.set_tag(self._id, f"alert.{event.rule}", event.message, synchronous=False))
         super().write(event)
 

@@ -10,7 +10,6 @@ from typing import Any
 from common.errors import ConfigError
 from common.redaction import without
 from trainer.metrics.sinks.base import Sink
-from trainer.metrics.sinks.points import points_of
 from trainer.metrics.step_metrics import StepMetrics
 from trainer.runs.events import Event
 
@@ -37,7 +36,7 @@ class ServiceSink(Sink):
     def write(self, event: Event) -> None:
         """Add a point to each curve of the event. A step adds points if it is due or was not finite."""
         if not isinstance(event, StepMetrics) or event.is_due(self._every_steps) or not event.is_finite:
-            self._add(event.step, points_of(event))
+            self._add(event.step, event.points())
 
     def _add(self, step: int, points: Mapping[str, Any]) -> None:
         """Send points, if there are any."""

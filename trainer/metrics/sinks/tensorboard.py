@@ -13,17 +13,16 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from common.errors import StorageError
-from trainer.health.alerts import Alert
 from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerReading
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.sinks.event_files import cut_event_files
-from trainer.metrics.sinks.points import FINAL_METRICS, MEASURES, points_of
 from trainer.metrics.sinks.tensorboard_figures import Picture, confusion_picture, length_histogram, perplexity_bars
-from trainer.metrics.sinks.tensorboard_layout import LAYOUT, SHOWN_FIRST, hyper_parameters
-from trainer.metrics.step_metrics import RunFacts, StepMetrics, encodable
+from trainer.metrics.sinks.tensorboard_layout import hyper_parameters, layout
+from trainer.metrics.step_metrics import RunFacts, StepMetrics
 from trainer.runs.directory import make_folder
-from trainer.runs.events import EvalEvent, Event, MeasuresEvent, SampleEvent, ScoresEvent
-from trainer.runs.metrics_file import Known
+from trainer.runs.events import EVENTS, AlertEvent, EvalEvent, Event, MeasuresEvent, SampleEvent, ScoresEvent
+from trainer.runs.metric import encodable, metrics_of
+from trainer.runs.metrics_file import CutOff
 
 __all__ = ["TensorBoardSink"]
 
@@ -46,7 +45,7 @@ class TensorBoardSink(Sink):
         CheckpointError: one of them is no regular file of the run.
     """
 
-    def __init__(self, directory: Path, known: Known | None, every_steps: int) -> None:
+    def __init__(self, directory: Path, known: CutOff | None, every_steps: int) -> None:
         self._directory = make_folder(directory)
         self._writer = self._cut(known)
         self._every_steps = every_steps
@@ -73,7 +72,7 @@ class TensorBoardSink(Sink):
                 if not event.is_finite:  # curves leave such a point out, so it is counted at its step
                     self._writer.add_scalar("health/non_finite_steps", float(event.non_finite_steps), event.step)
                 return
-        if isinstance(event, Alert):
+        if isinstance(event, AlertEvent):
             text = f"**{event.rule}** ({event.severity}, {event.action}): {event.message}"
             self._writer.add_text("alert", encodable(text), event.step)
         self._add_points(event)
@@ -85,7 +84,7 @@ class TensorBoardSink(Sink):
             self._writer.flush()
         if isinstance(event, MeasuresEvent) and event.confusion:
             picture = confusion_picture(event.confusion, f"Confusion of labels, step {event.step}")
-            self._writer.add_image(f"{MEASURES}confusion", picture, event.step, dataformats="HWC")
+            self._writer.add_image(f"{event.tags}confusion", picture, event.step, dataformats="HWC")
 
     def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
         """Add the texts, as blocks that keep their line breaks, and a point for each score."""
@@ -98,7 +97,7 @@ class TensorBoardSink(Sink):
         self._add_histograms("gradients", reading.gradients, reading.step)
         self._add_histograms("weights", reading.weights, reading.step)
 
-    def rewind(self, known: Known) -> None:
+    def rewind(self, known: CutOff) -> None:
         """Remove the records that the state does not cover, and start another file."""
         self._writer.close()
         self._writer = self._cut(known)
@@ -124,13 +123,13 @@ class TensorBoardSink(Sink):
             self._writer.close()
 
     def _begin(self) -> None:
-        self._writer.add_custom_scalars(LAYOUT)
+        self._writer.add_custom_scalars(layout())
         experiment, start, _ = _comparison(self._parameters)
         self._add_summaries(experiment, start)
         if self._lengths is not None:
             self._writer.add_image("data/document_lengths", self._lengths, 0, dataformats="HWC")
 
-    def _cut(self, known: Known | None) -> SummaryWriter:
+    def _cut(self, known: CutOff | None) -> SummaryWriter:
         """Remove the records that the state does not cover. Returns the writer of a new file."""
         try:
             again = cut_event_files(self._directory, known)
@@ -147,10 +146,11 @@ class TensorBoardSink(Sink):
         return writer
 
     def _add_points(self, event: Event) -> None:
-        for tag, value in points_of(event).items():
+        first = {metric.curve: metric.first for metric in metrics_of(type(event)).values() if metric.first}
+        for tag, value in event.points().items():
             self._writer.add_scalar(tag, value, event.step)
-            if tag in SHOWN_FIRST:
-                self._writer.add_scalar(SHOWN_FIRST[tag], value, event.step)
+            if tag in first:
+                self._writer.add_scalar(first[tag], value, event.step)
 
     def _add_summaries(self, *summaries: Any) -> None:
         files: Any = self._writer.file_writer
@@ -178,5 +178,6 @@ class TensorBoardSink(Sink):
 
 def _comparison(parameters: Mapping[str, str | float]) -> tuple[Any, Any, Any]:
     """Return the summaries that the HParams plugin reads: the experiment, the start of this run, and its end."""
-    summaries: tuple[Any, Any, Any] = hparams(dict(parameters), dict.fromkeys(FINAL_METRICS, 0.0))  # type: ignore[no-untyped-call]
+    compared = [metric.curve for kind in EVENTS.values() for metric in metrics_of(kind).values() if metric.compared]
+    summaries: tuple[Any, Any, Any] = hparams(dict(parameters), dict.fromkeys(compared, 0.0))  # type: ignore[no-untyped-call]
     return summaries

@@ -10,8 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from trainer.metrics.step_metrics import encodable
 from trainer.runs.events import Score
+from trainer.runs.metric import encodable
 
 __all__ = ["Picture", "confusion_picture", "length_histogram", "perplexity_bars"]
 

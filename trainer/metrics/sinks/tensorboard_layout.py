@@ -3,62 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from common.settings.dotted import flatten
 from common.settings.markers import Effect, Marker
 from common.settings.model import is_among, settings_with
 from trainer.config import TrainConfig
+from trainer.machine.gpus import GpuReading
+from trainer.machine.host import HostReading
+from trainer.runs.events import EVENTS, GROWTH
+from trainer.runs.metric import metrics_of, title_of
 
-__all__ = ["LAYOUT", "SHOWN_FIRST", "hyper_parameters"]
+__all__ = ["hyper_parameters", "layout"]
 
-LAYOUT: dict[str, dict[str, list[Any]]] = {
-    "Loss": {
-        "training, its mean over log.average_steps steps, validation": [
-            "Multiline",
-            ["train/loss$", "train/loss_average$", "validation/loss$"],
-        ],
-        "gap: validation less training": ["Multiline", ["validation/gap$"]],
-        "trend of the validation loss, per 1,000 steps": ["Multiline", ["validation/trend_per_1000_steps$"]],
-        "perplexity": ["Multiline", ["train/perplexity$", "validation/perplexity$"]],
-        "perplexity by source": ["Multiline", ["validation_source/.*"]],
-    },
-    "Optimisation": {
-        "learning rate": ["Multiline", ["train/learning_rate$", "train/learning_rate_muon$"]],
-        "gradient norm": ["Multiline", ["train/gradient_norm$"]],
-        "gradient norm by layer": ["Multiline", ["gradient_norm/.*"]],
-        "update over weight by layer": ["Multiline", ["update_ratio/.*"]],
-        "weight norm by layer": ["Multiline", ["weight_norm/.*"]],
-    },
-    "Speed": {
-        "tokens per second": ["Multiline", ["speed/tokens_per_s$"]],
-        "share of the peak rate (MFU)": ["Multiline", ["speed/mfu$"]],
-        "share of the time: waiting for data, monitoring": ["Multiline", ["speed/loader_wait_share$", "speed/monitor_share$"]],
-        "stall of a checkpoint, s": ["Multiline", ["speed/save_stall_s$"]],
-    },
-    "Hardware": {
-        "GPU utilisation": ["Multiline", ["gpu_.*/utilisation$"]],
-        "GPU memory, MiB": ["Multiline", ["gpu_.*/memory_used_mib$"]],
-        "GPU temperature, °C": ["Multiline", ["gpu_.*/temperature_c$"]],
-        "GPU power, W": ["Multiline", ["gpu_.*/power_w$"]],
-        "GPU clock, MHz": ["Multiline", ["gpu_.*/sm_clock_mhz$"]],
-        "host memory, MiB": ["Multiline", ["host/private_mib$", "host/rss_mib$"]],
-        "processors": ["Multiline", ["host/cpu$"]],
-        "free disk, GB": ["Multiline", ["host/disk_free_gb$"]],
-    },
-    "Health": {
-        "steps that were not finite": ["Multiline", ["health/non_finite_steps$"]],
-        "alerts": ["Multiline", ["health/alerts_.*"]],
-        "growth of host memory, MB per 1,000 steps": ["Multiline", ["host/memory_growth_mb_per_1000_steps$"]],
-        "growth of GPU memory, MB per 1,000 steps": ["Multiline", ["gpu_.*/memory_growth_mb_per_1000_steps$"]],
-        "throttled": ["Multiline", ["gpu_.*/throttled$"]],
-        "ECC errors": ["Multiline", ["gpu_.*/ecc_.*"]],
-    },
+_CATEGORIES = ("Loss", "Optimisation", "Speed", "Hardware", "Health")
+_NO_NUMBERS = ("index", "name", "throttle")
+_DEVICES = {
+    "GPU": [field.name for field in fields(GpuReading) if field.name not in _NO_NUMBERS] + ["throttled", GROWTH],
+    "host": [field.name for field in fields(HostReading)] + [GROWTH],
 }
-"""Categories of the custom scalars tab; tags are regular expressions."""
+"""The numbers of each kind of device."""
 
-SHOWN_FIRST = {"train/loss": "Loss/train", "validation/loss": "Loss/validation"}
-"""Curves with a second tag. TensorBoard shows groups of tags in the order of their names, upper case first."""
+
+def layout() -> dict[str, dict[str, list[Any]]]:
+    """Return the categories of the custom scalars tab, with the charts that the metrics name; tags are regular expressions."""
+    tags: dict[str, dict[str, list[str]]] = {category: {} for category in _CATEGORIES}
+    for kind in EVENTS.values():
+        for metric in metrics_of(kind).values():
+            if metric.chart:
+                category, _, title = metric.chart.partition(": ")
+                tag = metric.curve.replace("{}", ".*") if "{}" in metric.curve else f"{metric.curve}$"
+                tags[category].setdefault(title, []).append(tag)
+    for device, names in _DEVICES.items():
+        for name in names:
+            title, unit = title_of(name)
+            tags["Hardware"][f"{device}: {title}, {unit}"] = [f"{'gpu_.*' if device == 'GPU' else device}/{name}$"]
+    return {category: {title: ["Multiline", found] for title, found in charts.items()} for category, charts in tags.items()}
 
 
 def hyper_parameters(settings: Mapping[str, Any]) -> dict[str, str | float]:

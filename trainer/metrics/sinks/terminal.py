@@ -6,7 +6,8 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import IO, Any
+from string import Formatter
+from typing import IO, Any, Literal
 
 from tqdm import tqdm
 
@@ -16,7 +17,8 @@ from common.text import duration, rate, shortened
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.step_metrics import StepMetrics
 from trainer.runs.events import AlertEvent, EvalEvent, Event, MeasuresEvent, SampleEvent, ScoresEvent
-from trainer.runs.metrics_file import Known
+from trainer.runs.metric import metrics_of
+from trainer.runs.metrics_file import CutOff
 
 __all__ = ["TerminalSink"]
 
@@ -34,7 +36,6 @@ class TerminalSink(Sink):
         resume_step: steps that are done already.
         last_step: the last step; None if it is not known.
         every_steps: steps between two lines.
-        average_steps: steps in the mean of the loss.
         stream: stderr if it is None.
         now: returns the time of the day as text, which begins the lines in a pipe or file.
     """
@@ -44,12 +45,11 @@ class TerminalSink(Sink):
         resume_step: int,
         last_step: int | None,
         every_steps: int,
-        average_steps: int,
         stream: IO[str] | None = None,
         now: Callable[[], str] = lambda: time.strftime("%H:%M:%S"),
     ) -> None:
         self._stream = stream or sys.stderr
-        self._every_steps, self._average_steps = every_steps, average_steps
+        self._every_steps = every_steps
         self._now = now
         self._lowest = math.inf
         self._bar: tqdm[Any] | None = None
@@ -90,7 +90,7 @@ class TerminalSink(Sink):
             texts = ", ".join(f"{label} {value:.3g}" for label, value in found.items())
             self._line(f"step {step}  scores of the samples: {texts}")
 
-    def rewind(self, known: Known) -> None:
+    def rewind(self, known: CutOff) -> None:
         """Move the bar back."""
         if self._bar is not None:
             self._bar.n = known.step
@@ -106,19 +106,10 @@ class TerminalSink(Sink):
                 self._bar.total = metrics.last_step
                 self._bar.bar_format = _BAR
             self._bar.update()
-            facts = f"{_time(metrics)}, loss {metrics.loss:.4f}, {rate(metrics.tokens_per_s)} tok/s"
-            self._bar.set_postfix_str(facts, refresh=False)
+            self._bar.set_postfix_str(_time(metrics) + _texts(metrics, "bar"), refresh=False)
         elif metrics.is_due(self._every_steps):
             of_total = f"/{metrics.last_step}" if metrics.last_step else ""
-            window = min(metrics.step, self._average_steps)
-            average = "" if metrics.loss_average is None or window == 1 else f" (mean of {window} steps {metrics.loss_average:.4f})"
-            muon = "" if metrics.muon_lr is None else f", muon {metrics.muon_lr:.2e}"
-            mfu = "" if metrics.mfu is None else f"  MFU {metrics.mfu:.1%}"
-            self._line(
-                f"step {metrics.step}{of_total}  loss {metrics.loss:.4f}{average}  grad norm {metrics.grad_norm:.3f}  "
-                f"lr {metrics.learning_rate:.2e}{muon}  {rate(metrics.tokens_per_s)} tok/s{mfu}  loader wait "
-                f"{metrics.loader_wait_s * 1e3:.1f} ms  {_time(metrics)}"
-            )
+            self._line(f"step {metrics.step}{of_total}{_texts(metrics, 'terminal')}  {_time(metrics)}")
 
     def _line(self, text: str, colour: Colour | None = None) -> None:
         write_line(text if self._bar is not None else f"{self._now()}  {text}", self._stream, colour)
@@ -128,3 +119,21 @@ def _time(metrics: StepMetrics) -> str:
     """Return the time of the run, over all starts, and the expected time until its end."""
     left = "" if metrics.left_s is None else f", about {duration(metrics.left_s)} left"
     return f"{duration(metrics.run_s)} so far{left}"
+
+
+def _texts(metrics: StepMetrics, place: Literal["terminal", "bar"]) -> str:
+    """Return the texts of all metrics that are known and have one for this place."""
+    found = ((getattr(metric, place), getattr(metrics, name)) for name, metric in metrics_of(type(metrics)).items())
+    return "".join(_FORMATTER.format(text, value=value, event=metrics) for text, value in found if text and value is not None)
+
+
+class _Formatter(Formatter):
+    """A formatter with the formats `rate` and `ms` for numbers."""
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        if format_spec == "rate":
+            return rate(value)
+        return f"{value * 1e3:.1f} ms" if format_spec == "ms" else super().format_field(value, format_spec)
+
+
+_FORMATTER = _Formatter()

@@ -9,13 +9,12 @@ from typing import Any
 
 from common.errors import ConfigError
 from common.files import write_atomic
-from trainer.health.alerts import Alert
-from trainer.metrics.sinks.points import points_of
 from trainer.metrics.sinks.service import ServiceSink, imported
 from trainer.metrics.sinks.tensorboard_layout import hyper_parameters
-from trainer.metrics.step_metrics import RunFacts, encodable
+from trainer.metrics.step_metrics import RunFacts
 from trainer.runs.directory import read_id
-from trainer.runs.events import Event, SampleEvent, ScoresEvent
+from trainer.runs.events import AlertEvent, Event, SampleEvent, ScoresEvent
+from trainer.runs.metric import encodable
 
 __all__ = ["WandbSink", "remembered_id"]
 
@@ -63,7 +62,7 @@ class WandbSink(ServiceSink):
 
     def write(self, event: Event) -> None:
         """Add points; send an alert as an alert too."""
-        if isinstance(event, Alert):
+        if isinstance(event, AlertEvent):
             self._attempt(lambda: self._run.alert(title=event.rule, text=event.message))
         super().write(event)
 
@@ -71,7 +70,7 @@ class WandbSink(ServiceSink):
         """Add a table of the texts and a point for each score."""
         rows = [[step, encodable(sample.prompt), encodable(sample.text)] for sample in samples]
         table = {"samples": self._wandb.Table(columns=["step", "prompt", "text"], data=rows)} if rows else {}
-        self._add(step, table if scores is None else points_of(scores) | table)
+        self._add(step, table if scores is None else scores.points() | table)
 
     def finish(self, status: str) -> None:
         self._ended = True

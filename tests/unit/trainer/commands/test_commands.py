@@ -16,8 +16,8 @@ from common.errors import CheckpointError, ConfigError, ExitCode, StorageError
 from tests.support.runs import ROOT
 from trainer.__main__ import _announce, main
 from trainer.commands import generate
-from trainer.commands.options.evaluate import EvaluateOptions
-from trainer.commands.options.generate import GenerateOptions
+from trainer.commands.evaluate import EvaluateOptions
+from trainer.commands.generate import GenerateOptions
 from trainer.launch.command_table import COMMANDS
 from trainer.verification.outcome import Outcome
 
@@ -36,7 +36,7 @@ def broken_pipe(*_: Any, **__: Any) -> str:
 
 
 def test_a_training_whose_log_is_closed_is_not_done(exit_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.commands.train.train", broken_pipe)
+    monkeypatch.setattr("trainer.loop.train", broken_pipe)
     with pytest.raises(StorageError, match="run the same command again"):
         main(TRAIN)
     monkeypatch.setattr("builtins.print", broken_pipe)  # errors went the same way as the log
@@ -45,7 +45,7 @@ def test_a_training_whose_log_is_closed_is_not_done(exit_file: Path, monkeypatch
 
 
 def test_a_training_is_done_where_only_its_result_has_no_reader(exit_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.commands.train.train", lambda _: "weights")
+    monkeypatch.setattr("trainer.loop.train", lambda _: "weights")
     monkeypatch.setattr("builtins.print", broken_pipe)
     with pytest.raises(BrokenPipeError):
         main(TRAIN)
@@ -61,7 +61,7 @@ def test_every_node_learns_that_a_training_is_done_and_one_rank_tells_its_result
     local_rank: str,
     leaves: bool,
 ) -> None:
-    monkeypatch.setattr("trainer.commands.train.train", lambda _: "weights")
+    monkeypatch.setattr("trainer.loop.train", lambda _: "weights")
     monkeypatch.setattr("trainer.__main__.end_with_parent", lambda: None)
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("LOCAL_RANK", local_rank)
@@ -169,7 +169,7 @@ def test_verify_prints_levels_as_they_hold_and_its_json_holds_an_error_too(
         yield Outcome("integrity", "all files match", {"files": 3})
         raise CheckpointError("step 2 differs")
 
-    monkeypatch.setattr("trainer.commands.inspection.verify.verify_run", levels)
+    monkeypatch.setattr("trainer.verification.verify.verify_run", levels)
     words = ["verify", "run", "--level", "replay", "--replay", "4", "--from", "2", "--data", "d", "--sources", "a", "b=c"]
     with pytest.raises(CheckpointError):
         main([*words, "--trust-code"])

@@ -39,7 +39,7 @@ def test_the_fast_part_has_every_group_of_checks_and_measures_nothing(
     def measured(*_: object) -> None:
         raise AssertionError("the fast part must not measure")
 
-    monkeypatch.setattr(machine, "measure", measured)
+    monkeypatch.setattr(all_reduce, "measure", measured)
     monkeypatch.setattr(machine, "with_rates", measured)
     data = write_prepared(tmp_path / "data")
     found = rows(capsys, "--run", str(tmp_path / "runs/new"), "--data", str(data))
@@ -88,7 +88,7 @@ def test_the_space_that_is_needed_is_that_of_the_run_or_of_its_recipe(
 def test_the_complete_check_also_has_sums_and_rates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "measure", lambda _: all_reduce.Sums("gloo", 2, ("a", "a"), 1e9))
+    monkeypatch.setattr(all_reduce, "measure", lambda _: all_reduce.Sums("gloo", 2, ("a", "a"), 1e9))
     monkeypatch.setattr("trainer.doctor.disk._MEASURED_BYTES", 4 << 20)
     main(["doctor", "--run", str(tmp_path)])
     said = " ".join(capsys.readouterr().out.split())
@@ -111,10 +111,10 @@ def test_the_archive_is_written_and_its_files_are_listed_even_if_a_row_is_an_err
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = Check("driver", "570", Severity.ERROR, "580", "update it")
-    monkeypatch.setattr("trainer.commands.doctor.machine_checks", lambda *_, **__: [broken])
+    monkeypatch.setattr("trainer.doctor.machine.machine_checks", lambda *_, **__: [broken])
     path = tmp_path / "report.tar.gz"
     assert run_command(main, ["doctor", "--bundle", str(path)]) == ExitCode.CONFIG
-    assert "versions, and the packages that differ from the lock" in capsys.readouterr().err
+    assert "versions of this environment" in capsys.readouterr().err
     with tarfile.open(path) as archive:
         assert "doctor/versions.json" in archive.getnames()
 

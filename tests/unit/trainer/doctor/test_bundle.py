@@ -21,7 +21,7 @@ from common.files import sealed
 from common.settings.toml import to_toml
 from trainer.config import TrainConfig
 from trainer.doctor import bundle as bundle_module
-from trainer.doctor.bundle import Contents, kept_facts, kept_lines, kept_row, kept_settings, read_contents, write_bundle
+from trainer.doctor.bundle import Contents, kept, kept_lines, kept_row, read_contents, write_bundle
 from trainer.doctor.check import Check, Severity
 from trainer.doctor.disk import check_disk, read_disk
 from trainer.doctor.gpu import check_gpus, read_gpus
@@ -30,7 +30,6 @@ from trainer.doctor.own_words import own_parts, own_place
 from trainer.doctor.programs import Output
 from trainer.doctor.versions import read_needs
 from trainer.machine.environment import environment_facts
-from trainer.runs.events import parse_event
 
 FORMS = (
     *("--token {}", "--password={}", "passwd {}", "PGPASSWORD={}", "password is {}", "token: {}", "api_key='{}'", "secret {}"),
@@ -188,7 +187,7 @@ def archive_of(folder: Path, canary: str) -> dict[str, str]:
         ):
             patch.setenv(name, canary)
         found = environment_facts()
-        write_bundle(folder / "x.tar.gz", rows_about(canary, folder), found, read_contents(run, log, parse_event))
+        write_bundle(folder / "x.tar.gz", rows_about(canary, folder), found, read_contents(run, log))
     return written(folder / "x.tar.gz")
 
 
@@ -238,17 +237,16 @@ def test_the_archive_keeps_what_a_report_needs(tmp_path: Path) -> None:
         "train-1  | INFO: precision = auto: fp32, because bf16 is slower on CPUs without AMX\n"
         'Traceback (most recent call last):\n  File "/x/trainer/loop.py", line 33, in train\ntorch.OutOfMemoryError: 3\n'
     )
-    write_bundle(tmp_path / "x.tar.gz", [Check("driver", "570", Severity.ERROR)], {}, read_contents(run, log, parse_event))
+    write_bundle(tmp_path / "x.tar.gz", [Check("driver", "570", Severity.ERROR)], {}, read_contents(run, log))
     files = {name: json.loads(text) for name, text in written(tmp_path / "x.tar.gz").items() if name != "README.txt"}
     assert sorted(files) == ["doctor.json", "log.json", "metrics.json", "record.json", "settings.json", "versions.json"]
-    assert (files["settings.json"]["limits.steps"], files["settings.json"]["precision"]) == (20, "auto")
-    assert "eval.prompt" not in files["settings.json"]
+    assert (files["settings.json"]["limits"]["steps"], files["settings.json"]["precision"]) == (20, "auto")
     record = files["record.json"]
     assert (record["status"], record["step"]) == ("finished", 20)
     found = record["environment"]
     assert (found["python"], found["torch"], found["gpu_memory_bytes"]) == ("3.11.7", "2.13.0+cu130", [80 << 30])
     assert (found["code"], found["image_base"]) == (f"{'a' * 40}-dirty", f"sha256:{'b' * 64}")
-    assert (found["packages"]["numpy"], found["packages"]["torch"]) == ("0.0.1", None)
+    assert found["packages"] == {"numpy": "0.0.1"}
     assert {"event": "train", "loss": 4.5, "step": 1, "grad_norm": 1.5}.items() <= files["metrics.json"][0].items()
     assert {"event": "alert", "rule": "slow_rank", "severity": "warning", "value": 9.5}.items() <= files["metrics.json"][-1].items()
     assert files["log.json"][1:] == ["trainer/loop.py:33", "OutOfMemoryError", "other lines, left out: 1"]
@@ -279,7 +277,7 @@ def test_only_known_classes_and_own_files_have_a_place(line: str, place: str) ->
 
 def test_a_text_of_any_length_takes_linear_time() -> None:
     record = {"environment": dict.fromkeys(("processor", "python", "code", "image_base"), "a" * 1000000)}
-    assert kept_facts(record) == {"environment": {}}
+    assert kept(record) == {}
     lines = ["a" * 1_000_000, "a:" * 500_000, "a." * 500_000, "/" * 1_000_000, "trainer/" * 100_000]
     assert kept_lines(lines) == ["other lines, left out: 5"]
     assert own_parts("") == ""
@@ -316,28 +314,22 @@ def test_a_damaged_run_gives_what_can_be_read_and_says_what_cannot(tmp_path: Pat
     (run / "record.json").write_text("{")
     (run / "metrics.jsonl").unlink()
     (run / "metrics.jsonl").symlink_to("/etc/passwd")
-    found = read_contents(run, None, parse_event)
+    found = read_contents(run, None)
     assert (found.settings is None, found.record, found.metrics) == (False, None, None)
     listed = write_bundle(tmp_path / "x.tar.gz", [], {}, found)
     assert listed[-2] == "not in it: record.json cannot be read: JSONDecodeError"
     assert "symbolic link" in listed[-1]
     assert "not in it: record.json" in written(tmp_path / "x.tar.gz")["README.txt"]
     (run / "config.toml").write_text("train = 3")
-    assert read_contents(run, None, parse_event).problems[0] == "config.toml cannot be read: it has no table [train]"
-    empty = read_contents(tmp_path / "none", None, parse_event)
+    assert read_contents(run, None).problems[0] == "config.toml cannot be read: it has no table [train]"
+    empty = read_contents(tmp_path / "none", None)
     assert empty.problems == ("config.toml is missing", "record.json is missing", "metrics.jsonl is missing")
 
 
-def test_settings_of_unusual_types_are_left_out() -> None:
-    odd = {
-        "seed": [[1], {"a": 1}],
-        "none": [],
-        "limits": {"steps": True, "minutes": 10**400},
-        "optim": {"lr": 1},
-        "data": 5,
-        "run": [7],
-    }
-    assert kept_settings(odd) == {"optim.lr": 1}
+def test_values_of_unusual_types_are_left_out() -> None:
+    odd = {"seed": [[1], {"zebra": 1}], "data": [], "limits": {"steps": True, "minutes": 10**400}, "optim": {"lr": None}}
+    assert kept(odd) == {"seed": [[1], {}], "limits": {"steps": True}}
+    assert kept({"torch": "10.0.0.7", "python": "3.11.7", "code": "zebra"}) == {"python": "3.11.7"}
 
 
 def test_only_the_end_of_long_files_is_read(tmp_path: Path) -> None:
@@ -346,7 +338,7 @@ def test_only_the_end_of_long_files_is_read(tmp_path: Path) -> None:
     log.write_text(f"a line\n{line * 200_000}")
     with (run / "metrics.jsonl").open("wb") as file:
         os.truncate(file.fileno(), 1 << 40)
-    found = read_contents(run, log, parse_event)
+    found = read_contents(run, log)
     assert found.log is not None
     assert len(found.log) == bundle_module._LAST_LINES + 1  # the part of a line at the beginning of the last MiB
     assert found.metrics == []

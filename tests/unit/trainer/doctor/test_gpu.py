@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import ConfigError
 from trainer.doctor.check import Check, Severity, refuse_errors
-from trainer.doctor.gpu import GpuReading, check_gpus, check_links, formats_of, gpus_in, links_in, read_gpus
+from trainer.doctor.gpu import DriverReading, check_gpus, check_links, formats_of, gpus_in, links_in, read_gpus
 from trainer.doctor.programs import Output
 from trainer.doctor.versions import Needs
 
@@ -22,7 +22,7 @@ TOPOLOGY = (
 )
 
 
-def reading(text: str, topology: str = "") -> GpuReading:
+def reading(text: str, topology: str = "") -> DriverReading:
     def run(command: Sequence[str]) -> Output:
         return Output(0, topology) if command[1] == "topo" else Output(0, text)
 

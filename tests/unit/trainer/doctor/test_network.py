@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import ConfigError
 from trainer.doctor.check import Severity, refuse_errors
-from trainer.doctor.network import Meeting, check_meeting, meeting_of, reach
+from trainer.doctor.network import Meeting, check_meeting, check_nodes, meeting_of, reach
 
 
 @pytest.fixture
@@ -128,7 +128,8 @@ def test_the_address_comes_from_torchrun_or_the_scheduler(variables: dict[str, s
 def test_variables_that_torchrun_refuses_are_named() -> None:
     with pytest.raises(ConfigError, match="PET_MASTER_ADDR is not set"):
         meeting_of({"PET_NNODES": "2"})
-    assert check_meeting(None, None).severity is Severity.OK
+    assert check_nodes({}).severity is Severity.OK
+    assert check_nodes({"PET_NNODES": "2"}).severity is Severity.ERROR
     for endpoint in ("a:99999", "a:0", "a:x", "a:" + "9" * 5000):
         with pytest.raises(ConfigError, match="PET_RDZV_ENDPOINT"):
             meeting_of({"PET_NNODES": "2", "PET_RDZV_ENDPOINT": endpoint})

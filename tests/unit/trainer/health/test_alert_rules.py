@@ -2,7 +2,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,12 +11,13 @@ from hypothesis import strategies as st
 from trainer.config import AlertsConfig, GuardConfig
 from trainer.distributed.stragglers import SlowRank
 from trainer.health.alert_rules import AlertRules
-from trainer.health.alerts import Alert, Rule, guard_alert
 from trainer.health.detectors import LASTING_FALL_S, Debounce, IdleShare, MemoryTrend, SpeedDrop, WaitShare
-from trainer.health.guard import Guard
+from trainer.health.guard import Guard, guard_alert
 from trainer.machine.gpus import GpuReading
 from trainer.machine.host import HostReading
 from trainer.machine.sampler import HardwareReading
+from trainer.runs.events import AlertEvent
+from trainer.runs.rules import RULES
 
 HOST = HostReading(rss_mib=1500.0, private_mib=1000.0, available_mib=16000.0, cpu=0.5, disk_free_gb=100.0)
 GPU = GpuReading(
@@ -30,7 +30,7 @@ def rules(**changes: object) -> AlertRules:
     return AlertRules(AlertsConfig.model_validate(changes))
 
 
-def told(found: Iterable[Sequence[Alert]]) -> list[tuple[str, int]]:
+def told(found: Iterable[Sequence[AlertEvent]]) -> list[tuple[str, int]]:
     return [(alert.rule, alert.step) for alerts in found for alert in alerts]
 
 
@@ -336,7 +336,7 @@ def test_a_slow_rank_and_a_plateau_are_alerts_too() -> None:
     [slow] = rules().slow_rank(9, SLOW)
     assert (slow.rule, slow.value, slow.action) == ("slow_rank", 2.5, "log")
     assert "rank 3 is slow" in slow.message
-    flat = Alert("plateau", 500, "warning", "step 500: flat", "log", 0.0002, 0.001)
+    flat = AlertEvent("plateau", 500, "warning", "step 500: flat", "log", 0.0002, 0.001)
     assert rules().configured(flat) == [flat]
     assert rules(plateau="off").configured(flat) == []
 
@@ -379,9 +379,8 @@ def test_a_stop_of_the_guard_is_critical() -> None:
 
 
 def test_every_rule_beside_the_guard_s_can_be_switched_off_and_has_a_name() -> None:
-    own = set(get_args(Rule)) - {"non_finite", "exploding", "vanishing", "spike", "drop", "out_of_memory", "quarantine", "failed"}
-    actions = {name for name, value in AlertsConfig().model_dump().items() if value == "log"}
-    assert {"gpu_errors" if rule in ("ecc", "xid", "gpu_lost") else rule for rule in own} == actions
+    own = {rule.setting or name for name, rule in RULES.items() if rule.text and not rule.of_guard}
+    assert own == {name for name, value in AlertsConfig().model_dump().items() if value == "log"}
 
 
 def test_ten_thousand_clean_steps_with_noise_raise_no_alert() -> None:
@@ -425,7 +424,7 @@ def test_scripted_troubles_are_told_each_once_at_the_right_step() -> None:
     assert 1515 <= waiting <= 1519
 
 
-def alerts_with(found: Iterable[Sequence[Alert]]) -> set[str]:
+def alerts_with(found: Iterable[Sequence[AlertEvent]]) -> set[str]:
     return {alert.rule for alerts in found for alert in alerts}
 
 
@@ -440,7 +439,7 @@ def test_the_limits_of_speed_and_waiting_are_those_that_are_set() -> None:
     assert [alerts_with(speeds(watch, [1000.0] * 60, waiting)) for watch in shares] == [{"loader_wait"}, set()]
 
 
-def speeds(watch: AlertRules, rates: Sequence[float], waits: Sequence[float] | None = None) -> list[list[Alert]]:
+def speeds(watch: AlertRules, rates: Sequence[float], waits: Sequence[float] | None = None) -> list[list[AlertEvent]]:
     waits = waits or [0.0] * len(rates)
     return [
         watch.after_step(step, seconds=1000 / rate, waited_s=wait * 1000 / rate, tokens_per_s=rate)
@@ -465,6 +464,6 @@ def test_the_limits_of_memory_and_of_gpus_are_those_that_are_set() -> None:
 
 @pytest.mark.parametrize(("action", "expected"), [("off", []), ("log", ["log"]), ("stop", ["stop"])])
 def test_overfitting_is_treated_as_is_set(action: str, expected: list[str]) -> None:
-    found = Alert("overfitting", 500, "warning", "step 500: it rises", "log", 0.02, 0.001)
+    found = AlertEvent("overfitting", 500, "warning", "step 500: it rises", "log", 0.02, 0.001)
     watch = AlertRules(AlertsConfig.model_validate({"overfitting": action}))
     assert [alert.action for alert in watch.configured(found)] == expected

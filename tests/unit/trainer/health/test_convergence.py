@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.config import EvalConfig, LossConfig
-from trainer.health.alerts import Alert
 from trainer.health.convergence import LossMean, is_comparable, judge_convergence, with_convergence
-from trainer.runs.events import EvalEvent
+from trainer.runs.events import AlertEvent, EvalEvent
 from trainer.runs.limits import early_stop, evaluations_without_gain
 from trainer.runs.progress import Evaluated
 
@@ -38,7 +37,7 @@ def history(validation: Curve, training: Curve, count: int = 60, noise: float = 
     ]
 
 
-def told(evaluations: list[Evaluated], choice: EvalConfig = SETTINGS) -> list[Alert]:
+def told(evaluations: list[Evaluated], choice: EvalConfig = SETTINGS) -> list[AlertEvent]:
     """The alerts of a run, as they come one evaluation after the other."""
     return [alert for end in range(1, len(evaluations) + 1) for alert in judge_convergence(evaluations[:end], choice)]
 

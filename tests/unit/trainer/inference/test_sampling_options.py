@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from common.errors import ConfigError
-from trainer.commands.options.generate import GenerateOptions
+from trainer.commands.generate import GenerateOptions
 from trainer.inference.sampling import Sampling
 
 

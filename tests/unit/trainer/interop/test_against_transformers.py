@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tests.support.published import write_tokenizer
-from trainer.commands.generate import written_texts
-from trainer.commands.options.generate import GenerateOptions
+from trainer.commands.generate import GenerateOptions, written_texts
 from trainer.commands.saved_model import load_model
 from trainer.interop.import_model import import_model
 from trainer.model.attention import make_layout

@@ -17,12 +17,9 @@ from tests.support.records import record_of
 from tests.support.runs import tiny_config
 from tests.support.sentence_piece_models import model_with_dummy_prefix
 from trainer.checkpoint.weights import weights_digest
-from trainer.commands.evaluate import evaluate_run
-from trainer.commands.generate import written_texts
-from trainer.commands.import_model import run
-from trainer.commands.options.evaluate import EvaluateOptions
-from trainer.commands.options.generate import GenerateOptions
-from trainer.commands.options.import_model import ImportOptions
+from trainer.commands.evaluate import EvaluateOptions, evaluate_run
+from trainer.commands.generate import GenerateOptions, written_texts
+from trainer.commands.import_model import ImportOptions, run
 from trainer.commands.saved_model import load_model
 from trainer.config import GuardConfig
 from trainer.health.convergence import LossMean

@@ -21,7 +21,6 @@ from trainer.config import AlertsConfig, LogConfig
 from trainer.distributed.group import Group
 from trainer.distributed.stragglers import SlowRank
 from trainer.evaluation.results import Evaluation, Score
-from trainer.health.alerts import Alert
 from trainer.machine.gpus import GpuReading
 from trainer.machine.host import HostReading
 from trainer.machine.sampler import HardwareReading
@@ -29,15 +28,23 @@ from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sink, StepMetrics,
 from trainer.metrics import setup as monitors
 from trainer.metrics.layers import LayerNorms, LayerReading
 from trainer.metrics.sinks import json_lines
-from trainer.metrics.sinks.points import points_of
 from trainer.metrics.totals import RunningNumbers
-from trainer.model.loss import perplexity
-from trainer.runs.events import Event, HardwareEvent, LayersEvent, MeasuresEvent, SampleEvent, ScoresEvent, TrainEvent
-from trainer.runs.metrics_file import Known, events_until, read_events
+from trainer.runs.events import (
+    AlertEvent,
+    Event,
+    HardwareEvent,
+    LayersEvent,
+    MeasuresEvent,
+    SampleEvent,
+    ScoresEvent,
+    TrainEvent,
+    perplexity,
+)
+from trainer.runs.metrics_file import CutOff, events_until, read_events
 
 HOST = HostReading(1500.0, 1000.0, 16000.0, 0.5, 100.0)
 READING = HardwareReading((GpuReading(0, "GPU", temperature_c=61.0, throttle=()),), HOST)
-ALERT = Alert("spike", 7, "warning", "step 7: loss 9 is above 3", "log", 9.0)
+ALERT = AlertEvent("spike", 7, "warning", "step 7: loss 9 is above 3", "log", 9.0)
 
 
 def events(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
@@ -50,14 +57,14 @@ class Recorder(Sink):
 
     def __init__(self) -> None:
         self.steps: list[StepMetrics] = []
-        self.alerts: list[Alert] = []
+        self.alerts: list[AlertEvent] = []
         self.readings: list[HardwareEvent] = []
 
     def write(self, event: Event) -> None:
         match event:
             case StepMetrics():
                 self.steps.append(event)
-            case Alert():
+            case AlertEvent():
                 self.alerts.append(event)
             case HardwareEvent():
                 self.readings.append(event)
@@ -70,9 +77,9 @@ def test_growing_memory_of_a_gpu_reaches_the_sinks_as_a_curve_and_an_alert() -> 
     for step in range(1, 81):
         monitor.train(step_metrics(step))
     assert [(alert.rule, alert.step) for alert in recorder.alerts] == [("gpu_memory", 60)]
-    assert points_of(recorder.readings[0]).keys() >= {"gpu_0/memory_used_mib"}
-    assert "gpu_0/memory_growth_mb_per_1000_steps" not in points_of(recorder.readings[0])
-    assert points_of(recorder.readings[-1])["gpu_0/memory_growth_mb_per_1000_steps"] == pytest.approx(10_000 * 2**20 / 1e6)
+    assert recorder.readings[0].points().keys() >= {"gpu_0/memory_used_mib"}
+    assert "gpu_0/memory_growth_mb_per_1000_steps" not in recorder.readings[0].points()
+    assert recorder.readings[-1].points()["gpu_0/memory_growth_mb_per_1000_steps"] == pytest.approx(10_000 * 2**20 / 1e6)
 
 
 def test_a_loss_is_kept_exactly(tmp_path: Path) -> None:
@@ -97,7 +104,7 @@ def test_after_a_resume_every_step_appears_once(tmp_path: Path) -> None:
     sink.close()
     with path.open("a") as file:
         file.write('{"event": "train", "step": 8, "lo')  # killed while writing
-    resumed = JsonLinesSink(path, Known(5))
+    resumed = JsonLinesSink(path, CutOff(5))
     for number in range(6, 9):
         resumed.write(step_metrics(number))
     resumed.close()
@@ -123,7 +130,7 @@ def test_a_rollback_cuts_the_file_at_its_step(tmp_path: Path) -> None:
     sink = JsonLinesSink(path, None)
     for number in range(1, 6):
         sink.write(step_metrics(number))
-    sink.rewind(Known(3))
+    sink.rewind(CutOff(3))
     sink.write(step_metrics(4, 1.5))
     sink.close()
     assert [(event["step"], event["loss"]) for event in events(path)] == [(1, 2.5), (2, 2.5), (3, 2.5), (4, 1.5)]
@@ -135,7 +142,7 @@ def test_a_last_line_that_lost_only_its_end_is_kept_as_a_line(tmp_path: Path) ->
     first.write(step_metrics(1))
     first.close()
     path.write_bytes(path.read_bytes().rstrip(b"\n"))
-    resumed = JsonLinesSink(path, Known(1))
+    resumed = JsonLinesSink(path, CutOff(1))
     resumed.write(step_metrics(2))
     resumed.close()
     assert [event.step for event in read_events(path)] == [1, 2]
@@ -145,7 +152,7 @@ def test_a_text_that_is_no_unicode_is_kept_as_valid_json(tmp_path: Path) -> None
     path = tmp_path / "metrics.jsonl"
     sink = JsonLinesSink(path, None)
     sink.write(SampleEvent(1, "a\udcff", "é"))
-    sink.rewind(Known(1))
+    sink.rewind(CutOff(1))
     sink.write(SampleEvent(1, "b\ud800", "c"))
     sink.close()
     assert [event["text"] for event in events(path)] == ["a\udcffé", "b\ud800c"]
@@ -239,7 +246,7 @@ def test_an_alert_and_samples_are_kept_with_all_their_facts(tmp_path: Path) -> N
 
 def test_without_a_terminal_there_is_one_line_every_few_steps() -> None:
     stream = io.StringIO()
-    sink = TerminalSink(0, 100, 10, 100, stream, now=lambda: "12:00:00")
+    sink = TerminalSink(0, 100, 10, stream, now=lambda: "12:00:00")
     for number in range(1, 101):
         sink.write(step_metrics(number, run_s=2.0 * number, left_s=None if number == 1 else 100.0 - number))
     lines = stream.getvalue().splitlines()
@@ -252,7 +259,7 @@ def test_without_a_terminal_there_is_one_line_every_few_steps() -> None:
 
 def test_a_bar_of_a_run_that_time_alone_limits_shows_the_time_that_is_left() -> None:
     with terminal_as("stderr") as shown:
-        sink = TerminalSink(0, None, 10, 100, sys.stderr)
+        sink = TerminalSink(0, None, 10, sys.stderr)
         sink.write(step_metrics(1, last_step=None, run_s=61.0, left_s=179.0))
         assert sink._bar is not None
         sink._bar.refresh()
@@ -262,7 +269,7 @@ def test_a_bar_of_a_run_that_time_alone_limits_shows_the_time_that_is_left() -> 
 
 def test_a_bar_ends_at_the_step_at_which_the_run_ends() -> None:
     with terminal_as("stderr") as shown:
-        sink = TerminalSink(0, 1000, 10, 100, sys.stderr)
+        sink = TerminalSink(0, 1000, 10, sys.stderr)
         for number in (1, 2, 3):
             sink.write(step_metrics(number, last_step=4 if number > 1 else 1000))
         assert sink._bar is not None
@@ -273,8 +280,8 @@ def test_a_bar_ends_at_the_step_at_which_the_run_ends() -> None:
 
 def test_alerts_samples_and_scores_are_lines_for_people() -> None:
     stream = io.StringIO()
-    sink = TerminalSink(0, 100, 10, 100, stream, now=lambda: "12:00:00")
-    sink.write(step_metrics(20, loss_average=2.75))
+    sink = TerminalSink(0, 100, 10, stream, now=lambda: "12:00:00")
+    sink.write(step_metrics(20, loss_average=2.75, num_averaged=20))
     sink.write(ALERT)
     samples = (SampleEvent(20, "a", "b\n  c\x1b[2J"), SampleEvent(20, "other", " text"))
     sink.samples(20, samples, ScoresEvent(20, {"distinct_2": 0.51234, "mtld": 9.0, "words": ["x"]}))
@@ -346,9 +353,9 @@ def test_a_resumed_run_knows_average_and_counts_exactly(tmp_path: Path) -> None:
     whole = Monitor([first], RunningNumbers(10))
     expected = ran(whole, 1, 40)
     running = RunningNumbers(10)
-    running.restore(events_until(path, Known(36)))
+    running.restore(events_until(path, CutOff(36)))
     assert (running.non_finite_steps, running.alerts) == (1, {"spike": 1})
-    second = JsonLinesSink(path, Known(36))
+    second = JsonLinesSink(path, CutOff(36))
     resumed = Monitor([second], running)
     assert ran(resumed, 37, 40) == expected[36:]
     assert resumed.alert_counts == whole.alert_counts == {"spike": 2}
@@ -363,7 +370,7 @@ def test_a_rollback_takes_average_and_counts_back(tmp_path: Path) -> None:
     for number in range(1, 9):
         monitor.train(step_metrics(number, float(number) if number < 7 else math.nan))
     monitor.alert(ALERT)
-    monitor.rewind(Known(4))
+    monitor.rewind(CutOff(4))
     full = monitor.train(step_metrics(5, 5.0))
     assert (full.loss_average, full.non_finite_steps) == (3.0, 0)
     assert monitor.alert_counts == {}
@@ -377,9 +384,9 @@ def test_a_metrics_file_of_an_older_run_can_be_gone_on_with(tmp_path: Path) -> N
         '{"event": "alert", "step": 1, "message": "old"}\n'
     )
     running = RunningNumbers(10)
-    running.restore(events_until(path, Known(1)))
+    running.restore(events_until(path, CutOff(1)))
     assert (running.loss_average, running.alerts) == (2.5, {})
-    assert list(events_until(tmp_path / "missing", Known(1))) == []
+    assert list(events_until(tmp_path / "missing", CutOff(1))) == []
 
 
 def test_readings_of_the_machine_come_with_the_step_that_was_reported_last() -> None:
@@ -434,7 +441,7 @@ def test_a_sink_that_cares_for_nothing_takes_everything() -> None:
     sink.write(step_metrics(1))
     sink.samples(1, (SampleEvent(1, "", "text"),), ScoresEvent(1, {}))
     sink.histograms(LayerReading(1, {}, {}, {}))
-    sink.rewind(Known(0))
+    sink.rewind(CutOff(0))
     sink.sync()
     sink.finish("finished")
     sink.close()
@@ -448,7 +455,7 @@ def test_a_run_s_monitor_writes_the_stream_and_goes_on_with_it(tmp_path: Path) -
             monitor.train(step_metrics(number, float(number)))
         while not events(tmp_path / "metrics.jsonl", "hardware"):
             monitor.train(step_metrics(len(events(tmp_path / "metrics.jsonl", "train")) + 1, 9.0))
-    with opened_monitor(config, group, last_step=4, known=Known(2)) as monitor:
+    with opened_monitor(config, group, last_step=4, known=CutOff(2)) as monitor:
         assert monitor.train(step_metrics(3, 3.0)).loss_average == 2.0
     assert [event["step"] for event in events(tmp_path / "metrics.jsonl", "train")] == [1, 2, 3]
     assert list((tmp_path / "tensorboard").iterdir())
@@ -511,6 +518,6 @@ def test_an_evaluation_without_a_perplexity_has_the_losses_of_its_groups() -> No
     by_source = {"code": Score(1.0, 40), "prose": Score(0.5, 20)}
     event = MeasuresEvent(5, {"accuracy": 0.5})
     with_measures = Evaluation(0.75, 4, 60, by_source=by_source, measured=lambda _step: event).event(5)
-    points = points_of(with_measures)
+    points = with_measures.points()
     assert points == {"validation/loss": 0.75, "validation_loss_source/code": 1.0, "validation_loss_source/prose": 0.5}
-    assert "validation_source/code" in points_of(Evaluation(0.75, 4, 60, by_source=by_source).event(5))
+    assert "validation_source/code" in Evaluation(0.75, 4, 60, by_source=by_source).event(5).points()

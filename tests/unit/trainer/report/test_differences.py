@@ -120,7 +120,7 @@ def test_only_runs_that_predict_tokens_have_a_perplexity(tmp_path: Path) -> None
 def test_runs_are_laid_over_each_other(tmp_path: Path) -> None:
     shown = compared(tmp_path, {"settings": {"optim": {"lr": 0.002}}, "events": example_events()}, {"events": example_events(30)})
     names = [value for name, value in shown.attributes if name == "data-name"]
-    assert names.count("run-0") == names.count("run-1") == 7
+    assert names.count("run-0") == names.count("run-1") == 9
     assert "optim.lr 0.002 0.0006" in shown.text
     assert "seed" not in shown.text
     assert "so their losses can be compared" in shown.text

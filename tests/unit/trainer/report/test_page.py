@@ -158,7 +158,7 @@ def test_the_introduction_names_what_the_run_was_trained_on(device: str, gpus: l
 
 def test_every_gpu_of_a_machine_with_eight_has_its_line() -> None:
     each = {f"GPU {index}": Curve.of([(1, 60 + index), (2, 70)]) for index in range(8)}
-    [chart] = hardware_charts({"temperature_c": each})
+    [chart] = hardware_charts({("gpu", "temperature_c"): each})
     assert [line.name for line in chart.lines] == list(each)
 
 

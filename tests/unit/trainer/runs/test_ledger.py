@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from common.errors import CheckpointError
 from trainer.data.order import rows_at
-from trainer.runs.ledger import Ledger, LedgerEvent, LedgerHead, LedgerStep, digest_of_rows, read_ledger
+from trainer.runs.ledger import Ledger, LedgerEvent, LedgerHead, LedgerStep, OrderEvent, SkipEvent, digest_of_rows, read_ledger
 
 ROWS, BATCH, SEED = 61, 8, 7
 
@@ -52,8 +52,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, Ledg
 def test_every_step_is_read_back_as_it_was_committed(tmp_path: Path) -> None:
     head = write_ledger(tmp_path / "steps.jsonl", 9)
     order, *steps = read_ledger(tmp_path / "steps.jsonl")
-    assert isinstance(order, LedgerEvent)
-    assert (order.kind, order.facts["seed"], order.facts["rows"]) == ("order", SEED, ROWS)
+    assert isinstance(order, OrderEvent)
+    assert (order.event, order.seed, order.rows) == ("order", SEED, ROWS)
     assert all(isinstance(step, LedgerStep) for step in steps)
     assert [step.head.step for step in steps] == list(range(1, 10))
     assert steps[-1].head == head
@@ -165,8 +165,8 @@ def test_a_ledger_that_was_moved_away_begins_with_a_gap(tmp_path: Path) -> None:
     ledger.close()
     gap, order = read_ledger(path)
     assert isinstance(gap, LedgerEvent)
-    assert isinstance(order, LedgerEvent)
-    assert (gap.kind, gap.head.step, order.kind, order.head.step) == ("gap", 3, "order", 3)
+    assert isinstance(order, OrderEvent)
+    assert (gap.event, gap.head.step, order.event, order.head.step) == ("gap", 3, "order", 3)
 
 
 def test_rewinding_gives_up_what_came_after_and_keeps_the_order(tmp_path: Path) -> None:
@@ -181,9 +181,9 @@ def test_rewinding_gives_up_what_came_after_and_keeps_the_order(tmp_path: Path) 
     ledger.commit(step=3, start=24, rows=rows_at(SEED, 24, BATCH, ROWS), targets=1, applied=False)
     ledger.close()
     *_, skip, step = read_ledger(path)
-    assert isinstance(skip, LedgerEvent)
+    assert isinstance(skip, SkipEvent)
     assert isinstance(step, LedgerStep)
-    assert skip.facts == {"start": 16, "count": 8, "reason": "loss spike"}
+    assert (skip.start, skip.count, skip.reason) == (16, 8, "loss spike")
     assert (step.head.step, step.head.lines, step.applied) == (3, 5, False)
 
 
@@ -194,8 +194,8 @@ def test_another_order_is_noted_where_it_begins(tmp_path: Path) -> None:
     for weights in ({"a": 1.0}, {"a": 1.0}, {"a": 2.0}):
         ledger.order(step=1, seed=SEED, data="sha256:00", rows=ROWS, mixture=weights)
     ledger.close()
-    orders = [entry for entry in read_ledger(path) if isinstance(entry, LedgerEvent)]
-    assert [order.facts["mixture"] for order in orders] == [{}, {"a": 1.0}, {"a": 2.0}]
+    orders = [entry for entry in read_ledger(path) if isinstance(entry, OrderEvent)]
+    assert [order.mixture for order in orders] == [{}, {"a": 1.0}, {"a": 2.0}]
 
 
 def test_a_head_survives_json() -> None:

@@ -11,7 +11,7 @@ from trainer.config import GuardConfig
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
 from trainer.runs.ledger import LedgerHead
-from trainer.runs.metrics_file import Known
+from trainer.runs.metrics_file import CutOff
 from trainer.runs.progress import Progress
 from trainer.runs.state import RunState
 
@@ -31,7 +31,7 @@ def test_it_survives_json() -> None:
 
 
 def test_it_knows_whether_its_step_was_evaluated() -> None:
-    assert state().known == Known(3, evaluated=True, rollbacks=0)
+    assert state().known == CutOff(3, evaluated=True, rollbacks=0)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import io
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,16 @@ from tests.support.report_example import example_report
 from tests.support.step_metrics import step_metrics
 from trainer.distributed.group import Group
 from trainer.evaluation.results import Evaluation, Score
-from trainer.health.alerts import Alert
 from trainer.machine.gpus import GpuReading
 from trainer.machine.host import HostReading
 from trainer.machine.sampler import HardwareReading
 from trainer.metrics import RunFacts, StepMetrics, TensorBoardSink
 from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerNorms, LayerObserver, LayerReading
-from trainer.metrics.sinks.points import FINAL_METRICS, points_of
 from trainer.metrics.sinks.tensorboard_figures import length_histogram, perplexity_bars
-from trainer.metrics.sinks.tensorboard_layout import LAYOUT, hyper_parameters
-from trainer.runs.events import HardwareEvent, SampleEvent, SaveEvent
-from trainer.runs.metrics_file import Known
+from trainer.metrics.sinks.tensorboard_layout import hyper_parameters, layout
+from trainer.runs.events import AlertEvent, HardwareEvent, SampleEvent, SaveEvent, TrainEvent
+from trainer.runs.metric import metrics_of
+from trainer.runs.metrics_file import CutOff
 
 HOST = HostReading(1500.0, 1000.0, 16000.0, 0.5, 100.0)
 GPU = GpuReading(1, "GPU", utilisation=0.98, temperature_c=61.0, throttle=("idle",), ecc_corrected=2)
@@ -94,7 +93,7 @@ def test_curves_have_a_point_every_few_steps_and_at_both_ends(sink: TensorBoardS
         sink.write(step(number, last_step=35))
     sink.close()
     events = read(tmp_path)
-    assert set(events.Tags()["scalars"]) == {*points_of(step(1)), "Loss/train"}
+    assert set(events.Tags()["scalars"]) == {*step(1).points(), "Loss/train"}
     for tag in events.Tags()["scalars"]:
         assert steps_of(events, tag) == [1, 10, 20, 30, 35]
     assert [one.value for one in events.Scalars("Loss/train")] == [one.value for one in events.Scalars("train/loss")]
@@ -122,17 +121,17 @@ def test_no_point_appears_twice_after_a_resume_or_a_rollback(how: str, tmp_path:
             sink.write(SaveEvent(number, 0.1))
             sink.write(Evaluation(2.0, 4, 60, by_source={"code": Score(1.0, 40)}).event(number))
             sink.samples(number, (SampleEvent(number, "a", "b"),), None)
-            sink.write(Alert("spike", number, "warning", "text", "log", count=number))
+            sink.write(AlertEvent("spike", number, "warning", "text", "log", count=number))
 
     sink = TensorBoardSink(tmp_path, None, 1)
     sink.begin(RunFacts("a", SETTINGS))
     everything(sink, 1, 6)
     if how == "killed":
         sink.close()
-        sink = TensorBoardSink(tmp_path, Known(3), 1)
+        sink = TensorBoardSink(tmp_path, CutOff(3), 1)
         sink.begin(RunFacts("a", SETTINGS))
     else:
-        sink.rewind(Known(3))
+        sink.rewind(CutOff(3))
     everything(sink, 4, 5)
     sink.close()
     events = read(tmp_path)
@@ -163,14 +162,15 @@ def test_the_layout_names_curves_that_exist(sink: TensorBoardSink, tmp_path: Pat
     sink.write(replace(evaluation, gap=0.1, trend=-2.0))
     sink.write(reading_of(1).event)
     sink.write(SaveEvent(1, 0.1))
-    gpu = replace(GPU, memory_used_mib=1.0, power_w=1.0, sm_clock_mhz=1.0)
-    sink.write(HardwareEvent.of(1, HardwareReading((gpu,), HOST), 1.0, {gpu.index: 1.0}))
-    sink.write(Alert("disk", 1, "critical", "text", "log", count=1))
+    gpu = GpuReading(1, "GPU", True, *[1.0] * 8, ("idle",), 1, 1)  # type: ignore[arg-type]  # all that a GPU may report
+    host = HostReading(*[1.0] * len(fields(HostReading)))
+    sink.write(HardwareEvent.of(1, HardwareReading((gpu,), host), 1.0, {gpu.index: 1.0}))
+    sink.write(AlertEvent("disk", 1, "critical", "text", "log", count=1))
     sink.close()
     events = read(tmp_path)
-    layout = Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
-    assert [category.title for category in layout.category] == list(LAYOUT)
-    patterns = [pattern for category in layout.category for chart in category.chart for pattern in chart.multiline.tag]
+    shown = Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
+    assert [category.title for category in shown.category] == list(layout())
+    patterns = [pattern for category in shown.category for chart in category.chart for pattern in chart.multiline.tag]
     matched = {pattern for pattern in patterns if any(re.match(pattern, tag) for tag in events.Tags()["scalars"])}
     assert set(patterns) == matched
 
@@ -229,7 +229,7 @@ def test_settings_are_flat_and_without_paths() -> None:
 
 def test_texts_keep_their_line_breaks_and_alerts_their_rule(sink: TensorBoardSink, tmp_path: Path) -> None:
     sink.samples(5, (SampleEvent(5, "Once\n", "upon"),), None)
-    sink.write(Alert("disk", 6, "critical", "step 6: full", "stop", count=1))
+    sink.write(AlertEvent("disk", 6, "critical", "step 6: full", "stop", count=1))
     sink.close()
     events = read(tmp_path)
     assert texts(events, "sample") == ["    Once\n    upon"]
@@ -239,7 +239,7 @@ def test_texts_keep_their_line_breaks_and_alerts_their_rule(sink: TensorBoardSin
 
 def test_a_text_that_is_no_unicode_is_shown_with_the_numbers_of_what_it_holds(sink: TensorBoardSink, tmp_path: Path) -> None:
     sink.samples(1, (SampleEvent(1, "a\udcff", "b"),), None)
-    sink.write(Alert("disk", 1, "critical", "a\udcff", "log", count=1))
+    sink.write(AlertEvent("disk", 1, "critical", "a\udcff", "log", count=1))
     sink.write(Evaluation(2.0, 4, 60, by_source={"a\udcff": Score(1.0, 9)}).event(1))
     sink.close()
     events = read(tmp_path)
@@ -276,7 +276,7 @@ def test_a_histogram_is_shown_with_the_counts_that_were_measured(sink: TensorBoa
 
 def test_hardware_curves_are_named_by_gpu_and_unit() -> None:
     lost = replace(GPU, index=2, answers=False, throttle=("hw_thermal",))
-    points = points_of(HardwareEvent.of(1, HardwareReading((GPU, lost), HOST), None))
+    points = HardwareEvent.of(1, HardwareReading((GPU, lost), HOST), None).points()
     assert points["gpu_1/temperature_c"] == 61.0
     assert (points["gpu_1/throttled"], points["gpu_2/throttled"]) == (0.0, 1.0)
     assert (points["gpu_1/answers"], points["gpu_2/answers"]) == (1.0, 0.0)
@@ -286,7 +286,8 @@ def test_hardware_curves_are_named_by_gpu_and_unit() -> None:
 
 
 def test_runs_are_compared_by_curves_that_exist() -> None:
-    assert {name for name in FINAL_METRICS if not name.startswith("validation")} <= set(points_of(step(1)))
+    compared = {metric.curve for metric in metrics_of(TrainEvent).values() if metric.compared}
+    assert compared <= set(step(1).points())
 
 
 def test_the_data_is_shown_as_a_picture_if_its_report_is_there(sink: TensorBoardSink, tmp_path: Path) -> None:

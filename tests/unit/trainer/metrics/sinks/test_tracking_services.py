@@ -17,18 +17,16 @@ import pytest
 from common.errors import ConfigError
 from tests.support.step_metrics import step_metrics
 from trainer.evaluation.results import Evaluation
-from trainer.health.alerts import Alert
 from trainer.machine.host import HostReading
 from trainer.machine.sampler import HardwareReading
 from trainer.metrics import RunFacts, Sink, StepMetrics
 from trainer.metrics.sinks import mlflow_sink
 from trainer.metrics.sinks.mlflow_sink import MlflowSink
-from trainer.metrics.sinks.points import points_of
 from trainer.metrics.sinks.wandb_sink import WandbSink
-from trainer.runs.events import HardwareEvent, LayersEvent, SampleEvent, SaveEvent
+from trainer.runs.events import AlertEvent, HardwareEvent, LayersEvent, SampleEvent, SaveEvent
 
 HOST = HostReading(1500.0, 1000.0, 16000.0, 0.5, 100.0)
-ALERT = Alert("spike", 7, "warning", "step 7: loss 9 is above 3", "log", 9.0, count=1)
+ALERT = AlertEvent("spike", 7, "warning", "step 7: loss 9 is above 3", "log", 9.0, count=1)
 FACTS = RunFacts("a", {"optim": {"lr": 0.001}, "data": "/data"})
 
 
@@ -356,7 +354,7 @@ def test_the_real_mlflow_takes_everything_in_a_folder(tmp_path: Path, monkeypatc
     everything(sink)
     run = (tmp_path / ".mlflow-id").read_text()
     [folder] = tmp_path.glob(f"store/*/{run}")
-    for name in points_of(step(1)):
+    for name in step(1).points():
         lines = (folder / "metrics" / name).read_text().splitlines()
         assert sorted(int(line.split()[2]) for line in lines) == [1, 7, 10, 20, 30, 35]
     assert json.dumps((folder / "params" / "optim.lr").read_text()) == '"0.001"'

@@ -1,4 +1,4 @@
-"""Options of `report`."""
+"""`report`: writes the report page and the picture of a run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated
 from pydantic import Field
 
 from common.settings.model import Place
-from trainer.commands.options.saved_run import RunOptions
+from trainer.commands.run_options import RunOptions
 
-__all__ = ["ReportOptions"]
+__all__ = ["ReportOptions", "run"]
 
 
 class ReportOptions(RunOptions):
@@ -20,3 +20,10 @@ class ReportOptions(RunOptions):
         None,
         description="File that receives the page. Without it, report.html in the run. The picture goes into the same directory.",
     )
+
+
+def run(options: ReportOptions) -> None:
+    from trainer.report import write_report
+
+    for path in write_report(options.run, options.output):
+        print(path)

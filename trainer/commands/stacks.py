@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.errors import CheckpointError, ConfigError
 from common.files import open_input
-from trainer.commands.inspection.options.stacks import StacksOptions
+from trainer.commands.run_options import RunOptions
 from trainer.config.not_a_run import not_a_run
 from trainer.machine.running_ranks import Rank, ranks_of
 from trainer.watchdog.beat import Beat
@@ -15,18 +15,18 @@ from trainer.watchdog.files import stacks_file
 from trainer.watchdog.processes import process_state, send_signal
 from trainer.watchdog.watch import collect_stacks
 
-__all__ = ["run", "show_stacks"]
+__all__ = ["StacksOptions", "run", "show_stacks"]
+
+
+class StacksOptions(RunOptions):
+    """Prints the stacks of all threads of each rank of a running training."""
+
 
 _MAX_BYTES = 1 << 20
-_NO_ANSWER = {
-    "T": "a signal has stopped it; it answers after SIGCONT",
-    "t": "a debugger has stopped it",
-}
-"""Reason why a process cannot answer, by its state in /proc."""
+_NO_ANSWER = {"T": "a signal has stopped it; it answers after SIGCONT", "t": "a debugger has stopped it"}  # by state in /proc
 
 
 def run(options: StacksOptions) -> None:
-    """Print the stacks. Raises the errors of `show_stacks`."""
     print(show_stacks(options.run))
 
 
@@ -78,17 +78,16 @@ def _no_answer(rank: Rank) -> str:
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
-    """Return whether a process handles a signal, according to the mask SigCgt in its `status` (proc(5))."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return False
+    # SigCgt is the mask of the signals that the process handles (proc(5)).
     masks = [int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")]
     return any(mask >> (number - 1) & 1 for mask in masks)
 
 
 def _text(run: Path, rank: int, begin: int | None) -> str:
-    """Return the text that a rank has appended to its file of stacks after the byte `begin`."""
     path = stacks_file(run, rank)
     if begin is None:
         return f"rank {rank}: {path}, which the rank created at its start, was removed, so its stacks cannot be shown"

@@ -1,16 +1,18 @@
-"""Options of `audit`."""
+"""`audit`: proves which rows every step was trained on, or shows the text of one step."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from common.errors import ProjectError
 from common.settings.model import Place
-from trainer.commands.options.saved_run import RunOptions
+from trainer.commands.run_options import RunOptions
 
-__all__ = ["AuditOptions"]
+__all__ = ["AuditOptions", "run"]
 
 
 class AuditOptions(RunOptions):
@@ -28,3 +30,19 @@ class AuditOptions(RunOptions):
         if self.full and self.step is None:
             raise ValueError("--full shows the whole text of --step; add --step N, or leave out --full")
         return self
+
+
+def run(options: AuditOptions) -> None:
+    from trainer.verification.audit import audit_run
+    from trainer.verification.step_text import show_step
+
+    if options.step is not None:
+        print(show_step(options.run, options.step, data=options.data, full=options.full, as_json=options.as_json))
+        return
+    try:
+        report = audit_run(options.run, options.data)
+    except ProjectError as error:
+        if options.as_json:
+            print(json.dumps({"ok": False, "error": str(error)}, ensure_ascii=False))
+        raise
+    print(json.dumps({"ok": True, **report.to_json()}, ensure_ascii=False) if options.as_json else report.describe())

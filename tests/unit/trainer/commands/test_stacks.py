@@ -18,8 +18,8 @@ import pytest
 from common.errors import CheckpointError, ConfigError
 from tests.support.runs import ROOT
 from tests.support.two_ranks import seconds_until
-from trainer.commands.inspection import stacks
-from trainer.commands.inspection.stacks import show_stacks
+from trainer.commands import stacks
+from trainer.commands.stacks import show_stacks
 from trainer.watchdog import processes, watch
 from trainer.watchdog.beat import Beat
 from trainer.watchdog.processes import ProcessId

@@ -1,16 +1,23 @@
-"""Options of `verify`."""
+"""`verify`: checks a run, level by level, or an exported directory."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from common.errors import ProjectError
 from common.settings.model import Place
-from trainer.commands.options.saved_run import TrustOptions
+from trainer.commands.run_options import TrustOptions
 
-__all__ = ["VerifyOptions"]
+if TYPE_CHECKING:
+    from trainer.verification.outcome import Outcome
+
+__all__ = ["VerifyOptions", "run"]
 
 
 class VerifyOptions(TrustOptions):
@@ -49,3 +56,41 @@ class VerifyOptions(TrustOptions):
                 "--sources, or run verify a second time with them"
             )
         return self
+
+
+def run(options: VerifyOptions) -> None:
+    held: list[dict[str, Any]] = []
+    try:
+        for outcome in _outcomes(options):
+            held.append({"level": outcome.level, **outcome.facts})
+            if not options.as_json:
+                print(outcome.text, flush=True)
+    except ProjectError as error:
+        if options.as_json:
+            print(json.dumps({"ok": False, "held": held, "error": str(error)}, ensure_ascii=False))
+        raise
+    if options.as_json:
+        print(json.dumps({"ok": True, "held": held}, ensure_ascii=False))
+
+
+def _outcomes(options: VerifyOptions) -> Iterator[Outcome]:
+    from trainer.interop.export_record import EXPORT_RECORD
+    from trainer.interop.verify_export import describe_export, verify_export
+    from trainer.loop import train
+    from trainer.verification.outcome import Outcome
+    from trainer.verification.verify import verify_run
+
+    is_export = (options.run / EXPORT_RECORD).exists() and not (options.run / "record.json").exists()
+    if options.export is not None or is_export:
+        facts = verify_export(options.run) if options.export is None else verify_export(options.export, options.run)
+        return iter([Outcome("export", describe_export(facts), facts)])
+    return verify_run(
+        options.run,
+        train=partial(train, trust_extension=False),  # a replay does not count as a training with the extension
+        level=options.level,
+        num_steps=options.replay,
+        start=options.start,
+        data=options.data,
+        sources=options.sources,
+        trust_code=options.trust_code,
+    )

@@ -12,17 +12,17 @@ from common.errors import ConfigError
 from tests.support.runs import tiny_config
 from trainer.doctor import machine
 from trainer.doctor.check import Check, Severity, refuse_errors
-from trainer.doctor.limits import UNLIMITED, LimitReading, check_limits, check_shared_memory, read_limits
 from trainer.doctor.machine import check_start
+from trainer.doctor.ulimits import UNLIMITED, Ulimits, check_shared_memory, check_ulimits, read_ulimits
 from trainer.training import setup
 
-GOOD = LimitReading(8 << 30, 8 << 30, 1 << 20, UNLIMITED, UNLIMITED)
+GOOD = Ulimits(8 << 30, 8 << 30, 1 << 20, UNLIMITED, UNLIMITED)
 DOCKER = replace(GOOD, shm_bytes=64 << 20, shm_free_bytes=64 << 20)
 """The default of Docker."""
 
 
-def rows(reading: LimitReading, num_gpus: int = 2, num_nodes: int = 1, has_peer_access: bool | None = None) -> dict[str, Check]:
-    found = check_limits(reading, num_gpus=num_gpus, num_nodes=num_nodes, has_peer_access=has_peer_access)
+def rows(reading: Ulimits, num_gpus: int = 2, num_nodes: int = 1, has_peer_access: bool | None = None) -> dict[str, Check]:
+    found = check_ulimits(reading, num_gpus=num_gpus, num_nodes=num_nodes, has_peer_access=has_peer_access)
     return {one.name: one for one in found}
 
 
@@ -56,19 +56,19 @@ def test_few_open_files_a_small_stack_and_locked_memory_between_nodes_are_warnin
 
 
 def test_the_limits_of_this_process_are_read(tmp_path: Path) -> None:
-    found = read_limits(tmp_path)
+    found = read_ulimits(tmp_path)
     assert found.shm_bytes is not None
     assert found.shm_free_bytes is not None
     assert 0 < found.shm_free_bytes <= found.shm_bytes
     assert found.open_files == UNLIMITED or found.open_files >= 256
-    assert read_limits(tmp_path / "none").shm_bytes is None
+    assert read_ulimits(tmp_path / "none").shm_bytes is None
 
 
 def test_the_start_of_a_training_warns_of_a_small_shared_memory_and_refuses_one_that_cannot_work(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     access = True
-    monkeypatch.setattr(machine, "can_access", lambda *_: access)
+    monkeypatch.setattr(machine, "has_peer_access", lambda _: access)
     with caplog.at_level(logging.WARNING):
         check_start(1, DOCKER)
         check_start(2, GOOD)

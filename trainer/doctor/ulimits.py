@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.text import format_bytes
-from trainer.doctor.check import Check, Severity
+from trainer.doctor.check import Check, Severity, check
 
-__all__ = ["NEEDED_SHM_BYTES", "UNLIMITED", "LimitReading", "check_limits", "check_shared_memory", "read_limits"]
+__all__ = ["NEEDED_SHM_BYTES", "UNLIMITED", "Ulimits", "check_ulimits", "check_shared_memory", "read_ulimits"]
 
 UNLIMITED = -1
 _SHM = Path("/dev/shm")
@@ -22,7 +22,7 @@ _NEEDED_STACK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
-class LimitReading:
+class Ulimits:
     """Limits of this process; `UNLIMITED` if there is none."""
 
     shm_bytes: int | None
@@ -34,14 +34,14 @@ class LimitReading:
     stack_bytes: int
 
 
-def read_limits(shm: Path = _SHM) -> LimitReading:
+def read_ulimits(shm: Path = _SHM) -> Ulimits:
     """Return the limits of this process."""
     total: int | None = None
     free: int | None = None
     with suppress(OSError):
         status = os.statvfs(shm)
         total, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
-    return LimitReading(
+    return Ulimits(
         total,
         free,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
@@ -50,26 +50,20 @@ def read_limits(shm: Path = _SHM) -> LimitReading:
     )
 
 
-def check_limits(reading: LimitReading, *, num_gpus: int, num_nodes: int, has_peer_access: bool | None = None) -> list[Check]:
-    """Return one row for each limit.
-
-    Args:
-        reading: the limits.
-        num_gpus: GPUs that a training uses on this node.
-        num_nodes: number of nodes.
-        has_peer_access: whether each GPU can access the memory of the others; None if that is not known.
-    """
+@check("limits", "machine")
+def check_ulimits(ulimits: Ulimits, *, num_gpus: int, num_nodes: int, has_peer_access: bool | None = None) -> list[Check]:
+    """Return one row for each limit."""
     return [
-        check_shared_memory(reading, num_gpus=num_gpus, has_peer_access=has_peer_access),
-        _open_files(reading.open_files),
-        _locked_memory(reading.locked_bytes, over_network=num_nodes > 1 and num_gpus > 0),
-        _stack(reading.stack_bytes),
+        check_shared_memory(ulimits, num_gpus=num_gpus, has_peer_access=has_peer_access),
+        _open_files(ulimits.open_files),
+        _locked_memory(ulimits.locked_bytes, over_network=num_nodes > 1 and num_gpus > 0),
+        _stack(ulimits.stack_bytes),
     ]
 
 
-def check_shared_memory(reading: LimitReading, *, num_gpus: int, has_peer_access: bool | None = None) -> Check:
+def check_shared_memory(ulimits: Ulimits, *, num_gpus: int, has_peer_access: bool | None = None) -> Check:
     """Return the row of /dev/shm, through which NCCL connects GPUs that cannot access each other's memory."""
-    total, free = reading.shm_bytes, reading.shm_free_bytes
+    total, free = ulimits.shm_bytes, ulimits.shm_free_bytes
     needed = f"{format_bytes(NEEDED_SHM_BYTES)} free for several GPUs"
     if total is None or free is None:
         found, enough = "/dev/shm does not exist", False

@@ -1,4 +1,4 @@
-"""Options of `compare`."""
+"""`compare`: writes one page about several runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field
 
 from common.settings.model import Options, Place
 
-__all__ = ["CompareOptions"]
+__all__ = ["CompareOptions", "run"]
 
 
 class CompareOptions(Options):
@@ -21,3 +21,9 @@ class CompareOptions(Options):
     output: Annotated[Path, Place(metavar="FILE", target="file")] = Field(
         Path("compare.html"), description="File that receives the page."
     )
+
+
+def run(options: CompareOptions) -> None:
+    from trainer.report import write_comparison
+
+    print(write_comparison(options.runs, options.output))

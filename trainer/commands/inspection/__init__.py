@@ -1,1 +1,0 @@
-"""The commands that show, compare and check existing runs."""

@@ -1,0 +1,166 @@
+"""How a value of an event declares its form in `metrics.jsonl`, its curve, and its places on the terminal and in the report.
+
+A field of an event has a `Metric` in its `Annotated` type, and a property has one in `Written.derived`. Sinks and report read these
+declarations, so they have no lists of metrics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self, get_type_hints
+
+__all__ = ["Metric", "Plot", "Written", "encodable", "metrics_of", "title_of"]
+
+
+_UNITS = {
+    "_mb_per_1000_steps": "MB per 1,000 steps",
+    "_mb_per_s": "MB per second",
+    "_mib": "MiB",
+    "_gb": "GB",
+    "_c": "°C",
+    "_w": "W",
+    "_mhz": "MHz",
+    "": "share, or count",
+}
+"""Units by the suffix of a name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """A chart of the report. Its vertical axis may be logarithmic, unless it begins at zero."""
+
+    title: str
+    unit: str
+    line: str = ""
+    """Name of the line in the legend."""
+    percent: bool = False
+    from_zero: bool = False
+    main: bool = False
+    """Whether the chart is in `training_metrics.png` too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """The declaration of a value."""
+
+    key: str = ""
+    """Its name in the file, if that is not the name of the field."""
+    in_file: bool = True
+    null: bool = False
+    """Whether the file has `null` for an unknown value. Otherwise the file lacks a value that is None or empty."""
+    digits: int | None = None
+    """Decimals in the file."""
+    after: str = ""
+    """For a property: the field that it follows in the file."""
+    exact: bool = False
+    """Whether a replay must reproduce the value bit for bit."""
+    curve: str = ""
+    """Name of its curve in TensorBoard, Weights & Biases and MLflow. `{}` stands for a name in a mapping."""
+    first: str = ""
+    """A second name of the curve in TensorBoard, which shows names in upper case first."""
+    chart: str = ""
+    """Category and title of the chart of TensorBoard's *Custom Scalars* that shows the curve, with a colon between them."""
+    compared: bool = False
+    """Whether TensorBoard's *HParams* compares runs by its last value."""
+    terminal: str = ""
+    """Its text in the line of a step, with the separator before it. `{value}` stands for the value, `{event}` for the event."""
+    bar: str = ""
+    """Its text in the progress bar."""
+    plot: Plot | None = None
+
+
+class Written:
+    """A value with a form in JSON. Subclasses are dataclasses."""
+
+    derived: ClassVar[Mapping[str, Metric]] = {}
+    """The metrics of properties."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values by their names in the file."""
+        facts: dict[str, Any] = {}
+        for name, key, digits, null in _form_of(type(self)).written:
+            value = getattr(self, name)
+            if isinstance(value, float):
+                value = _number(value, digits)
+            elif value is None or isinstance(value, Mapping | tuple):
+                if not value and not null:
+                    continue
+                value = _plain(value, digits)
+            facts[key] = value
+        return facts
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any], **others: Any) -> Self:
+        """Return the object with these values and `others`. The type of a field decides about a missing value.
+
+        Raises:
+            pydantic.ValidationError: a value that readers need is missing or has the wrong type.
+        """
+        return cls(**{name: facts.get(key) for name, key in _form_of(cls).read}, **others)
+
+
+def metrics_of(kind: type[Written]) -> Mapping[str, Metric]:
+    """Return the metrics of a class by the names of fields and properties, in the order of the file."""
+    return _form_of(kind).metrics
+
+
+@dataclass(frozen=True)
+class _Form:
+    metrics: Mapping[str, Metric]
+    written: Sequence[tuple[str, str, int | None, bool]]
+    """Name, key, digits and `null` of all that is in the file."""
+    read: Sequence[tuple[str, str]]
+    """Name and key of the fields that are in the file."""
+
+
+_FORMS: dict[type[Written], _Form] = {}
+"""Forms that were made. Each step needs one."""
+
+
+def _form_of(kind: type[Written]) -> _Form:
+    if kind in _FORMS:
+        return _FORMS[kind]
+    hints, metrics = get_type_hints(kind, include_extras=True), dict[str, Metric]()
+    own = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # each subclass is a dataclass
+    for field in own:
+        marks = getattr(hints[field], "__metadata__", ())
+        metrics[field] = next((mark for mark in marks if isinstance(mark, Metric)), Metric(null=True))
+        metrics |= {name: metric for name, metric in kind.derived.items() if metric.after == field}
+    metrics |= kind.derived
+    in_file = [(name, metric) for name, metric in metrics.items() if metric.in_file]
+    _FORMS[kind] = _Form(
+        metrics,
+        [(name, metric.key or name, metric.digits, metric.null) for name, metric in in_file],
+        [(name, metric.key or name) for name, metric in in_file if name in own],
+    )
+    return _FORMS[kind]
+
+
+def title_of(name: str) -> tuple[str, str]:
+    """Return a name without its unit, in words, and the unit."""
+    suffix = next(suffix for suffix in _UNITS if name.endswith(suffix))
+    return name.removesuffix(suffix).replace("_", " "), _UNITS[suffix]
+
+
+def encodable(text: str) -> str:
+    """Return the text with each lone surrogate, which UTF-8 cannot hold, as a backslash and its number."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _number(value: float, digits: int | None) -> float | str:
+    """Return a number for JSON, which has no word for one that is not finite."""
+    if not math.isfinite(value):
+        return str(value)
+    return value if digits is None else round(value, digits)
+
+
+def _plain(value: Any, digits: int | None) -> Any:
+    if isinstance(value, Written):
+        return value.to_json()
+    if isinstance(value, float):
+        return _number(value, digits)
+    if isinstance(value, Mapping):
+        return {name: _plain(part, digits) for name, part in value.items()}
+    return [_plain(part, digits) for part in value] if isinstance(value, tuple | list) else value
