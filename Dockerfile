@@ -78,7 +78,7 @@ RUN --mount=type=bind,source=env/apt,target=/tmp/apt \
  && rm /tmp/begin && touch --date="$FILE_DATE" /tmp
 
 # Libraries write only to a tmpfs (home) or a volume (cache). /cache must allow execution, for the kernels that torch.compile builds.
-# Each user has a folder there (trainer/machine/private_caches.py), also for the list of extension files that the user has trained
+# Each user has a folder there (trainer/machine/before_torch.py), also for the list of extension files that the user has trained
 # with (trainer/extensions/trust.py). USER is set because a user id without an entry in /etc/passwd has no name.
 ENV HOME=/home/trainer USER=trainer XDG_CACHE_HOME=/cache XDG_STATE_HOME=/cache
 

@@ -30,7 +30,6 @@ def forbid_files() -> None:
 
 
 def lower_limit(kind: int, wanted: int) -> None:
-    """Lower both the soft and the hard limit of this process to `wanted`, unless they are lower already."""
     soft, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (_least(soft, wanted), _least(hard, wanted)))
 
@@ -42,7 +41,6 @@ def limit_memory(more_bytes: int) -> None:
 
 
 def memory_in_use() -> int | None:
-    """Return the bytes of address space that this process uses; None if the system does not say."""
     try:
         with open("/proc/self/statm", encoding="ascii") as usage:  # noqa: PTH123 - a path object takes longer
             return int(usage.read().split()[0]) * resource.getpagesize()
@@ -58,20 +56,17 @@ class SoftLimit:
         self._soft, self._hard = resource.getrlimit(kind)
 
     def set(self, wanted: int = resource.RLIM_INFINITY) -> None:
-        """Set the soft limit to `wanted`, or to less if less was allowed at the start."""
         resource.setrlimit(self._kind, (_least(wanted, self._soft, self._hard), self._hard))
 
     def set_seconds(self, more: int) -> None:
-        """Limit the processor time to what this process has used and `more` seconds; the limit must be RLIMIT_CPU.
-
-        At the soft limit the process ends with SIGXCPU, at the hard limit with SIGKILL, which says nothing. So it stays below that.
-        """
+        """Limit the processor time to what this process has used and `more` seconds; the limit must be RLIMIT_CPU."""
+        # At the soft limit the process ends with SIGXCPU, at the hard limit with SIGKILL, which says nothing.
         below_hard = self._hard if self._hard == resource.RLIM_INFINITY else max(self._hard - 1, 1)
         self.set(_least(int(time.process_time()) + more + 1, below_hard))
 
 
 def inherited_limit(memory_bytes: int, seconds: int) -> str | None:
-    """Return the limit of this process that keeps its programs from using so much, in the form of a shell; None if none does."""
+    """Return the limit of this process that stops its programs before they use so much, as a shell shows it; or None."""
     memory, processor = (_least(*resource.getrlimit(kind)) for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU))
     if memory != resource.RLIM_INFINITY and memory < memory_bytes + _OF_THE_PROGRAM_BYTES:
         return f"ulimit -v {memory >> 10}"

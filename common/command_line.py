@@ -22,8 +22,7 @@ from common.errors import ConfigError, ExitCode, ProjectError, exit_code_of
 from common.files import UnusableFileError
 from common.redaction import RedactingFormatter, redacted
 from common.storage_errors import TOO_MANY_FILES, explain_file_error, explain_os_error
-from common.terminal import printable, printable_stdout
-from common.terminal_lines import LineHandler, write_line
+from common.terminal import LineHandler, printable, printable_stdout, write_line
 
 __all__ = [
     "PROGRAM",
@@ -61,7 +60,6 @@ class Command:
 
 
 def list_of(commands: Mapping[str, Command]) -> str:
-    """Return a line for each command, in at most 80 columns."""
     indent = " " * _INDENT
     return "\n".join(
         fill(f"  {name:<{_INDENT - 2}}{command.summary}", _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
@@ -70,11 +68,7 @@ def list_of(commands: Mapping[str, Command]) -> str:
 
 
 def chosen(commands: Mapping[str, Command], program: str, words: Sequence[str]) -> tuple[Command, Sequence[str]] | None:
-    """Return the command that a command line names, and its arguments. None if it asks for the list of commands, which is printed.
-
-    Raises:
-        ConfigError: there is no such command.
-    """
+    """Return the named command and its arguments. None: the words ask for the list of commands, which is printed."""
     if not words or words[0] in ("help", "-h", "--help"):
         sys.stdout.write(f"usage: {program} COMMAND [--SETTING VALUE ...]\n\ncommands:\n{list_of(commands)}\n")
         return None
@@ -89,13 +83,11 @@ def command_text(name: str, *words: object) -> str:
 
 
 def write_error(line: str) -> None:
-    """Write the line that says why a command ended to stderr, red on a terminal."""
     stopped = line.startswith("stopped")
     write_line(line, sys.stderr, "yellow" if stopped else "red")
 
 
 def log_to_stderr(package: str) -> None:
-    """Write the log lines of a package to stderr from level INFO, without secrets."""
     logger, handler = logging.getLogger(package), LineHandler()
     handler.setFormatter(RedactingFormatter("%(levelname)s: %(message)s"))
     logger.addHandler(handler)
@@ -104,13 +96,7 @@ def log_to_stderr(package: str) -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Turn every error of the imports within the context into a ConfigError.
-
-    The launcher starts a crashed training again, but another start would fail at the same import.
-
-    Raises:
-        ConfigError: an import failed.
-    """
+    """Turn every error of the imports within the context into a ConfigError: another start would fail at the same import."""
     try:
         yield
     except Exception as error:
@@ -189,11 +175,7 @@ def _too_many_files(error: BaseException | None) -> OSError | None:
 
 
 def end_at_once(code: int) -> NoReturn:
-    """End this process with an exit code, without the teardown of the interpreter, which takes seconds once torch is loaded.
-
-    Functions that were registered with `atexit` are called, and the streams are flushed. If a non-daemon thread is still running,
-    the interpreter ends in the ordinary way, which waits for that thread.
-    """
+    """Call what `atexit` knows, flush, and end without the teardown of the interpreter, which takes seconds with torch."""
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         sys.exit(code)
     atexit._run_exitfuncs()
@@ -208,7 +190,6 @@ def end_at_once(code: int) -> NoReturn:
 
 
 def _not_loaded(error: Exception) -> str:
-    """Return the message for a failed import: the error, its place, and what to do."""
     if isinstance(error, SyntaxError):
         what, place = error.msg, f"{error.filename}, line {error.lineno}"
     else:

@@ -125,7 +125,6 @@ class StoppedBySignal(ProjectError):  # noqa: N818 - this is an outcome and not 
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """Return the exit code of a command that ends with `error`."""
     if isinstance(error, ProjectError):
         return error.exit_code
     if isinstance(error, OSError | UnusableFileError):

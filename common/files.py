@@ -111,12 +111,7 @@ def open_input(path: Path, *, below: Path | None = None) -> BinaryIO:
 
 
 def read_input(path: Path, max_bytes: int, *, below: Path | None = None) -> bytes:
-    """Return the content of a regular file of at most `max_bytes`. For `below` see `open_input`.
-
-    Raises:
-        UnusableFileError: as `open_input`, or the file is larger.
-        OSError: it does not exist or cannot be read.
-    """
+    """Return the content of a regular file of at most `max_bytes`. Raises the errors of `open_input`."""
     with open_input(path, below=below) as file:
         is_larger = os.fstat(file.fileno()).st_size > max_bytes  # a sparse file can have any size, so none of it is read
         content = b"" if is_larger else file.read(max_bytes + 1)  # files in /proc and growing files hold more than their size
@@ -161,11 +156,7 @@ def open_output(path: Path, flags: int, *, below: Path) -> int:
 
 
 def own_folder(path: Path) -> Path:
-    """Create the folder `path` if it is missing, but not its parents, and return it.
-
-    Raises:
-        UnusableFileError: a symbolic link or a file has that name.
-    """
+    """Create the folder `path` if it is missing, but not its parents. A link or a file of that name raises UnusableFileError."""
     try:
         path.mkdir()
     except FileExistsError:
@@ -209,11 +200,7 @@ def _open_entry(name: str, flags: int, folder: int, path: Path) -> int:
 
 
 def canonical_json(value: Any, *, indent: int | None = 2) -> bytes:
-    """Return `value` as JSON in its canonical form: sorted keys, UTF-8, two-space indent, final newline; one line without indent.
-
-    Raises:
-        ValueError: a number is NaN or infinite, which JSON cannot represent.
-    """
+    """Return JSON with sorted keys and a final newline; one line without indent. NaN and infinity raise ValueError."""
     return (json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, indent=indent) + "\n").encode()
 
 
@@ -249,7 +236,6 @@ def parse_json(data: bytes, max_values: int = MAX_VALUES, *, unique: bool = Fals
 
 
 def is_deeper(value: Any, max_depth: int = MAX_DEPTH) -> bool:
-    """Whether lists and objects of a value from JSON are nested deeper than `max_depth` levels."""
     level = [value]
     for _ in range(max_depth + 1):
         containers = [one for one in level if isinstance(one, list | dict)]
@@ -269,11 +255,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def unsealed(data: bytes, *, indent: int | None = 2) -> dict[str, Any]:
-    """Return the value that was given to `sealed` with the same `indent`.
-
-    Raises:
-        ValueError: this is not sealed JSON, or a byte of it has changed.
-    """
+    """Return the value that was given to `sealed` with the same `indent`. ValueError: it is not sealed, or a byte has changed."""
     value = parse_json(data)
     if not isinstance(value, dict) or "seal" not in value:
         raise ValueError("it carries no seal")
@@ -284,18 +266,11 @@ def unsealed(data: bytes, *, indent: int | None = 2) -> dict[str, Any]:
 
 
 def digest_file(path: Path, *, below: Path | None = None) -> str:
-    """Return `sha256:` and the hexadecimal digest of a regular file, read in chunks of 1 MiB. For `below` see `open_input`.
-
-    Raises:
-        UnusableFileError: as `open_input`.
-        OSError: it does not exist or cannot be read.
-    """
     with open_input(path, below=below) as file:
         return digest_stream(file)
 
 
 def digest_stream(file: _Readable) -> str:
-    """Return `sha256:` and the hexadecimal digest of an open file, from its current position to its end."""
     digest = hashlib.sha256()
     while chunk := file.read(_READ_BYTES):
         digest.update(chunk)
@@ -312,16 +287,11 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Force a directory's entries to the storage device, so that a rename in it survives a power failure."""
     sync_file(path)
 
 
 def sync_upwards(path: Path) -> None:
-    """Force the entries of a directory, and of its parents up to the mount point, to the storage device.
-
-    This also covers directories that this process has not created, because a killed process may have created them. It stops at
-    a parent that this user may not read.
-    """
+    """Force the entries of a directory to the device, and of its parents up to the mount point or one without access."""
     folder = path.resolve()
     sync_directory(folder)
     while not folder.is_mount():
@@ -333,12 +303,10 @@ def sync_upwards(path: Path) -> None:
 
 
 def unfinished_path(path: Path) -> Path:
-    """Return a new, unpredictable name in the folder of `path`: for what is renamed to `path` when it is complete."""
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
 
 
 def is_unfinished(path: Path) -> bool:
-    """Return whether `unfinished_path` made this name: a process is writing there, or was killed while it wrote."""
     return _UNFINISHED.fullmatch(path.name) is not None
 
 
@@ -364,11 +332,7 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def commit_directory(temporary: Path, final: Path) -> None:
-    """Rename a finished directory durably: fsync of every file and directory in it, rename, fsync of the parent.
-
-    Raises:
-        OSError: `final` exists and is not empty, or a file could not be forced to the device.
-    """
+    """Rename a finished directory durably. Raises OSError if `final` exists and is not empty."""
     for folder, _, names in os.walk(temporary):
         for name in names:
             sync_file(Path(folder, name))

@@ -16,8 +16,6 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 class _Files(NamedTuple):
-    """The files of a memory cgroup, and the names of two values in them."""
-
     limit: str
     usage: str
     inactive: str
@@ -45,7 +43,7 @@ def available_host_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
 
 
 def num_oom_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
-    """Return how many processes in the cgroup of this process the kernel has killed for lack of memory; 0 if that is unknown."""
+    """Return how many processes in the cgroup of this process the kernel has killed for lack of memory; 0 if unknown."""
     for directory, files in _memory_cgroups(proc, cgroups):
         with suppress(OSError, ValueError):
             return _field(directory / files.kills, "oom_kill")
@@ -53,13 +51,7 @@ def num_oom_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
 
 
 def why_killed(oom_kills_before: int, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> str:
-    """Return why the kernel has killed a process of this cgroup, with advice; empty if it was not for lack of memory.
-
-    Args:
-        oom_kills_before: `num_oom_kills()` at a time when the process was running.
-        proc: the folder of the system, for tests.
-        cgroups: the folder of the cgroups, for tests.
-    """
+    """Return why the kernel has killed a process since `num_oom_kills` was `oom_kills_before`, with advice; empty if it has not."""
     if num_oom_kills(proc, cgroups) <= oom_kills_before:
         return ""
     limits = []
@@ -86,12 +78,11 @@ def _memory_cgroups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, _Files]]:
 
 
 def process_bytes(name: str) -> int:
-    """Return a value of this process from `/proc/self/status`, such as `VmHWM`, in bytes."""
+    """Return a value of `/proc/self/status`, such as `VmHWM`, in bytes."""
     return _field(Path("/proc/self/status"), f"{name}:") * 1024
 
 
 def _field(path: Path, name: str) -> int:
-    """Return the number after a name in a file of lines "name number …". Raises ValueError if no line has the name."""
     for line in path.read_text(encoding="utf-8").splitlines():
         words = line.split()
         if words and words[0] == name:

@@ -56,12 +56,11 @@ def redacted(text: str) -> str:
 
 
 def redacted_url(url: str) -> str:
-    """Return a URL, or several joined by `::`, without user, password, query, fragment and options."""
     return "::".join(map(_bare, url_chain(url)))
 
 
 def url_chain(url: str) -> list[str]:
-    """Return the parts of a chained URL such as `simplecache::https://host/file`; any other URL is one part."""
+    """Return the parts of a chained URL such as `simplecache::https://host/file`."""
     return _LINK.split(url)
 
 
@@ -100,13 +99,6 @@ def without(text: str, secrets: Iterable[str]) -> str:
 
 
 class RedactingFormatter(logging.Formatter):
-    """A formatter of log messages that removes the secrets of URLs and the characters that control a terminal.
-
-    Args:
-        form: as for `logging.Formatter`.
-        secrets: further texts to remove, from `secrets_of`: libraries log parts of the URLs that they use.
-    """
-
     def __init__(self, form: str = "%(message)s", secrets: Iterable[str] = ()) -> None:
         super().__init__(form)
         self._secrets = tuple(secrets)
@@ -128,7 +120,6 @@ def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _bare(url: str) -> str:
-    """Return one URL of a chain as `protocol://host/path`."""
     protocol, is_url, rest = url.partition("://")
     if not is_url:
         return url if re.fullmatch(_SCHEME, url) or "@" not in url else HIDDEN

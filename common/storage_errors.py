@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common.files import UnusableFileError
-from common.mounts import TEXT, named_mount
+from common.paths import TEXT, named_mount
 from common.text import size
 
 __all__ = ["TOO_MANY_FILES", "explain_file_error", "explain_os_error", "naming"]
@@ -53,13 +53,7 @@ _EXPLAINED = {
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add this path to an OSError from within the context, if the error names no file.
-
-    Errors of reads, writes and syncs of open files name no file. Neither does a lock of `multiprocessing`, which is in /dev/shm.
-
-    Args:
-        path: the file that is read or written, or the folder that receives it.
-    """
+    """Add this path to an OSError that names no file: those of open files, and of the locks of `multiprocessing`."""
     try:
         yield
     except OSError as error:
@@ -86,7 +80,6 @@ def explain_os_error(error: OSError) -> str:
 
 
 def explain_file_error(error: OSError | UnusableFileError) -> str:
-    """Return one line for either kind of error; see `explain_os_error`."""
     if isinstance(error, OSError):
         return explain_os_error(error)
     message = str(error)
@@ -107,7 +100,6 @@ def _reason_and_remedy(error: OSError, path: Path | None) -> tuple[str, str]:
 
 
 def _no_permission(error: OSError, path: Path) -> tuple[str, str]:
-    """Return a reason with the user and the owner of the file, and the command or setting that gives access."""
     user, group = os.geteuid(), os.getegid()
     place, status = _nearest(path)
     reason = f"{(error.strerror or 'permission denied').lower()} for user {user}, group {group}"
@@ -126,7 +118,6 @@ def _no_permission(error: OSError, path: Path) -> tuple[str, str]:
 
 
 def _nearest(path: Path) -> tuple[Path, os.stat_result | None]:
-    """Return the file, or else its nearest parent that this user can see, and the status of that; None if there is none."""
     for place in (path, *path.absolute().parents):
         with suppress(OSError):
             return place, place.stat()

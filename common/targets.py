@@ -34,23 +34,13 @@ _KINDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 
 
 def check_target(path: Path, option: str, target: Target) -> None:
-    """Refuse a path inside a run, prepared data or an exported model, because other commands read, check and delete what is there.
-
-    A page or a new file directly in the folder of a run is allowed, and so is a folder that is a run or prepared data already.
-
-    Args:
-        path: folder or file that a command is about to write.
-        option: names it on the command line, for the message.
-        target: what is written.
-
-    Raises:
-        ConfigError: the path is inside such a folder.
-    """
+    """Refuse a path inside a run, prepared data or an exported model, because other commands read and delete what is there."""
     with suppress(OSError, ValueError, RuntimeError):  # the command that uses the path says what is wrong with it
         real = path.resolve()
         for folder in real.parents:
             if (kind := _kind(folder)) is None:
                 continue
+            # A page or a new file directly in a run is allowed, and so is a folder that is a run or prepared data already.
             is_beside = target == "file" and kind == "a run" and real.parent == folder
             if (is_beside and (real.suffix == ".html" or not real.exists())) or (target == "folder" and _kind(real)):
                 return
@@ -95,7 +85,6 @@ def new_folder(target: Path, *, replaces: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def _about(target: Path, folder: Path) -> Iterator[None]:
-    """Let errors name the target, and describe a full disk before the unfinished folder is removed."""
     try:
         with naming(target):
             yield

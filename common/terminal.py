@@ -1,14 +1,34 @@
-"""Makes text of strangers safe for a terminal: it cannot move the cursor, change colours or the title, or reorder characters."""
+"""Text on a terminal: safe to show, in lines that never mix with a progress bar, wrapped between words, coloured.
+
+Text of strangers cannot move the cursor, change colours or the title, or reorder characters. Nothing here writes colours, bars or
+wrapped lines into a pipe or a file.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import shutil
 import sys
+import textwrap
 import unicodedata
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
-from typing import IO, Any, TextIO, cast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from functools import partial
+from importlib import import_module
+from typing import IO, Any, Literal, TextIO, cast
 
-__all__ = ["PrintableStream", "printable", "printable_stdout"]
+__all__ = [
+    "Colour",
+    "LineHandler",
+    "PrintableStream",
+    "bar_columns",
+    "coloured",
+    "printable",
+    "printable_stdout",
+    "progress_shown",
+    "write_line",
+]
 
 _STEERING = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"))
 """Unicode categories of characters that are invisible, or that change how other characters are shown."""
@@ -17,14 +37,7 @@ _KEPT = "\n\t\u200c\u200d"
 
 
 def printable(text: str, kept: str = _KEPT) -> str:
-    """Return `text` with each invisible character, which a terminal could obey, replaced by its number.
-
-    Escape becomes `⟨U+001B⟩`, and a mark that reverses the direction of text becomes `⟨U+202E⟩`. All visible characters stay.
-
-    Args:
-        text: may come from a stranger.
-        kept: invisible characters that stay. The default is line feed, tab and the two joiners.
-    """
+    """Return `text` with its number, such as `⟨U+001B⟩`, for each invisible character that a terminal could obey."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(one if one in kept or unicodedata.category(one) not in _STEERING else f"⟨U+{ord(one):04X}⟩" for one in text)
@@ -51,9 +64,82 @@ class PrintableStream:
 
 @contextmanager
 def printable_stdout() -> Iterator[None]:
-    """Make all output printable within the context, if stdout is a terminal. Pipes and files receive it unchanged."""
+    """Make all output printable within the context, if stdout is a terminal."""
     if not sys.stdout.isatty():
         yield
         return
     with redirect_stdout(cast(TextIO, PrintableStream(sys.stdout))):
         yield
+
+
+Colour = Literal["red", "yellow", "green"]
+_CODES: dict[Colour, int] = {"red": 31, "yellow": 33, "green": 32}
+_COLUMNS = 80
+_BAR = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
+_QUIET_S = 1.0
+"""A bar is shown for work that takes longer than this."""
+
+
+def write_line(text: str, stream: IO[str], colour: Colour | None = None) -> None:
+    """Write text and a line end. On a terminal, bars are removed before it and drawn again below it, and long lines are wrapped."""
+    if not stream.isatty():
+        print(text, file=stream, flush=True)
+        return
+    shown = coloured(_wrapped(text, stream), colour, stream)
+    with suppress(ImportError):  # the message may be that packages are missing
+        import_module("tqdm").tqdm.write(shown, file=stream)
+        stream.flush()
+        return
+    print(shown, file=stream, flush=True)
+
+
+def coloured(text: str, colour: Colour | None, stream: IO[str]) -> str:
+    """Return text in a colour, if the stream is a terminal that shows colours and NO_COLOR is not set (no-color.org)."""
+    plain = colour is None or not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if plain or colour is None else f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
+
+
+def bar_columns(stream: IO[str]) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _COLUMNS
+    except (OSError, ValueError):
+        return shutil.get_terminal_size((_COLUMNS, 24)).columns
+
+
+class LineHandler(logging.StreamHandler[Any]):
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            write_line(self.format(record), self.stream, _colour_of(record.levelno))
+        except Exception:
+            self.handleError(record)
+
+
+@contextmanager
+def progress_shown(what: str, total: int, stream: IO[str], quiet_s: float = _QUIET_S) -> Iterator[Callable[[], None]]:
+    """Yield the function to call after each of `total` parts. A bar is shown on a terminal for work longer than `quiet_s`."""
+    if not stream.isatty():
+        yield lambda: None
+        return
+    shown = import_module("tqdm").tqdm(
+        total=total, desc=what, file=stream, leave=False, delay=quiet_s, dynamic_ncols=True, bar_format=_BAR
+    )
+    with shown as bar:
+        yield partial(bar.update, 1)
+
+
+def _colour_of(level: int) -> Colour | None:
+    if level >= logging.ERROR:
+        return "red"
+    return "yellow" if level >= logging.WARNING else None
+
+
+def _wrapped(text: str, stream: IO[str]) -> str:
+    width = max(20, bar_columns(stream) - 1)
+    lines = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip(" "))]
+        wrapped = textwrap.wrap(
+            line, width, subsequent_indent=f"{indent}  ", drop_whitespace=True, break_on_hyphens=False, replace_whitespace=False
+        )
+        lines += wrapped or [""]
+    return "\n".join(lines)

@@ -68,16 +68,11 @@ def duration(seconds: float) -> str:
 
 
 def visible(text: str) -> str:
-    """Return `text` with each invisible character, joiners included, replaced by its number, such as `⟨U+202E⟩`.
-
-    Line feeds and tabs stay. The result has no other control character, no direction mark and no lone surrogate, so it can be
-    shown on a terminal and encoded in UTF-8.
-    """
+    """Return `text` with its number in place of each invisible character, except for line feeds and tabs."""
     return printable(text, kept="\n\t")
 
 
 def format_bytes(size: int) -> str:
-    """Return a number of bytes in binary units: "512 B", "1.5 GiB"."""
     value, units = float(size), iter(("B", "KiB", "MiB", "GiB"))
     for unit in units:
         if value < 1024:
@@ -87,7 +82,6 @@ def format_bytes(size: int) -> str:
 
 
 def shortened(text: str, most: int, *, from_end: bool = False) -> str:
-    """Return the first characters of a text, or the last ones, with `…` in place of the others."""
     if len(text) <= most:
         return text
     return f"…{text[1 - most :]}" if from_end else f"{text[: most - 1]}…"
@@ -99,6 +93,5 @@ def value_text(value: Any) -> str:
 
 
 def some_of(names: Sequence[object], shown: int = 1) -> str:
-    """Return the first `shown` names and the number of the others, such as `a, b and 3 more`; empty if there are no names."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(map(str, names[:shown])) + more

@@ -64,7 +64,6 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def _inner(name: object) -> object:
-    """Return `name`. Raises ValueError if it is not a relative path that stays inside the folder."""
     if not isinstance(name, str) or not name or "\0" in name:
         raise ValueError("is not a path")
     path = PurePosixPath(name)
@@ -94,11 +93,7 @@ FormT = TypeVar("FormT", bound=Form)
 
 
 def parsed(form: type[FormT], value: object) -> FormT:
-    """Return a value from JSON as an object.
-
-    Raises:
-        ValueError: it does not have the form; the message names the first wrong field.
-    """
+    """Return a value from JSON as an object. ValueError names the first field that does not have the form."""
     try:
         return form.model_validate(value)
     except ValidationError as error:
@@ -112,39 +107,26 @@ def parsed(form: type[FormT], value: object) -> FormT:
 
 
 def check_form(form: type[Form], value: object) -> None:
-    """Check that a value from JSON has the form. Raises as `parsed` does."""
     parsed(form, value)
 
 
 def number(value: object) -> float | None:
-    """Return a number out of JSON as a float, and None for any other value. The texts "nan" and "inf" are numbers too."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        return float(value)
+        return float(value)  # the texts "nan" and "inf" are numbers too
     except (ValueError, OverflowError):
         return None
 
 
 def read_run_file(path: Path, max_bytes: int, below: Path) -> bytes:
-    """Return the content of a file of a run. Below the folder `below` no link is followed.
-
-    Raises:
-        CheckpointError: it is not a regular file, is larger than `max_bytes`, or lies outside the folder.
-        FileNotFoundError: it is missing.
-        OSError: it cannot be read.
-    """
+    """Return the content of a file of a run; CheckpointError if it is no regular file, too large, or outside of `below`."""
     with _as_checkpoint_error(path):
         return read_input(path, max_bytes, below=below)
 
 
 def read_lines(path: Path, below: Path) -> Iterator[bytes]:
-    """Yield the lines of a large file of a run, with their line ends. One line is in memory at a time.
-
-    Raises:
-        CheckpointError: as `read_run_file`, or a line is too long.
-        OSError: as `read_run_file`.
-    """
+    """Yield the lines of a large file of a run, with their line ends. One line is in memory at a time."""
     with _as_checkpoint_error(path):
         file = open_input(path, below=below)
     with file:
@@ -159,15 +141,6 @@ def read_lines(path: Path, below: Path) -> Iterator[bytes]:
 
 
 def digest_run_file(run: Path, name: str) -> str:
-    """Return `sha256:` and the hexadecimal digest of a file of a run.
-
-    Args:
-        run: the directory of the run.
-        name: path of the file inside the run.
-
-    Raises:
-        CheckpointError, OSError: as `read_run_file`.
-    """
     path, digest = run / name, hashlib.sha256()
     for chunk in _chunks(path, run):
         digest.update(chunk)
@@ -175,11 +148,6 @@ def digest_run_file(run: Path, name: str) -> str:
 
 
 def copy_run_file(run: Path, name: str, target: Path) -> None:
-    """Copy the file `name` of a run to the new file `target`.
-
-    Raises:
-        CheckpointError, OSError: as `read_run_file`.
-    """
     with target.open("xb") as file:
         for chunk in _chunks(run / name, run):
             file.write(chunk)

@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from common.errors import ConfigError
+from common.hardware import num_cores
 from common.settings.messages import explain
 from common.signals import stop_on_signals
 from common.storage_errors import naming
@@ -25,7 +26,6 @@ from data_pipeline.dataset.manifest import MASKED_FORMAT, Manifest, check_digest
 from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.stored_documents import check_tables, check_tokens_kept, read_tokenizer, settings_in
 from data_pipeline.dataset.tables import read_side_by_side
-from data_pipeline.execution.local_engine import available_cores
 from data_pipeline.execution.runner import open_runner
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.publishing.assemble import Prepared, assemble
@@ -89,7 +89,7 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
         check_digests(directory, {name: digest for name, digest in before.files.items() if name == REFERENCE})
         for number in range(len(before.partitions)):
             check_tables(directory, before, number)
-        with open_runner(("count", "pack"), max(1, min(workers or available_cores(), len(before.partitions)))) as run:
+        with open_runner(("count", "pack"), max(1, min(workers or num_cores(), len(before.partitions)))) as run:
             work = folder.start_work(fingerprint)
             labels = label_names(directory, before) if "labels" in before.totals else ()
             fields = part(before.totals, "labels", "fields")

@@ -12,14 +12,11 @@ from common.command_line import PROGRAM, chosen, end_at_once, importing, run_com
 from common.errors import ExitCode
 from trainer.launch.command_table import COMMANDS
 from trainer.launch.first_failure import only_first_failure
-from trainer.machine.allocator import keep_memory
-from trainer.machine.openmp import spin_briefly
-from trainer.machine.private_caches import use_private_caches
-from trainer.watchdog.processes import end_with_parent, leave_reason
+from trainer.machine.before_torch import keep_memory, spin_briefly, use_private_caches
+from trainer.watchdog.processes import end_with_parent, write_exit_code
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command that the arguments name."""
     if (found := chosen(COMMANDS, PROGRAM, arguments)) is None:
         return
     command, rest = found
@@ -27,22 +24,25 @@ def main(arguments: Sequence[str]) -> None:
     spin_briefly()
     use_private_caches()
     with only_first_failure():
-        if command.name == "train" and "RANK" in os.environ:
-            end_with_parent()
         with importing():
             from common.settings.command import run_listed
-        run_listed(command, PROGRAM, rest)
+        settings = None
+        if command.name == "train" and "RANK" in os.environ:
+            end_with_parent()
+            from trainer.launch.train_settings import handed_settings
+
+            settings = handed_settings(rest)
+        run_listed(command, PROGRAM, rest, settings)
 
 
 def _announce(line: str, code: ExitCode) -> None:
     """Print an error once for all ranks of this node, and write its exit code to the file that the launcher reads."""
-    if leave_reason(f"{code:d}"):
+    if write_exit_code(f"{code:d}"):
         with suppress(BrokenPipeError):
             write_error(line)
 
 
 def start(arguments: Sequence[str]) -> NoReturn:
-    """Run the command that the arguments name, and end this process with its exit code."""
     try:
         result = run_command(main, arguments, _announce)
     except Exception:

@@ -12,13 +12,13 @@ from trainer.config import ModelConfig, TrainConfig
 from trainer.data.batch import IGNORE
 from trainer.evaluation.results import Evaluation
 from trainer.extensions.hooks import RunView
-from trainer.extensions.micro_step import MicroStep
 from trainer.metrics import StepMetrics
 from trainer.model.attention import Layout, attend
 from trainer.model.decoder import Decoder
 from trainer.model.forward import PassInputs
 from trainer.model.loss import cross_entropy_sum, linear_cross_entropy_sum
 from trainer.runs.progress import Progress
+from trainer.training.micro_step import MicroStep
 
 __all__ = [
     "IGNORE",

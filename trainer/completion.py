@@ -14,11 +14,6 @@ __all__ = ["print_completion"]
 
 
 def print_completion(commands: Mapping[str, Command], words: Sequence[str]) -> None:
-    """Print the completion script for the shell that the words name.
-
-    Raises:
-        ConfigError: they name no shell that has one.
-    """
     scripts = {"bash": _bash, "zsh": _zsh, "fish": _fish}
     if words in (["-h"], ["--help"]):
         sys.stdout.write(

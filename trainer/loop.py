@@ -9,9 +9,9 @@ from trainer.config import TrainConfig
 from trainer.data.batch import GlobalBatch
 from trainer.metrics import StepFacts
 from trainer.runs.progress import Progress
-from trainer.training.checks import NothingToTrain
-from trainer.training.reporter import GoBack, RepeatStep
-from trainer.training.setup import opened_run
+from trainer.training.recovery import GoBack, RepeatStep
+from trainer.training.start.check import NothingToTrain
+from trainer.training.start.open import opened_run
 from trainer.training.step import CannotContinueError, train_step
 from trainer.training.step_report import StepResults
 from trainer.training.training_run import TrainingRun
@@ -70,14 +70,15 @@ def train_on(run: TrainingRun, batches: Iterator[GlobalBatch], progress: Progres
         if stopped or run.evaluator.due(progress) or run.saver.due(progress):
             progress, stop = read_results(run, results, progress, everything=True)
             progress, stopped = evaluate_and_save(run, progress, stopped=stopped or stop)
-        if stopped or run.limits.finished(progress):
+        if stopped or run.end.finished(progress):
             return progress, stopped
         step = progress.step + 1
         batch, waited_s = run.next_batch(batches, step)
+        run.end.cool_down_in_time(progress)
         rates = run.set_learning_rate(progress)
         pending = train_step(run.trainable, batch, run.step_inputs(step), previous=results.newest)
         run.after_step(step, pending)
-        near_end = run.may_reach_targets(progress)  # then no rank runs ahead of the results
+        near_end = run.end.may_reach_targets(progress)  # then no rank runs ahead of the results
         progress = progress.after_step(end=batch.end, targets=batch.num_targets)
         results.add(pending, StepFacts(progress, rates, batch.num_targets, waited_s, batch.rows))
         progress, stopped = read_results(run, results, progress, everything=near_end)
@@ -90,7 +91,7 @@ def evaluate_and_save(run: TrainingRun, progress: Progress, *, stopped: bool) ->
             with run.heartbeat.phase("evaluate"):
                 progress = run.evaluator.evaluate(progress)
             stopped = progress.evaluated_step != progress.step  # a stop request interrupted the evaluation
-        if run.saver.due(progress) or (stopped and run.saver.saved_step != progress.step):
+        if run.saver.due(progress) or (stopped and not run.saver.is_saved(progress)):
             with run.heartbeat.phase("save"):
                 progress = run.saver.save(progress)
     return progress, stopped
@@ -108,7 +109,7 @@ def read_results(
         metrics = run.reporter.report(result, facts)
         run.replica_check.read(result.step)  # raises GuardError
         run.reporter.judge(result, facts)  # raises GuardError or RollBack
-        run.reporter.monitor.scalars(run.extension.step_end(run.view(facts.progress), metrics))
+        run.state.monitor.scalars(run.extension.step_end(run.view(facts.progress), metrics))
         run.saver.follow(result)  # raises StorageError on every rank if a background save failed
         stopped = stopped or result.stop_votes > 0
     return progress, stopped

@@ -21,7 +21,6 @@ _INTERRUPTED = 130
 
 
 def main() -> NoReturn:
-    """Run the command that the command line names, and end this process with its exit code."""
     signal.signal(signal.SIGINT, _end_at_once)  # until a command can stop in order
     from common.command_line import end_at_once, run_command
     from trainer.launch.command_table import COMMANDS
@@ -57,14 +56,10 @@ def keep_to_this_code() -> None:
 
 
 def run_here(words: Sequence[str]) -> None:
-    """Print the list of commands, the version or a completion script, or run a command on data.
-
-    Raises:
-        ConfigError: there is no such command, or no script for a shell of this name.
-    """
+    """Print the list of commands, the version or a completion script, or run a command on data."""
     from common.command_line import PROGRAM, importing, log_to_stderr
     from common.errors import ConfigError
-    from common.places import VERSION
+    from common.paths import VERSION
 
     name, rest = (words[0], words[1:]) if words else ("help", ())
     if name in ("help", "-h", "--help"):
@@ -76,7 +71,7 @@ def run_here(words: Sequence[str]) -> None:
     commands = all_commands()
     with importing():
         from common.settings.command import run_listed
-        from common.settings.messages import nearest
+        from common.settings.suggest import nearest
     if name == "completion":
         from trainer.completion import print_completion
 
@@ -90,7 +85,6 @@ def run_here(words: Sequence[str]) -> None:
 
 
 def all_commands() -> dict[str, Command]:
-    """Return the commands of both packages by their names in this program."""
     from data_pipeline.commands.table import COMMANDS as OF_DATA
     from trainer.launch.command_table import COMMANDS as OF_TRAINER
 
@@ -98,7 +92,6 @@ def all_commands() -> dict[str, Command]:
 
 
 def list_of_commands() -> str:
-    """Return the help of the program: its commands, with the most used ones first, in at most 80 columns."""
     from common.command_line import PROGRAM, Command, list_of
 
     commands = all_commands()

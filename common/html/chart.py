@@ -95,7 +95,7 @@ def axis_through(
 
     Args:
         values: may hold nan and infinities.
-        log_from: the axis is logarithmic if all values are above zero and the highest is more than this many times the lowest.
+        log_from: see `Chart`.
         margin: free space above and below, as a share of the range.
         whole: the values are counts, so only integers have a label.
     """

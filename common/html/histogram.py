@@ -32,13 +32,13 @@ class Bin:
 def draw_histogram(
     bins: Sequence[Bin], series: Sequence[str], unit: str, marks: Mapping[str, float], words: Callable[[Bin], str]
 ) -> Markup:
-    """Return a figure with the share of each series by bin, and with labelled vertical marks at values.
+    """Return a figure with the share of each series by bin.
 
     Args:
         bins: without gaps, in increasing order; all are drawn equally wide.
         series: names of the counts, for the legend.
         unit: label of the horizontal axis.
-        marks: values by their label.
+        marks: values by the label of their vertical line.
         words: returns the description of a bin, which is shown under the pointer.
     """
     totals = [max(sum(bin_.counts[place] for bin_ in bins), 1) for place in range(len(series))]

@@ -55,7 +55,7 @@ class _Drawn:
 
 
 def draw(chart: Chart) -> Markup:
-    """Return a figure with the chart's title, legend and picture; empty if the chart has no points."""
+    """Return a figure; empty if the chart has no points."""
     if not chart.shown:
         return Markup()
     return draw_template(
@@ -93,7 +93,6 @@ def _drawn(line: Line, chart: Chart) -> _Drawn:
 
 
 def _words(line: Line, along: str) -> str:
-    """Return a description for readers who cannot see the line."""
     finite = line.curve.finite
     if not len(finite):
         return f"{line.name}: no finite value"
@@ -125,7 +124,6 @@ def _markers(line: Line, chart: Chart) -> list[tuple[float, float, str]]:
 
 
 def _bad(line: Line, chart: Chart) -> list[tuple[float, str]]:
-    """Return a cross at the upper edge for each column with values that are not finite."""
     bad = line.thinned.bad_C > 0
     x_C, numbers = line.thinned.x_C[bad], line.thinned.bad_C[bad].tolist()
     return [

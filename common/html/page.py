@@ -29,12 +29,7 @@ _MARKED = re.compile(r"<(svg|style|script|title)\b(?:[^<]++|<(?!/\1>))*+(?:</\1>
 
 
 def template_environment(folder: Path, **filters: Callable[..., object]) -> Environment:
-    """Return an environment with the templates of a folder, which can also use the templates of this package.
-
-    Args:
-        folder: holds the templates.
-        filters: functions that the templates apply to values, by name.
-    """
+    """Return an environment with the templates of a folder and of this package; `filters` are functions by name."""
     environment = Environment(
         loader=FileSystemLoader([folder, _HERE]),
         autoescape=True,  # for all names of files, unlike Jinja's `select_autoescape`
@@ -54,11 +49,7 @@ def or_unknown(form: Callable[[Any], str]) -> Callable[[object], str]:
 def render_page(environment: Environment, template: str, *, script: bool = False, **values: object) -> str:
     """Render a template that extends `page.jinja`, which lists the values that the template has to set.
 
-    Args:
-        environment: finds the template.
-        template: name of the template's file.
-        script: the page includes `hover.js`, which shows the values of line charts under the pointer.
-        values: for the template. Invisible characters are replaced by their numbers in the page.
+    With `script`, line charts show their values under the pointer. Invisible characters in values are replaced by their numbers.
 
     Raises:
         LookupError: a value that the template needs is missing.

@@ -51,7 +51,6 @@ class Coordinate:
         return 0.5 if high <= low else min(1.0, max(0.0, (found - low) / (high - low)))
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return place and label of some values."""
         if self.values:
             every = -(-len(self.values) // _MAX_TICKS)
             return [((index + 0.5) / len(self.values), _label(one)) for index, one in enumerate(self.values) if index % every == 0]
@@ -76,7 +75,7 @@ class Record:
 
 
 def draw_parallel(title: str, coordinates: Sequence[Coordinate], records: Sequence[Record]) -> Markup:
-    """Return a figure with the axes in their order and a line for each record; empty without axes or records."""
+    """Return a figure; empty without axes or records."""
     if not coordinates or not records:
         return Markup()
     width = max(_MIN_WIDTH, 2 * _SIDE + _AXIS_WIDTH * (len(coordinates) - 1))

@@ -18,30 +18,22 @@ __all__ = ["loaded", "option_names", "run_listed"]
 
 
 def loaded(command: Command) -> tuple[type[Settings] | type[Options], Callable[[Any], None]]:
-    """Return the settings model of a command, and the function that is called with the settings."""
     run = import_module(command.module).run
     [model, _] = typing.get_type_hints(run).values()
     return model, run
 
 
-def run_listed(command: Command, program: str, arguments: Sequence[str]) -> None:
-    """Run a command with the arguments of its command line.
+def run_listed(command: Command, program: str, arguments: Sequence[str], settings: Any = None) -> None:
+    """Run a command. Its help begins with the docstring of its options, or of `run` for a model of `Settings`.
 
-    The help begins with the first paragraph of the docstring of the options, or of `run` for a model of `Settings`.
-
-    Args:
-        command: the row of the table.
-        program: name of the program in the help, such as `python -m trainer`.
-        arguments: after the name of the command.
-
-    Raises:
-        ConfigError: an option is unknown, a value is not allowed, or a module cannot be loaded.
+    `settings` are those of the arguments, if they are known already.
     """
     with importing():
         model, run = loaded(command)
-    description = inspect.getdoc(model if issubclass(model, Options) else run) or ""
-    parser = help_parser(model, f"{program} {command.name}", description.split("\n\n", maxsplit=1)[0])
-    settings = load_options(model, arguments, parser) if issubclass(model, Options) else load_settings(model, arguments, parser)
+    if settings is None:
+        description = inspect.getdoc(model if issubclass(model, Options) else run) or ""
+        parser = help_parser(model, f"{program} {command.name}", description.split("\n\n", maxsplit=1)[0])
+        settings = load_options(model, arguments, parser) if issubclass(model, Options) else load_settings(model, arguments, parser)
     for name, field in type(settings).model_fields.items():
         if (target := place_of(field).target) is not None and (path := getattr(settings, name)) is not None:
             check_target(path, spelling(name, field), target)

@@ -33,7 +33,6 @@ class OnlyIf:
 
     @property
     def text(self) -> str:
-        """What the setting needs, such as `schedule.kind = wsd` or `language.keep to be set`."""
         return self.words or " or ".join(map(_in_words, self.condition.split(" or ")))
 
     def holds(self, values: Mapping[str, Any]) -> bool:
@@ -46,7 +45,7 @@ def names_in(condition: OnlyIf) -> list[str]:
 
 
 def _parsed(part: str) -> tuple[str, str, str]:
-    """Return name, relation and wanted word of a part of a condition; the relation is `set` or `not` without a word."""
+    """Return name, relation and wanted word of a part; the relation is `set` or `not` without a word."""
     for relation in ("!=", "=", "has"):
         name, found, wanted = part.partition(f" {relation} ")
         if found:

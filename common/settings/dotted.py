@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-__all__ = ["flatten", "nest", "without"]
+__all__ = ["flatten", "merge", "nest", "without"]
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values by their dotted names. An empty mapping has none."""
+def flatten(values: Mapping[str, Any], prefix: str = "", *, empty: bool = False) -> dict[str, Any]:
+    """Return nested values by their dotted names. An empty mapping has none, or counts as a value (`empty`)."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+        is_table = isinstance(value, Mapping) and (value or not empty)
+        flat |= flatten(value, f"{prefix}{name}.", empty=empty) if is_table else {prefix + name: value}
     return flat
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by their dotted names as nested ones."""
     nested: dict[str, Any] = {}
     for name, value in flat.items():
         *sections, leaf = name.split(".")
@@ -26,6 +26,16 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
             target = target.setdefault(section, {})
         target[leaf] = value
     return nested
+
+
+def merge(base: dict[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
+    """Put nested values over others, and return those."""
+    for name, value in update.items():
+        if isinstance(value, dict) and isinstance(base.get(name), dict):
+            merge(base[name], value)
+        else:
+            base[name] = value
+    return base
 
 
 def without(values: Mapping[str, Any], names: Collection[str], prefix: str = "") -> dict[str, Any]:

@@ -15,19 +15,11 @@ __all__ = ["conditions_of", "needed_text", "unmet_conditions"]
 
 
 def conditions_of(field: FieldInfo) -> list[OnlyIf]:
-    """Return the conditions under which a setting has an effect; empty if it always has one."""
     return [item for item in field.metadata if isinstance(item, OnlyIf)]
 
 
 def unmet_conditions(config: BaseModel, facts: Mapping[str, Any] | None = None) -> dict[str, list[OnlyIf]]:
-    """Return the settings that a person has set and that have no effect, each with the conditions that do not hold.
-
-    Settings with the value of their default are left out.
-
-    Args:
-        config: the settings.
-        facts: what is known besides the settings, by name.
-    """
+    """Return the settings that a person has set to other values than the default and that have no effect, with the reasons."""
     values = dict(_values(config)) | dict(facts or {})
     given = set(set_names(config))
     return {
@@ -40,7 +32,6 @@ def unmet_conditions(config: BaseModel, facts: Mapping[str, Any] | None = None) 
 
 
 def needed_text(name: str, unmet: list[OnlyIf]) -> str:
-    """Return the warning about a setting without effect."""
     return f"{name} has no effect: it needs {' and '.join(condition.text for condition in unmet)}"
 
 

@@ -12,7 +12,7 @@ import argparse
 import json
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,11 @@ from pydantic import ValidationError
 
 from common.errors import ConfigError
 from common.files import UnusableFileError, read_input
-from common.places import RECIPES
+from common.paths import RECIPES
 from common.redaction import HIDDEN, redacted_repr
-from common.settings.dotted import nest, without
-from common.settings.guesses import guess
+from common.settings.dotted import flatten, merge, nest, without
 from common.settings.markers import ASKED_AGAIN, PER_START
-from common.settings.messages import explain, nearest
+from common.settings.messages import explain
 from common.settings.model import (
     OptionsT,
     Settings,
@@ -41,6 +40,7 @@ from common.settings.model import (
     user_tables,
     with_nones,
 )
+from common.settings.suggest import nearest, suggest
 from common.settings.toml import parse_toml
 
 __all__ = ["AUTO", "MAX_SETTINGS_BYTES", "load_options", "load_settings", "recipe_path"]
@@ -54,13 +54,7 @@ MAX_SETTINGS_BYTES = 1 << 20
 def load_settings(
     model: type[SettingsT], arguments: Sequence[str], parser: argparse.ArgumentParser, environment: Mapping[str, str] = os.environ
 ) -> SettingsT:
-    """Build `model` from command line, environment, recipe and defaults. The first of them that sets a value wins.
-
-    `model_fields_set` has the settings of the command line, the environment and the user's own recipe, and no others.
-
-    Raises:
-        ConfigError: a name is unknown or a value is not allowed; the message says where it was set and what is allowed.
-    """
+    """Build `model` from command line, environment, recipe and defaults; `model_fields_set` has what a person has set."""
     fields = setting_names(model)
     _check_utf8("command line", arguments)
     given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
@@ -78,11 +72,11 @@ def load_settings(
         inherited = model.inherited(_flat([base, *own]))
         base = nest(model.chosen(inherited | _flat(own))) if recipe == AUTO else base
         layers = [base, nest(inherited), *own]
-    given_names = {name for layer in of_person for name in _flat_names(layer)}
+    given_names = {name for layer in of_person for name in flatten(layer)}
     layers.append(nest(model.adapted(_flat(layers), given_names)))
     merged: dict[str, Any] = {}
     for layer in layers:
-        _merge(merged, layer)
+        merge(merged, layer)
     try:
         config = model(**merged)
     except ValidationError as error:
@@ -92,13 +86,9 @@ def load_settings(
 
 
 def _recorded(model: type[Settings], path: Path, own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the settings that an earlier start has recorded, without those that hold for one start alone.
-
-    Raises:
-        ConfigError: a setting runs code or sends data to a service, so a file that may come from a stranger cannot decide it.
-    """
+    """Return the settings that an earlier start has recorded, without those that hold for one start alone."""
     values = _from_recipe(model, str(path))
-    given = {name for layer in own for name in _flat_names(layer)}
+    given = {name for layer in own for name in flatten(layer)}
     found = {name: _value(values, name) for name in settings_with(model, ASKED_AGAIN) if name not in given}
     if missing := {name: value for name, value in found.items() if value is not None}:
         options = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in missing.items())
@@ -110,8 +100,7 @@ def _recorded(model: type[Settings], path: Path, own: Sequence[Mapping[str, Any]
 
 
 def _flat(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the settings of several layers by their dotted names. The last layer that has a value wins."""
-    return {name: _value(layer, name) for layer in layers for name in _flat_names(layer)}
+    return {name: _value(layer, name) for layer in layers for name in flatten(layer)}
 
 
 def _value(values: Mapping[str, Any], name: str) -> Any:
@@ -123,11 +112,7 @@ def _value(values: Mapping[str, Any], name: str) -> Any:
 def load_options(
     model: type[OptionsT], arguments: Sequence[str], parser: argparse.ArgumentParser, environment: Mapping[str, str] = os.environ
 ) -> OptionsT:
-    """Build the options of a small command from its command line and the environment variables that its fields name.
-
-    Raises:
-        ConfigError: an option is unknown or a value is not allowed; the message names it and what is allowed.
-    """
+    """Build the options of a small command from its command line and the environment variables that its fields name."""
     fields = setting_names(model)
     # Options may stand between values without an option. Python 3.11 does not keep the meaning of `--` there.
     parse = parser.parse_args if "--" in arguments else parser.parse_intermixed_args
@@ -138,14 +123,6 @@ def load_options(
         return model(**nest(found | given))
     except ValidationError as error:
         raise ConfigError(explain(model, error)) from None
-
-
-def _merge(base: dict[str, Any], update: Mapping[str, Any]) -> None:
-    for name, value in update.items():
-        if isinstance(value, dict) and isinstance(base.get(name), dict):
-            _merge(base[name], value)
-        else:
-            base[name] = value
 
 
 def _from_environment(model: type[Settings], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -160,7 +137,7 @@ def _from_environment(model: type[Settings], environment: Mapping[str, str]) -> 
         if place := place_in_recipe(model, dotted):
             raise ConfigError(f"environment: {variable}: only a recipe can hold it: {place}")
         if variable not in known:
-            raise ConfigError(f"environment: {variable} is not a setting{guess(dotted, variables)}")
+            raise ConfigError(f"environment: {variable} is not a setting{suggest(dotted, variables)}")
         name, field = known[variable]
         flat[name] = _parse_list(variable, value) if is_list(field) else none_word(field, value)
     return nest(flat)
@@ -187,7 +164,7 @@ def _parse_list(variable: str, value: str) -> Any:
 
 
 def recipe_path(recipe: str) -> Path:
-    """Return the file of a recipe: a recipe is a name in `env/recipes`, or the path of a .toml file."""
+    """Return the file of a recipe, which is a name in `env/recipes` or the path of a .toml file."""
     return Path(recipe) if recipe.endswith(".toml") or "/" in recipe else RECIPES / f"{recipe}.toml"
 
 
@@ -216,16 +193,8 @@ def _from_recipe(model: type[Settings], recipe: str | None) -> dict[str, Any]:
     values: dict[str, Any] = tables.get(model.recipe_table, {})
     known = list(setting_names(model))
     tables_of_users = tuple(f"{name}." for name in user_tables(model))
-    for name in _flat_names(values):
+    for name in flatten(values):
         if name not in known and not name.startswith(tables_of_users):
             table = f"{model.recipe_table}.{name}"
-            raise ConfigError(f"recipe {path}: {table} is not a setting{guess(name, {one: one for one in known})}")
+            raise ConfigError(f"recipe {path}: {table} is not a setting{suggest(name, {one: one for one in known})}")
     return with_nones(model, values)
-
-
-def _flat_names(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat_names(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name

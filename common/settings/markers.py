@@ -36,8 +36,6 @@ T = TypeVar("T")
 
 
 class Effect(Enum):
-    """What a setting changes."""
-
     SHAPES_DATA = "the prepared bytes; a manifest holds the value"
     SHAPES_DATA_IF_CHANGED = "the prepared bytes; a manifest holds a value other than the default, as older ones lack the setting"
     SHAPES_DATA_BY_CONTENT = "the prepared bytes, by the content of the file; a manifest holds its digest, and no path"
@@ -57,8 +55,6 @@ NoEffectOnResults = Annotated[T, Effect.NONE]
 
 
 class Marker(Enum):
-    """What else a setting is."""
-
     SHARED_BY_SOURCES = auto()
     PER_START = auto()
     FOLDER = auto()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import typing
 from collections.abc import Sequence
 
@@ -11,21 +10,15 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from common.redaction import redacted_repr
-from common.settings.guesses import guess
 from common.settings.model import Options, Settings, entry_model, environment_names, place_of, setting_names, spelling
+from common.settings.suggest import suggest
 
-__all__ = ["explain", "nearest"]
+__all__ = ["explain"]
 
 
 def explain(model: type[BaseModel], error: ValidationError, *place: str) -> str:
     """Return what is wrong with the values of a model. `place` names the sections that hold it, if it is part of another model."""
     return "; ".join(dict.fromkeys(_explain(model, detail, place) for detail in _joined(model, error.errors())))
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """Return the end of an error message with the most similar known name; empty if no name is similar."""
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def _joined(model: type[BaseModel], details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
@@ -53,7 +46,7 @@ def _explain(model: type[BaseModel], detail: ErrorDetails, place: Sequence[str])
     if issubclass(model, Options) and name in fields:
         shown = spelling(name, fields[name])
     if detail["type"] == "extra_forbidden":
-        return f"{name} is not a setting{guess(name, {one: one for one in known})}"
+        return f"{name} is not a setting{suggest(name, {one: one for one in known})}"
     if detail["type"] == "missing":
         if isinstance(detail["loc"][-1], int):
             return f"{shown} = {redacted_repr(detail['input'])}: too few values"
@@ -68,7 +61,6 @@ def _explain(model: type[BaseModel], detail: ErrorDetails, place: Sequence[str])
 
 
 def _finite_wanted(field: FieldInfo | None) -> str:
-    """Return what a setting expects instead of infinity or nan. Its description says how to turn it off, if that is possible."""
     if field is None:
         return "input should be a finite number"
     none = " or none" if type(None) in typing.get_args(field.annotation) else ""
@@ -76,7 +68,6 @@ def _finite_wanted(field: FieldInfo | None) -> str:
 
 
 def _entry_names(model: type[BaseModel], names: Sequence[str]) -> list[str]:
-    """Return the settings of an entry of a user table, if these names lead into one (see `user_tables`)."""
     field = model.model_fields.get(names[0]) if len(names) > 1 else None
     entry = entry_model(field) if field else None
     return [f"{names[0]}.{names[1]}.{name}" for name in entry.model_fields] if entry else []

@@ -83,11 +83,7 @@ class Settings(Section):
 
     @classmethod
     def chosen(cls, _given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings of the recipe `auto` by their dotted names; `given` are those that the user gives.
-
-        Raises:
-            ConfigError: there is no such recipe for these settings.
-        """
+        """Return the settings of the recipe `auto` by their dotted names. ConfigError: there is none for these settings."""
         raise ConfigError("recipe 'auto': this command has no recipe that is chosen for the data; name another one")
 
     @classmethod
@@ -100,12 +96,7 @@ class Settings(Section):
 
     @classmethod
     def adapted(cls, _values: Mapping[str, Any], _given: Collection[str]) -> dict[str, Any]:
-        """Return other values, by their dotted names, for settings that nobody has set and that do not fit those that somebody has.
-
-        Args:
-            values: all settings except defaults, by their dotted names.
-            given: names of those that a person has set.
-        """
+        """Return other values for settings that nobody has set, if they do not fit `values`; `given` are those of a person."""
         return {}
 
     @classmethod
@@ -144,10 +135,7 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 
 
 def setting_names(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
-    """Return every setting of a model by its dotted name: `{"optim.lr": FieldInfo, …}`, in the order of definition.
-
-    User tables are left out, because only a recipe can hold them (see `user_tables`).
-    """
+    """Return the settings by their dotted names, without user tables, which only a recipe can hold."""
     names: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():
         if section := section_model(field.annotation):
@@ -158,7 +146,6 @@ def setting_names(model: type[BaseModel], prefix: str = "") -> dict[str, FieldIn
 
 
 def set_names(config: BaseModel, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of the settings that were given when the model was made, or that `keep_set` has left."""
     for name, field in type(config).model_fields.items():
         if section_model(field.annotation):
             yield from set_names(getattr(config, name), f"{prefix}{name}.")
@@ -167,7 +154,6 @@ def set_names(config: BaseModel, prefix: str = "") -> Iterator[str]:
 
 
 def keep_set(config: BaseModel, given: Collection[str], prefix: str = "") -> None:
-    """Leave in `model_fields_set` only those settings of a model that are among the given dotted names."""
     for name, field in type(config).model_fields.items():
         if section_model(field.annotation):
             keep_set(getattr(config, name), given, f"{prefix}{name}.")
@@ -192,7 +178,6 @@ def settings_with(model: type[BaseModel], *markers: object) -> list[str]:
 
 
 def markers_of(model: type[BaseModel], kind: type[MarkerT]) -> dict[str, MarkerT]:
-    """Return the first marker of a kind of each setting or section that has one, by its dotted name."""
     found: dict[str, MarkerT] = {}
     for name, field in model.model_fields.items():
         if (marker := next((item for item in field.metadata if isinstance(item, kind)), None)) is not None:
@@ -203,7 +188,7 @@ def markers_of(model: type[BaseModel], kind: type[MarkerT]) -> dict[str, MarkerT
 
 
 def is_among(name: str, settings: Collection[str]) -> bool:
-    """Return whether a dotted name is one of these settings, or an entry or setting of one that is a table or section."""
+    """Return whether a name is one of these settings, or below one that is a table or section."""
     return name in settings or any(name.startswith(f"{one}.") for one in settings)
 
 
@@ -212,7 +197,6 @@ def environment_names(model: type[Settings]) -> list[str]:
 
 
 def place_of(field: FieldInfo) -> Place:
-    """Return how an option is given; `Place()` if its annotation has none."""
     return next((item for item in field.metadata if isinstance(item, Place)), Place())
 
 
@@ -229,7 +213,6 @@ def with_nones(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, A
 
 
 def none_word(field: FieldInfo, value: Any) -> Any:
-    """Return None for the word `none` if the setting may be unset, and any other value unchanged."""
     return None if value == "none" and type(None) in typing.get_args(field.annotation) else value
 
 
@@ -244,7 +227,6 @@ def _with_nones(field: FieldInfo, value: Any) -> Any:
 
 
 def section_model(annotation: Any) -> type[BaseModel] | None:
-    """Return the annotation if it is a model, else None."""
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
@@ -258,12 +240,10 @@ def is_list(field: FieldInfo) -> bool:
 
 
 def is_table(field: FieldInfo) -> bool:
-    """Return whether a setting is a user table: a table whose keys the user chooses."""
     return typing.get_origin(field.annotation) is dict
 
 
 def user_tables(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of the user tables: settings that are tables whose keys the user chooses."""
     for name, field in model.model_fields.items():
         if section := section_model(field.annotation):
             yield from user_tables(section, f"{prefix}{name}.")

@@ -18,9 +18,9 @@ from pydantic_core import PydanticUndefined
 
 from common.errors import ConfigError
 from common.settings.effects import conditions_of
-from common.settings.guesses import guess
 from common.settings.model import Options, Settings, environment_names, is_list, place_in_recipe, place_of, setting_names, spelling
-from common.terminal_lines import bar_columns
+from common.settings.suggest import suggest
+from common.terminal import bar_columns
 from common.text import value_text
 
 __all__ = ["SchemaOptions", "SettingText", "help_parser", "option_texts", "schema_text", "setting_texts"]
@@ -38,7 +38,7 @@ class SchemaOptions(Options):
 
 
 def help_parser(model: type[Settings] | type[Options], program: str, description: str) -> argparse.ArgumentParser:
-    """Return a command-line parser with one option for each setting, by section. It raises ConfigError instead of exiting."""
+    """Return a parser with one option for each setting, by section. It raises ConfigError instead of exiting."""
     usage = f"{program} [--SETTING VALUE ...]" if issubclass(model, Settings) else None
     short = issubclass(model, Settings) and bool(model.frequent)
     parser = _Parser(
@@ -73,7 +73,6 @@ def _add_settings(parser: argparse.ArgumentParser, model: type[Settings]) -> Non
 
 
 def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo) -> None:
-    """Add an option of a small command. The value of an option or flag that is not given is None."""
     place = place_of(field)
     text = _help_text(field, _default_text(field))
     type_name = _type_name(field.annotation)
@@ -93,8 +92,6 @@ def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo) ->
 
 @dataclass(frozen=True)
 class SettingText:
-    """The description of a setting or option, in parts."""
-
     name: str
     values: str
     """Its type, or the words that it can be; empty for a flag."""
@@ -127,12 +124,10 @@ def _text(name: str, shown: str, field: FieldInfo, default: str) -> SettingText:
 
 
 def schema_text(model: type[Settings], *, env: bool) -> str:
-    """Return the output of a `schema` command: the JSON Schema of the settings, or their environment variables, one a line."""
     return "\n".join(environment_names(model)) if env else json.dumps(model.model_json_schema(), indent=2)
 
 
 def _short_help(model: type[Settings], program: str, description: str) -> str:
-    """Return a help of at most 60 lines of 80 columns: the settings that people change most, and examples."""
     fields = setting_names(model)
     head = [f"usage: {program} [--SETTING VALUE ...]", "", *textwrap.wrap(description, _SHORT_WIDTH), ""]
     lines = [*head, "Settings that people change most:"]
@@ -187,15 +182,15 @@ class _Parser(argparse.ArgumentParser):
         if issubclass(self.model, Settings) and (place := place_in_recipe(self.model, unknown.removeprefix("--"))):
             raise ConfigError(f"{self.prog}: {unknown}: only a recipe can hold it: {place}")
         kind = "settings" if issubclass(self.model, Settings) else "options"
-        raise ConfigError(f"{self.prog}: {message}{self._guesses(message)} (all {kind}: {self.prog} --help)")
+        raise ConfigError(f"{self.prog}: {message}{self._suggestions(message)} (all {kind}: {self.prog} --help)")
 
-    def _guesses(self, message: str) -> str:
+    def _suggestions(self, message: str) -> str:
         words = message.removeprefix("unrecognized arguments: ").split() if "unrecognized" in message else []
         known = {option.strip("-").replace("-", "_"): option for action in self._actions for option in action.option_strings}
         options = [word for word in words if word.startswith("--")]
         if len(options) < 2:
-            return guess(words[0], known) if words else ""
-        return "".join(f"; {word}: {found.removeprefix('; ')}" for word in options if (found := guess(word, known)))
+            return suggest(words[0], known) if words else ""
+        return "".join(f"; {word}: {found.removeprefix('; ')}" for word in options if (found := suggest(word, known)))
 
 
 def _type_name(annotation: Any) -> str:
@@ -212,7 +207,6 @@ def _type_name(annotation: Any) -> str:
 
 
 def _default_text(field: FieldInfo) -> str:
-    """Return the default of an option for its help; empty for a flag, and if the description says what no value means."""
     place = place_of(field)
     if place.variable:
         return f"default: ${place.variable}"
@@ -222,7 +216,6 @@ def _default_text(field: FieldInfo) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return a default as a user would write it on the command line."""
     if isinstance(value, tuple):
         return " ".join(map(str, value)) or "empty"
     if isinstance(value, str) and not value.isprintable():

@@ -13,6 +13,4 @@ __all__ = ["FolderOptions"]
 
 
 class FolderOptions(Options):
-    """Options of a command on prepared data."""
-
     directory: Annotated[Path, Place(metavar="DIR", positional=True)] = Field(description="Folder that `prepare` has written.")

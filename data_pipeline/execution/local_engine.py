@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 from common.errors import WorkerError
 from common.host_memory import num_oom_kills, why_killed
 
-__all__ = ["Engine", "available_cores", "open_engine"]
+__all__ = ["Engine", "open_engine"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -80,11 +80,6 @@ class _Pool:
             for process in list((self._executor._processes or {}).values()):
                 process.terminate()
             self._executor.shutdown(wait=True, cancel_futures=True)
-
-
-def available_cores() -> int:
-    """Return the number of cores that this process may use. A container or a job can have fewer than the machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager

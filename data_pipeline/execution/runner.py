@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from common.hardware import num_cores
 from data_pipeline.config import PrepareConfig
-from data_pipeline.execution.local_engine import Engine, available_cores, open_engine
+from data_pipeline.execution.local_engine import Engine, open_engine
 from data_pipeline.execution.progress import Progress
 from data_pipeline.execution.tasks import Task, run_stage
 
@@ -54,7 +55,7 @@ def open_runner(stages: Sequence[str], num_workers: int) -> Iterator[Runner]:
 @contextlib.contextmanager
 def open_runner_of(config: PrepareConfig, stages: Sequence[str], num_partitions: int) -> Iterator[Runner]:
     if config.engine == "local":
-        with open_runner(stages, min(config.workers or available_cores(), num_partitions)) as runner:
+        with open_runner(stages, min(config.workers or num_cores(), num_partitions)) as runner:
             yield runner
         return
     from data_pipeline.execution.ray_engine import open_ray  # noqa: PLC0415 - an optional dependency

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from common.files import digest_file, read_input, sealed, unsealed, write_atomic
-from data_pipeline.execution.local_engine import Engine, available_cores
+from common.hardware import num_cores
+from data_pipeline.execution.local_engine import Engine
 
 __all__ = ["Counts", "Task", "Written", "add_counts", "check_files", "commit_result", "run_stage"]
 
@@ -64,7 +65,7 @@ def _stored_results(tasks: Sequence[TaskT], result_type: Callable[..., ResultT])
     results: list[ResultT | None] = [None] * len(tasks)
     finished = [number for number, task in enumerate(tasks) if os.path.lexists(_result_path(task.output))]
     problems: list[str] = []
-    with ThreadPoolExecutor(min(available_cores(), _MAX_CHECKS)) as pool:
+    with ThreadPoolExecutor(min(num_cores(), _MAX_CHECKS)) as pool:
         checked = pool.map(lambda number: _stored_result(tasks[number].output, result_type), finished)
         for number, (result, problem) in zip(finished, checked, strict=True):
             results[number] = result

@@ -28,7 +28,7 @@ import pycld2
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 from common.errors import ConfigError
-from common.settings.messages import nearest
+from common.settings.suggest import nearest
 from data_pipeline.config import LanguageConfig
 
 __all__ = ["CODE", "UNDETERMINED", "Identified", "check_codes", "confidence_bin", "identify", "kept_by_threshold"]

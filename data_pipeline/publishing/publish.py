@@ -17,12 +17,12 @@ from typing import Any
 
 from common.errors import ConfigError, PreparedDataError
 from common.files import UnusableFileError, commit_directory, digest_file, open_input, sync_directory, write_atomic
+from common.settings.dotted import flatten
 from data_pipeline.config.prepare import KeptRejects
 from data_pipeline.dataset.layout import FOLDERS, INPUTS, MANIFEST, PUBLISHED, REJECTS, SINGLE_FILES, WORK, rejected_name
 from data_pipeline.dataset.locks import replacing
 from data_pipeline.dataset.manifest import Manifest, OtherFormatError, read_manifest
 from data_pipeline.publishing.ownership import check_nothing_foreign, noted_files, own_files, work_folders, write_note
-from data_pipeline.reports.lookup import flat
 from data_pipeline.sources.ignored import IgnoredFiles
 
 __all__ = ["check_may_replace", "find_finished", "list_differences", "publish", "reuse_finished", "settle"]
@@ -184,7 +184,7 @@ def check_may_replace(
 def list_differences(
     old: Mapping[str, Any], new: Mapping[str, Any], old_inputs: Sequence[Mapping[str, Any]], new_inputs: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    before, now = dict(flat(old)), dict(flat(new))
+    before, now = flatten(old, empty=True), flatten(new, empty=True)
     changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     clauses = [f"{name} was {_short(before.get(name))} and is {_short(now.get(name))}" for name in changed[:_SHOWN]]
     if len(changed) > _SHOWN:

@@ -17,6 +17,7 @@ from typing import Any
 from markupsafe import Markup
 
 from common.html.page import UNKNOWN, or_unknown, render_template, template_environment
+from common.settings.dotted import flatten
 from common.settings.toml import to_toml
 from common.text import decimal, share, size, visible
 from data_pipeline.config import BUILTIN, PrepareConfig, portable_settings
@@ -24,7 +25,7 @@ from data_pipeline.config.prepare import OVERRIDABLE
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.heuristics.presets import PRESETS
 from data_pipeline.reports.lengths import truncation_advice
-from data_pipeline.reports.lookup import by_extension, flat, known, largest_first, part, round_trip
+from data_pipeline.reports.lookup import by_extension, known, largest_first, part, round_trip
 
 __all__ = ["render_card"]
 
@@ -44,7 +45,7 @@ Report = Mapping[str, Any]
 def render_card(manifest: Manifest) -> str:
     """Return the data card of prepared data. The manifest must have its root digest. Parts that the report lacks are left out."""
     recipe = _recipe(manifest)
-    values = [one for _, value in flat(recipe) for one in (value if isinstance(value, list) else [value])]
+    values = [one for value in flatten(recipe).values() for one in (value if isinstance(value, list) else [value])]
     named = [name for name in manifest.sources if name not in recipe.get("source", {})]
     sources = " --sources " + " ".join(shlex.quote(f"PATH/{visible(name)}") for name in named) if named else ""
     card = render_template(
@@ -66,7 +67,9 @@ def _thresholds(heuristics: Report, preset: str) -> list[tuple[str, object]]:
 
 
 def _overridden(source: Report) -> list[tuple[str, object]]:
-    return [(name, value) for name, value in flat(source) if name.split(".")[0] in OVERRIDABLE and value != {}]
+    return [
+        (name, value) for name, value in flatten(source, empty=True).items() if name.split(".")[0] in OVERRIDABLE and value != {}
+    ]
 
 
 def _recipe(manifest: Manifest) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from markupsafe import Markup
 
 from common.html.histogram import Bin, draw_histogram
 from common.html.page import UNKNOWN, or_unknown, render_page, template_environment
+from common.settings.dotted import flatten
 from common.text import decimal, duration, share, size
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.reports.lengths import PERCENTS, truncation_advice
-from data_pipeline.reports.lookup import by_extension, flat, known, largest_first, part, round_trip
+from data_pipeline.reports.lookup import by_extension, known, largest_first, part, round_trip
 
 __all__ = ["render_report"]
 
@@ -41,7 +42,7 @@ def render_report(manifest: Manifest, timings: Mapping[str, Any] | None = None) 
         packing_method=(config.get("packing") or {}).get("method"),
         rejected_samples=list(_rejected_samples(report)),
         timed=(timings or {}).get("stages") or [],
-        settings=list(flat(config)),
+        settings=list(flatten(config, empty=True).items()),
     )
 
 
@@ -148,7 +149,7 @@ _TEMPLATES = template_environment(
 )
 _TEMPLATES.globals.update(
     by_extension=by_extension,
-    flat=flat,
+    flat=lambda values: flatten(values, empty=True).items(),
     largest_first=largest_first,
     max_listed=_MAX_LISTED,
     part=part,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["by_extension", "flat", "known", "largest_first", "part", "round_trip"]
+__all__ = ["by_extension", "known", "largest_first", "part", "round_trip"]
 
 
 def round_trip(tokenizer: Mapping[str, Any]) -> str:
@@ -41,12 +41,3 @@ def by_extension(report: Mapping[str, Any], name: str) -> list[tuple[str, str, i
 def largest_first(entries: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
     """Return the entries in descending order of the number under `name`; a stored report has no such order."""
     return dict(sorted(entries.items(), key=lambda item: (-(item[1].get(name) or 0), item[0])))
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each value of nested mappings with its dotted name. An empty mapping is yielded as a value."""
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from common.errors import ConfigError, SourceError
 from common.files import UnusableFileError, digest_bytes, open_input, read_input, sealed, unsealed, write_atomic
-from common.mounts import named_mount
+from common.paths import named_mount
 from common.redaction import redacted
 from data_pipeline.config import BUILTIN, Kind, PrepareConfig
 from data_pipeline.dataset.layout import FOLDERS, MANIFEST, SINGLE_FILES, is_written_by_prepare

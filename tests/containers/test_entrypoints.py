@@ -23,8 +23,7 @@ from data_pipeline.dataset.locks import replacing
 from entrypoints.healthcheck import run_of_the_launcher
 from tests.support.two_ranks import seconds_until
 from trainer.launch.command_table import COMMANDS
-from trainer.watchdog.beat import Beat, Patience
-from trainer.watchdog.heartbeat import Heartbeat
+from trainer.watchdog.heartbeat import Heartbeat, HeartbeatWriter, Timeouts
 from trainer.watchdog.processes import ProcessId
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -264,7 +263,7 @@ def test_health_is_the_age_of_the_newest_heartbeat_of_a_rank_that_is_running(tmp
     with contextlib.ExitStack() as stack:
         for rank, age_s in ((0, 5), (1, 500)):
             path = tmp_path / f"heartbeat/rank-{rank}"
-            stack.callback(Heartbeat(path, Patience(None, 600)).close)
+            stack.callback(HeartbeatWriter(path, Timeouts(None, 600)).close)
             os.utime(path, (time.time() - age_s,) * 2)
         fresh = health(tmp_path)
         assert fresh.returncode == 0
@@ -276,11 +275,11 @@ def test_health_is_the_age_of_the_newest_heartbeat_of_a_rank_that_is_running(tmp
 
 def test_heartbeats_of_an_earlier_container_say_nothing_about_this_one(tmp_path: Path) -> None:
     """The process that wrote them has ended, or its number now belongs to another process, in this container or another."""
-    imports = "import pathlib, sys; from trainer.watchdog.beat import Patience; from trainer.watchdog.heartbeat import Heartbeat"
-    wrote = f"{imports}; Heartbeat(pathlib.Path(sys.argv[1]), Patience(None, 600))"
+    imports = "import pathlib, sys; from trainer.watchdog.heartbeat import HeartbeatWriter, Timeouts"
+    wrote = f"{imports}; HeartbeatWriter(pathlib.Path(sys.argv[1]), Timeouts(None, 600))"
     path = tmp_path / "heartbeat/rank-0"
     subprocess.run([sys.executable, "-S", "-c", wrote, path], cwd=ROOT, check=True)
-    beat = Beat.from_bytes(path.read_bytes())
+    beat = Heartbeat.from_bytes(path.read_bytes())
     assert beat is not None
     found = health(tmp_path)
     assert (found.returncode, found.stdout) == starting(tmp_path, f" (rank 0: its process {beat.pid} has ended)")

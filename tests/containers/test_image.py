@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from common.places import VERSION
+from common.paths import VERSION
 from tests.containers.services import IMAGE, ROOT, Services
 
 pytestmark = pytest.mark.containers
@@ -55,7 +55,7 @@ print(json.dumps({
 """
 
 COMPILE = """
-from trainer.machine.private_caches import use_private_caches
+from trainer.machine.before_torch import use_private_caches
 use_private_caches()
 import torch
 torch.manual_seed(0)

@@ -36,7 +36,7 @@ PIN = re.compile(r"[a-z0-9./-]+:[\w.-]+@(sha256:[0-9a-f]{64})")
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A committed checkout with these scripts; `docker` is the stand-in."""
     folder = tmp_path / "checkout"
-    for name in (*FILES, *PINNED, "common/places.py", ".gitignore"):
+    for name in (*FILES, *PINNED, "common/paths.py", ".gitignore"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     (folder / "env/apt").mkdir()

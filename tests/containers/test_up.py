@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from common.places import VERSION
+from common.paths import VERSION
 from tests.containers.services import ROOT
 
 DOCKER = r"""#!/usr/bin/env bash
@@ -51,7 +51,7 @@ COMPOSE = ("docker-compose.yml", "docker-compose.gpus.yml")
 SETTINGS = tuple(f"env/settings/{service}.{kind}" for service in ("data-prep", "train") for kind in ("yml", "env"))
 FILES = (
     *("env/up", "env/versions.env", "env/host.env", "env/build-secrets", "env/image-arguments", "env/empty"),
-    *("env/requirements-image.lock", "common/places.py", "Dockerfile", *COMPOSE),
+    *("env/requirements-image.lock", "common/paths.py", "Dockerfile", *COMPOSE),
 )
 PROGRAMS = (
     *("bash", "cat", "chown", "cksum", "cut", "date", "dirname", "env", "git", "grep", "head", "id", "mkdir", "nproc", "paste"),

@@ -308,7 +308,7 @@ def test_a_run_directory_without_a_lock_lets_the_second_trainer_write(data: Path
     config = tiny_config(data, tmp_path / "run")
     with locked_run(config.run):
         before = tree_of(config.run)
-        monkeypatch.setattr("trainer.training.checks.locked_unopened", lambda _: contextlib.ExitStack())
+        monkeypatch.setattr("trainer.training.start.check.locked_unopened", lambda _: contextlib.ExitStack())
         train(config)
         assert tree_of(config.run) != before
 
@@ -541,7 +541,7 @@ def test_a_resume_that_is_never_refused_ends_with_other_bits(
     data: Path, tmp_path: Path, begun: TrainConfig, monkeypatch: Patch
 ) -> None:
     shutil.copytree(begun.run, tmp_path / "run")
-    monkeypatch.setattr("trainer.training.checks.check_identity", lambda *_: None)
+    monkeypatch.setattr("trainer.training.start.check.check_identity", lambda *_: None)
     train(changed_by(data, tmp_path / "run", CHANGED["optim.lr"]))
     train(begun)
     assert losses(tmp_path / "run") != losses(begun.run)

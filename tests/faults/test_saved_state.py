@@ -25,12 +25,12 @@ from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
 from trainer import loop
 from trainer.checkpoint import Checkpoint, CheckpointStore
-from trainer.extensions import micro_step
 from trainer.extensions.hooks import Extension
 from trainer.health.convergence import LossMean
 from trainer.health.excesses import Excesses
 from trainer.model.decoder import Decoder
 from trainer.runs.ledger import LedgerHead
+from trainer.training import micro_step
 
 Patch = pytest.MonkeyPatch
 Mutation = Callable[[Checkpoint], Checkpoint]

@@ -32,8 +32,8 @@ from trainer.distributed.group import Group
 from trainer.loop import train
 from trainer.metrics import StepFacts
 from trainer.runs.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
-from trainer.training import setup as openings
 from trainer.training.saver import Saver
+from trainer.training.start import ranks as openings
 from trainer.training.step_report import StepResult, StepResults
 from trainer.verification.audit import audit_run
 from trainer.verification.step_text import show_step

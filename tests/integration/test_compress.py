@@ -21,7 +21,7 @@ from trainer.commands.compress import run as compress
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.commands.export import ExportOptions
 from trainer.commands.export import run as export
-from trainer.interop.verify_export import verify_export
+from trainer.interop.export import verify_export
 from trainer.loop import train
 from trainer.runs.directory import load_config
 from trainer.runs.state import load_checkpoint

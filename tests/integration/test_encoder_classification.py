@@ -52,15 +52,16 @@ def test_it_begins_with_the_weights_of_the_encoder_learns_and_replays(prepared: 
 
 
 def test_the_states_are_those_of_transformers(prepared: tuple[Path, Path], tmp_path: Path) -> None:
-    from trainer.finetuning.encoder import build_encoder, read_encoder  # noqa: PLC0415 - with the optional package
+    from trainer.finetuning.encoder import Encoder  # noqa: PLC0415 - with the optional package
 
     transformers = import_module("transformers")
     files = {"encoder.json": (prepared[0] / "config.json").read_bytes()}
     run = tmp_path / "run"
     train(configured(prepared, run, limits={"steps": 1}))
     files["encoder_weights.json"] = (run / "objective" / "encoder_weights.json").read_bytes()
-    ours = build_encoder(files["encoder.json"], 0, 3, "mean")
-    for name, weight in read_encoder(prepared[0], files, 3, "mean").items():
+    encoder = Encoder(files, 3, "mean", prepared[0])
+    ours = encoder.build(0)
+    for name, weight in encoder.pretrained().items():
         ours.get_parameter(name).data.copy_(weight)
     theirs = transformers.AutoModel.from_pretrained(prepared[0], attn_implementation="eager").eval()
     tokens = torch.tensor([[4, 10, 11, 12]])

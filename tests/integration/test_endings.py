@@ -21,12 +21,11 @@ from tests.support.runs import metrics, tiny_config
 from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.distributed import replica_check
-from trainer.extensions import micro_step
 from trainer.loop import train
 from trainer.metrics.sinks.json_lines import JsonLinesSink
 from trainer.report import write_report
 from trainer.runs.events import Event
-from trainer.training import reporter
+from trainer.training import micro_step, reporter
 from trainer.verification.verify import check_integrity
 
 STEPS = 12

@@ -25,9 +25,8 @@ from trainer.checkpoint.weights import weights_digest
 from trainer.commands.evaluate import EvaluateOptions, benchmark_run
 from trainer.commands.saved_model import opened_text_model
 from trainer.inference.text_model import Sampling
-from trainer.interop.export_record import read_export_record
+from trainer.interop.export import read_export_record, verify_export
 from trainer.interop.tokenizer_check import ODD_TEXTS
-from trainer.interop.verify_export import verify_export
 from trainer.loop import train
 from trainer.model.attention import make_layout
 from trainer.runs.state import load_checkpoint
@@ -70,15 +69,15 @@ def exported(run: Path) -> Path:
 def test_the_averaged_weights_of_the_checkpoint_are_written(run: Path, exported: Path) -> None:
     checkpoint = load_checkpoint(run, "latest")
     record = read_export_record(exported)
-    assert (record["step"], record["average"], record["dtype"]) == (40, True, "fp32")
-    assert record["weights"] == weights_digest(checkpoint.average) != weights_digest(checkpoint.model)
-    assert record["checkpoint"] == digest_bytes((run / "checkpoints" / "step-00000040" / "manifest.json").read_bytes())
+    assert (record.step, record.average, record.dtype) == (40, True, "fp32")
+    assert record.weights == weights_digest(checkpoint.average) != weights_digest(checkpoint.model)
+    assert record.checkpoint == digest_bytes((run / "checkpoints" / "step-00000040" / "manifest.json").read_bytes())
 
 
 def test_an_earlier_checkpoint_and_bf16_can_be_chosen(run: Path, tmp_path: Path) -> None:
     main(["export", str(run), "--output", str(tmp_path / "out"), "--checkpoint", "20", "--dtype", "bf16"])
     record = read_export_record(tmp_path / "out")
-    assert (record["step"], record["dtype"]) == (20, "bf16")
+    assert (record.step, record.dtype) == (20, "bf16")
     assert verify_export(tmp_path / "out", run)["compared_with_run"]
 
 
@@ -142,14 +141,14 @@ def test_an_export_of_another_run_is_refused(exported: Path, run: Path, tmp_path
 KILLED = """
 import os, signal, sys
 from common import targets
-from trainer.interop import hugging_face
+from trainer.interop.formats import base
 from trainer.__main__ import main
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 if sys.argv[1] == "tensors":
-    hugging_face.raw_bytes = die
+    base.raw_bytes = die
 else:
     targets.commit_directory = die
 main(sys.argv[2:])
@@ -280,8 +279,8 @@ def test_an_export_can_be_imported_and_exported_again_with_equal_weights_and_ids
     main(["import", str(tmp_path / "a"), "--output", str(tmp_path / "imported")])
     main(["export", str(tmp_path / "imported"), "--output", str(tmp_path / "b")])
     first, second = (read_export_record(tmp_path / name) for name in "ab")
-    assert first["weights"] == second["weights"]
-    assert (first["data"] is None, second["data"] is None) == (False, True)
+    assert first.weights == second.weights
+    assert (first.data is None, second.data is None) == (False, True)
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
     configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in "ab"]
     assert {name for name in configs[0] if configs[0][name] != configs[1].get(name)} <= {"initializer_range"}

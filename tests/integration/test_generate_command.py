@@ -100,7 +100,7 @@ def test_scores_come_last_and_may_use_another_run_as_reference(run: Path, capsys
 def test_a_score_that_is_not_finite_is_text_in_json(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, perplexity: float
 ) -> None:
-    monkeypatch.setattr("trainer.inference.samples.perplexity", lambda *_: perplexity)
+    monkeypatch.setattr("trainer.inference.samples.text_perplexity", lambda *_: perplexity)
     words = (str(run), "--max_tokens", "2", "--score")
     assert json.loads(printed(capsys, *words, "--json").splitlines()[-1])["scores"]["perplexity"] == str(perplexity)
     assert f"{'perplexity':<18}{perplexity}\n" in printed(capsys, *words)

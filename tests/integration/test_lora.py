@@ -27,10 +27,9 @@ from trainer.checkpoint.weights import weights_digest
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.commands.saved_model import load_model
 from trainer.config import TrainConfig
-from trainer.interop.export import write_export
-from trainer.interop.hugging_face import Dtype
+from trainer.interop.export import verify_export, write_export
+from trainer.interop.formats import Dtype
 from trainer.interop.source import open_source
-from trainer.interop.verify_export import verify_export
 from trainer.loop import train
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model, flops_per_token
@@ -41,7 +40,7 @@ from trainer.report import report_at_end
 from trainer.report.recorded_run import read_run
 from trainer.report.results import introduction
 from trainer.runs.directory import REFERENCE, load_config
-from trainer.training.setup import opened_run
+from trainer.training.start.open import opened_run
 from trainer.verification.verify import verify_run
 
 LORA = {"rank": 2, "dropout": 0.1}
@@ -216,7 +215,7 @@ def test_what_does_not_work_with_adapters_is_refused_by_name(
     ):
         train(tiny_config(other_data, run, lora=LORA))
     assert not (run / "record.json").exists()
-    with pytest.raises(ValueError, match=r"lora.rank trains adapters, which need AdamW: Muon"):
+    with pytest.raises(ValueError, match=r"lora.rank trains adapters, which need AdamW: optim.kind = muon"):
         adapted(other_data, run, base, optim={"kind": "muon"})
     with pytest.raises(ValueError, match=r"lora.rank does not work with precision = float8"):
         adapted(other_data, run, base, precision="float8")

@@ -19,7 +19,8 @@ from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.launch.finished import report_finished
 from trainer.loop import train
-from trainer.training import setup
+from trainer.training.start import open as opening
+from trainer.training.training_run import TrainingRun
 
 ALLOWED: dict[str, Any] = {"resume": {"allow_changes": ("schedule.decay_steps",)}}
 
@@ -106,7 +107,7 @@ def test_a_run_that_was_killed_after_its_last_step_is_completed(
 ) -> None:
     config = tiny_config(data, tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr(setup.TrainingRun, "finish", refuse)
+        patch.setattr(TrainingRun, "finish", refuse)
         with pytest.raises(RefusalError):
             train(config)
     train(config)
@@ -165,10 +166,10 @@ def test_a_start_that_ends_before_its_first_step_leaves_everything_as_it_was(
     if name == "finished":
         config = changed(finished, limits={"steps": 24}, schedule={"decay_steps": 24}, **ALLOWED)
     if how == "refused late":
-        monkeypatch.setattr(setup, "build", refuse)
+        monkeypatch.setattr(opening, "build", refuse)
     else:
-        built = setup.build
-        monkeypatch.setattr(setup, "build", lambda checked: (os.kill(os.getpid(), signal.Signals[how]), built(checked))[1])
+        built = opening.build
+        monkeypatch.setattr(opening, "build", lambda *given: (os.kill(os.getpid(), signal.Signals[how]), built(*given))[1])
     before, of_run = state_of(tmp_path), state_of(config.run)
     saved = CheckpointStore(config.run / "checkpoints").steps() if config.run.exists() else []
     interrupted = how == "SIGINT" and not saved
@@ -186,7 +187,7 @@ def test_a_start_that_was_stopped_before_its_first_step_continues_to_the_same_bi
 ) -> None:
     config = tiny_config(data, tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr(setup, "build", refuse)
+        patch.setattr(opening, "build", refuse)
         with pytest.raises(RefusalError):
             train(config)
     assert train(config) == train(finished)

@@ -129,7 +129,7 @@ def test_a_model_that_the_checkpoint_does_not_have_is_not_built(
 
 
 def test_a_model_that_is_larger_than_the_memory_is_not_built(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.training.checks.check_space", lambda *_: None)
+    monkeypatch.setattr("trainer.training.start.check.check_space", lambda *_: None)
     with pytest.raises(ConfigError, match=r"weights, which take .* of memory are free"):
         train(tiny_config(data, tmp_path / "run", model={"mlp_width": 10**12}))
 

@@ -20,14 +20,14 @@ from tests.support.records import record_of
 from tests.support.runs import losses, metrics, tiny_config
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.data.batch import IGNORE
-from trainer.finetuning import choice
+from trainer.finetuning import task
 from trainer.finetuning.task import LANGUAGE, Kind, Passes, Task
 from trainer.loop import train
 from trainer.model.decoder import build_model
 from trainer.model.forward import PassInputs
 from trainer.model.loss import cross_entropy_rows
+from trainer.runs.eval_metrics import EvalMetrics
 from trainer.runs.events import MeasuresEvent
-from trainer.runs.measures import Measures
 from trainer.verification.audit import audit_run
 
 SHORT = {"limits": {"steps": 4}, "checkpoint": {"every_steps": 2}, "eval": {"every_steps": 2, "sample_tokens": 4}}
@@ -41,7 +41,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def chosen(monkeypatch: pytest.MonkeyPatch, objective: Task, files: Mapping[str, bytes] | None = None) -> None:
     """Make `objective` what the name `language` stands for."""
     kind = Kind(lambda _config, _manifest: files or {}, lambda _config, _files: objective)
-    monkeypatch.setitem(choice.KINDS, "language", kind)
+    monkeypatch.setattr(task, "kind_named", lambda _name: kind)
 
 
 def ordinary_step(micro: Passes) -> Tensor:
@@ -83,7 +83,7 @@ def event(step: int, table: NDArray[np.int64]) -> MeasuresEvent:
     return MeasuresEvent(step, {"accuracy": table[0] / table[1]})
 
 
-PARITY = Task(rows=FirstTokens, measures=Measures(score, count, event, lambda found: f"accuracy {found.values['accuracy']}"))
+PARITY = Task(rows=FirstTokens, measures=EvalMetrics(score, count, event, lambda found: f"accuracy {found.values['accuracy']}"))
 
 
 def test_an_objective_decides_about_targets_and_measures(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,14 +121,14 @@ def test_the_run_keeps_the_files_of_its_objective_and_they_belong_to_its_identit
     config = tiny_config(data, run, **SHORT | {"limits": {"steps": 2}})
     train(config)
     assert (run / "objective" / "names.json").read_bytes() == b"[1]"
-    assert choice.saved_task(run, config).files == {"names.json": b"[1]"}
+    assert task.saved_task(run, config).files == {"names.json": b"[1]"}
     assert "objective/names.json" in record_of(run)["files"]
     chosen(monkeypatch, LANGUAGE, {"names.json": b"[2]"})
     with pytest.raises(ConfigError, match=r"objective\.names\.json was sha256:"):
         train(tiny_config(data, run, **SHORT))
     (run / "objective" / "names.json").write_bytes(b"[3]")
     with pytest.raises(CheckpointError, match=r"names\.json: the file was changed"):
-        choice.saved_task(run, config)
+        task.saved_task(run, config)
 
 
 def test_the_objective_language_adds_nothing_to_a_run(data: Path, tmp_path: Path) -> None:
@@ -136,4 +136,4 @@ def test_the_objective_language_adds_nothing_to_a_run(data: Path, tmp_path: Path
     train(tiny_config(data, run, **SHORT | {"limits": {"steps": 2}}))
     assert not (run / "objective").exists()
     assert not [name for name in record_of(run)["identity"] if name.startswith("objective.")]
-    assert choice.saved_task(run, tiny_config(data, run)) == LANGUAGE
+    assert task.saved_task(run, tiny_config(data, run)) == LANGUAGE

@@ -23,15 +23,15 @@ from tests.support.replays import replay_run
 from tests.support.runs import losses, metrics, tiny_config
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
-from trainer.extensions import micro_step
 from trainer.loop import train
 from trainer.model.forward import LossModule
 from trainer.parallel import ddp_buckets, wrapping
 from trainer.parallel.gradient_tree import GradientTree
 from trainer.runs.ledger import LEDGER, LedgerEvent, read_ledger
-from trainer.training import setup as openings
+from trainer.training import micro_step
 from trainer.training import step as steps
 from trainer.training.saver import Saver
+from trainer.training.start import ranks as openings
 from trainer.training.step_report import StepResult, StepResults
 from trainer.verification.audit import audit_run
 

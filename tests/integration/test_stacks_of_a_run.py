@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, tiny_config
 from tests.support.two_ranks import seconds_until, started
-from trainer.watchdog.beat import Beat
+from trainer.watchdog.heartbeat import Heartbeat
 
 
 def test_a_training_shows_its_stacks_and_goes_on(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_a_training_shows_its_stacks_and_goes_on(tmp_path: Path) -> None:
     beat = run / "heartbeat/rank-0"
 
     def step() -> int:
-        found = Beat.from_bytes(beat.read_bytes()) if beat.exists() else None
+        found = Heartbeat.from_bytes(beat.read_bytes()) if beat.exists() else None
         return found.step if found else 0
 
     with started(config, CPU_RANKS="1") as training:

@@ -23,7 +23,8 @@ from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.evaluation import evaluate as evaluations
 from trainer.loop import train
 from trainer.runs.state import load_checkpoint
-from trainer.training import setup, training_run
+from trainer.training import training_run
+from trainer.training.start import open as opening
 from trainer.verification import replay
 
 
@@ -130,13 +131,13 @@ def test_a_run_killed_without_warning_repeats_only_what_was_not_saved(
 
 
 def test_the_watchdog_watches_a_rank_while_its_model_is_built(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build, heartbeats = setup.build, list[bool]()
+    build, heartbeats = opening.build, list[bool]()
 
-    def building(checked: Any) -> Any:
+    def building(*arguments: Any) -> Any:
         heartbeats.append((tmp_path / "run/heartbeat/rank-0").exists())
-        return build(checked)
+        return build(*arguments)
 
-    monkeypatch.setattr(setup, "build", building)
+    monkeypatch.setattr(opening, "build", building)
     train(tiny_config(data, tmp_path / "run", limits={"steps": 1}))
     assert heartbeats == [True]
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from trainer.distributed.group import LET_GO_S, Group
+from trainer.distributed.group import TEARDOWN_DELAY_S, Group
 
 __all__ = ["RankError", "run_ranks"]
 
@@ -98,7 +98,7 @@ def _run_rank(
         sender.send_bytes(pickle.dumps((result, "")))
     except BaseException:
         sender.send_bytes(pickle.dumps((None, traceback.format_exc())))
-    time.sleep(LET_GO_S)  # see trainer.distributed.group.joined_group
+    time.sleep(TEARDOWN_DELAY_S)  # see trainer.distributed.group.joined_group
     with suppress(Exception):
         dist.destroy_process_group()
 

@@ -24,9 +24,9 @@ from tests.support.runs import metrics
 from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
-from trainer.extensions import micro_step
 from trainer.metrics import Monitor
 from trainer.metrics.sinks import tensorboard
+from trainer.training import micro_step
 from trainer.training.evaluator import Evaluator
 
 __all__ = [

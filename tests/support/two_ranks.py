@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.support.runs import ROOT, arguments
 from trainer.config import TrainConfig
-from trainer.watchdog.beat import Beat
+from trainer.watchdog.heartbeat import Heartbeat
 
 __all__ = [
     "all_ended",
@@ -118,7 +118,7 @@ def ranks_of(entrypoint: int) -> list[int]:
 
 def pids_of(config: TrainConfig) -> list[int]:
     """Return the processes of the ranks, as named by their heartbeats."""
-    beats = [Beat.from_bytes((config.run / f"heartbeat/rank-{rank}").read_bytes()) for rank in range(2)]
+    beats = [Heartbeat.from_bytes((config.run / f"heartbeat/rank-{rank}").read_bytes()) for rank in range(2)]
     return [beat.pid for beat in beats if beat is not None]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,30 @@ def test_a_folder_of_tests_has_the_name_of_a_package(package: str) -> None:
     tests = {path.relative_to(ROOT / "tests" / "unit") for path in (ROOT / "tests" / "unit" / package).rglob("test_*.py")}
     assert tests, f"tests/unit/{package} holds no tests"
     assert {path.parent.as_posix() for path in tests if not (ROOT / path.parent / "__init__.py").is_file()} == set()
+
+
+MOST_IMPORTS = 30
+
+
+def modules_imported_by(source: str) -> set[str]:
+    """The modules of this project that a file imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            found.add(node.module)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.partition(".")[0] in PACKAGES}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_imports_more_than_30_modules_of_the_project(package: str) -> None:
+    counts = {
+        path.relative_to(ROOT).as_posix(): len(modules_imported_by(path.read_text())) for path in (ROOT / package).rglob("*.py")
+    }
+    assert {path: count for path, count in counts.items() if count > MOST_IMPORTS} == {}, "a module puts too many parts together"
+
+
+def test_imports_are_counted_once_and_within_functions() -> None:
+    source = "import os, common.text\nfrom trainer.loop import a\ndef f():\n    from trainer.loop import b\n    from .c import d\n"
+    assert modules_imported_by(source) == {"common.text", "trainer.loop"}

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from common.errors import CheckpointError
-from common.terminal_lines import progress_shown
+from common.terminal import progress_shown
 from trainer.checkpoint.filesystem import Storage, make_directories, read_file, remove_directory, sync_directory, write_file
 from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, CheckpointManifest, OtherFormatError, encode_manifest, parse_manifest
 from trainer.checkpoint.objects import LARGE_BYTES, ObjectFiles, damage_named

@@ -46,16 +46,11 @@ def run(options: ClassifyOptions) -> None:
 
 
 def classified_lines(options: ClassifyOptions) -> Iterator[str]:
-    """Yield a JSON object for each text, in their order: file, line, label, and the probability of each label.
-
-    Raises:
-        CheckpointError: the run or the checkpoint does not exist or is damaged.
-        ConfigError: the run does not classify, or a file cannot be read.
-    """
+    """Yield a JSON object for each text, in their order."""
     from trainer.commands.saved_model import load_model
     from trainer.distributed.group import joined_group
-    from trainer.finetuning.choice import saved_task
-    from trainer.finetuning.predictions import TextClassifier
+    from trainer.finetuning.classification import TextClassifier
+    from trainer.finetuning.task import saved_task
     from trainer.machine.determinism import configure_determinism
     from trainer.runs.directory import load_config, settings_here
 
@@ -69,7 +64,7 @@ def classified_lines(options: ClassifyOptions) -> Iterator[str]:
         if group.world_size > 1:
             raise ConfigError(f"classify works on one rank and was started on {group.world_size}; start it without torchrun")
         model, _ = load_model(run, config, options.checkpoint, trust_code=options.trust_code)
-        classifier = TextClassifier.of(run, model.to(group.device), config, group.device, saved_task(run, config).files)
+        classifier = TextClassifier(run, model.to(group.device), config, group.device, saved_task(run, config).files)
         for first in range(0, len(texts), options.batch):
             some = texts[first : first + options.batch]
             for text, found in zip(some, classifier.probabilities([one.text for one in some]), strict=True):

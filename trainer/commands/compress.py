@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,7 @@ from common.targets import new_folder
 from common.untrusted import digest_run_file
 from trainer.commands.evaluate import EvaluateOptions
 from trainer.commands.run_options import CheckpointOptions
+from trainer.compression import Method
 
 __all__ = ["CompressOptions", "run"]
 
@@ -26,7 +27,7 @@ class CompressOptions(CheckpointOptions):
     The new run works with `generate`, `evaluate`, `export` and `train --init`. It cannot be continued.
     """
 
-    method: Literal["int8", "int4", "prune", "prune-2-4"] = Field(
+    method: Method = Field(
         description="int8, int4: fewer bits for each weight; prune: the smallest weights become zero; prune-2-4: the "
         "smaller two of four neighbouring weights become zero."
     )
@@ -110,7 +111,6 @@ def run(options: CompressOptions) -> None:
 
 
 def _loaded(options: CompressOptions, compressed: Path) -> tuple[list[int], list[float]]:
-    """Return for the model and the compressed one the bytes of the loaded weights, and the tokens a second."""
     from trainer.commands.saved_model import load_model, opened_text_model
     from trainer.compression.comparison import num_bytes, speeds
     from trainer.runs.directory import load_config, settings_here

@@ -63,7 +63,6 @@ def run(options: DoctorOptions) -> None:
 
 
 def _space_needed(options: DoctorOptions) -> tuple[int, int] | None:
-    """Return the free bytes that the run needs; None if its settings or its data are not known."""
     from data_pipeline.dataset.manifest import read_manifest
     from trainer.planning.checkpoints import space_needed
     from trainer.runs.directory import load_config

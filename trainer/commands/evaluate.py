@@ -63,19 +63,7 @@ def run(options: EvaluateOptions) -> None:
 
 
 def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
-    """Return validation loss, perplexity and bits per byte of a checkpoint, or the measures of the run's objective with the loss.
-
-    The result is text or a JSON object.
-
-    Args:
-        options: the options of the command.
-        as_language: measure the decoder as a language model, whatever the objective of its training was.
-
-    Raises:
-        CheckpointError: the run or the checkpoint does not exist or is damaged.
-        ConfigError: code of the run needs consent, or the data has another tokenizer or rows that are too long for the model.
-        PreparedDataError: the data is missing or damaged, or has no validation rows.
-    """
+    """Return the evaluation as text or JSON. `as_language`: of the decoder, whatever the objective of its training was."""
     import numpy as np
 
     from data_pipeline.dataset.locks import reading
@@ -84,10 +72,10 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
     from trainer.commands.saved_model import load_model
     from trainer.distributed.group import joined_group
     from trainer.evaluation.evaluate import evaluate
-    from trainer.evaluation.table import describe_evaluation
+    from trainer.evaluation.results import describe_evaluation
     from trainer.evaluation.tally import Grouping
     from trainer.extensions.hooks import Extension
-    from trainer.finetuning.choice import saved_task
+    from trainer.finetuning.task import saved_task
     from trainer.machine.determinism import configure_determinism
     from trainer.model.attention import choose_backend
     from trainer.runs.bounds import most_rows
@@ -141,7 +129,6 @@ def _json(result: Evaluation, step: int, left_out: int, groups: Sequence[str]) -
 
 
 def _quarantined(run: Path, manifest: Manifest, step: int) -> frozenset[str]:
-    """Return the shards that the run had in quarantine at a step; none if `manifest` is not that of the run's data."""
     from trainer.runs.record import read_record
 
     record = read_record(run)
@@ -151,7 +138,6 @@ def _quarantined(run: Path, manifest: Manifest, step: int) -> frozenset[str]:
 
 
 def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, num_rows: int, context: int | None) -> None:
-    """Raise if the model of a run cannot be evaluated on the data."""
     if manifest.tokenizer_digest != tokenizer.digest:
         raise ConfigError(
             f"{data}: its tokenizer is {manifest.tokenizer_digest}, but {run} was trained with {tokenizer.digest}; prepare "
@@ -168,12 +154,6 @@ def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, 
 
 
 def benchmark_run(options: EvaluateOptions, tasks: str) -> str:
-    """Return the results of benchmark tasks for a checkpoint, as a table or as a JSON object.
-
-    Raises:
-        CheckpointError: the run or the checkpoint does not exist or is damaged.
-        ConfigError: there are several ranks, lm-eval is missing, or it has no such task.
-    """
     from data_pipeline.tokenizer import load_tokenizer
     from trainer.commands.saved_model import check_writes, load_model
     from trainer.distributed.group import joined_group

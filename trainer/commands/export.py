@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from common.settings.model import Place
 from trainer.commands.run_options import CheckpointOptions
+from trainer.interop.formats import Dtype, FormatName
 
 __all__ = ["ExportOptions", "run"]
 
@@ -19,7 +20,7 @@ class ExportOptions(CheckpointOptions):
     The averaged weights are written if there are any.
     """
 
-    format: Literal["hf", "onnx", "peft"] = Field(
+    format: FormatName = Field(
         "hf",
         description="Format of the files. hf: Hugging Face, for transformers, vLLM and llama.cpp; onnx: graphs for ONNX Runtime; "
         "peft: the adapters alone, for PEFT and vLLM.",
@@ -27,7 +28,7 @@ class ExportOptions(CheckpointOptions):
     output: Annotated[Path, Place(metavar="DIR", target="folder")] = Field(
         description="New or empty directory that receives the files."
     )
-    dtype: Literal["fp32", "bf16"] = Field("fp32", description="Type of the weights. bf16 rounds them and halves the size.")
+    dtype: Dtype = Field("fp32", description="Type of the weights. bf16 rounds them and halves the size.")
     replace: bool = Field(False, description="Replace an earlier export in the directory. Other files are never replaced.")
     inexact_tokenizer: bool = Field(
         False, description="Export the tokenizer even if its export gives other ids for some texts, as with kind unigram."

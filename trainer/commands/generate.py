@@ -73,10 +73,9 @@ class GenerateOptions(SamplingOptions, CheckpointOptions):
 
 
 def _is_utf8(word: str) -> bool:
-    """Return False for a word with other bytes, for which Python uses lone surrogates."""
     try:
         word.encode()
-    except UnicodeEncodeError:
+    except UnicodeEncodeError:  # Python uses lone surrogates for other bytes
         return False
     return True
 
@@ -104,12 +103,7 @@ def run(options: GenerateOptions) -> None:
 
 
 def written_texts(options: GenerateOptions) -> Iterator[str]:
-    """Yield the output in pieces. A single text comes while the model writes it; several texts come when they are finished.
-
-    Raises:
-        CheckpointError: the run or the checkpoint does not exist or is damaged.
-        ConfigError: the file of prompts cannot be read, or the tokenizer has no such stop token.
-    """
+    """Yield the output in pieces. A single text comes while the model writes it; several come when they are finished."""
     from trainer.commands.saved_model import opened_text_model
     from trainer.inference.conversation import read_prompts
 

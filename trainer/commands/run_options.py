@@ -13,8 +13,6 @@ __all__ = ["CheckpointOptions", "RunOptions", "TrustOptions"]
 
 
 class RunOptions(Options):
-    """Options of a command on a run."""
-
     run: Annotated[Path, Place(metavar="RUN", positional=True, variable="TRAIN_RUN")] = Field(description="Directory of the run.")
 
     @model_validator(mode="before")
@@ -26,14 +24,10 @@ class RunOptions(Options):
 
 
 class TrustOptions(RunOptions):
-    """Options of a command that may execute code of the run."""
-
     trust_code: Annotated[bool, Place("--trust-code")] = Field(
         False, description="Execute the extension.py of the run even if you have not trained with it on this machine."
     )
 
 
 class CheckpointOptions(TrustOptions):
-    """Options of a command on a checkpoint of a run."""
-
     checkpoint: str = Field("latest", description="The checkpoint to use: latest, best, or a step.")

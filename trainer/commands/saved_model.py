@@ -14,7 +14,7 @@ from trainer.checkpoint.weights import averaged_weights
 from trainer.config import TrainConfig
 from trainer.distributed.group import joined_group
 from trainer.extensions.trust import run_extension
-from trainer.finetuning.choice import saved_task
+from trainer.finetuning.task import saved_task
 from trainer.inference.text_model import TextModel
 from trainer.machine.determinism import configure_determinism
 from trainer.model.lora import merged_weights
@@ -29,14 +29,7 @@ __all__ = ["check_is_decoder", "check_writes", "load_model", "opened_text_model"
 
 
 def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool = False) -> tuple[nn.Module, int]:
-    """Return the model of a checkpoint, with the averaged weights if there are any, and the step of the checkpoint.
-
-    Adapters are merged into the matrices, so the model is the same as without `lora`.
-
-    Raises:
-        CheckpointError: the run or the checkpoint does not exist or is damaged.
-        ConfigError: the run has code of its user, and neither `trust_code` nor an earlier training allows executing it.
-    """
+    """Return the model of a checkpoint with merged adapters and averaged weights, if there are any, and the checkpoint's step."""
     extension = run_extension(run, read_record(run).identity.get("extension"), trust_code=trust_code)
     checkpoint = load_checkpoint(run, which)
     tokenizer = load_tokenizer(run / "tokenizer")
@@ -51,7 +44,6 @@ def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool =
 
 
 def check_writes(run: Path, config: TrainConfig) -> None:
-    """Raise ConfigError if the model of a run does not continue texts."""
     if not saved_task(run, config).writes:
         raise ConfigError(
             f"{run}: it was trained with objective = {config.objective}, and its model does not continue texts; use the command "
@@ -60,14 +52,7 @@ def check_writes(run: Path, config: TrainConfig) -> None:
 
 
 def check_is_decoder(run: Path, config: TrainConfig, reason: str, *, trust_code: bool) -> None:
-    """Raise ConfigError if the model of a run is not the built-in decoder, or does not continue texts.
-
-    Args:
-        run: its directory.
-        config: its settings.
-        reason: why another model will not do, for the message: the rest of a sentence after "and".
-        trust_code: allow executing code of the run.
-    """
+    """Raise ConfigError if the model is not the built-in decoder. `reason` ends the sentence that says why another will not do."""
     extension = run_extension(run, read_record(run).identity.get("extension"), trust_code=trust_code)
     if extension.build_model is not None:
         raise ConfigError(f"{run}: its extension defines build_model, and {reason}; name a run whose extension has no build_model")
@@ -81,12 +66,7 @@ def check_is_decoder(run: Path, config: TrainConfig, reason: str, *, trust_code:
 
 @contextmanager
 def opened_text_model(run: Path, which: str, *, use_cache: bool = True, trust_code: bool = False) -> Iterator[TextModel]:
-    """Yield the model of a checkpoint with its tokenizer, on the device of the run if this machine has such a device.
-
-    Raises:
-        CheckpointError: the run or the checkpoint does not exist or is damaged.
-        ConfigError: code of the run needs consent; see `trainer.extensions.trust`.
-    """
+    """Yield the model of a checkpoint with its tokenizer, on the device of the run if this machine has such a device."""
     config = settings_here(load_config(run))
     check_writes(run, config)
     configure_determinism(config)

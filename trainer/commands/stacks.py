@@ -10,8 +10,8 @@ from common.files import open_input
 from trainer.commands.run_options import RunOptions
 from trainer.config.not_a_run import not_a_run
 from trainer.machine.running_ranks import Rank, ranks_of
-from trainer.watchdog.beat import Beat
 from trainer.watchdog.files import stacks_file
+from trainer.watchdog.heartbeat import Heartbeat
 from trainer.watchdog.processes import process_state, send_signal
 from trainer.watchdog.watch import collect_stacks
 
@@ -31,16 +31,7 @@ def run(options: StacksOptions) -> None:
 
 
 def show_stacks(run: Path) -> str:
-    """Return the stacks of the ranks of a run that are running here, and for each other rank the reason why it has none.
-
-    Each rank appends its stacks to `<run>/stacks/rank-N.txt` when it gets SIGUSR1. This signal ends a process without a handler, so
-    it is sent only to ranks of this run that have a handler.
-
-    Raises:
-        CheckpointError: the folder is no run.
-        ConfigError: no rank of this run that can answer is running here.
-        OSError: the files of the stacks cannot be written.
-    """
+    """Return the stacks of the ranks of a run that are running here, and for each other rank the reason why it has none."""
     if not run.is_dir():
         raise CheckpointError(not_a_run(run, "record.json"))
     ranks = ranks_of(run)
@@ -57,7 +48,7 @@ def show_stacks(run: Path) -> str:
     return "\n".join([*texts, *(f"rank {number}: {reason}" for number, reason in silent.items())])
 
 
-def _ask(rank: int, beat: Beat, silent: dict[int, str]) -> None:
+def _ask(rank: int, beat: Heartbeat, silent: dict[int, str]) -> None:
     try:
         send_signal(beat.process, signal.SIGUSR1)
     except ProcessLookupError:
@@ -67,12 +58,11 @@ def _ask(rank: int, beat: Beat, silent: dict[int, str]) -> None:
 
 
 def _no_answer(rank: Rank) -> str:
-    """Return the reason why a running rank cannot show its stacks; empty if it can."""
     assert rank.beat is not None, "a rank without a heartbeat is not running here"
     state = process_state(rank.beat.process)
     if state in _NO_ANSWER:
         return _NO_ANSWER[state]
-    if _catches(rank.beat.pid, signal.SIGUSR1):
+    if _catches(rank.beat.pid, signal.SIGUSR1):  # it would end a process without a handler
         return ""
     return "the watchdog is off, so the rank does not answer; start the training with --watchdog.enabled on"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from common.errors import ExitCode, StorageError
 from trainer.config import TrainConfig
-from trainer.watchdog.processes import leave_reason
+from trainer.watchdog.processes import write_exit_code
 
 __all__ = ["run"]
 
@@ -35,7 +35,7 @@ def run(config: TrainConfig) -> None:
     except BrokenPipeError as error:
         raise StorageError("the reader of the log has closed it; run the same command again to continue") from error
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        leave_reason(f"{ExitCode.DONE:d}")  # the launcher then knows the result even if torchrun fails
+        write_exit_code(f"{ExitCode.DONE:d}")  # the launcher then knows the result even if torchrun fails
     if os.environ.get("RANK", "0") == "0":
         _summarise(config.run)
         print(result)

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from common.settings.model import Place
-from common.terminal_lines import write_line
+from common.terminal import write_line
 from trainer.search.options import SearchOptions
 
 __all__ = ["TuneOptions", "run"]

@@ -74,8 +74,7 @@ def run(options: VerifyOptions) -> None:
 
 
 def _outcomes(options: VerifyOptions) -> Iterator[Outcome]:
-    from trainer.interop.export_record import EXPORT_RECORD
-    from trainer.interop.verify_export import describe_export, verify_export
+    from trainer.interop.export import EXPORT_RECORD, describe_export, verify_export
     from trainer.loop import train
     from trainer.verification.outcome import Outcome
     from trainer.verification.verify import verify_run

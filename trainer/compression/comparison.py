@@ -27,7 +27,6 @@ class Measured:
     """What a model takes and what it can do."""
 
     weight_bytes: int
-    """Bytes of the stored weights."""
     memory_bytes: int
     """Bytes of the weights of the loaded model. A shared weight counts once."""
     tokens_per_s: float
@@ -40,7 +39,6 @@ class Measured:
 
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of all tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -63,7 +61,6 @@ def speeds(models: Sequence[TextModel]) -> list[float]:
 
 
 def table(before: Measured, after: Measured) -> str:
-    """Return the two models in a table for people, with the change of each value."""
     rows = [("", "before", "after", "change"), _row("on disk", before.weight_bytes, after.weight_bytes, format_bytes)]
     rows.append(_row("in memory", before.memory_bytes, after.memory_bytes, format_bytes))
     rows.append(_row("tokens/s", before.tokens_per_s, after.tokens_per_s, lambda value: f"{value:,.0f}"))

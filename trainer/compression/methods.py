@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from common.errors import ConfigError
 from trainer.checkpoint.packed import pack_sparse
-from trainer.compression.prune import magnitude_pruned, two_of_four
+from trainer.compression import Method
 from trainer.compression.quantize import quantised
 
-__all__ = ["METHODS", "Compression", "Method"]
+__all__ = ["Compression", "magnitude_pruned", "two_of_four"]
 
-Method = Literal["int8", "int4", "prune", "prune-2-4"]
-METHODS: tuple[str, ...] = get_args(Method)
 _EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
 
 
@@ -67,3 +66,28 @@ class Compression:
             return quantised(weight_NK, bits=4, group_size=self.group_size)
         pruned = magnitude_pruned(weight_NK, self.share) if self.method == "prune" else two_of_four(weight_NK)
         return pack_sparse(pruned)
+
+
+def magnitude_pruned(weight_NK: Tensor, share: float) -> Tensor:
+    """Return a matrix without the given share of its weights, those of the smallest magnitude (Han et al., 2015).
+
+    Of equal magnitudes the earlier weights stay, so the number of zeros is exact.
+    """
+    num_zeros = round(share * weight_NK.numel())
+    order = weight_NK.abs().flatten().sort(descending=True, stable=True).indices
+    pruned = weight_NK.clone()
+    pruned.view(-1)[order[weight_NK.numel() - num_zeros :]] = 0
+    return pruned
+
+
+def two_of_four(weight_NK: Tensor) -> Tensor:
+    """Return a matrix in which two of four neighbouring columns are zero in each row, those of the smaller magnitudes.
+
+    This is the pattern that the sparse tensor cores of GPUs multiply (Mishra et al., 2021). Columns beyond a multiple of four stay.
+    """
+    num_rows, num_columns = weight_NK.shape
+    whole = num_columns // 4 * 4
+    groups = weight_NK[:, :whole].reshape(num_rows, -1, 4)
+    smaller = groups.abs().sort(dim=-1, descending=True, stable=True).indices[..., 2:]
+    pruned = groups.scatter(-1, smaller, 0.0).reshape(num_rows, whole)
+    return torch.cat((pruned, weight_NK[:, whole:]), dim=1)

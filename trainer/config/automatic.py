@@ -15,7 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from common.hardware import num_cores
 from trainer.config.model import ModelConfig
+from trainer.config.optimization import OPTIMIZERS
 
 __all__ = ["MINUTES", "MOST_EPOCHS", "SHAPES", "Facts", "choose", "choose_for", "num_gpus", "tokens_per_weight"]
 
@@ -35,8 +37,8 @@ _TRAINING_SHARE = 0.8
 _SMALL_BATCH_TOKENS, _SMALL_WEIGHTS = 2048, 1.4e6
 """Tokens in a step of a model with this many weights. They grow with the square root of the weights."""
 _LEAST_ROWS, _MOST_MICRO = 8, 8
-_LR, _MUON_LR, _ADAMW_LR, _LR_WIDTH = 2e-2, 6e-3, 3e-3, 128
-"""Learning rates of the recipe `demo`, whose model has this width: of AdamW beside Muon, of Muon, and of AdamW alone."""
+_LR_WIDTH = 128
+"""The width of the model for which the optimizers state their learning rates."""
 _EVALUATION_SHARE = 0.05
 _WORDS = ("parallel", "optim.kind")
 _FRACTIONS = ("limits.epochs", "limits.minutes")
@@ -79,7 +81,7 @@ def choose_for(given: Mapping[str, Any], variables: Mapping[str, str] = os.envir
     tokens = sum(shard.tokens for shard in manifest.shards if shard.split == "train")
     ranks, nodes = _num_ranks(variables)
     gpus = 0 if given.get("device") == "cpu" else num_gpus(variables)
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     return choose(Facts(tokens, manifest.row_length, manifest.vocab_size, nodes * gpus, nodes * cores, ranks), given)
 
 
@@ -206,10 +208,11 @@ def _batch(facts: Facts, given: dict[str, Any], weights: int) -> tuple[int, int 
 
 def _rates(given: dict[str, Any], width: int) -> dict[str, Any]:
     """Return optimizer and learning rates: Muon, except for adapters and under FSDP, which cuts the matrices that Muon needs."""
-    narrower = min(1.0, _LR_WIDTH / width)
-    if given.get("parallel") == "fsdp" or "lora.rank" in given or given.get("optim.kind", "muon") != "muon":
-        return {"optim.kind": "adamw", "optim.lr": _rounded(_ADAMW_LR * narrower)}
-    return {"optim.kind": "muon", "optim.lr": _rounded(_LR * narrower), "optim.muon_lr": _MUON_LR}
+    kind = given.get("optim.kind", "muon")
+    if kind not in OPTIMIZERS or given.get("parallel") == "fsdp" or "lora.rank" in given:
+        kind = "adamw"
+    rates = OPTIMIZERS[kind].rates
+    return {"optim.kind": kind, **rates, "optim.lr": _rounded(rates["optim.lr"] * min(1.0, _LR_WIDTH / width))}
 
 
 def _rounded(value: float) -> float:

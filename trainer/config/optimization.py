@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -10,7 +12,7 @@ from common.settings.conditions import OnlyIf
 from common.settings.markers import FixesShapes, Identity
 from common.settings.model import Section
 
-__all__ = ["EmaConfig", "LossConfig", "OptimConfig", "ScheduleConfig"]
+__all__ = ["OPTIMIZERS", "EmaConfig", "LossConfig", "OptimConfig", "Optimizer", "ScheduleConfig"]
 
 _BUILT_IN_LOSS = OnlyIf("not extension.loss", "the built-in loss")
 _NOT_CONSTANT = OnlyIf("schedule.kind != constant or schedule.weight_decay = linear")
@@ -41,6 +43,24 @@ class LossConfig(Section):
     )
 
 
+@dataclass(frozen=True)
+class Optimizer:
+    """What an optimizer takes, and what it works with. `trainer.optim.optimizers` builds it."""
+
+    state_bytes: tuple[int, int]
+    """Bytes of state for one weight of the layers' matrices, and for any other weight. Counters of tensors are not counted."""
+    rates: Mapping[str, float]
+    """Learning rates of the recipe `demo`, whose model is 128 wide. `auto` lowers `optim.lr` for wider models."""
+    needs_whole_matrices: bool = False
+    """Then it works neither with sharded weights nor with adapters."""
+
+
+OPTIMIZERS = {
+    "adamw": Optimizer(state_bytes=(8, 8), rates={"optim.lr": 3e-3}),
+    "muon": Optimizer(state_bytes=(4, 8), rates={"optim.lr": 2e-2, "optim.muon_lr": 6e-3}, needs_whole_matrices=True),
+}
+
+
 class OptimConfig(Section):
     """The optimizer and gradient clipping."""
 
@@ -61,6 +81,10 @@ class OptimConfig(Section):
     muon_momentum: Annotated[Identity[float], OnlyIf("optim.kind = muon")] = Field(
         0.95, ge=0, lt=1, description="Decay of Muon's momentum."
     )
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return OPTIMIZERS[self.kind]
 
 
 class ScheduleConfig(Section):

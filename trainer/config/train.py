@@ -1,6 +1,6 @@
 """Every setting of a training run, with its meaning, unit and bounds.
 
-The checks here need only the settings. Checks that need the data or the machine are in `trainer.training.checks`
+The checks here need only the settings. Checks that need the data or the machine are in `trainer.training.start`
 and `trainer.runs.limits`.
 """
 
@@ -247,10 +247,10 @@ class TrainConfig(Settings):
     def _check_lora(self) -> Self:
         if self.lora.rank is None:
             return self
-        if self.optim.kind == "muon":
+        if self.optim.optimizer.needs_whole_matrices:
             raise ValueError(
-                "lora.rank trains adapters, which need AdamW: Muon makes the update of a whole matrix orthogonal, and an adapter "
-                "is the product of two matrices; set optim.kind = adamw and a rate for it, such as optim.lr = 3e-4"
+                f"lora.rank trains adapters, which need AdamW: optim.kind = {self.optim.kind} works on whole matrices, and an "
+                "adapter is the product of two; set optim.kind = adamw and a rate for it, such as optim.lr = 3e-4"
             )
         if self.precision == "float8":
             raise ValueError("lora.rank does not work with precision = float8, which replaces the same matrices; use bf16")

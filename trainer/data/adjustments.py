@@ -61,7 +61,6 @@ class Adjustment(Form, extra="forbid"):
         return "quarantine" if self.micro is None else "micro"
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields of the ledger's event, without the step."""
         facts: dict[str, Any] = {"rows": self.micro}
         if self.kind == "quarantine":
             facts = {"shards": list(self.shards)}
@@ -70,7 +69,6 @@ class Adjustment(Form, extra="forbid"):
         return {**facts, "reason": self.reason}
 
     def describe(self) -> str:
-        """Return the adjustment as a sentence."""
         if self.cooldown_end is not None:
             return f"the learning rate falls from step {self.step} on, and the run ends at step {self.cooldown_end}: {self.reason}"
         if self.micro is not None:
@@ -96,10 +94,8 @@ class Adjustments:
         return tuple(adjustment for adjustment in self.made if adjustment.step == step)
 
     def batch(self, begun: BatchConfig, step: int) -> BatchConfig:
-        """Return the sizes of global batch and micro-batch at a step of a run that began with `begun`.
-
-        Raises:
-            CheckpointError: the smaller micro-batch does not divide the global batch.
+        """Return the sizes at a step of a run that began with `begun`. Raises CheckpointError if a recorded size does not divide
+        the batch.
         """
         smallest = min((one.micro for one in self.made if one.micro is not None and one.step <= step), default=None)
         if smallest is None or smallest >= begun.micro_rows:

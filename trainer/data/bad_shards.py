@@ -21,14 +21,8 @@ __all__ = ["as_project_error", "decide", "shared_faults"]
 
 
 def shared_faults(faults: Mapping[str, ProjectError], manifest: Manifest, group: Group) -> dict[str, tuple[int, int]]:
-    """Return the shards that any rank cannot read, with the lowest such rank and the exit code of its error.
-
-    All ranks must call this. The result is the same on every rank.
-
-    Args:
-        faults: errors of this rank, by the path of the shard in the manifest.
-        manifest: manifest of the prepared data.
-        group: the ranks.
+    """Return the shards that any rank cannot read, with the lowest such rank and its exit code. All ranks must call this, with
+    their own errors by path of the shard.
     """
     paths = [shard.path for shard in manifest.shards]
     codes_WS = torch.zeros((group.world_size, len(paths)), dtype=torch.int64)
@@ -51,20 +45,8 @@ def decide(
     step: int,
     known: frozenset[str],
 ) -> Adjustment:
-    """Return the quarantine that follows from `shared_faults`.
-
-    Args:
-        found: result of `shared_faults`.
-        faults: errors of this rank, by the path of the shard.
-        config: the policy.
-        manifest: manifest of the prepared data.
-        group: the ranks.
-        step: first step without the shards.
-        known: shards that are left out already.
-
-    Raises:
-        ProjectError: the policy ends the training. One rank raises its error; the others raise an error without a message and with
-            the same exit code.
+    """Return the quarantine that follows from `found`, the result of `shared_faults`. If the policy ends the training, one rank
+    raises its error of `faults`, and the others raise an error without a message and with the same exit code.
     """
     if config.policy == "stop":
         path, (rank, code) = next(iter(found.items()))
@@ -87,7 +69,6 @@ def decide(
 
 
 def as_project_error(error: ShardError | OSError) -> ProjectError:
-    """Return the error that users see for an error while reading a shard."""
     if isinstance(error, ShardError):
         return error
     return StorageError(explain_os_error(error))

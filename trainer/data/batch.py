@@ -63,11 +63,9 @@ class MicroBatch:
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> MicroBatch:
-        """Return the batch in pinned memory, from which a GPU copies without the CPU."""
         return self._each(Tensor.pin_memory)
 
     def halves(self) -> tuple[MicroBatch, MicroBatch]:
-        """Return the first half and the second half of the rows. There must be at least two rows."""
         num_rows, length = self.tokens.shape
         middle = num_rows // 2
         return self._rows(0, middle, length), self._rows(middle, num_rows, length)
@@ -177,14 +175,12 @@ def micro_batch(rows: RowBatch, *, with_weights: bool = False, with_bounds: bool
 
 
 def blank_micro_batch(num_rows: int, row_length: int, *, with_weights: bool = False, with_bounds: bool = False) -> MicroBatch:
-    """Return a micro-batch of padding only."""
     nothing = np.zeros((num_rows, row_length), np.uint16)
     rows = RowBatch(nothing, np.full(nothing.shape, -1, np.int32))
     return micro_batch(rows, with_weights=with_weights, with_bounds=with_bounds)
 
 
 def _bounds(firsts_P: Tensor, num_rows: int, length: int) -> Tensor:
-    """Return `MicroBatch.bounds`."""
     bounds = torch.full((num_bounds(len(firsts_P), num_rows),), num_rows * length, dtype=torch.int32)
     bounds[: len(firsts_P)] = firsts_P
     return bounds

@@ -40,12 +40,7 @@ def global_batch(
     with_weights: bool = False,
     with_bounds: bool = False,
 ) -> GlobalBatch:
-    """Return a rank's part of the global batch that begins at `position`. Tokens of other ranks' rows are not read.
-
-    Raises:
-        PreparedDataError: a shard is damaged or missing.
-        OSError: a shard could not be read.
-    """
+    """Return a rank's part of the global batch that begins at `position`. Tokens of other ranks' rows are not read."""
     indices = order.rows_at(position, config.global_rows)
     num_targets = int(rows.num_targets(indices).sum())
     normaliser = int(rows.num_sequences(indices).sum()) if with_weights else num_targets
@@ -76,30 +71,10 @@ def prefetched_batches(
     adjustments: Adjustments = _UNADJUSTED,
     shard_of: Callable[[BaseException | None], str | None] = lambda _: None,
 ) -> Iterator[Iterator[GlobalBatch]]:
-    """Yield an endless iterator over the global batches from position `start` on. Threads read up to `depth` batches ahead.
-
-    The batches and their order are the same for any number of threads. The iterator raises an error of a thread in place of the
-    batch that failed, and no later batch is begun.
-
-    Args:
-        rows: the rows.
-        config: rows of a global batch, and of a micro-batch before any of the `adjustments`.
-        group: the ranks; the batches hold this rank's part.
-        order: the row at each position.
-        start: position of the first row.
-        depth: most global batches that are ready or being read.
-        loader: number of threads, and the waits before a read is tried again.
-        with_weights: see `MicroBatch.weights` and `GlobalBatch.normaliser`.
-        with_bounds: see `MicroBatch.bounds`.
-        left_out: ranges of positions to skip, as first and end. A batch that would overlap a range begins at its end.
-        first_step: step of the first batch.
-        adjustments: smaller micro-batches and shards in quarantine, by step.
-        shard_of: returns the shard that a reading error is about, or None. If it returns a shard, the error is not raised, but the
-            batch is padding and has a `fault`.
-
-    Raises:
-        PreparedDataError: from the iterator; a shard is damaged or missing.
-        StorageError: from the iterator; all attempts to read a shard failed.
+    """Yield an endless iterator over the global batches from position `start` on. Threads read up to `depth` batches ahead, in the
+    same order for any number of threads. A batch that would overlap a range of `left_out` (first and end) begins at its end. The
+    iterator raises an error of a thread in place of the batch that failed, PreparedDataError or StorageError. If `shard_of`
+    knows the shard of the error, the batch is padding with a `fault` instead.
     """
     ahead: deque[Future[GlobalBatch]] = deque()
     failed_step, closed = math.inf, threading.Event()

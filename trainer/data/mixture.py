@@ -76,13 +76,11 @@ class MixedOrder:
 
     @property
     def description(self) -> str:
-        """Return one line for the log with the share of each source."""
         drawn = ", ".join(f"{name} {float(100 * share):.4g} %" for name, share in self.shares.items())
         none = f"; nothing from {', '.join(self.left_out)}, which mixture.weights does not name" if self.left_out else ""
         return f"rows from {drawn}{none}"
 
     def rows_at(self, start: int, count: int) -> NDArray[np.int64]:
-        """Return the rows at positions `start` to `start + count - 1`, shape (count,)."""
         cycles, places = np.divmod(np.arange(start, start + count, dtype=np.int64), len(self.source_M))
         sources, drawn = self.source_M[places], self.drawn_M[places]
         rows = np.empty(count, dtype=np.int64)
@@ -94,16 +92,8 @@ class MixedOrder:
 
 
 def build_order(seed: int, rows: Rows, sources: Sequence[str], weights: Mapping[str, float]) -> RowOrder:
-    """Return the order of a run: uniform over all rows if there are no weights, else by source.
-
-    Args:
-        seed: seed of the order.
-        rows: rows to order.
-        sources: names of the sources, as in the manifest.
-        weights: weight above 0 of each source, relative to the others. A source without a weight is not drawn.
-
-    Raises:
-        ConfigError: a weight is for a source that does not exist or has no rows, or there are more than `MAX_CYCLE` weights.
+    """Return the order of a run: uniform over all rows without weights, else by source. A source without a weight is not drawn.
+    Raises ConfigError for a weight of a source that does not exist or has no rows, or more than `MAX_CYCLE` weights.
     """
     if not weights:
         return UniformOrder(seed, len(rows))
@@ -128,9 +118,6 @@ def cycle_counts(weights: Sequence[float]) -> list[int]:
     Weights count as the decimal fractions that the user wrote. If a cycle of at most `MAX_CYCLE` places keeps their shares exactly,
     the result is the shortest such cycle. Otherwise the cycle has `MAX_CYCLE` places: each source whose share is below one place
     gets one place, and the others share the remaining places by the method of largest remainders.
-
-    Raises:
-        ConfigError: there are more weights than `MAX_CYCLE`.
     """
     if len(weights) > MAX_CYCLE:
         raise ConfigError(f"mixture.weights has {len(weights)} sources; at most {MAX_CYCLE} can be mixed")

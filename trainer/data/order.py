@@ -43,11 +43,9 @@ class UniformOrder:
 
     @property
     def description(self) -> str:
-        """Return one line for the log that says how often each row is drawn."""
         return f"each epoch trains on each of the {self.num_rows} rows once"
 
     def rows_at(self, start: int, count: int) -> NDArray[np.int64]:
-        """Return the rows at positions `start` to `start + count - 1`, shape (count,)."""
         return rows_at(self.seed, start, count, self.num_rows)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from common.errors import ConfigError
-from trainer.distributed.gpu_signs import DEVICE_NODES, KERNEL_MODULE, signs_of_gpus
+from common.hardware import DEVICE_NODES, KERNEL_MODULE, signs_of_gpus
 
 __all__ = ["check_no_gpu_is_hidden", "num_gpus"]
 
@@ -27,13 +27,8 @@ _NO_GPU_WANTED = {
 
 
 def num_gpus(device: str) -> int:
-    """Return the number of GPUs that a run on this machine can use. 0 means that it computes on the CPU.
-
-    Args:
-        device: the setting `device`: `auto`, `cpu` or `cuda`.
-
-    Raises:
-        ConfigError: torch sees no GPU, but the machine has one or the setting asks for one.
+    """Return the number of GPUs that a run can use; 0: it computes on the CPU. Raises ConfigError if torch sees no GPU, but the
+    machine has one or `device = cuda`.
     """
     if device == "cpu":
         return 0
@@ -50,13 +45,7 @@ def num_gpus(device: str) -> int:
 
 def check_no_gpu_is_hidden(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> None:
     """Refuse to compute on the CPU of a machine with GPUs, unless a variable chooses the CPU. Call this if torch sees no GPU.
-
-    Args:
-        environment: the environment variables of this process.
-        root: the folder that contains `dev`, `proc` and `usr`.
-
-    Raises:
-        ConfigError: the machine has a GPU. The message contains torch's reason for not seeing it.
+    `root` holds `dev`, `proc` and `usr`.
     """
     if any(environment.get(name) in values for name, values in _NO_GPU_WANTED.items()):
         return
@@ -69,14 +58,13 @@ def check_no_gpu_is_hidden(environment: Mapping[str, str] = os.environ, root: Pa
 
 
 def _hint(root: Path = Path("/")) -> str:
-    """Return the advice for a container without access to the GPUs of its machine, or nothing."""
+    """Return the advice for a container without access to the GPUs of its machine."""
     if any(root.glob(DEVICE_NODES)) or not any(root.glob(KERNEL_MODULE)):
         return ""
     return " There is no device node /dev/nvidia0: if this is a container, give it the GPUs (docker run --gpus all)."
 
 
 def _reason(environment: Mapping[str, str]) -> str:
-    """Return torch's message about why it sees no GPU."""
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return f"this PyTorch ({torch.__version__}) is built without CUDA"
     try:

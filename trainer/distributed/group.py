@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,15 +21,54 @@ from torch._C._distributed_c10d import FileStore, Store
 
 from common.errors import ConfigError, ExitCode, ProjectError, exit_code_of
 from trainer.distributed.devices import num_gpus
-from trainer.distributed.joining import stoppable_wait
 from trainer.distributed.network import STORE_VARIABLE, keep_private
 
-__all__ = ["LET_GO_S", "Group", "RemoteError", "joined_group"]
+__all__ = ["Group", "OTHERS_S", "RemoteError", "TEARDOWN_DELAY_S", "joined_group", "stoppable_wait"]
+
+OTHERS_S = 5.0
+"""Seconds for which a rank still waits for the others after a stop request. If they join in time, the run stops as usual."""
+_POLL_S = 0.1
+
+
+@contextmanager
+def stoppable_wait(others_s: float = OTHERS_S) -> Iterator[None]:
+    """End this process with STOPPED if a stop request arrives during the wait for other ranks and the wait lasts `others_s` longer.
+    No work is lost, because no step was trained. If the wait ends sooner, the signal stays pending. Only signals that this
+    thread blocks are handled: the launcher's ranks block SIGTERM and SIGINT.
+    """
+    numbers = signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM, signal.SIGINT}
+    if not numbers:
+        yield
+        return
+    ended = threading.Event()
+    thread = threading.Thread(target=_watch, args=(numbers, ended, others_s), name="stop-requests", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _watch(numbers: set[int], ended: threading.Event, others_s: float) -> None:
+    while not ended.is_set():
+        found = signal.sigtimedwait(numbers, _POLL_S)
+        if found is None:
+            continue
+        if not ended.wait(others_s):
+            name = signal.Signals(found.si_signo).name
+            if os.environ.get("LOCAL_RANK", "0") == "0":
+                sys.stderr.write(f"stopped: {name} received before all ranks had started; nothing was trained\n")
+                sys.stderr.flush()
+            os._exit(ExitCode.STOPPED)
+        os.kill(os.getpid(), found.si_signo)  # blocked in all threads, so it is pending again
+        return
+
 
 _ValueT = TypeVar("_ValueT")
 _TIMEOUT = timedelta(minutes=10)
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before PyTorch 2.13
-LET_GO_S = 0.1
+TEARDOWN_DELAY_S = 0.1
 """Seconds after which gloo has released the tensors of a finished collective: see `joined_group`."""
 
 
@@ -83,7 +125,6 @@ class Group:
 
     @property
     def has_several_nodes(self) -> bool:
-        """True if some ranks are on other nodes."""
         return self.num_nodes > 1
 
     @property
@@ -134,17 +175,10 @@ class Group:
 
 @contextmanager
 def joined_group(device: str, slow_s: float = 0.0) -> Iterator[Group]:
-    """Join the process group that torchrun's environment variables describe, and leave it at the end.
-
-    After an error the group is not destroyed, because NCCL may then wait for ranks that have ended, or end the process before the
-    error is printed. `run_command` prints the error, and `end_at_once` then ends the process, which closes its connections.
-
-    Args:
-        device: `auto`, `cpu` or `cuda`.
-        slow_s: seconds for which a rank waits for the others in a collective. The timeout is at least ten minutes.
-
-    Raises:
-        ConfigError: torch sees no GPU, but `device` asks for one or the machine has one; or there are fewer GPUs than local ranks.
+    """Join the process group that torchrun's environment variables describe, and leave it at the end. After an error the group is
+    not destroyed, because NCCL may then wait for ranks that have ended, or end the process before the error is printed;
+    `end_at_once` closes its connections. `slow_s` is the timeout of a collective, at least ten minutes. Raises ConfigError if
+    there is no GPU for this rank.
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -170,7 +204,7 @@ def joined_group(device: str, slow_s: float = 0.0) -> Iterator[Group]:
             # Gloo's thread needs the GIL to release the tensors of the last collective. The destructor of DDP's reducer waits for
             # that thread while it holds the GIL. Without this pause about one exit in three deadlocked (torch 2.13.0, two ranks,
             # November 2026). An error needs the pause too, because DDP is destroyed with the frames of its traceback.
-            time.sleep(LET_GO_S)
+            time.sleep(TEARDOWN_DELAY_S)
     if world_size > 1:  # not after an error: see the docstring
         dist.destroy_process_group()
 

@@ -37,12 +37,8 @@ _PUBLIC = (
 
 
 def keep_private(variables: Mapping[str, str]) -> None:
-    """Restrict gloo and NCCL to loopback if all ranks are on this node, and warn if other machines can reach the group.
-
-    Every rank calls this before it joins its group. Loopback on one node overrides the interfaces that a variable names.
-
-    Args:
-        variables: the environment, in which torchrun describes the group. Without WORLD_SIZE nothing is done.
+    """Restrict gloo and NCCL to loopback if all ranks are on this node, and warn if other machines can reach the group. Every rank
+    calls this before it joins its group. Without torchrun's WORLD_SIZE in `variables` nothing is done.
     """
     if "WORLD_SIZE" not in variables:
         return
@@ -63,14 +59,9 @@ def public_addresses(addresses: Sequence[str]) -> list[str]:
 
 
 def chosen_interfaces(names: Sequence[str], variables: Mapping[str, str]) -> list[str]:
-    """Return the network interfaces on which a node listens.
-
-    All interfaces are returned if a variable is missing, and on the first node, where the rendezvous listens on all of them.
-
-    Args:
-        names: all interfaces of this node.
-        variables: gloo uses the names in GLOO_SOCKET_IFNAME. NCCL uses all interfaces that begin with a word of
-            NCCL_SOCKET_IFNAME. `=` before the words requires equal names, and `^` selects all other interfaces.
+    """Return the network interfaces on which a node listens. These are all `names` if a variable is missing, and on the first node,
+    where the rendezvous listens on all. gloo uses the names in GLOO_SOCKET_IFNAME, NCCL those that begin with a word of
+    NCCL_SOCKET_IFNAME; `=` before the words requires equal names, and `^` selects all others.
     """
     gloo, nccl = (variables.get(name) for name in _INTERFACE_VARIABLES)
     if not gloo or not nccl or variables.get("GROUP_RANK") == "0":

@@ -35,7 +35,6 @@ class Difference:
     """Ranks that differ from the majority; all ranks if there is no majority."""
 
     def describe(self, step: int, agreed_step: int) -> str:
-        """Return the error message."""
         others = f" and {len(self.names) - 1} more" if len(self.names) > 1 else ""
         who = f"rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
         return (
@@ -55,12 +54,11 @@ def bit_sums(parameters: Mapping[str, Tensor]) -> Tensor:
 
 
 def _sum(bits: Tensor) -> Tensor:
-    """Return the sum of all elements as int64. Adds in pieces, because torch converts its whole input to int64 first."""
+    """Add in pieces, because torch converts its whole input to int64 first."""
     return torch.stack([piece.sum(dtype=torch.int64) for piece in torch.split(bits.flatten(), _PIECE)]).sum()
 
 
 def find_difference(sums_RP: Tensor, names: tuple[str, ...]) -> Difference | None:
-    """Return the tensors that differ between ranks, and the ranks that differ; None if all ranks are equal."""
     differs_P = (sums_RP != sums_RP[:1]).any(dim=0)
     if not bool(differs_P.any()):
         return None
@@ -72,14 +70,7 @@ def find_difference(sums_RP: Tensor, names: tuple[str, ...]) -> Difference | Non
 
 
 class ReplicaCheck:
-    """Compares weights every `every_steps` steps. The host reads a comparison when it reads the results of that step.
-
-    Args:
-        parameters: the weights by name, whole on every rank.
-        group: the ranks. A single rank compares nothing.
-        every_steps: steps between comparisons; 0 turns them off.
-        step: the last completed step. The ranks are equal there, because all have loaded the same state.
-    """
+    """Compares weights every `every_steps` steps. The host reads a comparison when it reads the results of that step."""
 
     def __init__(self, parameters: Mapping[str, Tensor], group: Group, every_steps: int, step: int = 0) -> None:
         self._parameters = parameters
@@ -99,11 +90,7 @@ class ReplicaCheck:
         self._pending.append((step, all_RP.view(self._group.world_size, -1)))
 
     def read(self, step: int) -> None:
-        """Wait for the comparisons up to `step`.
-
-        Raises:
-            GuardError: weights differ; raised on every rank. Checkpoints after the step in the message cannot be trusted.
-        """
+        """Wait for the comparisons up to `step`. Raises GuardError on every rank if weights differ."""
         while self._pending and self._pending[0][0] <= step:
             compared, sums_RP = self._pending.popleft()
             if difference := find_difference(sums_RP.cpu(), self._names):
@@ -111,17 +98,12 @@ class ReplicaCheck:
             self._agreed_step = compared
 
     def check(self, step: int) -> None:
-        """Compare the weights after `step` and wait for the result. Does nothing if comparisons are turned off.
-
-        Raises:
-            GuardError: see `read`.
-        """
+        """Compare the weights after `step` and wait for the result, if comparisons are on."""
         if self._every_steps:
             self.begin(step)
             self.read(step)
 
     def drop_pending(self) -> None:
-        """Drop the comparisons that have not been read, because their steps are repeated."""
         self._pending.clear()
 
     def forget(self, step: int) -> None:

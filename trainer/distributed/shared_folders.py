@@ -24,13 +24,8 @@ _MAX_BYTES = 64
 
 
 def check_shared(run: Path, group: Group) -> None:
-    """Check that every node sees a file that rank 0 writes into the run folder. All ranks must call this.
-
-    The name of the file is new each time, because a network file system may remember that a name does not exist.
-
-    Raises:
-        ConfigError: on a node that does not see the file; the message names the node and the folder.
-        RemoteError: on the other nodes.
+    """Refuse a run folder that is not the same on every node. All ranks must call this. The name of the file is new each time,
+    because a network file system may remember that a name does not exist.
     """
     if not group.has_several_nodes:
         return
@@ -43,17 +38,7 @@ def check_shared(run: Path, group: Group) -> None:
 
 
 def check_same_data(data: Path, root_digest: str, group: Group) -> None:
-    """Check that every node has the data of rank 0. All ranks must call this.
-
-    Args:
-        data: the folder of the prepared data.
-        root_digest: of its manifest on this node.
-        group: the ranks.
-
-    Raises:
-        PreparedDataError: on a node with other data; the message names the node and the folder.
-        RemoteError: on the other nodes.
-    """
+    """Refuse other data than that of rank 0 on a node. All ranks must call this."""
     if not group.has_several_nodes:
         return
     wanted = group.on_main(lambda: root_digest)
@@ -69,7 +54,7 @@ def check_same_data(data: Path, root_digest: str, group: Group) -> None:
 
 
 def _write_mark(run: Path) -> str:
-    """Write a file with a new name, durably, and return its name. Files that killed starts have left are removed."""
+    """Write a file with a new name, and return its name. Files that killed starts have left are removed."""
     for left in run.glob(f"{_PREFIX}{'[0-9a-f]' * 2 * _NONCE_BYTES}"):
         left.unlink(missing_ok=True)
     name = f"{_PREFIX}{secrets.token_hex(_NONCE_BYTES)}"
@@ -78,7 +63,6 @@ def _write_mark(run: Path) -> str:
 
 
 def _wait_for(mark: Path) -> None:
-    """Wait until this node sees the file, which contains its own name."""
     deadline = time.monotonic() + WAIT_S
     reason = ""
     while not reason or time.monotonic() < deadline:

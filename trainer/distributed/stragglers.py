@@ -53,7 +53,6 @@ class SlowRank:
     """Own time of the other ranks in one step, median over ranks and window."""
 
     def describe(self) -> str:
-        """Return the text of the alert."""
         advice = (
             "check its storage, or increase prefetch"
             if self.phase == "data"
@@ -71,11 +70,6 @@ def slow_rank(own_SR: NDArray[np.float64], data_SR: NDArray[np.float64], step_s:
 
     A rank is slow if its median own time is at least twice that of the other ranks, if it took at least 1.5 times their median in
     11 of 15 steps, and if the difference is at least 10 ms and a tenth of a step.
-
-    Args:
-        own_SR: own time of each rank in each step, in seconds.
-        data_SR: the part of `own_SR` in which the rank waited for data, in seconds.
-        step_s: duration of a step, in seconds.
     """
     num_steps, num_ranks = own_SR.shape
     if num_ranks < 2:
@@ -114,7 +108,6 @@ class StragglerDetector:
         """The rank that was reported last, and the steps since then."""
 
     def observe(self, times_by_rank: Sequence[OwnTime], step_s: float) -> SlowRank | None:
-        """Add the times of a step. Return the slow rank, if there is one and it was not reported recently."""
         *others, slowest = sorted(times.seconds for times in times_by_rank)
         self._times.append((times_by_rank, step_s))
         self._uneven.append(bool(others) and slowest >= _STEP_FACTOR * others[(len(others) - 1) // 2])
@@ -142,7 +135,6 @@ class HostMark:
         return True
 
     def seconds_since(self, earlier: Any) -> float:
-        """Return the seconds since `earlier`, a mark of the same class. Both must have passed."""
         return self._seconds - float(earlier._seconds)
 
 
@@ -154,11 +146,9 @@ class DeviceMark:
         self._event.record()
 
     def reached(self) -> bool:
-        """Return True once the GPU has finished that work."""
         return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def seconds_since(self, earlier: Any) -> float:
-        """Return the seconds since `earlier`, a mark of the same class. Both must have passed."""
         return float(earlier._event.elapsed_time(self._event)) / 1000
 
 
@@ -171,9 +161,6 @@ class OwnTimer:
 
     Under `parallel = fsdp` ranks exchange weights from the beginning of a step, so the own time contains no computation. It then
     shows only slow data and a slow host.
-
-    Args:
-        mark: creates a mark of the present moment: `HostMark` or `DeviceMark`.
     """
 
     def __init__(self, mark: Callable[[], Mark]) -> None:
@@ -186,7 +173,7 @@ class OwnTimer:
         self._latest = OwnTime(0.0, 0.0)
 
     def begin(self) -> None:
-        """Start the own time of a step. Call this after the last exchange of the step before."""
+        """Call this after the last exchange of the step before."""
         self._spans, self._begun, self._data_s = [], self._mark(), 0.0
 
     @contextmanager
@@ -197,11 +184,10 @@ class OwnTimer:
         self._begun = self._mark()
 
     def waited_for_data(self, seconds: float) -> None:
-        """Store the seconds for which this rank waited for the batch of the current step."""
         self._data_s = seconds
 
     def end(self) -> None:
-        """End the own time of a step. Call this before the first exchange of the step."""
+        """Call this before the first exchange of the step."""
         self._pending.append(([*self._spans, (self._begun, self._mark())], self._data_s))
 
     def latest(self) -> OwnTime:

@@ -35,8 +35,6 @@ _SLOW_GPU_BYTES_PER_S = 5e9
 
 @dataclass(frozen=True)
 class Sums:
-    """The result of the measurement."""
-
     backend: str
     """`nccl` or `gloo`."""
     num_ranks: int
@@ -49,7 +47,6 @@ class Sums:
 
 
 def measure(num_gpus: int, timeout_s: float = _TIMEOUT_S) -> Sums:
-    """Start one rank for each GPU, or two on the CPU, and return what they measured."""
     num_ranks, device = (num_gpus, "cuda") if num_gpus else (2, "cpu")
     backend = "nccl" if num_gpus else "gloo"
     with tempfile.TemporaryDirectory(prefix="trainer-doctor.") as folder, ExitStack() as stack:
@@ -95,7 +92,6 @@ def _output(folder: Path, kind: str, number: int) -> str:
 
 
 def rank(device: str) -> str:
-    """Add the same values with all other ranks, and return digests and bandwidth of this rank as JSON."""
     import torch  # noqa: PLC0415 - `measure` must not load it
 
     from trainer.distributed.group import joined_group  # noqa: PLC0415
@@ -118,7 +114,6 @@ def rank(device: str) -> str:
 
 @check("all-reduce", "machine", is_slow=True)
 def check_all_reduce(num_gpus: int, refusal: str) -> list[Check]:
-    """Return the row of the sums over all ranks; none for a single GPU, or if a training would be refused."""
     return [] if refusal or num_gpus == 1 else [check_sums(measure(num_gpus))]
 
 

@@ -56,11 +56,6 @@ class Contents:
 
 
 def read_contents(run: Path | None, log: Path | None) -> Contents:
-    """Return the facts that a run and a log file give to the archive.
-
-    Raises:
-        OSError, UnusableFileError: the log file cannot be read.
-    """
     lines = None if log is None else kept_lines(_last_lines(log))
     if run is None:
         return Contents(log=lines)
@@ -106,9 +101,7 @@ def _events(run: Path) -> list[dict[str, Any]]:
 
 
 def kept(value: Any) -> Any:
-    """Return what the archive holds of a value: numbers, versions, digests, commits, words of this program, and tables and lists of
-    them. None for all else.
-    """
+    """Return what the archive holds of a value: numbers, versions, digests, commits, own words, and tables and lists of them."""
     if isinstance(value, dict):
         return _kept_table(value)
     if isinstance(value, list):
@@ -127,7 +120,6 @@ def _kept_table(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _last_lines(path: Path, below: Path | None = None) -> list[str]:
-    """Return the lines in the last MiB of a file."""
     with open_input(path, below=below) as file:
         size = file.seek(0, io.SEEK_END)
         file.seek(max(0, size - _LAST_BYTES))
@@ -136,10 +128,7 @@ def _last_lines(path: Path, below: Path | None = None) -> list[str]:
 
 
 def kept_lines(lines: Iterable[str]) -> list[str]:
-    """Return the last messages of this program in a log: their constant parts, places in its files, and classes of errors.
-
-    All other lines are counted. Lines of the log that are longer than a message are cut.
-    """
+    """Return the last messages of this program in a log: constant parts, places in its files, classes of errors."""
     kept: deque[str] = deque(maxlen=_LAST_LINES)
     left_out = 0
     for line in lines:
@@ -152,7 +141,6 @@ def kept_lines(lines: Iterable[str]) -> list[str]:
 
 
 def kept_row(check: Check) -> dict[str, Any]:
-    """Return name and severity of a row of the doctor, and of its finding the constant parts and the numbers with a unit."""
     found = check.found[:_MAX_LINE_CHARS]
     return {
         "name": check.name,
@@ -163,11 +151,7 @@ def kept_row(check: Check) -> dict[str, Any]:
 
 
 def check_place(path: Path) -> None:
-    """Check the name of the archive before the work begins.
-
-    Raises:
-        ConfigError: it does not end with .tar.gz, or there is a file of this name.
-    """
+    """Refuse a name that does not end with .tar.gz, or that a file has, before the work begins."""
     if not path.name.endswith(_SUFFIX):
         raise ConfigError(f"{path}: the archive needs a name that ends with {_SUFFIX}")
     if path.exists() or path.is_symlink():
@@ -175,10 +159,7 @@ def check_place(path: Path) -> None:
 
 
 def write_bundle(path: Path, checks: Sequence[Check], versions: Mapping[str, Any], contents: Contents) -> list[str]:
-    """Write the archive atomically, and return one line for each file in it: its name and its content.
-
-    `versions` are those of `trainer.machine.environment.environment_facts`.
-    """
+    """Write the archive atomically, and return a line for each file in it. `versions` are `environment_facts`."""
     check_place(path)
     files: dict[str, tuple[Any, str]] = {
         "doctor.json": ([kept_row(check) for check in checks], "rows of the doctor, without names, paths and addresses"),
@@ -197,7 +178,6 @@ def write_bundle(path: Path, checks: Sequence[Check], versions: Mapping[str, Any
 
 
 def _archive(members: Mapping[str, bytes]) -> bytes:
-    """Return a compressed archive of files without owner and time."""
     target = io.BytesIO()
     with (
         gzip.GzipFile(filename="", fileobj=target, mode="wb", mtime=0) as packed,

@@ -18,8 +18,7 @@ from enum import IntEnum
 from typing import IO, Any, Literal, TypeVar
 
 from common.errors import ConfigError
-from common.terminal import PrintableStream, printable
-from common.terminal_lines import Colour, bar_columns, coloured
+from common.terminal import Colour, PrintableStream, bar_columns, coloured, printable
 
 __all__ = ["Check", "Severity", "check", "refuse_errors", "rows_of", "table_lines", "to_json", "write_checks"]
 
@@ -33,8 +32,6 @@ _NAME_COLUMNS, _MARK_COLUMNS, _LEAST_COLUMNS = 18, 9, 50
 
 
 class Severity(IntEnum):
-    """How much a finding hinders a training."""
-
     OK = 0
     NOTE = 1
     """A fact that may explain a slow training."""
@@ -92,20 +89,13 @@ def rows_of(place: Place, facts: Mapping[str, Any], *, fast: bool) -> list[Check
 
 
 def to_json(checks: Sequence[Check]) -> str:
-    """Return all rows as one JSON object. `ready` is false if one of them is an error."""
     ready = all(check.severity < Severity.ERROR for check in checks)
     rows = [asdict(check) | {"severity": check.severity.name.lower()} for check in checks]
     return json.dumps({"ready": ready, "checks": rows}, ensure_ascii=False, indent=2)
 
 
 def table_lines(checks: Iterable[Check], columns: int, paint: Callable[[str, Severity], str] = lambda text, _: text) -> list[str]:
-    """Return the rows as lines of at most `columns` characters. Rows that are not `ok` also have `needed` and `remedy`.
-
-    Args:
-        checks: the rows.
-        columns: width of the terminal.
-        paint: colours the word of a severity.
-    """
+    """Return the rows as lines of at most `columns` characters; `paint` colours the word of a severity."""
     indent = " " * (_MARK_COLUMNS + _NAME_COLUMNS)
     width = max(_LEAST_COLUMNS, columns) - len(indent)
     lines = [f"{'':{_MARK_COLUMNS}}{'check':{_NAME_COLUMNS}}found"]
@@ -121,7 +111,6 @@ def table_lines(checks: Iterable[Check], columns: int, paint: Callable[[str, Sev
 
 
 def write_checks(checks: Sequence[Check], stream: IO[str], *, as_json: bool) -> None:
-    """Write the rows to a stream: a table, or one JSON object."""
     if as_json:
         stream.write(f"{to_json(checks)}\n")
         return
@@ -135,17 +124,11 @@ def write_checks(checks: Sequence[Check], stream: IO[str], *, as_json: bool) -> 
 
 
 def refuse_errors(checks: Iterable[Check]) -> None:
-    """Raise an error that names the rows with the severity `error`, if there are any.
-
-    Raises:
-        ConfigError: there is one.
-    """
     failed = [check.name for check in checks if check.severity is Severity.ERROR]
     if failed:
         raise ConfigError(f"this machine cannot train yet: {', '.join(failed)}; the remedy is below each of these rows")
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Return text in lines of at most `width` characters; a path that is longer is cut into pieces."""
     text = printable(" ".join(text.split()))
     return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False) or [""]

@@ -64,14 +64,7 @@ class DiskReading:
 
 
 def read_disk(name: str, path: Path, *, writes: bool, may_be_new: bool = True) -> DiskReading:
-    """Return the state of a folder.
-
-    Args:
-        name: what the folder is for.
-        path: the folder.
-        writes: whether a training writes there. If so, a file is created there and removed.
-        may_be_new: whether the folder may be missing, because it is made with its first file.
-    """
+    """Return the state of a folder. If a training writes there, a file is created and removed."""
     found = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
     place = next((one for one in (path, *path.absolute().parents) if one.is_dir()), Path("/"))
     status, disk = place.stat(), os.statvfs(place)
@@ -135,11 +128,7 @@ def with_rates(reading: DiskReading, *, writes: bool) -> DiskReading:
 
 
 def measure_rates(folder: Path, num_bytes: int = _MEASURED_BYTES, clock: Callable[[], float] = time.monotonic) -> Rates:
-    """Write a file in this folder, read it back without the cache of the kernel, remove it, and return the rates.
-
-    Raises:
-        OSError: it cannot be written or read.
-    """
+    """Write a file, read it back without the cache of the kernel, and remove it."""
     probe, block = _probe(folder), secrets.token_bytes(_BLOCK_BYTES)  # random, because a file system may compress
     try:
         with probe.open("xb", buffering=0) as file:
@@ -173,7 +162,6 @@ def _read_rate(path: Path | None, clock: Callable[[], float] = time.monotonic) -
 
 
 def _large_file(folder: Path) -> Path | None:
-    """Return the largest of the first files in a folder of data, or None."""
     found: list[tuple[int, Path]] = []
     for number, path in enumerate(folder.rglob("*.arrow")):
         if path.is_file() and not path.is_symlink():
@@ -188,26 +176,16 @@ def _probe(folder: Path) -> Path:
 
 
 def check_disk(reading: DiskReading, needs: tuple[int, int] | None = None, *, writes: bool) -> list[Check]:
-    """Return the rows of a folder: access, space, rates. For `needs` see `check_space`."""
-    space = [check_space(reading, needs)] if writes and not reading.problem else []
-    return [_access(reading, writes=writes), *space, *_speed(reading)]
-
-
-def _access(reading: DiskReading, *, writes: bool) -> Check:
-    needed = f"user {reading.user} can {'write' if writes else 'read'}"
-    owner = f"{reading.path} belongs to user {reading.owner}, group {reading.owner_group}, mode {reading.mode:03o}"
+    name, needed = f"{reading.name} folder", f"user {reading.user} can {'write' if writes else 'read'}"
     if reading.problem:
-        return Check(f"{reading.name} folder", reading.problem, Severity.ERROR, needed, reading.remedy)
-    return Check(f"{reading.name} folder", owner, Severity.OK, needed)
+        return [Check(name, reading.problem, Severity.ERROR, needed, reading.remedy)]
+    owner = f"{reading.path} belongs to user {reading.owner}, group {reading.owner_group}, mode {reading.mode:03o}"
+    space = [check_space(reading, needs)] if writes else []
+    return [Check(name, owner, Severity.OK, needed), *space, *_speed(reading)]
 
 
 def check_space(reading: DiskReading, needs: tuple[int, int] | None = None) -> Check:
-    """Return the row of the free space of a folder that a training or the engine writes to.
-
-    Args:
-        reading: of the folder.
-        needs: free bytes below which a training cannot start, and below which its disk becomes full; None if they are not known.
-    """
+    """Return the row of the free space. Below the first of `needs` bytes a training cannot start, below the second it may end."""
     name = f"{reading.name} space"
     found = f"{size(reading.free_bytes)} of {size(reading.total_bytes)} free"
     full, low = needs or (_FULL_BYTES, _LOW_TEMPORARY_BYTES if reading.name == "temporary" else _LOW_BYTES)
@@ -227,11 +205,9 @@ def _speed(reading: DiskReading) -> list[Check]:
     rates = reading.rates
     if rates is None:
         return []
-    parts, slow = [], False
-    for label, rate in (("write", rates.written_per_s), ("read", rates.read_per_s)):
-        if rate is not None:
-            parts.append(f"{label} {size(rate)}/s")
-            slow = slow or rate < _SLOW_BYTES_PER_S
+    known = [(label, rate) for label, rate in (("write", rates.written_per_s), ("read", rates.read_per_s)) if rate is not None]
+    parts = [f"{label} {size(rate)}/s" for label, rate in known]
+    slow = any(rate < _SLOW_BYTES_PER_S for _, rate in known)
     if rates.fsync_s is not None:
         parts.append(f"fsync {rates.fsync_s * 1000:.1f} ms")
         slow = slow or rates.fsync_s > _SLOW_FSYNC_S

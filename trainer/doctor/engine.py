@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,8 +45,6 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
 
 @dataclass(frozen=True)
 class EngineReading:
-    """What the engine says."""
-
     has_program: bool = True
     version: str = ""
     error: str = ""
@@ -59,7 +56,6 @@ class EngineReading:
 
 
 def read_engine(run: Runner, root: Path = Path("/")) -> EngineReading:
-    """Return what `docker` says. `root` is the folder with `etc` and `var`."""
     engine = run(("docker", "info", "--format", "{{.ServerVersion}}"))
     if engine.is_missing:
         return EngineReading(has_program=False)
@@ -67,24 +63,25 @@ def read_engine(run: Runner, root: Path = Path("/")) -> EngineReading:
     found = compose.text.splitlines()[-1].strip().removeprefix("v") if compose.code == 0 and compose.text else ""
     if engine.code != 0 or not engine.text:
         return EngineReading(error=engine.error or engine.text or f"exit code {engine.code}, without a version", compose=found)
-    runtimes = run(("docker", "info", "--format", "{{json .Runtimes}}"))
+    runtimes = run(("docker", "info", "--format", "{{json .Runtimes}}")).text
     described = any(any((root / folder).glob("*nvidia*")) for folder in _CDI_FOLDERS)
-    return EngineReading(version=engine.text, compose=found, passes_gpus=described or "nvidia" in _names(runtimes.text))
+    return EngineReading(version=engine.text, compose=found, passes_gpus=described or '"nvidia"' in runtimes)
 
 
 @check("engine", "host")
 def check_engine(engine: EngineReading, needs: Needs, *, has_gpus: bool) -> list[Check]:
-    """Return the rows of engine, Compose and toolkit. `has_gpus` says whether GPUs are to be passed to containers."""
     if not engine.has_program:
         return [Check("engine", "the program docker is not installed", Severity.ERROR, "a Docker engine", _INSTALL)]
-    needed = f"{needs.compose} or later"
-    rows = [_engine(engine)]
-    if not engine.compose:
-        rows.append(Check("Compose", "not found", Severity.ERROR, needed, f"install the Compose plugin; {_INSTALL}"))
-    elif not at_least(needs.compose, engine.compose):
-        rows.append(Check("Compose", engine.compose, Severity.ERROR, needed, f"update the Compose plugin; {_INSTALL}"))
-    else:
-        rows.append(Check("Compose", engine.compose, Severity.OK, needed))
+    rows = [Check("engine", f"Docker {engine.version}")]
+    if engine.error:
+        remedy = "start it: sudo systemctl start docker, or on Debian env/install-docker.sh --start"
+        if "permission denied" in engine.error.lower():
+            remedy = "add your user to the group docker (sudo usermod -aG docker $USER), then log in again"
+        rows = [Check("engine", f"it does not respond: {engine.error}", Severity.ERROR, "an engine that responds", remedy)]
+    is_enough = bool(engine.compose) and at_least(needs.compose, engine.compose)
+    remedy = "" if is_enough else f"{'update' if engine.compose else 'install'} the Compose plugin; {_INSTALL}"
+    severity = Severity.OK if is_enough else Severity.ERROR
+    rows.append(Check("Compose", engine.compose or "not found", severity, f"{needs.compose} or later", remedy))
     if has_gpus and not engine.error:
         if engine.passes_gpus:
             rows.append(Check("NVIDIA toolkit", "the engine can pass GPUs to containers"))
@@ -95,24 +92,11 @@ def check_engine(engine: EngineReading, needs: Needs, *, has_gpus: bool) -> list
     return rows
 
 
-def _engine(reading: EngineReading) -> Check:
-    if not reading.error:
-        return Check("engine", f"Docker {reading.version}")
-    denied = "permission denied" in reading.error.lower()
-    remedy = (
-        "add your user to the group docker (sudo usermod -aG docker $USER), then log in again"
-        if denied
-        else "start it: sudo systemctl start docker, or on Debian env/install-docker.sh --start"
-    )
-    return Check("engine", f"it does not respond: {reading.error}", Severity.ERROR, "an engine that responds", remedy)
-
-
 def start_gpu_container(run: Runner, image: str) -> Output:
     return run(("docker", "run", "--rm", "--network", "none", "--gpus", "all", "--entrypoint", "nvidia-smi", image, "-L"))
 
 
 def check_gpu_container(output: Output) -> Check:
-    """Return the row of a container that was started with all GPUs."""
     needed = "a container sees all GPUs"
     if output.code == 0:
         return Check(
@@ -127,7 +111,6 @@ def check_gpu_container(output: Output) -> Check:
 
 
 def check_engine_limits(run: Runner, image: str, limits: Mapping[str, str]) -> list[Check]:
-    """Start a container with the limits of the services, and return a row if the engine refuses it."""
     if not limits:
         return []
     options = (f"--ulimit={name}={value}" for name, value in limits.items())
@@ -141,7 +124,6 @@ def check_engine_limits(run: Runner, image: str, limits: Mapping[str, str]) -> l
 
 
 def check_base_image(run: Runner, base: str, *, is_built: bool) -> list[Check]:
-    """Return a row if the base image is neither on this machine nor in a registry that can be reached."""
     if run(("docker", "image", "inspect", "--format", "{{.Id}}", base)).code == 0:
         return []
     found = run(("docker", "buildx", "imagetools", "inspect", base))
@@ -153,11 +135,3 @@ def check_base_image(run: Runner, base: str, *, is_built: bool) -> list[Check]:
     return [
         Check("base image", f"{base.partition('@')[0]} cannot be reached: {said}", severity, "a registry that responds", remedy)
     ]
-
-
-def _names(text: str) -> tuple[str, ...]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return ()
-    return tuple(value) if isinstance(value, Mapping) else ()

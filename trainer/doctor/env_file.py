@@ -11,7 +11,6 @@ _LINE = re.compile(r"\s*(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_.-]*)[ \t]*[=
 
 
 def read_variables(path: Path) -> tuple[dict[str, str], list[str]]:
-    """Return the variables of a file, and the problems of its lines; nothing if it is missing."""
     try:
         return parse_variables(path.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
@@ -19,10 +18,7 @@ def read_variables(path: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def parse_variables(text: str) -> tuple[dict[str, str], list[str]]:
-    """Return the variables in NAME=VALUE lines, and one text for each line that Compose refuses. The last line of a name counts.
-
-    A value in quotes may have several lines. One without quotes ends at a `#` after white space.
-    """
+    """Return the variables in NAME=VALUE lines, and a text for each line that Compose refuses. The last line of a name counts."""
     found, problems, lines = {}, [], text.replace("\0", "\ufffd").splitlines()  # no path may hold the character 0
     number = 0
     while number < len(lines):
@@ -48,7 +44,6 @@ def parse_variables(text: str) -> tuple[dict[str, str], list[str]]:
 
 
 def _end_of(value: str, quote: str) -> int:
-    """Return the place of the closing quote; -1 if there is none."""
     place = value.find(quote)
     while place > 0 and value[place - 1] == "\\":
         place = value.find(quote, place + 1)

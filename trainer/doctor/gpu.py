@@ -38,8 +38,6 @@ _REPAIR = "repair the driver: restart the machine after an update of the driver,
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. A value is None if the driver does not report it."""
-
     index: int
     name: str
     driver: str
@@ -59,8 +57,6 @@ class Gpu:
 
 @dataclass(frozen=True)
 class DriverReading:
-    """What the driver says about this machine."""
-
     has_program: bool = False
     """Whether there is an nvidia-smi."""
     error: str = ""
@@ -73,7 +69,6 @@ class DriverReading:
 
 
 def read_gpus(run: Runner, signs: Sequence[str]) -> DriverReading:
-    """Return what nvidia-smi says. `signs` are paths that exist only on a machine with a GPU."""
     said = run(_query(_FIELDS))
     if said.is_missing:
         return DriverReading(signs=tuple(signs))
@@ -95,7 +90,6 @@ def _query(fields: Sequence[str]) -> tuple[str, ...]:
 
 
 def gpus_in(text: str, fields: Sequence[str] = _FIELDS) -> tuple[Gpu, ...]:
-    """Return the GPUs in the output of `nvidia-smi --query-gpu=…  --format=csv,noheader,nounits`. Other lines are ignored."""
     rows = (dict(zip(fields, (cell.strip() for cell in line.split(",")), strict=False)) for line in text.splitlines())
     return tuple(_gpu(row) for row in rows if len(row) == len(fields) and row["index"].isdecimal())
 
@@ -123,7 +117,6 @@ def _gpu(row: Mapping[str, str]) -> Gpu:
 
 
 def links_in(text: str) -> dict[tuple[int, int], str]:
-    """Return the link of each pair of GPUs in the output of `nvidia-smi topo -m`, the lower index first."""
     links: dict[tuple[int, int], str] = {}
     columns: list[str] = []
     for line in _ESCAPE.sub("", text).splitlines():
@@ -139,21 +132,13 @@ def links_in(text: str) -> dict[tuple[int, int], str]:
 
 
 def formats_of(capability: str) -> tuple[str, ...]:
-    """Return the number formats of the tensor cores of a compute capability such as `8.9`, the shortest first."""
     numbers = [int(part) for part in re.findall(r"\d+", capability)[:2]]
     return tuple(name for major, minor, name in _FORMATS if numbers >= [major, minor])
 
 
 @check("GPUs", "host", "machine")
 def check_gpus(gpus: DriverReading, needs: Needs, cuda: str | None = None, *, wanted: bool = True) -> list[Check]:
-    """Return the rows of the driver and of each GPU.
-
-    Args:
-        gpus: what the driver says.
-        needs: has the lowest driver.
-        cuda: the CUDA version of the installed torch; None: that of the image.
-        wanted: False if the user chose to train on the CPU. No row is then worse than a note.
-    """
+    """Return the rows of the driver and of each GPU. If the user chose the CPU, no row is worse than a note."""
     worst = Severity.ERROR if wanted else Severity.NOTE
     if not gpus.has_program:
         if not gpus.signs:
@@ -220,10 +205,6 @@ def _clocks(name: str, gpu: Gpu) -> Check | None:
 
 @check("GPUs", "host", "machine")
 def check_links(gpus: DriverReading, can_access: Callable[[int, int], bool] | None = None) -> list[Check]:
-    """Return the row of the links between GPUs; none if there are fewer than two.
-
-    `can_access` returns whether a GPU can access the memory of another; None if that is not known.
-    """
     if len(gpus.gpus) < 2 or not gpus.links:
         return []
     slow = sorted({link for link in gpus.links.values() if not link.startswith("NV")})

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.command_line import end_at_once, run_command
-from common.places import ENV
-from trainer.distributed.gpu_signs import signs_of_gpus
+from common.hardware import signs_of_gpus
+from common.paths import ENV
 from trainer.doctor.check import Check, Severity, check, refuse_errors, rows_of, write_checks
 from trainer.doctor.disk import check_disk, check_space, read_disk, with_rates
 from trainer.doctor.engine import (
@@ -41,14 +41,7 @@ _CONTAINER_TIMEOUT_S = 60.0
 
 
 def host_checks(settings: Settings, run: Runner, root: Path = Path("/"), *, fast: bool) -> list[Check]:
-    """Return the rows of this host.
-
-    Args:
-        settings: those of Compose: `.env`, and the environment, which has priority.
-        run: runs a program.
-        root: the folder with `dev`, `etc`, `proc` and `var`.
-        fast: leaves out what takes more than three seconds: rates of disks, the registry, and containers.
-    """
+    """Return the rows of this host. `fast` leaves out what takes more than three seconds."""
     gpus = read_gpus(run, signs_of_gpus(root))
     wanted = settings.get("GPUS") != "none"
 
@@ -73,7 +66,7 @@ def host_checks(settings: Settings, run: Runner, root: Path = Path("/"), *, fast
 
 @check("containers", "host", is_slow=True)
 def check_containers(settings: Settings, run: Runner, engine: EngineReading, *, has_gpus: bool) -> list[Check]:
-    """Return the rows for which an image is asked for or a container is started. Without an image no container is started."""
+    """Return the rows that need an image. Without an image no container is started."""
     if engine.error or not engine.has_program:
         return []
     declared = {one.name: one for one in read_declarations()}
@@ -92,7 +85,6 @@ def check_containers(settings: Settings, run: Runner, engine: EngineReading, *, 
 
 @check("folders", "host")
 def check_workspace(settings: Settings, *, fast: bool) -> list[Check]:
-    """Return the rows of the folder for data and runs, or of the engine's folder, if they are in a volume."""
     workspace = settings.get("WORKSPACE")
     if "/" not in workspace:
         return [check_space(read_disk("engine", _ENGINE_FOLDER, writes=False))]
@@ -112,11 +104,6 @@ def check_workspace(settings: Settings, *, fast: bool) -> list[Check]:
 
 
 def main(words: Sequence[str]) -> None:
-    """Print the rows of this host.
-
-    Raises:
-        ConfigError: a row is an error.
-    """
     parser = argparse.ArgumentParser(
         "env/doctor", description="Checks this host for the containers: engine, Compose, GPUs, folders."
     )

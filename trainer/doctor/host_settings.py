@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from common.places import ENV, RECIPES
+from common.paths import ENV, RECIPES
 from common.text import format_bytes
 from trainer.doctor.check import Check, Severity, check
 from trainer.doctor.env_file import read_variables
@@ -46,8 +46,6 @@ _ALL_SETTINGS = "all settings: docs/reference/settings.md"
 
 @dataclass(frozen=True)
 class Declaration:
-    """A line of a Compose file that uses a setting."""
-
     name: str
     default: str
     line: str
@@ -56,8 +54,6 @@ class Declaration:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a user."""
-
     values: Mapping[str, str]
     """Those of `.env` and of the shell, which has priority."""
     written: Mapping[str, str]
@@ -81,7 +77,6 @@ def read_settings(path: Path, shell: Mapping[str, str]) -> Settings:
 
 
 def read_declarations(folder: Path = ENV.parent) -> list[Declaration]:
-    """Return each use of a setting in the Compose files of a folder."""
     return [
         Declaration(used[1], (used[2] or "").strip('"'), line.strip(), path.name)
         for path in sorted(folder.glob("docker-compose*.yml"))
@@ -93,14 +88,7 @@ def read_declarations(folder: Path = ENV.parent) -> list[Declaration]:
 
 @check("settings", "host")
 def check_settings(settings: Settings, num_gpus: int, runs_here: Callable[[int], bool], folder: Path = ENV.parent) -> list[Check]:
-    """Return one row for each problem of the settings, or one row that says that there is none.
-
-    Args:
-        settings: of the user.
-        num_gpus: of this host.
-        runs_here: returns whether a service of this project already uses a port.
-        folder: holds the Compose files and the files of the services.
-    """
+    """Return one row for each problem of the settings, or one row that says that there is none."""
     declared = read_declarations(folder)
     files = (*folder.glob("docker-compose*.yml"), *folder.glob("env/settings/*.yml"))
     known = {one.name for one in declared}.union(*(_PASSED_ON.findall(path.read_text(encoding="utf-8")) for path in files))
@@ -202,14 +190,13 @@ def _folder(name: str, value: str, context: _Context) -> Iterator[Check]:
 
 
 def _visited(path: Path) -> Iterator[Path]:
-    """Yield a folder and its first entries, as far as this user can see them."""
     yield path
     entries = (Path(folder, name) for folder, folders, files in os.walk(path) for name in (*folders, *files))
     yield from itertools.islice(entries, _MOST_VISITED)
 
 
 def _can_read(path: Path, user: int, group: int) -> bool:
-    """Return whether the mode lets a user read a file or folder. The services have no capabilities, so root is as any user."""
+    """Return whether the mode lets a user read a file. The services have no capabilities, so root is as any user."""
     try:
         status = path.stat()
     except OSError:

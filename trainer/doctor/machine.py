@@ -11,9 +11,9 @@ import torch
 
 from common.errors import ConfigError, PreparedDataError
 from common.files import UnusableFileError
+from common.hardware import signs_of_gpus
 from common.storage_errors import explain_file_error
 from data_pipeline.dataset.manifest import read_manifest
-from trainer.distributed.gpu_signs import signs_of_gpus
 from trainer.doctor import all_reduce  # noqa: F401 - it registers its check
 from trainer.doctor.check import Check, Severity, check, rows_of
 from trainer.doctor.disk import check_disk, read_disk, with_rates
@@ -44,14 +44,7 @@ class Folders:
 
 
 def machine_checks(folders: Folders, variables: Mapping[str, str], run: Runner = run_program, *, fast: bool) -> list[Check]:
-    """Return the rows of this machine.
-
-    Args:
-        folders: of the training.
-        variables: the environment of this process.
-        run: runs a program.
-        fast: leaves out what takes more than three seconds once torch is loaded: sums over all ranks, and rates of disks.
-    """
+    """Return the rows of this machine. `fast` leaves out what takes more than three seconds once torch is loaded."""
     device = variables.get("TRAIN_DEVICE") or "auto"
     count, refusal = seen_gpus(device)
     facts = {
@@ -78,7 +71,6 @@ def machine_checks(folders: Folders, variables: Mapping[str, str], run: Runner =
 
 @check("folders", "machine")
 def check_folders(folders: Folders, variables: Mapping[str, str], *, fast: bool) -> list[Check]:
-    """Return the rows of the folders of a training."""
     rows = []
     for name, path, writes in (("run", folders.run, True), ("data", folders.data, False), ("temporary", folders.temporary, True)):
         if path is not None:
@@ -90,17 +82,9 @@ def check_folders(folders: Folders, variables: Mapping[str, str], *, fast: bool)
 
 
 def check_start(num_gpus: int, ulimits: Ulimits | None = None) -> None:
-    """Warn of limits that slow this training down, and refuse those with which it cannot work. The first rank of a node calls this.
+    """Warn of limits that slow this training down, and refuse those with which it cannot work, on the first rank of a node.
 
-    What else cannot work is refused by the code that needs it, with the words of the doctor: GPUs that torch does not see, a folder
-    without access or space, variables of the nodes.
-
-    Args:
-        num_gpus: GPUs that the training uses on this node.
-        ulimits: None reads them.
-
-    Raises:
-        ConfigError: /dev/shm is too small for GPUs that cannot access each other's memory.
+    What else cannot work is refused by the code that needs it, with the words of the doctor.
     """
     ulimits = ulimits or read_ulimits()
     row = check_shared_memory(ulimits, num_gpus=num_gpus)
@@ -113,7 +97,6 @@ def check_start(num_gpus: int, ulimits: Ulimits | None = None) -> None:
 
 
 def _unprepared(data: Path, variables: Mapping[str, str]) -> Check | None:
-    """Return the row of a data folder without finished prepared data; None if it has them."""
     if "DATA_NAME" in variables and not data.exists():  # only the services of Compose set it
         found = f"{data} does not exist yet; the service data-prep prepares it before a training"
         return Check("data folder", found, Severity.NOTE, "finished prepared data", "docker compose up data-prep")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -11,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from common.errors import ConfigError
+from common.hardware import num_cores
 from trainer.doctor.check import Check, Severity, check
-from trainer.launch.environment import missing_variables
-from trainer.launch.settings import check_variables
+from trainer.launch.environment import check_variables, missing_variables
 
 __all__ = ["Meeting", "Reached", "check_meeting", "check_nodes", "count_nodes", "meeting_of", "reach"]
 
@@ -27,8 +26,6 @@ Reached = Literal["open", "refused", "no answer", "no route", "unknown host", "f
 
 @dataclass(frozen=True)
 class Meeting:
-    """The address at which the nodes meet."""
-
     host: str
     port: int
     num_nodes: int
@@ -37,12 +34,8 @@ class Meeting:
 
 
 def meeting_of(variables: Mapping[str, str]) -> Meeting | None:
-    """Return where the nodes meet, from the variables of torchrun, Slurm or SkyPilot; None if there is one node.
-
-    Raises:
-        ConfigError: a variable cannot be used.
-    """
-    known = {**variables, **missing_variables(variables, lambda: "0", len(os.sched_getaffinity(0)))}
+    """Return where the nodes meet, by the variables of torchrun, Slurm or SkyPilot; None for one node."""
+    known = {**variables, **missing_variables(variables, 0, num_cores())}
     check_variables(known)
     num_nodes = int((known.get("PET_NNODES") or "1").rpartition(":")[2])
     if num_nodes < 2:
@@ -57,7 +50,6 @@ def meeting_of(variables: Mapping[str, str]) -> Meeting | None:
 
 
 def reach(meeting: Meeting, timeout_s: float = _TIMEOUT_S) -> Reached:
-    """Try to connect to the first node; on the first node, try to listen on its port."""
     try:
         addresses = socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_STREAM)
     except OSError:
@@ -81,7 +73,7 @@ def reach(meeting: Meeting, timeout_s: float = _TIMEOUT_S) -> Reached:
 
 def _listen(addresses: Sequence[Any], port: int) -> Reached:
     """Listen as torchrun does: on all addresses of this machine, one of which must be that of the first node."""
-    if not any(map(_is_own, addresses)):
+    if not any(_is_own(*address) for address in addresses):
         return "not own"
     for family, host in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):  # a machine may have no IPv6
         try:
@@ -93,8 +85,7 @@ def _listen(addresses: Sequence[Any], port: int) -> Reached:
     return "not own"
 
 
-def _is_own(address: Any) -> bool:
-    family, kind, protocol, _, place = address
+def _is_own(family: int, kind: int, protocol: int, _: str, place: tuple[Any, ...]) -> bool:
     with closing(socket.socket(family, kind, protocol)) as own, suppress(OSError):
         own.bind((place[0], 0))
         return True
@@ -102,7 +93,6 @@ def _is_own(address: Any) -> bool:
 
 
 def count_nodes(variables: Mapping[str, str]) -> int:
-    """Return the number of nodes; 1 if the variables cannot be used."""
     with suppress(ConfigError):
         meeting = meeting_of(variables)
         return 1 if meeting is None else meeting.num_nodes
@@ -111,7 +101,6 @@ def count_nodes(variables: Mapping[str, str]) -> int:
 
 @check("network", "machine")
 def check_nodes(variables: Mapping[str, str]) -> Check:
-    """Return the row of the address at which the nodes meet."""
     try:
         meeting = meeting_of(variables)
     except ConfigError as error:

@@ -32,7 +32,6 @@ def _own_texts() -> frozenset[str]:
 
 
 def _constants(path: Path) -> Iterator[str]:
-    """Yield the string constants in a file, and the constant parts of its formatted strings, without docstrings."""
     nodes = list(ast.walk(ast.parse(path.read_bytes())))
     docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     for node in nodes:
@@ -47,7 +46,6 @@ def _parts() -> tuple[str, ...]:
 
 
 def is_own_word(value: object) -> bool:
-    """Return whether a value is a text that the source code holds, such as the name of a rule."""
     return isinstance(value, str) and value in _own_texts()
 
 
@@ -62,10 +60,7 @@ def own_parts(text: str) -> str:
 
 
 def own_place(line: str) -> str:
-    """Return FILE:LINE for a line of a traceback about a file of this program, or the class of an error at the beginning of a line.
-
-    Only a class of Python, PyTorch or this program counts. The text is empty for any other line.
-    """
+    """Return FILE:LINE for a line of a traceback about a file of this program, or the class of a known error that begins a line."""
     if (frame := _FRAME.search(line)) and (_ROOT / frame[1]).is_file():
         return f"{frame[1]}:{frame[2]}"
     error = _ERROR.match(line)

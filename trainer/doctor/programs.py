@@ -16,8 +16,6 @@ _TIMEOUT_S = 20.0
 
 @dataclass(frozen=True)
 class Output:
-    """How a program ended."""
-
     code: int | None
     """None if the program is missing or did not end in time."""
     text: str
@@ -27,7 +25,6 @@ class Output:
 
     @property
     def is_missing(self) -> bool:
-        """True if there is no such program."""
         return self.code is None and not self.error
 
 

@@ -23,8 +23,6 @@ _INSTALL = {
 
 @dataclass(frozen=True)
 class RdmaReading:
-    """The adapters of this machine, and what this process can use of them."""
-
     adapters: tuple[str, ...] = ()
     has_devices: bool = False
     """Whether /dev/infiniband exists. A container sees the adapters of its host even if it did not receive them."""
@@ -33,14 +31,13 @@ class RdmaReading:
 
 
 def read_rdma(root: Path = Path("/")) -> RdmaReading:
-    """Return the adapters. `root` is the folder with `dev` and `sys`."""
     adapters = sorted((root / "sys/class/infiniband").glob("*"))
     drivers = {(adapter / "device/driver").resolve().name for adapter in adapters}
     needed = [_VERBS, *([_PLUGIN] if "efa" in drivers else [])]
     return RdmaReading(
         tuple(adapter.name for adapter in adapters),
         (root / "dev/infiniband").is_dir(),
-        tuple(name for name in needed if not _can_load(name)) if adapters else (),
+        tuple(name for name in needed if adapters and not _can_load(name)),
     )
 
 

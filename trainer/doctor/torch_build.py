@@ -23,7 +23,6 @@ def seen_gpus(device: str = "auto") -> tuple[int, str]:
 
 @check("GPUs", "machine")
 def check_seen_gpus(num_gpus: int, refusal: str) -> Check:
-    """Return the row of what torch sees, with the refusal of `trainer train` if there is one."""
     if refusal:
         found, _, remedy = refusal.partition(". ")
         return Check("torch", found, Severity.ERROR, "torch sees the GPUs of this machine", remedy or "run nvidia-smi")
@@ -41,12 +40,7 @@ def check_seen_gpus(num_gpus: int, refusal: str) -> Check:
 
 
 def kernels_for(capability: tuple[int, int], built: list[str]) -> bool:
-    """Return whether a build has kernels for a GPU: binary code of its major version up to its minor one, or earlier PTX.
-
-    Args:
-        capability: of the GPU, such as (9, 0).
-        built: what the build has, such as `["sm_80", "sm_90", "compute_90"]`.
-    """
+    """Return whether a build has kernels for a GPU: binary code of its major version up to its minor one, or earlier PTX."""
     for name in built:
         kind, _, number = name.partition("_")
         digits = "".join(filter(str.isdigit, number))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,6 @@ _NEEDED_STACK_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Ulimits:
-    """Limits of this process; `UNLIMITED` if there is none."""
-
     shm_bytes: int | None
     """Size of /dev/shm, None if there is none."""
     shm_free_bytes: int | None
@@ -35,7 +34,6 @@ class Ulimits:
 
 
 def read_ulimits(shm: Path = _SHM) -> Ulimits:
-    """Return the limits of this process."""
     total: int | None = None
     free: int | None = None
     with suppress(OSError):
@@ -52,12 +50,29 @@ def read_ulimits(shm: Path = _SHM) -> Ulimits:
 
 @check("limits", "machine")
 def check_ulimits(ulimits: Ulimits, *, num_gpus: int, num_nodes: int, has_peer_access: bool | None = None) -> list[Check]:
-    """Return one row for each limit."""
     return [
         check_shared_memory(ulimits, num_gpus=num_gpus, has_peer_access=has_peer_access),
-        _open_files(ulimits.open_files),
-        _locked_memory(ulimits.locked_bytes, over_network=num_nodes > 1 and num_gpus > 0),
-        _stack(ulimits.stack_bytes),
+        _limit(
+            "open files",
+            ulimits.open_files,
+            _NEEDED_FILES,
+            str,
+            "raise nofile: of the engine with default-ulimits in /etc/docker/daemon.json, natively in /etc/security/limits.conf",
+        ),
+        _limit(
+            "locked memory",
+            ulimits.locked_bytes,
+            UNLIMITED if num_nodes > 1 and num_gpus > 0 else 0,
+            format_bytes,
+            "in Compose set ULIMIT_MEMLOCK=-1; natively set memlock to unlimited in /etc/security/limits.conf",
+        ),
+        _limit(
+            "stack",
+            ulimits.stack_bytes,
+            _NEEDED_STACK_BYTES,
+            format_bytes,
+            "raise it with `ulimit -s 65536`, or the option --ulimit stack of the engine",
+        ),
     ]
 
 
@@ -78,26 +93,10 @@ def check_shared_memory(ulimits: Ulimits, *, num_gpus: int, has_peer_access: boo
     return Check("shared memory", found, severity, needed, remedy)
 
 
-def _open_files(limit: int) -> Check:
-    needed, found = f"{_NEEDED_FILES} or more", "unlimited" if limit == UNLIMITED else str(limit)
-    if limit == UNLIMITED or limit >= _NEEDED_FILES:
-        return Check("open files", found, Severity.OK, needed)
-    remedy = "raise nofile: of the engine with default-ulimits in /etc/docker/daemon.json, natively in /etc/security/limits.conf"
-    return Check("open files", found, Severity.WARNING, needed, remedy)
-
-
-def _locked_memory(limit: int, *, over_network: bool) -> Check:
-    found = "unlimited" if limit == UNLIMITED else format_bytes(limit)
-    if limit == UNLIMITED or not over_network:
-        return Check("locked memory", found, Severity.OK, "unlimited for GPUs on several nodes")
-    remedy = "in Compose set ULIMIT_MEMLOCK=-1; natively set memlock to unlimited in /etc/security/limits.conf"
-    return Check("locked memory", found, Severity.WARNING, "unlimited, for RDMA between nodes", remedy)
-
-
-def _stack(limit: int) -> Check:
-    needed, found = f"{format_bytes(_NEEDED_STACK_BYTES)} or more", "unlimited" if limit == UNLIMITED else format_bytes(limit)
-    if limit == UNLIMITED or limit >= _NEEDED_STACK_BYTES:
-        return Check("stack", found, Severity.OK, needed)
-    return Check(
-        "stack", found, Severity.WARNING, needed, "raise it with `ulimit -s 65536`, or the option --ulimit stack of the engine"
-    )
+def _limit(name: str, limit: int, least: int, shown: Callable[[int], str], remedy: str) -> Check:
+    found = "unlimited" if limit == UNLIMITED else shown(limit)
+    if least == UNLIMITED:
+        needed, is_enough = "unlimited, for RDMA between nodes", limit == UNLIMITED
+    else:
+        needed, is_enough = f"{shown(least)} or more", limit == UNLIMITED or limit >= least
+    return Check(name, found, Severity.OK, needed) if is_enough else Check(name, found, Severity.WARNING, needed, remedy)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.places import ENV
+from common.paths import ENV
 from trainer.doctor.check import Check, Severity, check
 from trainer.doctor.env_file import read_variables
 from trainer.machine.locks import describe_unlocked
@@ -21,8 +21,6 @@ _LIBRARIES = {"TORCH_VERSION": "torch", "CUDA_VERSION": "cuda", "NCCL_VERSION": 
 
 @dataclass(frozen=True)
 class Needs:
-    """Versions as text, such as `580`. Empty if a file does not have one."""
-
     compose: str
     cuda: str
     """The CUDA version of the image."""
@@ -37,14 +35,12 @@ class Needs:
 
 
 def read_needs(folder: Path = ENV) -> Needs:
-    """Return the versions in the files of a folder. A missing file counts as empty."""
     versions, host = (read_variables(folder / name)[0] for name in ("versions.env", "host.env"))
     drivers = {name.removeprefix("DRIVER_FLOOR_"): value for name, value in host.items() if name.startswith("DRIVER_FLOOR_")}
     return Needs(host.get("COMPOSE_FLOOR", ""), versions.get("CUDA_VERSION", ""), drivers, versions)
 
 
 def at_least(floor: str, found: str) -> bool:
-    """Return whether a version such as `2.26.1` is not below `floor`. Parts that are not numbers count as 0."""
     return _parts(found) >= _parts(floor)
 
 
@@ -54,7 +50,6 @@ def _parts(version: str) -> tuple[int, ...]:
 
 @check("versions", "machine")
 def check_versions(libraries: Mapping[str, str | None], needs: Needs) -> Check:
-    """Return the row of PyTorch and its libraries, by the names `torch`, `cuda`, `nccl` and `cudnn`."""
     shown = ", ".join(f"{name} {version}" for name, version in libraries.items() if version)
     different = []
     for name, own in _LIBRARIES.items():
@@ -68,7 +63,6 @@ def check_versions(libraries: Mapping[str, str | None], needs: Needs) -> Check:
 
 @check("versions", "machine")
 def check_lock(lock: str | None, unlocked: Mapping[str, str]) -> Check:
-    """Return the row of the packages that differ from the lock; see `trainer.machine.locks`."""
     if found := describe_unlocked(lock, unlocked):
         return Check("packages", found, Severity.WARNING, "the versions of the lock, so that runs can be repeated", _INSTALL)
     return Check("packages", f"all as in env/{lock}")

@@ -19,14 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.terminal_lines import progress_shown
+from common.terminal import progress_shown
 from data_pipeline.dataset.shards import Rows
 from trainer.data.batch import IGNORE, MicroBatch, micro_batch, share_of_rank
 from trainer.evaluation.results import Evaluation
 from trainer.evaluation.tally import UNDIVIDED, Grouping, Tally
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
 from trainer.runs.context import RunContext
-from trainer.runs.measures import Measures
+from trainer.runs.eval_metrics import EvalMetrics
 
 __all__ = ["EvaluationStopped", "evaluate"]
 
@@ -49,7 +49,7 @@ def evaluate(
     after_batch: Callable[[], None] = lambda: None,
     grouping: Grouping = UNDIVIDED,
     stop: Callable[[], bool] | None = None,
-    measures: Measures | None = None,
+    measures: EvalMetrics | None = None,
 ) -> Evaluation:
     """Return the mean loss over the targets of the validation rows, in total and for each group of `grouping`.
 
@@ -109,9 +109,9 @@ def evaluate(
 
 
 class _FactTable:
-    """The sum of the tables of `Measures.count`."""
+    """The sum of the tables of `EvalMetrics.count`."""
 
-    def __init__(self, measures: Measures | None) -> None:
+    def __init__(self, measures: EvalMetrics | None) -> None:
         self._measures = measures
         nothing = np.empty((0, 0), np.float32), np.empty(0, np.int64)
         self.table = np.zeros(0, np.int64) if measures is None else measures.count(*nothing)

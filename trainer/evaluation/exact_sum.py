@@ -43,11 +43,7 @@ def add_exactly(parts_GE: NDArray[np.int64], groups_N: NDArray[np.int64], values
 
 
 def exact_sum(parts_E: NDArray[np.int64]) -> Fraction:
-    """Return a sum as a fraction.
-
-    Raises:
-        ValueError: a value of the sum is not finite.
-    """
+    """Return a sum as a fraction. Raises ValueError if a value of it is not finite."""
     if parts_E[_INFINITE] or parts_E[_NAN]:
         raise ValueError("values that are not finite have no exact sum")
     units = sum(int(parts_E[exponent]) << max(exponent - 1, 0) for exponent in np.flatnonzero(parts_E).tolist())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from trainer.runs.events import EvalEvent, MeasuresEvent, Score
 
-__all__ = ["Evaluation", "Score"]
+__all__ = ["Evaluation", "Score", "describe_evaluation"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,6 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float | None:
-        """`exp(loss)`, infinite if that overflows; None if it has no meaning."""
         return self.total.perplexity
 
     @property
@@ -44,11 +43,9 @@ class Evaluation:
 
     @property
     def groups(self) -> dict[str, Mapping[str, Score]]:
-        """All groups, by the property that divides them: source, kind, length."""
         return self.event(0).groups
 
     def event(self, step: int) -> EvalEvent:
-        """Return the event of this evaluation at a step."""
         total = self.total
         by_source, by_kind, by_length = (
             {name: replace(score, has_perplexity=total.has_perplexity) for name, score in scores.items()}
@@ -65,3 +62,28 @@ class Evaluation:
             num_rows=self.num_rows,
             has_perplexity=total.has_perplexity,
         )
+
+
+def describe_evaluation(evaluation: Evaluation, step: int, by: Sequence[str]) -> str:
+    """Return the total as a line of text, and a table for each name in `by` (source, kind, length)."""
+    total = evaluation.total
+    per_byte = "" if total.bits_per_byte is None else f"  bits per byte {total.bits_per_byte:.4f}"
+    perplexity = "" if total.perplexity is None else f"  perplexity {total.perplexity:.2f}"
+    first = (
+        f"step {step}  validation loss {total.loss:.4f}{perplexity}{per_byte}  "
+        f"({total.num_targets:,} targets in {evaluation.num_rows:,} rows)"
+    )
+    tables = [_table(name, evaluation.groups[name], total.num_targets) for name in by]
+    return "\n\n".join([first, *tables])
+
+
+def _table(name: str, groups: Mapping[str, Score], num_targets: int) -> str:
+    has_perplexity = any(score.has_perplexity for score in groups.values())
+    cells = [(name, "loss", *(["perplexity"] if has_perplexity else []), "bits/byte", "targets", "share")]
+    for group, score in groups.items():
+        perplexity = [] if score.perplexity is None else [f"{score.perplexity:.2f}"]
+        per_byte = "-" if score.bits_per_byte is None else f"{score.bits_per_byte:.4f}"
+        share = f"{score.num_targets / max(1, num_targets):.1%}"
+        cells.append((group, f"{score.loss:.4f}", *perplexity, per_byte, f"{score.num_targets:,}", share))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells)

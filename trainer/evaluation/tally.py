@@ -41,10 +41,7 @@ class Grouping:
     def of(directory: Path, manifest: Manifest, tokenizer: Tokenizer | None) -> Grouping:
         """Return the groups of prepared data. Takes some seconds for a vocabulary of 100,000 pieces.
 
-        Without a tokenizer bytes are not counted: the targets are no tokens.
-
-        Raises:
-            PreparedDataError: the facts about the validation documents are damaged.
+        Without a tokenizer bytes are not counted: the targets are no tokens. Raises PreparedDataError if the data is damaged.
         """
         reported = manifest.totals.get("sources", {})
         kinds = {name: reported.get(name, {}).get("kind") or "unknown" for name in manifest.sources}
@@ -139,7 +136,6 @@ class Tally:
         return counts.count(targets_N, is_first_T=tokens_N == (-1 if bos_id is None else bos_id))
 
     def evaluation(self, num_rows: int) -> Evaluation:
-        """Return the means. Groups without a target are left out."""
         total = _score(self.by_source.sum(axis=0))
         if self._grouping is UNDIVIDED:
             return Evaluation(total.loss, num_rows, total.num_targets)

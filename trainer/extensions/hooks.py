@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import re
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from common.errors import ConfigError, ProjectError
 from trainer.config import TrainConfig
-from trainer.extensions.micro_step import MicroStep
-from trainer.extensions.places import described, line_in, line_of, place_of
 from trainer.machine.memory import is_out_of_memory
 from trainer.runs.events import ScalarsEvent
 from trainer.runs.progress import Progress
 
-__all__ = ["HOOKS", "LIKENESS", "Extension", "RunView"]
+__all__ = ["Extension", "HOOKS", "LIKENESS", "RunView"]
+
+
+def place_of(path: Path | None, line: int | None) -> str:
+    return f"{path}" if line is None else f"{path}, line {line}"
+
+
+def line_in(path: Path | None, error: BaseException) -> int | None:
+    """Return the last line of the file in the traceback of an error."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return lines[-1] if lines else None
+
+
+def line_of(function: object) -> int | None:
+    code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
+    return None if code is None else cast(int, code.co_firstlineno)
+
+
+def described(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
 
 HOOKS = {
     "on_train_start": ("run",),
@@ -83,6 +103,12 @@ class RunView:
             raise ConfigError(f"log_scalar: {name!r} is {found}; a number or a tensor with one element is needed") from None
 
 
+class CountedPasses(Protocol):
+    """A micro-batch as `training_step` gets it: `trainer.api.MicroStep`."""
+
+    num_backward: int
+
+
 @dataclass(frozen=True)
 class Extension:
     """The functions of a user's file by name; empty if there is no file."""
@@ -98,35 +124,29 @@ class Extension:
         return None if self.source is None else f"sha256:{hashlib.sha256(self.source).hexdigest()}"
 
     @property
-    def own_loss(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
-        """`loss_sum` if the file defines a loss, else None."""
+    def custom_loss(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
         return self.loss_sum if "loss" in self.hooks else None
 
     @property
     def copies(self) -> bool:
-        """Whether the file defines `on_save`."""
         return "on_save" in self.hooks
 
     @property
     def has_step(self) -> bool:
-        """Whether the file defines a training step: see `step_loss`."""
         return "training_step" in self.hooks
 
     @property
     def build_model(self) -> Callable[..., Any] | None:
-        """The user's function that builds the model. `seeded_model` calls it."""
         return self.hooks.get("build_model")
 
     def train_start(self, run: RunView) -> None:
-        """Call the hook before the first step of this process. This and the next methods raise the errors of `loss_sum`."""
         self._notify("on_train_start", run)
 
     def step_end(self, run: RunView, metrics: object) -> ScalarsEvent | None:
-        """Call the hook after each step. Return what it logged, as the next two methods do."""
+        """Call the hook after each step. Return what it logged. These methods raise the errors of `loss_sum`."""
         return self._notify("on_step_end", run, metrics)
 
     def evaluated(self, run: RunView, evaluation: object) -> ScalarsEvent | None:
-        """Call the hook after each evaluation."""
         return self._notify("on_evaluate", run, evaluation)
 
     def saved(self, run: RunView, step: int, path: Path) -> ScalarsEvent | None:
@@ -134,7 +154,6 @@ class Extension:
         return self._notify("on_save", run, step, path)
 
     def train_end(self, run: RunView) -> None:
-        """Call the hook after the last save of this process."""
         self._notify("on_train_end", run)
 
     def loss_sum(self, logits_BLV: Tensor, targets_BL: Tensor, weights_BL: Tensor | None) -> Tensor:
@@ -159,13 +178,8 @@ class Extension:
             raise self._wrong("loss", "returned a sum without a gradient; compute it from logits_BLV, without .detach() or .item()")
         return result.float()
 
-    def step_loss(self, micro: MicroStep) -> Tensor:
-        """Let the user's training step make all passes over a micro-batch. Return the sum of its losses, without a gradient.
-
-        Raises:
-            ConfigError: the function failed, made no backward pass or returned no number. The message names file and line.
-            ProjectError: the function raised a ProjectError. Its class and exit code are kept.
-        """
+    def step_loss(self, micro: CountedPasses) -> Tensor:
+        """Let the user's training step make all passes over a micro-batch. Return the sum of its losses, without a gradient."""
         try:
             result = self.hooks["training_step"](micro)
         except Exception as error:

@@ -26,18 +26,13 @@ from types import MappingProxyType, ModuleType
 from common.errors import ConfigError
 from common.files import UnusableFileError, read_input
 from common.untrusted import MAX_EXTENSION_BYTES
-from trainer.extensions.hooks import HOOKS, LIKENESS, Extension
-from trainer.extensions.places import described, line_in, line_of, place_of
+from trainer.extensions.hooks import HOOKS, LIKENESS, Extension, described, line_in, line_of, place_of
 
 __all__ = ["execute_extension", "load_extension"]
 
 
 def load_extension(path: Path | None) -> Extension:
-    """Read a user's file and execute it: see `execute_extension`. Returns an empty extension if `path` is None.
-
-    Raises:
-        ConfigError: the file cannot be read, or see `execute_extension`.
-    """
+    """Read a user's file and execute it. Raises ConfigError if it cannot be read or used."""
     if path is None:
         return Extension()
     try:
@@ -49,17 +44,9 @@ def load_extension(path: Path | None) -> Extension:
 
 
 def execute_extension(path: Path, source: bytes) -> Extension:
-    """Execute a user's file once, as a separate module, and return the functions that it defines.
-
-    The file can import installed packages. Its directory is not searched.
-
-    Args:
-        path: path of the file, for messages. The file is not read again.
-        source: content of the file.
-
-    Raises:
-        ConfigError: the file fails, defines none of the functions, or defines a function with other arguments or with a name that
-            resembles one of the names.
+    """Execute a user's file once, as a separate module, and return the functions that it defines. The file can import installed
+    packages; its directory is not searched. `path` is for messages, and the file is not read again. Raises ConfigError if the
+    file fails, defines none of the functions, or one with other arguments or a name that resembles one of them.
     """
     module = _run_file(path, source)
     _refuse_near_misses(path, module)
@@ -90,7 +77,6 @@ def _run_file(path: Path, source: bytes) -> ModuleType:
 
 
 def _refuse_near_misses(path: Path, module: ModuleType) -> None:
-    """Refuse a function whose name resembles that of a hook, because nothing would call it."""
     for name, value in vars(module).items():
         own = inspect.isfunction(value) and value.__module__ == module.__name__
         if name in HOOKS or name.startswith("_") or not (own or name.startswith("on_")):

@@ -32,16 +32,8 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def run_extension(run: Path, recorded: object, *, trust_code: bool) -> Extension:
-    """Execute the extension of a run and return it. Returns an empty extension if the run was trained without one.
-
-    Args:
-        run: directory of the run.
-        recorded: `extension` of the identity in the record of the run.
-        trust_code: whether the user allows code from this folder to be executed.
-
-    Raises:
-        CheckpointError: the file is missing, or its digest differs from the record.
-        ConfigError: the user has not allowed the file, or it cannot be used.
+    """Execute the extension of a run and return it; `recorded` is `extension` of the identity in its record. Raises CheckpointError
+    if the file is missing or has another digest, ConfigError if the user has not allowed it or it cannot be used.
     """
     source = checked_extension(run, recorded, trust_code=trust_code)
     if source is None and os.path.lexists(run / EXTENSION):
@@ -61,11 +53,6 @@ def checked_extension(run: Path, recorded: object, *, trust_code: bool) -> bytes
 
 
 def recorded_source(run: Path, recorded: object) -> bytes | None:
-    """Return the content of a run's extension, or None if the record names no extension.
-
-    Raises:
-        CheckpointError: the file is missing, its digest differs from the record, or the record holds no digest.
-    """
     if recorded is None:
         return None
     if not isinstance(recorded, str) or not _DIGEST.fullmatch(recorded):
@@ -99,7 +86,6 @@ def note_trained_with(digest: str) -> None:
 
 
 def _listed() -> frozenset[str]:
-    """Return the digests of the extensions that this user has trained with on this machine."""
     path = _list_path()
     try:
         if any(_others_write(place) for place in (path.parent, path)):

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import ModelConfig
-from trainer.extensions.hooks import Extension
-from trainer.extensions.places import described
+from trainer.extensions.hooks import Extension, described
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model
 
@@ -71,7 +70,6 @@ def _fault_of_model(model: object) -> str | None:
 
 @torch.no_grad()
 def _try_model(model: nn.Module) -> object:
-    """Return the output of the model for two tokens of one document."""
     training = model.training
     segments_BL = torch.zeros(1, 2, dtype=torch.int32)
     try:

@@ -1,4 +1,4 @@
-"""The objective `classification`: a label for each document.
+"""The kind `classification`: a label for each document.
 
 A linear head maps the state of a document to a logit for each label: for the decoder, the state of the last token, which has seen
 all others. The loss is the cross-entropy of the label with the settings of `loss`, weighted by label if the settings say so. It is
@@ -10,8 +10,10 @@ B rows   L tokens of a row   N documents   C labels   D width
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,35 +24,37 @@ from torch import Tensor, nn
 
 from common.errors import CheckpointError, ConfigError
 from common.files import canonical_json, parse_json
-from common.untrusted import Count, Form, check_form
-from data_pipeline.dataset.document_labels import label_names
+from common.untrusted import Count, Form, parsed
+from data_pipeline.dataset.document_labels import label_names, read_document_labels
 from data_pipeline.dataset.layout import MAX_LABELS
 from data_pipeline.dataset.manifest import MAX_ROW_LENGTH, Manifest
+from data_pipeline.dataset.shards import RowBatch, Rows
+from data_pipeline.tokenizer import load_tokenizer
 from trainer.config import LossConfig, ModelConfig, TrainConfig
-from trainer.finetuning.encoder import (
-    ENCODER_FILE,
-    build_encoder,
-    check_length,
-    encoder_files,
-    encoder_memory,
-    kept_encoder_files,
-    num_encoder_weights,
-    read_encoder,
-)
-from trainer.finetuning.labelled_rows import LabelledRows
-from trainer.finetuning.task import TASK_FOLDER, Task
-from trainer.model.attention import Layout
+from trainer.data.batch import IGNORE, micro_batch
+from trainer.finetuning.task import TASK_FOLDER, Kind, Task
+from trainer.model.attention import Layout, choose_backend
 from trainer.model.decoder import DecoderBody, build_body, flops_per_token, num_weights
-from trainer.model.forward import LossFunction, PassInputs
+from trainer.model.forward import CustomPass, LossFunction, LossModule, PassInputs, forward_pass
 from trainer.model.loss import cross_entropy_rows, cross_entropy_sum
-from trainer.model.memory_estimate import MemoryEstimate
-from trainer.runs.context import RunContext
+from trainer.runs.eval_metrics import EvalMetrics
 from trainer.runs.events import MeasuresEvent
-from trainer.runs.measures import Measures
 
-__all__ = ["LABELS_FILE", "DecoderClassifier", "LabelFacts", "facts_in", "gather", "make", "new_head"]
+__all__ = [
+    "ENCODER_FILE",
+    "KIND",
+    "LABELS_FILE",
+    "DecoderClassifier",
+    "LabelFacts",
+    "LabelledRows",
+    "TextClassifier",
+    "facts_in",
+    "gather",
+    "make",
+]
 
-LABELS_FILE = "labels.json"
+LABELS_FILE, ENCODER_FILE = "labels.json", "encoder.json"
+"""Files of the task: the facts about the labels, and `config.json` of the encoder if there is one."""
 _HEAD = frozenset({"head.weight", "head.bias"})
 _MAX_NAME_CHARS = 1024
 
@@ -59,7 +63,6 @@ class LabelFacts(Form):
     """The content of `labels.json`: what a run must know of its labelled data."""
 
     names: list[str] = Field(min_length=2, max_length=MAX_LABELS)
-    """Names of the labels, sorted."""
     documents: list[Count]
     """Number of training documents with each label."""
     add_bos: bool
@@ -69,11 +72,6 @@ class LabelFacts(Form):
 
 
 def gather(config: TrainConfig, manifest: Manifest) -> dict[str, bytes]:
-    """Return `labels.json` for labelled data.
-
-    Raises:
-        ConfigError: the data has no labels, there are not as many weights as labels, or the encoder does not fit the data.
-    """
     names = label_names(config.data, manifest)
     counts = manifest.totals["labels"].get("documents", {})
     tokenizer = manifest.config.get("tokenizer", {})
@@ -91,21 +89,18 @@ def gather(config: TrainConfig, manifest: Manifest) -> dict[str, bytes]:
         )
     files = {LABELS_FILE: canonical_json(facts.model_dump())}
     if config.encoder is not None:
-        files |= kept_encoder_files(config.encoder, config.run / TASK_FOLDER) or encoder_files(config.encoder, manifest)
-        check_length(build_encoder(files[ENCODER_FILE], 0, len(names), "mean"), manifest.row_length, manifest.vocab_size)
+        files |= _encoders().gather(config.encoder, config.run / TASK_FOLDER, manifest, len(names))
     return files
 
 
-def facts_in(files: Mapping[str, bytes]) -> LabelFacts:
-    """Return the content of `labels.json`.
+def _encoders() -> Any:
+    """Return the module about encoders. A run without an encoder does not load it."""
+    return import_module("trainer.finetuning.encoder")
 
-    Raises:
-        CheckpointError: the file is missing, or no run has written it.
-    """
+
+def facts_in(files: Mapping[str, bytes]) -> LabelFacts:
     try:
-        value = parse_json(files[LABELS_FILE])
-        check_form(LabelFacts, value)
-        facts = LabelFacts.model_validate(value)
+        facts = parsed(LabelFacts, parse_json(files[LABELS_FILE]))
         if facts.names != sorted(set(facts.names)) or len(facts.documents) != len(facts.names):
             raise ValueError("names and counts of the labels do not agree")
         if not all(0 < len(name) <= _MAX_NAME_CHARS for name in facts.names):
@@ -118,52 +113,68 @@ def facts_in(files: Mapping[str, bytes]) -> LabelFacts:
 
 
 def make(config: TrainConfig, files: Mapping[str, bytes]) -> Task:
-    """Return the task for the files of `gather`. Raises the errors of `facts_in`."""
     facts = facts_in(files)
     weights = class_weights(config, facts)
     num_labels = len(facts.names)
-    encoder = _EncoderParts(files, num_labels, config) if ENCODER_FILE in files else None
-    return Task(
+    task = Task(
         rows=LabelledRows,
-        model=partial(decoder_classifier, num_labels=num_labels) if encoder is None else encoder.model,
-        num_weights=partial(num_classifier_weights, num_labels=num_labels) if encoder is None else encoder.num_weights,
-        pretrained=None if encoder is None else encoder.pretrained,
-        flops=partial(flops_per_document, facts=facts, num_weights=None if encoder is None else encoder.num_weights),
+        model=partial(decoder_classifier, num_labels=num_labels),
+        num_weights=partial(num_classifier_weights, num_labels=num_labels),
+        flops=partial(flops_per_document, facts=facts, num_weights=None),
         fresh=_HEAD,
         dropped=frozenset({"lm_head.weight"}),
         loss=None if weights is None else weighted_loss(weights, config.loss),
-        measures=Measures(
+        measures=EvalMetrics(
             score=score,
             count=partial(confusion, num_labels=num_labels),
             event=partial(measured, names=facts.names),
             lines=describe,
         ),
-        memory=None if encoder is None else encoder.memory,
         comparable=weights is None,
         writes=False,
     )
+    if ENCODER_FILE not in files:
+        return task
+    encoder = _encoders().Encoder(files, num_labels, config.classification.pooling, config.encoder)
+    return replace(
+        task,
+        model=encoder.model,
+        num_weights=encoder.num_weights,
+        pretrained=encoder.pretrained,
+        flops=partial(flops_per_document, facts=facts, num_weights=encoder.num_weights),
+        memory=encoder.memory,
+    )
 
 
-@dataclass(frozen=True)
-class _EncoderParts:
-    """The parts of the task that an encoder decides."""
+KIND = Kind(gather, make)
 
-    files: Mapping[str, bytes]
-    num_labels: int
-    config: TrainConfig
 
-    def model(self, _model: ModelConfig, _vocab_size: int, seed: int) -> nn.Module:
-        return build_encoder(self.files[ENCODER_FILE], seed, self.num_labels, self.config.classification.pooling)
+class LabelledRows(Rows):
+    """The rows of one split with one target for each document, its label, at its last token.
 
-    def num_weights(self, _model: ModelConfig, _vocab_size: int) -> int:
-        return num_encoder_weights(self.files[ENCODER_FILE], self.num_labels)
+    It keeps 10 bytes in memory for each document of the split.
+    """
 
-    def memory(self, estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
-        return encoder_memory(estimate, context, config=self.files[ENCODER_FILE], num_labels=self.num_labels)
+    def __init__(self, directory: Path, manifest: Manifest, split: str, *, verify: bool = True) -> None:
+        super().__init__(directory, manifest, split, verify=verify)
+        self._labels = read_document_labels(directory, manifest, split)
 
-    def pretrained(self) -> Mapping[str, Tensor]:
-        assert self.config.encoder is not None
-        return read_encoder(self.config.encoder, self.files, self.num_labels, self.config.classification.pooling)
+    def read(self, indices: NDArray[np.int64]) -> RowBatch:
+        rows = super().read(indices)
+        segments_BL = rows.segments_BL
+        is_last_BL = segments_BL >= 0
+        is_last_BL[:, :-1] &= segments_BL[:, :-1] != segments_BL[:, 1:]
+        # A shard that failed in `read` may be readable here, so the number of documents comes from the tokens that were read.
+        ids = [self.document_ids(number)[: int(is_last_BL[row].sum())] for row, number in enumerate(indices.tolist())]
+        targets_BL = np.full(segments_BL.shape, IGNORE, np.int64)
+        targets_BL[is_last_BL] = self._labels.find(np.concatenate(ids))
+        return replace(rows, targets_BL=targets_BL)
+
+    def num_targets(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of documents in each of these rows, shape [B]. No token is read."""
+        return np.array([len(self.document_ids(number)) for number in indices.tolist()], np.int64)
+
+    num_sequences = num_targets
 
 
 def num_classifier_weights(config: ModelConfig, vocab_size: int, num_labels: int) -> int:
@@ -199,8 +210,6 @@ def class_weights(config: TrainConfig, facts: LabelFacts) -> Tensor | None:
 
 
 def weighted_loss(weights_C: Tensor, settings: LossConfig) -> LossFunction:
-    """Return a loss that multiplies the loss of each document by the weight of its label."""
-
     def loss_sum(logits_BLC: Tensor, targets_BL: Tensor, weights_BL: Tensor | None) -> Tensor:
         of_label_BL = weights_C.to(targets_BL.device)[targets_BL.clamp(min=0)]
         return cross_entropy_sum(logits_BLC, targets_BL, of_label_BL if weights_BL is None else weights_BL * of_label_BL, settings)
@@ -216,24 +225,17 @@ class DecoderClassifier(DecoderBody):
         self.head = nn.Linear(config.width, num_labels)
 
     def forward(self, tokens_BL: Tensor, layout: Layout) -> Tensor:
-        """Return a logit for each label at each token, (B, L, C). Those at the last token of a document are its logits."""
         logits_BLC: Tensor = self.head(self.hidden(tokens_BL, layout))
         return logits_BLC
 
 
 def decoder_classifier(config: ModelConfig, vocab_size: int, seed: int, num_labels: int) -> DecoderClassifier:
-    """Return a classifier with initial weights: see `trainer.model.decoder.build_model`."""
     model = DecoderClassifier(config, vocab_size, num_labels)
     generator = build_body(model, config, seed, but=_HEAD)
-    new_head(model.head, config.init_std, generator)
+    with torch.no_grad():
+        model.head.weight.normal_(0.0, config.init_std, generator=generator)
+        model.head.bias.zero_()
     return model
-
-
-@torch.no_grad()
-def new_head(head: nn.Linear, std: float, generator: torch.Generator) -> None:
-    """Give a head initial weights: normal with standard deviation `std`, and biases of 0."""
-    head.weight.normal_(0.0, std, generator=generator)
-    head.bias.zero_()
 
 
 def score(model: nn.Module, inputs: PassInputs) -> Tensor:
@@ -275,28 +277,50 @@ def _ratio(part_C: NDArray[Any], whole_C: NDArray[Any]) -> NDArray[np.float64]:
     return ratio_C
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A line of the table of labels."""
-
-    name: str
-    cells: tuple[str, ...]
-
-
 def describe(event: MeasuresEvent) -> str:
-    """Return the measures as text: accuracy, a line for each label, and the confusion of labels."""
     values = event.values
     names = [name.removeprefix("f1/") for name in values if name.startswith("f1/")]
     heads = ("precision", "recall", "f1")
-    rows = [_Row("label", (*heads, "documents", "predicted as others"))]
+    rows: list[tuple[str, ...]] = [("label", *heads, "documents", "predicted as others")]
     for name in names:
         found = event.confusion.get(name, {})
         wrong = sorted(((count, other) for other, count in found.items() if other != name), reverse=True)
         others = ", ".join(f"{other} {count:,}" for count, other in wrong) or "-"
         numbers = (f"{values.get(f'{head}/{name}', 0):.4f}" for head in heads)
-        rows.append(_Row(name, (*numbers, f"{sum(found.values()):,}", others)))
-    width = max(len(row.name) for row in rows)
-    lines = [
-        "  ".join([row.name.ljust(width), *(cell.rjust(9) for cell in row.cells[:-1]), row.cells[-1]]).rstrip() for row in rows
-    ]
+        rows.append((name, *numbers, f"{sum(found.values()):,}", others))
+    width = max(len(name) for name, *_ in rows)
+    lines = ["  ".join([name.ljust(width), *(cell.rjust(9) for cell in cells), last]).rstrip() for name, *cells, last in rows]
     return "\n".join([f"accuracy {values['accuracy']:.4f}  macro F1 {values['f1_macro']:.4f}", "", *lines])
+
+
+class TextClassifier:
+    """The classifier of a run, with everything that turns a text into its tokens as `prepare` did."""
+
+    def __init__(self, run: Path, model: nn.Module, config: TrainConfig, device: torch.device, files: Mapping[str, bytes]) -> None:
+        self._loss, self._config, self._device = LossModule(model.eval(), config.loss), config, device
+        self._backend = choose_backend(config.attention, device, config.number_format, config.model.head_size)
+        self._facts, self._tokenizer = facts_in(files), load_tokenizer(run / "tokenizer")
+
+    @torch.no_grad()
+    def probabilities(self, texts: Sequence[str]) -> list[dict[str, float]]:
+        """Return the probability of each label for each text. A text with more tokens than a row of the data is cut as there."""
+        facts, tokenizer = self._facts, self._tokenizer
+        framed = tokenizer.frame(tokenizer.encode_flat(texts), add_bos=facts.add_bos, add_eos=facts.add_eos).arrays()
+        most = facts.row_length
+        ids = [array if len(array) <= most else np.concatenate([array[: most - 1], array[-1:]]) for array in framed]
+        length = max(2, *map(len, ids))
+        tokens_BL = np.full((len(ids), length), tokenizer.pad_id, np.uint32)
+        segments_BL = np.full(tokens_BL.shape, -1, np.int32)
+        for row, array in enumerate(ids):
+            tokens_BL[row, : len(array)] = array
+            segments_BL[row, : len(array)] = 0
+        rows = micro_batch(RowBatch(tokens_BL, segments_BL), with_bounds=self._backend == "varlen")
+        logits_BLC = forward_pass(self._loss, rows, self._config, self._device, self._backend, custom=CustomPass(_logits))
+        lasts = torch.tensor([max(len(array), 1) - 1 for array in ids], device=self._device)
+        shares_BC = logits_BLC[torch.arange(len(ids), device=self._device), lasts].float().softmax(-1).cpu()
+        return [dict(zip(facts.names, shares_C, strict=True)) for shares_C in shares_BC.tolist()]
+
+
+def _logits(model: nn.Module, inputs: PassInputs) -> Tensor:
+    logits_BLC: Tensor = model(inputs.tokens, inputs.layout)
+    return logits_BLC

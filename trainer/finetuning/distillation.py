@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -31,21 +31,20 @@ from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import LossConfig, ModelConfig, TrainConfig
 from trainer.config.not_a_run import not_a_run
 from trainer.data.batch import IGNORE
-from trainer.finetuning.task import Passes, Task
+from trainer.finetuning.task import Kind, Passes, Task
 from trainer.model.cost import FP32_BYTES
-from trainer.model.decoder import Decoder, num_weights
+from trainer.model.decoder import Decoder, decoder_with, num_weights, weight_shapes
 from trainer.model.forward import PassInputs
 from trainer.model.lora import merged_weights
 from trainer.model.loss import cross_entropy_sum, default_chunk_tokens
 from trainer.model.memory_estimate import MemoryEstimate
-from trainer.model.parameters import parameters_by_name
 from trainer.runs.bounds import check_model_size
 from trainer.runs.context import RunContext
 from trainer.runs.directory import load_config
 from trainer.runs.record import RECORD, read_record
 from trainer.runs.state import load_checkpoint
 
-__all__ = ["distillation_sums", "gather_teacher", "make_distillation", "teacher_memory"]
+__all__ = ["KIND", "distillation_sums"]
 
 _FACTS = "teacher.json"
 _CHUNK_ARRAYS = 6
@@ -61,13 +60,8 @@ class _Loaded:
     weights: Mapping[str, Tensor]
 
 
-def gather_teacher(config: TrainConfig, manifest: Manifest) -> Mapping[str, bytes]:
-    """Check that the teacher fits the data. Return the file with the digest of its weights, which the run keeps.
-
-    Raises:
-        ConfigError: no teacher is named, it is not there, or it has another tokenizer, or a model that is not the built-in decoder.
-        CheckpointError: the teacher has no checkpoint, or it is damaged.
-    """
+def _gather(config: TrainConfig, manifest: Manifest) -> Mapping[str, bytes]:
+    """Check that the teacher fits the data. Return the file with the digest of its weights, which the run keeps."""
     if config.teacher is None:
         raise ConfigError("objective = distillation needs a trained model to learn from; name its run with --teacher")
     if not (config.teacher / RECORD).is_file():
@@ -88,12 +82,7 @@ def gather_teacher(config: TrainConfig, manifest: Manifest) -> Mapping[str, byte
     return {_FACTS: canonical_json({"weights": weights_digest(loaded.weights)})}
 
 
-def make_distillation(config: TrainConfig, files: Mapping[str, bytes]) -> Task:
-    """Return the task. The teacher is loaded before the first pass, so a saved model can be used without it."""
-    return Task(step=_Distillation(config, files).step, step_metrics=("divergence",), comparable=False, memory=teacher_memory)
-
-
-def teacher_memory(estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
+def _memory(estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
     """Return the estimate with the teacher, which each rank holds whole and in fp32.
 
     Besides its weights these are its last hidden states, and for a chunk the logits, log-probabilities and probabilities of both
@@ -113,23 +102,28 @@ def teacher_memory(estimate: MemoryEstimate, context: RunContext) -> MemoryEstim
     )
 
 
-@dataclass
 class _Distillation:
-    """The passes, and the teacher once it is loaded."""
+    """The passes, and the teacher, which is loaded before the first one. So a saved model can be used without it."""
 
-    config: TrainConfig
-    files: Mapping[str, bytes]
-    _teacher: list[tuple[Decoder, int]] = field(default_factory=list)
+    def __init__(self, config: TrainConfig, files: Mapping[str, bytes]) -> None:
+        self._config, self._files = config, files
+        self._teacher: tuple[Decoder, int] | None = None
 
     def step(self, micro: Passes) -> Tensor:
-        """Make the passes over a micro-batch."""
-        teacher, vocab_size = self._on(micro.rows.tokens.device)
-        settings = self.config.distillation
+        if self._teacher is None:
+            loaded = _load(self._config)
+            found, wanted = weights_digest(loaded.weights), json.loads(self._files[_FACTS])["weights"]
+            if found != wanted:
+                raise ConfigError(f"teacher = {self._config.teacher}: its weights changed during the start ({wanted} to {found})")
+            model = decoder_with(loaded.shape, loaded.vocab_size, loaded.weights).to(micro.rows.tokens.device)
+            self._teacher = model.eval().requires_grad_(requires_grad=False), loaded.vocab_size
+        teacher, vocab_size = self._teacher
+        settings = self._config.distillation
         function = partial(
             distillation_sums,
             teacher=teacher,
             vocab_size=vocab_size,
-            loss=self.config.loss,
+            loss=self._config.loss,
             temperature=settings.temperature,
             mix=settings.mix,
         )
@@ -137,27 +131,15 @@ class _Distillation:
         micro.backward(sums[0])
         return sums
 
-    def _on(self, device: torch.device) -> tuple[Decoder, int]:
-        """Return the teacher on a device, and the number of its tokens.
 
-        Raises:
-            ConfigError: it is not the teacher that the run began with.
-        """
-        if not self._teacher:
-            loaded = _load(self.config)
-            found, wanted = weights_digest(loaded.weights), json.loads(self.files[_FACTS])["weights"]
-            if found != wanted:
-                raise ConfigError(f"teacher = {self.config.teacher}: its weights changed during the start ({wanted} to {found})")
-            model = Decoder(loaded.shape, loaded.vocab_size)
-            with torch.no_grad():
-                for name, parameter in parameters_by_name(model).items():
-                    parameter.copy_(loaded.weights[name])
-            self._teacher.append((model.to(device).eval().requires_grad_(requires_grad=False), loaded.vocab_size))
-        return self._teacher[0]
+def _make(config: TrainConfig, files: Mapping[str, bytes]) -> Task:
+    return Task(step=_Distillation(config, files).step, step_metrics=("divergence",), comparable=False, memory=_memory)
+
+
+KIND = Kind(_gather, _make)
 
 
 def _load(config: TrainConfig) -> _Loaded:
-    """Return the model of the teacher's checkpoint, with the averaged weights if there are any."""
     assert config.teacher is not None
     run = config.teacher
     record, settings = read_record(run), load_config(run)
@@ -167,9 +149,7 @@ def _load(config: TrainConfig) -> _Loaded:
     weights = merged_weights(averaged_weights(found), settings.lora)
     vocab_size = load_tokenizer(run / "tokenizer").vocab_size
     check_model_size(settings.model, vocab_size, sum(weight.numel() for weight in weights.values()))
-    with torch.device("meta"):
-        wanted = parameters_by_name(Decoder(settings.model, vocab_size))
-    if {name: weight.shape for name, weight in weights.items()} != {name: weight.shape for name, weight in wanted.items()}:
+    if {name: tuple(weight.shape) for name, weight in weights.items()} != weight_shapes(settings.model, vocab_size):
         raise ConfigError(f"teacher = {run}: its weights are not those of the built-in decoder; only that can be a teacher")
     return _Loaded(settings.model, vocab_size, weights)
 
@@ -186,16 +166,8 @@ def distillation_sums(
 ) -> Tensor:
     """Return the loss and the divergence KL(teacher || student) at T, summed over all targets, fp32 (2,).
 
-    The logits of both models exist for one chunk of positions at a time, and are computed again for the gradient.
-
-    Args:
-        model: the student.
-        inputs: the micro-batch.
-        teacher: the teacher, on the same device.
-        vocab_size: number of tokens. The rows that pad the vocabularies of both models do not count in the divergence.
-        loss: settings of the cross-entropy.
-        temperature: T.
-        mix: weight of the second part of the loss.
+    The logits of both models exist for one chunk of positions at a time, and are computed again for the gradient. The rows that pad
+    the vocabularies of both models do not count in the divergence.
     """
     assert isinstance(model, Decoder)
     with torch.no_grad():

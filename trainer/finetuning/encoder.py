@@ -15,9 +15,10 @@ import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,28 +29,18 @@ from common.untrusted import read_run_file
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.tokenizer import open_supplied
 from trainer.checkpoint.tensor_file import read_specs, read_tensor
+from trainer.config import ModelConfig
+from trainer.finetuning.classification import ENCODER_FILE
 from trainer.model.attention import Layout
 from trainer.model.cost import FP32_BYTES, computed_bytes
 from trainer.model.decoder import num_weights
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.runs.context import RunContext
 
-__all__ = [
-    "ENCODER_FILE",
-    "WEIGHTS_FILE",
-    "EncoderClassifier",
-    "build_encoder",
-    "by_length",
-    "check_length",
-    "encoder_files",
-    "kept_encoder_files",
-    "encoder_memory",
-    "num_encoder_weights",
-    "read_encoder",
-]
+__all__ = ["WEIGHTS_FILE", "Encoder", "EncoderClassifier", "by_length", "check_length", "gather"]
 
-ENCODER_FILE, WEIGHTS_FILE = "encoder.json", "encoder_weights.json"
-"""Files of the task: `config.json` of the encoder, and the digests of its tensor files."""
+WEIGHTS_FILE = "encoder_weights.json"
+"""The file of the task with the digests of the encoder's tensor files."""
 _log = logging.getLogger(__name__)
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_TENSOR_BYTES = 16 << 30
@@ -69,24 +60,25 @@ _LOWEST_ID = -100
 Pooling = Literal["mean", "cls"]
 
 
-def transformers() -> Any:
-    """Return the library.
+def gather(directory: Path, kept: Path, manifest: Manifest, num_labels: int) -> dict[str, bytes]:
+    """Return the small files that stand for an encoder in a run: its configuration, and the digests of its tensor files.
+
+    If the directory is gone, they are those that a run has `kept`. The identity of the run holds their digests, so a changed one is
+    refused like any other setting that differs.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: the directory holds no encoder, or the encoder does not fit the data.
     """
-    try:
-        return importlib.import_module("transformers")
-    except ImportError:
-        raise ConfigError(f"an encoder needs the package transformers, which is not installed; install it: {_INSTALL}") from None
+    names = (ENCODER_FILE, WEIGHTS_FILE)
+    if directory.exists() or not all((kept / name).is_file() for name in names):
+        files = encoder_files(directory, manifest)
+    else:
+        files = {name: read_run_file(kept / name, _MAX_CONFIG_BYTES, kept.parent) for name in names}
+    check_length(Encoder(files, num_labels, "mean", directory).build(0), manifest.row_length, manifest.vocab_size)
+    return files
 
 
 def encoder_files(directory: Path, manifest: Manifest) -> dict[str, bytes]:
-    """Return the small files that stand for an encoder in a run: its configuration, and the digests of its tensor files.
-
-    Raises:
-        ConfigError: the directory holds no encoder, or the data was prepared with another tokenizer.
-    """
     with _opened(directory / "config.json", _MAX_CONFIG_BYTES) as file:
         content = file.read(_MAX_CONFIG_BYTES)
     facts = _facts(content, ConfigError)
@@ -112,126 +104,128 @@ def encoder_files(directory: Path, manifest: Manifest) -> dict[str, bytes]:
     return {ENCODER_FILE: content, WEIGHTS_FILE: canonical_json(digests)}
 
 
-def kept_encoder_files(directory: Path, objective: Path) -> dict[str, bytes]:
-    """Return what `encoder_files` returned when a run began, if the directory of the encoder is gone; else nothing.
+@dataclass(frozen=True)
+class Encoder:
+    """The encoder of a run, and the parts of its task that the encoder decides. The files are those of `gather`.
 
-    The identity of the run holds the digests of these files, so a changed one is refused like any other setting that differs.
-
-    Args:
-        directory: of the encoder.
-        objective: folder of the run with the files of its task.
-
-    Raises:
-        CheckpointError: a file in the run is no regular file or too large.
+    Each part raises ConfigError if `transformers` is not installed or cannot build the encoder, and CheckpointError if a number in
+    the configuration is out of range.
     """
-    if directory.exists():
-        return {}
-    try:
-        return {name: read_run_file(objective / name, _MAX_CONFIG_BYTES, objective.parent) for name in (ENCODER_FILE, WEIGHTS_FILE)}
-    except FileNotFoundError:
-        return {}
 
+    files: Mapping[str, bytes]
+    num_labels: int
+    pooling: Pooling
+    directory: Path | None
 
-def read_encoder(directory: Path, files: Mapping[str, bytes], num_labels: int, pooling: Pooling) -> dict[str, Tensor]:
-    """Return the pretrained weights of an encoder by their names in `EncoderClassifier`, in fp32.
+    def build(self, seed: int) -> EncoderClassifier:
+        """Return an encoder with a head, with random weights that depend on the seed (CPU, fp32)."""
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            encoder, settings = self._new()
+            model = EncoderClassifier(encoder, settings.hidden_size, self.num_labels, self.pooling, settings.pad_token_id or 0)
+            with torch.no_grad():
+                model.head.weight.normal_(0.0, float(self._facts.get("initializer_range", 0.02)))
+                model.head.bias.zero_()
+        return model.float()
 
-    Raises:
-        ConfigError: a tensor file was changed since the run began, or is none; or weights are missing.
-    """
-    wanted = dict(build_encoder(files[ENCODER_FILE], 0, num_labels, pooling).encoder.named_parameters())
-    named: dict[str, Tensor] = {}
-    num_others = 0
-    for file_name, digest in parse_json(files[WEIGHTS_FILE]).items():
-        with _opened(directory / file_name, _MAX_TENSOR_BYTES) as file:
-            if digest_stream(file) != digest:
-                raise ConfigError(f"{directory / file_name}: the file was changed while the run began; start the run again")
-            file.seek(0)
-            for name, spec in read_specs(file, os.fstat(file.fileno()).st_size).items():
-                plain = _plain_name(name, wanted.keys())
-                if plain in wanted and spec.shape == tuple(wanted[plain].shape):
-                    named[plain] = read_tensor(file, spec).to(torch.float32)
-                else:
-                    file.seek(spec.num_bytes, os.SEEK_CUR)
-                    num_others += 1
-    if missing := [name for name in wanted if name not in named]:
-        raise ConfigError(
-            f"encoder = {directory}: {len(missing)} of {len(wanted)} weights are missing or have another shape, such as "
-            f"{missing[0]}; name a directory that save_pretrained of transformers wrote"
+    def model(self, _model: ModelConfig, _vocab_size: int, seed: int) -> nn.Module:
+        return self.build(seed)
+
+    def num_weights(self, _model: ModelConfig, _vocab_size: int) -> int:
+        with torch.device("meta"):
+            encoder, settings = self._new()
+        return sum(parameter.numel() for parameter in encoder.parameters()) + (int(settings.hidden_size) + 1) * self.num_labels
+
+    def pretrained(self) -> dict[str, Tensor]:
+        """Return the pretrained weights by their names in `EncoderClassifier`, in fp32."""
+        assert self.directory is not None
+        wanted = dict(self.build(0).encoder.named_parameters())
+        named: dict[str, Tensor] = {}
+        num_others = 0
+        for file_name, digest in parse_json(self.files[WEIGHTS_FILE]).items():
+            with _opened(self.directory / file_name, _MAX_TENSOR_BYTES) as file:
+                if digest_stream(file) != digest:
+                    raise ConfigError(
+                        f"{self.directory / file_name}: the file was changed while the run began; start the run again"
+                    )
+                file.seek(0)
+                for name, spec in read_specs(file, os.fstat(file.fileno()).st_size).items():
+                    plain = _plain_name(name, wanted.keys())
+                    if plain in wanted and spec.shape == tuple(wanted[plain].shape):
+                        named[plain] = read_tensor(file, spec).to(torch.float32)
+                    else:
+                        file.seek(spec.num_bytes, os.SEEK_CUR)
+                        num_others += 1
+        if missing := [name for name in wanted if name not in named]:
+            raise ConfigError(
+                f"encoder = {self.directory}: {len(missing)} of {len(wanted)} weights are missing or have another shape, such as "
+                f"{missing[0]}; name a directory that save_pretrained of transformers wrote"
+            )
+        _log.info("encoder: %d tensors of %s; %d others are not used", len(wanted), self.directory, num_others)
+        return {f"encoder.{name}": named[name] for name in wanted}
+
+    def memory(self, estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
+        """Return the estimate for an encoder in place of the decoder, as if each document filled a row.
+
+        The passes keep the probabilities of the attention, because the products of `eager` write them.
+        """
+        weights = self.num_weights(context.config.model, context.manifest.vocab_size)
+        of_decoder = num_weights(context.config.model, context.manifest.vocab_size)
+        with torch.device("meta"):
+            encoder, settings = self._new()
+        embeddings = sum(module.weight.numel() for module in encoder.modules() if isinstance(module, nn.Embedding))
+        mixed = context.config.number_format != "fp32"
+        size, width = computed_bytes(mixed=mixed), int(settings.hidden_size)
+        inner = int(getattr(settings, "intermediate_size", 0)) or 4 * width
+        # Inputs of the products, of both norms and of GELU, masks of dropout; and of each pair of tokens softmax, mask and product.
+        token = width * (5 * size + (2 if mixed else 0) + 4 * FP32_BYTES + 2) + 2 * size * inner
+        pair = int(settings.num_attention_heads) * (FP32_BYTES + 1 + size)
+        length = context.manifest.row_length
+        layers, at_once = int(settings.num_hidden_layers), 3 * FP32_BYTES * int(settings.num_attention_heads) * length
+        activations = estimate.micro * length * (layers * (token + pair * length) + max(at_once, 2 * FP32_BYTES * inner))
+        scaled = {name: getattr(estimate, name) * weights // of_decoder for name in ("optimizer", "average", "tree")}
+        return replace(
+            estimate,
+            weights=FP32_BYTES * weights,
+            gradients=FP32_BYTES * weights,
+            casts=2 * (weights - embeddings) if mixed else 0,
+            activations=activations,
+            loss=2 * FP32_BYTES * self.num_labels * estimate.micro * length,
+            **scaled,
         )
-    _log.info("encoder: %d tensors of %s; %d others are not used", len(wanted), directory, num_others)
-    return {f"encoder.{name}": named[name] for name in wanted}
 
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        return _facts(self.files[ENCODER_FILE], CheckpointError)
 
-def build_encoder(config: bytes, seed: int, num_labels: int, pooling: Pooling) -> EncoderClassifier:
-    """Return an encoder with a head, with random weights that depend on the seed (CPU, fp32).
-
-    Raises:
-        ConfigError: `transformers` is not installed, or cannot build this encoder.
-        CheckpointError: a number in the configuration is out of range.
-    """
-    library = transformers()
-    facts = _facts(config, CheckpointError)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        encoder, settings = _new_encoder(library, facts)
-        model = EncoderClassifier(encoder, settings.hidden_size, num_labels, pooling, settings.pad_token_id or 0)
-        with torch.no_grad():
-            model.head.weight.normal_(0.0, float(facts.get("initializer_range", 0.02)))
-            model.head.bias.zero_()
-    return model.float()
-
-
-def num_encoder_weights(config: bytes, num_labels: int) -> int:
-    """Return the number of weights of `build_encoder`, without memory for them. Raises the same errors."""
-    with torch.device("meta"):
-        encoder, settings = _new_encoder(transformers(), _facts(config, CheckpointError))
-    return sum(parameter.numel() for parameter in encoder.parameters()) + (int(settings.hidden_size) + 1) * num_labels
-
-
-def encoder_memory(estimate: MemoryEstimate, context: RunContext, *, config: bytes, num_labels: int) -> MemoryEstimate:
-    """Return the estimate for an encoder in place of the decoder, as if each document filled a row. Raises as `build_encoder`.
-
-    The passes keep the probabilities of the attention, because the products of `eager` write them.
-    """
-    weights = num_encoder_weights(config, num_labels)
-    of_decoder = num_weights(context.config.model, context.manifest.vocab_size)
-    with torch.device("meta"):
-        encoder, settings = _new_encoder(transformers(), _facts(config, CheckpointError))
-    embeddings = sum(module.weight.numel() for module in encoder.modules() if isinstance(module, nn.Embedding))
-    mixed = context.config.number_format != "fp32"
-    size, width, inner = computed_bytes(mixed=mixed), int(settings.hidden_size), int(getattr(settings, "intermediate_size", 0))
-    inner = inner or 4 * width
-    # Inputs of the products, of both norms and of GELU, masks of dropout; and of each pair of tokens softmax, mask and product.
-    token = width * (5 * size + (2 if mixed else 0) + 4 * FP32_BYTES + 2) + 2 * size * inner
-    pair = int(settings.num_attention_heads) * (FP32_BYTES + 1 + size)
-    length = context.manifest.row_length
-    layers, at_once = int(settings.num_hidden_layers), 3 * FP32_BYTES * int(settings.num_attention_heads) * length
-    activations = estimate.micro * length * (layers * (token + pair * length) + max(at_once, 2 * FP32_BYTES * inner))
-    scaled = {name: getattr(estimate, name) * weights // of_decoder for name in ("optimizer", "average", "tree")}
-    return replace(
-        estimate,
-        weights=FP32_BYTES * weights,
-        gradients=FP32_BYTES * weights,
-        casts=2 * (weights - embeddings) if mixed else 0,
-        activations=activations,
-        loss=2 * FP32_BYTES * num_labels * estimate.micro * length,
-        **scaled,
-    )
+    def _new(self) -> tuple[nn.Module, Any]:
+        """Return a new encoder of `transformers`, and its configuration."""
+        try:
+            library = importlib.import_module("transformers")
+        except ImportError:
+            raise ConfigError(
+                f"an encoder needs the package transformers, which is not installed; install it: {_INSTALL}"
+            ) from None
+        kind = self._facts["model_type"]
+        facts = {name: value for name, value in self._facts.items() if name not in ("model_type", "dtype", "torch_dtype")}
+        try:
+            config = library.AutoConfig.for_model(kind, **facts)
+            # The plain products of `eager` have the same bits in each run; a fused kernel of a GPU may not.
+            encoder = library.AutoModel.from_config(config, attn_implementation="eager", trust_remote_code=False)
+        except Exception as error:
+            raise ConfigError(
+                f"transformers cannot build the encoder of type {kind!r} ({type(error).__name__}: {error}); use a BERT or RoBERTa "
+                "model"
+            ) from None
+        if getattr(encoder, "pooler", None) is not None:
+            encoder.pooler = None  # its weights would have no gradient
+        return encoder, config
 
 
 class EncoderClassifier(nn.Module):
-    """An encoder and a linear head, with the interface of the decoder."""
+    """An encoder and a linear head, with the interface of the decoder. A piece that begins with padding is not a document."""
 
     def __init__(self, encoder: nn.Module, width: int, num_labels: int, pooling: Pooling, pad_id: int) -> None:
-        """Join the parts.
-
-        Args:
-            encoder: model of `transformers`; called with `input_ids` and `attention_mask`.
-            width: D.
-            num_labels: C.
-            pooling: state of a document: the mean over its tokens, or the state of its first token.
-            pad_id: id of padding, both in rows and for the encoder. A piece that begins with it is no document.
-        """
         super().__init__()
         self.encoder = encoder
         self.head = nn.Linear(width, num_labels)
@@ -258,26 +252,19 @@ class EncoderClassifier(nn.Module):
         return logits_BLC
 
     def _logits(self, tokens_T: Tensor, firsts_G: Tensor, lengths_G: Tensor) -> Tensor:
-        """Return the logits of documents that share a batch, (G, C)."""
         places_M = torch.arange(int(lengths_G.max()), device=firsts_G.device)
         is_token_GM = places_M < lengths_G[:, None]
         tokens_GM = tokens_T[(firsts_G[:, None] + places_M).clamp(max=len(tokens_T) - 1)].masked_fill(~is_token_GM, self.pad_id)
         states_GMD = self.encoder(input_ids=tokens_GM, attention_mask=is_token_GM.long()).last_hidden_state
-        logits_GC: Tensor = self.head(self._pooled(states_GMD, is_token_GM, lengths_G))
-        return logits_GC
-
-    def _pooled(self, states_GMD: Tensor, is_token_GM: Tensor, lengths_G: Tensor) -> Tensor:
         if self.pooling == "cls":
-            return states_GMD[:, 0]
-        mean_GD: Tensor = (states_GMD * is_token_GM[..., None]).sum(dim=1) / lengths_G[:, None]
-        return mean_GD
+            return cast(Tensor, self.head(states_GMD[:, 0]))
+        return cast(Tensor, self.head((states_GMD * is_token_GM[..., None]).sum(dim=1) / lengths_G[:, None]))
 
 
 def by_length(lengths: Sequence[int]) -> list[list[int]]:
-    """Return the numbers of the documents in batches, longest documents first.
+    """Return the numbers of the documents in batches, longest documents first: a pure function of the lengths.
 
-    A batch has documents of at least `_SHORTEST` of the length of its longest one, so that little of it is padding. The batches are
-    a pure function of the lengths.
+    A batch has documents of at least `_SHORTEST` of the length of its longest one, so that little of it is padding.
     """
     batches: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
@@ -288,10 +275,8 @@ def by_length(lengths: Sequence[int]) -> list[list[int]]:
 
 
 def check_length(model: EncoderClassifier, row_length: int, vocab_size: int) -> None:
-    """Raise ConfigError if the encoder cannot take a document of `row_length` tokens."""
     token = next(number for number in range(vocab_size) if number != model.pad_id)
     tokens_1M = torch.full((1, row_length), token)
-    training = model.training
     try:
         with torch.no_grad():
             model.eval().encoder(input_ids=tokens_1M, attention_mask=torch.ones_like(tokens_1M))
@@ -300,32 +285,9 @@ def check_length(model: EncoderClassifier, row_length: int, vocab_size: int) -> 
             f"the encoder cannot take documents of {row_length} tokens, the length of the data's rows ({error}); prepare the data "
             "with a smaller --row_length"
         ) from None
-    finally:
-        model.train(training)
-
-
-def _new_encoder(library: Any, facts: Mapping[str, Any]) -> tuple[nn.Module, Any]:
-    kind = facts["model_type"]
-    settings = {name: value for name, value in facts.items() if name not in ("model_type", "dtype", "torch_dtype")}
-    try:
-        config = library.AutoConfig.for_model(kind, **settings)
-        # The plain products of `eager` have the same bits in each run; a fused kernel of a GPU may not.
-        encoder = library.AutoModel.from_config(config, attn_implementation="eager", trust_remote_code=False)
-    except Exception as error:
-        raise ConfigError(
-            f"transformers cannot build the encoder of type {kind!r} ({type(error).__name__}: {error}); use a BERT or RoBERTa model"
-        ) from None
-    if getattr(encoder, "pooler", None) is not None:
-        encoder.pooler = None  # its weights would have no gradient
-    return encoder, config
 
 
 def _facts(content: bytes, error: type[ConfigError | CheckpointError]) -> dict[str, Any]:
-    """Return the configuration of an encoder, without the names of code.
-
-    Raises:
-        ConfigError, CheckpointError: as `error` says; it is no configuration of an encoder, or a number is out of range.
-    """
     try:
         facts = parse_json(content)
         if not isinstance(facts, dict) or not isinstance(facts.get("model_type"), str):
@@ -347,7 +309,6 @@ def _facts(content: bytes, error: type[ConfigError | CheckpointError]) -> dict[s
 
 
 def _plain_name(name: str, wanted: Collection[str]) -> str:
-    """Return the name of a tensor in the encoder itself: without the prefix of a model with another head, and in its newer form."""
     for old, new in _OLD_NAMES.items():
         name = name.removesuffix(old) + new if name.endswith(old) else name
     without_prefix = name.partition(".")[2]
@@ -356,7 +317,6 @@ def _plain_name(name: str, wanted: Collection[str]) -> str:
 
 @contextmanager
 def _opened(path: Path, max_bytes: int) -> Iterator[BinaryIO]:
-    """Open a file of the encoder's directory, in which no link is followed. Raises ConfigError if it cannot be read."""
     try:
         with open_input(path, below=path.parent) as file:
             if os.fstat(file.fileno()).st_size > max_bytes:

@@ -1,11 +1,14 @@
 """Begins a new run with the weights of another run: `init`. Step, schedule, optimizer state and order of the data begin anew.
 
 Rank 0 chooses the checkpoint and records its digest. Then each rank reads it, and compares the digest before the weights are used.
+Some tasks compare the trained model with a frozen copy of these weights. A run keeps them in one file, because the run that they
+come from may be removed.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,26 +16,36 @@ from torch import Tensor
 
 from common.command_line import command_text
 from common.errors import CheckpointError, ConfigError
+from common.files import UnusableFileError, open_input, own_folder, unfinished_path
 from common.untrusted import digest_run_file
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.tokenizer import load_tokenizer
 from trainer.checkpoint import Checkpoint
+from trainer.checkpoint.tensor_file import decode_tensors, encode_header, raw_bytes, spec_of
 from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import TrainConfig
 from trainer.config.initial import differing_shape
 from trainer.machine.environment import shown
 from trainer.model.lora import merged_weights
-from trainer.runs.directory import load_config
+from trainer.runs.directory import REFERENCE, load_config
 from trainer.runs.record import RECORD, Origin, read_record
 from trainer.runs.state import load_checkpoint
 
-__all__ = ["check_initial", "check_same_initial", "choose_initial", "read_initial"]
+__all__ = [
+    "check_initial",
+    "check_lora",
+    "check_same_initial",
+    "choose_initial",
+    "read_initial",
+    "read_reference",
+    "write_reference",
+]
 
 _log = logging.getLogger(__name__)
 
 
 def check_initial(config: TrainConfig, manifest: Manifest) -> None:
-    """Compare a new run with the run `init`: the shape of the model, and the tokenizer of the data. Do nothing without `init`.
+    """Compare a new run with the run `init`: the shape of the model, and the tokenizer of the data.
 
     Raises:
         CheckpointError: there is no such run, or it is damaged.
@@ -69,12 +82,21 @@ def check_initial(config: TrainConfig, manifest: Manifest) -> None:
         )
 
 
-def choose_initial(config: TrainConfig) -> Origin | None:
-    """Return the checkpoint of `init` with the digest of its weights; None without `init`.
+def check_lora(config: TrainConfig) -> None:
+    """Refuse adapters in a new run that begins with new weights: they would be trained on matrices that stay random.
 
     Raises:
-        CheckpointError: the other run has no such checkpoint, or it is damaged.
+        ConfigError: `lora.rank` is set, and no other run gives the weights.
     """
+    if config.lora.rank is not None and config.init is None:
+        raise ConfigError(
+            f"lora.rank = {config.lora.rank} trains adapters and not the model, so the model must be trained already, and init is "
+            "not set; name the run with the trained model (--init RUN), or leave out lora.rank to train all weights"
+        )
+
+
+def choose_initial(config: TrainConfig) -> Origin | None:
+    """Return the checkpoint of `init` with the digest of its weights; None without `init`."""
     if config.init is None:
         return None
     checkpoint = load_checkpoint(config.init, config.init_checkpoint, option="init_checkpoint")
@@ -83,9 +105,7 @@ def choose_initial(config: TrainConfig) -> Origin | None:
 
 
 def read_initial(init: Path, origin: Origin) -> Mapping[str, Tensor]:
-    """Return the weights of a checkpoint of the run `init` by name, on the CPU: the moving average if the checkpoint has one.
-
-    Adapters are merged into the matrices.
+    """Return the weights of a checkpoint of the run `init`, on the CPU, averaged if it has an average, with merged adapters.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or has other weights than `origin` says.
@@ -103,9 +123,6 @@ def check_same_initial(config: TrainConfig, continued: Path) -> None:
     """Refuse to continue the run `continued` with an `init` from which it did not begin. Its weights are in its checkpoints.
 
     The folder of the other run may be gone or may have moved, and its training may have continued.
-
-    Raises:
-        ConfigError: the run began with new weights, or those of a third run.
     """
     if config.init is None:
         return
@@ -130,3 +147,39 @@ def check_same_initial(config: TrainConfig, continued: Path) -> None:
 
 def _weights(run: Path, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
     return merged_weights(averaged_weights(checkpoint), load_config(run).lora)
+
+
+def write_reference(run: Path, weights: Mapping[str, Tensor]) -> None:
+    own_folder((run / REFERENCE).parent)
+    header, names = encode_header({name: spec_of(tensor) for name, tensor in weights.items()})
+    temporary = unfinished_path(run / REFERENCE)
+    try:
+        with temporary.open("xb") as file:
+            file.write(header)
+            for name in names:
+                file.write(raw_bytes(weights[name]))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(run / REFERENCE)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_reference(run: Path, digest: str) -> Mapping[str, Tensor]:
+    """Return the initial weights of a run by name, on the CPU. `digest` is that of its record.
+
+    Raises:
+        CheckpointError: the file is missing or damaged, or has other weights.
+    """
+    path = run / REFERENCE
+    remedy = "restore it from a copy, or begin a new run with --init"
+    try:
+        with open_input(path, below=run) as file:
+            weights = decode_tensors(bytearray(file.read()))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: the initial weights are missing, and objective = preference needs them; {remedy}") from None
+    except (ValueError, UnusableFileError, OSError) as error:
+        raise CheckpointError(f"{path}: the initial weights cannot be read ({error}); {remedy}") from None
+    if (found := weights_digest(weights)) != digest:
+        raise CheckpointError(f"{path}: the weights have the digest {found}, and the run began with {digest}; {remedy}")
+    return weights

@@ -32,29 +32,25 @@ from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import RowBatch, Rows
 from trainer.config import TrainConfig
 from trainer.data.batch import IGNORE
-from trainer.finetuning.task import Passes, Task
+from trainer.finetuning.task import Kind, Passes, Task
 from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import Decoder, num_weights
 from trainer.model.forward import PassInputs
 from trainer.model.loss import cross_entropy_rows, default_chunk_tokens
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.runs.context import RunContext
+from trainer.runs.eval_metrics import EvalMetrics
 from trainer.runs.events import MeasuresEvent
-from trainer.runs.measures import Measures
 
-__all__ = ["PairRows", "gather_preference", "make_preference", "pair_losses", "reference_memory"]
+__all__ = ["KIND", "PairRows", "pair_losses"]
 
 _UNITS = 1 << 24
 """Steps of a nat in the integer sums of an evaluation, which have the same bits for any number of ranks."""
 _MOST_NATS = float(1 << 30)
+_LARGEST_CHUNK = 1024
 
 
-def gather_preference(config: TrainConfig, manifest: Manifest) -> Mapping[str, bytes]:
-    """Check that the data has preference pairs and that there are initial weights. There are no files.
-
-    Raises:
-        ConfigError: it does not, or there are none.
-    """
+def _gather(config: TrainConfig, manifest: Manifest) -> Mapping[str, bytes]:
     if not manifest.has_pairs:
         raise ConfigError(
             f"{config.data}: it has no preference pairs, which objective = preference needs; run `prepare` with "
@@ -68,30 +64,10 @@ def gather_preference(config: TrainConfig, manifest: Manifest) -> Mapping[str, b
     return {}
 
 
-def make_preference(config: TrainConfig, _files: Mapping[str, bytes]) -> Task:
-    """Return the task."""
-    preference = _Preference(config.preference.beta, config.preference.label_smoothing)
-    return Task(
-        rows=PairRows,
-        step=preference.step,
-        step_metrics=("accuracy", "margin"),
-        measures=Measures(preference.score, _count, _event, _lines),
-        comparable=False,
-        reference=preference.hold,
-        memory=reference_memory,
-    )
-
-
-def reference_memory(estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
-    """Return the estimate with the reference, which each rank holds whole and in fp32."""
-    return replace(estimate, frozen=FP32_BYTES * num_weights(context.config.model, context.manifest.vocab_size))
-
-
 class PairRows(Rows):
     """The rows of preference pairs. Each pair has one target, at the last token of the prompt of its better answer."""
 
     def read(self, indices: NDArray[np.int64]) -> RowBatch:
-        """Return rows with the targets of their pairs. Raises PreparedDataError if a row does not consist of pairs."""
         rows = super().read(indices)
         targets_BL = np.full(rows.tokens_BL.shape, IGNORE, np.int64)
         if not (rows.segments_BL >= 0).any():  # padding in place of a shard that was left out
@@ -104,21 +80,13 @@ class PairRows(Rows):
                 targets_L[place] = tokens_L[place + 1]
         return replace(rows, targets_BL=targets_BL)
 
-    def num_targets(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of pairs in each of these rows, shape [B]."""
-        return self.num_sequences(indices)
-
     def num_sequences(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of pairs in each of these rows, shape [B]."""
         return super().num_sequences(indices) // 2
+
+    num_targets = num_sequences
 
 
 def _ends_of_prompts(segments_L: NDArray[np.int32], has_loss_L: NDArray[np.bool_], row: int) -> NDArray[np.int64]:
-    """Return the place of the last prompt token of each better answer.
-
-    Raises:
-        PreparedDataError: a segment is not a prompt and an answer, or the prompts of a pair have different lengths.
-    """
     is_own_L = segments_L >= 0
     num_segments = int(segments_L.max(initial=-1)) + 1
     sizes = np.bincount(segments_L[is_own_L], minlength=num_segments)
@@ -133,7 +101,6 @@ def _ends_of_prompts(segments_L: NDArray[np.int32], has_loss_L: NDArray[np.bool_
 
 
 def pair_losses(margins_N: Tensor, label_smoothing: float) -> Tensor:
-    """Return the loss of each pair from its margin, fp32."""
     losses_N = -functional.logsigmoid(margins_N)
     if label_smoothing:
         losses_N = (1 - label_smoothing) * losses_N - label_smoothing * functional.logsigmoid(-margins_N)
@@ -152,7 +119,6 @@ class _Preference:
         self._reference = [model.eval().requires_grad_(requires_grad=False)]
 
     def step(self, micro: Passes) -> Tensor:
-        """Make the passes over a micro-batch."""
         sums: Tensor = micro.forward(self.sums)
         micro.backward(sums[0])
         return sums
@@ -224,9 +190,6 @@ def _log_probabilities(model: nn.Module, inputs: PassInputs, targets_BL: Tensor)
     return -torch.cat(losses)[:num_positions].view_as(targets_BL)
 
 
-_LARGEST_CHUNK = 1024
-
-
 def _chunk_losses(hidden_CD: Tensor, weight_VD: Tensor, targets_C: Tensor) -> Tensor:
     return cross_entropy_rows(functional.linear(hidden_CD, weight_VD)[None], targets_C[None])[0]
 
@@ -245,3 +208,24 @@ def _event(step: int, table: NDArray[np.int64]) -> MeasuresEvent:
 
 def _lines(event: MeasuresEvent) -> str:
     return f"pairs: accuracy {event.values['accuracy']:.3f}, margin {event.values['margin']:.4f} nats"
+
+
+def _memory(estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
+    """Return the estimate with the reference, which each rank holds whole and in fp32."""
+    return replace(estimate, frozen=FP32_BYTES * num_weights(context.config.model, context.manifest.vocab_size))
+
+
+def _make(config: TrainConfig, _files: Mapping[str, bytes]) -> Task:
+    preference = _Preference(config.preference.beta, config.preference.label_smoothing)
+    return Task(
+        rows=PairRows,
+        step=preference.step,
+        step_metrics=("accuracy", "margin"),
+        measures=EvalMetrics(preference.score, _count, _event, _lines),
+        comparable=False,
+        reference=preference.hold,
+        memory=_memory,
+    )
+
+
+KIND = Kind(_gather, _make)

@@ -1,20 +1,20 @@
 """A task: what a built-in kind of fine-tuning changes in the ordinary loop.
 
-The loop, the step, checkpoints, the guard and resumes know no kinds of training. A task supplies only the parts that differ,
-and each part has a default that changes nothing:
+The loop, the step, checkpoints, the guard and resumes know no kinds of training. A task supplies only the parts that differ, and
+each part has a default that changes nothing:
 
     part        called by                                   default
-    files       `trainer.training.checks.fit`               none
-    rows        `checks.fit`, `evaluate`, `audit`           the packed rows, whose targets are the next tokens
+    files       `trainer.training.start.plan`                none
+    rows        `start.plan`, `evaluate`, `audit`           the packed rows, whose targets are the next tokens
     model       `trainer.training.trainable.new_model`      the decoder
-    pretrained  `trainer.training.setup.restore`            new weights
+    pretrained  `training.start.restore`                    new weights
     loss        `LossModule`, in training                   cross-entropy of the targets, with the settings of `loss`
     step        `trainer.training.step.accumulate`          one pass with `loss`, forward and backward
     measures    `LossModule` and `evaluate`                 cross-entropy of the targets
     memory      `micro_batch_size.expected_memory`          the estimate for the decoder
 
-`trainer.finetuning.choice` has the kinds by name. A new kind needs a module here with two functions, `gather` and `make` (see
-`Kind`), an entry in `KINDS`, its name in the type of the setting `objective`, and a section for its settings in `trainer.config`.
+A kind of fine-tuning is a module of this folder with the name of its value of the setting `objective`. It has a `KIND`, and is read
+only if a run asks for it.
 
 Rules that keep a run reproducible: a part depends on settings, `files`, data and weights alone. It takes random numbers from the
 global generator of torch, which is seeded for each micro-batch, or from `seed`. It adds no exchange between ranks.
@@ -22,14 +22,18 @@ global generator of torch, which is seeded for each micro-batch, or from `seed`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from common.errors import CheckpointError, ConfigError
+from common.files import digest_bytes
+from common.untrusted import digest_run_file, read_run_file
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import Rows
 from trainer.config import ModelConfig, TrainConfig
@@ -38,16 +42,19 @@ from trainer.model.decoder import num_weights
 from trainer.model.forward import LossFunction
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.runs.context import RunContext
-from trainer.runs.measures import Measures
+from trainer.runs.eval_metrics import EvalMetrics
+from trainer.runs.record import read_record
 
-__all__ = ["LANGUAGE", "TASK_FOLDER", "Kind", "Task", "Passes"]
+__all__ = ["LANGUAGE", "TASK_FOLDER", "Kind", "Passes", "Task", "kind_named", "make_task", "saved_task"]
 
 TASK_FOLDER = "objective"
 """The folder in a run with the files of its task."""
+_MAX_FILE_BYTES = 64 << 20
+_REPLACED = ("build_model", "loss", "training_step")
 
 
 class Passes(Protocol):
-    """One micro-batch, as `trainer.extensions.micro_step.MicroStep` hands it to `Task.step`."""
+    """One micro-batch, as `trainer.training.micro_step.MicroStep` hands it to `Task.step`."""
 
     model: nn.Module
     config: TrainConfig
@@ -98,8 +105,7 @@ class Task:
     a tensor of this sum and those of each measure."""
     step_metrics: tuple[str, ...] = ()
     """Names of the numbers besides the loss that `step` measures. The event of a step has their means over the targets."""
-    measures: Measures | None = None
-    """What an evaluation measures."""
+    measures: EvalMetrics | None = None
     memory: Callable[[MemoryEstimate, RunContext], MemoryEstimate] | None = None
     """Returns the memory of one rank, from the estimate for the training of the decoder as a language model; None: the same."""
     reference: Callable[[nn.Module], None] | None = None
@@ -122,17 +128,56 @@ class Task:
 
     @property
     def digests(self) -> dict[str, str]:
-        return {f"objective.{name}": f"sha256:{hashlib.sha256(data).hexdigest()}" for name, data in sorted(self.files.items())}
+        return {f"objective.{name}": digest_bytes(data) for name, data in sorted(self.files.items())}
 
 
 LANGUAGE = Task()
-"""The ordinary training of a language model: it changes nothing."""
 
 
 class Kind(NamedTuple):
     """How a task is made: `make(config, gather(config, manifest))`, or from the files of a saved run."""
 
     gather: Callable[[TrainConfig, Manifest], Mapping[str, bytes]]
-    """Returns `Task.files` at the start of a training, from data and other inputs."""
     make: Callable[[TrainConfig, Mapping[str, bytes]], Task]
     """Returns the task for these files. They may come from a stranger's run: check them, and raise CheckpointError."""
+
+
+def kind_named(objective: str) -> Kind:
+    if objective == "language":
+        return Kind(lambda _config, _manifest: {}, lambda _config, _files: LANGUAGE)
+    found: Kind = import_module(f"trainer.finetuning.{objective}").KIND
+    return found
+
+
+def make_task(config: TrainConfig, manifest: Manifest, hooks: Mapping[str, object]) -> Task:
+    """Return the task of a training. `hooks` are the functions of the user's extension.
+
+    Raises:
+        ConfigError: settings and data do not fit the task, or the extension replaces the same parts.
+    """
+    if manifest.has_pairs and config.objective != "preference":
+        raise ConfigError(
+            f"{config.data} has preference pairs, and objective = {config.objective} would train on the worse answers too; use "
+            "--objective preference, or other data"
+        )
+    kind = kind_named(config.objective)
+    files = MappingProxyType(dict(kind.gather(config, manifest)))
+    task = kind.make(config, files)
+    both = [name for name in _REPLACED if name in hooks]
+    if both and task is not LANGUAGE:
+        raise ConfigError(
+            f"objective = {config.objective} brings its own model and loss, and the extension defines {', '.join(both)}; remove "
+            "these functions from the extension, or use objective = language"
+        )
+    return replace(task, files=files)
+
+
+def saved_task(run: Path, config: TrainConfig) -> Task:
+    recorded = read_record(run).files
+    prefix = f"{TASK_FOLDER}/"
+    files = {}
+    for name in sorted(name for name in recorded if name.startswith(prefix)):
+        if digest_run_file(run, name) != recorded[name]:
+            raise CheckpointError(f"{run / name}: the file was changed; restore it from a copy")
+        files[name.removeprefix(prefix)] = read_run_file(run / name, _MAX_FILE_BYTES, run)
+    return replace(kind_named(config.objective).make(config, files), files=MappingProxyType(files))

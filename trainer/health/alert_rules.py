@@ -55,14 +55,7 @@ class AlertRules:
         return {index: growth for index, growth in trends.items() if growth is not None}
 
     def after_step(self, step: int, *, seconds: float | None, waited_s: float, tokens_per_s: float) -> list[AlertEvent]:
-        """Return the alerts about the speed of a step; steps come in order.
-
-        Args:
-            step: its number.
-            seconds: its duration; None if it is not known.
-            waited_s: the part of the duration in which it waited for data.
-            tokens_per_s: its speed.
-        """
+        """Return the alerts about the speed of a step; steps come in order. `seconds` is None if its duration is not known."""
         config, alerts = self._config, list[AlertEvent]()
         share = None if seconds is None else self._wait.observe(seconds, waited_s)
         if share is not None:

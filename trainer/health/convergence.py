@@ -49,7 +49,6 @@ class LossMean:
         self._total, self._steps = total, steps
 
     def add(self, loss: float) -> None:
-        """Add the loss of a step; a loss that is not finite is left out."""
         if math.isfinite(loss):
             self._total, self._steps = self._total + loss, self._steps + 1
 
@@ -67,26 +66,14 @@ class LossMean:
         return {"total": self._total, "steps": self._steps}
 
 
-def is_comparable(loss: LossConfig, *, own_loss: bool) -> bool:
-    """Return whether the training loss is the cross-entropy over all targets, which evaluations measure.
-
-    Args:
-        loss: settings of the loss.
-        own_loss: whether an extension computes the training loss, in its loss or in its training step.
-    """
+def is_comparable(loss: LossConfig, *, custom_loss: bool) -> bool:
+    """Return whether the training loss is the cross-entropy over all targets, which evaluations measure."""
     plain = LossConfig(chunk_tokens=loss.chunk_tokens)
-    return not own_loss and loss == plain
+    return not custom_loss and loss == plain
 
 
 def with_convergence(event: EvalEvent, evaluations: Sequence[Evaluated], settings: EvalConfig, *, comparable: bool) -> EvalEvent:
-    """Return the event of the last of these evaluations with its training loss, gap and trend.
-
-    Args:
-        event: the event of the last evaluation.
-        evaluations: all evaluations, with this one.
-        settings: `plateau_window` is the number of last evaluations that give the trend.
-        comparable: see `is_comparable`.
-    """
+    """Return the event of the last of these evaluations with its training loss, gap and trend."""
     last = evaluations[-1]
     gap = last.val_loss - last.train_loss if comparable and last.val_loss is not None and last.train_loss is not None else None
     numbers = [evaluated for evaluated in evaluations if evaluated.val_loss is not None][-settings.plateau_window :]
@@ -98,7 +85,6 @@ def judge_convergence(evaluations: Sequence[Evaluated], settings: EvalConfig) ->
     """Return the alerts of rules that are broken from the last of these evaluations on, and were not in the window before.
 
     The value of an alert is the change of the validation loss over the window, as a share of its level.
-    `AlertRules.configured` sets the action.
     """
     if not evaluations or evaluations[-1].val_loss is None:
         return []

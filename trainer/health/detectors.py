@@ -22,11 +22,9 @@ _LEAST_GROWTH_MIB = 64.0
 
 
 class Debounce:
-    """Reports a state that is good or bad at each moment once, when it has turned bad.
+    """Reports a state once, when it has turned bad.
 
-    Args:
-        onset: bad moments in a row after which the state counts as bad.
-        recovery: good moments in a row after which it counts as good again.
+    It turns bad after `onset` bad moments in a row, and good again after `recovery` good ones.
     """
 
     def __init__(self, onset: int = 1, recovery: int = 1) -> None:

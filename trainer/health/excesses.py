@@ -61,14 +61,7 @@ class Excesses:
         self._tails: dict[int, Tail] = {}
 
     def add(self, step: int, excess: float, climb: float, noise: float) -> None:
-        """Add a step.
-
-        Args:
-            step: its number.
-            excess: of the loss above its level, in units.
-            climb: of the newest level above that of the window, in units.
-            noise: its standard deviation as measured in the window, in nats.
-        """
+        """Add the excess of a loss and that of the newest level, both in units, and the noise of the window."""
         self._rows.append((step, _rounded(excess), _rounded(climb), _rounded(noise)))
 
     def tail(self, known: int) -> Tail:
@@ -83,7 +76,6 @@ class Excesses:
         return {name: [row[place] for row in self._rows] for place, name in enumerate(_COLUMNS)}
 
     def from_json(self, values: Mapping[str, Sequence[Any]]) -> None:
-        """Restore the values of `to_json`."""
         self._tails.clear()
         self._rows.clear()
         self._rows.extend(zip(*(values[name] for name in _COLUMNS), strict=True))

@@ -166,13 +166,7 @@ class Guard:
         )
 
     def judge(self, step: int, loss: float, grad_norm: float) -> Verdict:
-        """Return the verdict on a step; steps come in order, each once.
-
-        Args:
-            step: its number.
-            loss: of the global batch, in nats.
-            grad_norm: global norm of the gradient, before clipping.
-        """
+        """Return the verdict on a step; steps come in order, each once. `loss` is in nats, `grad_norm` the norm before clipping."""
         expected = self._expected(step)
         broken = self._broken_rules(expected, loss, grad_norm)
         actions = {rule: self._action(rule, loss) for rule in broken}
@@ -197,11 +191,7 @@ class Guard:
         return Verdict(action, worst, f"step {step}: {found}. {consequence}. {RULES[worst].text}", streak)
 
     def after_rollback(self, memory: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint, and count one rollback more; the count itself is not restored.
-
-        Args:
-            memory: the values of `to_json` at that checkpoint.
-        """
+        """Restore the state of a checkpoint, and count one rollback more; the count itself is not restored."""
         rollbacks = self._rollbacks
         self.from_json(memory)
         self._rollbacks = rollbacks + 1
@@ -305,7 +295,6 @@ class Guard:
 
 
 def guard_alert(verdict: Verdict, step: int, loss: float, grad_norm: float, config: GuardConfig) -> AlertEvent:
-    """Return the alert for the guard's verdict on a step that breaks a rule."""
     assert verdict.rule is not None
     limits: dict[str, float | None] = {"exploding": config.max_grad_norm, "vanishing": config.min_grad_norm}
     of_gradient = verdict.rule in limits or (verdict.rule == "non_finite" and math.isfinite(loss))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -26,22 +26,21 @@ class Chat:
     model: TextModel
     renderer: ChatRenderer
     system: str | None
-    """Text of the system message; None: no such message."""
     end: str
     """Text that ends an answer."""
     is_token: bool
     """Whether `end` is a special token."""
     history: list[Message] = field(default_factory=list)
-    """The messages so far, without the system message."""
 
     def answer(self, text: str, sampling: Sampling) -> Generator[str, None, None]:
-        """Yield the answer to a message of the user in pieces. What was written before an interruption stays in the history.
-
-        Raises:
-            ConfigError: the chat template refuses the conversation.
-        """
+        """Yield the answer to a message of the user in pieces. What was written before an interruption stays in the history."""
         question = {"role": "user", "content": text}
-        tokens = self._prompt_tokens([*self.history, question])
+        system: list[Message] = [] if self.system is None else [{"role": "system", "content": self.system}]
+        try:
+            rendered = self.renderer.prompt([*system, *self.history, question])
+        except MessagesError as error:
+            raise ConfigError(f"the chat template refuses the conversation: {error}; begin a new one with /new") from None
+        tokens = encode_pieces(self.model.tokenizer, rendered.pieces()) or [self.model.tokenizer.pad_id]
         self.history.append(question)
         written: list[str] = []
         try:
@@ -54,29 +53,15 @@ class Chat:
     def forget(self) -> None:
         self.history.clear()
 
-    def _prompt_tokens(self, messages: list[Message]) -> list[int]:
-        system: list[Message] = [] if self.system is None else [{"role": "system", "content": self.system}]
-        try:
-            rendered = self.renderer.prompt([*system, *messages])
-        except MessagesError as error:
-            raise ConfigError(f"the chat template refuses the conversation: {error}; begin a new one with /new") from None
-        tokenizer = self.model.tokenizer
-        return encode_pieces(tokenizer, rendered.pieces()) or [tokenizer.pad_id]
-
     def _ending(self, sampling: Sampling) -> Sampling:
         if not self.is_token:
-            return replace(sampling, stop=(*sampling.stop, self.end))
-        return replace(sampling, stop_tokens=(*sampling.stop_tokens, _id_of(self.end, self.model.tokenizer)))
+            return sampling.changed(stop=(*sampling.stop, self.end))
+        return sampling.changed(stop_tokens=(*sampling.stop_tokens, _id_of(self.end, self.model.tokenizer)))
 
 
 @contextmanager
 def opened_chat(model: TextModel, tokenizer_folder: Path, system: str | None) -> Iterator[Chat | None]:
     """Yield a new conversation with a model; None if the data of its run has no chat template.
-
-    Args:
-        model: the model that answers.
-        tokenizer_folder: folder `tokenizer` of the run.
-        system: text of the system message, if there is one.
 
     Raises:
         ConfigError: there is a system message but no chat template, or the template cannot be used.
@@ -94,11 +79,7 @@ def opened_chat(model: TextModel, tokenizer_folder: Path, system: str | None) ->
 
 
 def end_of_turn_id(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
-    """Return the id of the special token that ends an answer; None if ordinary text ends it.
-
-    Raises:
-        ConfigError: the template cannot be used for any conversation.
-    """
+    """Return the id of the special token that ends an answer; None if ordinary text ends it."""
     with ChatRenderer(template) as renderer:
         end, is_token = renderer.end_of_turn()
     return _id_of(end, tokenizer) if is_token else None

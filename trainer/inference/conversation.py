@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from common.errors import ConfigError
 from common.files import UnusableFileError, parse_json, read_input
@@ -21,18 +20,7 @@ Writer = Callable[[str, Sampling], Generator[str, None, None]]
 """Yields the continuation of a prompt, piece by piece."""
 
 
-_SETTINGS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "max_tokens": (int, "a whole number"),
-    "temperature": (float, "a number"),
-    "top_k": (lambda word: None if word == "none" else int(word), "a whole number or none"),
-    "top_p": (float, "a number"),
-    "min_p": (float, "a number"),
-    "repetition_penalty": (float, "a number"),
-    "stop": (lambda word: (word,) if word else (), "a text"),
-    "seed": (int, "a whole number"),
-}
-"""For each setting that a line can change: how to parse its value, and what the value must be."""
-
+_SETTINGS = tuple(SamplingOptions.model_fields)
 HELP = "\n".join(
     [
         "Each line is a prompt; //text is the prompt /text. Ctrl-C ends a continuation, Ctrl-D the program.",
@@ -41,12 +29,9 @@ HELP = "\n".join(
         f"  {'/help':<23}Show this help.",
     ]
 )
-
-
-_CHAT_HELP = HELP.replace(
-    "Each line is a prompt; //text is the prompt /text.", "Each line is a message; //text is the message /text."
+_CHAT_HELP = (
+    HELP.replace("prompt", "message", 2).replace("a continuation", "an answer") + f"\n  {'/new':<23}Begin a new conversation."
 )
-_CHAT_HELP = _CHAT_HELP.replace("ends a continuation", "ends an answer") + f"\n  {'/new':<23}Begin a new conversation."
 
 
 def converse(
@@ -69,7 +54,7 @@ def converse(
     """
     while True:
         try:
-            line = _as_utf8(read("> "))
+            line = read("> ").encode(errors="surrogateescape").decode()
         except EOFError:
             out.write("\n")
             return
@@ -90,11 +75,7 @@ def converse(
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Return the prompts of a file: its lines that are not empty, or the texts of the key `prompt` in a `.jsonl` file.
-
-    Raises:
-        ConfigError: the file cannot be read, has no prompt, or a line of a `.jsonl` file has no text under `prompt`.
-    """
+    """Return the prompts of a file: its lines that are not empty, or the texts of the key `prompt` in a `.jsonl` file."""
     try:
         content = read_input(path, MAX_PROMPTS_BYTES).decode("utf-8-sig")
         # `splitlines` would also cut at other characters, which a prompt may contain.
@@ -105,58 +86,45 @@ def read_prompts(path: Path) -> list[str]:
             f"--prompts {path}: cannot be read ({reason}); name a UTF-8 text file with a prompt on each line"
         ) from None
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    prompts = [_prompt_of(path, number, line) if path.suffix == ".jsonl" else line for number, line in numbered]
-    if not prompts:
+    if not numbered:
         raise ConfigError(f"--prompts {path}: the file has no prompt; write one on each line")
+    if path.suffix != ".jsonl":
+        return [line for _, line in numbered]
+    prompts: list[str] = []
+    for number, line in numbered:
+        try:
+            prompts.append(parse_json(line.encode())["prompt"])
+            prompts[-1].encode()  # raises for a lone surrogate, which JSON can contain as an escape
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ConfigError(f'{path}, line {number}: no text under "prompt"; write for example {{"prompt": "Once"}}') from None
     return prompts
 
 
 def stop_token_ids(tokenizer: Tokenizer, names: Sequence[str]) -> tuple[int, ...]:
-    """Return the ids of tokens. A name is an id in decimal digits or the name of a special token.
-
-    Raises:
-        ConfigError: the tokenizer has no such token.
-    """
-    return tuple(_token_id(tokenizer, name) for name in names)
-
-
-def _token_id(tokenizer: Tokenizer, name: str) -> int:
-    number = int(name) if name.isdecimal() else tokenizer.token_id(name)
-    if number is None or number >= tokenizer.vocab_size:
-        raise ConfigError(
-            f"--stop_token {name}: the run's tokenizer has no such token; give a number below {tokenizer.vocab_size}, "
-            "the name of a special token, or a text with --stop"
-        )
-    return number
-
-
-def _prompt_of(path: Path, number: int, line: str) -> str:
-    try:
-        prompt: str = parse_json(line.encode())["prompt"]
-        prompt.encode()  # raises for a lone surrogate, which JSON can contain as an escape
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError(f'{path}, line {number}: no text under "prompt"; write for example {{"prompt": "Once"}}') from None
-    return prompt
-
-
-def _as_utf8(line: str) -> str:
-    """Return the line with the bytes of its lone surrogates decoded as UTF-8. Raises UnicodeError if they are not UTF-8."""
-    return line.encode(errors="surrogateescape").decode()
+    """Return the ids of tokens. A name is an id in decimal digits or the name of a special token."""
+    ids = []
+    for name in names:
+        number = int(name) if name.isdecimal() else tokenizer.token_id(name)
+        if number is None or number >= tokenizer.vocab_size:
+            raise ConfigError(
+                f"--stop_token {name}: the run's tokenizer has no such token; give a number below {tokenizer.vocab_size}, "
+                "the name of a special token, or a text with --stop"
+            )
+        ids.append(number)
+    return tuple(ids)
 
 
 def _obey(line: str, sampling: Sampling, out: IO[str], text_of_help: str) -> Sampling:
-    """Return the settings after a line that begins with `/`. A wrong line writes an error and changes nothing."""
     name, _, word = line[1:].partition(" ")
     if name == "settings":
         out.write("".join(f"{each} {getattr(sampling, each)}\n" for each in _SETTINGS))
     elif name not in _SETTINGS:
         out.write(f"{text_of_help}\n" if name == "help" else f"/{name} is not a command; /help lists the commands\n")
     else:
-        parse, needed = _SETTINGS[name]
+        stops = (word,) if word else ()
+        value = stops if name == "stop" else None if (name, word.strip()) == ("top_k", "none") else word.strip()
         try:
-            sampling = replace(sampling, **{name: parse(word if name == "stop" else word.strip())})
-        except ValueError:
-            out.write(f"/{name} {word}: {needed} is needed\n")
+            sampling = sampling.changed(**{name: value})
         except ConfigError as error:
             out.write(f"{error}\n")
         else:

@@ -43,16 +43,11 @@ class Likelihood:
 
 
 def cut_windows(before: Sequence[int], scored: Sequence[int], context: int) -> list[ScoredWindow]:
-    """Return windows of at most `context` tokens in which each scored token is a target exactly once.
+    """Return windows of at most `context` tokens in which each token of `scored` is a target exactly once.
 
-    Tokens of `before` that do not fit are cut off from the left. If there are more than `context` tokens to score, each further
-    window begins with the last token of the window before. The last window has as much context as fits. These are the windows of
-    `loglikelihood_rolling` in lm-evaluation-harness.
-
-    Args:
-        before: tokens before the scored tokens, at least one.
-        scored: tokens to score.
-        context: longest input of the model, in tokens.
+    There is at least one token `before` them. Tokens that do not fit are cut off from the left. Each further window begins with the
+    last token of the window before, and the last one has as much context as fits, as in `loglikelihood_rolling` of
+    lm-evaluation-harness.
     """
     tokens = (*before, *scored)
     windows = []
@@ -74,9 +69,9 @@ def score_windows(
 ) -> list[Likelihood]:
     """Return the likelihood of each window's targets, in the order of the windows.
 
-    Windows of similar length are computed together, longest first. They are padded on the right, where no token sees the padding.
-    The last bits of a likelihood may depend on the batch, because matrix products of another shape add in another order. With a
-    `batch_size` of 1 the likelihood depends on the window only.
+    Windows of similar length are computed together, longest first, padded on the right, where no token sees the padding. The last
+    bits of a likelihood may depend on the batch, because matrix products of another shape add in another order. With a `batch_size`
+    of 1 they depend on the window only.
     """
     by_length = sorted(range(len(windows)), key=lambda number: -len(windows[number].tokens))
     likelihoods: dict[int, Likelihood] = {}

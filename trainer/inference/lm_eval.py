@@ -47,17 +47,19 @@ class HarnessModel(_HarnessLM):  # type: ignore[misc]
         A context that is too long is cut off from the left. Spaces at the end of the context count as part of the continuation,
         because pieces begin with spaces. A piece that contains the end of the context and the start of the continuation does too.
         """
-        pairs = [self._encode_pair(*request.args) for request in requests]
-        return self._scored([cut_windows(before, scored, self._text_model.context) for before, scored in pairs])
+        windows = []
+        for context, continuation in (request.args for request in requests):
+            start, whole = self._text_model.tokenizer.encode_batch([context.rstrip(), context + continuation])
+            given = num_common(whole, start)
+            windows.append(cut_windows([*self._first, *whole[:given]], whole[given:], self._text_model.context))
+        return self._scored(windows)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return `log p` of each text in nats. Every token is scored once: see `cut_windows`."""
         texts = [self._text_model.tokenizer.encode(request.args[0]) for request in requests]
         windows = [cut_windows(self._first, tokens, self._text_model.context) for tokens in texts]
         return [log_p for log_p, _ in self._scored(windows)]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return a continuation of each context, up to the first stop text and without it."""
         answers: dict[int, str] = {}
         settings = [_sampling(request.args[1]) for request in requests]
         for sampling in dict.fromkeys(settings):
@@ -76,30 +78,23 @@ class HarnessModel(_HarnessLM):  # type: ignore[misc]
         known = (number for number in (tokenizer.bos_id, tokenizer.eos_id) if number is not None)
         return [next(known, tokenizer.pad_id)]
 
-    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Return the ids before the continuation, and its ids. These begin where the whole text's ids differ from the context's."""
-        tokenizer = self._text_model.tokenizer
-        kept = context.rstrip()
-        start, whole = tokenizer.encode_batch([kept, context + continuation])
-        given = num_common(whole, start)
-        return [*self._first, *whole[:given]], whole[given:]
-
     def _scored(self, windows: Sequence[Sequence[ScoredWindow]]) -> list[tuple[float, bool]]:
-        """Return for each list of windows `log p` of all their targets, and whether all targets are the likeliest tokens."""
         flat = [window for some in windows for window in some]
         model = self._text_model
         scored = iter(score_windows(model.model, flat, model.tokenizer.vocab_size, self._config, self._batch_size))
-        return [_joined(scored, len(some)) for some in windows]
+        results = []
+        for some in windows:
+            likelihoods = [next(scored) for _ in some]
+            log_p = -math.fsum(likelihood.nats for likelihood in likelihoods)
+            results.append((log_p, all(likelihood.is_greedy for likelihood in likelihoods)))
+        return results
 
 
 def run_benchmarks(text_model: TextModel, config: TrainConfig, tasks: str, limit: int | None) -> dict[str, dict[str, Any]]:
     """Return the harness's results of each task, by name.
 
-    Args:
-        text_model: model to evaluate.
-        config: settings of its run.
-        tasks: names of the harness's tasks, separated by commas, or a folder with task files, which are all run.
-        limit: number of examples of each task, from the first on; None: all.
+    `tasks` are names of the harness's tasks, separated by commas, or a folder with task files, which are all run. `limit` is the
+    number of examples of each task.
 
     Raises:
         ConfigError: the harness is not installed, or a task does not exist.
@@ -132,7 +127,6 @@ def run_benchmarks(text_model: TextModel, config: TrainConfig, tasks: str, limit
 
 
 def describe_benchmarks(results: Mapping[str, Mapping[str, Any]], step: int) -> str:
-    """Return the results as a table with one line for each metric of a task."""
     cells = [("task", "metric", "value"), *_measures(results)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [f"{task.ljust(widths[0])}  {metric.ljust(widths[1])}  {value.rjust(widths[2])}" for task, metric, value in cells]
@@ -148,13 +142,7 @@ def _measures(results: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, s
                 yield task, metric, f"{value:.4f}"
 
 
-def _joined(scored: Iterator[Any], count: int) -> tuple[float, bool]:
-    some = [next(scored) for _ in range(count)]
-    return -math.fsum(likelihood.nats for likelihood in some), all(likelihood.is_greedy for likelihood in some)
-
-
 def _sampling(wanted: Mapping[str, Any]) -> Sampling:
-    """Return the settings of a request: greedy unless it asks for sampling."""
     until = wanted.get("until") or ()
     return Sampling(
         max_tokens=int(wanted.get("max_gen_toks", _MAX_TOKENS)),

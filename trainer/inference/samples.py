@@ -27,17 +27,19 @@ def prompts_of(settings: EvalConfig, rows: Rows, tokenizer: Tokenizer) -> tuple[
     """Return the prompts of a run: `eval.prompts` if it is set, else `eval.prompt` and the beginnings of four validation rows.
 
     The rows are spread evenly over the validation set. A beginning is the first 16 tokens of a row, or its first document if that
-    is shorter. All runs on the same data have the same beginnings. There are no prompts if `eval.sample_tokens` is 0.
-
-    Raises:
-        PreparedDataError: a row cannot be read.
+    is shorter. There are no prompts if `eval.sample_tokens` is 0.
     """
     if not settings.sample_tokens:
         return ()
     if settings.prompts:
         return settings.prompts
-    own = [settings.prompt] if settings.prompt else []
-    return tuple(dict.fromkeys([*own, *_beginnings(rows, tokenizer)])) or ("",)
+    texts = [settings.prompt]
+    num_rows = min(_NUM_BEGINNINGS, len(rows))
+    batch = rows.read(np.arange(num_rows) * len(rows) // num_rows)
+    for tokens_L, segments_L in zip(batch.tokens_BL, batch.segments_BL, strict=True):
+        size = min(_BEGINNING_TOKENS, int((segments_L == 0).sum()))
+        texts.append(tokenizer.decode(tokens_L[:size].tolist()).rstrip(_INCOMPLETE))
+    return tuple(dict.fromkeys(filter(None, texts))) or ("",)
 
 
 def sample_and_score(
@@ -46,12 +48,6 @@ def sample_and_score(
     """Continue all prompts in one batch, and score the texts. The model itself is the reference of perplexity.
 
     If the weights are sharded over ranks, all ranks must call this; they make the same forward passes.
-
-    Args:
-        source: model that is trained.
-        prompts: result of `prompts_of`.
-        sampling: settings of the sampling.
-        config: settings of the run.
     """
     written = source.complete(prompts, sampling)
     if not config.eval.score:
@@ -63,13 +59,7 @@ def text_perplexity(reference: TextModel, config: TrainConfig, written: Sequence
     """Return `exp` of the mean loss of the written tokens under a model, each after its prompt and the text before it.
 
     A text is cut into the reference's tokens together with its prompt. Tokens that the prompt alone has too are not counted.
-    Results of references with different tokenizers cannot be compared. Returns None if there are no tokens, and NaN if a loss is
-    NaN.
-
-    Args:
-        reference: model that computes the loss.
-        config: settings of the reference's run, for its precision.
-        written: prompts and texts.
+    Results of references with different tokenizers cannot be compared. None if there are no tokens, NaN if a loss is NaN.
     """
     windows = []
     for one in written:
@@ -82,13 +72,3 @@ def text_perplexity(reference: TextModel, config: TrainConfig, written: Sequence
     with evaluating(reference.model), uncompiled():
         scored = score_windows(reference.model, windows, reference.tokenizer.vocab_size, config, _WINDOWS_AT_ONCE)
     return perplexity(math.fsum(likelihood.nats for likelihood in scored) / num_tokens)
-
-
-def _beginnings(rows: Rows, tokenizer: Tokenizer) -> list[str]:
-    num_rows = min(_NUM_BEGINNINGS, len(rows))
-    batch = rows.read(np.arange(num_rows) * len(rows) // num_rows)
-    texts = []
-    for tokens_L, segments_L in zip(batch.tokens_BL, batch.segments_BL, strict=True):
-        size = min(_BEGINNING_TOKENS, int((segments_L == 0).sum()))
-        texts.append(tokenizer.decode(tokens_L[:size].tolist()).rstrip(_INCOMPLETE))
-    return [text for text in texts if text]

@@ -20,7 +20,6 @@ number from the cumulative distribution would be less stable, because the errors
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,46 +38,24 @@ _LEAST_EXPONENTIAL = 1e-300
 """Replaces 0, whose infinite noise would make the sum with the logit of a removed token, minus infinity, NaN."""
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """Settings that decide how tokens are chosen and when a text ends; `SamplingOptions` has their bounds.
+class Sampling(SamplingOptions):
+    """Settings that decide how tokens are chosen and when a text ends. Raises ConfigError if a value is out of its bounds."""
 
-    Raises:
-        ConfigError: a value is out of its bounds.
-    """
-
-    max_tokens: int = 128
-    """Longest continuation, in tokens."""
-    temperature: float = 1.0
-    """0 always takes the likeliest token."""
-    top_k: int | None = None
-    """Choose among the k likeliest tokens; None: among all."""
-    top_p: float = 1.0
-    """Choose among the fewest likeliest tokens with this joint probability (nucleus sampling; Holtzman et al., 2020)."""
-    min_p: float = 0.0
-    """Choose among tokens with at least this share of the likeliest token's probability (Nguyen et al., 2024)."""
-    repetition_penalty: float = 1.0
-    """Values above 1 make tokens of the prompt and of the continuation less likely (Keskar et al., 2019: CTRL, section 4.1)."""
-    stop: tuple[str, ...] = ()
-    """Texts that end a continuation; the continuation does not contain them."""
     stop_tokens: tuple[int, ...] = ()
     """Ids that end a continuation, in addition to the tokenizer's end of text."""
-    seed: int = 0
 
-    def __post_init__(self) -> None:
+    def __init__(self, max_tokens: int = 128, *, temperature: float = 1.0, **others: Any) -> None:
         try:
-            SamplingOptions(**{name: getattr(self, name) for name in SamplingOptions.model_fields})
+            super().__init__(max_tokens=max_tokens, temperature=temperature, **others)
         except ValidationError as error:
             raise ConfigError(explain(SamplingOptions, error)) from None
 
+    def changed(self, **values: Any) -> Sampling:
+        return Sampling(**dict(self) | values)
+
 
 class GumbelNoise:
-    """Noise for each row and token: a function of seed, row, draw and id, so it is the same in any batch.
-
-    Args:
-        seed: seed of all rows.
-        rows: numbers of the rows.
-    """
+    """Noise for each row and token: a function of seed, number of the row, draw and id, so it is the same in any batch."""
 
     def __init__(self, seed: int, rows: Sequence[int]) -> None:
         self._keys = [np.random.SeedSequence((seed, row)).generate_state(2, np.uint64) for row in rows]
@@ -91,26 +68,18 @@ class GumbelNoise:
         return -torch.from_numpy(exponential_BV).clamp_(min=_LEAST_EXPONENTIAL).log_()
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only the rows at these places of the batch."""
         self._keys = [self._keys[row] for row in rows]
 
     def _exponential(self, key: NDArray[np.unsignedinteger[Any]], vocab_size: int) -> NDArray[np.float64]:
-        """Return the numbers of one draw. Their negative logarithms have the Gumbel distribution."""
         counter = np.array([0, self._draw, 0, 0], np.uint64)  # a draw uses fewer than the 2^64 values of the first word
         return np.random.Generator(np.random.Philox(key=key, counter=counter)).standard_exponential(vocab_size)
 
 
 def choose_tokens(logits_BV: Tensor, seen_BV: Tensor | None, noise: GumbelNoise, sampling: Sampling) -> Tensor:
-    """Return the next token of each row, (B,), int64.
+    """Return the next token of each row, (B,), int64, from logits on the CPU.
 
-    Args:
-        logits_BV: logits of the next token, on the CPU.
-        seen_BV: true for tokens that the row contains; only a repetition penalty needs it.
-        noise: noise of the same rows; a temperature of 0 does not use it.
-        sampling: the settings.
-
-    Raises:
-        CheckpointError: the logits are not finite.
+    `seen_BV` is true for tokens that the row contains; only a repetition penalty needs it. Raises CheckpointError if the logits are
+    not finite.
     """
     if logits_BV.isnan().any() or not logits_BV.amax(dim=1).isfinite().all():
         raise CheckpointError(
@@ -137,20 +106,15 @@ def filtered_logits(logits_BV: Tensor, seen_BV: Tensor | None, sampling: Samplin
         return logits_BV
     logits_BV = (logits_BV - logits_BV.amax(dim=1, keepdim=True)) / sampling.temperature
     if sampling.top_k is not None or sampling.top_p < 1:
-        logits_BV = _likeliest(logits_BV, sampling)
+        sorted_BV, order_BV = logits_BV.sort(dim=1, descending=True, stable=True)
+        if sampling.top_k is not None:
+            sorted_BV[:, sampling.top_k :] = -torch.inf
+        if sampling.top_p < 1:
+            probabilities_BV = sorted_BV.softmax(dim=1)
+            before_BV = probabilities_BV.cumsum(dim=1) - probabilities_BV  # without the token, so the one that crosses top_p stays
+            sorted_BV = sorted_BV.masked_fill(before_BV >= sampling.top_p, -torch.inf)
+        logits_BV = torch.full_like(logits_BV, -torch.inf).scatter_(1, order_BV, sorted_BV)
     if sampling.min_p > 0:
         smallest_B1 = logits_BV.amax(dim=1, keepdim=True) + np.log(sampling.min_p)
         logits_BV = logits_BV.masked_fill(logits_BV < smallest_B1, -torch.inf)
     return logits_BV
-
-
-def _likeliest(logits_BV: Tensor, sampling: Sampling) -> Tensor:
-    """Apply top_k, then top_p to the remaining tokens."""
-    sorted_BV, order_BV = logits_BV.sort(dim=1, descending=True, stable=True)
-    if sampling.top_k is not None:
-        sorted_BV[:, sampling.top_k :] = -torch.inf
-    if sampling.top_p < 1:
-        probabilities_BV = sorted_BV.softmax(dim=1)
-        before_BV = probabilities_BV.cumsum(dim=1) - probabilities_BV  # without the token, so the one that crosses top_p stays
-        sorted_BV = sorted_BV.masked_fill(before_BV >= sampling.top_p, -torch.inf)
-    return torch.full_like(logits_BV, -torch.inf).scatter_(1, order_BV, sorted_BV)

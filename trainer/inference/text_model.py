@@ -13,12 +13,12 @@ import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from common.terminal_lines import progress_shown
+from common.terminal import progress_shown
 from data_pipeline.tokenizer import Tokenizer
 from trainer.inference.sampling import GumbelNoise, Sampling, choose_tokens
 from trainer.model.attention import make_layout
@@ -65,50 +65,57 @@ class TextModel:
     model: nn.Module
     tokenizer: Tokenizer
     context: int
-    """Most tokens that the model sees."""
     use_cache: bool = True
-    """Whether to use a cache if the model has one."""
 
     def stream(self, prompt: str, sampling: Sampling) -> Generator[str, None, None]:
         """Yield the continuation of a prompt in pieces. A piece has whole characters and cannot be the start of a stop text."""
         yield from self.stream_after(self.prompt_tokens(prompt), sampling)
 
     def stream_after(self, tokens: Sequence[int], sampling: Sampling) -> Generator[str, None, None]:
-        """Yield the continuation of tokens, at least one, as `stream` does."""
-        batch = _Batch(self, [""], [tokens], sampling, first_row=0)
-        for _ in batch.steps():
-            if piece := batch.writers[0].take():
+        writer = _Writer(self.tokenizer, "", tokens, sampling)
+        for _ in self._continued([writer], sampling, 0):
+            if piece := writer.take():
                 yield piece
 
     def complete(self, prompts: Sequence[str], sampling: Sampling, *, first_row: int = 0) -> list[Continuation]:
-        """Return the continuations of all prompts, in their order.
+        """Return the continuations of all prompts, in their order. `first_row` is the number of the first prompt.
 
-        Args:
-            prompts: prompts to continue together, in one batch.
-            sampling: settings of the sampling.
-            first_row: number of the first prompt. The noise of a row depends only on the seed and this number, so a long list can
-                be cut into batches without effect on the texts.
+        The noise of a row depends only on the seed and its number, so a long list can be cut into batches without effect on the
+        texts.
         """
         if not prompts:
             return []
-        batch = _Batch(self, prompts, [self.prompt_tokens(prompt) for prompt in prompts], sampling, first_row=first_row)
+        writers = [_Writer(self.tokenizer, prompt, self.prompt_tokens(prompt), sampling) for prompt in prompts]
         with progress_shown(f"writing {len(prompts)} text{'s' * (len(prompts) > 1)}", sampling.max_tokens, sys.stderr) as advance:
-            for _ in batch.steps():
+            for _ in self._continued(writers, sampling, first_row):
                 advance()
-        return [writer.continuation() for writer in batch.writers]
+        return [writer.continuation() for writer in writers]
 
     def prompt_tokens(self, prompt: str) -> list[int]:
         """Return the tokens of a prompt, after the beginning-of-text token if there is one. There is at least one token."""
         beginning = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
         return [*beginning, *self.tokenizer.encode(prompt)] or [self.tokenizer.pad_id]
 
+    def _continued(self, writers: Sequence[_Writer], sampling: Sampling, first_row: int) -> Iterator[None]:
+        """Draw one token of each row per step until all rows are finished."""
+        rows = TokenRows(
+            *(self.model, [writer.start for writer in writers], self.tokenizer.vocab_size, sampling, self.context),
+            use_cache=self.use_cache,
+            first_row=first_row,
+        )
+        with evaluating(self.model):
+            while rows.active:
+                for row, token in rows.step():
+                    writers[row].add(token)
+                rows.finish(row for row in rows.active if writers[row].finish_reason is not None)
+                yield
+
 
 def window_start(num_tokens: int, context: int) -> int:
     """Return the position of the first token that the model sees when it continues a row of `num_tokens` tokens.
 
-    It is 0 up to the context. Beyond that, the window begins at the smallest multiple of half the context (rounded down, at least
-    1) that leaves at most `context` tokens. So the window has between half the context and the whole context, and moves once in
-    half a context of tokens.
+    It is 0 up to the context. Beyond that, it is the smallest multiple of half the context (rounded down, at least 1) that leaves
+    at most `context` tokens. So the window moves once in half a context of tokens.
     """
     stride = max(1, context // 2)
     return max(0, -(-(num_tokens - context) // stride) * stride)
@@ -127,16 +134,9 @@ def _forward_of(module: Any) -> object:
 
 
 class TokenRows:
-    """Rows of tokens that grow by one token in each step until they are finished.
+    """Rows of tokens that grow by one token in each step until they are finished. The caller decides when a row ends.
 
-    Args:
-        model: model in evaluation mode, called as `model(tokens_BL, layout)` or with a cache.
-        prompts: tokens of each row, at least one.
-        vocab_size: ids from here on are padding of the vocabulary and are never drawn.
-        sampling: settings of the sampling; the caller decides when a row ends.
-        context: most tokens that the model sees.
-        use_cache: whether to use a cache if the model has one.
-        first_row: number of the first row, which decides its noise.
+    Ids from `vocab_size` on are padding of the vocabulary and are never drawn. `first_row` decides the noise of the rows.
     """
 
     def __init__(
@@ -153,13 +153,15 @@ class TokenRows:
         self.rows = [list(prompt) for prompt in prompts]
         """Prompt and drawn tokens of each row."""
         self.active = list(range(len(prompts)))
-        """Numbers of the rows that are not finished."""
         self._sampling = sampling
         self._noise = GumbelNoise(sampling.seed, range(first_row, first_row + len(prompts)))
-        self._seen_BV = _seen(self.rows, vocab_size) if sampling.repetition_penalty != 1 else None
+        self._seen_BV = torch.zeros(len(prompts), vocab_size, dtype=torch.bool) if sampling.repetition_penalty != 1 else None
+        if self._seen_BV is not None:
+            for number, row in enumerate(self.rows):
+                self._seen_BV[number, row] = True
         self._vocab_size = vocab_size
         longest = max(len(row) for row in self.rows) + sampling.max_tokens
-        self._logits: _NextLogits = (
+        self._logits = (
             _Cached(model, context, min(context, longest)) if use_cache and can_cache(model) else _Uncached(model, context)
         )
 
@@ -176,7 +178,6 @@ class TokenRows:
         return drawn
 
     def finish(self, finished: Iterable[int]) -> None:
-        """Remove rows from the batch."""
         ended = set(finished)
         places = [place for place, row in enumerate(self.active) if row not in ended]
         if len(places) == len(self.active):
@@ -188,16 +189,6 @@ class TokenRows:
             self._seen_BV = self._seen_BV[places]
 
 
-class _NextLogits(Protocol):
-    """Computes the logits of the next token of each row."""
-
-    def next(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Return logits, (B, V). From call to call each row has one token more."""
-
-    def keep(self, places: Sequence[int]) -> None:
-        """Keep only the rows at these places of the batch."""
-
-
 class _Uncached:
     """Computes whole windows in every step, row by row. This works with any model, and rows cannot affect each other."""
 
@@ -205,18 +196,17 @@ class _Uncached:
         self._model, self._context = model, context
 
     def next(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        return torch.stack([self._of_row(row[window_start(len(row), self._context) :]) for row in rows])
+        device, logits = next(self._model.parameters()).device, []
+        for row in rows:
+            window = row[window_start(len(row), self._context) :]
+            tokens_1L = torch.tensor([window], dtype=torch.int64, device=device)
+            layout = make_layout(torch.zeros_like(tokens_1L), torch.arange(len(window), device=device)[None])
+            with uncompiled():
+                logits.append(self._model(tokens_1L, layout)[0, -1])
+        return torch.stack(logits)
 
     def keep(self, places: Sequence[int]) -> None:
         pass
-
-    def _of_row(self, window: Sequence[int]) -> Tensor:
-        device = next(self._model.parameters()).device
-        tokens_1L = torch.tensor([window], dtype=torch.int64, device=device)
-        layout = make_layout(torch.zeros_like(tokens_1L), torch.arange(len(window), device=device)[None])
-        with uncompiled():
-            logits_1LV: Tensor = self._model(tokens_1L, layout)
-        return logits_1LV[0, -1]
 
 
 class _Cached:
@@ -238,7 +228,8 @@ class _Cached:
 
     def keep(self, places: Sequence[int]) -> None:
         self._starts = [self._starts[place] for place in places]
-        self._cache.keep(places)
+        for layer in self._cache:
+            layer.keep(places)
 
     def _extend(self, new: Sequence[Sequence[int]], first_positions: Sequence[int]) -> Tensor:
         """Return the logits, (B, V), after the new tokens of each row, whose positions start at `first_positions`."""
@@ -254,55 +245,29 @@ class _Cached:
         return logits_BV
 
 
-class _Batch:
-    """Prompts that are continued together, and the texts written so far."""
-
-    def __init__(
-        self, source: TextModel, prompts: Sequence[str], starts: Sequence[Sequence[int]], sampling: Sampling, *, first_row: int
-    ) -> None:
-        self._model, self._sampling = source.model, sampling
-        self.writers = [_Writer(source.tokenizer, *pair, sampling) for pair in zip(prompts, starts, strict=True)]
-        self._tokens = TokenRows(
-            *(source.model, starts, source.tokenizer.vocab_size, sampling, source.context),
-            use_cache=source.use_cache,
-            first_row=first_row,
-        )
-
-    def steps(self) -> Iterator[None]:
-        """Draw one token of each row per step until all rows are finished."""
-        with evaluating(self._model):
-            while self._tokens.active:
-                finished = []
-                for row, token in self._tokens.step():
-                    self.writers[row].add(token)
-                    if self.writers[row].finish_reason is not None:
-                        finished.append(row)
-                self._tokens.finish(finished)
-                yield
-
-
 class _Writer:
     """Turns the tokens of one row into text, and decides when the text ends."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: str, start: Sequence[int], sampling: Sampling) -> None:
         self.finish_reason: FinishReason | None = None
-        self._tokenizer, self._prompt, self._start, self._sampling = tokenizer, prompt, list(start), sampling
+        self._tokenizer, self._prompt, self.start, self._sampling = tokenizer, prompt, list(start), sampling
         self._tokens: list[int] = []
-        self._num_prompt_chars = len(tokenizer.decode(self._start))
+        self._num_prompt_chars = len(tokenizer.decode(self.start))
         self._num_taken = 0
         self._end: int | None = None
         """Start of a stop text, in characters after the prompt."""
 
     def add(self, token: int) -> None:
-        """Add the next token."""
         if token == self._tokenizer.eos_id:
             self.finish_reason = "end"
         elif token in self._sampling.stop_tokens:
             self.finish_reason = "stop"
         else:
             self._tokens.append(token)
-            if self._sampling.stop and (found := self._first_stop()) is not None:
-                self.finish_reason, self._end = "stop", found
+            text = self._text() if self._sampling.stop else ""
+            found = [place for stop in self._sampling.stop if (place := text.find(stop)) >= 0]
+            if found:
+                self.finish_reason, self._end = "stop", min(found)
             elif len(self._tokens) == self._sampling.max_tokens:
                 self.finish_reason = "length"
 
@@ -323,29 +288,16 @@ class _Writer:
 
     def _text(self) -> str:
         # Decodes the prompt too, because some tokenizers drop a space at the start of the text that they decode.
-        return self._tokenizer.decode(self._start + self._tokens)[self._num_prompt_chars :][: self._end]
-
-    def _first_stop(self) -> int | None:
-        text = self._text()
-        return min((place for stop in self._sampling.stop if (place := text.find(stop)) >= 0), default=None)
+        return self._tokenizer.decode(self.start + self._tokens)[self._num_prompt_chars :][: self._end]
 
 
 def _num_held_back(text: str, stops: Sequence[str]) -> int:
-    """Return the number of characters at the end of a text that may be the start of a stop text."""
     longest = max((len(stop) - 1 for stop in stops), default=0)
     return next((size for size in range(min(longest, len(text)), 0, -1) if any(stop.startswith(text[-size:]) for stop in stops)), 0)
 
 
-def _seen(rows: Sequence[Sequence[int]], vocab_size: int) -> Tensor:
-    seen_BV = torch.zeros(len(rows), vocab_size, dtype=torch.bool)
-    for row, tokens in enumerate(rows):
-        seen_BV[row, list(tokens)] = True
-    return seen_BV
-
-
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and afterwards back into the mode that it had."""
     training = model.training
     model.eval()
     try:

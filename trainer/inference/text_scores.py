@@ -78,7 +78,6 @@ class Scores:
 
 
 def score_texts(texts: Sequence[str], perplexity: float | None = None) -> Scores:
-    """Return all scores of some texts. `perplexity` is a parameter because it needs a model: see `samples.text_perplexity`."""
     tokens = [words_and_marks(text) for text in texts]
     all_words = [word for text in texts for word in words(text)]
     all_sentences = [sentence for text in texts for sentence in sentences(text)]
@@ -100,12 +99,12 @@ def score_texts(texts: Sequence[str], perplexity: float | None = None) -> Scores
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text in lower case: letters, digits and underscores, with apostrophes inside."""
+    """Return the words in lower case: letters, digits and underscores, with apostrophes inside."""
     return [word.casefold() for word in _WORD.findall(text)]
 
 
 def words_and_marks(text: str) -> list[str]:
-    """Return the words of a text in lower case, and each other character that is not white space as one token."""
+    """Return the words in lower case, and each other character that is not white space as one token."""
     return [token.casefold() for token in _WORD_OR_MARK.findall(text)]
 
 
@@ -142,17 +141,13 @@ def self_bleu(texts: Sequence[Sequence[Hashable]]) -> float | None:
 
 
 def bleu(hypothesis: Sequence[Hashable], references: Sequence[Sequence[Hashable]]) -> float:
-    """Return BLEU of one sentence (Papineni et al., 2002), in [0, 1].
+    """Return BLEU of one sentence (Papineni et al., 2002), in [0, 1], for at least one token and one reference.
 
     It is `brevity * exp(mean over n of log p_n)` with n from 1 to 4, or to the length of the hypothesis if that is shorter. p_n is
     the share of the hypothesis's n-grams that a reference contains. An n-gram counts at most as often as in the reference that
     contains it most often. If no reference contains any, 0.1 counts instead of 0 (Chen and Cherry, 2014, method 1). For a
     hypothesis of c tokens, r is the length of the reference that is closest to c, the shorter of two; `brevity` is `exp(1 - r /
     c)` if c < r, else 1.
-
-    Args:
-        hypothesis: at least one token.
-        references: at least one reference.
     """
     logarithms = [math.log(_precision(hypothesis, references, order)) for order in range(1, min(_BLEU_ORDER, len(hypothesis)) + 1)]
     closest = min((len(reference) for reference in references), key=lambda size: (abs(size - len(hypothesis)), size))
@@ -187,12 +182,10 @@ def coherence(texts: Sequence[str]) -> float | None:
 
 
 def length_entropy(all_sentences: Sequence[str]) -> float | None:
-    """Return the entropy of the sentences' lengths in words, divided by the largest possible entropy; in [0, 1]."""
     return _evenness([len(words(sentence)) for sentence in all_sentences])
 
 
 def shape_entropy(all_sentences: Sequence[str]) -> float | None:
-    """Return the entropy of the sentences' shapes, divided by the largest possible entropy; in [0, 1]."""
     return _evenness([sentence_shape(sentence) for sentence in all_sentences])
 
 
@@ -231,7 +224,6 @@ def _factors(tokens: Iterable[Hashable]) -> float:
 
 
 def _cosine(one: Counter[str], other: Counter[str]) -> float:
-    """Return the cosine in [0, 1] of two counts that are not empty."""
     product = sum(count * other[word] for word, count in one.items())
     squares = math.prod(sum(count * count for count in counts.values()) for counts in (one, other))
     return min(1.0, product / math.sqrt(squares))

@@ -1,85 +1,125 @@
-"""Writes an exported directory: complete or not at all, and never over files of others."""
+"""Exported directories: written complete or not at all, recorded in `export.json` with the digests of all files, and verified."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal
 
 import torch
+from pydantic import Field
 
 from common.errors import CheckpointError, ConfigError
+from common.files import UnusableFileError, digest_bytes, digest_file, digest_stream, open_input, read_input, sealed, unsealed
+from common.paths import VERSION
 from common.targets import new_folder
-from trainer.interop.adapters import write_adapters
-from trainer.interop.export_record import EXPORT_RECORD, export_record, foreign_entries, read_export_record
-from trainer.interop.hugging_face import INDEX, Dtype, described_files, write_hugging_face
-from trainer.interop.onnx import check_installed, write_onnx
-from trainer.interop.source import ExportSource
-from trainer.model.decoder import Decoder
-from trainer.model.parameters import parameters_by_name
+from common.untrusted import Count, Form, parsed
+from trainer.checkpoint.manifest import FORMAT as CHECKPOINT_FORMAT
+from trainer.checkpoint.tensor_file import TensorSpec, read_specs, read_tensor, same_bytes, spec_of
+from trainer.interop.formats import Dtype, FormatName
+from trainer.interop.formats.base import DTYPES, ExportFormat, write_tensors
+from trainer.interop.source import ExportSource, open_source
 
-__all__ = ["FORMATS", "check_output", "write_export", "write_graphs"]
+__all__ = [
+    "EXPORT_RECORD",
+    "check_files",
+    "check_output",
+    "describe_export",
+    "foreign_entries",
+    "format_named",
+    "read_export_record",
+    "verify_export",
+    "write_export",
+    "write_files",
+]
 
-_log = logging.getLogger(__name__)
-
-
-def write_graphs(source: ExportSource, dtype: Dtype, folder: Path, exact: bool = True) -> None:
-    """Write the graphs of ONNX, and the files that describe model and tokenizer, which are those of `hf`.
-
-    Raises:
-        ConfigError: `dtype` is not fp32, a package is missing, or a setting of the model or the tokenizer has no equivalent.
-        ProjectError: ONNX Runtime gives other logits.
-    """
-    if dtype != "fp32":
-        raise ConfigError(f"--format onnx writes fp32, and --dtype is {dtype}; leave --dtype out")
-    check_installed()
-    for name, content in described_files(source, dtype, exact=exact).items():
-        if name != INDEX:
-            (folder / name).write_bytes(content)
-    model = Decoder(source.config.model, source.tokenizer.vocab_size)
-    with torch.no_grad():
-        for name, parameter in parameters_by_name(model).items():
-            parameter.copy_(source.weights[name])
-    found = write_onnx(model, source.tokenizer.vocab_size, folder)
-    _log.info("%s: the logits of ONNX Runtime differ by at most %.2g", " and ".join(found.files), found.difference)
+EXPORT_RECORD = "export.json"
+_MAX_BYTES = 1 << 20
+_Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+_FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")]
+_TENSORS = ".safetensors"
+_NAMED_FILES = 20
+_READ_BYTES = 1 << 20
+_REPLACE = "write it again with `trainer export --replace`, or restore it from a copy"
 
 
-FORMATS: dict[str, Callable[[ExportSource, Dtype, Path, bool], None]] = {
-    "hf": write_hugging_face,
-    "onnx": write_graphs,
-    "peft": write_adapters,
-}
-"""Writes all files of a format but `export.json` into an empty folder, from source, type of the weights, folder and whether the
-tokenizer must be exact. The option `--format` has the names."""
+class _File(Form):
+    sha256: _Digest
+    bytes: Count
 
 
-def write_export(source: ExportSource, output: Path, *, kind: str, dtype: Dtype, replace: bool = False, exact: bool = True) -> None:
-    """Write a directory complete or not at all: see `common.targets.new_folder`.
+class _Tokenizer(Form):
+    kind: str
+    digest: _Digest
+    exact: bool
+    """Whether it was checked to give the same ids."""
 
-    Args:
-        source: the checkpoint.
-        output: the directory.
-        kind: a name in `FORMATS`.
-        dtype: type of the weights in the files.
-        replace: whether an earlier export in `output` may be replaced.
-        exact: refuse a tokenizer that would give other ids for some texts.
+
+class ExportRecord(Form):
+    """The content of `export.json`: where the model comes from, and the digests of all other files."""
+
+    format: Literal[1] = 1
+    """Increases whenever the meaning of a field changes."""
+    kind: FormatName
+    dtype: Dtype
+    step: Count
+    checkpoint: _Digest
+    average: bool
+    weights: _Digest
+    data: _Digest | None
+    tokenizer: _Tokenizer
+    files: dict[_FileName, _File]
+
+
+def format_named(kind: FormatName) -> ExportFormat:
+    found: ExportFormat = import_module(f"trainer.interop.formats.{kind}").FORMAT
+    return found
+
+
+def write_export(
+    source: ExportSource, output: Path, *, kind: FormatName, dtype: Dtype, replace: bool = False, exact: bool = True
+) -> None:
+    """Write a directory complete or not at all. `exact`: refuse a tokenizer that would give other ids for some texts.
 
     Raises:
         ConfigError: the directory has other files, or the model cannot be expressed in the format.
         OSError: a file cannot be written.
     """
     with new_folder(output, replaces=True) as folder:
-        FORMATS[kind](source, dtype, folder, exact)
-        (folder / EXPORT_RECORD).write_bytes(export_record(source, folder, kind=kind, dtype=dtype, exact=exact))
+        write_files(source, folder, format_named(kind), dtype, exact=exact)
+        files = {path.name: {"sha256": digest_file(path), "bytes": path.stat().st_size} for path in sorted(folder.iterdir())}
+        record = ExportRecord.model_validate(
+            {
+                "kind": kind,
+                "dtype": dtype,
+                **_origin(source),
+                "tokenizer": {"kind": source.tokenizer.kind, "digest": source.tokenizer.digest, "exact": exact},
+                "versions": {"program": VERSION, "checkpoint_format": CHECKPOINT_FORMAT},
+                "files": files,
+            }
+        )
+        (folder / EXPORT_RECORD).write_bytes(sealed(record.model_dump()))
         check_output(output, replace=replace)
 
 
-def check_output(output: Path, *, replace: bool) -> None:
-    """Check that the directory can be written: it does not exist, is empty, or has an earlier export that may be replaced.
+def write_files(source: ExportSource, folder: Path, form: ExportFormat, dtype: Dtype, *, exact: bool = True) -> None:
+    form.check(source, dtype)
+    files = form.described(source, dtype, exact)
+    if form.card is not None:
+        files["README.md"] = form.card(source, dtype)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    write_tensors(form.tensors(source, dtype), dtype, folder)
+    if form.write_graphs is not None:
+        form.write_graphs(source, folder)
 
-    Raises:
-        ConfigError: it has anything else.
-    """
+
+def check_output(output: Path, *, replace: bool) -> None:
+    """Raise ConfigError unless the directory does not exist, is empty, or has an earlier export that may be replaced."""
     if output.is_symlink() or (output.exists() and not output.is_dir()):
         raise ConfigError(f"--output {output} is a {'link' if output.is_symlink() else 'file'}; name a new or empty directory")
     if not output.exists() or not any(output.iterdir()):
@@ -93,4 +133,175 @@ def check_output(output: Path, *, replace: bool) -> None:
             f"--output {output} has {foreign[0]!r}, which an export did not write, so it is not replaced; name another directory"
         )
     if not replace:
-        raise ConfigError(f"--output {output} has an export of step {record['step']}; add --replace, or name another directory")
+        raise ConfigError(f"--output {output} has an export of step {record.step}; add --replace, or name another directory")
+
+
+def read_export_record(directory: Path) -> ExportRecord:
+    """Return the record of an exported directory.
+
+    Raises:
+        CheckpointError: there is none, or it was changed.
+    """
+    path = directory / EXPORT_RECORD
+    try:
+        values = unsealed(read_input(path, _MAX_BYTES, below=directory))
+        return parsed(ExportRecord, values)
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(
+            f"{directory}: no {EXPORT_RECORD}, so this is not an exported directory; name one that `trainer export` wrote"
+        ) from None
+    except UnusableFileError as error:
+        raise CheckpointError(f"{error}; {_REPLACE}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: the file was changed ({error}); {_REPLACE}") from None
+
+
+def check_files(directory: Path, record: ExportRecord) -> str | None:
+    """Return the name of the first file whose bytes differ from the record. Raises CheckpointError if a file is missing."""
+    for name, entry in sorted(record.files.items()):
+        path = directory / name
+        try:
+            with open_input(path, below=directory) as file:
+                if os.fstat(file.fileno()).st_size != entry.bytes or digest_stream(file) != entry.sha256:
+                    return name
+        except FileNotFoundError:
+            raise CheckpointError(f"{path}: missing, but {EXPORT_RECORD} names it; {_REPLACE}") from None
+        except UnusableFileError as error:
+            raise CheckpointError(f"{error}; {_REPLACE}") from None
+    return None
+
+
+def foreign_entries(directory: Path, record: ExportRecord) -> list[str]:
+    """Return the names of files, folders and links in a directory that the export did not write, sorted."""
+    own = {EXPORT_RECORD, *record.files}
+    return sorted(path.name for path in directory.iterdir() if path.name not in own or path.is_symlink() or not path.is_file())
+
+
+def verify_export(directory: Path, run: Path | None = None) -> dict[str, Any]:
+    """Check an exported directory, and return the facts that `verify --json` prints.
+
+    Without a run: the seal of `export.json`, the digest of every file, and for a whole model in fp32 the digest of the weights.
+    With a run also: the checkpoint, data and tokenizer that `export.json` names are those of the run, each tensor has the bits of
+    the checkpoint after the conversion to its type, and the files that describe model and tokenizer are those that an export
+    writes today.
+
+    Raises:
+        CheckpointError: something differs; the message names the first file, or the first tensor of a file.
+    """
+    record = read_export_record(directory)
+    changed = check_files(directory, record)
+    source = None if run is None else open_source(run, str(record.step))
+    if changed is not None:
+        tensor = None
+        if source is not None and changed.endswith(_TENSORS):
+            with suppress(CheckpointError):
+                tensor = _first_difference(directory, changed, source, record)
+        where = "" if tensor is None else f"; the first tensor that differs from the run is {tensor}"
+        raise CheckpointError(f"{directory / changed}: the digest of its bytes is not that in {EXPORT_RECORD}{where}; {_REPLACE}")
+    if source is not None:
+        _check_source(directory, record, source)
+    names = sorted(name for name in record.files if name.endswith(_TENSORS))
+    for name in names:
+        if source is None:
+            with _opened(directory / name):  # its header is checked
+                continue
+        if tensor := _first_difference(directory, name, source, record):
+            raise CheckpointError(f"{directory / name}: the tensor {tensor} differs from the checkpoint of the run; {_REPLACE}")
+    is_whole = source is None and names and record.dtype == "fp32" and format_named(record.kind).holds_all_weights
+    if is_whole and _weights_digest(directory, names) != record.weights:
+        raise CheckpointError(f"{directory}: its weights are not those that {EXPORT_RECORD} names; {_REPLACE}")
+    return {
+        "kind": record.kind,
+        "step": record.step,
+        "files": len(record.files),
+        "weights": record.weights,
+        "data": record.data,
+        "tokenizer": record.tokenizer.digest,
+        "compared_with_run": run is not None,
+        "foreign": foreign_entries(directory, record),
+    }
+
+
+def describe_export(facts: Mapping[str, Any]) -> str:
+    compared = (
+        f"{'' if facts['kind'] == 'onnx' else 'all tensors, '}the tokenizer and the settings are those of the run"
+        if facts["compared_with_run"]
+        else "not compared with a run; `trainer verify RUN --export DIR` does so"
+    )
+    names = [name if name.isprintable() else ascii(name) for name in facts["foreign"][:_NAMED_FILES]]
+    foreign = f"\n  files that the export did not write: {', '.join(names)}" if names else ""
+    return f"export       step {facts['step']}, {facts['files']} files are unchanged; {compared}{foreign}"
+
+
+def _origin(source: ExportSource) -> dict[str, Any]:
+    return {
+        "step": source.step,
+        "checkpoint": source.manifest_digest,
+        "average": source.is_average,
+        "weights": source.weights_digest,
+        "data": source.data_digest,
+    }
+
+
+def _check_source(directory: Path, record: ExportRecord, source: ExportSource) -> None:
+    """Compare the record with the run, and the files that describe model and tokenizer with those of another export."""
+    found = record.model_dump() | {"tokenizer": record.tokenizer.digest}
+    for name, value in (_origin(source) | {"tokenizer": source.tokenizer.digest}).items():
+        if found[name] != value:
+            raise CheckpointError(
+                f"{directory / EXPORT_RECORD}: {name} is {found[name]}, but {value} at step {source.step} of {source.run}; "
+                "name the run that was exported, or restore the files that were changed"
+            )
+    for name, content in format_named(record.kind).described(source, record.dtype, record.tokenizer.exact).items():
+        entry = record.files.get(name)
+        if entry is None or (entry.bytes, entry.sha256) != (len(content), digest_bytes(content)):
+            raise CheckpointError(
+                f"{directory / name}: an export of {source.run} writes another file; it was changed, or another version of this "
+                f"program wrote it: {_REPLACE}"
+            )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, Mapping[str, TensorSpec]]]:
+    """Yield a tensor file behind its header, and its tensors in their order."""
+    try:
+        with open_input(path, below=path.parent) as file:
+            yield file, read_specs(file, os.fstat(file.fileno()).st_size)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}; {_REPLACE}") from None
+
+
+def _weights_digest(directory: Path, names: Sequence[str]) -> str:
+    """Return the digest over the tensors of all files, sorted by name, as `trainer.checkpoint.weights` computes it for fp32."""
+    places: dict[str, tuple[Path, int, int]] = {}
+    for path in (directory / name for name in names):
+        with _opened(path) as (file, specs):
+            offset = file.tell()
+            for name, spec in specs.items():
+                places[name] = path, offset, spec.num_bytes
+                offset += spec.num_bytes
+    digest = hashlib.sha256()
+    for path, offset, num_bytes in (place for _, place in sorted(places.items())):
+        with open_input(path, below=directory) as file:
+            file.seek(offset)
+            left = num_bytes
+            while left and (chunk := file.read(min(left, _READ_BYTES))):
+                digest.update(chunk)
+                left -= len(chunk)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _first_difference(directory: Path, file_name: str, source: ExportSource, record: ExportRecord) -> str | None:
+    """Return the name of the first tensor of a file whose bits are not those of the checkpoint in the type of the export.
+
+    One tensor is in memory at a time, and none that the checkpoint does not have with the same type and shape.
+    """
+    expected = format_named(record.kind).tensors(source, record.dtype).get(file_name, {})
+    dtype = DTYPES[record.dtype]
+    wanted = {name: spec_of(torch.empty_like(tensor, dtype=dtype, device="meta")) for name, tensor in expected.items()}
+    with _opened(directory / file_name) as (file, specs):
+        if other := sorted(name for name in {*wanted, *specs} if wanted.get(name) != specs.get(name)):
+            return other[0]
+        return next(
+            (name for name, spec in specs.items() if not same_bytes(read_tensor(file, spec), expected[name].to(dtype))), None
+        )

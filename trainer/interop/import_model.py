@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from common.errors import ConfigError
 from common.targets import new_folder
 from common.untrusted import digest_run_file
@@ -18,10 +16,9 @@ from data_pipeline.conversations.chat_template import ChatTemplate, published_te
 from data_pipeline.tokenizer import Tokenizer, open_supplied
 from trainer.config import ModelConfig, TrainConfig
 from trainer.inference.chat import end_of_turn_id
+from trainer.interop.architecture import CONFIG, read_architecture
 from trainer.interop.published_weights import open_weights
-from trainer.interop.shapes import CONFIG, read_architecture
-from trainer.model.decoder import Decoder
-from trainer.model.parameters import parameters_by_name
+from trainer.model.decoder import weight_shapes
 from trainer.runs.bounds import check_model_size
 from trainer.runs.record import IMPORTED
 from trainer.runs.untrained import write_untrained
@@ -39,17 +36,13 @@ class Imported:
     model_type: str
     num_weights: int
     types: tuple[str, ...]
-    """Types of the numbers in the files."""
     vocab_size: int
-    """Tokens of the tokenizer."""
     lacking: tuple[str, ...]
     """The roles `bos` and `eos` that no token of the tokenizer has."""
     weights: str
-    """Digest of the weights."""
     has_chat_template: bool
-    """Whether the run has the chat template of the directory."""
     template_refused: str | None
-    """Why the chat template of the directory is not in the run, None if it is or if there is none."""
+    """Why the chat template of the directory is not in the run."""
 
 
 def import_model(directory: Path, output: Path) -> Imported:
@@ -70,7 +63,7 @@ def import_model(directory: Path, output: Path) -> Imported:
     model = _with_vocabulary(directory, architecture.model, tokenizer)
     check_model_size(model, tokenizer.vocab_size)
     template, refused = _chat_template(directory, tokenizer)
-    published = open_weights(directory, _shapes(model, tokenizer.vocab_size))
+    published = open_weights(directory, weight_shapes(model, tokenizer.vocab_size))
     weights, files = published.read()
     config = _settings(directory, output, model)
     source = {
@@ -117,12 +110,6 @@ def _with_vocabulary(directory: Path, model: ModelConfig, tokenizer: Tokenizer) 
         )
     padded = model.model_copy(update={"vocab_rows": None})
     return padded if padded.padded_vocab(tokenizer.vocab_size) == model.vocab_rows else model
-
-
-def _shapes(model: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    with torch.device("meta"):
-        decoder = Decoder(model, vocab_size)
-    return {name: tuple(weight.shape) for name, weight in parameters_by_name(decoder).items()}
 
 
 def _settings(directory: Path, output: Path, model: ModelConfig) -> TrainConfig:

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from common.errors import CheckpointError
-from common.places import VERSION
+from common.paths import VERSION
 from common.text import visible
 from trainer.interop.source import ExportSource
 from trainer.model.decoder import num_weights
+from trainer.runs.eval_metrics import target_word
 from trainer.runs.events import EvalEvent
-from trainer.runs.measures import target_word
 from trainer.runs.metrics_file import METRICS, read_events
 from trainer.runs.record import IMPORTED, NEVER_TRAINED, Compressed
 
@@ -27,41 +27,36 @@ _CODE = re.compile(r"`[a-z0-9:]+`")
 _MARKUP = re.compile(r"[\\`*_{}\[\]()#!|~]")
 _EVALUATIONS = 10
 """The most evaluations in the table, evenly spread."""
+_SUMMARY = (
+    "A causal language model, written by `trainer export`. `config.json` names its architecture, and `export.json` has the digests "
+    "of the other files."
+)
+_OF_ADAPTERS = (
+    "Low-rank adapters of a causal language model, written by `trainer export --format peft`. Load them over the base model. Its "
+    "weights in fp32 have the digest {base}. `export.json` has the digests of the other files. The sections below describe the "
+    "model with its adapters."
+)
+_LICENCE = (
+    "The run does not record the licence of its texts. Add a licence, the intended use and the limits of the model before you "
+    "publish it."
+)
 
 
 def model_card(source: ExportSource, dtype: str, *, adapters: bool = False) -> bytes:
-    """Return the card of the whole model, or of its adapters.
-
-    Raises:
-        CheckpointError: the metrics of the run are damaged.
-    """
+    """Return the card of the whole model, or of its adapters. Raises CheckpointError if the metrics of the run are damaged."""
     sections = {
         "Model": _model(source, dtype),
         "Training": _training(source),
         "Validation": _validation(source),
         "Settings": _settings(source.record.identity),
-        "Licence and use": _licence(),
+        "Licence and use": _LICENCE,
     }
     body = "\n\n".join(f"## {title}\n\n{text}" for title, text in sections.items())
     name = visible(source.run.resolve().name)
-    library, summary = ("peft", _of_adapters(source)) if adapters else ("transformers", _SUMMARY)
-    front = f"---\nlibrary_name: {library}\npipeline_tag: text-generation\n---\n\n"
+    base = _escaped("`unknown`" if source.record.initial is None else f"`{source.record.initial.weights}`")
+    summary = _OF_ADAPTERS.format(base=base) if adapters else _SUMMARY
+    front = f"---\nlibrary_name: {'peft' if adapters else 'transformers'}\npipeline_tag: text-generation\n---\n\n"
     return f"{front}# {_escaped(name)}, step {source.step:,}\n\n{summary}\n\n{body}\n".encode()
-
-
-_SUMMARY = (
-    "A causal language model, written by `trainer export`. `config.json` names its architecture, and `export.json` has the digests "
-    "of the other files."
-)
-
-
-def _of_adapters(source: ExportSource) -> str:
-    base = "unknown" if source.record.initial is None else source.record.initial.weights
-    return (
-        "Low-rank adapters of a causal language model, written by `trainer export --format peft`. Load them over the base model. "
-        f"Its weights in fp32 have the digest {_escaped(f'`{base}`')}. `export.json` has the digests of the other files. "
-        "The sections below describe the model with its adapters."
-    )
 
 
 def _model(source: ExportSource, dtype: str) -> str:
@@ -101,7 +96,6 @@ def _training(source: ExportSource) -> str:
 
 
 def _compression(facts: Compressed) -> str:
-    """Return how the model was compressed, and its perplexity before and after if it was measured."""
     origin = {"model before": f"step {facts.step} of another run, {facts.weights}"}
     settings = {name: value for name, value in facts.to_json().items() if name in ("method", "group_size", "share")}
     found = {"before": facts.comparison.before.perplexity, "after": facts.comparison.after.perplexity}
@@ -133,13 +127,6 @@ def _settings(identity: Mapping[str, Any]) -> str:
         return "No training is recorded."
     shown = {name: json.dumps(value, ensure_ascii=False) for name, value in sorted(identity.items())}
     return "All that the bits of the run depend on.\n\n" + _table(("setting", "value"), shown.items())
-
-
-def _licence() -> str:
-    return (
-        "The run does not record the licence of its texts. Add a licence, the intended use and the limits of the model before you "
-        "publish it."
-    )
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:

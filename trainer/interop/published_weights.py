@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +49,6 @@ class PublishedWeights:
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The types of the weights in the files, such as `BF16`."""
         return tuple(sorted({spec.dtype for specs in self.files.values() for spec in specs.values()}))
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -101,15 +100,13 @@ class _Hashing:
 
 
 def open_weights(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> PublishedWeights:
-    """Return the weights in a directory after a check of all headers.
+    """Return the weights in a directory, as one file or with an index, after a check of all headers.
 
-    Args:
-        directory: with `model.safetensors`, or with `model.safetensors.index.json` and the files that it names.
-        expected: the shapes of the weights of the model, by name.
+    `expected` has the shapes of the weights of the model, by name.
 
     Raises:
         ConfigError: there are no such files, or they hold other types of numbers or other weights than the model has.
-        CheckpointError: a file is missing or damaged, or no regular file.
+        CheckpointError: a file is missing or damaged, or not a regular file.
     """
     names, places = _file_names(directory)
     for tensor_name in () if places is None else places:
@@ -129,25 +126,23 @@ def open_weights(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> Pu
             if places is not None and places.get(tensor_name) != name:
                 raise CheckpointError(f"{directory / INDEX}: {tensor_name} is in {name}, and the index does not say so; {_COPY}")
             found[tensor_name] = name
-            _check_tensor(directory / name, tensor_name, spec, expected)
+            shape = _shape_of(directory / name, tensor_name, expected)
+            if shape is None:
+                continue
+            problem = f"{directory / name}: {tensor_name}"
+            if spec.dtype not in _TYPES:
+                raise ConfigError(f"{problem} is of type {spec.dtype}; weights of the types {', '.join(_TYPES)} can be imported")
+            if spec.shape != shape:
+                found_shape, wanted_shape = ("x".join(map(str, one)) for one in (spec.shape, shape))
+                raise ConfigError(
+                    f"{problem} has the shape {found_shape}, and config.json describes {wanted_shape}; they belong to two models"
+                )
     if missing := sorted(expected.keys() - found.keys()):
         raise ConfigError(
             f"{directory}: {len(missing)} weights of the model are in no file, such as {missing[0]}; config.json describes another "
             "model than the weights"
         )
     return PublishedWeights(directory, files, expected)
-
-
-def _check_tensor(path: Path, name: str, spec: TensorSpec, expected: Mapping[str, tuple[int, ...]]) -> None:
-    shape = _shape_of(path, name, expected)
-    if shape is None:
-        return
-    if spec.dtype not in _TYPES:
-        raise ConfigError(f"{path}: {name} is of type {spec.dtype}; weights of the types {', '.join(_TYPES)} can be imported")
-    if spec.shape != shape:
-        raise ConfigError(
-            f"{path}: {name} has the shape {_text(spec.shape)}, and config.json describes {_text(shape)}; they belong to two models"
-        )
 
 
 def _shape_of(path: Path, name: str, expected: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
@@ -162,12 +157,7 @@ def _shape_of(path: Path, name: str, expected: Mapping[str, tuple[int, ...]]) ->
     return shape
 
 
-def _text(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))
-
-
 def _file_names(directory: Path) -> tuple[list[str], Mapping[str, str] | None]:
-    """Return the names of the files, and the file of each tensor if there is an index."""
     if (directory / WEIGHTS).exists():
         return [WEIGHTS], None
     path = directory / INDEX
@@ -175,8 +165,11 @@ def _file_names(directory: Path) -> tuple[list[str], Mapping[str, str] | None]:
         content = read_input(path, _MAX_INDEX_BYTES, below=directory)
         places = parse_json(content, unique=True)["weight_map"]
         if not isinstance(places, dict) or not places:
-            raise ValueError("weight_map is no table of files")
-        names = sorted(set(map(_file_name, places.values())))
+            raise ValueError("weight_map is not a table of files")
+        for value in places.values():
+            if not isinstance(value, str) or not _FILE.fullmatch(value):
+                raise ValueError(f"{str(value)[:80]!r} is not the name of a .safetensors file in this directory")
+        names = sorted(set(places.values()))
         if len(names) > _MOST_FILES:
             raise ValueError(f"it names {len(names)} files; at most {_MOST_FILES} are read")
     except FileNotFoundError:
@@ -188,12 +181,6 @@ def _file_names(directory: Path) -> tuple[list[str], Mapping[str, str] | None]:
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: not an index of tensor files ({error}); {_COPY}") from None
     return names, places
-
-
-def _file_name(value: object) -> str:
-    if not isinstance(value, str) or not _FILE.fullmatch(value):
-        raise ValueError(f"{str(value)[:80]!r} is not the name of a .safetensors file in this directory")
-    return value
 
 
 def _specs(reader: BinaryIO | _Hashing, file: BinaryIO) -> dict[str, TensorSpec]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from common.errors import CheckpointError
@@ -17,9 +16,8 @@ from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import TrainConfig
-from trainer.model.decoder import Decoder
+from trainer.model.decoder import weight_shapes
 from trainer.model.lora import is_adapter, merged_weights
-from trainer.model.parameters import parameters_by_name
 from trainer.runs.bounds import check_model_size
 from trainer.runs.directory import load_config
 from trainer.runs.record import Record, read_record
@@ -42,9 +40,7 @@ class ExportSource:
     weights: Mapping[str, Tensor]
     """By name, on the CPU, in fp32. A shared weight appears once."""
     is_average: bool
-    """Whether the weights are the moving average."""
     chat_template: ChatTemplate | None = None
-    """The chat template of the data, if it has one."""
     adapters: Mapping[str, Tensor] = field(default_factory=dict)
     """The matrices of the adapters by name, on the CPU, in fp32; empty without adapters. `weights` contains their products."""
 
@@ -55,14 +51,11 @@ class ExportSource:
 
     @cached_property
     def weights_digest(self) -> str:
-        """The digest of the weights in fp32, as the record of a run has it."""
         return weights_digest(self.weights)
 
 
 def open_source(run: Path, which: str) -> ExportSource:
-    """Return the checkpoint that `which` names: `latest`, `best` or a step. A moving average replaces its weights.
-
-    Adapters are merged into the matrices.
+    """Return the checkpoint that `which` names, with its moving average if it has one, and with merged adapters.
 
     Raises:
         CheckpointError: the run or the checkpoint does not exist or is damaged, or does not fit the settings of the run.
@@ -73,15 +66,13 @@ def open_source(run: Path, which: str) -> ExportSource:
     saved = averaged_weights(checkpoint)
     weights = merged_weights(saved, config.lora)
     check_model_size(config.model, tokenizer.vocab_size, sum(tensor.numel() for tensor in weights.values()))
-    with torch.device("meta"):
-        expected = parameters_by_name(Decoder(config.model, tokenizer.vocab_size))
-    for name in sorted({*expected, *weights}):
-        wanted = tuple(expected[name].shape) if name in expected else None
-        found = tuple(weights[name].shape) if name in weights else None
-        if wanted != found:
+    wanted = weight_shapes(config.model, tokenizer.vocab_size)
+    found = {name: tuple(weight.shape) for name, weight in weights.items()}
+    for name in sorted({*wanted, *found}):
+        if wanted.get(name) != found.get(name):
             raise CheckpointError(
-                f"{run}: in the checkpoint of step {checkpoint.step}, the shape of the weight {name} is {found or 'missing'}, and "
-                f"the settings of the run need {wanted or 'no such weight'}; restore the run from a copy"
+                f"{run}: in the checkpoint of step {checkpoint.step} the shape of the weight {name} is {found.get(name, 'missing')}"
+                f", and the settings of the run need {wanted.get(name, 'no such weight')}; restore the run from a copy"
             )
     manifest = CheckpointStore(run / "checkpoints").manifest_bytes(checkpoint.step)
     return ExportSource(

@@ -15,6 +15,7 @@ from data_pipeline.conversations.rendering import ChatRenderer
 from data_pipeline.tokenizer import SentencePieceTokenizer, Tokenizer
 from data_pipeline.tokenizer.model_file import BPE
 from data_pipeline.tokenizer.sentence_pieces import SPACE_MARK
+from trainer.inference.likelihood import num_common
 
 __all__ = ["ODD_TEXTS", "check_chat", "check_tokenizer", "first_difference"]
 
@@ -52,12 +53,7 @@ _PERIODIC_PIECES = 300
 
 
 def check_tokenizer(tokenizer: Tokenizer, library: tokenizers.Tokenizer, *, exact: bool) -> None:
-    """Check that an exported tokenizer gives the ids and the texts of ours, with the beginning-of-text token before the ids.
-
-    Args:
-        tokenizer: ours.
-        library: the exported one.
-        exact: whether the ids must be equal too. If not, only the texts of ids must be.
+    """Check that an exported tokenizer gives the texts of ours, and if `exact` the ids, after the beginning-of-text token.
 
     Raises:
         ConfigError: a text has other ids, or is decoded to another text; the message has the first such text.
@@ -73,13 +69,8 @@ def check_tokenizer(tokenizer: Tokenizer, library: tokenizers.Tokenizer, *, exac
 def check_chat(tokenizer: Tokenizer, library: tokenizers.Tokenizer, template: ChatTemplate, *, exact: bool) -> None:
     """Check that an exported tokenizer encodes the text of the chat template as ours, with the ids of its special tokens.
 
-    The messages of the check have no names of special tokens. Afterwards such names in a text are tokens to `library`.
-
-    Args:
-        tokenizer: ours.
-        library: the exported one.
-        template: the chat template of the data.
-        exact: whether all ids must be equal. If not, only the special tokens must be.
+    Not `exact`: only the special tokens must be equal. The messages of the check have no names of special tokens. Afterwards such
+    names in a text are tokens to `library`.
 
     Raises:
         ConfigError: the text of a conversation has other ids; the message has the first such text.
@@ -98,7 +89,7 @@ def check_chat(tokenizer: Tokenizer, library: tokenizers.Tokenizer, template: Ch
             if not exact:
                 ours, theirs = ([number for number in ids if number in special] for ids in (ours, theirs))
             if ours != theirs:
-                place = _num_common(theirs, ours)
+                place = num_common(theirs, ours)
                 raise ConfigError(
                     f"the tokenizer of kind {tokenizer.kind} cannot be exported exactly with the chat template: the text "
                     f"{_shown(rendered.text)} has the ids {theirs[place : place + 4]} instead of {ours[place : place + 4]} from "
@@ -107,7 +98,7 @@ def check_chat(tokenizer: Tokenizer, library: tokenizers.Tokenizer, template: Ch
 
 
 def _inexact(tokenizer: Tokenizer) -> str | None:
-    """Return why ids can differ even if the texts of this module have the same ids, None if there is no such reason."""
+    """Return why ids can differ even if the texts of this module have the same ids."""
     if isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.spec.model_type != BPE:
         return (
             "a unigram tokenizer cannot be exported exactly: SentencePiece adds the scores of pieces in 32 bits and a "
@@ -119,7 +110,6 @@ def _inexact(tokenizer: Tokenizer) -> str | None:
 def first_difference(
     tokenizer: Tokenizer, library: tokenizers.Tokenizer, texts: Sequence[str], *, exact: bool = True
 ) -> str | None:
-    """Return how the first text that both treat differently differs, None if there is no such text. For `exact` see above."""
     first = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     for text, ours in zip(texts, tokenizer.encode_batch(texts), strict=True):
         try:
@@ -127,7 +117,7 @@ def first_difference(
         except Exception as error:  # the library raises plain exceptions
             return f"it cannot encode the text {_shown(text)} ({error})"
         if exact and theirs != [*first, *ours]:
-            place = _num_common(theirs, [*first, *ours])
+            place = num_common(theirs, [*first, *ours])
             found, expected = theirs[place : place + 4], [*first, *ours][place : place + 4]
             return f"the text {_shown(text)} has the ids {found} instead of {expected} from token {place} on"
         decoded = library.decode(ours, skip_special_tokens=True)
@@ -160,11 +150,6 @@ def _periodic(tokenizer: SentencePieceTokenizer) -> Iterator[str]:
 def _period(text: str) -> int:
     """Return the smallest shift by which a text overlaps with itself; its length if there is none."""
     return next((shift for shift in range(1, len(text)) if text.startswith(text[shift:])), len(text))
-
-
-def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    shorter = min(len(one), len(other))
-    return next((place for place in range(shorter) if one[place] != other[place]), shorter)
 
 
 def _shown(text: str) -> str:

@@ -84,7 +84,6 @@ def _adding_bos(tokenizer: Tokenizer) -> Json | None:
 
 
 def _of_supplied(tokenizer: HuggingFaceTokenizer) -> Json:
-    """Return the supplied file, in which the special tokens are marked as special."""
     content: Json = json.loads(tokenizer.to_bytes())
     ids = {name: tokenizer.token_id(name) for name in role_names(tokenizer).values()}
     tokens = [token | ({"special": True} if token["content"] in ids else {}) for token in content.get("added_tokens") or []]
@@ -120,7 +119,6 @@ def _of_bytes(tokenizer: ByteTokenizer) -> Json:
 
 
 def _of_characters(tokenizer: CharacterTokenizer) -> Json:
-    """One token for each character, found as a separate word."""
     names = _named(tokenizer, list(tokenizer.alphabet))
     vocabulary = {name: number for number, name in enumerate(names)}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": _OWN_NAMES["unk"]}
@@ -131,7 +129,6 @@ def _of_characters(tokenizer: CharacterTokenizer) -> Json:
 
 
 def _named(tokenizer: ByteTokenizer | CharacterTokenizer, symbols: Sequence[str]) -> list[str]:
-    """Return the names of all ids. Raises ConfigError if two ids have the same name."""
     names = [_OWN_NAMES[role] for role in SPECIAL_IDS] + [*symbols, *tokenizer.extra]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(
@@ -197,14 +194,13 @@ def _of_pieces(tokenizer: SentencePieceTokenizer) -> Json:
 
 
 def _around(tokenizer: SentencePieceTokenizer, pieces: Sequence[Piece], added: Sequence[Json]) -> dict[str, Json | None]:
-    """Return what happens to the text before and after the model."""
     spec = tokenizer.spec
     if spec.add_dummy_prefix and any(not token["special"] for token in added):
         raise ConfigError(
             "the SentencePiece model adds a space before a text and has user-defined symbols; a tokenizer.json would add a space "
             "behind each symbol too. Use a model with add_dummy_prefix = false"
         )
-    before: list[Json] = [] if tokenizer.spells_marks else [_replacing(SPACE_MARK, " ")]
+    before: list[Json] = [] if tokenizer.spells_marks else [{"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "}]
     after: list[Json] = [{"type": "ByteFallback"}, {"type": "Fuse"}]
     if spec.add_dummy_prefix:
         before.append({"type": "Prepend", "prepend": " "})
@@ -218,10 +214,6 @@ def _around(tokenizer: SentencePieceTokenizer, pieces: Sequence[Piece], added: S
         "pre_tokenizer": apart,
         "decoder": _sequence("Sequence", "decoders", after),
     }
-
-
-def _replacing(old: str, new: str) -> Json:
-    return {"type": "Replace", "pattern": {"String": old}, "content": new}
 
 
 def _is_text(piece: Piece) -> bool:
@@ -245,7 +237,6 @@ def _check_pieces(pieces: Sequence[Piece]) -> None:
 
 
 def _pair_model(pieces: Sequence[Piece]) -> Json:
-    """Return a byte-pair model. Each piece is merged from all pairs of pieces that spell it, the best score first."""
     scores = Counter(piece.score for piece in pieces if piece.kind == "text" and len(piece.name) > 1)
     if scores and max(scores.values()) > 1:
         raise ConfigError(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +19,12 @@ from functools import partial
 from pathlib import Path
 
 from common.command_line import end_at_once, run_command
-from common.errors import ConfigError, ExitCode, PreparedDataError, ProjectError, StoppedBySignal, StorageError
+from common.errors import ConfigError, ExitCode, PreparedDataError, ProjectError, StorageError
 from common.files import UnusableFileError, read_input
+from common.hardware import num_cores, signs_of_gpus
 from data_pipeline.dataset.locks import reading
-from trainer.launch.command import become, folder_of, group_command, num_ranks_command, other_command, training_arguments
-from trainer.launch.environment import may_have_gpu, missing_variables
+from trainer.launch.command import become, folder_of, group_command, other_command, training_arguments
+from trainer.launch.environment import missing_variables
 from trainer.launch.stop_request import StopRequest
 from trainer.launch.supervisor import RESTART_VARIABLES, RestartPolicy, newest_step, run_group, supervise
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
@@ -35,7 +35,6 @@ _MAX_RECORD_BYTES = 64 << 20
 
 
 def main(words: Sequence[str]) -> ExitCode:
-    """Train, or replace this process by another command."""
     restarts = {name: os.environ.pop(name, "") for name in RESTART_VARIABLES}
     if command := other_command(words):
         become(command)
@@ -44,19 +43,16 @@ def main(words: Sequence[str]) -> ExitCode:
     if may_be_finished(run) and is_finished(arguments):
         return ExitCode.DONE
     stop.install()
-    try:
-        code = train(arguments, restarts, run, stop)
-    except StoppedBySignal:
-        code = ExitCode.STOPPED
+    code = train(arguments, restarts, run, stop)
     # Engines start a training with the code STOPPED again, so this code also means a SIGTERM before the first save.
     nothing_saved = run != "" and newest_step(run) < 0
     return ExitCode.INTERRUPTED if code is ExitCode.STOPPED and stop.is_interrupt() and nothing_saved else code
 
 
 def train(arguments: Sequence[str], restarts: Mapping[str, str], run: str, stop: StopRequest) -> ExitCode:
-    """Train under torchrun. `run` is empty if only a recipe names it. Raises the errors of `count_gpus`."""
-    cores = len(os.sched_getaffinity(0))
-    os.environ.update(missing_variables(os.environ, partial(count_gpus, arguments, stop), cores))
+    """Train under torchrun. `run` is empty if only a recipe names it."""
+    num_gpus = None if signs_of_gpus() else 0  # only torch knows their number, and the next process loads it
+    os.environ.update(missing_variables(os.environ, num_gpus, num_cores()))
     policy = RestartPolicy.of(restarts, os.environ.get("PET_NNODES") or "1")
     data = folder_of("data", arguments, os.environ)
     with exit_file() as reason, ExitStack() as held:
@@ -74,7 +70,7 @@ def train(arguments: Sequence[str], restarts: Mapping[str, str], run: str, stop:
 
 
 def may_be_finished(run: str) -> bool:
-    """Return whether the record of a run says that it has finished, without a check of the record."""
+    """Return whether the unchecked record of a run says that it has finished."""
     try:
         return b'"status":"finished"' in read_input(Path(run) / "record.json", _MAX_RECORD_BYTES).replace(b" ", b"")
     except (OSError, ValueError, UnusableFileError):
@@ -83,48 +79,18 @@ def may_be_finished(run: str) -> bool:
 
 def is_finished(arguments: Sequence[str]) -> bool:
     """Load the settings, and report a run that has finished with them. The ranks report settings that cannot be used."""
-    from common.settings.load import load_settings
-    from common.settings.options import help_parser
-    from trainer.config import TrainConfig
     from trainer.launch.finished import report_finished
+    from trainer.launch.train_settings import load_train_settings
 
     with suppress(ProjectError):
-        return report_finished(load_settings(TrainConfig, arguments, help_parser(TrainConfig, "trainer train", "")))
+        return report_finished(load_train_settings(arguments))
     return False
-
-
-def count_gpus(arguments: Sequence[str], stop: StopRequest) -> str:
-    """Return the number of GPUs that this training uses, as text.
-
-    Raises:
-        ConfigError: torch cannot count them. The message is empty if the child process has already printed one.
-        ProjectError: a signal ended the child process.
-        StoppedBySignal: a stop was requested while the child process was running.
-    """
-    if not may_have_gpu():
-        return "0"
-    with subprocess.Popen(num_ranks_command(arguments), stdout=subprocess.PIPE, text=True) as asking, stop.passed_on_to(asking.pid):
-        printed = asking.stdout.read() if asking.stdout else ""
-    code = asking.returncode
-    if stop.is_received():
-        raise StoppedBySignal("")
-    if code < 0:
-        raise ProjectError(f"signal {-code} ended the process that counts the GPUs; start the training again")
-    if code:
-        advice = "torch cannot count the GPUs; install the packages of env/requirements.lock"
-        raise ConfigError("" if code == ExitCode.CONFIG else advice)
-    return printed.strip()
 
 
 @contextmanager
 def exit_file() -> Iterator[Path]:
-    """Yield the path of the exit file, in a private folder that is removed when the context ends.
-
-    The first rank that fails, or the watchdog, writes the reason why the ranks end into this file.
-
-    Raises:
-        ConfigError: the folder cannot be created.
-        StorageError: its disk is full.
+    """Yield the path of the exit file, in a private folder. The first rank that fails, or the watchdog, writes there why the ranks
+    end.
     """
     parent = os.environ.get("TMPDIR") or "/tmp"
     try:

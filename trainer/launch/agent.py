@@ -41,7 +41,7 @@ from common.command_line import write_error
 from common.errors import ConfigError, ExitCode
 from common.host_memory import num_oom_kills, why_killed
 from trainer.distributed.network import STORE_VARIABLE
-from trainer.launch.notices import say
+from trainer.launch.log_line import log_line
 from trainer.launch.stop_request import STOP_SIGNALS
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE, LAUNCHER_VARIABLE
 
@@ -74,15 +74,13 @@ class Alone(RendezvousHandler):
         return ALONE
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Return at once, as node 0 of 1. The port of the ranks is 0, because there is no store that they could connect to."""
+        """Return at once, as node 0 of 1. The port is 0, because there is no store that the ranks could connect to."""
         return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("localhost", 0))
 
     def is_closed(self) -> bool:
-        """Return False: it is never closed."""
         return False
 
-    def set_closed(self) -> None:
-        """Do nothing: there are no other nodes to inform."""
+    def set_closed(self) -> None: ...
 
     def num_nodes_waiting(self) -> int:
         return 0
@@ -127,7 +125,7 @@ class Agent(LocalElasticAgent):
         """
         wait_for_end(first_node, port, NOTICED_S)
         if not self._asked:  # else the ranks stop in order, and `_ask_ranks` limits their time
-            say("the torchrun of the first node has ended, so the ranks of this node are ended")
+            log_line("the torchrun of the first node has ended, so the ranks of this node are ended")
             self._send(signal.SIGKILL)
 
     def _ask_ranks(self, _number: int, _frame: FrameType | None) -> None:
@@ -146,14 +144,9 @@ class Agent(LocalElasticAgent):
 
 
 def launch(arguments: Sequence[str]) -> ExitCode:
-    """Run torchrun with its arguments and PET_* variables, but without its own tracebacks, until the ranks have ended.
-
-    Returns:
-        DONE; STOPPED after a signal that came before the ranks were started; the exit code of the first failed rank, if the trainer
-        chose that code; otherwise CRASHED, with one line on stderr about that rank, or about nodes that did not meet.
-
-    Raises:
-        ConfigError: torchrun refuses a setting.
+    """Run torchrun with its arguments and PET_* variables, but without its own tracebacks, until the ranks have ended. Return the
+    exit code of the first failed rank if the trainer chose that code, STOPPED after a signal before the ranks were started, and
+    otherwise CRASHED with one line on stderr. Raises ConfigError if torchrun refuses a setting.
     """
     os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
     hold_signals_back_from_new_ranks()
@@ -198,7 +191,6 @@ def launch(arguments: Sequence[str]) -> ExitCode:
 
 
 def _not_met(endpoint: str, error: Exception) -> str:
-    """Return why the nodes did not meet, and the remedy."""
     if "EADDRINUSE" in str(error):
         return (
             f"{endpoint}: another program uses this port of the first node, so the nodes cannot meet there; end that program "
@@ -209,13 +201,8 @@ def _not_met(endpoint: str, error: Exception) -> str:
 
 
 def describe(failures: Mapping[int, ProcessFailure], why_killed: str) -> str:
-    """Return one line about the rank that failed first; empty if that rank has printed its error.
-
-    A rank that a signal has ended goes before those that miss it.
-
-    Args:
-        failures: by rank.
-        why_killed: why the kernel has killed a process, if it has.
+    """Return one line about the rank that failed first; empty if that rank has printed its error. A rank that a signal has ended
+    goes before those that miss it. `why_killed` says why the kernel has killed a process.
     """
     killed = {rank: failure for rank, failure in failures.items() if failure.exitcode == -signal.SIGKILL}
     rank, failure = min((killed or failures).items(), key=lambda item: item[1].timestamp)
@@ -256,7 +243,7 @@ def wait_for_end(host: str, port: int, absent_s: float) -> None:
 
 @contextmanager
 def private_folder() -> Iterator[str]:
-    """Yield a private directory. It is beside the exit file, so the launcher removes it even if this process is killed."""
+    """Yield a private folder beside the exit file, so the launcher removes it even if this process is killed."""
     exit_file = os.environ.get(EXIT_FILE_VARIABLE)
     with tempfile.TemporaryDirectory(prefix="ranks-", dir=Path(exit_file).parent if exit_file else None) as name:
         yield name

@@ -11,7 +11,7 @@ from typing import NoReturn
 from trainer.launch.command_table import COMMANDS
 from trainer.launch.stop_request import STOP_SIGNALS
 
-__all__ = ["become", "folder_of", "group_command", "num_ranks_command", "other_command", "training_arguments", "training_command"]
+__all__ = ["become", "folder_of", "group_command", "other_command", "training_arguments", "training_command"]
 
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
@@ -48,11 +48,6 @@ def training_command(arguments: Sequence[str]) -> list[str]:
     blocked = ",".join(number.name.removeprefix("SIG") for number in STOP_SIGNALS)
     tied = ("env", f"--block-signal={blocked}", "setpriv", "--pdeathsig", "KILL")
     return [*tied, *_python("trainer.launch"), "train", *arguments]
-
-
-def num_ranks_command(arguments: Sequence[str]) -> list[str]:
-    """Return the command that prints the number of GPUs that a training with these arguments uses."""
-    return [*_python("trainer.launch.num_ranks"), *arguments]
 
 
 def folder_of(name: str, arguments: Sequence[str], variables: Mapping[str, str]) -> str:

@@ -6,53 +6,41 @@ here. A variable that is set is never changed. An empty variable counts as not s
 
 from __future__ import annotations
 
-import os
+import math
 import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
-from trainer.launch.settings import check_variables
+from common.errors import ConfigError
+from common.hardware import num_cores
 
-__all__ = ["expected_ranks", "first_host", "may_have_gpu", "missing_variables"]
+__all__ = ["check_variables", "expected_ranks", "first_host", "missing_variables", "openmp_threads"]
 
 _SHUTDOWN_S = 60
 """Seconds that ranks have to save: longer than a save takes, and shorter than `stop_grace_period` in docker-compose.yml."""
 
 _SLURM_LIST = re.compile(r"([^][,]*)(?:\[([0-9]++)[^]]*+\])?([^][,]*)")
 _NUM_RANKS = re.compile(r"[1-9][0-9]{0,5}")
-_SIGNS_OF_A_GPU = ("dev/nvidia[0-9]*", "dev/dxg", "proc/driver/nvidia")
 
 
-def missing_variables(variables: Mapping[str, str], count_gpus: Callable[[], str], num_cores: int) -> dict[str, str]:
-    """Return the variables of torchrun and OpenMP that are not set, with their values for this node.
-
-    Args:
-        variables: of this process.
-        count_gpus: returns the number of GPUs for this training. It is called only if no variable says how many ranks to start.
-        num_cores: CPU cores that this process may use.
+def missing_variables(variables: Mapping[str, str], num_gpus: int | None, num_cores: int) -> dict[str, str]:
+    """Return the variables of torchrun and OpenMP that are not set, with their values for this node. Without `num_gpus`, which only
+    torch knows, the number of ranks may be missing.
     """
     known = _of_scheduler(variables) | {name: value for name, value in variables.items() if value}
-    if "PET_NPROC_PER_NODE" not in known:
-        gpus = count_gpus()
-        known["PET_NPROC_PER_NODE"] = known.get("CPU_RANKS", "1") if gpus == "0" else gpus
+    if "PET_NPROC_PER_NODE" not in known and num_gpus is not None:
+        known["PET_NPROC_PER_NODE"] = str(num_gpus) if num_gpus else known.get("CPU_RANKS", "1")
     known.setdefault("PET_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_S))
-    num_ranks = known["PET_NPROC_PER_NODE"]
+    num_ranks = known.get("PET_NPROC_PER_NODE", "")
     if _NUM_RANKS.fullmatch(num_ranks):  # torchrun would set 1 thread for each rank, and other cores would be idle
         known.setdefault("OMP_NUM_THREADS", str(max(1, num_cores // int(num_ranks))))
     return {name: value for name, value in known.items() if variables.get(name) != value}
 
 
 def expected_ranks(variables: Mapping[str, str], num_gpus: int) -> tuple[int, int]:
-    """Return the number of ranks on this node, and the number of nodes, with which the launcher would start a training.
-
-    Args:
-        variables: of this process.
-        num_gpus: number of GPUs that the training uses on this node.
-
-    Raises:
-        ConfigError: a variable cannot be used.
+    """Return the number of ranks on this node, and the number of nodes, with which the launcher would start a training. Raises
+    ConfigError for a variable that cannot be used.
     """
-    known = {**variables, **missing_variables(variables, lambda: str(num_gpus), len(os.sched_getaffinity(0)))}
+    known = {**variables, **missing_variables(variables, num_gpus, num_cores())}
     check_variables(known)
     ranks, nodes = known["PET_NPROC_PER_NODE"], known.get("PET_NNODES") or "1"
     return (int(ranks) if ranks.isdecimal() else max(1, num_gpus)), int(nodes.rpartition(":")[2])
@@ -64,17 +52,7 @@ def first_host(nodes: str) -> str:
     return "".join(part or "" for part in found.groups()) if found else ""
 
 
-def may_have_gpu(root: Path = Path("/")) -> bool:
-    """Return whether this machine may have a GPU. Only torch knows, but loading it takes seconds.
-
-    Args:
-        root: the folder that holds `dev` and `proc`.
-    """
-    return any(any(root.glob(pattern)) for pattern in _SIGNS_OF_A_GPU)
-
-
 def _of_scheduler(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the PET_* variables that follow from those of SkyPilot or Slurm; none has an empty value."""
     if num_nodes := variables.get("SKYPILOT_NUM_NODES"):
         node_rank = variables.get("SKYPILOT_NODE_RANK", "")
         num_ranks = variables.get("SKYPILOT_NUM_GPUS_PER_NODE", "").removeprefix("0")  # 0: no GPUs, so CPU_RANKS applies
@@ -92,3 +70,66 @@ def _of_scheduler(variables: Mapping[str, str]) -> dict[str, str]:
         "PET_MASTER_ADDR": "" if num_nodes == "1" else first,
     }
     return {name: value for name, value in found.items() if value}
+
+
+_KINDS_OF_RANKS = ("auto", "cpu", "gpu", "xpu")
+_RANKS_PER_CORE = 16
+_LEAST_MAX_RANKS = 64
+_LAST_PORT = 65535
+_LONG_S = 7 * 24 * 3600
+_MANY = 10**6
+
+
+def check_variables(variables: Mapping[str, str]) -> None:
+    """Check the variables that torchrun and OpenMP read. An empty variable counts as not set. Raises ConfigError."""
+    num_nodes = _num_nodes(variables.get("PET_NNODES") or "1")
+    _check_ranks(variables)
+    _check_number(variables, "PET_NODE_RANK", 0, num_nodes - 1, "the number of this node, from 0")
+    _check_number(variables, "PET_MASTER_PORT", 1, _LAST_PORT, "the port at which the nodes meet")
+    _check_number(variables, "PET_MAX_RESTARTS", 0, _MANY, "how often torchrun itself starts ranks again")
+    _check_number(variables, "PET_SHUTDOWN_TIMEOUT", 1, _LONG_S, "seconds that ranks have to save when they are asked to stop")
+    interval = variables.get("PET_MONITOR_INTERVAL") or "1"
+    try:
+        seconds = float(interval)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= _LONG_S:
+        raise ConfigError(f"PET_MONITOR_INTERVAL = {interval} must be a number of seconds, more than 0 and at most {_LONG_S}")
+    openmp_threads(variables)
+    if num_nodes > 1 and not (variables.get("PET_MASTER_ADDR") or variables.get("PET_RDZV_ENDPOINT")):
+        raise ConfigError(
+            f"PET_NNODES = {variables.get('PET_NNODES')}, but PET_MASTER_ADDR is not set; set it to the address of the first node"
+        )
+
+
+def openmp_threads(variables: Mapping[str, str]) -> int | None:
+    """Return OMP_NUM_THREADS; None if it is not set. Raises ConfigError for a value that cannot be used."""
+    _check_number(variables, "OMP_NUM_THREADS", 1, 1024, "CPU threads of one rank")
+    return int(variables.get("OMP_NUM_THREADS") or 0) or None
+
+
+def _num_nodes(text: str) -> int:
+    found = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", text, re.ASCII)
+    least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= least <= most:
+        raise ConfigError(f"PET_NNODES = {text} must be a number of nodes, 1 or more, or MIN:MAX")
+    return most
+
+
+def _check_ranks(variables: Mapping[str, str]) -> None:
+    text = variables.get("PET_NPROC_PER_NODE") or "1"
+    if text in _KINDS_OF_RANKS:
+        return
+    name = "CPU_RANKS" if text == variables.get("CPU_RANKS") else "PET_NPROC_PER_NODE"
+    most = max(_LEAST_MAX_RANKS, _RANKS_PER_CORE * num_cores())
+    _number(name, text, 1, most, "the number of ranks on this node")
+
+
+def _check_number(variables: Mapping[str, str], name: str, least: int, most: int, meaning: str) -> None:
+    if text := variables.get(name):
+        _number(name, text, least, most, meaning)
+
+
+def _number(name: str, text: str, least: int, most: int, meaning: str) -> None:
+    if not re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) or not least <= int(text) <= most:
+        raise ConfigError(f"{name} = {text}, {meaning}, must be an integer from {least} to {most}")

@@ -25,7 +25,7 @@ from common.untrusted import MAX_RECORD_BYTES, read_run_file
 from data_pipeline.dataset.layout import MANIFEST
 from data_pipeline.dataset.manifest import read_manifest
 from trainer.config import LimitsConfig, TrainConfig
-from trainer.watchdog.processes import leave_reason
+from trainer.watchdog.processes import write_exit_code
 
 __all__ = ["finished_as", "is_same", "longer_command", "nothing_to_train", "recorded_settings", "report_finished"]
 
@@ -41,7 +41,7 @@ def report_finished(config: TrainConfig) -> bool:
     if record is None:
         return False
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        leave_reason(f"{ExitCode.DONE:d}")
+        write_exit_code(f"{ExitCode.DONE:d}")
     if os.environ.get("RANK", "0") == "0":
         lines = nothing_to_train(config, "finished", record["step"], record["ended_by"])
         sys.stderr.write(visible(redacted("\n".join(lines))) + "\n")
@@ -123,7 +123,6 @@ def _at(values: Mapping[str, Any], name: str) -> Any:
 
 
 def _is_saved(run: Path, step: int) -> bool:
-    """Return whether the checkpoint of a step is there and all bytes of its files are intact."""
     checkpoints = run / "checkpoints"
     path = checkpoints / f"step-{step:08d}" / "manifest.json"
     objects = unsealed(read_run_file(path, _MAX_MANIFEST_BYTES, path.parent))["objects"]

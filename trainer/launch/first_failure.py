@@ -94,7 +94,6 @@ def _reason_of_others(variables: Mapping[str, str]) -> ExitCode | None:
 
 
 def _num_ranks_here() -> int:
-    """Return the number of child processes of this process's parent that are still running."""
     parent = os.getppid()
     children = [pid for path in Path(f"/proc/{parent}/task").glob("*/children") for pid in path.read_text().split()]
     return sum(is_running(int(pid)) for pid in children)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from trainer.launch.notices import say
+from trainer.launch.log_line import log_line
 
 __all__ = ["STOP_SIGNALS", "StopRequest"]
 
@@ -19,11 +19,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class StopRequest:
-    """A request to stop. The first stop signal is passed on to the child as SIGTERM; later ones have no effect.
-
-    Args:
-        what_follows: for the message to users; empty: it depends on the child.
-    """
+    """A request to stop. The first stop signal is passed on to the child as SIGTERM; later ones have no effect."""
 
     def __init__(self, what_follows: str = "") -> None:
         self._what_follows = what_follows
@@ -56,13 +52,9 @@ class StopRequest:
 
     @contextmanager
     def passed_on_to(self, child: int, *, saves: bool = False) -> Iterator[None]:
-        """Pass a stop request on to a child while the context lasts, including a request from before the context.
-
-        The child must not be reaped within the context, because its pid could then belong to another process.
-
-        Args:
-            child: its pid.
-            saves: whether the child saves a checkpoint before it ends, for the message to users.
+        """Pass a stop request on to the child with this pid while the context lasts, also a request from before. The child must not
+        be reaped within the context, because its pid could then belong to another process. `saves`: whether it saves a
+        checkpoint before it ends, for the message.
         """
         self._is_passed_on, self._child_saves = False, saves
         self._child = child
@@ -77,9 +69,6 @@ class StopRequest:
 
         The C-level signal handler writes to a pipe. Without the pipe, a signal just before the system call would be missed: Python
         runs its handlers only between two bytecodes, and the system call would wait.
-
-        Args:
-            timeout_s: the longest wait in seconds; None: no limit.
         """
         select.select([self._wake_reader], [], [], timeout_s)
         with suppress(BlockingIOError):
@@ -97,7 +86,7 @@ class StopRequest:
         self._received = signal.Signals(number)
         saves = self._child is not None and self._child_saves
         default = "stopping, after a save if a step was trained" if saves else "nothing is started any more"
-        say(f"{self._received.name} received; {self._what_follows or default}")
+        log_line(f"{self._received.name} received; {self._what_follows or default}")
         self._pass_on()
 
     def _pass_on(self) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from common.errors import ConfigError, ExitCode, NextStart
 from common.host_memory import num_oom_kills, why_killed
-from trainer.launch.notices import say
+from trainer.launch.log_line import log_line
 from trainer.launch.stop_request import STOP_SIGNALS, StopRequest
 
 __all__ = ["RESTART_VARIABLES", "Ended", "RestartPolicy", "ended", "newest_step", "run_group", "supervise"]
@@ -60,12 +60,8 @@ class RestartPolicy:
 
     @classmethod
     def of(cls, variables: Mapping[str, str], num_nodes: str) -> RestartPolicy:
-        """Return the policy that the variables set. By default only a group on a single node is started again here.
-
-        A group on several nodes is started again by its scheduler, on all nodes together.
-
-        Raises:
-            ConfigError: a value is not an integer from 0 to 999999.
+        """Return the policy that the variables set. By default only a group on a single node is started again here: one on several
+        nodes is started again by its scheduler, on all nodes together.
         """
         texts = (
             variables.get("TRAIN_MAX_RESTARTS") or (_MAX_RESTARTS if num_nodes == "1" else "0"),
@@ -77,24 +73,16 @@ class RestartPolicy:
         return cls(*map(int, texts))
 
     def pause_s(self, num_restarts: int) -> int | None:
-        """Return the pause in seconds after this many restarts without a new checkpoint; None if there is no further restart."""
+        """Return the pause after this many restarts without a new checkpoint; None if there is no further restart."""
         return None if num_restarts >= self.max_restarts else self.delay_s << min(num_restarts, _MOST_DOUBLINGS)
 
 
 def supervise(
     run: Callable[[], Ended], policy: RestartPolicy, newest: Callable[[], int], stop: StopRequest, unseen: str = ""
 ) -> ExitCode:
-    """Run a group of ranks, and start it again after crashes, until it needs no further start.
-
-    Args:
-        run: starts the group and waits for its end.
-        policy: for restarts.
-        newest: returns the step of the newest checkpoint, a negative number if there is none.
-        stop: once it is received, nothing is started any more.
-        unseen: added to messages about checkpoints if the run directory is unknown.
-
-    Returns:
-        The exit code of the launcher.
+    """Run a group of ranks, and start it again after crashes, until it needs no further start. Return the exit code of the
+    launcher. `newest` returns the step of the newest checkpoint, a negative number if there is none. `unseen` is added to
+    messages about checkpoints if the run directory is unknown.
     """
     num_restarts = 0
     while not stop.is_received():
@@ -108,10 +96,10 @@ def supervise(
             num_restarts = 0
         if (pause_s := policy.pause_s(num_restarts)) is None:
             if policy.max_restarts:
-                say(f"not started again: {num_restarts} restarts have made no new checkpoint{unseen}")
+                log_line(f"not started again: {num_restarts} restarts have made no new checkpoint{unseen}")
             return ExitCode.CRASHED
         num_restarts += 1
-        say(
+        log_line(
             f"the ranks ended ({group.reason or f'code {group.code}'}); starting again from the newest checkpoint in {pause_s} s "
             f"(restart {num_restarts} of {policy.max_restarts} without a new one{unseen})"
         )
@@ -120,14 +108,8 @@ def supervise(
 
 
 def run_group(command: list[str], exit_file: Path, stop: StopRequest) -> Ended:
-    """Run a command to its end in a new session, and pass a stop request on to it.
-
-    In a new session the command does not also receive a Ctrl-C from the terminal.
-
-    Args:
-        command: starts the ranks.
-        exit_file: the first rank that fails, or the watchdog, writes the reason here.
-        stop: the request of this process, with its handlers installed.
+    """Run a command to its end, and pass a stop request on to it. In its new session it does not also receive a Ctrl-C from the
+    terminal.
     """
     exit_file.write_bytes(b"")
     oom_kills = num_oom_kills()
@@ -148,20 +130,16 @@ def run_group(command: list[str], exit_file: Path, stop: StopRequest) -> Ended:
         left = ""
     why = why_killed(oom_kills)
     if status == -signal.SIGKILL:  # it could not report this itself
-        say(f"signal 9 (SIGKILL) ended torchrun{f': {why}' if why else ''}")
+        log_line(f"signal 9 (SIGKILL) ended torchrun{f': {why}' if why else ''}")
     how = ended(status, left, why)
     if how.final is ExitCode.STOPPED and not left:
-        say("stopped before a rank was started; no file was changed")
+        log_line("stopped before a rank was started; no file was changed")
     return how
 
 
 def ended(status: int, left: str, why_killed: str = "") -> Ended:
-    """Return how a group has ended.
-
-    Args:
-        status: exit code of torchrun, or -N if signal N ended it.
-        left: content of the exit file: an exit code, and possibly a message after it.
-        why_killed: why the kernel has killed a process, if it has.
+    """Return how a group has ended: from the exit code of torchrun (-N if signal N ended it), and the exit file with an exit code
+    and possibly a message.
     """
     code = status if status >= 0 else _SIGNAL_BASE - status
     if code == ExitCode.DONE:

@@ -11,33 +11,48 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from common.command_line import end_at_once, importing, run_command
 from common.errors import ExitCode
-from trainer.launch.notices import say
-from trainer.launch.settings import check_variables
+from common.hardware import num_cores, signs_of_gpus
+from trainer.launch.environment import check_variables, missing_variables
+from trainer.launch.log_line import log_line
+from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 
-__all__ = ["main"]
+__all__ = ["count_gpus", "main"]
+
+_TAKES = "takes seconds to a minute"
 
 
 def main(arguments: Sequence[str]) -> ExitCode:
-    """Start the ranks, wait for them, and return the exit code of this process."""
     check_variables(os.environ)
-    if (place := _place_of_training(arguments)) is not None:
+    words = ("-m", "trainer", "train")
+    places = (place + len(words) for place in range(len(arguments)) if tuple(arguments[place : place + len(words)]) == words)
+    if (place := next(places, None)) is not None:  # otherwise the ranks run another program
         with importing():
-            from trainer.launch.train_settings import load_train_settings
-        load_train_settings(arguments[place:])
-        say(f"starting ranks: {os.environ.get('PET_NPROC_PER_NODE', '1')}; loading PyTorch first, which takes seconds to a minute")
+            from trainer.launch.train_settings import hand_to_ranks, load_train_settings
+        config = load_train_settings(arguments[place:])
+        if not os.environ.get("PET_NPROC_PER_NODE"):
+            os.environ.update(missing_variables(os.environ, count_gpus(config.device), num_cores()))
+            check_variables(os.environ)
+        if exit_file := os.environ.get(EXIT_FILE_VARIABLE):  # it is in a private folder
+            hand_to_ranks(config, arguments[place:], Path(exit_file).with_name("settings.json"))
+        loading = "" if "torch" in sys.modules else f"; loading PyTorch first, which {_TAKES}"
+        log_line(f"starting ranks: {os.environ['PET_NPROC_PER_NODE']}{loading}")
     with importing():
         from trainer.launch.agent import launch
     return launch(arguments)
 
 
-def _place_of_training(arguments: Sequence[str]) -> int | None:
-    """Return the place of the first option of the training; None if the ranks run another program."""
-    words = ("-m", "trainer", "train")
-    places = (place + len(words) for place in range(len(arguments)) if tuple(arguments[place : place + len(words)]) == words)
-    return next(places, None)
+def count_gpus(device: str) -> int:
+    """Return the number of GPUs that a training with this setting `device` uses on this machine."""
+    if device == "cpu" or not signs_of_gpus():
+        return 0
+    log_line(f"counting the GPUs; loading PyTorch for it {_TAKES}")
+    with importing():
+        from trainer.distributed.devices import num_gpus
+    return num_gpus(device)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from common.errors import ConfigError
+from common.hardware import num_cores
 from trainer.config import TrainConfig
-from trainer.launch.settings import openmp_threads
+from trainer.launch.environment import openmp_threads
 from trainer.machine.environment import from_cpuinfo
 
 __all__ = [
@@ -70,11 +71,7 @@ _REPEATABLE_WORKSPACES = (":4096:8", ":16:8")
 
 
 def configure_determinism(config: TrainConfig) -> None:
-    """Set thread count, TF32 and, unless `reproducibility = off`, deterministic kernels. Call this before the first use of a GPU.
-
-    Raises:
-        ConfigError: an environment variable contradicts the setting `reproducibility` or `tf32`.
-    """
+    """Set thread count, TF32 and, unless `reproducibility = off`, deterministic kernels. Call it before a GPU is used."""
     torch.set_num_threads(threads_per_rank(config))
     deterministic = config.reproducibility != "off"
     if deterministic:
@@ -93,19 +90,12 @@ def configure_determinism(config: TrainConfig) -> None:
 
 
 def threads_per_rank(config: TrainConfig) -> int:
-    """Return the CPU threads of one rank: the setting, else OMP_NUM_THREADS, else an equal share of the cores of this process.
-
-    Under `elastic` the default is 1. A share of the cores would depend on the number of ranks, and the number of threads changes
-    the bits of sums.
-
-    Raises:
-        ConfigError: OMP_NUM_THREADS is not a number of threads.
-    """
+    """Return the CPU threads of one rank. Under `elastic` the default is 1, because a share would depend on the number of ranks."""
     if config.threads is not None:
         return config.threads
     if config.reproducibility == "elastic":
         return 1
-    return openmp_threads(os.environ) or max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return openmp_threads(os.environ) or max(1, num_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def device_name(device: torch.device) -> str:
@@ -129,7 +119,7 @@ def cpu_kernels() -> str:
 
 
 def flags() -> dict[str, str]:
-    """Return the set environment variables that select kernels, by name. Of a value that is a path, the digest is returned."""
+    """Return the set environment variables that select kernels. Of a value that is a path, the digest is returned."""
     found = {name: value for name, value in sorted(os.environ.items()) if _selects_kernels(name, value)}
     return {name: f"sha256:{sha256(value.encode()).hexdigest()}" if "/" in value else value for name, value in found.items()}
 

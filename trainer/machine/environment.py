@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from common.files import digest_file
-from common.places import ENV, SYSTEM_PACKAGES
+from common.paths import ENV, SYSTEM_PACKAGES
 from common.settings.dotted import flatten
 from common.text import value_text
 from trainer.machine.gpus import driver_version
@@ -42,8 +42,6 @@ _CHANGES_BITS_BELOW = ("flags.", "packages.torch", "packages.triton", "packages.
 
 @dataclass(frozen=True)
 class Difference:
-    """A fact whose recorded and found values differ."""
-
     name: str
     recorded: Any
     found: Any
@@ -51,14 +49,14 @@ class Difference:
     """True if the same steps may compute other bits because of this."""
 
     def describe(self) -> str:
-        """Return the difference as one line. A star marks a difference that can change bits."""
+        """Return one line, with a star if the difference can change bits."""
         return f"{'*' if self.changes_bits else ' '} {self.name}: {shown(self.recorded)} before, {shown(self.found)} now"
 
 
 def find_differences(
     recorded: Mapping[str, Any], found: Mapping[str, Any], deciding: Collection[str] = ()
 ) -> tuple[Difference, ...]:
-    """Return the facts that differ, sorted by name. `deciding` holds further names that change bits."""
+    """Return the facts that differ, by name. `deciding` holds further names that change bits."""
     certain = {*_CHANGES_BITS, *deciding}
     return tuple(
         Difference(name, recorded.get(name), found.get(name), name in certain or name.startswith(_CHANGES_BITS_BELOW))
@@ -95,39 +93,31 @@ def environment_facts() -> dict[str, Any]:
 
 
 def same_facts(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return recorded and found facts, flat, without those that an older version did not record.
-
-    The packages that differ from the lock are left out too: they follow from `packages` and `locks`.
-    """
+    """Return recorded and found facts, flat, without those that an older version did not record or that follow from others."""
     common = (recorded.keys() & found.keys()) - {"unlocked", "lock"}
     older = {name: value for name, value in recorded.items() if name in common or name not in found}
     return flatten(older), flatten({name: value for name, value in found.items() if name in common})
 
 
 def unlocked_here() -> str:
-    """Return one sentence about the installed packages that differ from the lock; empty if there are none."""
     return describe_unlocked(lock_name(), unlocked_packages_here())
 
 
 def library_versions() -> dict[str, str | None]:
     """Return the versions of PyTorch, CUDA, cuDNN and NCCL; None for a part that this PyTorch does not have."""
+    cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "cudnn": _dotted(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+        "cudnn": f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}" if cudnn else None,
         "nccl": nccl_version(),
     }
 
 
 def nccl_version() -> str | None:
-    """Return the version of NCCL; None if this PyTorch has none."""
     if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
         return None
     return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-
-
-def _dotted(cudnn: int | None) -> str | None:
-    return f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}" if cudnn else None
 
 
 def _image_digest(variables: Mapping[str, str]) -> str | None:
@@ -142,7 +132,7 @@ def _image_digest(variables: Mapping[str, str]) -> str | None:
 
 
 def from_cpuinfo(*names: str) -> list[str]:
-    """Return the values of these fields in /proc/cpuinfo, each once. Empty on systems other than Linux."""
+    """Return the values of these fields in /proc/cpuinfo, each once."""
     try:
         lines = _CPUINFO.read_text().splitlines()
     except OSError:
@@ -159,6 +149,5 @@ def _git_revision() -> str | None:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a user would write it, in at most 80 characters."""
     text = value_text(value)
     return text if len(text) <= 80 else text[:77] + "…"

@@ -48,13 +48,10 @@ class GpuReading:
 
 
 def xids_in(text: str) -> tuple[int, ...]:
-    """Return the numbers of the Xid errors in text of the kernel log, in order."""
     return tuple(int(found["number"]) for found in _XID.finditer(text))
 
 
 class NoGpus:
-    """Readings of a machine or a run without GPUs."""
-
     def read(self) -> tuple[GpuReading, ...]:
         return ()
 
@@ -62,7 +59,7 @@ class NoGpus:
         return ()
 
     def close(self) -> None:
-        """Do nothing."""
+        pass
 
 
 class KernelLog:
@@ -78,7 +75,6 @@ class KernelLog:
         return xids_in("".join(self._records()))
 
     def close(self) -> None:
-        """Close the log."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -97,14 +93,7 @@ class KernelLog:
 
 
 class NvmlGpus:
-    """GPUs through NVML. Each value is queried separately, because most devices lack some of them.
-
-    Args:
-        uuids: the GPUs to read, in the order of their index, as torch names them.
-
-    Raises:
-        pynvml.NVMLError: there is no driver.
-    """
+    """GPUs through NVML, by the UUIDs that torch names. Each value is queried separately, because most devices lack some."""
 
     def __init__(self, uuids: Sequence[str]) -> None:
         pynvml.nvmlInit()
@@ -161,7 +150,7 @@ Gpus: TypeAlias = NvmlGpus | NoGpus
 
 
 def opened_gpus(uuids: Sequence[str]) -> Gpus:
-    """Return the GPUs with these UUIDs. If NVML does not respond, log a warning and return no GPUs."""
+    """Return the GPUs with these UUIDs; none, with a warning, if NVML does not respond."""
     if not uuids:
         return NoGpus()
     try:
@@ -172,7 +161,6 @@ def opened_gpus(uuids: Sequence[str]) -> Gpus:
 
 
 def driver_version() -> str | None:
-    """Return the version of NVIDIA's driver; None if there is none."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -183,7 +171,6 @@ def driver_version() -> str | None:
 
 
 def _answer(query: Callable[[], _ValueT]) -> _ValueT | None:
-    """Return the result of a query, or None if it fails."""
     try:
         return query()
     except pynvml.NVMLError:
@@ -210,8 +197,6 @@ def _ecc(handle: Any, kind: int) -> int:
 
 
 def _xid_events(handles: Sequence[Any]) -> Any | None:
-    """Return the event set that reports Xid errors, or None if a device does not support such events."""
-
     def register() -> Any:
         events = pynvml.nvmlEventSetCreate()
         for handle in handles:

@@ -19,8 +19,6 @@ _MIB, _GB = 2**20, 10**9
 
 @dataclass(frozen=True)
 class HostReading:
-    """The state of the machine and of the processes of this run at one moment."""
-
     rss_mib: float
     """Resident memory of all processes of the run. Shared pages count for each process."""
     private_mib: float
@@ -37,12 +35,7 @@ class HostReading:
 
 
 class Host:
-    """Reads memory, processor and disk.
-
-    Args:
-        run: directory of the run, whose disk is read.
-        process: id of the process whose tree is read: the launcher of the ranks, or this process.
-    """
+    """Reads memory, processor and disk: of the process tree below `process`, and of the disk of the run."""
 
     def __init__(self, run: Path, process: int) -> None:
         self._run = run
@@ -51,7 +44,6 @@ class Host:
         self._is_first = True
 
     def read(self) -> HostReading:
-        """Return a reading."""
         resident, private = self._memory()
         read_rate, write_rate = self._disk_rates()
         busy = psutil.cpu_percent(None) / 100  # since the last call in this thread

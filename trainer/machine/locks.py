@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import distributions
 
-from common.places import ENV
+from common.paths import ENV
 
 __all__ = ["describe_unlocked", "installed_packages", "lock_name", "unlocked_packages", "unlocked_packages_here"]
 
@@ -36,21 +36,12 @@ def installed_packages() -> dict[str, str]:
 
 
 def unlocked_packages_here() -> dict[str, str]:
-    """Return the installed packages that differ from the lock of this installation; see `unlocked_packages`."""
     lock = lock_name()
     return {} if lock is None else unlocked_packages((ENV / lock).read_text(encoding="utf-8"), installed_packages())
 
 
 def unlocked_packages(lock: str, installed: Mapping[str, str]) -> dict[str, str]:
-    """Return the packages that are missing or have another version than in a lock: both versions, by name.
-
-    A lock can have several versions of a package, each for some machines, and each of them is accepted. A package that is only for
-    some machines may be missing. A build of a version, such as `2.13.0+cpu`, counts as that version.
-
-    Args:
-        lock: content of the lock.
-        installed: version of each installed package by its name.
-    """
+    """Return the packages that a lock has and that are missing or have none of its versions: both versions, by name."""
     versions = {_plain(name): version for name, version in installed.items()}
     pins: dict[str, list[str]] = {}
     for_some: set[str] = set()
@@ -69,7 +60,6 @@ def unlocked_packages(lock: str, installed: Mapping[str, str]) -> dict[str, str]
 
 
 def describe_unlocked(lock: str | None, unlocked: Mapping[str, str]) -> str:
-    """Return one sentence about the packages that differ from the lock; empty if there are none."""
     if lock is None:
         return "the lock env/requirements.lock is missing, so the installed packages were not compared with it"
     if not unlocked:

@@ -26,14 +26,12 @@ _OUT_OF_MEMORY_TEXTS = (
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return True if an allocation failed on a GPU or on the host. Also checks the causes of the error.
-
-    An error of NCCL is never one, even if NCCL found no memory: its communicator cannot be used again, and peers may wait in it.
-    """
+    """Return whether an allocation failed on a GPU or on the host, also as the cause of the error."""
     if error is None:
         return False
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
+    # After an error of NCCL its communicator cannot be used again, even if it only found no memory, and peers may wait in it.
     if isinstance(error, dist.DistBackendError) or "NCCL" in str(error):
         return False
     matches = isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS)
@@ -41,10 +39,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def fits_in_memory(run: Callable[[], object]) -> bool:
-    """Call a function. Returns False if it runs out of memory; its other errors are raised.
-
-    On return the error is freed, and with it the tensors that its traceback holds.
-    """
+    """Call a function. False: it ran out of memory. The error is freed then, with the tensors that its traceback holds."""
     try:
         run()
     except Exception as error:
@@ -55,14 +50,13 @@ def fits_in_memory(run: Callable[[], object]) -> bool:
 
 
 def release_memory() -> None:
-    """Return unused cached memory to the device, so that tensors of other sizes fit."""
     gc.collect()
     torch.cuda.empty_cache()  # does nothing if no GPU is in use
 
 
 @contextmanager
 def isolated_rng() -> Iterator[None]:
-    """Restore torch's generators, of the CPU and of the GPU of this process, after the body, also after an error."""
+    """Restore torch's generators after the body, also after an error."""
     host = torch.get_rng_state()
     in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # querying an unused GPU would initialise it
     device = torch.cuda.get_rng_state() if in_use else None
@@ -91,19 +85,13 @@ class PeakMeter:
         self._resident_before = process_bytes("VmRSS")
 
     def bytes(self) -> int:
-        """Return the peak so far, in bytes."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
         return max(0, process_bytes("VmHWM") - self._resident_before)
 
 
 def available_bytes(device: torch.device, num_local_ranks: int) -> int:
-    """Return the bytes that this rank may still allocate: the free memory of its GPU, or its share of the free host memory.
-
-    Args:
-        device: the device of this rank.
-        num_local_ranks: ranks on this machine, which share the memory of the host.
-    """
+    """Return the bytes that this rank may still allocate: the free memory of its GPU, or its share of that of the host."""
     if device.type != "cuda":
         return available_host_bytes() // num_local_ranks
     free, _ = torch.cuda.mem_get_info(device)

@@ -22,8 +22,6 @@ _LEAST_WIDTH = 256
 
 @dataclass(frozen=True)
 class ChosenPrecision:
-    """The number format of a run, and where it comes from."""
-
     setting: str
     """The value that the user set: `auto` or a format."""
     value: Precision
@@ -34,18 +32,7 @@ class ChosenPrecision:
 
 
 def with_precision(config: TrainConfig, group: Group, recorded: Precision | None) -> tuple[TrainConfig, ChosenPrecision]:
-    """Return the settings with a number format for `precision = auto`, the same on all ranks, and how it was chosen.
-
-    bf16 is chosen only if it is fast on every rank. All ranks must call this.
-
-    Args:
-        config: the settings. They are returned unchanged if `precision` is a format.
-        group: the ranks, which may have different devices.
-        recorded: the format with which the run was started, None for a new run. It is used again, because the bits depend on it.
-
-    Raises:
-        ConfigError: the run was started in bf16, and the GPU of a rank has none.
-    """
+    """Return the settings with a number format for `precision = auto`, the same on all ranks. All ranks must call this."""
     device_type = group.device.type
     has_bf16 = device_type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     if config.precision != "auto":
@@ -70,13 +57,7 @@ def with_precision(config: TrainConfig, group: Group, recorded: Precision | None
 
 
 def choose_precision(device_type: str, width: int, *, all_fast: bool) -> tuple[Precision, str]:
-    """Return the fastest number format of a new run, and the reason.
-
-    Args:
-        device_type: `cuda` or `cpu`.
-        width: `model.width`.
-        all_fast: whether the devices of all ranks compute fast in bf16: GPUs of compute capability 8.0, CPUs with AMX.
-    """
+    """Return the number format of a new run, and the reason. `all_fast`: all ranks have compute capability 8.0, or AMX."""
     if device_type == "cuda":
         return ("bf16", "every GPU has it") if all_fast else ("fp16", "not every GPU has bf16 (compute capability 8.0)")
     if not all_fast:
@@ -87,7 +68,6 @@ def choose_precision(device_type: str, width: int, *, all_fast: bool) -> tuple[P
 
 
 def has_amx() -> bool:
-    """Return whether matrix products in bf16 use the AMX unit of this CPU. ONEDNN_MAX_CPU_ISA can turn it off."""
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
     has_unit = any("amx_bf16" in flags.split() for flags in from_cpuinfo("flags"))
     return has_unit and (limit in ("ALL", "DEFAULT") or "AMX" in limit)

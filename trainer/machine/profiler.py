@@ -27,14 +27,7 @@ _MAX_EVENTS = 200_000
 
 
 class StepProfiler:
-    """Records the steps of `log.profile_steps` once. A profile that cannot be written is a warning, and the training continues.
-
-    Args:
-        run: directory of the run.
-        steps: `log.profile_steps`, such as `10..15`; None: nothing is recorded.
-        rank: of this process.
-        device: that the steps run on.
-    """
+    """Records the steps of `log.profile_steps` once. A profile that cannot be written is a warning."""
 
     def __init__(self, run: Path, steps: str | None, rank: int, device: torch.device) -> None:
         self._folder = run / FOLDER
@@ -57,7 +50,6 @@ class StepProfiler:
         self._profile.start()
 
     def after_step(self, step: int) -> None:
-        """Note that `step` was made, and write the profile if it was the last one."""
         if self._profile is None:
             return
         self._last = step

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.files import UnusableFileError, open_input
-from trainer.watchdog.beat import Beat
+from trainer.watchdog.heartbeat import Heartbeat
 from trainer.watchdog.processes import ProcessId, own_container, process_state
 
 __all__ = ["Rank", "ranks_of"]
@@ -27,10 +27,8 @@ _WRITABLE = 0o200
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank with a heartbeat file, and whether it is running here."""
-
     number: int
-    beat: Beat | None
+    beat: Heartbeat | None
     """Its last heartbeat; None if the file holds none."""
     beaten_s: float
     """Time of the last heartbeat, in seconds since 1970."""
@@ -49,18 +47,17 @@ def ranks_of(run: Path) -> list[Rank]:
 
 
 def _rank(path: Path, run: Path) -> Rank | None:
-    """Return the rank whose heartbeat is in a file; None if the file cannot be read."""
     try:
         with open_input(path, below=run) as file:
             status = os.fstat(file.fileno())
-            beat = Beat.from_bytes(file.read(_MAX_BEAT_BYTES))
+            beat = Heartbeat.from_bytes(file.read(_MAX_BEAT_BYTES))
     except (OSError, UnusableFileError):
         return None
     number = int(path.name.removeprefix("rank-"))
     return Rank(number, beat, status.st_mtime, _absence(beat, status, path.name))
 
 
-def _absence(beat: Beat | None, status: os.stat_result, name: str) -> str:
+def _absence(beat: Heartbeat | None, status: os.stat_result, name: str) -> str:
     if beat is None:
         return "its heartbeat file holds no heartbeat"
     if beat.container != (here := own_container()):
@@ -78,7 +75,6 @@ def _absence(beat: Beat | None, status: os.stat_result, name: str) -> str:
 
 
 def _writes(process: ProcessId, status: os.stat_result, name: str) -> bool:
-    """Return whether a process has a file open for writing."""
     for link in list(Path(f"/proc/{process.pid}/fd").iterdir()):
         with suppress(FileNotFoundError):  # it was closed meanwhile
             if link.readlink().name == name and link.lstat().st_mode & _WRITABLE:

@@ -26,8 +26,6 @@ _QUEUED_READINGS = 64
 
 @dataclass(frozen=True)
 class HardwareReading:
-    """One reading of GPUs and host."""
-
     gpus: tuple[GpuReading, ...]
     host: HostReading
     xids: tuple[int, ...] = ()
@@ -48,7 +46,6 @@ class HardwareSampler:
 
     @contextmanager
     def running(self) -> Iterator[HardwareSampler]:
-        """Take readings during the body, the first one at once."""
         self._thread.start()
         try:
             yield self
@@ -61,14 +58,12 @@ class HardwareSampler:
                     self._kernel_log.close()
 
     def take(self) -> list[HardwareReading]:
-        """Return the readings since the last call, oldest first."""
         taken = []
         while self._readings:
             taken.append(self._readings.popleft())
         return taken
 
     def read(self) -> HardwareReading:
-        """Take one reading in the calling thread."""
         gpus, host = self._gpus.read(), self._host.read()
         # Read both sources, or the same error is reported twice. Read them last, or a failed reading loses their errors.
         logged = () if self._kernel_log is None else self._kernel_log.xids()

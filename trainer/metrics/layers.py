@@ -83,7 +83,6 @@ class LayerReading:
 
     @property
     def event(self) -> LayersEvent:
-        """The event with the norms."""
         norms = self.norms.items()
         return LayersEvent(
             self.step,
@@ -139,7 +138,6 @@ class LayerObserver:
 
     @torch.no_grad()
     def before_update(self, step: int) -> None:
-        """Measure gradients and weights, and keep a copy of the weights until after the update, if norms are due."""
         norms, histograms = self._due(self._norms_every, step), self._due(self._histograms_every, step)
         self._current = _Measurement(norms, histograms) if norms or histograms else None
         if self._current is not None:
@@ -147,7 +145,6 @@ class LayerObserver:
 
     @torch.no_grad()
     def after_update(self, step: int) -> None:
-        """Measure the update, and start the copy of all numbers to the host."""
         current, self._current = self._current, None
         if current is None:
             return

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,11 +16,10 @@ from trainer.machine.sampler import HardwareReading
 from trainer.metrics.layers import LayerReading
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.step_metrics import StepMetrics
-from trainer.metrics.totals import RunningNumbers
-from trainer.runs.events import AlertEvent, Event, HardwareEvent, SampleEvent, SaveEvent, ScalarsEvent, ScoresEvent
+from trainer.runs.events import AlertEvent, Event, HardwareEvent, SampleEvent, SaveEvent, ScalarsEvent, ScoresEvent, TrainEvent
 from trainer.runs.metrics_file import CutOff
 
-__all__ = ["Monitor"]
+__all__ = ["Monitor", "RunningNumbers"]
 
 
 class Monitor:
@@ -64,7 +65,7 @@ class Monitor:
             sink.write(event)
 
     def train(self, metrics: StepMetrics) -> StepMetrics:
-        """Report a step, and the readings of the machine since the step before. Returns the metrics with what the monitor adds."""
+        """Report a step. Returns the metrics with what the monitor adds."""
         with self._measured():
             self._running.after_step(metrics.loss, metrics.grad_norm)
             spent_s, self._spent_s = self._spent_s, 0.0
@@ -87,7 +88,6 @@ class Monitor:
             return full
 
     def layers(self, reading: LayerReading | None) -> None:
-        """Report norms and histograms of the layers, if there are any."""
         if reading is None:
             return
         with self._measured():
@@ -97,13 +97,11 @@ class Monitor:
                 sink.histograms(reading)
 
     def hardware(self, step: int, reading: HardwareReading) -> None:
-        """Report what the machine did at about this step."""
         alerts = self._rules.after_reading(step, reading)
         self.write(HardwareEvent.of(step, reading, self._rules.memory_trend, self._rules.gpu_memory_trends))
         self._alert_all(alerts)
 
     def slow_rank(self, step: int, slow: SlowRank | None) -> None:
-        """Report a slow rank, if there is one."""
         if slow is not None:
             self._alert_all(self._rules.slow_rank(step, slow))
 
@@ -116,7 +114,6 @@ class Monitor:
             sink.samples(step, samples, scores)
 
     def scalars(self, event: ScalarsEvent | None) -> None:
-        """Report what a hook of an extension logged, if it logged anything."""
         if event is not None:
             self.write(event)
 
@@ -126,27 +123,20 @@ class Monitor:
             self.write(SaveEvent(step, stall_s))
 
     def alert(self, alert: AlertEvent) -> None:
-        """Report an alert of the guard, of the rules here, or of another part of the run."""
         self.has_reported_stop |= alert.action == "stop"
         self.write(replace(alert, count=self._running.after_alert(alert.rule)))
 
-    def rewind(self, known: CutOff) -> None:
-        """Remove all events that the state does not cover to which the run goes back, and restore the running numbers."""
+    def rewind(self, cut_off: CutOff) -> None:
         for sink in self._sinks:
-            sink.rewind(known)
-        self._running.restore(self._history(known))
+            sink.rewind(cut_off)
+        self._running.restore(self._history(cut_off))
 
     def sync(self) -> None:
-        """Force the events in all sinks to the device, so that no checkpoint is ahead of the numbers before it.
-
-        Raises:
-            StorageError: it failed.
-        """
+        """Force the events to the device, so that no checkpoint is ahead of the numbers before it. Raises StorageError."""
         for sink in self._sinks:
             sink.sync()
 
     def finish(self, status: str) -> None:
-        """Report how the run ended, if it did not fail."""
         for sink in self._sinks:
             sink.finish(status)
 
@@ -163,3 +153,52 @@ class Monitor:
             yield
         finally:
             self._spent_s += time.perf_counter() - begin
+
+
+class RunningNumbers:
+    """The moving average of the training loss, the steps that were not finite, and the alerts by rule."""
+
+    def __init__(self, average_steps: int) -> None:
+        self._losses: deque[float] = deque(maxlen=average_steps)
+        self.non_finite_steps = 0
+        """Steps whose loss or gradient norm was not finite."""
+        self.alerts: Counter[str] = Counter()
+        """Number of alerts of each rule, in the order of the first alerts."""
+        self._saved_step: int | None = None
+
+    @property
+    def num_averaged(self) -> int:
+        return len(self._losses)
+
+    @property
+    def loss_average(self) -> float | None:
+        """Mean of the finite losses among the last `average_steps`; None if there are none."""
+        finite = [loss for loss in self._losses if math.isfinite(loss)]
+        return math.fsum(finite) / len(finite) if finite else None  # fsum: exact, so a resumed run has the same bits
+
+    def after_step(self, loss: float, grad_norm: float) -> None:
+        self._losses.append(loss)
+        self.non_finite_steps += not (math.isfinite(loss) and math.isfinite(grad_norm))
+
+    def after_alert(self, rule: str) -> int:
+        """Add an alert. Returns how many of its rule there have been, with this one."""
+        self.alerts[rule] += 1
+        return self.alerts[rule]
+
+    def after_save(self, step: int) -> bool:
+        """Add a save. Returns whether it is the first one of its step."""
+        is_first, self._saved_step = step != self._saved_step, step
+        return is_first
+
+    def restore(self, events: Iterable[Event]) -> None:
+        self._losses.clear()
+        self.alerts.clear()
+        self.non_finite_steps = 0
+        self._saved_step = None
+        for event in events:
+            if isinstance(event, TrainEvent):
+                self.after_step(event.loss, event.grad_norm)
+            elif isinstance(event, AlertEvent) and event.rule:
+                self.after_alert(event.rule)
+            elif isinstance(event, SaveEvent):
+                self.after_save(event.step)

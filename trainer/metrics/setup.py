@@ -18,7 +18,7 @@ from trainer.distributed.group import Group
 from trainer.machine.gpus import KernelLog, opened_gpus
 from trainer.machine.host import Host
 from trainer.machine.sampler import HardwareSampler
-from trainer.metrics.monitor import Monitor
+from trainer.metrics.monitor import Monitor, RunningNumbers
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.sinks.json_lines import JsonLinesSink, NodeHardwareSink
 from trainer.metrics.sinks.mlflow_sink import MlflowSink
@@ -26,7 +26,6 @@ from trainer.metrics.sinks.tensorboard import TensorBoardSink
 from trainer.metrics.sinks.terminal import TerminalSink
 from trainer.metrics.sinks.wandb_sink import WandbSink
 from trainer.metrics.step_metrics import RunFacts
-from trainer.metrics.totals import RunningNumbers
 from trainer.runs.metrics_file import METRICS, CutOff, events_until
 from trainer.watchdog.processes import LAUNCHER_VARIABLE
 
@@ -36,17 +35,16 @@ _MAX_REPORT_BYTES = 64 << 20
 
 
 @contextmanager
-def opened_monitor(config: TrainConfig, group: Group, *, last_step: int | None, known: CutOff | None) -> Iterator[Monitor]:
+def opened_monitor(config: TrainConfig, group: Group, *, last_step: int | None, cut_off: CutOff | None) -> Iterator[Monitor]:
     """Open the monitor of this rank.
 
-    On rank 0 it has all sinks of the run. On the first rank of each further machine it has a sink for the hardware of that machine.
-    On other ranks it has no sinks.
+    Rank 0 has all sinks of the run. The first rank of each further machine has a sink for the hardware of that machine.
 
     Args:
         config: the run's settings.
         group: the ranks.
-        last_step: the step at which the limits will end the run, if that is known.
-        known: the events that the state covers from which the run resumes; None for a new run.
+        last_step: the step at which the limits will end the run, if that is cut_off.
+        cut_off: the events that the state covers from which the run resumes; None for a new run.
 
     Raises:
         ConfigError: Weights & Biases or MLflow is set, and is not installed or does not start.
@@ -55,12 +53,12 @@ def opened_monitor(config: TrainConfig, group: Group, *, last_step: int | None, 
         running, sinks = RunningNumbers(config.log.average_steps), list[Sink]()
 
         def open_on_main() -> None:
-            for sink in _sinks(config, last_step, known):
+            for sink in _sinks(config, last_step, cut_off):
                 stack.callback(sink.close)
                 sink.begin(facts)
                 sinks.append(sink)
-            if known is not None:
-                running.restore(events_until(config.run / METRICS, known))
+            if cut_off is not None:
+                running.restore(events_until(config.run / METRICS, cut_off))
 
         facts = RunFacts(config.run.name, redacted_settings(config.model_dump(mode="json")), _report(config.data))
         group.on_main(open_on_main)  # an error there is raised on every rank
@@ -68,17 +66,17 @@ def opened_monitor(config: TrainConfig, group: Group, *, last_step: int | None, 
             yield Monitor()
             return
         if not group.is_main:
-            sinks.append(NodeHardwareSink(config.run / f"hardware-rank-{group.rank}.jsonl", known))
+            sinks.append(NodeHardwareSink(config.run / f"hardware-rank-{group.rank}.jsonl", cut_off))
             stack.callback(sinks[0].close)
         readings = stack.enter_context(_readings(config, group))
         yield Monitor(sinks, running, config.alerts, readings, history=partial(events_until, config.run / METRICS))
 
 
-def _sinks(config: TrainConfig, last_step: int | None, known: CutOff | None) -> Iterator[Sink]:
+def _sinks(config: TrainConfig, last_step: int | None, cut_off: CutOff | None) -> Iterator[Sink]:
     run, settings = config.run, config.log
-    yield JsonLinesSink(run / METRICS, known)
-    yield TensorBoardSink(run / "tensorboard", known, settings.every_steps)
-    yield TerminalSink(0 if known is None else known.step, last_step, settings.every_steps)
+    yield JsonLinesSink(run / METRICS, cut_off)
+    yield TensorBoardSink(run / "tensorboard", cut_off, settings.every_steps)
+    yield TerminalSink(0 if cut_off is None else cut_off.step, last_step, settings.every_steps)
     if settings.wandb_project is not None:
         yield WandbSink(run, settings.wandb_project, settings.every_steps)
     if settings.mlflow_uri is not None:
@@ -99,7 +97,6 @@ def _readings(config: TrainConfig, group: Group) -> Iterator[Any]:
 
 
 def _report(data: Path) -> Mapping[str, Any]:
-    """Return the report of the prepared data, for a picture; empty if it cannot be read."""
     try:
         report = parse_json(read_input(data / "report.json", _MAX_REPORT_BYTES, below=data))
     except (OSError, ValueError):

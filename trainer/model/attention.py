@@ -11,10 +11,8 @@ Four backends compute the same result. `choose_backend` takes the fastest one th
     sdpa       anywhere: `scaled_dot_product_attention` with a mask over all pairs of a row's tokens
 
 Under `torch.use_deterministic_algorithms(True)` the backward pass of every backend is deterministic, according to PyTorch's source
-code. Flash attention adds the parts of a query's gradient in separate buffers instead of atomically, and the memory-efficient
-kernel of `sdpa` uses one split of the keys (both `aten/src/ATen/native/transformers/cuda/attention_backward.cu`). flex computes the
-gradients of queries and those of keys in separate blocks, without atomic additions (`torch/_inductor/kernel/flex/templates`). On a
-CPU one thread computes a whole head. With `warn_only=True` flash attention and the memory-efficient kernel are not deterministic.
+code (`cuda/attention_backward.cu`, `_inductor/kernel/flex/templates`). With `warn_only=True` flash attention and the
+memory-efficient kernel of `sdpa` are not.
 """
 
 # ruff: noqa: N815 - names of arrays carry their shape
@@ -71,7 +69,6 @@ _DESCRIPTIONS: dict[Backend, str] = {
 }
 _VARLEN_MODULE = "torch.nn.attention.varlen"
 _HALF_PRECISIONS = ("bf16", "fp16", "float8")
-_NO_DROPOUT = "has no dropout, and model.attention_dropout is above 0"
 _MAX_FLASH_HEAD, _FLASH_HEAD_MULTIPLE, _MIN_FLEX_HEAD = 256, 8, 16
 
 
@@ -80,11 +77,8 @@ class Capability:
     """Features of a device and of the installed PyTorch that decide which backends can run."""
 
     cuda: tuple[int, int] | None
-    """The GPU's compute capability; None on a CPU."""
     has_varlen: bool = True
-    """PyTorch has `torch.nn.attention.varlen`, as from version 2.10 on."""
     has_triton: bool = True
-    """Triton is installed, which compiles the kernels of `flex`."""
 
 
 class Layout(NamedTuple):
@@ -96,19 +90,18 @@ class Layout(NamedTuple):
     positions_BL: Tensor
     """int64 position of each token in its document."""
     mask_B1LL: Tensor | None = None
-    """For `sdpa`: see `document_mask`."""
     bounds_M: Tensor | None = None
     """For `varlen`: int32 first token of each document in the flattened micro-batch; T fills the rest of the fixed size."""
     max_length: int = 0
     """For `varlen`: L, which no document exceeds. The longest document's length would make torch.compile compile each length."""
     varlen: VarlenAttention | None = None
-    """For `varlen`: the kernel. It is part of the layout because an import inside a compiled model breaks its graph."""
+    """For `varlen`: the kernel, because an import inside a compiled model breaks its graph."""
     block_mask: BlockMask | None = None
     """For `flex`: the same mask by blocks."""
     lengths: tuple[int, ...] = ()
     """For `documents`: tokens of each document, in order; they add up to T."""
     keys_B: Tensor | None = None
-    """For dropout: the keys of the rows, in a layer those of the rows in this layer: see `row_keys`. None: no dropout."""
+    """For dropout: the keys of the rows, in a layer those of the rows in this layer; None: no dropout."""
 
 
 def capability_of(device: torch.device) -> Capability:
@@ -117,7 +110,6 @@ def capability_of(device: torch.device) -> Capability:
 
 
 def backend_of(config: TrainConfig, device: torch.device) -> Backend:
-    """Return the backend with which a run of these settings trains on this device. Raises the errors of `choose_backend`."""
     return choose_backend(
         config.attention,
         device,
@@ -138,27 +130,12 @@ def choose_backend(
     dropout: float = 0.0,
     capability: Capability | None = None,
 ) -> Backend:
-    """Return the backend of a run: the one that is set, or for `auto` the first of varlen, flex, documents, sdpa that can run.
+    """Return the backend that is set, or for `auto` the first of varlen, flex, documents, sdpa that can run.
 
-    Args:
-        wanted: `train.attention`.
-        device: device of the model.
-        precision: `train.precision`; `varlen` takes 16-bit numbers only.
-        head_size: width of a head.
-        compiled: whether the model is compiled; torch.compile would compile `documents` again for every micro-batch.
-        dropout: `model.attention_dropout`; the kernel of `varlen` has none.
-        capability: for tests; None: that of `device`.
-
-    Raises:
-        ConfigError: the backend that is set cannot run here.
+    `capability` is for tests. Raises ConfigError if the backend that is set cannot run here.
     """
     has = capability or capability_of(device)
-    obstacles: dict[Backend, str | None] = {
-        "varlen": _obstacle_to_varlen(has, precision, head_size) or (_NO_DROPOUT if dropout else None),
-        "flex": _obstacle_to_flex(has, head_size),
-        "documents": _obstacle_to_documents(has, compiled=compiled),
-        "sdpa": None,
-    }
+    obstacles = _obstacles(has, precision, head_size, compiled=compiled, dropout=dropout)
     fastest = next(backend for backend, obstacle in obstacles.items() if obstacle is None)
     if wanted == "auto":
         return fastest
@@ -186,13 +163,10 @@ def make_layout(
         segments_BL: integer number of the document within its row, -1 on padding.
         positions_BL: int64 position of each token in its document.
         backend: backend that will read the layout.
-        bounds: int32 first position of every piece of a document in the flattened micro-batch, then T once or more, which adds
-            empty pieces. Only `varlen` needs it: computing it on the GPU would make the CPU wait for the GPU.
-        keys_B: keys of the rows for dropout, from `row_keys`; None: no dropout.
+        bounds: for `varlen`, int32 first position of every piece of a document in the flattened micro-batch, then T once or more,
+            which adds empty pieces. Computing it here would make the CPU wait for the GPU.
+        keys_B: keys of the rows for dropout; None: no dropout.
         dropout: `model.attention_dropout`.
-
-    Raises:
-        ValueError: `backend` is `varlen` and there are no bounds.
     """
     if backend == "varlen":
         if bounds is None:
@@ -231,9 +205,6 @@ def attend(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout: Layout, *, dr
 
     In training a share `dropout` of the probabilities is set to zero, and the others are divided by `1 - dropout`. `dropout` must
     be `model.attention_dropout` or 0.
-
-    Queries and keys are converted to the type of the values. Under autocast the values come from a matrix product in 16 bits, but
-    normalisation and rotation may return queries and keys in fp32, which `varlen` and `flex` do not accept.
     """
     q_BNLH, k_BKLH = q_BNLH.to(v_BKLH.dtype), k_BKLH.to(v_BKLH.dtype)
     if dropout and layout.keys_B is not None:
@@ -243,11 +214,11 @@ def attend(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout: Layout, *, dr
         q_TNH, k_TKH, v_TKH = (x.transpose(1, 2).flatten(0, 1) for x in (q_BNLH, k_BKLH, v_BKLH))
         y_TNH = layout.varlen(q_TNH, k_TKH, v_TKH, layout.bounds_M, layout.max_length)
         return y_TNH.view(q_BNLH.transpose(1, 2).shape).transpose(1, 2)
-    grouped = q_BNLH.shape[1] != k_BKLH.shape[1]
     if layout.block_mask is not None:
         return _flex(q_BNLH, k_BKLH, v_BKLH, layout.block_mask)
     if layout.lengths:
         return _attend_documents(q_BNLH, k_BKLH, v_BKLH, layout.lengths)
+    grouped = q_BNLH.shape[1] != k_BKLH.shape[1]
     if grouped and q_BNLH.is_cuda:
         # On CUDA the kernel for masks needs as many key heads as query heads. Otherwise PyTorch uses the unfused formula.
         group = q_BNLH.shape[1] // k_BKLH.shape[1]
@@ -256,11 +227,7 @@ def attend(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout: Layout, *, dr
 
 
 def attention_flops(config: ModelConfig, attended_length: int) -> int:
-    """Return the floating-point operations of `attend` for one token, forward and backward: 12 N H `attended_length`.
-
-    These are queries times keys and probabilities times values (Chowdhery et al., 2022, PaLM, appendix B). Every token counts as
-    attending to `attended_length` tokens.
-    """
+    """Return the operations of `attend` for one token, forward and backward (Chowdhery et al., 2022, PaLM, appendix B)."""
     return 12 * config.heads * config.head_size * attended_length
 
 
@@ -304,40 +271,36 @@ def attention_operators() -> list[Any]:
     return [*operators, torch.ops.torch_attn._varlen_attn.default] if _VARLEN_MODULE in sys.modules else operators
 
 
-def _obstacle_to_varlen(has: Capability, precision: str, head_size: int) -> str | None:
+def _obstacles(has: Capability, precision: str, head_size: int, *, compiled: bool, dropout: float) -> dict[Backend, str | None]:
+    """Return why each backend cannot run, the fastest backend first."""
+    varlen = flex = documents = None
     if has.cuda is None:
-        return "needs a CUDA GPU, and the device of this run is the CPU"
+        varlen = "needs a CUDA GPU, and the device of this run is the CPU"
+        flex = "cannot train on a CPU, because PyTorch has no backward pass for it there"
+        if compiled:
+            documents = "cannot be compiled once for all micro-batches, and train.compile is on"
+        return {"varlen": varlen, "flex": flex, "documents": documents, "sdpa": None}
+    found = f"and this one has {has.cuda[0]}.{has.cuda[1]}"
     if not has.has_varlen:
-        return f"needs PyTorch 2.10 or newer, and PyTorch {torch.__version__} is installed"
-    if has.cuda < (8, 0):
-        return f"needs a GPU of compute capability 8.0 or newer, and this one has {has.cuda[0]}.{has.cuda[1]}"
-    if precision not in _HALF_PRECISIONS:
-        return f"computes in 16 bits only, and train.precision is {precision}; use precision = bf16"
-    if head_size % _FLASH_HEAD_MULTIPLE or head_size > _MAX_FLASH_HEAD:
-        return (
+        varlen = f"needs PyTorch 2.10 or newer, and PyTorch {torch.__version__} is installed"
+    elif has.cuda < (8, 0):
+        varlen = f"needs a GPU of compute capability 8.0 or newer, {found}"
+    elif precision not in _HALF_PRECISIONS:
+        varlen = f"computes in 16 bits only, and train.precision is {precision}; use precision = bf16"
+    elif head_size % _FLASH_HEAD_MULTIPLE or head_size > _MAX_FLASH_HEAD:
+        varlen = (
             f"takes heads whose width is a multiple of {_FLASH_HEAD_MULTIPLE} up to {_MAX_FLASH_HEAD}, and the width is {head_size}"
         )
-    return None
-
-
-def _obstacle_to_flex(has: Capability, head_size: int) -> str | None:
-    if has.cuda is None:
-        return "cannot train on a CPU, because PyTorch has no backward pass for it there"
+    elif dropout:
+        varlen = "has no dropout, and model.attention_dropout is above 0"
     if not has.has_triton:
-        return "needs Triton, which is not installed (pip install triton)"
-    if has.cuda < (7, 5):
-        return f"needs a GPU of compute capability 7.5 or newer, and this one has {has.cuda[0]}.{has.cuda[1]}"
-    if head_size < _MIN_FLEX_HEAD:
-        return f"takes heads of width {_MIN_FLEX_HEAD} or more, and the width is {head_size}"
-    return None
-
-
-def _obstacle_to_documents(has: Capability, *, compiled: bool) -> str | None:
-    if has.cuda is not None:
-        return "is for CPUs only: on a GPU it would start one kernel for each document"
-    if compiled:
-        return "cannot be compiled once for all micro-batches, and train.compile is on"
-    return None
+        flex = "needs Triton, which is not installed (pip install triton)"
+    elif has.cuda < (7, 5):
+        flex = f"needs a GPU of compute capability 7.5 or newer, {found}"
+    elif head_size < _MIN_FLEX_HEAD:
+        flex = f"takes heads of width {_MIN_FLEX_HEAD} or more, and the width is {head_size}"
+    documents = "is for CPUs only: on a GPU it would start one kernel for each document"
+    return {"varlen": varlen, "flex": flex, "documents": documents, "sdpa": None}
 
 
 def _lengths(segments_BL: Tensor) -> tuple[int, ...]:
@@ -349,7 +312,6 @@ def _lengths(segments_BL: Tensor) -> tuple[int, ...]:
 
 
 def _block_mask(segments_BL: Tensor, copies: int) -> BlockMask:
-    """Return the mask over `copies` times the keys of a row: see `doubled_keys`."""
     num_rows, length = segments_BL.shape
 
     def may_look(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -385,7 +347,6 @@ def _attend_with_dropout(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout:
 
 @cache
 def _varlen_attention() -> VarlenAttention:
-    """Load PyTorch's kernel at the first use: PyTorch before 2.10 has none, and a run on a CPU does not need it."""
     kernel = importlib.import_module(_VARLEN_MODULE).varlen_attn
     return causal_varlen(kernel, inspect.signature(kernel).parameters)
 
@@ -393,10 +354,7 @@ def _varlen_attention() -> VarlenAttention:
 def causal_varlen(kernel: Callable[..., Any], parameters: Collection[str]) -> VarlenAttention:
     """Return `varlen_attn` of any PyTorch from 2.10 on with the signature that this module uses.
 
-    Args:
-        kernel: `torch.nn.attention.varlen.varlen_attn`.
-        parameters: names of its parameters. 2.10 has `is_causal` instead of `window_size`. Before 2.12 there is no `enable_gqa`,
-            so keys and values are repeated for each query head.
+    2.10 has `is_causal` instead of `window_size`. Before 2.12 there is no `enable_gqa`, so keys and values are repeated.
     """
     causal = {"window_size": (-1, 0)} if "window_size" in parameters else {"is_causal": True}
     takes_groups = "enable_gqa" in parameters
@@ -427,17 +385,15 @@ def _compiled_create_block_mask() -> Callable[..., Any]:
 
 def _attend_documents(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, lengths: tuple[int, ...]) -> Tensor:
     if len(set(lengths)) == 1:
-        q, k, v = (_documents_of_one_length(x, lengths[0]) for x in (q_BNLH, k_BKLH, v_BKLH))
+        q, k, v = (
+            x.transpose(1, 2).reshape(-1, lengths[0], x.shape[1], x.shape[3]).transpose(1, 2) for x in (q_BNLH, k_BKLH, v_BKLH)
+        )
         y_BLNH = _causal(q, k, v).transpose(1, 2).reshape(q_BNLH.transpose(1, 2).shape)
         return y_BLNH.transpose(1, 2)
     # One split and one concatenation, because the gradient of a slice for each document is as large as the micro-batch.
     pieces = (torch.split(x.transpose(1, 2).flatten(0, 1), list(lengths)) for x in (q_BNLH, k_BKLH, v_BKLH))
     parts = [_causal(*(x.transpose(0, 1)[None] for x in document))[0].transpose(0, 1) for document in zip(*pieces, strict=True)]
     return torch.cat(parts).view(q_BNLH.transpose(1, 2).shape).transpose(1, 2)
-
-
-def _documents_of_one_length(x_BNLH: Tensor, length: int) -> Tensor:
-    return x_BNLH.transpose(1, 2).reshape(-1, length, x_BNLH.shape[1], x_BNLH.shape[3]).transpose(1, 2)
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -11,10 +11,7 @@ FP32_BYTES = 4
 
 @dataclass(frozen=True)
 class ActivationBytes:
-    """Bytes of activations for one token in one block.
-
-    They were read off autograd, and the sums were measured (torch 2.13, CPU, 2026-11-21): see `activation_bytes` of the decoder.
-    """
+    """Bytes of activations for one token in one block, read off autograd. The sums were measured (torch 2.13, CPU, 2026-11-21)."""
 
     saved: int
     """Kept by the forward pass for the backward pass."""
@@ -26,7 +23,6 @@ class ActivationBytes:
     """Gradients that the backward pass holds at one time; 0 if another block of the layer holds more."""
 
     def __add__(self, other: ActivationBytes) -> ActivationBytes:
-        """Return the bytes of both blocks. Their gradients do not exist at the same time, so the larger number counts."""
         return ActivationBytes(
             self.saved + other.saved,
             self.selective + other.selective,
@@ -36,5 +32,4 @@ class ActivationBytes:
 
 
 def computed_bytes(*, mixed: bool) -> int:
-    """Return the bytes of a number that a matrix product reads or writes; with `mixed` precision these have 16 bits."""
     return 2 if mixed else FP32_BYTES

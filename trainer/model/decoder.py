@@ -10,7 +10,7 @@ them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -23,18 +23,27 @@ from trainer.data.batch import MICRO_BATCH_BYTES
 from trainer.model.attention import Backend, Layout, attention_operators, cached_layout, layout_bytes
 from trainer.model.cost import FP32_BYTES
 from trainer.model.dropout import EMBEDDING, below, dropout
-from trainer.model.kv_cache import KeyValueCache
-from trainer.model.layers import DecoderLayer, RMSNorm, rotary_bytes, rotary_table
+from trainer.model.layers import DecoderLayer, LayerCache, RMSNorm, rotary_bytes, rotary_table
 from trainer.model.linear import Linear, product_operators
 from trainer.model.lora import num_adapter_weights
 from trainer.model.parameters import parameters_by_name
 
-__all__ = ["LAST_NORM", "Decoder", "DecoderBody", "activation_bytes", "build_body", "build_model", "flops_per_token", "num_weights"]
+__all__ = [
+    "LAST_NORM",
+    "Decoder",
+    "DecoderBody",
+    "activation_bytes",
+    "build_body",
+    "build_model",
+    "decoder_with",
+    "flops_per_token",
+    "num_weights",
+    "weight_shapes",
+]
 
 
 _NO_ADAPTERS = LoraConfig()
 LAST_NORM = "model.norm.weight"
-"""The weights of the norm after the last layer."""
 
 
 class Backbone(nn.Module):
@@ -58,10 +67,7 @@ class DecoderBody(nn.Module):
     def hidden(self, tokens_BL: Tensor, layout: Layout, shift_BLD: Tensor | None = None) -> Tensor:
         """Return the last normalised state at each position, (B, L, D), in the type of the computation.
 
-        Args:
-            tokens_BL: int64 ids.
-            layout: documents of the micro-batch; attention stays inside a document.
-            shift_BLD: added to the embeddings, for adversarial training; None: nothing.
+        `shift_BLD` is added to the embeddings, for adversarial training.
         """
         rotation = rotary_table(layout.positions_BL, self.config.head_size, self.config.rope_theta)
         x_BLD = self.model.embed_tokens(tokens_BL)
@@ -94,13 +100,13 @@ class Decoder(DecoderBody):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, tokens_BL: Tensor, layout: Layout) -> Tensor:
-        """Return the logits of the next token, (B, L, V), in the type of the computation."""
+        """Return the logits of the next token, (B, L, V)."""
         return cast(Tensor, self.lm_head(self.hidden(tokens_BL, layout)))
 
-    def empty_cache(self, num_slots: int) -> KeyValueCache:
-        return KeyValueCache(len(self.model.layers), num_slots)
+    def empty_cache(self, num_slots: int) -> tuple[LayerCache, ...]:
+        return tuple(LayerCache(num_slots) for _ in self.model.layers)
 
-    def extend(self, tokens_BT: Tensor, positions_BT: Tensor, num_used: int, cache: KeyValueCache) -> Tensor:
+    def extend(self, tokens_BT: Tensor, positions_BT: Tensor, num_used: int, cache: Sequence[LayerCache]) -> Tensor:
         """Return the states of new tokens, (B, T, D), as `hidden` does, and add the tokens to `cache`. Not for training.
 
         Args:
@@ -112,7 +118,7 @@ class Decoder(DecoderBody):
         layout = cached_layout(positions_BT, num_used)
         rotation = rotary_table(positions_BT, self.config.head_size, self.config.rope_theta)
         x_BTD = self.model.embed_tokens(tokens_BT)
-        for layer, layer_cache in zip(self.model.layers, cache.layers, strict=True):
+        for layer, layer_cache in zip(self.model.layers, cache, strict=True):
             x_BTD = layer(x_BTD, rotation, layout, layer_cache)
         return cast(Tensor, self.model.norm(x_BTD))
 
@@ -124,10 +130,8 @@ def build_model(config: ModelConfig, vocab_size: int, seed: int) -> Decoder:
     so the variance of the stream does not grow with depth (Radford et al., 2019). Norm weights are one.
 
     With `base_width` and m = width / `base_width`, the matrices of the layers have `init_std` / sqrt(m), and the last norm has
-    weights of 1/m (Yang et al., 2022, Tensor Programs V, table 3: initial weights by fan-in, logits times 1/m). The norm's weights
-    hold the factor of the logits, and AdamW's rate for them is divided by m too: see `trainer.optim.optimizers`. So the forward
-    pass needs no factor, and the model can be exported as it is, also with tied embeddings. The factor of the attention's scores
-    stays 1/sqrt(H). Use the same H at each width, so that a wider model has more heads.
+    weights of 1/m, the factor of the logits (Yang et al., 2022, Tensor Programs V, table 3). So the forward pass needs no factor,
+    and the model can be exported as it is. The factor of the attention's scores stays 1/sqrt(H): use the same H at each width.
     """
     model = Decoder(config, vocab_size)
     build_body(model, config, seed)
@@ -151,8 +155,22 @@ def build_body(model: DecoderBody, config: ModelConfig, seed: int, but: Collecti
     return generator
 
 
+def weight_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each weight of a decoder by name, without memory for them. A shared weight appears once."""
+    with torch.device("meta"):
+        return {name: tuple(weight.shape) for name, weight in parameters_by_name(Decoder(config, vocab_size)).items()}
+
+
+def decoder_with(config: ModelConfig, vocab_size: int, weights: Mapping[str, Tensor]) -> Decoder:
+    """Return a decoder on the CPU in fp32 with copies of these weights, whose names and shapes are those of `weight_shapes`."""
+    model = Decoder(config, vocab_size)
+    with torch.no_grad():
+        for name, parameter in parameters_by_name(model).items():
+            parameter.copy_(weights[name])
+    return model
+
+
 def num_weights(config: ModelConfig, vocab_size: int) -> int:
-    """Return the number of weights of a decoder. A shared weight counts once."""
     layer = DecoderLayer.num_matrix_weights(config) + DecoderLayer.num_norm_weights(config)
     embeddings = config.padded_vocab(vocab_size) * config.width * (1 if config.tie_embeddings else 2)
     return config.layers * layer + config.width + embeddings
@@ -163,22 +181,13 @@ def flops_per_token(config: ModelConfig, vocab_size: int, attended_length: int, 
 
         6 * (layers * (2 D N H + 2 D K H + 3 D F) + D V)  +  12 * layers * N * H * T
 
-    The first term is 2 operations forward and 4 backward for each weight of a matrix product. The embedding is a look-up and does
-    not count; the output projection counts even if it shares the embedding's weights. The second term is `attention_flops`. As in
-    PaLM and nanoGPT, every token counts as attending to all T tokens of its row. A causal model never needs half of that square,
-    and needs even less if documents are packed. Counting only what is needed would replace T by the mean number of earlier
-    tokens, at most (T + 1) / 2. Operations that activation checkpointing repeats do not count.
+    The first term is 2 operations forward and 4 backward for each weight of a matrix product, with the output projection and
+    without the embedding. As in PaLM and nanoGPT, every token counts as attending to all T = `attended_length` tokens of its row,
+    although a causal model needs at most half. Operations that activation checkpointing repeats do not count.
 
-    With adapters the matrices are frozen and need no gradient of their weights, which is 2 of the 6 operations. The weights of the
-    adapters count with all 6:
+    With adapters the matrices are frozen and need no gradient of their weights, which is 2 of the 6 operations:
 
         4 * (layers * (2 D N H + 2 D K H + 3 D F) + D V)  +  6 * weights of the adapters  +  12 * layers * N * H * T
-
-    Args:
-        config: shape of the model.
-        vocab_size: pieces of the tokenizer; the padding of the vocabulary is added here.
-        attended_length: T, by convention the length of a row.
-        lora: settings of the adapters.
     """
     output_projection = 6 * config.width * config.padded_vocab(vocab_size)
     all_trained = config.layers * DecoderLayer.flops(config, attended_length) + output_projection
@@ -191,16 +200,8 @@ def flops_per_token(config: ModelConfig, vocab_size: int, attended_length: int, 
 def activation_bytes(config: ModelConfig, row_length: int, micro: int, *, mixed: bool, backend: Backend) -> int:
     """Return the bytes that a micro-batch's forward pass keeps for backward, and those that backward itself holds at one time.
 
-    Without checkpointing every layer keeps the inputs of its operations. With checkpointing a layer keeps less, and one layer at a
-    time is computed again, so the bytes of one layer are added once. A measured pass took 93 to 100 % of this estimate without
-    checkpointing, and at least 60 % with it (torch 2.13, CPU, 2026-11-21).
-
-    Args:
-        config: shape of the model and mode of checkpointing.
-        row_length: tokens of a row.
-        micro: rows of the micro-batch.
-        mixed: whether matrix products take two bytes a number, while the residual stream and the norms take four.
-        backend: backend of the attention.
+    With checkpointing one layer at a time is computed again, so the bytes of one layer are added once. A measured pass took 93 to
+    100 % of this estimate without checkpointing, and at least 60 % with it (torch 2.13, CPU, 2026-11-21).
     """
     layer = DecoderLayer.activation_bytes(config, row_length, mixed=mixed, backend=backend)
     kept, again = {

@@ -52,13 +52,7 @@ _MASK = (1 << 32) - 1
 def row_keys(seed: int, step: int, first_row: int, num_rows: int, device: torch.device, draw: int = 0) -> Tensor:
     """Return the keys of consecutive rows of a global batch, int64 (B,), without waiting for the device.
 
-    Args:
-        seed: `train.seed`.
-        step: number of the step.
-        first_row: number of the first row within the global batch.
-        num_rows: B.
-        device: device of the result.
-        draw: other numbers give other masks for the same rows, for several passes over one micro-batch.
+    Another `draw` gives other masks for the same rows, for several passes over one micro-batch.
     """
     digest = hashlib.sha256(f"dropout {seed} {step} {draw}".encode()).digest()
     rows_B = torch.arange(first_row, first_row + num_rows, device=device)
@@ -73,11 +67,7 @@ def below(keys: Tensor, number: Tensor | int) -> Tensor:
 def dropout(x_BLD: Tensor, rate: float, keys_B: Tensor | None, site: int) -> Tensor:
     """Return `x` with a share `rate` of its numbers set to zero and the others divided by `1 - rate` (Srivastava et al., 2014).
 
-    Args:
-        x_BLD: numbers of any floating type.
-        rate: at least 0, below 1. With 0 the result is `x` itself.
-        keys_B: keys of the rows; None: no dropout, as in evaluations.
-        site: number of the place that drops, below the keys. Two places with the same number and keys have the same mask.
+    Without `keys_B` there is no dropout. Two places with the same number `site` and the same keys have the same mask.
     """
     if keys_B is None or not rate:
         return x_BLD
@@ -113,16 +103,7 @@ def attention_with_dropout(
 def documents_with_dropout(
     q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, lengths: Sequence[int], keys_B: Tensor, rate: float
 ) -> Tensor:
-    """Return causal attention with dropout inside each document, (B, N, L, H), one document at a time.
-
-    Args:
-        q_BNLH: queries.
-        k_BKLH: keys of K heads.
-        v_BKLH: values of K heads.
-        lengths: tokens of each document, in order over all rows.
-        keys_B: keys for dropout of the rows in this layer.
-        rate: share of the probabilities that is dropped.
-    """
+    """Return causal attention with dropout inside each document, (B, N, L, H), one document at a time."""
     num_rows, num_heads, length, size = q_BNLH.shape
     pieces = (torch.split(x.transpose(1, 2).flatten(0, 1), list(lengths)) for x in (q_BNLH, k_BKLH, v_BKLH))
     parts, first = [], 0
@@ -141,13 +122,6 @@ def doubled_keys(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, keys_B: Tensor,
 
     Each key appears twice, first with its value and then with a value of zero. A dropped probability moves to the second copy: it
     counts in the sum of the softmax, but adds nothing. This doubles the work of the kernel. The mask must be true for both copies.
-
-    Args:
-        q_BNLH: queries.
-        k_BKLH: keys of K heads.
-        v_BKLH: values of K heads.
-        keys_B: keys for dropout of the rows in this layer.
-        rate: share of the probabilities that is dropped.
     """
     _, num_heads, length, _ = q_BNLH.shape
     keys_BNL = _query_keys(keys_B, torch.arange(length, device=q_BNLH.device)[None], num_heads)
@@ -166,7 +140,6 @@ def _query_keys(keys_P: Tensor, places_PQ: Tensor, num_heads: int) -> Tensor:
 
 
 def _is_kept(keys: Tensor, rate: float) -> Tensor:
-    """Return bools that are true with probability `1 - rate`, in the shape of `keys`."""
     return keys >= round(rate * (1 << 32))
 
 

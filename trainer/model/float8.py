@@ -20,21 +20,15 @@ _NEEDED_CAPABILITY = (8, 9)
 """Compute capability of Ada Lovelace, the first GPUs whose tensor cores multiply float8."""
 
 _MULTIPLE = 16
-"""Both widths of a float8 product must be multiples of this."""
 
 _INSTEAD = "use precision = bf16"
 
 
 def convert_to_float8(model: nn.Module, device: torch.device, capability: tuple[int, int] | None = None) -> tuple[str, ...]:
-    """Replace linear layers inside the decoder layers by float8 layers, in place, and return their names.
+    """Replace linear layers inside the module list `layers` by float8 layers, in place, and return their names.
 
-    The parameters stay the same objects under the same names, so loading and saving weights does not change. Call this before the
-    model is compiled or wrapped. A linear layer is not replaced if one of its widths is not a multiple of 16.
-
-    Args:
-        model: model that holds its decoder layers in a module list called `layers`.
-        device: device that the model will run on.
-        capability: compute capability of that GPU; None: as the driver says.
+    The parameters stay the same objects under the same names. Call this before the model is compiled or wrapped. A layer whose
+    widths are not both multiples of 16 stays.
 
     Raises:
         ConfigError: there is no GPU, it has no float8 tensor cores, torchao is missing, or no layer can be converted.
@@ -66,7 +60,6 @@ def convert_to_float8(model: nn.Module, device: torch.device, capability: tuple[
 
 
 def _qualifies(module: nn.Module, name: str) -> bool:
-    """Return whether a module is a linear layer inside a decoder layer whose widths fit float8 products."""
     return (
         isinstance(module, nn.Linear)
         and "layers" in name.split(".")

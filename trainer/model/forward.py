@@ -48,7 +48,10 @@ class CustomPass(NamedTuple):
 
 
 class LossModule(nn.Module):
-    """The model and its loss in one forward pass. This module is compiled, and DDP and FSDP wrap it."""
+    """The model and its loss in one forward pass. This module is compiled, and DDP and FSDP wrap it.
+
+    `custom_loss` replaces the loss of a training pass, and `custom_score` (`EvalMetrics.score`) the result of an evaluation's pass.
+    """
 
     def __init__(
         self,
@@ -57,14 +60,6 @@ class LossModule(nn.Module):
         custom_loss: LossFunction | None = None,
         custom_score: Callable[[nn.Module, PassInputs], Tensor] | None = None,
     ) -> None:
-        """Join a model with its loss.
-
-        Args:
-            model: the decoder, or another model with its `forward`.
-            settings: settings of the loss.
-            custom_loss: computes the loss of a training pass in place of the built-in one.
-            custom_score: computes the result of an evaluation's pass: see `trainer.runs.measures.Measures.score`.
-        """
         super().__init__()
         self.model = model
         self.settings = settings
@@ -121,18 +116,8 @@ def forward_pass(
 ) -> Any:
     """Return the result of `LossModule.forward` for a micro-batch, in the run's precision.
 
-    With `by_row`, a micro-batch that runs out of memory is halved until its parts fit; the result of a row does not depend on
-    this. Under `parallel = fsdp` it is not halved, because all ranks must make the same number of passes.
-
-    Args:
-        module: a `LossModule`, or one that DDP or FSDP wraps or torch.compile compiled.
-        rows: the micro-batch, on any device.
-        config: all settings.
-        device: device of the module.
-        backend: backend of the attention.
-        by_row: see `LossModule.forward`. There is then no dropout.
-        keys_B: keys of the rows for dropout, from `row_keys`; None: those of a trial pass.
-        custom: see `LossModule.forward`.
+    With `by_row` there is no dropout, and a micro-batch that runs out of memory is halved until its parts fit; the result of a row
+    does not depend on this. Under `parallel = fsdp` it is not halved, because all ranks must make the same number of passes.
     """
     if by_row and config.parallel != "fsdp" and isinstance(module, LossModule):
         return _pass_in_parts(module, rows, config, device, backend)
@@ -176,7 +161,6 @@ def _pass_in_parts(loss: LossModule, rows: MicroBatch, config: TrainConfig, devi
 
 
 def autocast(config: TrainConfig, device: torch.device) -> torch.autocast | nullcontext[None]:
-    """Return the context of a forward pass in the run's precision."""
     if config.number_format == "fp32":
         return nullcontext()
     return torch.autocast(device.type, _AUTOCAST_TYPES[config.number_format])

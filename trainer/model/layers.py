@@ -1,11 +1,12 @@
 """The layers of the decoder, with the weights, operations and bytes of each block.
 
 B rows   L tokens of a row   D width of the residual stream   N query heads   K key and value heads   H width of a head
-F hidden width of SwiGLU
+F hidden width of SwiGLU   T new tokens of each row   S slots of a cache in use
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -16,11 +17,10 @@ from trainer.config import ModelConfig
 from trainer.model.attention import Backend, Layout, attend, attention_bytes, attention_flops
 from trainer.model.cost import FP32_BYTES, ActivationBytes, computed_bytes
 from trainer.model.dropout import ATTENTION_OUTPUT, HASH_BYTES, MLP_OUTPUT, dropout
-from trainer.model.kv_cache import LayerCache
 from trainer.model.linear import Linear
 from trainer.model.lora import projected
 
-__all__ = ["Attention", "DecoderLayer", "RMSNorm", "SwiGLU", "rotary_bytes", "rotary_table", "rotate"]
+__all__ = ["Attention", "DecoderLayer", "LayerCache", "RMSNorm", "SwiGLU", "rotary_bytes", "rotary_table", "rotate"]
 
 
 class RMSNorm(nn.Module):
@@ -32,7 +32,6 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalised `x`, in its shape and type."""
         if x.is_cpu and x.dtype == self.weight.dtype == torch.float32:
             if not torch.is_grad_enabled():  # avoids the overhead of an autograd function while tokens are generated one by one
                 return _normalised(x, self.weight, self.eps)[0]
@@ -66,10 +65,38 @@ class _RMSNormOnCPU(torch.autograd.Function):
 
 
 def _normalised(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return `x` normalised over the last axis, and the factor that `x` was multiplied with before the weight."""
     norms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     scale = (norms.square() / x.shape[-1] + eps).rsqrt()
     return (x * scale).mul_(weight), scale
+
+
+class LayerCache:
+    """Keys and values of the tokens that a layer has read. With them, a further token costs the work of one token.
+
+    Slot p holds the token at position p of its row. So rows of different lengths need no padding between their tokens: the mask
+    (`cached_layout`) hides slots beyond the end of a row, and later tokens of the row overwrite them. The first use allocates all
+    slots, on the device and in the type of the values.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._keys_BKSH: Tensor | None = None
+        self._values_BKSH: Tensor | None = None
+
+    def extend(self, k_BKTH: Tensor, v_BKTH: Tensor, positions_BT: Tensor, num_used: int) -> tuple[Tensor, Tensor]:
+        """Store new keys and values in the slots of their positions, and return the first `num_used` slots, (B, K, S, H) each."""
+        if self._keys_BKSH is None or self._values_BKSH is None:
+            shape = (*v_BKTH.shape[:2], self._num_slots, v_BKTH.shape[3])
+            self._keys_BKSH, self._values_BKSH = v_BKTH.new_zeros(shape), v_BKTH.new_zeros(shape)  # hidden slots must be finite
+        rows_B1 = torch.arange(len(positions_BT), device=positions_BT.device)[:, None]
+        self._keys_BKSH[rows_B1, :, positions_BT] = k_BKTH.transpose(1, 2).to(self._keys_BKSH.dtype)
+        self._values_BKSH[rows_B1, :, positions_BT] = v_BKTH.transpose(1, 2)
+        return self._keys_BKSH[:, :, :num_used], self._values_BKSH[:, :, :num_used]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        if self._keys_BKSH is not None and self._values_BKSH is not None:
+            chosen = torch.tensor(rows, dtype=torch.int64, device=self._keys_BKSH.device)
+            self._keys_BKSH, self._values_BKSH = self._keys_BKSH[chosen], self._values_BKSH[chosen]
 
 
 class Attention(nn.Module):
@@ -105,7 +132,6 @@ class Attention(nn.Module):
 
     @staticmethod
     def num_matrix_weights(config: ModelConfig) -> int:
-        """Return the number of weights in the four matrices: 2 D N H + 2 D K H."""
         return 2 * config.width * config.head_size * (config.heads + config.num_kv_heads)
 
     @staticmethod
@@ -113,8 +139,7 @@ class Attention(nn.Module):
         """Return the memory of one token, without the input of the block: that of `attend`, and the inputs of the two norms.
 
         With mixed precision each norm keeps two fp32 forms of its input (on the CPU; a GPU's kernel keeps less), and three
-        projections keep a cast input each. A norm keeps one fp32 statistic for each head. Without `qk_norm` there are no norms.
-        Selective checkpointing keeps the outputs of the four projections.
+        projections keep a cast input each. A norm keeps one fp32 statistic for each head.
         """
         size, heads = computed_bytes(mixed=mixed), config.heads + config.num_kv_heads
         normalised, casts = heads * config.head_size, 3 * size * config.width if mixed else 0
@@ -137,7 +162,6 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(config.mlp_size, config.width)
 
     def forward(self, x_BLD: Tensor, keys_B: Tensor | None = None) -> Tensor:
-        """Return the contribution to the residual stream, (B, L, D). `keys_B` are the keys of the layer for dropout."""
         gate_BLF, up_BLF = projected(self.gate_proj, x_BLD, keys_B), projected(self.up_proj, x_BLD, keys_B)
         return projected(self.down_proj, functional.silu(gate_BLF) * up_BLF, keys_B)
 
@@ -149,8 +173,7 @@ class SwiGLU(nn.Module):
     def activation_bytes(config: ModelConfig, *, mixed: bool) -> ActivationBytes:
         """Return the memory of one token, without the input of the block: gate, silu(gate), up and their product, of width F each.
 
-        With mixed precision two projections keep a cast input each. Selective checkpointing keeps the outputs of the three
-        projections. The gradients of gate and up are the widest gradients of a layer.
+        With mixed precision two projections keep a cast input each. The gradients of gate and up are the widest of a layer.
         """
         size = computed_bytes(mixed=mixed)
         return ActivationBytes(
@@ -173,7 +196,6 @@ class DecoderLayer(nn.Module):
         self.mlp = SwiGLU(config)
 
     def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout, cache: LayerCache | None = None) -> Tensor:
-        """Return the residual stream after this layer, (B, L, D)."""
         attended_BLD = self.self_attn(self.input_layernorm(x_BLD), rotation, layout, cache)
         x_BLD = x_BLD + dropout(attended_BLD, self.dropout, layout.keys_B, ATTENTION_OUTPUT)
         normed_BLD = self.post_attention_layernorm(x_BLD)
@@ -187,12 +209,10 @@ class DecoderLayer(nn.Module):
 
     @staticmethod
     def flops(config: ModelConfig, attended_length: int) -> int:
-        """Return the floating-point operations for one token, forward and backward; see `flops_per_token` of the decoder."""
         return 6 * DecoderLayer.num_matrix_weights(config) + attention_flops(config, attended_length)
 
     @staticmethod
     def num_norm_weights(config: ModelConfig) -> int:
-        """Return the number of weights in the norms, including those of queries and keys: 2 D + 2 H."""
         return 2 * config.width + (2 * config.head_size if config.qk_norm else 0)
 
     @staticmethod
@@ -204,8 +224,7 @@ class DecoderLayer(nn.Module):
     def activation_bytes(config: ModelConfig, row_length: int, *, mixed: bool, backend: Backend) -> ActivationBytes:
         """Return the memory of one token: that of both blocks, and the input and one statistic of both norms in fp32.
 
-        Without mixed precision the outputs of the norms are kept too. With mixed precision only their casts are, which the blocks
-        count. Selective checkpointing keeps the input of the layer. Dropout keeps the masks of both outputs.
+        Without mixed precision the outputs of the norms are kept too. Dropout keeps the masks of both outputs.
         """
         dropped = config.width if config.residual_dropout else 0
         own = ActivationBytes(
@@ -229,7 +248,6 @@ def rotary_table(positions_BL: Tensor, head_dim: int, theta: float) -> tuple[Ten
 
 
 def rotary_bytes(head_dim: int) -> int:
-    """Return the bytes of a `rotary_table` for one token, which all layers share."""
     return FP32_BYTES * (head_dim + head_dim // 2)
 
 

@@ -40,12 +40,7 @@ def multiplied(x: Tensor, weight_NK: Tensor) -> Tensor:
 
 
 def product(a: Tensor, b_NK: Tensor) -> Tensor:
-    """Return `a @ b^T`, of shape (..., N), in the type of both. A product of oneDNN has no gradient; the caller computes it.
-
-    Args:
-        a: of shape (..., K).
-        b_NK: matrix, which may be a transposed view.
-    """
+    """Return `a @ b^T`. A product of oneDNN has no gradient; the caller computes it."""
     return _by_onednn(a, b_NK) if _suits(a, b_NK) else functional.linear(a, b_NK)
 
 
@@ -77,7 +72,6 @@ def _by_onednn(a: Tensor, b_NK: Tensor) -> Tensor:
 
 
 def _suits(a: Tensor, b_NK: Tensor) -> bool:
-    """Return whether to use oneDNN. Factors whose shapes do not match go to PyTorch, whose error message is clearer."""
     return (
         a.is_cpu
         and a.dtype == b_NK.dtype == torch.float32

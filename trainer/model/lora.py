@@ -42,7 +42,6 @@ class LoraLinear(nn.Module):
     """A frozen matrix with an adapter. It takes the place of a `Linear`, whose weight keeps its name."""
 
     def __init__(self, base: Linear, lora: LoraConfig, site: int) -> None:
-        """Take over the weight of `base`. `site` is the place of its dropout within a layer."""
         super().__init__()
         assert lora.rank is not None
         self.weight = base.weight
@@ -51,29 +50,19 @@ class LoraLinear(nn.Module):
         self.factor, self.dropout, self.site = lora.factor, lora.dropout, site
 
     def forward(self, x: Tensor, keys_B: Tensor | None = None) -> Tensor:
-        """Return `x W^T + factor * x A^T B^T` over the last axis. `keys_B` are the keys of the layer for dropout."""
         inner = self.lora_A(dropout(x, self.dropout, keys_B, self.site)) * self.factor
         return multiplied(x, self.weight) + cast(Tensor, self.lora_B(inner))
 
 
 def projected(projection: nn.Module, x_BLD: Tensor, keys_B: Tensor | None) -> Tensor:
-    """Return the product of a layer's matrix, with or without adapter. `keys_B` are the keys of the layer for dropout."""
     return cast(Tensor, projection(x_BLD, keys_B) if isinstance(projection, LoraLinear) else projection(x_BLD))
 
 
 def add_adapters(model: nn.Module, lora: LoraConfig, seed: int, *, trained: Collection[str] = ()) -> None:
-    """Give the model the adapters of the settings, and freeze all its other parameters. Do nothing if `lora.rank` is not set.
+    """Give the model its adapters, and freeze all its other parameters except `trained`. Do nothing without `lora.rank`.
 
     A is uniform in +-1/sqrt(I), as in the code of the paper's authors and in PEFT, and depends only on the seed. B is zero.
-
-    Args:
-        model: a model on the CPU whose layers hold `Linear` modules under the names of `lora.targets`.
-        lora: the settings.
-        seed: of the run.
-        trained: names of parameters that are not frozen, such as those of a new head.
-
-    Raises:
-        ConfigError: the model has no such matrices.
+    Raises ConfigError if the model has no such matrices.
     """
     if lora.rank is None:
         return
@@ -109,15 +98,11 @@ def is_adapter(name: str) -> bool:
 
 
 def num_adapter_weights(model: ModelConfig, lora: LoraConfig) -> int:
-    """Return the number of weights in all adapters: layers * rank * (I + O), summed over the targets; 0 without adapters."""
     return model.layers * (lora.rank or 0) * sum(sum(model.projections[name]) for name in lora.targets)
 
 
 def adapter_activation_bytes(model: ModelConfig, lora: LoraConfig, *, mixed: bool) -> int:
-    """Return the bytes that the adapters of one layer keep for one token: A x, and with dropout its dropped input and mask.
-
-    The inputs of the matrices are counted by the layers: A needs them for its gradient, as W does without adapters.
-    """
+    """Return the bytes that the adapters of one layer keep for one token: A x, and with dropout its dropped input and mask."""
     if lora.rank is None:
         return 0
     inputs = sum(model.projections[name][0] for name in lora.targets) if lora.dropout else 0
@@ -127,15 +112,8 @@ def adapter_activation_bytes(model: ModelConfig, lora: LoraConfig, *, mixed: boo
 def merged_weights(weights: Mapping[str, Tensor], lora: LoraConfig) -> dict[str, Tensor]:
     """Return the weights of a model without adapters that computes the same up to rounding: W + factor * B A.
 
-    Each element is the sum over the rank in order, in fp64, and is then rounded to fp32. The products are exact, and the sum is
-    rounded. The order is fixed, so the result has the same bits on every machine.
-
-    Args:
-        weights: weights by name, on the CPU. Without adapters they are returned as they are.
-        lora: the settings of the run that trained them.
-
-    Raises:
-        CheckpointError: the weights are not those of a run with these settings.
+    Each element is the sum over the rank in order, in fp64, and is then rounded to fp32. The products are exact, and the order is
+    fixed, so the result has the same bits on every machine. Raises CheckpointError if the weights do not fit the settings.
     """
     adapted = sorted(name.removesuffix(_B) for name in weights if name.endswith(_B))
     if bool(adapted) != (lora.rank is not None):
@@ -146,17 +124,12 @@ def merged_weights(weights: Mapping[str, Tensor], lora: LoraConfig) -> dict[str,
         )
     merged = {name: weight for name, weight in weights.items() if not is_adapter(name)}
     for name in adapted:
-        a_RI, b_OR, weight_OI = (weights.get(name + end) for end in (_A, _B, ".weight"))
-        if a_RI is None or b_OR is None or weight_OI is None or not _fit(a_RI, b_OR, weight_OI, lora.rank):
+        a_RI, b_OR, weight_OI = (weights.get(name + end, torch.empty(0)) for end in (_A, _B, ".weight"))
+        num_out, num_in = weight_OI.shape if weight_OI.ndim == 2 else (-1, -1)
+        if (a_RI.shape, b_OR.shape) != ((lora.rank, num_in), (num_out, lora.rank)):
             raise CheckpointError(f"the adapter of {name} does not fit its matrix or lora.rank; restore the checkpoint from a copy")
         product_OI = torch.zeros(weight_OI.shape, dtype=torch.float64)
         for b_O, a_I in zip(b_OR.double().T, a_RI.double(), strict=True):
             product_OI.addr_(b_O, a_I)
         merged[f"{name}.weight"] = product_OI.mul_(lora.factor).add_(weight_OI).to(weight_OI.dtype)
     return merged
-
-
-def _fit(a_RI: Tensor, b_OR: Tensor, weight_OI: Tensor, rank: int | None) -> bool:
-    if not a_RI.ndim == b_OR.ndim == weight_OI.ndim == 2:
-        return False
-    return a_RI.shape == (rank, weight_OI.shape[1]) and b_OR.shape == (weight_OI.shape[0], rank)

@@ -50,13 +50,7 @@ def cross_entropy_sum(
     """Return the sum of the loss over all targets in nats, a fp32 scalar (fp64 for fp64 logits).
 
     It is the sum and not the mean: the caller divides by the number of targets of the whole global batch, so the result does not
-    depend on how the batch is cut into micro-batches.
-
-    Args:
-        logits_BLV: logits of any floating type; the arithmetic is in fp32 at least.
-        targets_BL: int64 ids, IGNORE at positions without a target.
-        weights_BL: weight of each position; None: 1 for all. A mask is a weight of 0 or 1.
-        settings: smoothing, z-loss and temperature; other settings are not used.
+    depend on how the batch is cut into micro-batches. Positions whose target is IGNORE have none. A mask is a weight of 0 or 1.
     """
     targets_N = targets_BL.flatten()
     logits_NV = logits_BLV.flatten(0, 1).to(_wide(logits_BLV.dtype)) / settings.temperature
@@ -82,17 +76,8 @@ def linear_cross_entropy_sum(
     """Return `cross_entropy_sum` of the logits `hidden @ weight^T`, computed for `settings.chunk_tokens` positions at a time.
 
     Matrix products are in the type of autocast if it is on, else in the type of `hidden_BLD`. Everything else, including the sum of
-    the weight's gradient over chunks, is in fp32. `hidden_BLD` and `weight_VD` get gradients; `weights_BL` is data and gets none.
-    The gradient cannot be differentiated again. Under `torch.no_grad` no gradient is computed.
-
-    Another `chunk_tokens` gives the same sum up to rounding.
-
-    Args:
-        hidden_BLD: the last normalised states.
-        weight_VD: weight of the output projection.
-        targets_BL: int64 ids, IGNORE at positions without a target.
-        settings: smoothing, z-loss, temperature and size of a chunk.
-        weights_BL: weight of each position; None: 1 for all. A mask is a weight of 0 or 1.
+    the weight's gradient over chunks, is in fp32. The gradient cannot be differentiated again. Another `chunk_tokens` gives the
+    same sum up to rounding.
     """
     kept_N = targets_BL.flatten() != IGNORE
     weights_N = torch.ones_like(kept_N, dtype=torch.float32) if weights_BL is None else weights_BL.detach().flatten()
@@ -139,9 +124,8 @@ def linear_cross_entropy_rows(hidden_BLD: Tensor, weight_VD: Tensor, targets_BL:
 def default_chunk_tokens(vocab_size: int, device_type: str = "cpu") -> int:
     """Return the largest power of two of positions, at least 64, whose fp32 logits take at most 16 MiB on a CPU, 1 GiB on a GPU.
 
-    On a CPU larger chunks do not fit into the caches. On a GPU each chunk adds to the fp32 gradient of the whole projection.
-    With 50,304 pieces a pass took 88.3 ms in chunks of 1,024 positions, and 81.8 ms in chunks of 8,192 (H100,
-    124M weights, 2026-11-23).
+    On a CPU larger chunks do not fit into the caches. On a GPU each chunk adds to the fp32 gradient of the whole projection: with
+    50,304 pieces a pass took 88.3 ms in chunks of 1,024 positions, and 81.8 ms in chunks of 8,192 (H100, 124M weights, 2026-11-23).
     """
     fitting = _CHUNK_BYTES.get(device_type, _CHUNK_BYTES["cuda"]) // (4 * vocab_size)
     return 1 << max(6, fitting.bit_length() - 1)
@@ -153,17 +137,8 @@ def loss_bytes(
     """Return the most bytes that `linear_cross_entropy_sum` and its gradients hold at one time.
 
     These are the logits of a chunk and their softmax in fp32, with mixed precision both also in 16 bits; the gradient of every
-    hidden state, twice while it is concatenated or multiplied; the gradient of the output projection, also twice; and with mixed
-    precision the cast projection.
-
-    Args:
-        settings: settings of the loss, with the size of a chunk.
-        width: width of the residual stream.
-        vocab_size: pieces of the vocabulary, including the padding.
-        num_tokens: positions of the micro-batch.
-        device_type: "cpu" or "cuda", which decides the default size of a chunk.
-        mixed: whether matrix products take two bytes a number.
-        frozen: whether the output projection is frozen, so that it has no gradient.
+    hidden state, twice while it is concatenated or multiplied; the gradient of the output projection, also twice, unless it is
+    `frozen`; and with mixed precision the cast projection.
     """
     chunk_tokens = min(settings.chunk_tokens or default_chunk_tokens(vocab_size, device_type), num_tokens)
     logits = (3 if mixed else 2) * FP32_BYTES * vocab_size * chunk_tokens
@@ -182,7 +157,6 @@ class _Plan(NamedTuple):
     temperature: float
     chunk_tokens: int
     product_type: torch.dtype
-    """Type of the matrix products."""
     differentiable: bool
 
 
@@ -190,12 +164,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """The weighted sum. `forward` computes the gradients up to a factor, and `backward` multiplies by it.
 
     Until then gradients stay in fp32, also those of fp16 states: `backward` multiplies by the loss scale, which may be 65,536,
-    before it rounds to fp16.
+    before it rounds to fp16. `chosen_N` is always a valid id; `weights_N` is 0 at positions without a target.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, chosen_N: Tensor, weights_N: Tensor, plan: _Plan) -> Tensor:
-        """Return the sum over all positions. `chosen_N` is always a valid id; `weights_N` is 0 at positions without a target."""
         for_hidden, for_weight = (plan.differentiable and needed for needed in ctx.needs_input_grad[:2])
         wide, size = weights_N.dtype, plan.chunk_tokens
         largest = weights_N.abs().amax().clamp_min(torch.finfo(wide).tiny)
@@ -223,7 +196,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        """Return the gradients of hidden states and weight, in their types."""
         *gradients, factor = ctx.saved_tensors
         factor = factor * incoming
         hidden, weight = (
@@ -272,7 +244,6 @@ def _losses_and_slopes(
 
 
 def _product_type(hidden: Tensor) -> torch.dtype:
-    """Return the type in which `nn.Linear` would multiply."""
     device = hidden.device.type
     if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
         return torch.get_autocast_dtype(device)
@@ -299,7 +270,6 @@ def _wide_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add `a @ b` to `total`."""
     if a.dtype == total.dtype:
         total.addmm_(a, b)
     else:

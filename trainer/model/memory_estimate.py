@@ -24,13 +24,10 @@ class MemoryEstimate:
     """Bytes that one rank needs at the peak of a step, by part."""
 
     micro: int
-    """Rows of a micro-batch in this estimate."""
     weights: int
     gradients: int
     optimizer: int
-    """State of the optimizers."""
     average: int
-    """The moving average of the weights, if it is on."""
     tree: int
     """Partial sums of `reproducibility = elastic`."""
     casts: int
@@ -46,7 +43,6 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """Return the sum of the parts, in bytes."""
         return sum(self._parts().values())
 
     def describe(self) -> str:
@@ -69,19 +65,9 @@ def estimate(
 ) -> MemoryEstimate:
     """Return the memory of one of `world_size` ranks with micro-batches of `micro` rows of `row_length` tokens.
 
-    A weight takes 4 bytes, its gradient 4, its optimizer state `optimizer_bytes`, and its moving average 4. FSDP divides these by
-    the number of ranks, but holds whole gradients while a rank sums over several micro-batches. With adapters only these have
-    gradients, optimizer state and a moving average.
-
-    Args:
-        config: all settings; `batch.micro` is not read.
-        vocab_size: pieces of the tokenizer.
-        row_length: tokens of a row.
-        world_size: ranks of the run.
-        micro: rows of a micro-batch.
-        optimizer_bytes: optimizer state for one weight of the layers' matrices, and for any other weight, in bytes.
-        backend: backend of the attention; `sdpa` holds a mask for every layer.
-        device_type: "cpu" or "cuda", which decides the default chunk of the loss.
+    A weight takes 4 bytes, its gradient 4, its moving average 4, and its optimizer state the first of `optimizer_bytes` if it
+    belongs to a matrix of the layers, else the second. FSDP divides these by the number of ranks, but holds whole gradients while a
+    rank sums over several micro-batches. With adapters only these have gradients, optimizer state and a moving average.
     """
     model = config.model
     layer = DecoderLayer.num_matrix_weights(model)

@@ -26,7 +26,6 @@ __all__ = [
     "overwrite",
     "restore_optimizer",
     "set_learning_rate",
-    "state_bytes_per_weight",
     "step_unless",
 ]
 
@@ -38,9 +37,10 @@ def check_optimizer(config: TrainConfig) -> None:
         ConfigError: Muon with sharded weights. Its iteration needs whole matrices, and torch 2.13.0 gathers a matrix in each of its
             products, ten times per matrix and step.
     """
-    if config.optim.kind == "muon" and config.parallel == "fsdp":
+    if config.optim.optimizer.needs_whole_matrices and config.parallel == "fsdp":
         raise ConfigError(
-            "optim.kind = muon works on whole matrices, and parallel = fsdp shards them; use parallel = ddp, or optim.kind = adamw"
+            f"optim.kind = {config.optim.kind} works on whole matrices, and parallel = fsdp shards them; use "
+            "parallel = ddp, or optim.kind = adamw"
         )
 
 
@@ -51,12 +51,11 @@ def build_optimizers(model: nn.Module, config: OptimConfig, width_ratio: float =
     by an approximation of the nearest semi-orthogonal matrix. It is scaled by 0.2 sqrt(max(rows, columns)), the size of an AdamW
     update (Liu et al., 2025), so both can use the same learning rate, and use the same decay.
 
-    With `width_ratio` m, the width over that at which the learning rates were chosen, the updates change the activations as much
-    as at that width (Yang et al., 2022, Tensor Programs V, table 3). AdamW's rate for the layers' matrices is divided by m.
-    Its rate for the last norm is divided by m too, because the norm's weights hold the factor 1/m of the logits: see
-    `trainer.model.decoder.build_model`. Muon's rate is divided by sqrt(m), so that the spectral norm of its updates does not
-    depend on the width (Yang, Simon and Bernstein, 2023). Weight decay is multiplied by the number that divides the rate, so that a
-    step shrinks the weights by the same share at each width, as in the package `mup` of Tensor Programs V.
+    With `width_ratio` m, the width over that at which the learning rates were chosen, the updates change the activations as much as
+    at that width (Yang et al., 2022, Tensor Programs V, table 3). AdamW's rate is divided by m for the layers' matrices and for the
+    last norm, whose weights hold the factor 1/m of the logits. Muon's rate is divided by sqrt(m), so that the spectral norm of its
+    updates does not depend on the width (Yang, Simon and Bernstein, 2023). Weight decay is multiplied by the number that divides
+    the rate, so that a step shrinks the weights by the same share at each width, as in the package `mup` of Tensor Programs V.
 
     Raises:
         ConfigError: Muon finds no matrix in a module list called `layers`.
@@ -74,34 +73,15 @@ def build_optimizers(model: nn.Module, config: OptimConfig, width_ratio: float =
     return tuple(optimizers)
 
 
-def state_bytes_per_weight(config: OptimConfig) -> tuple[int, int]:
-    """Return the bytes of optimizer state for one weight of the layers' matrices, and for any other weight.
-
-    AdamW keeps two fp32 averages, Muon one. AdamW's step counters, 4 bytes for each tensor, are not counted.
-    """
-    return (4 if config.kind == "muon" else 8), 8
-
-
 def set_learning_rate(optimizers: Sequence[torch.optim.Optimizer], *factors: float, decay_factor: float = 1.0) -> None:
-    """Set learning rate and weight decay of the next update in every group.
-
-    Args:
-        optimizers: from `build_optimizers`.
-        factors: numbers by which the peak of each group's learning rate is multiplied, one after the other.
-        decay_factor: number by which the weight decay of each group is multiplied.
-    """
+    """Set learning rate and weight decay of the next update to those of the peak times the factors, in every group."""
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["lr"] = math.prod(factors, start=group["peak_lr"])
         group["weight_decay"] = group["peak_decay"] * decay_factor
 
 
 def step_unless(optimizers: Sequence[torch.optim.Optimizer], skip: Tensor) -> None:
-    """Update all parameters, unless `skip` is 1: then weights, moments and counters keep their bits.
-
-    Args:
-        optimizers: from `build_optimizers`.
-        skip: fp32 scalar, 0 or 1, on the device of the parameters. AdamW's kernel reads it there; with Muon the host waits for it.
-    """
+    """Update all parameters, unless `skip` (fp32 on their device) is 1: then weights, moments and counters keep their bits."""
     for optimizer in optimizers:
         if isinstance(optimizer, torch.optim.AdamW):
             optimizer.found_inf = skip  # type: ignore[attr-defined]  # the interface for gradient scalers
@@ -112,10 +92,7 @@ def step_unless(optimizers: Sequence[torch.optim.Optimizer], skip: Tensor) -> No
 
 
 def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """Return the state by parameter name: `{"model.norm.weight/exp_avg": …, …}`. The tensors are not copied.
-
-    AdamW has `exp_avg`, `exp_avg_sq` and `step` (a scalar) for each parameter, Muon `momentum_buffer`.
-    """
+    """Return the state by parameter name: `{"model.norm.weight/exp_avg": …, …}`. The tensors are not copied."""
     states = {parameter: state for optimizer in optimizers for parameter, state in optimizer.state.items()}
     return {
         f"{name}/{kind}": value
@@ -125,13 +102,7 @@ def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimiz
 
 
 def restore_optimizer(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], tensors: Mapping[str, Tensor]) -> None:
-    """Restore the state that `optimizer_tensors` returned, bit for bit. It may be on another device.
-
-    A sharded optimizer needs sharded tensors: see `trainer.parallel.fsdp.distribute_like`.
-
-    Raises:
-        CheckpointError: a name is missing or unknown, or a tensor has another shape or type. The state is unchanged.
-    """
+    """Restore the state that `optimizer_tensors` returned, bit for bit. A sharded optimizer needs sharded tensors."""
     overwrite(optimizer_tensors(model, optimizers), tensors, "optimizer state")
 
 
@@ -201,7 +172,6 @@ def _muon(matrices: Sequence[nn.Parameter], config: OptimConfig, width_ratio: fl
 
 
 def _group(parameters: Sequence[nn.Parameter], rate: float, decay: float) -> dict[str, Any]:
-    """Return a group of an optimizer. `set_learning_rate` reads its peaks."""
     return {"params": list(parameters), "lr": rate, "peak_lr": rate, "weight_decay": decay, "peak_decay": decay}
 
 

@@ -29,7 +29,7 @@ def learning_rate_factor(config: ScheduleConfig, decay_steps: int, step: int, st
                                                            He et al. (2016)
 
     S is `start`, by default `cooldown_start`. From step D all kinds except constant and step stay at f, also if the warm-up is
-    longer than D. The kinds constant and step do not depend on D. With D = 0 the kind wsd has no end yet and stays at 1.
+    longer than D. With D = 0 the kind wsd has no end yet and stays at 1.
     """
     if step < config.warmup_steps:
         return (step + 1) / (config.warmup_steps + 1)
@@ -44,10 +44,9 @@ def learning_rate_factor(config: ScheduleConfig, decay_steps: int, step: int, st
 
 
 def cooldown_start(config: ScheduleConfig, decay_steps: int) -> int:
-    """Return the number of steps after which the learning rate of `wsd` falls from its peak, for a cool-down that ends at a step.
+    """Return the number of steps after which the learning rate of `wsd` falls from its peak.
 
-    The cool-down has `cooldown_steps` steps, or `decay_share` of all, rounded, but at least two: the first is still at the peak, so
-    one step alone would not fall. It does not begin in the warm-up.
+    The cool-down has at least two steps: the first is still at the peak, so one step alone would not fall.
     """
     length = config.cooldown_steps or max(2, round(config.decay_share * decay_steps))
     return max(config.warmup_steps, decay_steps - length)
@@ -59,12 +58,6 @@ def weight_decay_factor(config: ScheduleConfig, decay_steps: int, step: int, rat
     The optimizers multiply it by the learning rate. So with `constant` a step shrinks the weights in proportion to its learning
     rate (Loshchilov and Hutter, 2019), and with `lr` in proportion to the square of it (Defazio, 2025, "Why gradients rapidly
     increase near the end of training"). `linear` is 1 - step / D, at least 0 (nanochat).
-
-    Args:
-        config: kind of the schedule.
-        decay_steps: D.
-        step: number of steps done.
-        rate_factor: the learning rate of this update as a share of its peak.
     """
     if config.weight_decay == "constant":
         return 1.0
@@ -72,7 +65,6 @@ def weight_decay_factor(config: ScheduleConfig, decay_steps: int, step: int, rat
 
 
 def _progress(config: ScheduleConfig, decay_steps: int, step: int, start: float | None) -> float:
-    """Return the progress of the decay at a step after the warm-up, 0 to 1."""
     if decay_steps == 0:
         return 0.0
     if step >= decay_steps:
@@ -85,7 +77,6 @@ def _progress(config: ScheduleConfig, decay_steps: int, step: int, start: float 
 
 
 def _shape(config: ScheduleConfig, progress: float) -> float:
-    """Return the decay from 1 to 0 as `progress` goes from 0 to 1."""
     if config.kind == "cosine":
         return 0.5 * (1 + math.cos(math.pi * progress))
     if config.kind == "wsd" and config.cooldown_shape == "sqrt":

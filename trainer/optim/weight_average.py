@@ -42,12 +42,8 @@ class WeightAverage:
     def update(self, step: int, skip: Tensor | None = None) -> None:
         """Add the weights after step number `step`, counted from 1: average += (1 - decay) (weights - average).
 
-        The result depends only on the step, the average and the weights.
-
-        Args:
-            step: number of the step, as for `decay_at`.
-            skip: fp32 scalar on the device of the weights. If it is 1, because the step changed nothing, the average keeps its
-                bits. The host does not wait for it. None means 0, with fewer and larger kernels on a GPU.
+        If `skip`, a fp32 scalar on the device of the weights, is 1, the average keeps its bits. The host does not wait for it. None
+        means 0, with fewer and larger kernels on a GPU.
         """
         share = 1 - decay_at(self._config, step)
         averages = list(self._averages.values())
@@ -58,7 +54,6 @@ class WeightAverage:
             torch._foreach_lerp_(averages, weights, [share * (1 - skip)] * len(weights))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the average by the names of the weights. The tensors are not copied."""
         return dict(self._averages)
 
     def begin_again(self) -> None:
@@ -66,11 +61,7 @@ class WeightAverage:
             self._averages[name].copy_(weight)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore an average that `tensors` returned. It must be sharded if this average is.
-
-        Raises:
-            CheckpointError: names, shapes or types differ. The average is unchanged.
-        """
+        """Restore an average that `tensors` returned. It must be sharded if this average is."""
         # Earlier versions of this program averaged frozen weights too.
         saved = {name: tensor for name, tensor in tensors.items() if name not in self._frozen}
         overwrite(self._averages, saved, "average of the weights")

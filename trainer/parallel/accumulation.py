@@ -45,14 +45,11 @@ class Accumulation:
         del last
         return nullcontext()
 
-    def finish(self) -> None:
-        """Complete the sum."""
+    def finish(self) -> None: ...
 
     def join(self, num_passes: int) -> None:
-        """Take part in the exchanges of a step whose pass failed on this rank. The sum is then invalid on all ranks.
-
-        Args:
-            num_passes: number of passes of this rank in a step.
+        """Take part in the exchanges of a step whose pass failed on this rank, of `num_passes` passes. The sum is then invalid on
+        all ranks.
         """
         del num_passes
         self.begin()
@@ -79,7 +76,6 @@ class DdpAccumulation(Accumulation):
         return nullcontext() if last else cast("AbstractContextManager[None]", self._module.no_sync())
 
     def join(self, num_passes: int) -> None:
-        """Send zeros for the remaining buckets."""
         del num_passes
         super().begin()
         self._exchange.complete()
@@ -89,9 +85,6 @@ class DdpAccumulation(Accumulation):
 
         DDP regroups its gradient buckets after the first backward pass. The second pass shows the new buckets. No rank may continue
         with the next part until all ranks have completed this one.
-
-        Args:
-            backward: makes a forward and a backward pass and clears the gradients, also after an error.
         """
         for _ in range(2):
             self._exchange.begin()
@@ -110,7 +103,7 @@ class LateAccumulation(Accumulation):
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: Group, most: int = _LATE_NUMBERS) -> None:
-        """Divide the gradients into parts of at most `most` numbers, or of one weight. Each part is added in one exchange."""
+        """Each exchange adds at most `most` numbers, or one weight."""
         super().__init__(parameters)
         self._group = group
         self._parts: list[list[nn.Parameter]] = []
@@ -138,7 +131,6 @@ class LateAccumulation(Accumulation):
                 weight.grad = gradient.view_as(weight)
 
     def join(self, num_passes: int) -> None:
-        """Send zeros for the gradients that this rank has not sent."""
         del num_passes
         super().begin()
         self.finish()
@@ -174,7 +166,6 @@ class TreeAccumulation(Accumulation):
 
     @contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:
-        """Add the gradients of the pass as the next leaf."""
         del last
         yield
         self._tree.add()
@@ -185,7 +176,6 @@ class TreeAccumulation(Accumulation):
         self._finished = True
 
     def join(self, num_passes: int) -> None:
-        """Complete the tree with empty leaves for the remaining passes."""
         for _ in range(num_passes - self._num_leaves):
             self._tree.add()
         self._num_leaves = num_passes

@@ -36,11 +36,7 @@ class ShardedModule(FSDPModule, nn.Module):
 
 
 def check_parallel(config: TrainConfig, group: Group) -> None:
-    """Refuse a global batch that FSDP cannot divide. All ranks gather weights for every micro-batch, so each needs the same number.
-
-    Raises:
-        ConfigError: the number of micro-batches would differ between ranks.
-    """
+    """Refuse a global batch that FSDP cannot divide: all ranks gather weights for each micro-batch, so each needs as many."""
     batch = config.batch
     if config.parallel == "fsdp" and batch.micro_batches % group.world_size:
         raise ConfigError(
@@ -51,22 +47,11 @@ def check_parallel(config: TrainConfig, group: Group) -> None:
 
 
 def shard(module: nn.Module, group: Group) -> ShardedModule:
-    """Shard a module over the ranks in place, and move each part to the device of the group.
-
-    Each element of the outermost module lists (the decoder's layers) is gathered separately, and all other weights together.
-    Code that uses the other weights must run inside `module.forward` or `gathered`. Shared weights, such as tied embeddings, stay
-    shared.
-
-    Weights are gathered and gradients averaged in fp32. Gathering in bf16 would halve the traffic. It would also round the weights
-    of the norms and the residual stream, which autocast keeps in fp32, so `parallel` would change the numbers of a run.
-
-    Args:
-        module: the root module, with the same whole weights on every rank. If it is on the CPU, a GPU never holds the whole module.
-            Build the optimizer after this call.
-        group: two ranks or more.
-
-    Raises:
-        ConfigError: the module has no list of layers.
+    """Shard a module over two ranks or more in place, and move each part to the device of the group. Each element of the outermost
+    module lists (the decoder's layers) is gathered separately, and all other weights together. Code that uses the other weights
+    must run inside `module.forward` or `gathered`. Every rank passes the same whole weights; if they are on the CPU, a GPU never
+    holds the whole module. Build the optimizer after this call. Weights are gathered and gradients averaged in fp32: bf16 would
+    halve the traffic, but round weights that autocast keeps in fp32, so `parallel` would change the numbers of a run.
     """
     blocks = _blocks(module)
     if not blocks:
@@ -126,16 +111,9 @@ def load_full(
     new: Collection[str] = (),
     remedy: str = "continue with the settings that wrote it, or start a new run",
 ) -> None:
-    """Copy whole weights by name into a model. Every rank passes the same tensors; a sharded model takes its part of each.
-
-    Args:
-        model: its weights are replaced.
-        tensors: weights by name, the same on every rank.
-        new: names of weights that `tensors` may lack. The model keeps its own.
-        remedy: end of the message of an error.
-
-    Raises:
-        CheckpointError: names or shapes differ from those of the model. Nothing is copied.
+    """Copy whole weights by name into a model; those of `new` may be missing. Every rank passes the same tensors, and a sharded
+    model takes its part of each. Raises CheckpointError, which ends with `remedy`, and copies nothing, if names or shapes
+    differ.
     """
     parameters = parameters_by_name(model)
     held, saved = ({name: tuple(tensor.shape) for name, tensor in each.items()} for each in (parameters, tensors))
@@ -157,12 +135,8 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def distribute_like(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return optimizer state or averaged weights, sharded like the weights that they belong to.
-
-    Args:
-        parameters: the weights by name.
-        tensors: whole tensors by `<weight>/<kind>` or `<weight>`, the same on every rank. A tensor with the shape of its weight is
-            sharded in the same way. Other tensors, such as step counters, stay whole.
+    """Return optimizer state or averaged weights (`<weight>/<kind>` or `<weight>`, whole on every rank), sharded like their
+    weights. Tensors with another shape, such as step counters, stay whole.
     """
     distributed = {}
     for key, tensor in tensors.items():
@@ -172,7 +146,6 @@ def distribute_like(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tens
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
-    """Return the elements of the outermost module lists."""
     blocks: list[nn.Module] = []
     for child in module.children():
         blocks += list(child) if isinstance(child, nn.ModuleList) else _blocks(child)

@@ -35,7 +35,7 @@ __all__ = ["GradientTree", "add_pairwise"]
 
 
 def add_pairwise(parts: Sequence[Tensor]) -> Tensor:
-    """Return the sum of the tensors in the order of the tree. Overwrites them. Their number must be a power of two."""
+    """Add in the order of the tree, into the tensors. Their number must be a power of two."""
     assert len(parts) & (len(parts) - 1) == 0
     while len(parts) > 1:
         parts = [left.add_(right) for left, right in zip(parts[::2], parts[1::2], strict=True)]
@@ -72,7 +72,6 @@ class GradientTree:
         self._current: _Buffer | None = None
 
     def begin(self) -> None:
-        """Start a global batch with zero gradients."""
         self._free += [buffer for _, buffer in self._partial]
         self._partial = []
         if self._current is None:
@@ -98,10 +97,8 @@ class GradientTree:
         self._attach(self._current)
 
     def finish(self) -> None:
-        """Leave the sum over the global batch in the gradients of the parameters, the same on every rank.
-
-        Raises:
-            ValueError: the number of leaves is not a power of two.
+        """Leave the sum over the global batch in the gradients, the same on every rank. Raises ValueError if the number of leaves
+        is not a power of two.
         """
         if len(self._partial) != 1:
             raise ValueError("the number of micro-batches of a rank is not a power of two")

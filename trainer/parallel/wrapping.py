@@ -26,11 +26,8 @@ class MicroTooLarge(Exception):  # noqa: N818 - not an error: smaller micro-batc
 
 
 def wrap_for_training(loss: LossModule, context: RunContext) -> tuple[nn.Module, Accumulation]:
-    """Return the model with its loss, compiled and distributed over the ranks according to the settings.
-
-    Raises:
-        MicroTooLarge: a trial pass with DDP ran out of memory.
-        ConfigError: the number of ranks does not fit `reproducibility = elastic`.
+    """Return the model with its loss, compiled and distributed over the ranks. Raises MicroTooLarge if a trial pass with DDP runs
+    out of memory.
     """
     config, group = context.config, context.group
     compiled = config.compiles(group.device.type)
@@ -52,7 +49,7 @@ def wrap_for_training(loss: LossModule, context: RunContext) -> tuple[nn.Module,
         return loss, TreeAccumulation(GradientTree(parameters, group))
     if group.world_size == 1:
         return loss, Accumulation(parameters)
-    if context.own_step:
+    if context.custom_step:
         return loss, LateAccumulation(parameters, group)
     device_ids = [group.device] if group.device.type == "cuda" else None
     module = wrapped_by_ddp(loss, device_ids=device_ids)

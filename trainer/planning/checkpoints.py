@@ -7,14 +7,13 @@ from trainer.config import CheckpointConfig, TrainConfig
 from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import num_weights
 from trainer.model.memory_estimate import estimate
-from trainer.optim.optimizers import state_bytes_per_weight
 
 __all__ = ["checkpoint_bytes", "frozen_bytes", "most_checkpoints", "space_needed"]
 
 
 def checkpoint_bytes(config: TrainConfig, vocab_size: int) -> int:
     """Return the bytes of one checkpoint without frozen weights. An estimate, because an extension may build another model."""
-    whole = estimate(config, vocab_size, config.model.context, 1, 1, state_bytes_per_weight(config.optim))
+    whole = estimate(config, vocab_size, config.model.context, 1, 1, config.optim.optimizer.state_bytes)
     return required_bytes([whole.weights - frozen_bytes(config, vocab_size), whole.optimizer, whole.average])
 
 

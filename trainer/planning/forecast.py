@@ -11,7 +11,7 @@ from trainer.checkpoint import DiskSpace, space_of
 from trainer.config import TrainConfig
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes, most_checkpoints
-from trainer.runs.limits import Plan
+from trainer.runs.limits import StopCriteria
 from trainer.runs.progress import Progress
 
 __all__ = ["Forecast", "forecast"]
@@ -87,7 +87,7 @@ class Forecast:
 def forecast(
     config: TrainConfig,
     manifest: Manifest,
-    limits: Plan,
+    limits: StopCriteria,
     *,
     num_weights: int,
     num_rows: tuple[int, int],

@@ -51,7 +51,6 @@ def main_charts(run: RecordedRun) -> list[Chart]:
 
 
 def all_charts(run: RecordedRun) -> list[Chart]:
-    """Return all charts but those of the machine."""
     return [*main_charts(run), *step_charts(run, main=False), *_evaluation_charts(run), *layer_charts(run)]
 
 
@@ -59,8 +58,11 @@ def step_charts(run: RecordedRun, *, main: bool) -> list[Chart]:
     """Return the charts of the metrics of a step, without those that were not measured."""
     charts = []
     for name, metric in metrics_of(TrainEvent).items():
-        if metric.plot is not None and metric.plot.main == main and len(curve := run.curve(name)):
-            charts.append(chart_of(metric.plot, _with_average(metric.plot.line, scaled(metric.plot, curve))))
+        plot = metric.plot
+        if plot is not None and plot.main == main and len(run.curve(name)):
+            curve = scaled(plot, run.curve(name))
+            lines = _with_average(_name(plot), curve) if plot.averaged else (Line(_name(plot), curve),)
+            charts.append(chart_of(plot, lines))
     return charts
 
 
@@ -90,7 +92,7 @@ def _evaluation_charts(run: RecordedRun) -> list[Chart]:
                 lines = tuple(Line(group, curve, look=look, points=True) for look, (group, curve) in enumerate(curves.items()))
                 charts.append(Chart(f"Validation loss by {groups[name]}", f"nats per {run.target}", lines, log_from=WIDE))
         elif metric.plot is not None and len(curve := run.validation(name)):
-            charts.append(chart_of(metric.plot, (Line(metric.plot.line, scaled(metric.plot, curve), look=1, points=True),)))
+            charts.append(chart_of(metric.plot, (Line(_name(metric.plot), scaled(metric.plot, curve), look=1, points=True),)))
     return charts
 
 
@@ -136,11 +138,16 @@ def hardware_charts(curves: Mapping[tuple[str, str], Mapping[str, Curve]]) -> li
 
 
 def chart_of(plot: Plot, lines: tuple[Line, ...]) -> Chart:
-    return Chart(plot.title, plot.unit, lines, from_zero=plot.from_zero, log_from=None if plot.from_zero else WIDE)
+    from_zero = plot.from_zero or plot.unit.startswith("%")
+    return Chart(plot.title, plot.unit, lines, from_zero=from_zero, log_from=None if from_zero else WIDE)
 
 
 def scaled(plot: Plot, curve: Curve) -> Curve:
-    return Curve(curve.x_N, 100 * curve.y_N) if plot.percent else curve
+    return Curve(curve.x_N, 100 * curve.y_N) if plot.unit.startswith("%") else curve
+
+
+def _name(plot: Plot) -> str:
+    return plot.title[:1].lower() + plot.title[1:]
 
 
 def _with_average(name: str, curve: Curve) -> tuple[Line, ...]:

@@ -13,8 +13,8 @@ from common.html.curves import Curve, median
 from common.html.page import UNKNOWN, render_page
 from trainer.report.charts import chart_of, scaled, smoothed
 from trainer.report.differences import compared_settings, differing
-from trainer.report.page import TEMPLATES
 from trainer.report.recorded_run import RecordedRun, part
+from trainer.report.run_page import TEMPLATES
 from trainer.runs.events import TrainEvent
 from trainer.runs.metric import metrics_of
 
@@ -24,11 +24,7 @@ _ENVIRONMENT = ("code", "image", "python", "torch", "cuda", "processor", "gpus",
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
-    """Return a name for each run: the last parts of its path, as many as distinguish it from the other runs.
-
-    Raises:
-        ConfigError: a run is named twice.
-    """
+    """Return the last parts of each path, as many as distinguish it from the other runs. Raises ConfigError if two are equal."""
     parts = [path.resolve().parts for path in paths]
     for place, one in enumerate(parts):
         if one in parts[:place]:
@@ -70,11 +66,7 @@ class _Compared:
 
 
 def render_comparison(runs: Sequence[RecordedRun]) -> str:
-    """Return the page. The order of the runs decides their colours.
-
-    Raises:
-        ConfigError: a run is named twice.
-    """
+    """Return the page. The order of the runs decides their colours. Raises ConfigError if a run is named twice."""
     compared = [_Compared(name, run) for name, run in zip(names_of([run.path for run in runs]), runs, strict=True)]
     evaluated = [one for one in compared if one.val_targets is not None]
     groups: dict[tuple[str, int | None], list[str]] = {}
@@ -102,7 +94,6 @@ def render_comparison(runs: Sequence[RecordedRun]) -> str:
 
 
 def _lowest(compared: Sequence[_Compared]) -> list[str]:
-    """Return the names of the runs with the lowest validation loss."""
     losses = {one.name: one.run.best.val_loss for one in compared if one.run.best}
     lowest = min(losses.values(), default=None)
     return [name for name, loss in losses.items() if loss == lowest]
@@ -139,13 +130,12 @@ def _curves(named: Mapping[str, RecordedRun]) -> list[Chart]:
 
 
 def _step_charts(named: Mapping[str, RecordedRun]) -> list[Chart]:
-    """Return a chart for each metric of a step that the report shows."""
     charts = []
     for name, metric in metrics_of(TrainEvent).items():
-        if metric.plot is not None:
-            plot = replace(metric.plot, title=f"{metric.plot.title}, moving average")
-            curves = {run: scaled(plot, smoothed(one, name)) for run, one in named.items()}
-            charts.append(chart_of(plot, tuple(Line(run, curve, look=look) for look, (run, curve) in enumerate(curves.items()))))
+        if (plot := metric.plot) is not None:
+            found = {run: smoothed(one, name) if plot.averaged else one.curve(name) for run, one in named.items()}
+            lines = tuple(Line(run, scaled(plot, curve), look=look) for look, (run, curve) in enumerate(found.items()))
+            charts.append(chart_of(replace(plot, title=plot.title + ", moving average" * plot.averaged), lines))
     return charts
 
 

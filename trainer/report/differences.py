@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
 from common.files import read_input
-from common.places import RECIPES
+from common.paths import RECIPES
 from common.settings.dotted import flatten
 from common.settings.load import AUTO, MAX_SETTINGS_BYTES
 from common.settings.model import setting_names, with_nones
@@ -87,10 +87,7 @@ def recipe_of(config: Mapping[str, Any]) -> Recipe:
 
 
 def _recipe_path(name: str) -> tuple[Path, Path]:
-    """Return the path of a recipe, and before it the folder below which it may be read.
-
-    The settings are untrusted, so a path in them may not lead out of the current directory.
-    """
+    """Return the path of a recipe, and before it the folder out of which this untrusted path may not lead."""
     is_path = name.endswith(".toml") or "/" in name
     below = Path.cwd() if is_path else RECIPES
     return below, below / (name if is_path else f"{name}.toml")

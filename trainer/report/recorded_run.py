@@ -19,8 +19,8 @@ from common.settings.toml import parse_toml
 from common.untrusted import read_run_file
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import parse_manifest
+from trainer.runs.eval_metrics import target_word
 from trainer.runs.events import AlertEvent, EvalEvent, Event, TrainEvent
-from trainer.runs.measures import target_word
 from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import METRICS, read_events
 from trainer.runs.record import Record, read_record
@@ -74,7 +74,6 @@ class RecordedRun:
 
     @property
     def num_weights(self) -> int | None:
-        """Number of the model's weights, None if no manifest of a checkpoint can be read."""
         return next((saved.num_weights for saved in reversed(self.checkpoints) if saved.num_weights is not None), None)
 
     @property
@@ -84,7 +83,6 @@ class RecordedRun:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Median of the tokens per second over the steps, None if no step is recorded."""
         return median(self.curve("tokens_per_s").y_N)
 
     @property
@@ -115,30 +113,23 @@ class RecordedRun:
         return min(finite, key=lambda event: event.val_loss, default=None)
 
     def curve(self, name: str) -> Curve:
-        """Return the curve of a metric of the training steps, empty if it was not recorded."""
         return self.curves.get(name) or Curve.of(())
 
     def of(self, kind: type[T]) -> Sequence[T]:
         return cast(Sequence[T], self.events.get(kind, ()))
 
     def validation(self, name: str) -> Curve:
-        """Return the curve of a number of the evaluations, empty if it was not measured."""
         points = ((event.step, getattr(event, name)) for event in self.evaluations)
         return Curve.of((step, value) for step, value in points if value is not None)
 
 
 def part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the table under a name, empty if there is none."""
     found = values.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
 def read_run(path: Path) -> RecordedRun:
-    """Read a run's record, settings, metrics and the manifests of its checkpoints.
-
-    Raises:
-        CheckpointError: the directory has no run, or a file of it was changed or is damaged.
-    """
+    """Read a run without its tensors. Raises CheckpointError if there is no run, or a file of it is damaged."""
     record = read_record(path)
     metrics = path / METRICS
     curves, events = _sorted(read_events(metrics) if metrics.exists() else ())

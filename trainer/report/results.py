@@ -53,7 +53,6 @@ _short = or_unknown(lambda value: rate(value) if value >= 1e6 else count(value))
 
 
 def introduction(run: RecordedRun) -> str:
-    """Return a sentence about the model, the optimizer and the machine."""
     model, optimizer = part(run.config, "model"), part(run.config, "optim")
     identity, environment = run.record.identity, run.record.environment
     weights = f"{run.num_weights / 1e6:,.2f}M weights" if run.num_weights else "no checkpoint yet"
@@ -71,13 +70,11 @@ def introduction(run: RecordedRun) -> str:
 
 
 def _ending(run: RecordedRun) -> str:
-    """Return how and why the run ended, an empty string if the record does not say so."""
     reason = run.record.ended_by
     return f" It {STATUS.get(run.status, run.status)} at step {run.record.step}: {reason}" if reason else ""
 
 
 def headline(run: RecordedRun) -> list[tuple[str, str, str]]:
-    """Return the most important numbers: name, value and remark."""
     best, mfu = run.best, run.curve("mfu").finite
     tokens, average = run.curve("targets").last, smoothed(run, "loss").last
     window = loss_window(run)
@@ -103,7 +100,6 @@ def headline(run: RecordedRun) -> list[tuple[str, str, str]]:
 
 
 def _about(run: RecordedRun, best: EvalEvent) -> str:
-    """Return the perplexity of an evaluation, or what the objective of the run measured in it."""
     if run.has_perplexity:
         return f"perplexity {_decimal(best.perplexity)}"
     measured = next((event.words for event in run.of(MeasuresEvent) if event.step == best.step), "not measured")
@@ -116,12 +112,10 @@ def alert_kinds(run: RecordedRun) -> str:
 
 
 def evaluations(run: RecordedRun) -> list[EvalEvent]:
-    """Return the evaluations for the table: all, or a selection with the first, the last and the best."""
     return _spread(run.evaluations, _MAX_EVALUATIONS, run.best)
 
 
 def groups_by(run: RecordedRun) -> list[tuple[str, list[tuple[str, Score, float]]]]:
-    """Return the groups of the newest evaluation, by what divides the text: name, score, and share of the targets of all groups."""
     found = []
     for by, words in group_titles().items():
         scores: Mapping[str, Score] = getattr(run.evaluations[-1], by) if run.evaluations else {}
@@ -140,7 +134,6 @@ class Samples:
 
 
 def samples(run: RecordedRun) -> Samples:
-    """Return the samples. Very long texts are cut."""
     found = [replace(event, text=_shortened(event.text)) for event in reversed(run.of(SampleEvent))]
     newest = [event for event in found if event.step == found[0].step][:_MAX_SAMPLES]
     earlier = [event for event in found if event.step != found[0].step]
@@ -160,7 +153,6 @@ class Table:
 
 
 def scores(run: RecordedRun) -> Table:
-    """Return the scores of the samples by step."""
     found = [(event.step, event.numbers) for event in run.of(ScoresEvent)]
     chosen = _spread([(step, values) for step, values in found if values], _MAX_SCORES)
     names = dict.fromkeys(name for _, values in found for name in values)
@@ -183,7 +175,6 @@ class Labels:
 
 
 def labels(run: RecordedRun) -> Labels:
-    """Return the measures of the evaluations; empty tables if the objective of the run has none."""
     found = run.of(MeasuresEvent)
     if not found:
         return Labels(0, Table((), ()), Table((), ()), Table((), ()))
@@ -216,7 +207,6 @@ class Speed:
 
 
 def speed(run: RecordedRun) -> Speed:
-    """Return the speed of the steps, without rows if it was not measured."""
     tokens_per_s, wait = run.curve("tokens_per_s").finite, run.curve("loader_wait_s").finite
     stalls = [stall for event in run.of(SaveEvent) if (stall := event.stall_s) is not None]
     measures: list[tuple[str, NDArray[np.float64], Callable[[float], str]]] = [
@@ -250,7 +240,6 @@ class Hardware:
 
 
 def hardware(run: RecordedRun) -> Hardware:
-    """Return the sampled metrics of GPUs and host."""
     found = hardware_curves(run)
     same = [
         (f"{place}: {name.replace('_', ' ')}", float(curve.y_N[-1]))

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
+from pathlib import Path
 
-from common.html.page import render_page
+from common.html.chart import measured
+from common.html.line_chart import draw
+from common.html.page import or_unknown, render_page, template_environment
+from common.text import count, duration, rate, share, size
+from common.untrusted import number
 from trainer.report import results
 from trainer.report.charts import all_charts
 from trainer.report.differences import differences, recipe_of, set_values, worded
-from trainer.report.page import TEMPLATES
-from trainer.report.recorded_run import RecordedRun
+from trainer.report.recorded_run import RecordedRun, part
+from trainer.report.results import STATUS
 
-__all__ = ["render_report"]
+__all__ = ["TEMPLATES", "render_report"]
 
 _MAX_ALERTS = 200
 
 
 def render_report(run: RecordedRun) -> str:
-    """Return the page about one run."""
     recipe = recipe_of(run.config)
     return render_page(
         TEMPLATES,
@@ -46,7 +51,6 @@ def render_report(run: RecordedRun) -> str:
 
 
 def _commands(run: RecordedRun) -> list[tuple[str, str]]:
-    """Return the commands that check the run or repeat it, each with its description."""
     path, data = shlex.quote(str(run.path)), shlex.quote(str(run.config.get("data", "DATA")))
     ranks = run.record.environment.world_size
     launch = "trainer train" if ranks == 1 else f"PET_NPROC_PER_NODE={ranks} entrypoints/train"
@@ -57,3 +61,22 @@ def _commands(run: RecordedRun) -> list[tuple[str, str]]:
         "repeat the whole run in a new directory": (f"{launch} --recipe {path}/config.toml --data {data} --run {path}-again"),
     }
     return list(lines.items())
+
+
+def _written(form: Callable[[float], str]) -> Callable[[object], str]:
+    """Return a filter for values from JSON. It writes a dash for a value that is missing or not a number."""
+    return lambda value: or_unknown(form)(number(value))
+
+
+TEMPLATES = template_environment(
+    Path(__file__).parent,
+    count=_written(count),
+    decimal=_written(measured),
+    duration=duration,
+    rate=_written(rate),
+    share=_written(share),
+    size=_written(size),
+    status=lambda status: STATUS.get(status, status),
+    worded_items=lambda values: [(name, worded(value)) for name, value in values.items()],
+)
+TEMPLATES.globals.update(draw=draw, part=part)

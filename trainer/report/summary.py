@@ -10,8 +10,8 @@ from common.text import duration, visible
 from data_pipeline.conversations.chat_template import TEMPLATE_FILE
 from trainer.checkpoint import CheckpointStore
 from trainer.report.write import REPORT
+from trainer.runs.eval_metrics import target_word
 from trainer.runs.events import EvalEvent, MeasuresEvent
-from trainer.runs.measures import target_word
 from trainer.runs.metrics_file import METRICS, read_events
 from trainer.runs.record import Record, read_record
 from trainer.runs.state import read_progress
@@ -20,11 +20,7 @@ __all__ = ["summary_lines"]
 
 
 def summary_lines(run: Path) -> list[str]:
-    """Return the summary of a finished run: end, validation loss and measures, best step, report, next command.
-
-    Raises:
-        CheckpointError: a file of the run is missing or damaged.
-    """
+    """Return the summary of a finished run. Raises CheckpointError if a file of the run is missing or damaged."""
     record, store = read_record(run), CheckpointStore(run / "checkpoints")
     steps, ended_by = record.step, record.ended_by
     status = "finished" if record.status == "finished" else "stopped"

@@ -11,7 +11,7 @@ from common.errors import ConfigError
 from common.files import write_atomic
 from trainer.report.charts import main_charts
 from trainer.report.comparison import names_of, render_comparison
-from trainer.report.png import draw_png
+from trainer.report.pictures import draw_png
 from trainer.report.recorded_run import read_run
 from trainer.report.run_page import render_report
 
@@ -24,14 +24,7 @@ REPORT, PICTURE = "report.html", "training_metrics.png"
 
 
 def write_report(run: Path, output: Path | None = None) -> tuple[Path, Path]:
-    """Write the page and the picture, by default into the run's directory.
-
-    Args:
-        run: the run's directory.
-        output: path of the page. The picture is written into the same directory.
-
-    Returns:
-        The paths of page and picture.
+    """Write the page, by default into the run's directory, and the picture beside it. Returns their paths.
 
     Raises:
         CheckpointError: the directory has no run, or a file of it is damaged.
@@ -57,13 +50,6 @@ def report_at_end(run: Path) -> None:
 
 
 def write_comparison(runs: Sequence[Path], output: Path) -> Path:
-    """Write the page that compares runs.
-
-    Raises:
-        ConfigError: there are fewer than two runs, or a run is named twice.
-        CheckpointError: a directory has no run, or a file of it is damaged.
-        OSError: a file cannot be read or written.
-    """
     if len(runs) < 2:
         raise ConfigError("compare: fewer than two runs are named; name at least two")
     names_of(runs)

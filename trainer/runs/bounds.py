@@ -7,13 +7,13 @@ prevent that a record with a million ranks makes the machine unusable.
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Callable
 
 import torch
 
 from common.errors import CheckpointError, ConfigError
+from common.hardware import num_cores
 from common.host_memory import available_host_bytes
 from common.text import format_bytes
 from trainer.config import LoraConfig, ModelConfig
@@ -37,7 +37,7 @@ _ELSEWHERE = "replay the run on a machine like the one that it was trained on"
 
 
 def most_threads() -> int:
-    return _THREADS_PER_CORE * _num_cores()
+    return _THREADS_PER_CORE * num_cores()
 
 
 def most_ranks(device: str) -> int:
@@ -48,7 +48,7 @@ def most_ranks(device: str) -> int:
     """
     if device != "cpu" and torch.cuda.is_available():
         return torch.cuda.device_count()
-    return max(1, int(min(_RANKS_PER_CORE * _num_cores(), _free_bytes() // _RANK_BYTES)))
+    return max(1, int(min(_RANKS_PER_CORE * num_cores(), _free_bytes() // _RANK_BYTES)))
 
 
 def most_rows(model: ModelConfig, row_length: int) -> int:
@@ -107,10 +107,6 @@ def check_fits_memory(num_weights: int) -> None:
             f"the model has {num_weights} weights, which take {format_bytes(num_weights * _WEIGHT_BYTES)}, and "
             f"{format_bytes(int(free))} of memory are free; use a smaller model or a machine with more memory"
         )
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _free_bytes() -> float:

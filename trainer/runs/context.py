@@ -22,5 +22,5 @@ class RunContext:
     group: Group
     backend: Backend
     """The backend of the attention."""
-    own_step: bool = False
+    custom_step: bool = False
     """Whether an extension or an objective makes the passes of each micro-batch itself."""

@@ -30,6 +30,7 @@ from common.files import (
     sync_upwards,
     write_atomic,
 )
+from common.hardware import num_cores
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.messages import explain
 from common.settings.toml import parse_toml
@@ -116,7 +117,7 @@ def settings_here(config: TrainConfig) -> TrainConfig:
     Raises:
         ConfigError: this machine has GPUs, and torch sees none.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     if config.threads is not None and config.threads > cores:
         config = config.model_copy(update={"threads": cores})
     if torch.cuda.is_available():

@@ -46,6 +46,8 @@ __all__ = [
 
 T = TypeVar("T")
 
+_LOSSES = "Loss: training, its mean over log.average_steps steps, validation"
+_SHARES = "Speed: share of the time: waiting for data, monitoring"
 _EXACT = {"loss": "loss_hex", "val_loss": "val_loss_hex"}
 _LARGEST_EXPONENT = 700
 GROWTH = "memory_growth_mb_per_1000_steps"
@@ -63,7 +65,6 @@ def _count(value: object) -> int:
 
 
 def _mapping(values: object, read: Callable[[Any], T | None]) -> dict[str, T]:
-    """Return the values that can be read, by name."""
     found = values.items() if isinstance(values, Mapping) else ()
     return {name: known for name, value in found if (known := read(value)) is not None}
 
@@ -101,7 +102,7 @@ class Event(Written):
         return self.of_evaluation
 
     def points(self) -> dict[str, float]:
-        """Return the points of its curves by name. A value that is not known has no point."""
+        """Return the points of its curves by name, without values that are not known."""
         points: dict[str, float | None] = {}
         for name, metric in metrics_of(type(self)).items():
             value = getattr(self, name) if metric.curve else None
@@ -120,7 +121,6 @@ class _OfTokens(Written):
 
     @property
     def perplexity(self) -> float | None:
-        """`exp(loss)`, infinite if that overflows; None if it has no meaning."""
         return perplexity(self.loss) if self.has_perplexity else None
 
     @classmethod
@@ -163,67 +163,46 @@ class TrainEvent(_OfTokens, Event):
     name: ClassVar = "train"
     derived: ClassVar = {
         "loss_hex": Metric(after="loss", exact=True),
-        "perplexity": Metric(after="loss_average", curve="train/perplexity", chart="Loss: perplexity"),
+        "perplexity": Metric("train/perplexity", after="loss_average", chart="Loss: perplexity"),
         "mean_of_several": Metric(
             after="loss_average", in_file=False, terminal=" (mean of {event.num_averaged} steps {value:.4f})"
         ),
         "loader_wait_share": Metric(
-            in_file=False,
-            curve="speed/loader_wait_share",
-            chart="Speed: share of the time: waiting for data, monitoring",
-            plot=Plot(title="Loader wait", unit="% of the step", line="waiting for data", percent=True, from_zero=True),
+            "speed/loader_wait_share", in_file=False, chart=_SHARES, plot=Plot("Loader wait", "% of the step")
         ),
-        "monitor_share": Metric(
-            in_file=False, curve="speed/monitor_share", chart="Speed: share of the time: waiting for data, monitoring"
-        ),
+        "monitor_share": Metric("speed/monitor_share", in_file=False, chart=_SHARES),
     }
     step: Step
     loss: Annotated[
-        Needed,
-        Metric(
-            curve="train/loss",
-            first="Loss/train",
-            chart="Loss: training, its mean over log.average_steps steps, validation",
-            terminal="  loss {value:.4f}",
-            bar=", loss {value:.4f}",
-        ),
+        Needed, Metric("train/loss", first="Loss/train", chart=_LOSSES, terminal="  loss {value:.4f}", bar=", loss {value:.4f}")
     ]
-    loss_average: Annotated[
-        Number,
-        Metric(
-            null=True,
-            curve="train/loss_average",
-            chart="Loss: training, its mean over log.average_steps steps, validation",
-            compared=True,
-        ),
-    ] = None
+    loss_average: Annotated[Number, Metric("train/loss_average", null=True, chart=_LOSSES, compared=True)] = None
     """Mean of the finite losses of the last `log.average_steps` steps; None if there are none. The monitor sets it."""
     grad_norm: Annotated[
         Needed,
         Metric(
+            "train/gradient_norm",
             exact=True,
-            curve="train/gradient_norm",
             chart="Optimisation: gradient norm",
             terminal="  grad norm {value:.3f}",
-            plot=Plot(title="Gradient norm", unit="before clipping", line="gradient norm", main=True),
+            plot=Plot("Gradient norm", "before clipping", main=True),
         ),
     ]
     """Global norm of the gradient, before clipping."""
     learning_rate: Annotated[
         Number,
         Metric(
+            "train/learning_rate",
             key="lr",
             null=True,
             exact=True,
-            curve="train/learning_rate",
             chart="Optimisation: learning rate",
             terminal="  lr {value:.2e}",
-            plot=Plot(title="Learning rate", unit="rate", line="learning rate", from_zero=True, main=True),
+            plot=Plot("Learning rate", "rate", from_zero=True, averaged=False, main=True),
         ),
     ]
     muon_lr: Annotated[
-        Number,
-        Metric(null=True, curve="train/learning_rate_muon", chart="Optimisation: learning rate", terminal=", muon {value:.2e}"),
+        Number, Metric("train/learning_rate_muon", null=True, chart="Optimisation: learning rate", terminal=", muon {value:.2e}")
     ] = None
     """Learning rate of the matrices that Muon trains; None without Muon."""
     targets: Annotated[int | None, Field(strict=True, ge=0, le=MAX_COUNT), Metric(key="tokens", null=True, exact=True)]
@@ -231,40 +210,39 @@ class TrainEvent(_OfTokens, Event):
     tokens_per_s: Annotated[
         Number,
         Metric(
+            "speed/tokens_per_s",
             null=True,
             digits=1,
-            curve="speed/tokens_per_s",
             chart="Speed: tokens per second",
             compared=True,
             terminal="  {value:rate} tok/s",
             bar=", {value:rate} tok/s",
-            plot=Plot(title="Throughput", unit="tokens per second", line="tokens per second", from_zero=True),
+            plot=Plot("Throughput", "tokens per second", from_zero=True),
         ),
     ]
     """Targets of this step over its duration."""
     mfu: Annotated[
         Number,
         Metric(
+            "speed/mfu",
             null=True,
             digits=4,
-            curve="speed/mfu",
             chart="Speed: share of the peak rate (MFU)",
             terminal="  MFU {value:.1%}",
-            plot=Plot(title="Model FLOPs utilisation", unit="% of the peak", line="MFU", percent=True, from_zero=True),
+            plot=Plot("Model FLOPs utilisation", "% of the peak"),
         ),
     ] = None
     """Share of the GPUs' peak rate that the model's arithmetic uses; None if the peak is not known."""
     seconds: Annotated[Number, Metric(null=True, digits=6)] = None
     """Duration of the step; None if it was not measured."""
-    loader_wait_s: Annotated[Number, Metric(null=True, digits=6, curve="speed/loader_wait_s", terminal="  loader wait {value:ms}")]
+    loader_wait_s: Annotated[Number, Metric("speed/loader_wait_s", null=True, digits=6, terminal="  loader wait {value:ms}")]
     """Part of the step's duration spent waiting for data."""
     monitor_s: Annotated[Number, Metric(null=True, digits=6)] = None
     """Time that all sinks took for the numbers, readings, alerts and layers of the step before. The monitor sets it."""
-    measures: Annotated[Numbers, Metric(curve="train/{}")] = Field(default_factory=dict)
+    measures: Annotated[Numbers, Metric("train/{}")] = Field(default_factory=dict)
     """What the task of the run measures in a step, as means over its targets."""
     non_finite_steps: Annotated[
-        int,
-        Metric(in_file=False, curve="health/non_finite_steps", chart="Health: steps that were not finite", compared=True),
+        int, Metric("health/non_finite_steps", in_file=False, chart="Health: steps that were not finite", compared=True)
     ] = 0
     """Steps of the run so far whose loss or gradient was not finite. The monitor sets it."""
     num_averaged: Annotated[int, NOT_IN_FILE] = 1
@@ -297,52 +275,40 @@ class EvalEvent(_OfTokens, Event):
     tags: ClassVar = "validation"
     derived: ClassVar = {
         "val_loss_hex": Metric(after="val_loss", exact=True),
-        "perplexity": Metric(after="val_loss", curve="validation/perplexity", chart="Loss: perplexity", compared=True),
+        "perplexity": Metric("validation/perplexity", after="val_loss", chart="Loss: perplexity", compared=True),
     }
     step: Step
-    val_loss: Annotated[
-        Needed,
-        Metric(
-            curve="validation/loss",
-            first="Loss/validation",
-            chart="Loss: training, its mean over log.average_steps steps, validation",
-            compared=True,
-        ),
-    ]
+    val_loss: Annotated[Needed, Metric("validation/loss", first="Loss/validation", chart=_LOSSES, compared=True)]
     """Mean over all targets, in nats."""
     targets: Annotated[Count, Metric(exact=True)]
-    bits_per_byte: Annotated[
-        Number, Metric(curve="validation/bits_per_byte", plot=Plot(title="Bits per byte", unit="bits", line="validation"))
-    ] = None
+    bits_per_byte: Annotated[Number, Metric("validation/bits_per_byte", plot=Plot("Bits per byte", "bits"))] = None
     """See `Score`."""
     train_loss: Annotated[Number, Metric()] = None
     """Mean of the training losses since the evaluation before; None if there are none."""
     gap: Annotated[
         Number,
         Metric(
-            curve="validation/gap",
+            "validation/gap",
             chart="Loss: gap: validation less training",
-            plot=Plot(title="Gap of the validation loss", unit="nats above the training loss", line="gap", from_zero=True),
+            plot=Plot("Gap of the validation loss", "nats above the training loss", from_zero=True),
         ),
     ] = None
     """`val_loss - train_loss`, None if the two cannot be compared: see `trainer.health.convergence`."""
     trend: Annotated[
         Number,
         Metric(
+            "validation/trend_per_1000_steps",
             key="trend_per_1000_steps",
-            curve="validation/trend_per_1000_steps",
             chart="Loss: trend of the validation loss, per 1,000 steps",
-            plot=Plot(title="Trend of the validation loss", unit="nats per 1,000 steps", line="trend", from_zero=True),
+            plot=Plot("Trend of the validation loss", "nats per 1,000 steps", from_zero=True),
         ),
     ] = None
     """Slope of the validation loss over the last evaluations, in nats per 1,000 steps; None if there are too few."""
-    by_source: Annotated[
-        Scores, Metric(curve="validation_source/{}", chart="Loss: perplexity by source", plot=Plot(title="source", unit=""))
-    ] = Field(default_factory=dict)
-    by_kind: Annotated[Scores, Metric(curve="validation_kind/{}", plot=Plot(title="kind of text", unit=""))] = Field(
-        default_factory=dict
+    by_source: Annotated[Scores, Metric("validation_source/{}", chart="Loss: perplexity by source", plot=Plot("source", ""))] = (
+        Field(default_factory=dict)
     )
-    by_length: Annotated[Scores, Metric(curve="validation_length/{}", plot=Plot(title="length of the document", unit=""))] = Field(
+    by_kind: Annotated[Scores, Metric("validation_kind/{}", plot=Plot("kind of text", ""))] = Field(default_factory=dict)
+    by_length: Annotated[Scores, Metric("validation_length/{}", plot=Plot("length of the document", ""))] = Field(
         default_factory=dict
     )
     num_rows: Annotated[int | None, NOT_IN_FILE] = None
@@ -359,7 +325,6 @@ class EvalEvent(_OfTokens, Event):
 
     @property
     def groups(self) -> dict[str, Mapping[str, Score]]:
-        """The scores of each group, by what divides the text."""
         return {"source": self.by_source, "kind": self.by_kind, "length": self.by_length}
 
     def points(self) -> dict[str, float]:
@@ -403,7 +368,7 @@ class ScoresEvent(Event):
     name: ClassVar = "scores"
     of_evaluation: ClassVar = True
     tags: ClassVar = "scores"
-    derived: ClassVar = {"numbers": Metric(in_file=False, curve="scores/{}")}
+    derived: ClassVar = {"numbers": Metric("scores/{}", in_file=False)}
     step: Step
     values: Facts
 
@@ -446,7 +411,7 @@ class MeasuresEvent(Event):
     of_evaluation: ClassVar = True
     tags: ClassVar = "measures/"
     step: Step
-    values: Annotated[Numbers, Metric(null=True, curve="measures/{}")]
+    values: Annotated[Numbers, Metric("measures/{}", null=True)]
     """Numbers by name. A `/` in a name divides a group from its members, such as `f1/python`."""
     confusion: Table = Field(default_factory=dict)
     """Counts by true label and predicted label, without those that are 0; empty if the task has no labels."""
@@ -465,28 +430,25 @@ class LayersEvent(Event):
     gradient_norm: Annotated[
         Numbers,
         Metric(
+            "gradient_norm/{}",
             null=True,
-            curve="gradient_norm/{}",
             chart="Optimisation: gradient norm by layer",
-            plot=Plot(title="Gradient norm of the layers", unit="before clipping"),
+            plot=Plot("Gradient norm of the layers", "before clipping"),
         ),
     ]
     weight_norm: Annotated[
         Numbers,
         Metric(
-            null=True,
-            curve="weight_norm/{}",
-            chart="Optimisation: weight norm by layer",
-            plot=Plot(title="Weight norm of the layers", unit="norm"),
+            "weight_norm/{}", null=True, chart="Optimisation: weight norm by layer", plot=Plot("Weight norm of the layers", "norm")
         ),
     ]
     update_ratio: Annotated[
         Numbers,
         Metric(
+            "update_ratio/{}",
             null=True,
-            curve="update_ratio/{}",
             chart="Optimisation: update over weight by layer",
-            plot=Plot(title="Update-to-weight ratio of the layers", unit="norm of update / norm of weight"),
+            plot=Plot("Update-to-weight ratio of the layers", "norm of update / norm of weight"),
         ),
     ]
     """The norm of the update over the norm of the weights."""
@@ -533,7 +495,7 @@ class SaveEvent(Event):
 
     name: ClassVar = "save"
     step: Step
-    stall_s: Annotated[Number, Metric(null=True, digits=6, curve="speed/save_stall_s", chart="Speed: stall of a checkpoint, s")]
+    stall_s: Annotated[Number, Metric("speed/save_stall_s", null=True, digits=6, chart="Speed: stall of a checkpoint, s")]
     """Time that training waited for it."""
 
 
@@ -543,7 +505,7 @@ class AlertEvent(Event):
 
     name: ClassVar = "alert"
     tags: ClassVar = "alert/"
-    derived: ClassVar = {"curve": Metric(in_file=False, curve="health/alerts_{}", chart="Health: alerts")}
+    derived: ClassVar = {"curve": Metric("health/alerts_{}", in_file=False, chart="Health: alerts")}
     rule: Annotated[str, Field(strict=True)]
     """A name in `trainer.runs.rules`; empty in an alert of an older version."""
     step: Step
@@ -600,11 +562,7 @@ EVENTS: Mapping[str, type[Event]] = {kind.name: kind for kind in Event.__subclas
 
 
 def parse_event(facts: Any) -> Event:
-    """Return the event in a value out of JSON.
-
-    Raises:
-        ValueError, KeyError, TypeError: it cannot be an event that a run has written.
-    """
+    """Return the event in a value out of JSON. Raises ValueError, KeyError or TypeError if no run writes such a value."""
     if not isinstance(facts, dict) or not isinstance(facts["event"], str):
         raise TypeError("no JSON object with the name of an event")
     kind = EVENTS.get(facts["event"])
@@ -616,11 +574,7 @@ def parse_event(facts: Any) -> Event:
 
 
 def check_exact_losses(facts: Mapping[str, Any]) -> None:
-    """Check that each loss equals its exact hexadecimal form.
-
-    Raises:
-        ValueError, KeyError, TypeError, OverflowError: it does not, or the form is missing or cannot be read.
-    """
+    """Raise ValueError, KeyError, TypeError or OverflowError if a loss does not equal its exact hexadecimal form."""
     for name, exact in _EXACT.items():
         if name in facts and float.fromhex(facts[exact]).hex() != float(facts[name]).hex():
             raise ValueError(f"{name} is {facts[name]}, but {exact} says {float.fromhex(facts[exact])}")

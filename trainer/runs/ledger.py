@@ -164,53 +164,27 @@ class Ledger:
 
     @property
     def head(self) -> LedgerHead:
-        """The place after the last line; a checkpoint keeps it under `ledger` in its state."""
         return self._head
 
     def order(self, *, step: int, seed: int, data: str, rows: int, mixture: Mapping[str, float]) -> None:
-        """Write the order of the next steps, unless it is the order of the steps before.
-
-        Args:
-            step: the last step before this order.
-            seed: the seed of the run.
-            data: root digest of the prepared data.
-            rows: number of training rows in the data.
-            mixture: weights of the sources by name; empty if all rows have the same weight.
-        """
+        """Write the order of the next steps, unless it is the order of the steps before."""
         order = {"seed": seed, "data": data, "rows": rows, "mixture": dict(mixture)}
         if order != self._order:
             self.event("order", step=step, **order)
             self._order = order
 
     def commit(self, *, step: int, start: int, rows: NDArray[np.int64], targets: int, applied: bool = True) -> None:
-        """Write the line of a step whose results have been read.
-
-        Args:
-            step: its number, from 1.
-            start: position of its first row in the order.
-            rows: the rows of the whole global batch, in order.
-            targets: number of targets in these rows.
-            applied: False if the update was withheld.
-        """
+        """Write the line of a step; `start` is the position of its first row, `rows` are those of the whole global batch."""
         epoch = start // self._order["rows"]
         facts = {"step": step, "start": start, "count": len(rows), "epoch": epoch, "targets": targets}
         self._write(step, facts | {"digest": digest_of_rows(rows), "applied": applied})
 
     def event(self, kind: str, *, step: int, **facts: Any) -> None:
-        """Write an event between `step` and the next step.
-
-        `skip` names `count` positions from `start` on that are never used: a batch that would contain one of them begins after the
-        last. `micro` with `rows`, `quarantine` with `shards` and `cooldown` with its `end` apply from the next step on: see
-        `trainer.data.adjustments`.
-        """
+        """Write an event between `step` and the next step."""
         self._write(step, {"event": kind, "step": step, **facts})
 
     def rewind(self, head: LedgerHead) -> None:
-        """Remove all lines after `head`, because the run goes back to the state at `head`.
-
-        Raises:
-            CheckpointError: a line before `head` was changed.
-        """
+        """Remove all lines after `head`. Raises CheckpointError if a line before `head` was changed."""
         self._file.flush()
         self._order = {}
         found, num_bytes = LedgerHead(), 0
@@ -230,11 +204,7 @@ class Ledger:
         self._head = head
 
     def sync(self) -> None:
-        """Force all lines to the device; called before a checkpoint holds the head.
-
-        Raises:
-            OSError: it failed, and it is unknown which lines are on the device.
-        """
+        """Force all lines to the device. After an OSError it is unknown which lines are there."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -254,7 +224,7 @@ def digest_of_rows(rows: NDArray[np.int64]) -> str:
 
 
 def read_ledger(path: Path) -> Iterator[LedgerStep | LedgerEvent]:
-    """Yield the lines of a ledger, each after a check of its chain. A last line that a kill cut off is skipped.
+    """Yield the lines, each after a check of its chain. A last line that a kill cut off is skipped.
 
     Raises:
         CheckpointError: there is no ledger, or a line was changed; the message names it.
@@ -288,11 +258,7 @@ def _entries(path: Path) -> Iterator[tuple[LedgerStep | LedgerEvent, int]]:
 
 
 def _parse(line: bytes, before: LedgerHead) -> LedgerStep | LedgerEvent | None:
-    """Return the content of a line; None if its chain does not follow from `before`.
-
-    Raises:
-        ValueError: its chain is right, but no run writes such a line.
-    """
+    """Return a line; None if its chain does not follow from `before`. Raises ValueError if no run writes such a line."""
     body = line[: -len(_SEPARATOR) - _CHAIN_CHARS - len(_END)]
     chain = _next_chain(before.chain, body)
     if line != body + _SEPARATOR + chain.encode() + _END:

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
-from statistics import median
 
 from common.errors import ConfigError
 from data_pipeline.dataset.manifest import Manifest
 from trainer.config import EvalConfig, TrainConfig
-from trainer.data.adjustments import Adjustment
-from trainer.runs.clock import UNTIMED_STEPS
 from trainer.runs.progress import Evaluated, Progress
 
-__all__ = ["Pace", "Plan", "early_stop", "evaluations_without_gain", "plan_run", "with_shorter_warmup"]
+__all__ = ["StopCriteria", "early_stop", "evaluations_without_gain", "plan_run", "with_shorter_warmup"]
 
 _log = logging.getLogger(__name__)
 _PARTS_OF_RUN = 10
@@ -52,69 +47,8 @@ def evaluations_without_gain(evaluations: Sequence[Evaluated], min_delta: float)
     return stale, best
 
 
-_RECENT_S, _APART_S, _LEAST_TIMES = 60.0, 1.0, 4
-_PAUSE_FACTOR = 4.0
-_SPARE_SHARE = 0.05
-"""Share of the remaining time that a cool-down leaves for steps that are slower than those before it."""
-
-
-@dataclass
-class Pace:
-    """The wall-clock time of a step in the last minute, and that of evaluations and saves, from times that all ranks know."""
-
-    times: deque[tuple[int, float]] = field(default_factory=deque)
-    """Steps done, and the time at that moment, at least a second apart, without the first steps of the process."""
-    last: tuple[int, float] | None = None
-    num_seen: int = 0
-    paused_s: float = 0.0
-    """Time of evaluations and saves, without those in the first steps of the process."""
-    seconds_each: float | None = None
-    """Seconds of a step without evaluations and saves; None if no step has been measured yet."""
-
-    def add(self, steps_done: int, seconds: float) -> None:
-        """Add the time at which a step began. A step back, after a rollback, begins a new measurement."""
-        if self.last is not None and steps_done <= self.last[0]:
-            self.times.clear()
-            self.num_seen, self.paused_s, self.seconds_each = 0, 0.0, None
-        elif self.last is not None and self.seconds_each is not None:
-            lap_s = seconds - self.last[1]
-            self.paused_s += lap_s - self.seconds_each if lap_s > _PAUSE_FACTOR * self.seconds_each else 0.0
-        self.num_seen += 1
-        self.last = (steps_done, seconds)
-        if self.num_seen <= UNTIMED_STEPS:
-            return
-        is_apart = not self.times or seconds >= self.times[-1][1] + _APART_S
-        if is_apart or len(self.times) == 1:
-            self.seconds_each = self._measured([*self.times, self.last])
-        if is_apart:
-            self.times.append(self.last)
-        while len(self.times) > _LEAST_TIMES and self.times[1][1] <= seconds - _RECENT_S:
-            self.times.popleft()
-
-    def last_step_before(self, deadline_s: float, pause_s: float = 0.0) -> int | None:
-        """Return the last step that ends before a time; None if no step has been measured yet.
-
-        Args:
-            deadline_s: the time.
-            pause_s: the least time of evaluations for each step.
-        """
-        if self.seconds_each is None or self.last is None:
-            return None
-        each_s = self.seconds_each + max(pause_s, self.paused_s / (self.num_seen - UNTIMED_STEPS))
-        remaining_s = (deadline_s - self.last[1]) * (1 - _SPARE_SHARE)
-        return self.last[0] + max(0, math.floor(remaining_s / each_s)) if each_s > 0 else None
-
-    def _measured(self, points: Sequence[tuple[int, float]]) -> float | None:
-        spans = [(then[0] - now[0], then[1] - now[1]) for now, then in pairwise(points)]
-        if not spans:
-            return None
-        longest = _PAUSE_FACTOR * median(seconds / steps for steps, seconds in spans)
-        usual = [(steps, seconds) for steps, seconds in spans if seconds / steps <= longest]  # others have an evaluation or a save
-        return sum(seconds for _, seconds in usual) / sum(steps for steps, _ in usual)
-
-
-@dataclass
-class Plan:
+@dataclass(frozen=True)
+class StopCriteria:
     """The end of the run, from its limits and the size of the data."""
 
     steps: int | None
@@ -131,62 +65,29 @@ class Plan:
     """Its patience may end the run before the limits."""
     may_cool_early: bool = False
     """Whether the cool-down may begin before its planned step, because `limits.minutes` ends the run."""
-    cooldown: Adjustment | None = None
-    """The cool-down that has begun in time for the end of `limits.minutes`."""
-    pace: Pace = field(default_factory=Pace)
-
-    @property
-    def last_step(self) -> int | None:
-        """The last step of the run, if that is known."""
-        return self.certain_step if self.cooldown is None else self.cooldown.cooldown_end
-
-    def last_step_in_time(self, ending_s: float) -> int | None:
-        """Return the last step before `limits.minutes` ends the run, at the pace so far; None if that is not known.
-
-        Args:
-            ending_s: `Clock.ending_s`. It counts from the beginning of a step, with one more step, so the last step is two later.
-        """
-        each_s = self.pace.seconds_each
-        if self.seconds is None or each_s is None:
-            return None
-        pause_s = max(0.0, ending_s - 2 * each_s) / self.eval.every_steps
-        last = self.pace.last_step_before(self.seconds - ending_s, pause_s)
-        return None if last is None else last + 2
-
-    def left_s(self, step: int, seconds: float) -> float | None:
-        """Return the expected time until the first limit ends the run; None if it is not known yet.
-
-        Args:
-            step: the last step that is done.
-            seconds: time of the run so far.
-        """
-        last, each_s = self.last_step or self.expected_steps, self.pace.seconds_each
-        bounds = [] if self.seconds is None else [self.seconds - seconds]
-        if last and each_s is not None:
-            bounds.append((last - step) * each_s)
-        return max(0.0, min(bounds)) if bounds else None
-
-    def finished(self, progress: Progress) -> bool:
-        """Return whether a limit is reached, or the evaluations have not improved for too long."""
-        return self.ended_by(progress) is not None
 
     def may_reach_targets(self, progress: Progress, more: int) -> bool:
         return self.targets is not None and progress.targets + more >= self.targets
 
-    def ended_by(self, progress: Progress) -> str | None:
-        """Return the first limit that is reached, or why the evaluations end the run; None while it continues."""
+    def ended_by(self, progress: Progress, cooldown_end: int | None = None) -> str | None:
+        """Return the first limit that is reached, or why the evaluations end the run; None while it continues.
+
+        Args:
+            progress: the counters of the run.
+            cooldown_end: the last step of a cool-down that has begun in time for the end of `limits.minutes`.
+        """
         reached = (
             ("limits.steps", self.steps, progress.step),
             ("limits.epochs", self.rows, progress.rows),
             ("limits.tokens", self.targets, progress.targets),
             ("limits.minutes", self.seconds, progress.seconds + progress.ending_s),
-            ("limits.minutes", None if self.cooldown is None else self.cooldown.cooldown_end, progress.step),
+            ("limits.minutes", cooldown_end, progress.step),
         )
         limit = next((name for name, last, now in reached if last is not None and now >= last), None)
         return limit or early_stop(progress.evaluations, self.eval)
 
 
-def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> Plan:
+def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> StopCriteria:
     """Return the end of the run in every unit, and the length of the learning-rate schedule.
 
     A limit in tokens is converted to steps with the mean number of targets in a row. Only the schedule uses this estimate; the run
@@ -202,7 +103,7 @@ def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> Plan:
             f"schedule.warmup_steps = {schedule.warmup_steps}, but the learning rate must reach its "
             f"floor at step {decay_steps}; warm up for fewer steps, or set a larger schedule.decay_steps"
         )
-    return Plan(
+    return StopCriteria(
         steps=limits.steps,
         rows=length.epoch_rows,
         targets=limits.tokens,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, ClassVar, Self, get_type_hints
 
 __all__ = ["Metric", "Plot", "Written", "encodable", "metrics_of", "title_of"]
@@ -27,24 +27,27 @@ _UNITS = {
 """Units by the suffix of a name."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Plot:
     """A chart of the report. Its vertical axis may be logarithmic, unless it begins at zero."""
 
     title: str
     unit: str
-    line: str = ""
-    """Name of the line in the legend."""
-    percent: bool = False
+    """A share has a unit that begins with `%`."""
     from_zero: bool = False
+    averaged: bool = True
+    """Whether the chart of a metric of steps has a moving average."""
     main: bool = False
     """Whether the chart is in `training_metrics.png` too."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Metric:
     """The declaration of a value."""
 
+    curve: str = ""
+    """Name of its curve in TensorBoard, Weights & Biases and MLflow. `{}` stands for a name in a mapping."""
+    _: KW_ONLY
     key: str = ""
     """Its name in the file, if that is not the name of the field."""
     in_file: bool = True
@@ -56,8 +59,6 @@ class Metric:
     """For a property: the field that it follows in the file."""
     exact: bool = False
     """Whether a replay must reproduce the value bit for bit."""
-    curve: str = ""
-    """Name of its curve in TensorBoard, Weights & Biases and MLflow. `{}` stands for a name in a mapping."""
     first: str = ""
     """A second name of the curve in TensorBoard, which shows names in upper case first."""
     chart: str = ""

@@ -1,7 +1,7 @@
-"""A request to stop, by SIGTERM or SIGINT. It is noted at once and takes effect between two steps.
+"""A stop signal, SIGTERM or SIGINT. It is noted at once and takes effect between two steps.
 
 Under `trainer.launch.agent` both signals are blocked when a rank starts, and again at its end. A signal during loading waits for
-`stop_request`, and a signal after the last save is ignored.
+`stop_signal`, and a signal after the last save is ignored.
 """
 
 from __future__ import annotations
@@ -11,24 +11,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["StopRequest", "stop_request"]
+__all__ = ["StopSignal", "stop_signal"]
 
 
-class StopRequest:
-    """The name of the signal that asked for a stop, or None."""
+class StopSignal:
+    """The name of the signal that asked for a stop; None before it arrives."""
 
     def __init__(self) -> None:
-        self.signal_name: str | None = None
+        self.name: str | None = None
 
     def note(self, number: int, _frame: FrameType | None) -> None:
-        """Handle a signal; further signals change nothing, because the run stops already."""
-        self.signal_name = self.signal_name or signal.Signals(number).name
+        self.name = self.name or signal.Signals(number).name  # further signals change nothing, because the run stops already
 
 
 @contextmanager
-def stop_request() -> Iterator[StopRequest]:
+def stop_signal() -> Iterator[StopSignal]:
     """Catch SIGTERM and SIGINT in this context, even if they were blocked. A signal that was blocked is ignored after it."""
-    request = StopRequest()
+    request = StopSignal()
     previous = {number: signal.signal(number, request.note) for number in (signal.SIGTERM, signal.SIGINT)}
     blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, previous)
     try:

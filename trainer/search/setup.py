@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from common.errors import ConfigError
 from common.files import UnusableFileError, digest_file, is_unfinished, own_folder, read_input, sealed, unsealed, write_atomic
+from common.hardware import num_cores
 from common.redaction import redacted_settings
-from common.settings.dotted import flatten
+from common.settings.dotted import flatten, merge, nest
 from common.settings.load import MAX_SETTINGS_BYTES, load_settings
 from common.settings.markers import Effect, Marker, NotSearched
 from common.settings.messages import explain
@@ -22,7 +23,7 @@ from common.settings.options import help_parser
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from trainer.config import TrainConfig
 from trainer.config.automatic import num_gpus
-from trainer.launch.settings import check_variables, openmp_threads
+from trainer.launch.environment import check_variables, openmp_threads
 from trainer.launch.supervisor import RESTART_VARIABLES
 from trainer.search.options import SearchOptions
 from trainer.search.space import Range, Space, Value, read_space
@@ -137,14 +138,8 @@ def trial_config(setup: SearchSetup, values: Mapping[str, Value], run: Path) -> 
         ConfigError: the values do not go together.
     """
     settings = setup.config.model_dump(mode="json") | {"run": str(run), "recipe": None}
-    for name, value in values.items():
-        *sections, leaf = name.split(".")
-        target = settings
-        for section in sections:
-            target = target[section]
-        target[leaf] = value
     try:
-        return TrainConfig.model_validate(settings)
+        return TrainConfig.model_validate(merge(settings, nest(values)))
     except ValidationError as error:
         raise ConfigError(explain(TrainConfig, error)) from None
 
@@ -215,7 +210,7 @@ def _num_ranks(options: SearchOptions, variables: Mapping[str, str], config: Tra
 def _threads(options: SearchOptions, variables: Mapping[str, str]) -> int:
     ranks = variables.get("PET_NPROC_PER_NODE") or variables.get("CPU_RANKS") or "1"
     each = options.parallel * (int(ranks) if ranks.isdecimal() else 1)
-    return openmp_threads(variables) or max(1, len(os.sched_getaffinity(0)) // max(1, each))
+    return openmp_threads(variables) or max(1, num_cores() // max(1, each))
 
 
 def _recorded(path: Path) -> dict[str, Any]:

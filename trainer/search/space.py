@@ -17,10 +17,10 @@ from pydantic.fields import FieldInfo
 
 from common.errors import ConfigError
 from common.files import UnusableFileError, read_input
-from common.settings.guesses import guess
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.markers import NotSearched
 from common.settings.model import is_among, is_list, markers_of, none_word, section_model, setting_names, user_tables
+from common.settings.suggest import suggest
 from common.settings.toml import parse_toml
 from trainer.config import TrainConfig
 
@@ -193,7 +193,7 @@ def _field(path: Path, name: str, known: Mapping[str, FieldInfo]) -> FieldInfo:
     for table in user_tables(TrainConfig):
         if name.startswith(f"{table}.") and "." not in name.removeprefix(f"{table}."):
             return FieldInfo.from_annotation(typing.get_args(_user_table(table).annotation)[1])
-    raise ConfigError(f"--space {path}: {name} is not a setting of `train`{guess(name, {one: one for one in known})}")
+    raise ConfigError(f"--space {path}: {name} is not a setting of `train`{suggest(name, {one: one for one in known})}")
 
 
 def _user_table(name: str) -> FieldInfo:
@@ -211,7 +211,7 @@ def _dimension(path: Path, name: str, entry: Mapping[str, Any], field: FieldInfo
     for key in entry:
         if key not in _KEYS:
             raise ConfigError(
-                f"{place}: {key} is not a key of an entry{guess(key, {one: one for one in _KEYS})}; use {', '.join(_KEYS)}"
+                f"{place}: {key} is not a key of an entry{suggest(key, {one: one for one in _KEYS})}; use {', '.join(_KEYS)}"
             )
     if "choices" in entry:
         if len(entry) > 1:

@@ -1,4 +1,4 @@
-"""Makes adjustments: smaller micro-batches, a quarantine of shards that cannot be read, and a cool-down in time for the end."""
+"""Makes adjustments: smaller micro-batches, and a quarantine of shards that cannot be read. It stores those of a cool-down too."""
 
 from __future__ import annotations
 
@@ -12,27 +12,20 @@ from torch import nn
 from common.errors import ConfigError, ProjectError
 from trainer.data.adjustments import Adjustment, Adjustments, smaller_micro
 from trainer.data.bad_shards import decide
-from trainer.distributed.group import LET_GO_S
+from trainer.distributed.group import TEARDOWN_DELAY_S
 from trainer.machine.memory import release_memory
 from trainer.metrics import Monitor
 from trainer.model.forward import LossModule
-from trainer.optim.schedule import cooldown_start
 from trainer.parallel.accumulation import Accumulation
 from trainer.parallel.wrapping import MicroTooLarge, wrap_for_training
 from trainer.runs.context import RunContext
 from trainer.runs.events import AlertEvent
 from trainer.runs.ledger import Ledger
-from trainer.runs.limits import Plan
-from trainer.runs.progress import Progress
 from trainer.runs.record import leave_note, note_adjustment
 
 __all__ = ["Adjuster", "smaller_batches", "wrapped"]
 
 _log = logging.getLogger(__name__)
-_LEAST_LEFT = 8
-"""Steps before the end of a cool-down from which on its end does not change any more."""
-_SHORTER, _LONGER = 10, 4
-"""The end changes by at least one of so many parts of the steps that are left."""
 
 
 @dataclass
@@ -45,8 +38,6 @@ class Adjuster:
     monitor: Monitor
     ledger: Ledger | None
     """None on all ranks except rank 0."""
-    follows_speed: bool = False
-    """Whether this start has begun a cool-down. That of an earlier start keeps its end, so that a resume has the same bits."""
 
     def make(self, adjustment: Adjustment) -> None:
         """Add an adjustment, and write it into the record, where the next start of the run reads it."""
@@ -67,72 +58,21 @@ class Adjuster:
             self.ledger.event(adjustment.kind, step=after, **adjustment.facts())
 
     def quarantine(self, found: Mapping[str, tuple[int, int]], faults: Mapping[str, ProjectError], step: int) -> Adjustment:
-        """Return the adjustment that leaves out shards that cannot be read.
-
-        Args:
-            found: the result of `shared_faults`.
-            faults: the errors of this rank, by shard.
-            step: the first step without the shards.
-
-        Raises:
-            ProjectError: `bad_data.policy` is `stop`, or the lost rows exceed `bad_data.max_share`.
+        """Return the adjustment that leaves out the shards of `found`: see `decide`. Raises ProjectError if the settings do not
+        allow it.
         """
         context = self.context
         known = self.adjustments.quarantined(step)
         return decide(found, faults, context.config.bad_data, context.manifest, context.group, step=step, known=known)
 
-    def cool_down_in_time(self, limits: Plan, progress: Progress) -> None:
-        """Begin the cool-down of `wsd` with the next step if `limits.minutes` would otherwise end the run before or during it.
-
-        The pace so far gives the last step. The cool-down begins at the step at which a planned one with that end would begin.
-        All ranks have the same times, so they make the same decision. The record holds the adjustment before the next step is made.
-        """
-        schedule, step = self.context.config.schedule, progress.step
-        limits.cooldown = self.adjustments.cooldown(step)
-        if not limits.may_cool_early or (limits.cooldown is not None and not self.follows_speed):
-            return
-        end = limits.last_step_in_time(progress.ending_s)
-        if limits.cooldown is not None:
-            self._end_cooldown_at(end, limits.cooldown, limits, step)
-            return
-        if end is None or step < cooldown_start(schedule, end):
-            return
-        if limits.decay_steps and (end >= limits.decay_steps or step >= cooldown_start(schedule, limits.decay_steps)):
-            return  # the planned cool-down ends in time, or has begun
-        last = max(end, step + 2)
-        reason = f"limits.minutes ends the run after about {end} steps"
-        limits.cooldown = Adjustment(step=step + 1, reason=reason, cooldown_end=last)
-        self.make(limits.cooldown)
-        self.follows_speed = True
-
-    def _end_cooldown_at(self, end: int | None, cooldown: Adjustment, limits: Plan, step: int) -> None:
-        """Let a cool-down that has begun end at another step, if the speed has changed, without a jump of the learning rate."""
-        planned = cooldown.cooldown_end or 0
-        end = planned if end is None else min(end, limits.decay_steps or end)
-        left = planned - step
-        # A run that ends before its rate has fallen loses more than one that ends early.
-        if left < _LEAST_LEFT or -left / _SHORTER < end - planned < left / _LONGER:
-            return
-        begin = cooldown.step - 1 if cooldown.cooldown_begin is None else cooldown.cooldown_begin
-        end, done = max(end, step + 2), (step - begin) / (planned - begin)
-        reason = f"at the speed of the last minute, limits.minutes ends the run after about {end} steps"
-        begin = (step - done * end) / (1 - done)
-        limits.cooldown = Adjustment(step=step + 1, reason=reason, cooldown_end=end, cooldown_begin=begin)
-        self.make(limits.cooldown)
-
     def wrapped(self, loss: LossModule, step: int) -> tuple[nn.Module, Accumulation]:
-        """Wrap the model for a step of a running training, and make the adjustments that this needs."""
         module, accumulation, adjustments = wrapped(loss, self.context, self.adjustments, step)
         for adjustment in adjustments.made[len(self.adjustments.made) :]:
             self.make(adjustment)
         return module, accumulation
 
     def note_for_next_start(self, step: int) -> None:
-        """Write a note, on this rank alone: the next start of the run uses smaller micro-batches from this step on.
-
-        Raises:
-            ConfigError: see `smaller_batches`.
-        """
+        """Write a note, on this rank alone: the next start of the run uses smaller micro-batches from this step on."""
         adjustment = smaller_batches(self.context, self.adjustments, step)
         leave_note(self.context.config.run, adjustment, self.context.group.rank)
 
@@ -140,13 +80,8 @@ class Adjuster:
 def wrapped(
     loss: LossModule, context: RunContext, adjustments: Adjustments, step: int
 ) -> tuple[nn.Module, Accumulation, Adjustments]:
-    """Wrap the model for the micro-batches of a step, or for smaller ones if these do not fit into memory.
-
-    Returns:
-        The module and the accumulation of `wrap_for_training`, and all adjustments, with those that were needed to fit.
-
-    Raises:
-        ConfigError: see `smaller_batches`.
+    """Wrap the model for the micro-batches of a step, or for smaller ones if these do not fit into memory. Return all adjustments
+    too.
     """
     while True:
         batch = adjustments.batch(context.config.batch, step)
@@ -154,18 +89,15 @@ def wrapped(
             adjusted = replace(context, config=context.config.model_copy(update={"batch": batch}))
             return *wrap_for_training(loss, adjusted), adjustments
         except MicroTooLarge:
-            time.sleep(LET_GO_S)  # before this handler drops DDP, which may have made exchanges: see `trainer.distributed.group`
+            # Before this handler drops DDP, which may have made exchanges: see `trainer.distributed.group`.
+            time.sleep(TEARDOWN_DELAY_S)
             adjustment = smaller_batches(context, adjustments, step)
         adjustments = adjustments.plus(adjustment)
         release_memory()
 
 
 def smaller_batches(context: RunContext, adjustments: Adjustments, step: int) -> Adjustment:
-    """Return the adjustment after a lack of memory in a step: smaller micro-batches, and more of them, with the same gradient.
-
-    Raises:
-        ConfigError: a micro-batch has a single row already, or `reproducibility = elastic` fixes its size.
-    """
+    """Return the adjustment after a lack of memory in a step: smaller micro-batches, and more of them, with the same gradient."""
     now = adjustments.batch(context.config.batch, step).micro_rows
     remedies = "model.activation_checkpointing = full, precision = bf16, parallel = fsdp with more ranks, or a smaller model"
     if context.config.reproducibility == "elastic":

@@ -20,32 +20,38 @@ from trainer.inference.text_model import Continuation, Sampling, TextModel
 from trainer.inference.text_scores import Scores
 from trainer.machine.memory import is_out_of_memory
 from trainer.parallel.fsdp import gathered
+from trainer.runs.context import RunContext
 from trainer.runs.events import SampleEvent, ScoresEvent
 from trainer.runs.progress import Progress
 from trainer.training.adjuster import Adjuster
-from trainer.training.reporter import Reporter
-from trainer.training.saver import Saver
+from trainer.training.run_end import RunEnd
+from trainer.training.run_state import LiveState
+from trainer.training.stop import StopRequests
 from trainer.training.trainable import RunData, Trainable
 
 __all__ = ["Evaluator"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Evaluator:
     """Evaluates at the first and the last step, and every `eval.every_steps` steps."""
 
     data: RunData
     trainable: Trainable
-    reporter: Reporter
+    state: LiveState
+    end: RunEnd
+    stop: StopRequests
     adjuster: Adjuster
-    saver: Saver
     grouping: Grouping
     beat: Callable[[], None]
     """Reports to the watchdog that this rank makes progress."""
 
+    @property
+    def context(self) -> RunContext:
+        return self.data.context
+
     def due(self, progress: Progress) -> bool:
-        """Return True if an evaluation is due at this step and this step is not evaluated yet."""
-        due = progress.step % self.data.context.config.eval.every_steps == 0 or self.reporter.limits.finished(progress)
+        due = progress.step % self.context.config.eval.every_steps == 0 or self.end.finished(progress)
         return due and progress.evaluated_step != progress.step
 
     def evaluate(self, progress: Progress) -> Progress:
@@ -53,21 +59,21 @@ class Evaluator:
 
         If a stop is requested during the evaluation, its result is discarded. The resumed run evaluates this step.
         """
-        trainable, monitor = self.trainable, self.reporter.monitor
-        can_write = trainable.objective.writes
+        trainable, monitor = self.trainable, self.state.monitor
+        can_write = trainable.task.writes
         try:
             with trainable.average.swapped_in() if trainable.average else nullcontext():
                 evaluation = self._evaluation(progress.step)
                 # Without a finite loss there are no probabilities to sample from.
                 samples = self._samples(progress.step) if can_write and math.isfinite(evaluation.loss) else None
                 # Rank 0 may need long for its samples. The others wait here and not in the next step.
-                self.data.context.group.smallest(0)
+                self.context.group.smallest(0)
         except EvaluationStopped:
             return progress
-        config, extension = self.data.context.config, trainable.extension
-        after = progress.after_evaluation(evaluation.loss, self.reporter.train_losses.take())
-        own_loss = extension.own_loss is not None or extension.has_step or not trainable.objective.comparable
-        comparable = is_comparable(config.loss, own_loss=own_loss)
+        config, extension = self.context.config, trainable.extension
+        after = progress.after_evaluation(evaluation.loss, self.state.train_losses.take())
+        custom_loss = extension.custom_loss is not None or extension.has_step or not trainable.task.comparable
+        comparable = is_comparable(config.loss, custom_loss=custom_loss)
         monitor.write(with_convergence(evaluation.event(progress.step), after.evaluations, config.eval, comparable=comparable))
         if evaluation.measured is not None:
             monitor.write(evaluation.measured(progress.step))
@@ -77,17 +83,11 @@ class Evaluator:
             monitor.samples(progress.step, events, None if scores is None else ScoresEvent(progress.step, scores.to_json()))
         monitor.convergence(judge_convergence(after.evaluations, config.eval))
         monitor.scalars(extension.evaluated(trainable.view(after), evaluation))
-        self.saver.saved_step = None  # the saved state lacks this evaluation
         return after
 
     def _evaluation(self, step: int) -> Evaluation:
-        """Return the validation loss after a step. If rows cannot be read twice, put their shards into quarantine or stop.
-
-        Raises:
-            ProjectError: see `Adjuster.quarantine`.
-            ConfigError: memory ran out under FSDP.
-        """
-        context = self.data.context
+        """Return the validation loss after a step. If rows cannot be read twice, put their shards into quarantine or stop."""
+        context = self.context
         tried: set[str] = set()
         while True:
             faults: dict[str, ProjectError] = {}
@@ -104,7 +104,7 @@ class Evaluator:
 
     def _evaluation_without(self, blank: frozenset[str], faults: dict[str, ProjectError]) -> Evaluation:
         """Return the validation loss without the rows of `blank` shards. Shards that cannot be read go into `faults`."""
-        context = self.data.context
+        context = self.context
 
         def note(error: ShardError | OSError) -> None:
             shard = self.data.val_rows.shard_of(error)
@@ -118,8 +118,8 @@ class Evaluator:
                 self.data.val_rows.without(blank, note),
                 self.beat,
                 self.grouping,
-                lambda: self.reporter.stop_requested,
-                self.trainable.objective.measures,
+                lambda: self.stop.requested,
+                self.trainable.task.measures,
             )
         except Exception as error:
             if context.config.parallel != "fsdp" or not is_out_of_memory(error):
@@ -132,7 +132,7 @@ class Evaluator:
 
     def _samples(self, step: int) -> tuple[list[Continuation], Scores | None] | None:
         """Continue the prompts of the run, and score the texts, on rank 0. Under FSDP all ranks take part in the forward passes."""
-        config, group = self.data.context.config, self.data.context.group
+        config, group = self.context.config, self.context.group
         blank = self.adjuster.adjustments.quarantined(step)
         rows = self.data.val_rows.without(blank, lambda _error: None)  # rows that cannot be read give no prompt
         prompts = group.on_main(lambda: prompts_of(config.eval, rows, self.data.tokenizer))

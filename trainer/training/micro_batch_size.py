@@ -13,14 +13,13 @@ from common.errors import ConfigError
 from common.text import format_bytes
 from trainer.config import BatchConfig, TrainConfig
 from trainer.extensions.hooks import Extension
-from trainer.extensions.micro_step import MicroStep
 from trainer.finetuning.task import LANGUAGE, Task
 from trainer.machine.memory import USABLE_SHARE, available_bytes, fits_in_memory, isolated_rng, release_memory
 from trainer.model.forward import empty_micro_batch
 from trainer.model.memory_estimate import MemoryEstimate, estimate
-from trainer.optim.optimizers import state_bytes_per_weight
 from trainer.runs.context import RunContext
-from trainer.training.trainable import hold_copy, new_loss, new_model, own_step_loss
+from trainer.training.micro_step import MicroStep, custom_step_loss
+from trainer.training.trainable import hold_copy, new_loss, new_model
 
 __all__ = ["choose_micro", "expected_memory", "micro_candidates", "probe", "with_micro", "with_micro_for"]
 
@@ -35,9 +34,6 @@ def micro_candidates(global_rows: int, world_size: int) -> list[int]:
 
     A step takes as long as its busiest rank. The candidates give this rank at most an eighth more rows than an even share. If no
     size does, they are the sizes that give it the fewest rows.
-
-    Raises:
-        ConfigError: the global batch has fewer rows than there are ranks.
     """
     if global_rows < world_size:
         raise ConfigError(
@@ -49,11 +45,7 @@ def micro_candidates(global_rows: int, world_size: int) -> list[int]:
 
 
 def with_micro_for(config: TrainConfig, num_ranks: int) -> TrainConfig:
-    """Return the settings with a smaller `batch.micro` if nobody has set it and it leaves ranks without rows.
-
-    Raises:
-        ConfigError: the global batch has fewer rows than there are ranks.
-    """
+    """Return the settings with a smaller `batch.micro` if nobody has set it and it leaves ranks without rows."""
     batch = config.batch
     is_free = batch.micro != "auto" and "micro" not in batch.model_fields_set and config.reproducibility != "elastic"
     if not is_free or batch.micro_batches >= num_ranks:
@@ -65,17 +57,8 @@ def with_micro_for(config: TrainConfig, num_ranks: int) -> TrainConfig:
 def choose_micro(
     config: TrainConfig, estimated: Callable[[int], MemoryEstimate], free_bytes: int, row_length: int, world_size: int
 ) -> int:
-    """Return the largest candidate whose estimate fits into nine tenths of the free memory.
-
-    Args:
-        config: all settings; `batch.micro` is not read.
-        estimated: returns the estimate for a number of rows.
-        free_bytes: memory for this rank before the run allocates any: see `available_bytes`.
-        row_length: tokens of a row, for the message.
-        world_size: number of ranks.
-
-    Raises:
-        ConfigError: the smallest candidate does not fit, or the global batch has fewer rows than there are ranks.
+    """Return the largest candidate whose estimate fits into nine tenths of the free memory of a rank before the run allocates any.
+    Raises ConfigError if the smallest does not fit.
     """
     candidates = micro_candidates(config.batch.global_rows, world_size)
     fitting = next((micro for micro in candidates if estimated(micro).total <= USABLE_SHARE * free_bytes), None)
@@ -90,15 +73,9 @@ def choose_micro(
 
 
 def probe(run: Callable[[int], None], candidates: Sequence[int]) -> int:
-    """Return the first candidate whose pass does not run out of memory. The random generators keep their state.
-
-    Args:
-        run: makes one forward and backward pass over that many rows of padding on this rank, and clears the gradients. It makes
-            no exchange between ranks, because one of them may run out of memory while the others wait.
-        candidates: rows of a micro-batch, largest first.
-
-    Raises:
-        ConfigError: the last candidate runs out of memory too.
+    """Return the first candidate whose pass does not run out of memory. `run` makes a forward and a backward pass over padding, and
+    no exchange between ranks, because one of them may run out of memory while the others wait. The random generators keep their
+    state.
     """
     with isolated_rng():
         for micro in candidates:
@@ -116,37 +93,28 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // divisor for divisor in small)})
 
 
-def expected_memory(context: RunContext, micro: int, objective: Task) -> MemoryEstimate:
-    """Return the memory that one rank needs with micro-batches of `micro` rows."""
+def expected_memory(context: RunContext, micro: int, task: Task) -> MemoryEstimate:
     config, manifest, group = context.config, context.manifest, context.group
-    state, device = state_bytes_per_weight(config.optim), group.device.type
+    state, device = config.optim.optimizer.state_bytes, group.device.type
     found = estimate(config, manifest.vocab_size, manifest.row_length, group.world_size, micro, state, context.backend, device)
-    return found if objective.memory is None else objective.memory(found, context)
+    return found if task.memory is None else task.memory(found, context)
 
 
-def with_micro(context: RunContext, extension: Extension, recorded: int | None, objective: Task = LANGUAGE) -> RunContext:
-    """Return the context with a number for `batch.micro = auto`. The rank with the least memory decides.
-
-    Args:
-        context: settings, data and ranks. It is returned unchanged if `batch.micro` is a number.
-        extension: may replace the model and the loss.
-        recorded: the number of an earlier start of the run. It is used again, because the bits depend on it.
-        objective: may replace both too.
-
-    Raises:
-        ConfigError: no size fits into memory.
+def with_micro(context: RunContext, extension: Extension, recorded: int | None, task: Task = LANGUAGE) -> RunContext:
+    """Return the context with a number for `batch.micro = auto`. The rank with the least memory decides. The number of an earlier
+    start is used again, because the bits depend on it. Raises ConfigError if no size fits.
     """
     config, group = context.config, context.group
     if config.batch.micro != "auto":
         return context
     if recorded is not None:
         return _with(context, recorded)
-    estimated = partial(expected_memory, context, objective=objective)
+    estimated = partial(expected_memory, context, task=task)
     free = group.smallest(available_bytes(group.device, group.local_world_size))
     micro = choose_micro(config, estimated, free, context.manifest.row_length, group.world_size)
     if config.parallel == "ddp":  # a pass of FSDP exchanges weights: if one rank ran out of memory, the others would wait for it
         candidates = [rows for rows in micro_candidates(config.batch.global_rows, group.world_size) if rows <= micro]
-        fitting = probe(_Trial(context, extension, objective), candidates)
+        fitting = probe(_Trial(context, extension, task), candidates)
         release_memory()  # the cache of the trial, because NCCL takes its memory outside of PyTorch's cache
         micro = group.smallest(fitting)
     _log.info("batch.micro = auto: %d rows; %s", micro, estimated(micro).describe())
@@ -156,25 +124,24 @@ def with_micro(context: RunContext, extension: Extension, recorded: int | None, 
 class _Trial:
     """Passes through a temporary model, while a placeholder takes the memory that gradients and optimizer will need."""
 
-    def __init__(self, context: RunContext, extension: Extension, objective: Task) -> None:
+    def __init__(self, context: RunContext, extension: Extension, task: Task) -> None:
         config, device = context.config, context.group.device
-        model = new_model(extension, objective, config, context.manifest.vocab_size).to(device)
-        self._loss = new_loss(model, extension, objective, config)
-        self._context, self._extension, self._objective = context, extension, objective
-        hold_copy(context, objective)
-        needs = expected_memory(context, 1, objective)
+        model = new_model(extension, task, config, context.manifest.vocab_size).to(device)
+        self._loss = new_loss(model, extension, task, config)
+        self._context, self._extension, self._task = context, extension, task
+        hold_copy(context, task)
+        needs = expected_memory(context, 1, task)
         taken = needs.gradients + needs.optimizer + needs.average + needs.tree
         self._taken = torch.empty(taken, dtype=torch.uint8, device=device)
 
     def __call__(self, rows: int) -> None:
-        """Run one forward and backward pass over `rows` rows of padding."""
         context, config, backend = self._context, self._context.config, self._context.backend
         by_sequence = config.loss.normalise == "sequences"
         empty = empty_micro_batch(rows, context.manifest.row_length, backend, with_weights=by_sequence)
         try:
             micro = MicroStep(self._loss, self._loss, empty, context, (0, 0), lambda loss_sum: loss_sum)
-            if context.own_step:
-                own_step_loss(micro, self._extension, self._objective)
+            if context.custom_step:
+                custom_step_loss(micro, self._extension, self._task)
             else:
                 micro.backward(micro.loss_sum())
         finally:

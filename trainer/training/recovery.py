@@ -8,44 +8,61 @@ from dataclasses import dataclass, replace
 
 from common.errors import GuardError
 from trainer.data.bad_shards import shared_faults
-from trainer.distributed.group import LET_GO_S
+from trainer.distributed.group import TEARDOWN_DELAY_S
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.machine.memory import release_memory
-from trainer.parallel.accumulation import Accumulation
+from trainer.metrics import StepFacts
+from trainer.metrics.layers import LayerObserver
+from trainer.runs.events import AlertEvent
 from trainer.runs.progress import Progress
 from trainer.runs.state import load_whole
 from trainer.training.adjuster import Adjuster, smaller_batches
-from trainer.training.reporter import GoBack, RepeatStep, Reporter, RollBack
+from trainer.training.run_state import LiveState
 from trainer.training.saver import Saver
 from trainer.training.step_report import StepResult
-from trainer.training.trainable import Trainable, make_scaler
-from trainer.watchdog.heartbeat import Heartbeat
+from trainer.training.trainable import Trainable
+from trainer.watchdog.heartbeat import HeartbeatWriter
 
-__all__ = ["Recovery"]
+__all__ = ["GoBack", "Recovery", "RepeatStep", "RollBack"]
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass
+class GoBack(Exception):  # noqa: N818 - a request, no error
+    """A request to continue from an earlier step. Raised on every rank in the same step."""
+
+
+class RollBack(GoBack):
+    """A request of the guard to go back to a checkpoint before the alert's step, and to leave out the positions [first, end)."""
+
+    def __init__(self, alert: AlertEvent, first: int, end: int) -> None:
+        super().__init__(alert.message)
+        self.alert, self.first, self.end = alert, first, end
+
+
+class RepeatStep(GoBack):
+    """A request to repeat a void step on the same rows. A rank had no memory or no data."""
+
+    def __init__(self, result: StepResult, facts: StepFacts) -> None:
+        super().__init__()
+        self.result, self.facts = result, facts
+
+
+@dataclass(frozen=True)
 class Recovery:
     """Prepares the repetition of a void step, or restores a checkpoint."""
 
     trainable: Trainable
     saver: Saver
-    reporter: Reporter
+    state: LiveState
     adjuster: Adjuster
+    observer: LayerObserver
     replica_check: ReplicaCheck
-    heartbeat: Heartbeat
+    heartbeat: HeartbeatWriter
 
     def go_back(self, request: GoBack) -> Progress:
-        """Carry out the request, and return the counters from which training continues.
-
-        Raises:
-            ConfigError: a step ran out of memory, and smaller micro-batches are not possible: see `smaller_batches`.
-            ProjectError: data cannot be read: see `Adjuster.quarantine`.
-            GuardError: there is no checkpoint for the rollback.
-        """
-        self.reporter.observer.forget()
+        """Carry out the request, and return the counters from which training continues."""
+        self.observer.forget()
         if isinstance(request, RollBack):
             return self._roll_back(request)
         assert isinstance(request, RepeatStep)
@@ -55,39 +72,30 @@ class Recovery:
         return facts.progress.before_step(start=facts.progress.rows - len(facts.rows), targets=facts.num_targets)
 
     def _remove_cause(self, result: StepResult) -> None:
-        group, adjuster = self.trainable.context.group, self.adjuster
+        adjuster, group = self.adjuster, self.state.group
         self.heartbeat.expect_slow_steps()
         if result.data_votes:
             faults = {} if result.fault is None else {result.fault.shard: result.fault.error}
-            found = shared_faults(faults, self.trainable.context.manifest, group)
+            found = shared_faults(faults, adjuster.context.manifest, group)
             adjuster.make(adjuster.quarantine(found, faults, result.step))
         if result.memory_votes:
             adjuster.make(smaller_batches(adjuster.context, adjuster.adjustments, result.step))
-            self._wrap_again(result.step)
+            self.trainable.unwrap()
+            time.sleep(TEARDOWN_DELAY_S)
+            release_memory()
+            self.trainable.wrap(*adjuster.wrapped(self.trainable.loss, result.step))
         if group.is_main:
             reasons = "; ".join(adjustment.reason for adjustment in adjuster.adjustments.beginning_at(result.step))
             _log.warning("step %d is repeated: %s", result.step, reasons)
 
-    def _wrap_again(self, step: int) -> None:
-        """Replace the parts that a failed pass may have left incomplete. Weights and optimizers are unchanged."""
-        trainable = self.trainable
-        scaler = make_scaler(trainable.context)
-        scaler.load_state_dict(trainable.scaler.state_dict())
-        # Dropping DDP removes its hooks on the weights. Its destructor waits for its exchanges: see `trainer.distributed.group`.
-        trainable.module, trainable.accumulation, trainable.scaler = trainable.loss, Accumulation(()), scaler
-        time.sleep(LET_GO_S)
-        release_memory()
-        trainable.module, trainable.accumulation = self.adjuster.wrapped(trainable.loss, step)
-
     def _roll_back(self, request: RollBack) -> Progress:
         """Restore the newest checkpoint before the alert's step, and leave out the rows of the request from then on."""
         self.saver.finish()
-        step = self.trainable.context.group.on_main(lambda: self._newest_before(request))
+        step = self.state.group.on_main(lambda: self._newest_before(request))
         checkpoint, state = load_whole(self.saver.checkpoints, step)
         self.trainable.restore(checkpoint, state)
-        self.reporter.restore(state, rolled_back=True)
         self.replica_check.forget(step)
-        self.reporter.rewind(state, request)
+        self.state.roll_back(state, request.alert, request.first, request.end)
         # Save now, because a crash would lose the positions to leave out. Wait for it, because a save of a saved step does nothing.
         saved = self.saver.save(state.progress.leaving_out(request.first, request.end))
         self.saver.finish()
@@ -98,6 +106,6 @@ class Recovery:
         newest = self.saver.checkpoints.newest_verified()
         if newest is None:
             message = f"{request.alert.message}. Training stops, because there is no checkpoint before this step"
-            self.reporter.monitor.alert(replace(request.alert, message=message, action="stop"))
+            self.state.monitor.alert(replace(request.alert, message=message, action="stop"))
             raise GuardError(message)
         return newest

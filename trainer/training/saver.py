@@ -1,24 +1,29 @@
-"""Saves the state of a run in the background."""
+"""Saves the state of a run in the background, and keeps the checkpoints that the settings ask for."""
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from dataclasses import dataclass, field, replace
 
-from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore
+from common.storage_errors import naming
+from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, steps_to_keep
 from trainer.checkpoint.complete_folder import link_checkpoint
 from trainer.checkpoint.weights import check_finite
+from trainer.config import CheckpointConfig
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.extensions.hooks import RunView
-from trainer.runs.limits import Plan
 from trainer.runs.progress import Progress
-from trainer.training.reporter import Reporter
+from trainer.training.run_end import RunEnd
+from trainer.training.run_state import LiveState
 from trainer.training.step_report import StepResult
 from trainer.training.trainable import Trainable
+from trainer.watchdog.heartbeat import HeartbeatWriter
 
-__all__ = ["Saver"]
+__all__ = ["Saver", "let_finish", "write_and_keep"]
 
+_log = logging.getLogger(__name__)
 _FOR_HOOKS = ".saved"
 """Name of the folder in the run in which `on_save` finds a checkpoint."""
 
@@ -28,55 +33,58 @@ class Saver:
     """Saves every so many steps or minutes, at a new lowest validation loss, and at the end."""
 
     trainable: Trainable
-    reporter: Reporter
-    limits: Plan
+    state: LiveState
+    end: RunEnd
     replica_check: ReplicaCheck
     checkpoints: CheckpointStore
+    settings: CheckpointConfig
     writer: AsyncSaver
     """Writes checkpoints in a thread of rank 0."""
-    saved_step: int | None
-    """Step of the checkpoint that holds the current state, written or being written, None if there is none. Equal on all ranks."""
+    saved: tuple[int, int] | None
+    """Step and last evaluation of the newest checkpoint, written or being written, None if there is none. Equal on all ranks."""
     submitted: dict[int, Progress] = field(default_factory=dict)
     """Counters of the checkpoints that are being written, by step."""
 
+    def is_saved(self, progress: Progress) -> bool:
+        return self.saved == (progress.step, progress.evaluated_step)
+
     def due(self, progress: Progress) -> bool:
-        """Return True if a save is due at this step and the state is not saved yet."""
-        at_end = self.limits.finished(progress)
-        if self.saved_step == progress.step or (progress.step == 0 and not at_end):
+        at_end = self.end.finished(progress)
+        if self.is_saved(progress) or (progress.step == 0 and not at_end):
             return False
-        settings = self.trainable.context.config.checkpoint
         return (
-            progress.step % settings.every_steps == 0
-            or progress.seconds - progress.saved_seconds >= settings.every_minutes * 60
+            progress.step % self.settings.every_steps == 0
+            or progress.seconds - progress.saved_seconds >= self.settings.every_minutes * 60
             or progress.step == progress.best_step
             or at_end
         )
 
     def save(self, progress: Progress) -> Progress:
-        """Copy the whole state and start to write it. Training waits for the copy, and for an earlier save.
-
-        Raises:
-            StorageError: an earlier save failed; raised on every rank.
-            GuardError: the weights of the ranks differ, or are not finite.
+        """Copy the whole state and start to write it. Training waits for the copy, and for an earlier save. Raises StorageError if
+        that one failed, GuardError if the weights of the ranks differ or are not finite.
         """
         begin = time.monotonic()
         self.replica_check.check(progress.step)
         saved = replace(progress, saved_seconds=progress.seconds)
-        checkpoint = self.trainable.checkpoint(self.reporter.state(saved, self.trainable.scaler.state_dict()))
-        self.trainable.context.group.on_main(lambda: self._submit(checkpoint))
-        self.saved_step = saved.step
+        checkpoint = self.trainable.checkpoint(self.state.at(saved, self.trainable.scaler.state_dict()))
+
+        def submit() -> None:
+            check_finite(checkpoint)
+            self.state.sync()
+            self.writer.submit(checkpoint)
+
+        self.state.group.on_main(submit)
+        self.saved = saved.step, saved.evaluated_step
         self.submitted[saved.step] = saved
-        self.reporter.monitor.saving(saved.step, time.monotonic() - begin)
+        self.state.monitor.saving(saved.step, time.monotonic() - begin)
         return saved
 
     def follow(self, result: StepResult) -> None:
-        """Acknowledge the saves that rank 0 has completed, as the result of a step says.
-
-        Raises:
-            StorageError: a save failed; raised on every rank.
+        """Acknowledge the saves that rank 0 has completed, as the result of a step says. If one failed, raise its error on every
+        rank.
         """
         if result.save_failed:
-            self.trainable.context.group.on_main(self.writer.raise_if_failed)
+            self.state.group.on_main(self.writer.raise_if_failed)
         self._acknowledge(result.acknowledged_step)
 
     def finish(self) -> None:
@@ -86,12 +94,7 @@ class Saver:
             self.writer.wait()
             return self.writer.acknowledged_step
 
-        self._acknowledge(self.trainable.context.group.on_main(wait))
-
-    def _submit(self, checkpoint: Checkpoint) -> None:
-        check_finite(checkpoint)
-        self.reporter.sync()
-        self.writer.submit(checkpoint)
+        self._acknowledge(self.state.group.on_main(wait))
 
     def _acknowledge(self, newest: int) -> None:
         for step in sorted(step for step in self.submitted if step <= newest):
@@ -101,14 +104,30 @@ class Saver:
 
     def _call_hook(self, view: RunView, step: int) -> None:
         """Call the hook for a checkpoint, unless the checkpoint was deleted in the meantime."""
-        group, extension = self.trainable.context.group, self.trainable.extension
-        folder = view.config.run / _FOR_HOOKS
+        group, folder = self.state.group, view.config.run / _FOR_HOOKS
         whole = group.on_main(lambda: link_checkpoint(self.checkpoints.path(step), folder))
         if whole is None:
             return
         try:
-            self.reporter.monitor.scalars(extension.saved(view, step, whole))
+            self.state.monitor.scalars(self.trainable.extension.saved(view, step, whole))
             group.smallest(0)  # other ranks may still read the folder
         finally:
             if group.is_main:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_and_keep(checkpoints: CheckpointStore, settings: CheckpointConfig, checkpoint: Checkpoint) -> None:
+    """Runs in the background."""
+    with naming(checkpoints.directory):
+        checkpoints.save(checkpoint)
+    best = checkpoint.state["progress"]["best_step"]
+    checkpoints.retain(steps_to_keep(checkpoints.steps(), last=settings.keep_last, every=settings.keep_every, best=best))
+
+
+def let_finish(writer: AsyncSaver, heartbeat: HeartbeatWriter) -> None:
+    """Wait for a save that still runs at the end of the run. Log its failure."""
+    heartbeat.at("save")
+    try:
+        writer.wait()
+    except Exception as error:
+        _log.error("%s", error)

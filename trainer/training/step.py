@@ -13,12 +13,12 @@ from torch.distributed.tensor import DTensor
 from common.errors import ProjectError
 from trainer.data.batch import GlobalBatch, share_of_rank
 from trainer.distributed.stragglers import OwnTime
-from trainer.extensions.micro_step import MicroStep
 from trainer.health.guard import Thresholds
 from trainer.machine.memory import is_out_of_memory, release_memory
 from trainer.optim.optimizers import step_unless
+from trainer.training.micro_step import MicroStep, custom_step_loss
 from trainer.training.step_report import Gradient, PendingStep, StepInputs, StepReport, encode_report
-from trainer.training.trainable import Trainable, own_step_loss
+from trainer.training.trainable import Trainable
 
 __all__ = ["CannotContinueError", "train_step"]
 
@@ -37,19 +37,10 @@ class CannotContinueError(ProjectError):
 
 
 def train_step(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs, *, previous: PendingStep | None = None) -> PendingStep:
-    """Update the weights by one global batch. The host does not wait for the device here, but in `PendingStep.result`.
-
-    Every device skips the update if the loss or the gradient norm is not finite or outside `inputs.thresholds`, or if a rank failed
-    in this step or in `previous`. A step with a failed rank is void: the loop repeats it.
-
-    Args:
-        trainable: the model, its gradient and its optimizers.
-        batch: this rank's part of the global batch.
-        inputs: further arguments of the step, and the values that it reports to the other ranks.
-        previous: the previous step, if its numbers have not been read yet.
-
-    Raises:
-        CannotContinueError: this rank ran out of memory, and cannot do its part of the exchanges.
+    """Update the weights by one global batch. The host does not wait for the device here, but in `PendingStep.result`. Every device
+    skips the update if the loss or the gradient norm is not finite or outside `inputs.thresholds`, or if a rank failed in this
+    step or in `previous`, whose numbers have not been read yet. A step with a failed rank is void: the loop repeats it. Raises
+    CannotContinueError if this rank ran out of memory and cannot do its part of the exchanges.
     """
     scaler_before = trainable.copy_of_scaler()
     began = previous is None or not previous.ran_out
@@ -57,7 +48,7 @@ def train_step(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs, *, 
     if gradient is None:  # not in an exception handler, where the error keeps the tensors of the failed pass alive
         exchange_without_gradient(trainable, batch, inputs.step, began=began)
     group = trainable.context.group
-    num_measures = len(trainable.objective.step_metrics)
+    num_measures = len(trainable.task.step_metrics)
     report = StepReport(group.sum(encode_report(group, batch, inputs, gradient, num_measures)), batch)
     void = report.failed_ranks > 0 if previous is None else (report.failed_ranks > 0) | previous.void
     skip = (void | ~within(inputs.thresholds, report.loss, report.gradient_norm)).float()
@@ -71,25 +62,18 @@ def train_step(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs, *, 
 
 
 def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> Gradient | None:
-    """Leave the clipped gradient of the global batch in the parameters. Return None if this rank ran out of memory.
-
-    The loss of each micro-batch is a sum, divided by the targets of the whole global batch before backward. So the result is the
-    gradient of the mean for every size of micro-batches. `losses` has an element for each micro-batch of the global batch. The
-    elements of other ranks are zero, and adding a zero changes no bit.
-
-    Raises:
-        CannotContinueError: this rank ran out of memory and cannot take part in the exchanges of the other ranks.
+    """Leave the clipped gradient of the global batch in the parameters. Return None if this rank ran out of memory. The loss of
+    each micro-batch is a sum, divided by the targets of the whole global batch before backward, so the result is the gradient of
+    the mean for every size of micro-batches. `losses` has an element for each micro-batch of the global batch. Those of other
+    ranks are zero, which changes no bit.
     """
     context, accumulation = trainable.context, trainable.accumulation
     group = context.group
     own = share_of_rank(batch.num_micro_batches, group)
     factor = (group.world_size if accumulation.averages else 1) / batch.normaliser
     losses = torch.zeros(batch.num_micro_batches, dtype=torch.float64, device=group.device)
-    measures = losses.new_zeros(len(trainable.objective.step_metrics), batch.num_micro_batches)
+    measures = losses.new_zeros(len(trainable.task.step_metrics), batch.num_micro_batches)
     own_time = OwnTime(0.0, 0.0)
-
-    def own_loss_sum(micro: MicroStep) -> Tensor:
-        return own_step_loss(micro, trainable.extension, trainable.objective)
 
     def scaled(loss_sum: Tensor) -> Tensor:
         return trainable.scaler.scale(loss_sum * factor)
@@ -101,12 +85,12 @@ def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> 
             last = number == own[-1]
             micro = MicroStep(trainable.loss, trainable.module, rows, context, (inputs.step, number), scaled)
             with accumulation.micro_batch(last=last):
-                loss_sum = own_loss_sum(micro) if context.own_step else micro.loss_sum()
+                loss_sum = custom_step_loss(micro, trainable.extension, trainable.task) if context.custom_step else micro.loss_sum()
                 if len(measures):
                     measures[:, number], loss_sum = loss_sum[1:], loss_sum[0]
                 if last:
                     own_time = inputs.before_exchange()  # from here on this rank may have to wait for others
-                if not context.own_step:
+                if not context.custom_step:
                     micro.backward(loss_sum)
             losses[number] = loss_sum.detach()
         accumulation.finish()
@@ -123,7 +107,6 @@ def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> 
 
 
 def exchange_without_gradient(trainable: Trainable, batch: GlobalBatch, step: int, *, began: bool) -> None:
-    """Take part in the exchanges of a step for which this rank has no gradient, so that no rank waits for it."""
     release_memory()
     with out_of_memory_is_final(step):
         if not began:
@@ -133,7 +116,7 @@ def exchange_without_gradient(trainable: Trainable, batch: GlobalBatch, step: in
 
 @contextmanager
 def out_of_memory_is_final(step: int) -> Iterator[None]:
-    """Raise CannotContinueError if memory runs out in this context. The other ranks cannot continue without this one."""
+    """The other ranks cannot continue without this one."""
     try:
         yield
     except Exception as error:

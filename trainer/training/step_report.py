@@ -21,7 +21,7 @@ __all__ = ["Gradient", "PendingStep", "StepInputs", "StepReport", "StepResult", 
 
 _NUM_NOTES = 8
 _STOP, _SECONDS, _ENDING, _NORM, _SAVE_FAILED, _ACKNOWLEDGED, _MEMORY, _DATA = range(_NUM_NOTES)
-"""Indices of the first numbers of a report. The own times of the ranks, what the objective measures in each micro-batch, and the
+"""Indices of the first numbers of a report. The own times of the ranks, what the task measures in each micro-batch, and the
 losses of the micro-batches follow."""
 
 
@@ -65,7 +65,7 @@ class Gradient:
     """Loss sums by micro-batch of the global batch, fp64. The elements of other ranks are zero."""
     own_time: OwnTime
     measures: Tensor | None = None
-    """Sums that the objective measures, fp64: those of its first measure by micro-batch, then those of the second. None: no
+    """Sums that the task measures, fp64: those of its first measure by micro-batch, then those of the second. None: no
     measures."""
 
 
@@ -135,7 +135,7 @@ class StepResult:
     fault: DataFault | None
     """The data that this rank could not read. Only this field differs between ranks."""
     measures: tuple[float, ...] = ()
-    """What the objective measures, as means over the targets of the global batch."""
+    """What the task measures, as means over the targets of the global batch."""
 
     @property
     def void(self) -> bool:
@@ -144,17 +144,7 @@ class StepResult:
 
 
 class PendingStep:
-    """The numbers of a step while the device copies them to the host.
-
-    Args:
-        step: number of the step.
-        report: the sum of the reports of all ranks.
-        skip: 1 on the device if the update was skipped, else 0.
-        void: true on the device if a rank failed in this step or in a previous step whose result has not been read.
-        batch: this rank's part of the global batch.
-        ran_out: whether this rank ran out of memory in this step or in a previous step whose result has not been read.
-        num_measures: number of measures of the objective.
-    """
+    """The numbers of a step while the device copies them to the host."""
 
     def __init__(
         self,
@@ -182,7 +172,6 @@ class PendingStep:
             self._numbers = numbers
 
     def result(self) -> StepResult:
-        """Wait for the numbers, and return them."""
         if self._arrived is not None:
             self._arrived.synchronize()
         skip, votes, seconds, ending_s, norm, save_failed, acknowledged, memory_votes, data_votes, *rest = self._numbers.tolist()
@@ -221,14 +210,12 @@ class StepResults(Generic[FactsT]):
 
     @property
     def newest(self) -> PendingStep | None:
-        """The last step whose result has not been read, None if all have."""
         return self._pending[-1][0] if self._pending else None
 
     def add(self, pending: PendingStep, facts: FactsT) -> None:
         self._pending.append((pending, facts))
 
     def due(self, *, everything: bool = False) -> Iterator[tuple[StepResult, FactsT]]:
-        """Yield the results that are due, or all that are left."""
         while len(self._pending) > (0 if everything else self._lag):
             pending, facts = self._pending.popleft()
             yield pending.result(), facts

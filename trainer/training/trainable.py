@@ -19,9 +19,8 @@ from trainer.data.batch import GlobalBatch
 from trainer.data.loader import prefetched_batches
 from trainer.data.order import RowOrder
 from trainer.extensions.hooks import Extension, RunView
-from trainer.extensions.micro_step import MicroStep
 from trainer.extensions.user_model import seeded_model
-from trainer.finetuning.reference import read_reference
+from trainer.finetuning.initial_weights import read_reference
 from trainer.finetuning.task import LANGUAGE, Task
 from trainer.model.forward import LossModule
 from trainer.model.lora import adapter_names, add_adapters
@@ -35,7 +34,7 @@ from trainer.runs.progress import Progress
 from trainer.runs.record import Origin
 from trainer.runs.state import RunState
 
-__all__ = ["RunData", "Trainable", "hold_copy", "hold_reference", "make_scaler", "new_loss", "new_model", "own_step_loss"]
+__all__ = ["RunData", "Trainable", "hold_copy", "hold_reference", "make_scaler", "new_loss", "new_model"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class RunData:
 
 @dataclass
 class Trainable:
-    """A model with everything that updates it. `Recovery` replaces the wrapped module, the accumulation and the scaler."""
+    """A model with everything that updates it."""
 
     context: RunContext
     extension: Extension
@@ -83,7 +82,7 @@ class Trainable:
     optimizers: tuple[torch.optim.Optimizer, ...]
     average: WeightAverage | None = None
     """The moving average of the weights, None if the settings turn it off."""
-    objective: Task = LANGUAGE
+    task: Task = LANGUAGE
 
     @property
     def model(self) -> nn.Module:
@@ -118,19 +117,15 @@ class Trainable:
     def begin_with(self, weights: Mapping[str, Tensor]) -> None:
         """Replace the weights of a new model, and its moving average, by those of another run.
 
-        The objective names the weights that only one of the two models has. Adapters stay as they are.
-
-        Raises:
-            CheckpointError: other names, or the shapes, differ from those of the model.
+        The task names the weights that only one of the two models has. Adapters stay as they are.
         """
-        common = {name: weight for name, weight in weights.items() if name not in self.objective.dropped}
-        new = self.objective.fresh | adapter_names(self.model)
+        common = {name: weight for name, weight in weights.items() if name not in self.task.dropped}
+        new = self.task.fresh | adapter_names(self.model)
         load_full(self.model, common, new=new, remedy="choose another init, or the extension that built its model")
         if self.average is not None:
             self.average.begin_again()
 
     def restore(self, checkpoint: Checkpoint, state: RunState) -> None:
-        """Restore the weights, the state of the optimizers, the moving average and the scaler."""
         load_full(self.model, checkpoint.model)
         parameters = parameters_by_name(self.model)
         restore_optimizer(self.model, self.optimizers, distribute_like(parameters, checkpoint.optimizer))
@@ -139,61 +134,60 @@ class Trainable:
         if state.scaler:  # empty if the run was not in fp16 before
             self.scaler.load_state_dict(dict(state.scaler))
 
+    def unwrap(self) -> None:
+        """Drop the parts that a failed pass may have left incomplete. Weights and optimizers are unchanged."""
+        scaler = make_scaler(self.context)
+        scaler.load_state_dict(self.scaler.state_dict())
+        # Dropping DDP removes its hooks on the weights. Its destructor waits for its exchanges: see `trainer.distributed.group`.
+        self.module, self.accumulation, self.scaler = self.loss, Accumulation(()), scaler
+
+    def wrap(self, module: nn.Module, accumulation: Accumulation) -> None:
+        self.module, self.accumulation = module, accumulation
+
     def unscale_gradients(self) -> None:
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
 
     def copy_of_scaler(self) -> list[Tensor]:
-        """Return the state of the scaler, copied on the device, so that the host does not wait."""
+        """Return a copy on the device, so that the host does not wait."""
         return [value.clone() for value in _tensors_of(self.scaler)]
 
     def restore_scaler(self, before: list[Tensor], *, where: Tensor) -> None:
-        """Restore a state of `copy_of_scaler` if `where` is true on the device."""
         for now, earlier in zip(_tensors_of(self.scaler), before, strict=True):
             now.copy_(torch.where(where, earlier, now))
 
 
-def new_model(extension: Extension, objective: Task, config: TrainConfig, vocab_size: int) -> nn.Module:
+def new_model(extension: Extension, task: Task, config: TrainConfig, vocab_size: int) -> nn.Module:
     """Return the model of a run with new weights, on the CPU in fp32. Raises the errors of `seeded_model`."""
-    if objective.model is not None:
-        model = objective.model(config.model, vocab_size, config.seed)
+    if task.model is not None:
+        model = task.model(config.model, vocab_size, config.seed)
     else:
         model = seeded_model(extension, config.model, vocab_size, config.seed)
-    add_adapters(model, config.lora, config.seed, trained=objective.fresh)
+    add_adapters(model, config.lora, config.seed, trained=task.fresh)
     return model
 
 
-def new_loss(model: nn.Module, extension: Extension, objective: Task, config: TrainConfig) -> LossModule:
-    score = None if objective.measures is None else objective.measures.score
-    return LossModule(model, config.loss, extension.own_loss or objective.loss, score)
+def new_loss(model: nn.Module, extension: Extension, task: Task, config: TrainConfig) -> LossModule:
+    score = None if task.measures is None else task.measures.score
+    return LossModule(model, config.loss, extension.custom_loss or task.loss, score)
 
 
-def hold_reference(context: RunContext, objective: Task, origin: Origin | None) -> None:
-    """Hand a copy of the model with the initial weights of the run to the objective. All ranks must call this.
-
-    Raises:
-        ConfigError: the run did not begin with the weights of another run.
-        CheckpointError: the file with the weights is missing or damaged.
-    """
+def hold_reference(context: RunContext, task: Task, origin: Origin | None) -> None:
+    """Hand a copy of the model with the initial weights of the run to the task. All ranks must call this."""
     config = context.config
     if origin is None:
         raise ConfigError(f"{config.run}: objective = {config.objective} needs the weights of another run; begin a run with --init")
     weights = context.group.on_all(lambda: read_reference(config.run, origin.weights))
-    hold_copy(context, objective, weights)
+    hold_copy(context, task, weights)
 
 
-def hold_copy(context: RunContext, objective: Task, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Hand a copy of the model without adapters to an objective that needs one, with these weights; without them for a trial."""
-    if objective.reference is not None:
-        model = new_model(Extension(), objective, context.config.without_adapters, context.manifest.vocab_size)
+def hold_copy(context: RunContext, task: Task, weights: Mapping[str, Tensor] | None = None) -> None:
+    """Hand a copy of the model without adapters to a task that needs one, with these weights; without them for a trial."""
+    if task.reference is not None:
+        model = new_model(Extension(), task, context.config.without_adapters, context.manifest.vocab_size)
         if weights is not None:
             load_full(model, weights)
-        objective.reference(model.to(context.group.device))
-
-
-def own_step_loss(micro: MicroStep, extension: Extension, objective: Task) -> Tensor:
-    """Let the extension or the objective make all passes over a micro-batch. Return the sum of its losses, without a gradient."""
-    return extension.step_loss(micro) if objective.step is None else objective.step(micro).detach().float()
+        task.reference(model.to(context.group.device))
 
 
 def make_scaler(context: RunContext) -> torch.amp.GradScaler:

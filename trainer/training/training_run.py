@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from common.errors import StoppedBySignal
 from common.text import format_bytes
 from trainer.checkpoint.weights import weights_digest
 from trainer.data.batch import GlobalBatch
@@ -22,16 +21,19 @@ from trainer.model.memory_estimate import MemoryEstimate
 from trainer.optim.optimizers import set_learning_rate
 from trainer.optim.schedule import learning_rate_factor, weight_decay_factor
 from trainer.runs.clock import Clock
-from trainer.runs.limits import Plan
+from trainer.runs.context import RunContext
 from trainer.runs.progress import Progress
 from trainer.training.adjuster import Adjuster
 from trainer.training.evaluator import Evaluator
 from trainer.training.recovery import Recovery
 from trainer.training.reporter import Reporter
+from trainer.training.run_end import RunEnd
+from trainer.training.run_state import LiveState
 from trainer.training.saver import Saver
 from trainer.training.step_report import PendingStep, StepInputs
+from trainer.training.stop import StopRequests
 from trainer.training.trainable import RunData, Trainable
-from trainer.watchdog.heartbeat import Heartbeat
+from trainer.watchdog.heartbeat import HeartbeatWriter
 
 __all__ = ["TrainingRun"]
 
@@ -42,12 +44,16 @@ _log = logging.getLogger(__name__)
 class TrainingRun:
     """The parts of a run. Each part owns its state."""
 
+    context: RunContext
     data: RunData
     trainable: Trainable
-    limits: Plan
+    end: RunEnd
+    state: LiveState
     resumed: Progress
     """The counters from which this start of the run continues."""
-    heartbeat: Heartbeat
+    clock: Clock
+    heartbeat: HeartbeatWriter
+    stop: StopRequests
     own_timer: OwnTimer
     replica_check: ReplicaCheck
     adjuster: Adjuster
@@ -65,13 +71,9 @@ class TrainingRun:
         return self.trainable.extension
 
     @property
-    def clock(self) -> Clock:
-        return self.reporter.clock
-
-    @property
     def result_lag(self) -> int:
         """Steps between a step and the reading of its result: 1 on a GPU, so that the host never waits for the device, else 0."""
-        return 1 if self.data.context.group.device.type == "cuda" else 0
+        return 1 if self.context.group.device.type == "cuda" else 0
 
     def view(self, progress: Progress) -> RunView:
         return self.trainable.view(progress)
@@ -88,31 +90,25 @@ class TrainingRun:
         return batch, waited_s
 
     def set_learning_rate(self, progress: Progress) -> LearningRates:
-        """Set learning rates and weight decay of the next step, and return the rates. Begin the cool-down if it is time for it."""
-        self.adjuster.cool_down_in_time(self.limits, progress)
-        config, limits, cooldown = self.data.context.config, self.limits, self.limits.cooldown
-        decay_steps, start = limits.decay_steps, None
-        if cooldown is not None and cooldown.cooldown_end is not None:
-            decay_steps = cooldown.cooldown_end
-            start = cooldown.step - 1 if cooldown.cooldown_begin is None else cooldown.cooldown_begin
-        factor = learning_rate_factor(config.schedule, decay_steps, progress.step, start)
-        decay = weight_decay_factor(config.schedule, limits.decay_steps, progress.step, factor)
-        factors = (factor, self.reporter.guard.lr_factor)
+        """Set learning rates and weight decay of the next step, and return the rates."""
+        schedule, optim = self.context.config.schedule, self.context.config.optim
+        decay_steps, cooldown_start = self.end.decay()
+        factor = learning_rate_factor(schedule, decay_steps, progress.step, cooldown_start)
+        decay = weight_decay_factor(schedule, self.end.criteria.decay_steps, progress.step, factor)
+        factors = (factor, self.state.guard.lr_factor)
         set_learning_rate(self.trainable.optimizers, *factors, decay_factor=decay)
-        optim = config.optim
         muon_lr = math.prod(factors, start=optim.muon_lr or optim.lr) if optim.kind == "muon" else None
         return LearningRates(math.prod(factors, start=optim.lr), muon_lr)
 
     def step_inputs(self, step: int) -> StepInputs:
-        """Return the arguments of a step besides its batch."""
         return StepInputs(
             step=step,
             seconds=self.clock.seconds,
             ending_s=self.clock.ending_s,
-            stop_requested=self.reporter.stop_requested,
+            stop_requested=self.stop.requested,
             save_failed=self.saver.writer.failed,
             acknowledged_step=self.saver.writer.acknowledged_step,
-            thresholds=self.reporter.guard.thresholds(step),
+            thresholds=self.state.guard.thresholds(step),
             before_exchange=self._before_exchange,
             observer=self.reporter.observer,
         )
@@ -128,34 +124,17 @@ class TrainingRun:
         with self.clock.paused():
             self.profiler.after_step(step)
 
-    def may_reach_targets(self, progress: Progress) -> bool:
-        """Return whether one more step could reach the limit on targets.
-
-        The bound is all tokens of the rows, because a rank that cannot read its rows cannot count their targets.
-        """
-        context = self.data.context
-        return self.limits.may_reach_targets(progress, context.config.batch.global_rows * context.manifest.row_length)
-
     def finish(self, progress: Progress, *, stopped: bool) -> str:
-        """Write into the record how the run ended.
-
-        Returns:
-            `weights sha256:… steps N`, with the digest of all weights in the order of their names, as little-endian fp32. The
-            same on every rank.
-
-        Raises:
-            StoppedBySignal: a signal ended the run.
-            GuardError: an alert ended the run.
+        """Write into the record how the run ended. Return `weights sha256:… steps N`, with the digest of all weights in the order
+        of their names, as little-endian fp32, on every rank. Raises StoppedBySignal or GuardError if a signal or an alert ended
+        the run.
         """
-        group = self.data.context.group
         _log.info("%s; measured peak %s", self.expected_memory.describe(), format_bytes(self.memory.bytes()))
         weights = self.trainable.weights()
-        digest = group.on_main(lambda: weights_digest(weights))
-        self.reporter.finish(progress, digest, stopped=stopped)
+        digest = self.context.group.on_main(lambda: weights_digest(weights))
+        self.reporter.finish(progress, digest, stopped_by=self.stop.reason if stopped else None)
         if stopped:
-            self.reporter.raise_alert()
-            message = f"saved step {progress.step} in {self.data.context.config.run}; run the same command again to go on"
-            raise StoppedBySignal(message if group.local_rank == 0 else "")
+            self.stop.end_training(self.context.config.run, progress.step)
         return f"weights {digest} steps {progress.step}"
 
     def _before_exchange(self) -> OwnTime:

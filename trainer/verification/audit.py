@@ -29,7 +29,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.manifest import OtherFormatError, parse_manifest
 from trainer.data.mixture import build_order
 from trainer.data.order import RowOrder
-from trainer.finetuning.choice import saved_task
+from trainer.finetuning.task import saved_task
 from trainer.runs.directory import data_folder, load_config
 from trainer.runs.ledger import LEDGER, LedgerHead, OrderEvent, read_ledger
 from trainer.runs.record import check_was_trained, read_record

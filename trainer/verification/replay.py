@@ -27,8 +27,8 @@ from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.tensor_file import same_bytes, spec_of
 from trainer.config import TrainConfig
 from trainer.extensions.trust import EXTENSION, checked_extension
-from trainer.finetuning.choice import saved_task
 from trainer.finetuning.initial_weights import read_initial
+from trainer.finetuning.task import saved_task
 from trainer.runs.bounds import check_model_size, check_ranks
 from trainer.runs.directory import data_folder, load_config
 from trainer.runs.events import EvalEvent, TrainEvent

@@ -24,7 +24,7 @@ MAX_BEAT_BYTES = 4096
 
 
 def clear_heartbeats(run: Path) -> None:
-    """Remove the heartbeats of an earlier start of the run. Only rank 0 calls this, before any rank writes its heartbeat."""
+    """Only rank 0 calls this, before any rank writes its heartbeat."""
     with own_folder(run / "heartbeat") as folder:
         for name in os.listdir(folder):  # noqa: PTH208 - the open directory, even if another has its name now
             if name.startswith("rank-"):
@@ -42,7 +42,6 @@ def heartbeat_file(run: Path, rank: int) -> Path:
 
 
 def stacks_file(run: Path, rank: int) -> Path:
-    """Return the path of the file to which a rank appends its stacks when it is asked for them."""
     return run / "stacks" / f"rank-{rank}.txt"
 
 

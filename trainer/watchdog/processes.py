@@ -18,7 +18,7 @@ __all__ = [
     "ask_for_stacks",
     "end_with_parent",
     "is_running",
-    "leave_reason",
+    "write_exit_code",
     "own_container",
     "process_facts",
     "process_state",
@@ -71,11 +71,8 @@ def own_container() -> str:
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Ask the kernel to kill this process as soon as its parent has ended. This has no effect on systems other than Linux.
-
-    Args:
-        parent: pid of the parent. This process ends at once if the parent has already ended. None: the pid in the variable
-            TRAINER_LAUNCHER_PID, if it is set.
+    """Ask the kernel to kill this process as soon as its parent has ended; at once if it has ended already. Without `parent` this
+    is the pid in TRAINER_LAUNCHER_PID. It has no effect on systems other than Linux.
     """
     if sys.platform != "linux":
         return
@@ -85,7 +82,7 @@ def end_with_parent(parent: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def leave_reason(text: str) -> bool:
+def write_exit_code(text: str) -> bool:
     """Write the exit code of this process, and possibly a message, into the exit file, if the launcher has named one.
 
     Returns False if another process has already written a reason there. Raises OSError if the file cannot be written.
@@ -122,11 +119,8 @@ def process_state(process: ProcessId) -> str | None:
 
 
 def send_signal(process: ProcessId, number: signal.Signals) -> None:
-    """Send a signal to exactly this process, even if it ends at this moment and another process gets its pid.
-
-    Raises:
-        ProcessLookupError: it has ended.
-        OSError: it belongs to another user, or the kernel has no process descriptors (added in Linux 5.3).
+    """Send a signal to exactly this process. Raises ProcessLookupError if it has ended, OSError if it belongs to another user or
+    the kernel has no process descriptors (added in Linux 5.3).
     """
     descriptor = os.pidfd_open(process.pid)
     try:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from trainer.watchdog.beat import Beat
+from trainer.watchdog.heartbeat import Heartbeat
 
 __all__ = ["OTHER_NODE_S", "POLL_S", "StallDetector", "Still"]
 
@@ -16,7 +16,7 @@ _ASLEEP_S = 10 * POLL_S
 OTHER_NODE_S = 60.0
 """Seconds beyond its limit for which the watchdog waits for a rank on another node. The watchdog of that node ends the rank at its
 limit, and a network file system may show its heartbeats this much later."""
-_NOBODY: Mapping[int, Beat] = MappingProxyType({})
+_NOBODY: Mapping[int, Heartbeat] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Still:
     """A rank that makes no progress."""
 
     rank: int
-    beat: Beat
+    beat: Heartbeat
     """Its last heartbeat."""
     seconds: float
     """Time since the last heartbeat."""
@@ -41,21 +41,20 @@ class StallDetector:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[Beat, float, bool]] = {}
+        self._seen: dict[int, tuple[Heartbeat, float, bool]] = {}
         self._looked_s = -math.inf
 
     def observe(
-        self, now_s: float, beats: Mapping[int, Beat], stopped: Collection[int] = (), elsewhere: Mapping[int, Beat] = _NOBODY
+        self,
+        now_s: float,
+        beats: Mapping[int, Heartbeat],
+        stopped: Collection[int] = (),
+        elsewhere: Mapping[int, Heartbeat] = _NOBODY,
     ) -> tuple[Still, ...]:
         """Return the ranks that stall the group, the longest silent one first; none while the slowest is within its limit.
-
-        Args:
-            now_s: seconds of a clock that never decreases. If much time has passed since the last observation, this process
-                did not run, so perhaps no rank did either: all times of silence begin again.
-            beats: the last beat of each rank of this node that is alive and not done.
-            stopped: ranks that a signal has stopped.
-            elsewhere: the last beat of each rank of other nodes that is not done. A beat that has never changed is ignored, because
-                an earlier start may have left it.
+        `elsewhere` has the beats of other nodes; one that has never changed may be left by an earlier start. If much time has
+        passed since the last observation, this process did not run, so perhaps no rank did either: all times of silence begin
+        again.
         """
         if now_s - self._looked_s > _ASLEEP_S:
             self._seen.clear()
@@ -71,7 +70,7 @@ class StallDetector:
             return () if waits else _longest_first(others)
         return _longest_first([each for each in slowest if each.rank in stopped] or slowest)
 
-    def _updated(self, rank: int, beat: Beat, now_s: float) -> tuple[Beat, float, bool]:
+    def _updated(self, rank: int, beat: Heartbeat, now_s: float) -> tuple[Heartbeat, float, bool]:
         before = self._seen.get(rank)
         if before is not None and before[0] == beat:
             return before

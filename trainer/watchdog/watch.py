@@ -24,18 +24,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from trainer.watchdog.beat import Beat, Patience
 from trainer.watchdog.files import heartbeat_file, open_own, own_folder, read_own, remove_heartbeat, stacks_file
-from trainer.watchdog.heartbeat import Heartbeat
+from trainer.watchdog.heartbeat import Heartbeat, HeartbeatWriter, Timeouts
 from trainer.watchdog.processes import (
     LAUNCHER_VARIABLE,
     ProcessId,
     ask_for_stacks,
     end_with_parent,
-    leave_reason,
     process_state,
     set_death_signal,
     signal_if_running,
+    write_exit_code,
 )
 from trainer.watchdog.stalls import POLL_S, StallDetector, Still
 
@@ -57,37 +56,25 @@ _TIED = "--tied-to"
 @contextmanager
 def watched(
     run: Path,
-    patience: Patience,
+    timeouts: Timeouts,
     *,
     rank: int,
     local_rank: int = 0,
     processes: Sequence[ProcessId] = (),
     num_ranks: int = 1,
     enabled: bool = True,
-) -> Iterator[Heartbeat]:
-    """Yield the heartbeat of this rank. While the context lasts, the watchdog of the node watches it.
-
-    Local rank 0 starts the watchdog. When a rank receives SIGUSR1, it appends the stacks of all its threads to
-    `<run>/stacks/rank-N.txt`. This takes no lock, so it works while the interpreter's lock is held.
-
-    Args:
-        run: the run's directory.
-        patience: how long a rank may be silent.
-        rank: number of this rank.
-        local_rank: number of this rank on its node.
-        processes: of the ranks on this node, in their order; the watchdog may end them. Empty: only this process. The ranks
-            report them to each other; they are never read from a file.
-        num_ranks: number of ranks on all nodes.
-        enabled: False: only the heartbeat is written, and no process is ended. Always False on systems other than Linux.
-
-    Raises:
-        OSError: the run's directory cannot be written.
+) -> Iterator[HeartbeatWriter]:
+    """Yield the heartbeat of this rank. While the context lasts, the watchdog of the node, which local rank 0 starts, watches it.
+    When a rank receives SIGUSR1, it appends the stacks of all its threads to `<run>/stacks/rank-N.txt`. This takes no lock, so
+    it works while the interpreter's lock is held. The watchdog may end `processes`, the ranks on this node in their order; they
+    report them to each other, and never read them from a file. Empty: only this process. If it is not enabled, or on systems
+    other than Linux, only the heartbeat is written.
     """
     enabled = enabled and sys.platform == "linux"
     with ExitStack() as stack:
         if enabled:
             stack.enter_context(_answering_with_stacks(stacks_file(run, rank)))
-        heartbeat = Heartbeat(heartbeat_file(run, rank), patience)
+        heartbeat = HeartbeatWriter(heartbeat_file(run, rank), timeouts)
         if enabled and local_rank == 0:
             stack.enter_context(_watchdog_process(run, rank, processes or [ProcessId.own()], num_ranks))
         stack.callback(heartbeat.close)
@@ -119,7 +106,7 @@ def main(arguments: Sequence[str]) -> None:
     others = [rank for rank in range(options.num_ranks) if rank not in processes]
     detector = StallDetector()
     known: set[int] = set()
-    elsewhere: dict[int, Beat] = {}
+    elsewhere: dict[int, Heartbeat] = {}
     read_s = -math.inf
     while True:
         time.sleep(POLL_S)
@@ -144,7 +131,7 @@ def _run_tied(parent: int, command: Sequence[str]) -> NoReturn:
     os.execv(command[0], list(command))
 
 
-def _look(run: Path, processes: Mapping[int, ProcessId]) -> tuple[dict[int, Beat], dict[int, str]]:
+def _look(run: Path, processes: Mapping[int, ProcessId]) -> tuple[dict[int, Heartbeat], dict[int, str]]:
     """Return the last beats and the kernel's process states of the ranks that are alive and not done.
 
     A beat that names another process than the rank's is from an earlier start or was changed, so it is ignored.
@@ -156,24 +143,18 @@ def _look(run: Path, processes: Mapping[int, ProcessId]) -> tuple[dict[int, Beat
     return beats, states
 
 
-def _beats_of(run: Path, ranks: Iterable[int]) -> dict[int, Beat]:
-    """Return the last beats of those ranks that are not done, as they are in the files."""
+def _beats_of(run: Path, ranks: Iterable[int]) -> dict[int, Heartbeat]:
     found = {}
     for rank in ranks:
         with suppress(OSError):  # the rank has not written a beat yet
-            if (beat := Beat.from_bytes(read_own(heartbeat_file(run, rank)))) is not None and beat.phase != "done":
+            if (beat := Heartbeat.from_bytes(read_own(heartbeat_file(run, rank)))) is not None and beat.phase != "done":
                 found[rank] = beat
     return found
 
 
-def _reason(blamed: Sequence[Still], states: Mapping[int, str], elsewhere: Mapping[int, Beat], ended: Collection[int]) -> str:
-    """Return which ranks stall the group, and where.
-
-    Args:
-        blamed: the ranks that stall the group.
-        states: process states of the ranks of this node.
-        elsewhere: the last beats of the ranks of other nodes.
-        ended: ranks of other nodes that had a heartbeat and have none any more, or are done.
+def _reason(blamed: Sequence[Still], states: Mapping[int, str], elsewhere: Mapping[int, Heartbeat], ended: Collection[int]) -> str:
+    """Return which ranks stall the group, and where. `ended` are ranks of other nodes that had a heartbeat and have none any more,
+    or are done.
     """
     reasons = [_described(still, states.get(still.rank)) for still in blamed]
     first = blamed[0].beat
@@ -201,13 +182,13 @@ def _ranks(numbers: Collection[int], of_one: str, of_several: str) -> str:
 
 
 def _remove_heartbeats(run: Path, ranks: Iterable[int]) -> None:
-    """Remove the heartbeats of ranks that have been ended, so that other nodes do not wait for them."""
+    """Other nodes then do not wait for ranks that have been ended."""
     for rank in ranks:
         with suppress(OSError):
             remove_heartbeat(run, rank)
 
 
-def _end_group(run: Path, reason: str, blamed: Sequence[int], beats: Mapping[int, Beat], states: Mapping[int, str]) -> None:
+def _end_group(run: Path, reason: str, blamed: Sequence[int], beats: Mapping[int, Heartbeat], states: Mapping[int, str]) -> None:
     """Report why the group ends, collect the stacks of this node's ranks, and kill first the blamed ranks and then the rest."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # finish ending the group, even if the rank that started this process ends
     set_death_signal(0)
@@ -216,7 +197,7 @@ def _end_group(run: Path, reason: str, blamed: Sequence[int], beats: Mapping[int
         "slow and not stuck, raise watchdog.stall_s, or watchdog.slow_s for loading, evaluation, saves and the first steps\n"
     )
     with suppress(OSError):
-        leave_reason(f"1 {reason}")  # the code of a crash
+        write_exit_code(f"1 {reason}")  # the code of a crash
 
     def ask(rank: int) -> None:
         ask_for_stacks(beats[rank].process)
@@ -250,19 +231,10 @@ def _say(line: str) -> None:
         sys.stderr.flush()
 
 
-def collect_stacks(run: Path, beats: Mapping[int, Beat], ask: Callable[[int], None]) -> dict[int, int]:
-    """Ask ranks to append their stacks to their files, below a line with the time, and wait at most 5 seconds for them.
-
-    Args:
-        run: the run's directory.
-        beats: the last beat of each rank.
-        ask: is called with the number of each rank; sends SIGUSR1 to its process.
-
-    Returns:
-        The offset in bytes of the new lines in the file of each rank. A rank without a file cannot answer and is left out.
-
-    Raises:
-        OSError: a file cannot be written.
+def collect_stacks(run: Path, beats: Mapping[int, Heartbeat], ask: Callable[[int], None]) -> dict[int, int]:
+    """Ask ranks to append their stacks to their files, below a line with the time, and wait at most 5 seconds for them. `ask` sends
+    SIGUSR1 to the process of a rank. Return the offset in bytes of the new lines in the file of each rank; one without a file
+    cannot answer and is left out. Raises OSError if a file cannot be written.
     """
     begins, empty = {}, {}
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

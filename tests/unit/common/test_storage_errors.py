@@ -104,7 +104,7 @@ def test_a_refusal_names_who_may_not_and_whose_the_file_is(name: str, tmp_path: 
 def test_in_a_container_a_refusal_names_the_mount_and_the_setting_that_gives_access(
     setting: str, owner: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("common.mounts._SETTINGS", {str(tmp_path): setting})
+    monkeypatch.setattr("common.paths._MOUNTS", {str(tmp_path): setting})
     monkeypatch.setattr("os.path.ismount", lambda path: str(path) == str(tmp_path))
     monkeypatch.setattr("os.geteuid", lambda: 1234)
     monkeypatch.setattr("os.getegid", lambda: 1234)

@@ -12,7 +12,7 @@ import termios
 import pytest
 from tqdm import tqdm
 
-from common.terminal_lines import LineHandler, coloured, progress_shown, write_line
+from common.terminal import LineHandler, coloured, progress_shown, write_line
 from tests.support.terminals import screen_of, terminal_as
 
 LONG = " ".join(f"word{number}" for number in range(40))

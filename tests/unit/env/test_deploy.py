@@ -27,8 +27,7 @@ from common.settings.options import help_parser
 from data_pipeline.config import PrepareConfig
 from trainer.config import TrainConfig
 from trainer.launch.command import group_command
-from trainer.launch.environment import missing_variables
-from trainer.launch.settings import check_variables
+from trainer.launch.environment import check_variables, missing_variables
 
 jsonschema: Any = pytest.importorskip("jsonschema")
 
@@ -230,7 +229,7 @@ def told_to_torchrun(variables: Mapping[str, str], arguments: list[str], monkeyp
 
     That is: number of nodes, node, ranks, address, port, command.
     """
-    known = {**variables, **missing_variables(variables, lambda: "8", 16)}
+    known = {**variables, **missing_variables(variables, 8, 16)}
     check_variables(known)
     for name in [name for name in os.environ if name.startswith("PET_")]:
         monkeypatch.delenv(name)

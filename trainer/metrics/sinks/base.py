@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from common.errors import ConfigError
+from common.redaction import without
+from common.settings.dotted import flatten
+from common.settings.markers import Effect, Marker
+from common.settings.model import is_among, settings_with
+from trainer.config import TrainConfig
 from trainer.metrics.layers import LayerReading
-from trainer.metrics.step_metrics import RunFacts
+from trainer.metrics.step_metrics import RunFacts, StepMetrics
 from trainer.runs.events import Event, SampleEvent, ScoresEvent
 from trainer.runs.metrics_file import CutOff
 
-__all__ = ["Sink"]
+__all__ = ["ServiceSink", "Sink", "hyper_parameters", "imported"]
 
 
 class Sink:
@@ -34,7 +43,7 @@ class Sink:
     def histograms(self, reading: LayerReading) -> None:
         """Take histograms of the layers, if the reading has any; they are no event."""
 
-    def rewind(self, known: CutOff) -> None:
+    def rewind(self, cut_off: CutOff) -> None:
         """Remove all events that the state does not cover to which the run goes back."""
 
     def sync(self) -> None:
@@ -45,3 +54,58 @@ class Sink:
 
     def close(self) -> None:
         """Close files and connections."""
+
+
+_log = logging.getLogger(__name__)
+
+
+class ServiceSink(Sink):
+    """A sink whose service may fail after the run has begun: points are lost, the log says so once, and training goes on.
+
+    `place` is the setting that names the service, for the log.
+    """
+
+    def __init__(self, place: str, every_steps: int) -> None:
+        self._place = place
+        self._every_steps = every_steps
+        self._secrets: Sequence[str] = ()
+        """Texts that are removed from an error of the service before it is shown."""
+        self._reachable = True
+
+    def write(self, event: Event) -> None:
+        """Add a point to each curve of the event. A step adds points if it is due or was not finite."""
+        if not isinstance(event, StepMetrics) or event.is_due(self._every_steps) or not event.is_finite:
+            self._add(event.step, event.points())
+
+    def _add(self, step: int, points: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Exception as error:
+            if self._reachable:
+                _log.warning("%s: points are lost (%s); training continues", self._place, without(str(error), self._secrets))
+            self._reachable = False
+
+
+def imported(package: str, setting: str, distribution: str) -> Any:
+    """Return an optional package. Raises ConfigError with the command that installs it if it is not installed."""
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise ConfigError(
+            f"{setting} needs the package {package}, which is not installed; install it with `pip install --no-deps "
+            f"--require-hashes -r env/requirements-tracking.lock` or `pip install {distribution}`, or leave {setting} out"
+        ) from None
+
+
+def hyper_parameters(settings: Mapping[str, Any]) -> dict[str, str | float]:
+    """Return the settings that affect the result, flat, as numbers and texts."""
+    left_out = settings_with(TrainConfig, Effect.NONE, Marker.FOLDER)
+    flat: dict[str, str | float] = {}
+    for name, value in flatten(settings).items():
+        if not is_among(name, left_out):
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            flat[name] = value if is_number else "none" if value is None else str(value)
+    return flat

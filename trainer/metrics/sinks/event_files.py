@@ -45,10 +45,8 @@ def cut_event_files(directory: Path, cut_off: CutOff | None) -> list[Event]:
     """Remove the records from a run's event files that the state does not cover; all records if the run is new.
 
     A running TensorBoard has read the files already. It drops points if a new file names the step from which on they are void, but
-    never a part of a step. So if the state does not cover a record of its own step, all points of that step are removed.
-
-    Returns:
-        The points of that step that the state covers, to be written again, in their order; usually none.
+    never a part of a step. So if the state does not cover a record of its own step, all points of that step are removed, and those
+    that it covers are returned, to be written again.
 
     Raises:
         CheckpointError: a file is no regular file of the run.

@@ -21,37 +21,31 @@ __all__ = ["JsonLinesSink", "NodeHardwareSink"]
 
 
 class JsonLinesSink(Sink):
-    """Writes each event as one line; each step appears once.
-
-    Args:
-        path: the file; lines that the state does not cover are removed.
-        known: what the state covers from which the run resumes; None for a new run.
+    """Writes each event as one line; each step appears once. Lines after the cut-off are removed.
 
     Raises:
         StorageError: from here and from every method, if the file cannot be written.
         CheckpointError: it is no regular file, or a link leads to it.
     """
 
-    def __init__(self, path: Path, known: CutOff | None) -> None:
+    def __init__(self, path: Path, cut_off: CutOff | None) -> None:
         self._path = path
         with self._stored():
             if path.exists():
-                write_atomic(path, b"" if known is None else _known_lines(path, known))
+                write_atomic(path, b"" if cut_off is None else _known_lines(path, cut_off))
             self._file = self._opened()
             sync_directory(path.parent)
 
     def write(self, event: Event) -> None:
-        """Append the event as a line."""
         line = json.dumps(event.to_json(), ensure_ascii=False) + "\n"
         with self._stored():
             self._file.write(line)
             self._file.flush()
 
-    def rewind(self, known: CutOff) -> None:
-        """Remove the lines that the state does not cover."""
+    def rewind(self, cut_off: CutOff) -> None:
         with self._stored():
             self._file.close()
-            write_atomic(self._path, _known_lines(self._path, known))
+            write_atomic(self._path, _known_lines(self._path, cut_off))
             self._file = self._opened()
 
     def sync(self) -> None:
@@ -85,6 +79,6 @@ class NodeHardwareSink(JsonLinesSink):
             super().write(event)
 
 
-def _known_lines(path: Path, known: CutOff) -> bytes:
-    lines = (line for line, _ in lines_until(path, known))
+def _known_lines(path: Path, cut_off: CutOff) -> bytes:
+    lines = (line for line, _ in lines_until(path, cut_off))
     return b"".join(line + b"\n" for line in lines)  # a kill can leave a whole line without its end

@@ -19,8 +19,7 @@ from typing import Any
 from common.errors import ConfigError
 from common.files import write_atomic
 from common.redaction import redacted, secrets_of, without
-from trainer.metrics.sinks.service import ServiceSink, imported
-from trainer.metrics.sinks.tensorboard_layout import hyper_parameters
+from trainer.metrics.sinks.base import ServiceSink, hyper_parameters, imported
 from trainer.metrics.step_metrics import RunFacts
 from trainer.runs.directory import read_id
 from trainer.runs.events import AlertEvent, Event, SampleEvent, ScoresEvent
@@ -39,12 +38,6 @@ _END_S = 20.0
 
 class MlflowSink(ServiceSink):
     """Sends curves every few steps, and samples as files. A run that resumes is the same run there.
-
-    Args:
-        run: the run's directory, which keeps the id of the run in MLflow.
-        uri: address or folder of the store.
-        experiment: name of the experiment.
-        every_steps: steps between the points of a curve.
 
     Raises:
         ConfigError: the package is not installed, or the store does not answer.
@@ -67,7 +60,6 @@ class MlflowSink(ServiceSink):
         self._is_open = False
 
     def begin(self, facts: RunFacts) -> None:
-        """Create the run in MLflow, or continue it."""
         try:
             self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
             if (known := read_id(self._id_file, run=self._id_file.parent)) is not None:
@@ -83,13 +75,11 @@ class MlflowSink(ServiceSink):
         self._is_open = True
 
     def write(self, event: Event) -> None:
-        """Add points; keep the text of an alert as a tag too."""
         if isinstance(event, AlertEvent):
             self._send(lambda: self._client.set_tag(self._id, f"alert.{event.rule}", event.message, synchronous=False))
         super().write(event)
 
     def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
-        """Add the texts as one file, and a point for each score."""
         text = "\n\n".join(encodable(sample.whole) for sample in samples)
         if text and self._reachable:
             path = f"samples/step-{step:08d}.txt"
@@ -100,7 +90,6 @@ class MlflowSink(ServiceSink):
         self._end("FINISHED" if status == "finished" else "KILLED")
 
     def close(self) -> None:
-        """Record that the run failed, unless `finish` was called."""
         if self._is_open:
             self._end("FAILED")
 

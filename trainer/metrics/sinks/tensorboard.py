@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,19 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from common.errors import StorageError
+from trainer.machine.gpus import GpuReading
+from trainer.machine.host import HostReading
 from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerReading
-from trainer.metrics.sinks.base import Sink
+from trainer.metrics.sinks.base import Sink, hyper_parameters
 from trainer.metrics.sinks.event_files import cut_event_files
-from trainer.metrics.sinks.tensorboard_figures import Picture, confusion_picture, length_histogram, perplexity_bars
-from trainer.metrics.sinks.tensorboard_layout import hyper_parameters, layout
 from trainer.metrics.step_metrics import RunFacts, StepMetrics
+from trainer.report.pictures import Picture, confusion_picture, length_histogram, perplexity_bars
 from trainer.runs.directory import make_folder
-from trainer.runs.events import EVENTS, AlertEvent, EvalEvent, Event, MeasuresEvent, SampleEvent, ScoresEvent
-from trainer.runs.metric import encodable, metrics_of
+from trainer.runs.events import EVENTS, GROWTH, AlertEvent, EvalEvent, Event, MeasuresEvent, SampleEvent, ScoresEvent
+from trainer.runs.metric import encodable, metrics_of, title_of
 from trainer.runs.metrics_file import CutOff
 
-__all__ = ["TensorBoardSink"]
+__all__ = ["TensorBoardSink", "layout"]
 
 _EDGES = (-(2.0**40), *BIN_LIMITS, 2.0**40)
 """Limits of the bins, with an end for each of the outermost two bins."""
@@ -33,28 +35,22 @@ _EDGES = (-(2.0**40), *BIN_LIMITS, 2.0**40)
 class TensorBoardSink(Sink):
     """Writes curves every few steps, and all other events at once; a thread of TensorBoard writes the files.
 
-    Records that the state does not cover from which a run resumes are removed, so no step appears twice.
-
-    Args:
-        directory: the folder of the event files.
-        known: the events that the state covers; None for a new run.
-        every_steps: steps between the points of a curve.
+    Records after the cut-off are removed, so no step appears twice.
 
     Raises:
         StorageError: the files of an earlier start cannot be read or written.
         CheckpointError: one of them is no regular file of the run.
     """
 
-    def __init__(self, directory: Path, known: CutOff | None, every_steps: int) -> None:
+    def __init__(self, directory: Path, cut_off: CutOff | None, every_steps: int) -> None:
         self._directory = make_folder(directory)
-        self._writer = self._cut(known)
+        self._writer = self._cut(cut_off)
         self._every_steps = every_steps
         self._parameters: dict[str, str | float] = {}
         self._lengths: Picture | None = None
         self._unwritten: StepMetrics | None = None
 
     def begin(self, facts: RunFacts) -> None:
-        """Add the layout, the settings by which runs are compared, and a picture of the data."""
         self._parameters = hyper_parameters(facts.settings)
         self._lengths = length_histogram(facts.report)
         self._begin()
@@ -64,7 +60,6 @@ class TensorBoardSink(Sink):
         files.add_event(event_pb2.Event(graph_def=graph))
 
     def write(self, event: Event) -> None:
-        """Add a point to each curve of the event, unless it is a step that is not due; add pictures and texts."""
         if isinstance(event, StepMetrics):
             due = event.is_due(self._every_steps)
             self._unwritten = None if due else event
@@ -87,7 +82,6 @@ class TensorBoardSink(Sink):
             self._writer.add_image(f"{event.tags}confusion", picture, event.step, dataformats="HWC")
 
     def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
-        """Add the texts, as blocks that keep their line breaks, and a point for each score."""
         for number, sample in enumerate(samples):
             indented = "\n".join(f"    {line}" for line in encodable(sample.whole).splitlines())
             self._writer.add_text("sample" if len(samples) == 1 else f"sample/{number}", indented, step)
@@ -97,10 +91,9 @@ class TensorBoardSink(Sink):
         self._add_histograms("gradients", reading.gradients, reading.step)
         self._add_histograms("weights", reading.weights, reading.step)
 
-    def rewind(self, known: CutOff) -> None:
-        """Remove the records that the state does not cover, and start another file."""
+    def rewind(self, cut_off: CutOff) -> None:
         self._writer.close()
-        self._writer = self._cut(known)
+        self._writer = self._cut(cut_off)
         self._begin()
         self._unwritten = None
 
@@ -109,7 +102,6 @@ class TensorBoardSink(Sink):
         self._writer.flush()
 
     def finish(self, status: str) -> None:
-        """Record that the run has ended."""
         if status == "finished":
             *_, end = _comparison(self._parameters)
             self._add_summaries(end)
@@ -129,15 +121,14 @@ class TensorBoardSink(Sink):
         if self._lengths is not None:
             self._writer.add_image("data/document_lengths", self._lengths, 0, dataformats="HWC")
 
-    def _cut(self, known: CutOff | None) -> SummaryWriter:
-        """Remove the records that the state does not cover. Returns the writer of a new file."""
+    def _cut(self, cut_off: CutOff | None) -> SummaryWriter:
         try:
-            again = cut_event_files(self._directory, known)
+            again = cut_event_files(self._directory, cut_off)
         except OSError as error:
             raise StorageError(
                 f"{self._directory}: {error.strerror}; make room or give access, and run the same command again"
             ) from error
-        void_from = 0 if known is None else known.step + (not again)
+        void_from = 0 if cut_off is None else cut_off.step + (not again)
         # TensorBoard makes names of time, host and process, so a link of that name could exist. A random name cannot.
         writer = SummaryWriter(str(self._directory), purge_step=void_from, filename_suffix=f".{secrets.token_hex(8)}")
         files: Any = writer.file_writer
@@ -181,3 +172,28 @@ def _comparison(parameters: Mapping[str, str | float]) -> tuple[Any, Any, Any]:
     compared = [metric.curve for kind in EVENTS.values() for metric in metrics_of(kind).values() if metric.compared]
     summaries: tuple[Any, Any, Any] = hparams(dict(parameters), dict.fromkeys(compared, 0.0))  # type: ignore[no-untyped-call]
     return summaries
+
+
+_CATEGORIES = ("Loss", "Optimisation", "Speed", "Hardware", "Health")
+_NO_NUMBERS = ("index", "name", "throttle")
+_DEVICES = {
+    "GPU": [field.name for field in fields(GpuReading) if field.name not in _NO_NUMBERS] + ["throttled", GROWTH],
+    "host": [field.name for field in fields(HostReading)] + [GROWTH],
+}
+"""The numbers of each kind of device."""
+
+
+def layout() -> dict[str, dict[str, list[Any]]]:
+    """Return the categories of the custom scalars tab, with the charts that the metrics name; tags are regular expressions."""
+    tags: dict[str, dict[str, list[str]]] = {category: {} for category in _CATEGORIES}
+    for kind in EVENTS.values():
+        for metric in metrics_of(kind).values():
+            if metric.chart:
+                category, _, title = metric.chart.partition(": ")
+                tag = metric.curve.replace("{}", ".*") if "{}" in metric.curve else f"{metric.curve}$"
+                tags[category].setdefault(title, []).append(tag)
+    for device, names in _DEVICES.items():
+        for name in names:
+            title, unit = title_of(name)
+            tags["Hardware"][f"{device}: {title}, {unit}"] = [f"{'gpu_.*' if device == 'GPU' else device}/{name}$"]
+    return {category: {title: ["Multiline", found] for title, found in charts.items()} for category, charts in tags.items()}

@@ -33,10 +33,6 @@ _PRODUCER = 22
 def model_graph(build: Callable[[], nn.Module], row_length: int) -> bytes:
     """Return the graph of the logits of one row, as a serialised `GraphDef`.
 
-    Args:
-        build: creates the model; its tensors have no values.
-        row_length: number of tokens in the row.
-
     Raises:
         Exception: the model fails on tensors without values.
     """
@@ -71,7 +67,6 @@ class _Recorder(TorchFunctionMode):
         self._calls: Counter[str] = Counter()
 
     def name_tensors(self, path: str, tensors: dict[str, Any], kind: str = "Placeholder") -> None:
-        """Register tensors that no call returns."""
         for name, tensor in tensors.items():
             if id(tensor) not in self._known:
                 node = _node(f"{path}/{name}", kind, [], [tensor])

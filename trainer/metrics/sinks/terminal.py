@@ -11,8 +11,7 @@ from typing import IO, Any, Literal
 
 from tqdm import tqdm
 
-from common.terminal import printable
-from common.terminal_lines import Colour, write_line
+from common.terminal import Colour, printable, write_line
 from common.text import duration, rate, shortened
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.step_metrics import StepMetrics
@@ -32,12 +31,7 @@ _WITHOUT_END = "step {n_fmt}{postfix}"
 class TerminalSink(Sink):
     """Shows a progress bar on a terminal, and elsewhere one line every few steps. It does not show layers and hardware.
 
-    Args:
-        resume_step: steps that are done already.
-        last_step: the last step; None if it is not known.
-        every_steps: steps between two lines.
-        stream: stderr if it is None.
-        now: returns the time of the day as text, which begins the lines in a pipe or file.
+    `now` returns the time of the day as text, which begins the lines in a pipe or file.
     """
 
     def __init__(
@@ -60,7 +54,6 @@ class TerminalSink(Sink):
             )
 
     def write(self, event: Event) -> None:
-        """Advance the bar after a step, or write a line if the step is due; write a line for the other events that people read."""
         match event:
             case StepMetrics():
                 self._train(event)
@@ -80,7 +73,6 @@ class TerminalSink(Sink):
                 self._line(printable(f"{event.severity}: {event.message}"), "red" if event.severity == "critical" else "yellow")
 
     def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
-        """Show a line of the first sample, and three scores. The report has all samples in full."""
         if samples:
             prompt = shortened(" ".join(samples[0].prompt.split()), _PROMPT_CHARS, from_end=True)
             text = " ".join(printable(f"{prompt} \u2192 {samples[0].text}" if prompt else samples[0].text).split())
@@ -90,10 +82,9 @@ class TerminalSink(Sink):
             texts = ", ".join(f"{label} {value:.3g}" for label, value in found.items())
             self._line(f"step {step}  scores of the samples: {texts}")
 
-    def rewind(self, known: CutOff) -> None:
-        """Move the bar back."""
+    def rewind(self, cut_off: CutOff) -> None:
         if self._bar is not None:
-            self._bar.n = known.step
+            self._bar.n = cut_off.step
             self._bar.refresh()
 
     def close(self) -> None:
@@ -116,7 +107,6 @@ class TerminalSink(Sink):
 
 
 def _time(metrics: StepMetrics) -> str:
-    """Return the time of the run, over all starts, and the expected time until its end."""
     left = "" if metrics.left_s is None else f", about {duration(metrics.left_s)} left"
     return f"{duration(metrics.run_s)} so far{left}"
 

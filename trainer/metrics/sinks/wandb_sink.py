@@ -9,8 +9,7 @@ from typing import Any
 
 from common.errors import ConfigError
 from common.files import write_atomic
-from trainer.metrics.sinks.service import ServiceSink, imported
-from trainer.metrics.sinks.tensorboard_layout import hyper_parameters
+from trainer.metrics.sinks.base import ServiceSink, hyper_parameters, imported
 from trainer.metrics.step_metrics import RunFacts
 from trainer.runs.directory import read_id
 from trainer.runs.events import AlertEvent, Event, SampleEvent, ScoresEvent
@@ -22,13 +21,7 @@ __all__ = ["WandbSink", "remembered_id"]
 class WandbSink(ServiceSink):
     """Sends curves every few steps, samples and alerts. A run that resumes is the same run there.
 
-    `step` is sent as a number and is the axis of all curves, because a rollback repeats steps. If the service fails later, points
-    are lost, but training goes on.
-
-    Args:
-        run: the run's directory, which keeps the id of the run in the service, and its files if it is offline.
-        project: the project.
-        every_steps: steps between the points of a curve.
+    `step` is sent as a number and is the axis of all curves, because a rollback repeats steps.
 
     Raises:
         ConfigError: the package is not installed, or does not start.
@@ -42,7 +35,6 @@ class WandbSink(ServiceSink):
         self._ended = False
 
     def begin(self, facts: RunFacts) -> None:
-        """Create the run in the service, or continue it."""
         try:
             self._run = self._wandb.init(
                 project=self._project,
@@ -61,13 +53,11 @@ class WandbSink(ServiceSink):
         self._run.define_metric("*", step_metric="step")
 
     def write(self, event: Event) -> None:
-        """Add points; send an alert as an alert too."""
         if isinstance(event, AlertEvent):
             self._attempt(lambda: self._run.alert(title=event.rule, text=event.message))
         super().write(event)
 
     def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
-        """Add a table of the texts and a point for each score."""
         rows = [[step, encodable(sample.prompt), encodable(sample.text)] for sample in samples]
         table = {"samples": self._wandb.Table(columns=["step", "prompt", "text"], data=rows)} if rows else {}
         self._add(step, table if scores is None else scores.points() | table)
@@ -87,7 +77,6 @@ class WandbSink(ServiceSink):
 
 
 def remembered_id(path: Path) -> str:
-    """Return the id in a file. If there is no file, it is written with a new id."""
     if (known := read_id(path, run=path.parent)) is not None:
         return known
     fresh = uuid.uuid4().hex[:16]

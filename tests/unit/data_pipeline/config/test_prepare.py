@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from common.errors import ConfigError
-from common.places import RECIPES
+from common.paths import RECIPES
 from common.settings.load import load_settings
 from common.settings.options import help_parser
 from data_pipeline.config import PrepareConfig, portable_settings

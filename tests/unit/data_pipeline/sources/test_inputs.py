@@ -187,7 +187,7 @@ def test_unusable_text_is_refused_and_not_replaced_by_the_built_in_corpus(
 
 def test_the_message_names_the_setting_behind_a_mounted_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "deep/a.pdf")
-    monkeypatch.setattr("common.mounts._SETTINGS", {str(tmp_path): "TEXT_DIR"})
+    monkeypatch.setattr("common.paths._MOUNTS", {str(tmp_path): "TEXT_DIR"})
     monkeypatch.setattr("os.path.ismount", lambda path: str(path) == str(tmp_path))
     with pytest.raises(SourceError, match=r"name another folder with TEXT_DIR$"):
         find(tmp_path / "deep", if_empty="builtin")

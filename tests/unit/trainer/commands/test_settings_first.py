@@ -60,8 +60,3 @@ def test_a_wrong_value_is_refused_before_anything_heavy_is_loaded() -> None:
 def test_torchrun_is_not_started_with_a_wrong_setting() -> None:
     [line] = refused("trainer.launch.torchrun", ["--nnodes=1", "-m", "trainer", "train", *_TRAIN, "x"])
     assert line.startswith("error: limits.steps = 'x'")
-
-
-def test_the_gpus_are_not_counted_with_a_wrong_setting() -> None:
-    [line] = refused("trainer.launch.num_ranks", [*_TRAIN, "x"])
-    assert line.startswith("error: limits.steps = 'x'")

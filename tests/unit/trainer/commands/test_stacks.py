@@ -21,7 +21,7 @@ from tests.support.two_ranks import seconds_until
 from trainer.commands import stacks
 from trainer.commands.stacks import show_stacks
 from trainer.watchdog import processes, watch
-from trainer.watchdog.beat import Beat
+from trainer.watchdog.heartbeat import Heartbeat
 from trainer.watchdog.processes import ProcessId
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
@@ -29,14 +29,14 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux 
 RANK = """
     import sys
     from pathlib import Path
-    from trainer.watchdog.beat import Patience
+    from trainer.watchdog.heartbeat import Timeouts
     from trainer.watchdog.watch import watched
 
     def wait_for_the_test():
         sys.stdin.read()
 
     run, rank, enabled = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "on"
-    with watched(run, Patience(600, 600), rank=rank, local_rank=1, enabled=enabled):  # local rank 0 would start a watchdog
+    with watched(run, Timeouts(600, 600), rank=rank, local_rank=1, enabled=enabled):  # local rank 0 would start a watchdog
         print("up", flush=True)
         wait_for_the_test()
 """
@@ -83,8 +83,8 @@ def identity(started: subprocess.Popen[str]) -> ProcessId:
     return ProcessId(started.pid, found[1])
 
 
-def beat_of(path: Path) -> Beat:
-    beat = Beat.from_bytes(path.read_bytes())
+def beat_of(path: Path) -> Heartbeat:
+    beat = Heartbeat.from_bytes(path.read_bytes())
     assert beat is not None
     return beat
 
@@ -147,7 +147,7 @@ def test_a_rank_that_ends_meanwhile_gets_no_signal_nor_does_another_with_its_num
         original = stacks.collect_stacks
         other = replace(beat_of(tmp_path / "heartbeat/rank-0"), pid=bystander.pid)
 
-        def collect(run: Path, beats: dict[int, Beat], ask: object) -> dict[int, int]:
+        def collect(run: Path, beats: dict[int, Heartbeat], ask: object) -> dict[int, int]:
             beats[0] = other
             return original(run, beats, ask)  # type: ignore[arg-type]
 

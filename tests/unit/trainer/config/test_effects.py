@@ -9,10 +9,18 @@ from trainer.optim.schedule import learning_rate_factor, weight_decay_factor
 
 
 def told(
-    *, device: str = "cpu", ranks: int = 1, watched: bool = False, own_loss: bool = False, own_model: bool = False, **changes: Any
+    *,
+    device: str = "cpu",
+    ranks: int = 1,
+    watched: bool = False,
+    custom_loss: bool = False,
+    own_model: bool = False,
+    **changes: Any,
 ) -> list[str]:
     config = TrainConfig(**{"data": "data", "run": "run", "limits": {"steps": 10}, **changes})
-    found = settings_without_effect(config, device=device, num_ranks=ranks, watched=watched, own_loss=own_loss, own_model=own_model)
+    found = settings_without_effect(
+        config, device=device, num_ranks=ranks, watched=watched, custom_loss=custom_loss, own_model=own_model
+    )
     return [text.partition(" has no effect: it needs ")[0] for text in found]
 
 
@@ -50,7 +58,7 @@ def test_a_setting_without_its_partner_is_told_and_with_it_not(name: str, value:
 def test_settings_of_the_loss_are_told_once_the_extension_defines_the_loss(name: str) -> None:
     changes = {"loss": {name: 0.5 if name != "chunk_tokens" else 5}}
     assert told(**changes) == []
-    assert told(own_loss=True, **changes) == [f"loss.{name}"]
+    assert told(custom_loss=True, **changes) == [f"loss.{name}"]
     assert told(own_model=True, **changes) == (["loss.chunk_tokens"] if name == "chunk_tokens" else [])
 
 

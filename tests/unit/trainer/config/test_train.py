@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from common.places import RECIPES
+from common.paths import RECIPES
 from common.settings.load import load_settings
 from common.settings.options import help_parser
 from common.settings.toml import parse_toml, to_toml

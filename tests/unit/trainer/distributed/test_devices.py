@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from common.errors import ConfigError
+from common.hardware import signs_of_gpus
 from trainer.distributed import devices
 from trainer.distributed.devices import check_no_gpu_is_hidden, num_gpus
-from trainer.distributed.gpu_signs import signs_of_gpus
 
 OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040).\nPlease update your GPU driver."
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from common.places import ENV
+from common.paths import ENV
 from trainer.doctor.check import Severity
 from trainer.doctor.versions import Needs, at_least, check_lock, check_versions, read_needs
 from trainer.machine import locks

@@ -50,7 +50,7 @@ def run(tmp_path: Path) -> RunView:
 
 def test_without_a_file_there_are_no_hooks_and_calling_them_does_nothing(run: RunView) -> None:
     extension = load_extension(None)
-    assert (extension.path, extension.source, extension.digest, extension.own_loss, extension.build_model) == (None,) * 5
+    assert (extension.path, extension.source, extension.digest, extension.custom_loss, extension.build_model) == (None,) * 5
     call_all(extension, run)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from common.errors import CheckpointError, ConfigError
 from trainer.finetuning import encoder
-from trainer.finetuning.encoder import EncoderClassifier, build_encoder, by_length
+from trainer.finetuning.encoder import Encoder, EncoderClassifier, by_length
 from trainer.model.attention import make_layout
 
 PAD = 9
@@ -134,4 +134,4 @@ def test_a_missing_package_gives_the_command_that_installs_it(monkeypatch: pytes
 
     monkeypatch.setattr(encoder.importlib, "import_module", fail)
     with pytest.raises(ConfigError, match=r"pip install --no-deps --require-hashes -r env/requirements-models\.lock"):
-        build_encoder(b'{"model_type": "roberta"}', 0, 2, "mean")
+        Encoder({"encoder.json": b'{"model_type": "roberta"}'}, 2, "mean", None).build(0)

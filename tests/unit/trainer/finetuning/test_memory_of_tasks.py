@@ -17,9 +17,8 @@ from tests.support.runs import tiny_config
 from trainer.config import TrainConfig
 from trainer.data.batch import IGNORE
 from trainer.finetuning import distillation, preference
-from trainer.finetuning.distillation import distillation_sums, make_distillation
-from trainer.finetuning.encoder import build_encoder, encoder_memory, num_encoder_weights
-from trainer.finetuning.preference import make_preference
+from trainer.finetuning.distillation import distillation_sums
+from trainer.finetuning.encoder import Encoder
 from trainer.finetuning.task import LANGUAGE, Task
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model, num_weights
@@ -63,7 +62,7 @@ def test_an_estimate_of_distillation_has_the_teacher_and_is_what_a_step_takes_or
     large = config_of(tmp_path, model=LARGE).model
     monkeypatch.setattr(distillation, "load_config", lambda run: SimpleNamespace(model={tmp_path / "teacher": large}[run]))
     monkeypatch.setattr(distillation, "default_chunk_tokens", lambda _size, _device="cpu": 64)
-    found = expected_memory(context_of(config), ROWS, make_distillation(config, {}))
+    found = expected_memory(context_of(config), ROWS, distillation.KIND.make(config, {}))
     plain = expected_memory(context_of(config), ROWS, LANGUAGE)
     assert found.frozen == 4 * num_weights(large, VOCAB)
     assert (found.weights, found.gradients, found.optimizer) == (plain.weights, plain.gradients, plain.optimizer)
@@ -83,7 +82,7 @@ def test_an_estimate_of_distillation_has_the_teacher_and_is_what_a_step_takes_or
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_an_estimate_of_preference_has_the_whole_reference(tmp_path: Path, parallel: str) -> None:
     config = config_of(tmp_path, objective="preference", parallel=parallel, lora={"rank": 2})
-    found, plain = (expected_memory(context_of(config), ROWS, one) for one in (make_preference(config, {}), LANGUAGE))
+    found, plain = (expected_memory(context_of(config), ROWS, one) for one in (preference.KIND.make(config, {}), LANGUAGE))
     assert found.frozen == 4 * num_weights(config.model, VOCAB)
     assert found.total == plain.total + found.frozen
     assert "frozen" in found.describe()
@@ -93,7 +92,7 @@ def test_an_estimate_of_preference_has_the_whole_reference(tmp_path: Path, paral
 def test_an_estimate_of_preference_is_what_a_step_takes_or_somewhat_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preference, "default_chunk_tokens", lambda _size, _device="cpu": 64)
     config = config_of(tmp_path, objective="preference")
-    objective = make_preference(config, {})
+    objective = preference.KIND.make(config, {})
     found = expected_memory(context_of(config), ROWS, objective)
     half = LENGTH // 2
     segments_BL = (torch.arange(LENGTH) // half).int().expand(ROWS, LENGTH).contiguous()
@@ -121,11 +120,15 @@ def test_an_estimate_of_preference_is_what_a_step_takes_or_somewhat_more(tmp_pat
 ENCODER = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 256, "vocab_size": 1000}
 
 
+def encoder_of(facts: bytes) -> Encoder:
+    return Encoder({"encoder.json": facts}, 3, "mean", None)
+
+
 def encoder_estimate(tmp_path: Path, facts: bytes, num_rows: int) -> MemoryEstimate:
     config = config_of(tmp_path, objective="classification")
 
     def corrected(estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
-        return encoder_memory(estimate, context, config=facts, num_labels=3)
+        return encoder_of(facts).memory(estimate, context)
 
     return expected_memory(context_of(config), num_rows, Task(memory=corrected))
 
@@ -137,13 +140,13 @@ def encoder_estimate(tmp_path: Path, facts: bytes, num_rows: int) -> MemoryEstim
 def test_an_estimate_of_an_encoder_is_what_a_step_takes_or_somewhat_more(tmp_path: Path, kind: str, num_rows: int) -> None:
     facts = json.dumps({"model_type": kind, "max_position_embeddings": LENGTH + 2, "pad_token_id": 1} | ENCODER).encode()
     found = encoder_estimate(tmp_path, facts, num_rows)
-    assert found.weights == found.gradients == 4 * num_encoder_weights(facts, 3)
+    assert found.weights == found.gradients == 4 * encoder_of(facts).num_weights(config_of(tmp_path).model, VOCAB)
     assert found.optimizer == 2 * found.weights
     tokens = torch.full((num_rows, LENGTH), 7)
     layout = make_layout(torch.zeros_like(tokens, dtype=torch.int32), torch.arange(LENGTH).expand(num_rows, LENGTH))
 
     def step() -> None:
-        model = build_encoder(facts, 0, 3, "mean").train()
+        model = encoder_of(facts).build(0).train()
         two_steps(model, lambda one: one(tokens, layout).square().sum())
 
     share = peak_of(step) / found.total

@@ -21,10 +21,9 @@ from tests.support.runs import tiny_config
 from trainer.checkpoint.weights import weights_digest
 from trainer.config import ModelConfig
 from trainer.data.batch import IGNORE, MicroBatch, micro_batch
-from trainer.finetuning.choice import make_task
-from trainer.finetuning.preference import PairRows, make_preference, pair_losses
-from trainer.finetuning.reference import read_reference, write_reference
-from trainer.finetuning.task import Task
+from trainer.finetuning.initial_weights import read_reference, write_reference
+from trainer.finetuning.preference import KIND, PairRows, pair_losses
+from trainer.finetuning.task import Task, make_task
 from trainer.model.attention import make_layout
 from trainer.model.decoder import Decoder, build_model
 from trainer.model.forward import PassInputs
@@ -50,7 +49,7 @@ def model_with(seed: int) -> Decoder:
 
 
 def objective_with(tmp_path: Path, label_smoothing: float = 0.0) -> Task:
-    return make_preference(tiny_config(tmp_path, tmp_path, preference={"beta": 0.5, "label_smoothing": label_smoothing}), {})
+    return KIND.make(tiny_config(tmp_path, tmp_path, preference={"beta": 0.5, "label_smoothing": label_smoothing}), {})
 
 
 def answer_log_probability(model: Decoder, tokens: Tensor, prompt: int) -> Tensor:

@@ -234,7 +234,7 @@ def test_a_training_loss_of_another_kind_has_no_gap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "own_loss", "expected"),
+    ("changes", "custom_loss", "expected"),
     [
         ({}, False, True),
         ({"chunk_tokens": 16}, False, True),
@@ -246,6 +246,6 @@ def test_a_training_loss_of_another_kind_has_no_gap() -> None:
     ],
 )
 def test_losses_are_compared_where_training_minimises_what_evaluations_measure(
-    changes: dict[str, float], own_loss: bool, expected: bool
+    changes: dict[str, float], custom_loss: bool, expected: bool
 ) -> None:
-    assert is_comparable(LossConfig.model_validate(changes), own_loss=own_loss) is expected
+    assert is_comparable(LossConfig.model_validate(changes), custom_loss=custom_loss) is expected

@@ -13,7 +13,8 @@ from data_pipeline.conversations.rendering import ChatRenderer
 from data_pipeline.tokenizer import ByteTokenizer, open_supplied
 from tests.support.chats import TEMPLATES, conversations, write_hugging_face_tokenizer
 from tests.support.exported import KINDS, export_source, tokenizer_of
-from trainer.interop.hugging_face import described_files, write_hugging_face
+from trainer.interop.export import write_files
+from trainer.interop.formats.hf import FORMAT, described
 from trainer.interop.source import ExportSource
 
 USABLE = [name for name in TEMPLATES if name != "json-like"]
@@ -31,7 +32,7 @@ def loaded(source: ExportSource, folder: Path, *, exact: bool = True) -> Any:
     from transformers import AutoTokenizer  # noqa: PLC0415 - an optional package
 
     folder.mkdir()
-    for name, content in described_files(source, "fp32", exact=exact).items():
+    for name, content in described(source, "fp32", exact=exact).items():
         (folder / name).write_bytes(content)
     return AutoTokenizer.from_pretrained(folder)
 
@@ -96,7 +97,7 @@ def test_transformers_ends_an_answer_at_the_end_of_the_turn(tmp_path: Path) -> N
             source.weights["lm_head.weight"].zero_()
             source.weights["lm_head.weight"][end] = weight
         (tmp_path / name).mkdir()
-        write_hugging_face(source, "fp32", tmp_path / name)
+        write_files(source, tmp_path / name, FORMAT, "fp32")
         theirs, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path / name), AutoTokenizer.from_pretrained(tmp_path / name)
         for question in ("Hello", "Good day", "Who is there?", "x"):
             prompt = tokenizer.apply_chat_template(

@@ -12,10 +12,16 @@ from common import targets
 from common.errors import CheckpointError, ConfigError, StorageError
 from common.files import canonical_json, digest_bytes, sealed, unsealed
 from tests.support.exported import export_source
-from trainer.interop.export import FORMATS, check_output, write_export
-from trainer.interop.export_record import check_files, foreign_entries, read_export_record
+from trainer.interop import export
+from trainer.interop.export import (
+    check_files,
+    check_output,
+    foreign_entries,
+    read_export_record,
+    verify_export,
+    write_export,
+)
 from trainer.interop.source import ExportSource
-from trainer.interop.verify_export import verify_export
 
 
 @pytest.fixture
@@ -52,7 +58,7 @@ def test_an_empty_directory_is_used_and_missing_parents_are_made(source: ExportS
     (tmp_path / "empty").mkdir()
     for output in (tmp_path / "empty", tmp_path / "a" / "b"):
         write_export(source, output, kind="hf", dtype="fp32")
-        assert read_export_record(output)["step"] == 60
+        assert read_export_record(output).step == 60
         assert not leftovers(output.parent)
 
 
@@ -62,7 +68,7 @@ def test_an_earlier_export_is_replaced_on_request_only(source: ExportSource, exp
         write_export(source, exported, kind="hf", dtype="bf16")
     assert content(exported) == before
     write_export(source, exported, kind="hf", dtype="bf16", replace=True)
-    assert read_export_record(exported)["dtype"] == "bf16"
+    assert read_export_record(exported).dtype == "bf16"
     assert not leftovers(exported.parent)
 
 
@@ -112,17 +118,13 @@ def test_an_error_leaves_what_was_there(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    def write_half(_source: object, _dtype: object, folder: Path, _exact: object) -> None:
+    def write_half(_source: object, folder: Path, *_: object, **_named: object) -> None:
         (folder / "config.json").write_text("{")
         fail()
 
-    for patched in ((FORMATS, "hf", write_half), (targets, "commit_directory", fail)):
+    for patched in ((export, "write_files", write_half), (targets, "commit_directory", fail)):
         with monkeypatch.context() as patch:
-            holder, name, function = patched
-            if isinstance(holder, dict):
-                patch.setitem(holder, name, function)
-            else:
-                patch.setattr(holder, name, function)
+            patch.setattr(*patched)
             with pytest.raises(StorageError, match="no space"):
                 write_export(source, output, kind="hf", dtype="bf16", replace=True)
         assert output.exists() == replaced
@@ -189,7 +191,9 @@ def test_weights_that_the_record_does_not_name_are_found_behind_right_digests(ex
     data[-1] ^= 1
     path.write_bytes(data)
     record = read_export_record(exported)
-    change_record(exported, files=record["files"] | {path.name: {"sha256": digest_bytes(bytes(data)), "bytes": len(data)}})
+    change_record(
+        exported, files=record.model_dump()["files"] | {path.name: {"sha256": digest_bytes(bytes(data)), "bytes": len(data)}}
+    )
     assert check_files(exported, read_export_record(exported)) is None
     with pytest.raises(CheckpointError, match="its weights are not those"):
         verify_export(exported)

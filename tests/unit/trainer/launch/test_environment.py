@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from common.errors import ConfigError
-from trainer.launch.environment import expected_ranks, first_host, may_have_gpu, missing_variables
+from trainer.launch.environment import check_variables, expected_ranks, first_host, missing_variables
 
 SLURM = {"SLURM_JOB_NODELIST": "gpu[03-04,09]", "SLURM_NNODES": "3", "SLURM_NODEID": "1"}
 SKYPILOT = {
@@ -19,12 +17,8 @@ SKYPILOT = {
 ONE_NODE = {"PET_SHUTDOWN_TIMEOUT": "60"}
 
 
-def missing(variables: dict[str, str], gpus: str = "0", cores: int = 6) -> dict[str, str]:
-    return missing_variables(variables, lambda: gpus, cores)
-
-
-def not_asked() -> str:
-    pytest.fail("the GPUs are counted, which takes seconds")
+def missing(variables: dict[str, str], gpus: int = 0, cores: int = 6) -> dict[str, str]:
+    return missing_variables(variables, gpus, cores)
 
 
 def test_one_machine_without_gpus_starts_one_rank_on_all_cores_unless_a_variable_says_more() -> None:
@@ -34,12 +28,12 @@ def test_one_machine_without_gpus_starts_one_rank_on_all_cores_unless_a_variable
 
 
 def test_there_is_one_rank_for_each_gpu() -> None:
-    assert missing({"CPU_RANKS": "2"}, gpus="4", cores=16) == ONE_NODE | {"PET_NPROC_PER_NODE": "4", "OMP_NUM_THREADS": "4"}
+    assert missing({"CPU_RANKS": "2"}, gpus=4, cores=16) == ONE_NODE | {"PET_NPROC_PER_NODE": "4", "OMP_NUM_THREADS": "4"}
 
 
-def test_gpus_are_not_counted_where_a_variable_gives_the_number_of_ranks() -> None:
-    for variables in ({"PET_NPROC_PER_NODE": "3"}, SKYPILOT):
-        missing_variables(variables, not_asked, 6)
+def test_the_number_of_ranks_is_left_open_until_the_gpus_are_counted() -> None:
+    assert missing_variables({"CPU_RANKS": "2"}, None, 6) == ONE_NODE
+    assert missing_variables({"PET_NPROC_PER_NODE": "2"}, None, 6)["OMP_NUM_THREADS"] == "3"
 
 
 def test_every_rank_has_a_thread_however_many_ranks_there_are() -> None:
@@ -97,16 +91,6 @@ def test_a_variable_that_is_set_is_never_changed(scheduler: dict[str, str]) -> N
     assert missing(scheduler | own) == {}
 
 
-@pytest.mark.parametrize("sign", ["dev/nvidia0", "dev/nvidia12", "dev/dxg", "proc/driver/nvidia"])
-def test_each_sign_of_a_gpu_is_seen(sign: str, tmp_path: Path) -> None:
-    for other in ("dev/nvidiactl", "proc/driver/rtc"):
-        (tmp_path / other).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / other).touch()
-    assert not may_have_gpu(tmp_path)
-    (tmp_path / sign).mkdir()
-    assert may_have_gpu(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("variables", "num_gpus", "expected"),
     [
@@ -127,3 +111,52 @@ def test_plan_expects_the_ranks_of_the_launcher(variables: dict[str, str], num_g
 def test_no_ranks_are_expected_with_a_wrong_variable() -> None:
     with pytest.raises(ConfigError, match="CPU_RANKS = many"):
         expected_ranks({"CPU_RANKS": "many"}, 0)
+
+
+WRONG = {
+    "PET_NNODES": ("0", "x", "-1", "1:", "3:2", "1.5", "٢", "9999999"),
+    "PET_NPROC_PER_NODE": ("0", "two", "-1", "1.0", "100000", " 2", "0x2"),
+    "PET_NODE_RANK": ("2", "-1", "first"),
+    "PET_MASTER_PORT": ("0", "65536", "http"),
+    "PET_MAX_RESTARTS": ("-1", "many"),
+    "PET_SHUTDOWN_TIMEOUT": ("0", "1.5", "99999999"),
+    "PET_MONITOR_INTERVAL": ("0", "-1", "nan", "inf", "often"),
+    "OMP_NUM_THREADS": ("abc", "0", "-2", "4,2", ",", "1025"),
+}
+RIGHT = {
+    "PET_NNODES": ("1", "2", "1:4", "02"),
+    "PET_NPROC_PER_NODE": ("1", "8", "auto", "cpu", "gpu", ""),
+    "PET_NODE_RANK": ("0", "1", ""),
+    "PET_MASTER_PORT": ("1", "29400", "65535", ""),
+    "PET_MAX_RESTARTS": ("0", "3"),
+    "PET_SHUTDOWN_TIMEOUT": ("1", "600"),
+    "PET_MONITOR_INTERVAL": ("0.1", "5"),
+    "OMP_NUM_THREADS": ("1", "16", ""),
+}
+TWO_NODES = {"PET_NNODES": "2", "PET_MASTER_ADDR": "first"}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_a_value_that_cannot_be_meant_is_refused_with_its_name(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} = ") as refused:
+        check_variables(TWO_NODES | {name: value})
+    assert value.strip() in str(refused.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in RIGHT.items() for value in values])
+def test_a_value_that_torchrun_takes_is_taken(name: str, value: str) -> None:
+    check_variables(TWO_NODES | {name: value})
+
+
+def test_a_number_of_ranks_is_refused_by_the_name_that_the_user_has_set() -> None:
+    with pytest.raises(ConfigError, match=r"^CPU_RANKS = two, "):
+        check_variables({"CPU_RANKS": "two", "PET_NPROC_PER_NODE": "two"})
+    with pytest.raises(ConfigError, match=r"^PET_NPROC_PER_NODE = two, "):
+        check_variables({"CPU_RANKS": "2", "PET_NPROC_PER_NODE": "two"})
+
+
+def test_several_nodes_need_the_address_of_the_first() -> None:
+    with pytest.raises(ConfigError, match="set it to the address of the first node"):
+        check_variables({"PET_NNODES": "2"})
+    check_variables({"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "first:29400"})
+    check_variables({"PET_NNODES": "1"})

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="page faults and
 TENSORS, PAGES_OF_A_TENSOR = 100, 8 * 2**20 // 4096
 SCRIPT = f"""
 import json, os, resource
-from trainer.machine.allocator import keep_memory
+from trainer.machine.before_torch import keep_memory
 keep_memory()
 import torch
 for _ in range({TENSORS}):

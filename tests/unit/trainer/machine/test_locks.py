@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from common.places import ENV
+from common.paths import ENV
 from trainer.machine import locks
 from trainer.machine.locks import describe_unlocked, installed_packages, lock_name, unlocked_packages
 

@@ -25,7 +25,6 @@ from trainer.model.dropout import row_keys
 from trainer.model.lora import add_adapters
 from trainer.model.loss import linear_cross_entropy_sum
 from trainer.model.memory_estimate import MemoryEstimate, estimate
-from trainer.optim.optimizers import state_bytes_per_weight
 from trainer.parallel.gradient_tree import GradientTree
 from trainer.runs.context import RunContext
 from trainer.training import micro_batch_size
@@ -51,7 +50,7 @@ def settings_of(**changes: Any) -> TrainConfig:
 
 
 def estimate_of(config: TrainConfig, vocab_size: int, row_length: int, world_size: int, micro: int) -> MemoryEstimate:
-    return estimate(config, vocab_size, row_length, world_size, micro, state_bytes_per_weight(config.optim))
+    return estimate(config, vocab_size, row_length, world_size, micro, config.optim.optimizer.state_bytes)
 
 
 @pytest.fixture(scope="module", autouse=True)

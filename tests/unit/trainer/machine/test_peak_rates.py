@@ -128,11 +128,10 @@ def test_a_device_name_gives_the_fp32_rate_of_its_data_sheet(name: str) -> None:
 
 @pytest.mark.parametrize("rates", PEAK_RATES, ids=lambda rates: rates.names[0])
 def test_tensor_rates_double_from_tf32_to_bf16_to_float8_so_that_none_of_them_alone_is_with_sparsity(rates: PeakRates) -> None:
-    if rates.bf16 is not None:
-        assert rates.tf32 == pytest.approx(rates.bf16 / 2, rel=0.03)
+    if rates.has_bf16:
+        assert rates.tf32 == pytest.approx(rates.half / 2, rel=0.03)
     if rates.float8 is not None:
-        assert rates.bf16 is not None
-        assert rates.float8 == pytest.approx(rates.bf16 * 2, rel=0.03)
+        assert rates.float8 == pytest.approx(rates.half * 2, rel=0.03)
     assert rates.source
 
 

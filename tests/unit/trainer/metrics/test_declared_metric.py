@@ -12,11 +12,11 @@ DECLARATION = """
     joules: Annotated[
         Number,
         Metric(
+            "power/joules",
             digits=2,
-            curve="power/joules",
             chart="Hardware: energy of a step",
             terminal="  {value:.1f} joules",
-            plot=Plot(title="Energy", unit="joules", line="energy of a step"),
+            plot=Plot("Energy of a step", "joules"),
         ),
     ] = None
 """
@@ -27,7 +27,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.support.run_example import write_run
 from tests.support.step_metrics import step_metrics
 from trainer.metrics import JsonLinesSink, TensorBoardSink, TerminalSink
-from trainer.metrics.sinks.tensorboard_layout import layout
+from trainer.metrics.sinks.tensorboard import layout
 from trainer.report import write_report
 
 run = write_run(Path("run"), [])

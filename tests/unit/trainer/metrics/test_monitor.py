@@ -27,8 +27,8 @@ from trainer.machine.sampler import HardwareReading
 from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sink, StepMetrics, TerminalSink, opened_monitor
 from trainer.metrics import setup as monitors
 from trainer.metrics.layers import LayerNorms, LayerReading
+from trainer.metrics.monitor import RunningNumbers
 from trainer.metrics.sinks import json_lines
-from trainer.metrics.totals import RunningNumbers
 from trainer.runs.events import (
     AlertEvent,
     Event,
@@ -450,12 +450,12 @@ def test_a_sink_that_cares_for_nothing_takes_everything() -> None:
 def test_a_run_s_monitor_writes_the_stream_and_goes_on_with_it(tmp_path: Path) -> None:
     config = tiny_config(tmp_path / "data", tmp_path, log={"hardware_every_s": 0.01})
     group = Group(0, 1, 0, torch.device("cpu"))
-    with opened_monitor(config, group, last_step=4, known=None) as monitor:
+    with opened_monitor(config, group, last_step=4, cut_off=None) as monitor:
         for number in range(1, 4):
             monitor.train(step_metrics(number, float(number)))
         while not events(tmp_path / "metrics.jsonl", "hardware"):
             monitor.train(step_metrics(len(events(tmp_path / "metrics.jsonl", "train")) + 1, 9.0))
-    with opened_monitor(config, group, last_step=4, known=CutOff(2)) as monitor:
+    with opened_monitor(config, group, last_step=4, cut_off=CutOff(2)) as monitor:
         assert monitor.train(step_metrics(3, 3.0)).loss_average == 2.0
     assert [event["step"] for event in events(tmp_path / "metrics.jsonl", "train")] == [1, 2, 3]
     assert list((tmp_path / "tensorboard").iterdir())
@@ -470,11 +470,11 @@ class Elsewhere(Group):
 
 def test_the_first_rank_of_another_machine_keeps_what_that_machine_does(tmp_path: Path) -> None:
     config = tiny_config(tmp_path / "data", tmp_path, log={"hardware_every_s": 0})
-    with opened_monitor(config, Elsewhere(8, 16, 0, torch.device("cpu")), last_step=4, known=None) as monitor:
+    with opened_monitor(config, Elsewhere(8, 16, 0, torch.device("cpu")), last_step=4, cut_off=None) as monitor:
         monitor.train(step_metrics(1))
         monitor.hardware(1, replace(READING, xids=(79,)))
     assert [event["event"] for event in events(tmp_path / "hardware-rank-8.jsonl")] == ["hardware", "alert"]
-    with opened_monitor(config, Elsewhere(9, 16, 1, torch.device("cpu")), last_step=4, known=None) as monitor:
+    with opened_monitor(config, Elsewhere(9, 16, 1, torch.device("cpu")), last_step=4, cut_off=None) as monitor:
         monitor.train(step_metrics(1))
     assert [path.name for path in tmp_path.iterdir()] == ["hardware-rank-8.jsonl"]
 
@@ -494,7 +494,7 @@ def test_a_service_that_is_not_installed_is_named_with_the_command_that_installs
         group = Group(0, 1, 0, torch.device("cpu"))
         with (
             pytest.raises(ConfigError, match=f"pip install {package}"),
-            opened_monitor(config, group, last_step=None, known=None),
+            opened_monitor(config, group, last_step=None, cut_off=None),
         ):
             pytest.fail("the run was begun")
 
@@ -510,7 +510,7 @@ def test_a_run_is_shown_in_the_experiment_that_is_set(tmp_path: Path, monkeypatc
     config = tiny_config(
         tmp_path / "data", tmp_path, log={"hardware_every_s": 0, "mlflow_uri": "store", "mlflow_experiment": "night"}
     )
-    with opened_monitor(config, Group(0, 1, 0, torch.device("cpu")), last_step=None, known=None):
+    with opened_monitor(config, Group(0, 1, 0, torch.device("cpu")), last_step=None, cut_off=None):
         assert opened == [(tmp_path, "store", "night", config.log.every_steps)]
 
 

@@ -19,7 +19,6 @@ from trainer.optim.optimizers import (
     optimizer_tensors,
     restore_optimizer,
     set_learning_rate,
-    state_bytes_per_weight,
     step_unless,
 )
 from trainer.parallel.fsdp import distribute_like, full_tensors, shard
@@ -153,7 +152,7 @@ def test_every_weight_has_one_optimizer(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_state_takes_the_bytes_that_are_declared_for_each_weight(kind: Kind) -> None:
     model, optimizers = new_training(kind)
-    of_matrix, of_other = state_bytes_per_weight(settings(kind))
+    of_matrix, of_other = settings(kind).optimizer.state_bytes
     state = optimizer_tensors(model, optimizers)
     for name, weight in parameters_by_name(model).items():
         held = sum(tensor.nbytes for key, tensor in state.items() if key.startswith(f"{name}/") and not key.endswith("/step"))

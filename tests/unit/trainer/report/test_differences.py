@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
-from common.places import RECIPES
+from common.paths import RECIPES
 from tests.support.html_pages import Page
 from tests.support.run_example import HOSTILE, eval_event, example_events, train_event, write_run
 from trainer.config import TrainConfig

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from trainer.runs.signals import stop_request
+from trainer.runs.signals import stop_signal
 
 ROOT = Path(__file__).resolve().parents[4]
 BORN_WITH_IT_BLOCKED = """
 import os, signal, sys, threading
-from trainer.runs.signals import stop_request
+from trainer.runs.signals import stop_signal
 number = signal.Signals[sys.argv[1]]
 signal.pthread_sigmask(signal.SIG_BLOCK, {number})
 os.kill(os.getpid(), number)
 print("alive")
-with stop_request() as request:
-    print(request.signal_name)
+with stop_signal() as request:
+    print(request.name)
     threading.Thread(target=threading.Event().wait, daemon=True).start()  # a thread that does not block it
 os.kill(os.getpid(), number)
 print("finished")
@@ -29,17 +29,17 @@ print("finished")
 
 
 def test_the_first_signal_is_noted_and_later_ones_change_nothing() -> None:
-    with stop_request() as request:
-        assert request.signal_name is None
+    with stop_signal() as request:
+        assert request.name is None
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert request.signal_name == "SIGINT"
+        assert request.name == "SIGINT"
 
 
 def test_afterwards_handlers_and_mask_are_those_of_before() -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    with stop_request():
+    with stop_signal():
         assert signal.getsignal(signal.SIGTERM) != handlers[0]
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask

@@ -9,8 +9,7 @@ from data_pipeline.dataset.shards import RowBatch
 from trainer.data.batch import GlobalBatch, micro_batch
 from trainer.machine.profiler import StepProfiler
 from trainer.training.training_run import TrainingRun
-from trainer.watchdog.beat import Beat, Patience
-from trainer.watchdog.heartbeat import Heartbeat
+from trainer.watchdog.heartbeat import Heartbeat, HeartbeatWriter, Timeouts
 
 
 def batch_of(num_rows: int, num_pieces: int) -> GlobalBatch:
@@ -21,14 +20,14 @@ def batch_of(num_rows: int, num_pieces: int) -> GlobalBatch:
 
 
 def test_a_step_may_be_slow_if_its_batch_has_a_shape_that_no_batch_had_before(tmp_path: Path) -> None:
-    heartbeat = Heartbeat(tmp_path / "rank-0", Patience(None, 600))
+    heartbeat = HeartbeatWriter(tmp_path / "rank-0", Timeouts(None, 600))
     timer, profiler = SimpleNamespace(waited_for_data=lambda _seconds: None), StepProfiler(tmp_path, None, 0, torch.device("cpu"))
     run = cast(Any, SimpleNamespace(heartbeat=heartbeat, own_timer=timer, profiler=profiler))
     sizes = [(4, 1)] * 5 + [(4, 60)] * 5 + [(2, 1)] * 5 + [(4, 1), (4, 60)]  # more pieces, fewer rows, then known shapes
     limits = []
     for step, size in enumerate(sizes, start=1):
         TrainingRun.next_batch(run, iter([batch_of(*size)]), step)
-        beat = Beat.from_bytes((tmp_path / "rank-0").read_bytes())
+        beat = Heartbeat.from_bytes((tmp_path / "rank-0").read_bytes())
         assert beat is not None
         assert beat.phase == "forward"
         limits.append(beat.limit_s)

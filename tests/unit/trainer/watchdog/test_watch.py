@@ -21,18 +21,17 @@ from hypothesis import strategies as st
 
 from tests.support.runs import ROOT
 from trainer.watchdog import processes, watch
-from trainer.watchdog.beat import PHASES, Beat, Patience, Phase
 from trainer.watchdog.files import clear_heartbeats
-from trainer.watchdog.heartbeat import Heartbeat
+from trainer.watchdog.heartbeat import PHASES, Heartbeat, HeartbeatWriter, Phase, Timeouts
 from trainer.watchdog.processes import ProcessId
 from trainer.watchdog.stalls import StallDetector, Still
 from trainer.watchdog.watch import watched
 
-PATIENCE = Patience(stall_s=None, slow_s=600)
+TIMEOUTS = Timeouts(stall_s=None, slow_s=600)
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
 
 beats = st.builds(
-    Beat,
+    Heartbeat,
     number=st.integers(0, 10**12 - 1),
     pid=st.integers(1, 10**7),
     started=st.integers(0, 10**15),
@@ -52,46 +51,46 @@ class FakeClock:
 
 
 @given(beats)
-def test_a_beat_is_read_as_it_was_written(beat: Beat) -> None:
-    assert Beat.from_bytes(beat.to_bytes()) == beat
+def test_a_beat_is_read_as_it_was_written(beat: Heartbeat) -> None:
+    assert Heartbeat.from_bytes(beat.to_bytes()) == beat
 
 
 @given(beats, beats)
-def test_every_beat_is_a_line_of_one_length_so_that_it_replaces_the_one_before(one: Beat, other: Beat) -> None:
+def test_every_beat_is_a_line_of_one_length_so_that_it_replaces_the_one_before(one: Heartbeat, other: Heartbeat) -> None:
     assert len(one.to_bytes()) == len(other.to_bytes())
     assert one.to_bytes().index(b"\n") == len(one.to_bytes()) - 1
 
 
 @given(beats, st.integers(0, 140), st.binary(max_size=140))
-def test_a_line_that_is_half_written_is_a_beat_or_none_but_no_error(beat: Beat, cut: int, rest: bytes) -> None:
-    Beat.from_bytes(beat.to_bytes()[:cut] + rest)
-    assert Beat.from_bytes(beat.to_bytes()[:100]) is None
-    assert Beat.from_bytes(b"") is None
+def test_a_line_that_is_half_written_is_a_beat_or_none_but_no_error(beat: Heartbeat, cut: int, rest: bytes) -> None:
+    Heartbeat.from_bytes(beat.to_bytes()[:cut] + rest)
+    assert Heartbeat.from_bytes(beat.to_bytes()[:100]) is None
+    assert Heartbeat.from_bytes(b"") is None
 
 
 def test_silence_in_a_step_is_allowed_for_30_s_or_three_times_the_slowest_recent_step() -> None:
-    assert PATIENCE.limit_s("data", [1, 2, 3]) == 30
-    assert PATIENCE.limit_s("reduce", [1, 20, 3]) == 60
-    assert Patience(5, 600).limit_s("forward", [1, 20, 3]) == 5
+    assert TIMEOUTS.limit_s("data", [1, 2, 3]) == 30
+    assert TIMEOUTS.limit_s("reduce", [1, 20, 3]) == 60
+    assert Timeouts(5, 600).limit_s("forward", [1, 20, 3]) == 5
 
 
 def test_loading_evaluating_saving_and_the_first_three_steps_may_take_longer() -> None:
     for phase in ("loading", "evaluate", "save"):
-        assert PATIENCE.limit_s(phase, [1] * 50) == 600
-    assert PATIENCE.limit_s("forward", [1, 1]) == 600
-    assert PATIENCE.limit_s("save", [300] * 3) == 900  # never less than a step
-    assert PATIENCE.limit_s("done", []) == math.inf
+        assert TIMEOUTS.limit_s(phase, [1] * 50) == 600
+    assert TIMEOUTS.limit_s("forward", [1, 1]) == 600
+    assert TIMEOUTS.limit_s("save", [300] * 3) == 900  # never less than a step
+    assert TIMEOUTS.limit_s("done", []) == math.inf
 
 
-def read(path: Path) -> Beat:
-    beat = Beat.from_bytes(path.read_bytes())
+def read(path: Path) -> Heartbeat:
+    beat = Heartbeat.from_bytes(path.read_bytes())
     assert beat is not None
     return beat
 
 
 def test_a_heartbeat_shows_phase_and_step_and_that_time_has_passed(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat/rank-3"
-    heartbeat = Heartbeat(path, PATIENCE)
+    heartbeat = HeartbeatWriter(path, TIMEOUTS)
     first = read(path)
     assert (first.pid, first.step, first.phase) == (os.getpid(), 0, "loading")
     heartbeat.at("data", 7)
@@ -112,7 +111,7 @@ def test_a_heartbeat_shows_phase_and_step_and_that_time_has_passed(tmp_path: Pat
 
 def test_the_slowest_of_the_last_50_steps_counts_and_what_lies_between_steps_does_not(tmp_path: Path) -> None:
     path, clock = tmp_path / "rank-0", FakeClock()
-    heartbeat = Heartbeat(path, PATIENCE, clock)
+    heartbeat = HeartbeatWriter(path, TIMEOUTS, clock)
     clock.now_s += 500  # loading is no step
     limits = []
     for step in range(1, 61):
@@ -130,7 +129,7 @@ def test_the_slowest_of_the_last_50_steps_counts_and_what_lies_between_steps_doe
 
 
 def test_a_run_that_goes_back_to_an_earlier_step_is_further_than_before(tmp_path: Path) -> None:
-    heartbeat = Heartbeat(tmp_path / "rank-0", PATIENCE)
+    heartbeat = HeartbeatWriter(tmp_path / "rank-0", TIMEOUTS)
     places = []
     for step in (1, 2, 3, 2, 3, 4, 1):
         heartbeat.at("data", step)
@@ -143,7 +142,7 @@ def test_a_run_that_goes_back_to_an_earlier_step_is_further_than_before(tmp_path
 
 
 def test_after_a_change_the_next_steps_may_be_slow_again(tmp_path: Path) -> None:
-    heartbeat = Heartbeat(tmp_path / "rank-0", PATIENCE)
+    heartbeat = HeartbeatWriter(tmp_path / "rank-0", TIMEOUTS)
     for step in range(1, 6):
         heartbeat.at("data", step)
     assert read(tmp_path / "rank-0").limit_s == 30
@@ -154,7 +153,7 @@ def test_after_a_change_the_next_steps_may_be_slow_again(tmp_path: Path) -> None
 
 
 def test_a_step_with_a_new_shape_and_the_next_two_may_be_slow(tmp_path: Path) -> None:
-    heartbeat = Heartbeat(tmp_path / "rank-0", PATIENCE)
+    heartbeat = HeartbeatWriter(tmp_path / "rank-0", TIMEOUTS)
     limits = []
     for step in range(1, 13):
         heartbeat.at("data", step)
@@ -166,11 +165,13 @@ def test_a_step_with_a_new_shape_and_the_next_two_may_be_slow(tmp_path: Path) ->
     assert limits == [600, 600, 600, 600, 30, 600, 600, 600, 30, 30, 30, 30]
 
 
-def beat(step: int = 9, phase: Phase = "forward", number: int = 0, limit_s: float = 30) -> Beat:
-    return Beat(number, 1, 1, step, phase, limit_s)
+def beat(step: int = 9, phase: Phase = "forward", number: int = 0, limit_s: float = 30) -> Heartbeat:
+    return Heartbeat(number, 1, 1, step, phase, limit_s)
 
 
-def look(detector: StallDetector, seconds: int, seen: Callable[[int], dict[int, Beat]], stopped: tuple[int, ...] = ()) -> list[int]:
+def look(
+    detector: StallDetector, seconds: int, seen: Callable[[int], dict[int, Heartbeat]], stopped: tuple[int, ...] = ()
+) -> list[int]:
     """Observes every second; the ranks blamed when first some are, with the second in front."""
     for second in range(seconds):
         if blamed := detector.observe(1000.0 + second, seen(second), stopped):
@@ -218,7 +219,7 @@ def test_a_rank_that_has_ended_is_waited_for_by_nobody() -> None:
     assert look(StallDetector(), 100, lambda second: {} if second > 20 else {0: beat()}) == []
 
 
-Beats = dict[int, Beat]
+Beats = dict[int, Heartbeat]
 
 
 def look_at_nodes(seconds: int, here: Callable[[int], Beats], elsewhere: Callable[[int], Beats]) -> list[int]:
@@ -360,7 +361,7 @@ def test_a_process_whose_launcher_has_gone_already_ends_at_once() -> None:
 RANK = """
     import ctypes, os, sys, threading, time
     from pathlib import Path
-    from trainer.watchdog.beat import Patience
+    from trainer.watchdog.heartbeat import Timeouts
     from trainer.watchdog.processes import ProcessId
     from trainer.watchdog.watch import watched
 
@@ -384,7 +385,7 @@ RANK = """
     threading.Thread(target=another_thread, daemon=True).start()
 
     settings = {"local_rank": local_rank, "processes": processes, "num_ranks": num_ranks}
-    with watched(run, Patience(1.0, 60.0), rank=rank, **settings) as heartbeat:
+    with watched(run, Timeouts(1.0, 60.0), rank=rank, **settings) as heartbeat:
         for step in range(1, 10_000):
             heartbeat.at("data", step)
             if step == stuck_at and does == "data":
@@ -518,7 +519,7 @@ def test_a_watchdog_ends_with_its_rank_and_leaves_ranks_alone_that_work_or_are_d
 
 def place_of(path: Path) -> tuple[int, str]:
     """Step and phase of a rank that may not have begun."""
-    beat = Beat.from_bytes(path.read_bytes()) if path.exists() else None
+    beat = Heartbeat.from_bytes(path.read_bytes()) if path.exists() else None
     return (beat.step, beat.phase) if beat else (0, "")
 
 
@@ -554,7 +555,7 @@ def test_a_changed_heartbeat_has_no_other_process_killed(tmp_path: Path, forged:
         assert bystander.stdout.readline() == "up\n"
         assert ends.wait(20) == 0
         (started,) = [found[1]] if (found := processes.process_facts(bystander.pid)) else []
-        line = Beat(0, bystander.pid, started, 1, "forward", 0.0).to_bytes()
+        line = Heartbeat(0, bystander.pid, started, 1, "forward", 0.0).to_bytes()
         path.unlink()
         if forged == "link":
             (tmp_path / "elsewhere").write_bytes(line)
@@ -580,7 +581,7 @@ def test_signals_go_only_to_processes_that_the_watchdog_was_given(tmp_path: Path
         assert found is not None
         given = {0: ProcessId(bystander.pid, found[1] - 1)}
         (tmp_path / "heartbeat").mkdir()
-        (tmp_path / "heartbeat/rank-0").write_bytes(Beat(0, bystander.pid, found[1], 1, "forward", 0.0).to_bytes())
+        (tmp_path / "heartbeat/rank-0").write_bytes(Heartbeat(0, bystander.pid, found[1], 1, "forward", 0.0).to_bytes())
         assert watch._look(tmp_path, given) == ({}, {})
         processes.signal_if_running(given[0], signal.SIGKILL)
         time.sleep(0.1)
@@ -604,7 +605,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, place: str, second_na
         path.symlink_to(victim / path.name)
     with suppress(OSError):
         clear_heartbeats(run)
-    with suppress(OSError), watched(run, PATIENCE, rank=0):
+    with suppress(OSError), watched(run, TIMEOUTS, rank=0):
         pass
     assert {item.name: item.read_text() for item in victim.iterdir() if item.is_file()} == {
         "rank-0": "precious",
@@ -614,7 +615,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, place: str, second_na
 
 def test_where_nothing_is_to_be_ended_only_the_heartbeat_is_written(tmp_path: Path) -> None:
     before, others = signal.getsignal(signal.SIGUSR1), children_of(os.getpid())
-    with watched(tmp_path, PATIENCE, rank=0, enabled=False) as heartbeat:
+    with watched(tmp_path, TIMEOUTS, rank=0, enabled=False) as heartbeat:
         heartbeat.at("data", 1)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["heartbeat"]
         assert children_of(os.getpid()) == others
@@ -624,7 +625,7 @@ def test_where_nothing_is_to_be_ended_only_the_heartbeat_is_written(tmp_path: Pa
 @LINUX
 def test_a_watched_run_that_ends_leaves_no_process_and_no_empty_file(tmp_path: Path) -> None:
     others = set(children_of(os.getpid()))  # servers of earlier tests
-    with watched(tmp_path, PATIENCE, rank=0):
+    with watched(tmp_path, TIMEOUTS, rank=0):
         (dog,) = set(children_of(os.getpid())) - others
         assert (tmp_path / "stacks/rank-0.txt").exists()
     assert not runs(int(dog))

@@ -31,8 +31,9 @@ from trainer.machine.host import HostReading
 from trainer.machine.sampler import HardwareReading
 from trainer.metrics import RunFacts, StepMetrics, TensorBoardSink
 from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerNorms, LayerObserver, LayerReading
-from trainer.metrics.sinks.tensorboard_figures import length_histogram, perplexity_bars
-from trainer.metrics.sinks.tensorboard_layout import hyper_parameters, layout
+from trainer.metrics.sinks.base import hyper_parameters
+from trainer.metrics.sinks.tensorboard import layout
+from trainer.report.pictures import length_histogram, perplexity_bars
 from trainer.runs.events import AlertEvent, HardwareEvent, SampleEvent, SaveEvent, TrainEvent
 from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import CutOff

@@ -1,0 +1,69 @@
+"""Finds the settings that a user may have meant by a name that is not a setting."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from common.settings.synonyms import SYNONYMS
+
+__all__ = ["nearest", "suggest"]
+
+_MOST = 4
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def suggest(name: str, spelled: Mapping[str, str]) -> str:
+    """Return the end of an error message with the settings that the name may mean; empty if none is similar.
+
+    The last part of the name decides first, so `lr` and `train.lr` mean `optim.lr`. Then the names that other tools use are tried,
+    and then similar spellings. `spelled` has the settings by their dotted name, and how the message spells them.
+    """
+    name = name.lstrip("-").partition("=")[0].replace("-", "_").lower()
+    if not name:
+        return ""
+    found = list(dict.fromkeys(_meant(name, list(spelled)))) or _similar(name, spelled)
+    if found:
+        *others, last = [spelled[one] for one in found[:_MOST]]
+        return f"; did you mean {' or '.join((', '.join(others), last) if others else (last,))}?"
+    elsewhere = [f"{command} has --{one}" for command, one in _synonyms(_leaf(name)) if command != "generate"]
+    return f"; {elsewhere[0]}" if elsewhere else ""
+
+
+def _meant(name: str, known: list[str]) -> Iterator[str]:
+    exact = [one for one in known if _letters(one) == _letters(name)]
+    yield from exact
+    if exact:
+        return
+    section, leaf = name.rpartition(".")[0], _leaf(name)
+    of_section = {_leaf(one): one for one in known if section and one.rpartition(".")[0] == section}
+    yield from (of_section[close] for close in difflib.get_close_matches(leaf, of_section, n=1, cutoff=0.6))
+    yield from (one for one in known if _letters(_leaf(one)) == _letters(leaf))
+    yield from (one for _, one in _synonyms(leaf) if one in known)
+
+
+def _similar(name: str, known: Iterable[str]) -> list[str]:
+    """Return the settings whose last part is spelled in a similar way; if there is none, the setting with the most similar name."""
+    leaves = {_leaf(one) for one in known}
+    close = difflib.get_close_matches(_leaf(name), leaves, n=1, cutoff=0.75)
+    return [one for one in known if _leaf(one) in close] or difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+
+
+def _synonyms(leaf: str) -> Iterator[tuple[str, str]]:
+    """Yield each setting that other tools call `leaf`, after the command that has it."""
+    for command, table in SYNONYMS.items():
+        for names, settings in table.items():
+            if _letters(leaf) in map(_letters, names.split()):
+                yield from ((command, one) for one in settings)
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _letters(name: str) -> str:
+    return name.replace("_", "").replace(".", "")

@@ -1,0 +1,55 @@
+"""The process that starts the ranks counts the GPUs if it must, and hands the settings to the ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from trainer.distributed import devices
+from trainer.launch import torchrun
+from trainer.launch.train_settings import SETTINGS_VARIABLE, hand_to_ranks, handed_settings, load_train_settings
+
+WORDS = ["--data", "data", "--run", "run", "--limits.tokens", "1000", "--optim.lr", "3e-4", "--batch.micro", "2"]
+
+
+@pytest.mark.parametrize(("device", "signs"), [("cpu", True), ("auto", False)])
+def test_torch_is_not_loaded_to_count_where_no_gpu_can_be_used(
+    device: str, signs: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torchrun, "signs_of_gpus", lambda: ["/dev/nvidia0"] * signs)
+    assert torchrun.count_gpus(device) == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_the_number_is_what_torch_says(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torchrun, "signs_of_gpus", lambda: ["/dev/nvidia0"])
+    monkeypatch.setattr(devices, "num_gpus", lambda device: {"cuda": 2}[device])
+    assert torchrun.count_gpus("cuda") == 2
+    assert capfd.readouterr().err.startswith("train: counting the GPUs")
+
+
+def test_a_rank_has_the_settings_of_the_launcher_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTINGS_VARIABLE, "")
+    assert handed_settings(WORDS) is None
+    config = load_train_settings(WORDS)
+    hand_to_ranks(config, WORDS, tmp_path / "settings.json")
+    assert os.environ[SETTINGS_VARIABLE] == str(tmp_path / "settings.json")
+    handed = handed_settings(WORDS)
+    assert handed == config
+    assert handed is not None
+    assert [part.model_fields_set for part in (handed.batch, handed.optim, handed.limits, handed.eval)] == [
+        {"micro"},
+        {"lr"},
+        {"tokens"},
+        set(),
+    ]
+
+
+def test_a_training_with_other_arguments_parses_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTINGS_VARIABLE, "")
+    hand_to_ranks(load_train_settings(WORDS), WORDS, tmp_path / "settings.json")
+    assert json.loads((tmp_path / "settings.json").read_text())["arguments"] == WORDS
+    assert handed_settings([*WORDS, "--seed", "5"]) is None

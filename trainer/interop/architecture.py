@@ -1,0 +1,221 @@
+"""The models of Hugging Face that this decoder computes, as `config.json` describes them: to read and to write.
+
+The decoder is that of Qwen3, and without the norms of queries and keys that of Llama. A file that asks for anything else is refused
+by the name and value of the field. The other fields, such as those of dropout or initialisation, change no logits and are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, NoReturn
+
+from pydantic import Field, ValidationError
+
+from common.errors import ConfigError
+from common.files import parse_json, read_input
+from common.settings.markers import Marker
+from common.settings.messages import explain
+from common.settings.model import settings_with
+from common.untrusted import Form, parsed
+from trainer.config import ModelConfig
+
+__all__ = ["CONFIG", "Architecture", "check_settings", "config_of", "read_architecture"]
+
+CONFIG = "config.json"
+_MAX_BYTES = 1 << 20
+_LONGEST_CONTEXT = 1 << 20
+_ROPE_THETA = 10_000.0
+_SHOWN_CHARS = 60
+
+
+class _Kind(NamedTuple):
+    """A type of model."""
+
+    class_name: str
+    qk_norm: bool
+    head_dim: int | None
+    """Width of a head if the file does not say it; None: width / heads."""
+    fields: Mapping[str, Any]
+    """What a file says besides, with the values that the decoder computes."""
+
+
+_KINDS = {
+    "qwen3": _Kind("Qwen3ForCausalLM", True, 128, {"use_sliding_window": False, "sliding_window": None}),
+    "llama": _Kind("LlamaForCausalLM", False, None, {"mlp_bias": False}),
+}
+_FIELDS = {
+    "layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_size": "head_dim",
+    "mlp_size": "intermediate_size",
+    "context": "max_position_embeddings",
+    "norm_eps": "rms_norm_eps",
+    "tie_embeddings": "tie_word_embeddings",
+}
+"""The field of each property of `ModelConfig` whose value only has another name."""
+_SETTINGS = {"num_kv_heads": "kv_heads", "head_size": "head_dim", "mlp_size": "mlp_width"}
+"""The settings of properties with another name."""
+
+_NOT_COMPUTED: Mapping[str, tuple[Any, ...]] = {
+    "auto_map": (None,),
+    "quantization_config": (None,),
+    "hidden_act": (None, "silu"),
+    "attention_bias": (None, False),
+    "mlp_bias": (None, False),
+    "rope_scaling": (None,),
+    "use_sliding_window": (None, False),
+    "partial_rotary_factor": (None, 1.0),
+    "pretraining_tp": (None, 1),
+    "is_encoder_decoder": (None, False),
+    "add_cross_attention": (None, False),
+}
+"""Fields that ask for another model, with the values that do not."""
+_WHY = {
+    "auto_map": "it names Python code of its author, and this program executes none",
+    "quantization_config": "its weights are quantised; take the directory with fp32, fp16 or bf16 weights",
+    "rope_scaling": "the rotary embedding of this decoder is not scaled",
+    "use_sliding_window": "each token attends to all earlier tokens of its document in this decoder",
+}
+_Size = Annotated[int, Field(ge=1, le=1 << 24)]
+_Number = Annotated[float, Field(strict=False, gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What `config.json` says about a model that this decoder computes."""
+
+    model_type: str
+    model: ModelConfig
+    """Its settings. `vocab_rows` is the number of rows of the embedding."""
+
+
+class _RopeForm(Form):
+    rope_theta: _Number | None = None
+
+
+class _KindForm(Form):
+    model_type: str | None = None
+    architectures: list[str] | None = None
+
+
+class _ConfigForm(_KindForm):
+    model_type: str
+    vocab_size: _Size
+    hidden_size: _Size
+    intermediate_size: _Size
+    num_hidden_layers: _Size
+    num_attention_heads: _Size
+    num_key_value_heads: _Size | None = None
+    head_dim: _Size | None = None
+    max_position_embeddings: Annotated[int, Field(ge=2)]
+    rms_norm_eps: _Number = 1e-6
+    rope_theta: _Number | None = None
+    rope_parameters: _RopeForm | None = None
+    tie_word_embeddings: bool = False
+    layer_types: list[str] | None = None
+
+
+def check_settings(model: ModelConfig) -> None:
+    """Raise ConfigError if a setting of the model has no field in `config.json` and is not at its default."""
+    known = settings_with(ModelConfig, Marker.EXPORTED, Marker.OF_TRAINING)
+    usual = {name: field.default for name, field in type(model).model_fields.items()}
+    for name, value in model:
+        if name not in known and value != usual[name]:
+            raise ConfigError(
+                f"model.{name} = {value} has no equivalent in a Qwen3 or Llama model, so --format hf cannot express it; train "
+                f"with model.{name} = {usual[name]} to export the model"
+            )
+
+
+def config_of(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
+    model_type, kind = next((name, kind) for name, kind in _KINDS.items() if kind.qk_norm == model.qk_norm)
+    return {
+        "architectures": [kind.class_name],
+        "model_type": model_type,
+        **kind.fields,
+        **({"max_window_layers": model.layers} if model_type == "qwen3" else {}),
+        **{field: getattr(model, name) for name, field in _FIELDS.items()},
+        "vocab_size": model.padded_vocab(vocab_size),
+        "hidden_act": "silu",
+        "initializer_range": model.init_std,
+        "rope_theta": model.rope_theta,  # transformers 4 and programs that follow it
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},  # transformers 5
+        "rope_scaling": None,
+        "attention_bias": False,
+        "attention_dropout": model.attention_dropout,
+        "use_cache": True,
+    }
+
+
+def read_architecture(directory: Path) -> Architecture:
+    """Return the model that `config.json` of a directory describes.
+
+    Raises:
+        ConfigError: the file is missing or malformed, or describes a model that this decoder does not compute.
+    """
+    path = directory / CONFIG
+    try:
+        values = parse_json(read_input(path, _MAX_BYTES, below=directory))
+        if not isinstance(values, dict):
+            raise ValueError("it is not a JSON object")
+        parsed(_KindForm, values)
+        model_type, classes = values.get("model_type"), values.get("architectures")
+        if model_type not in _KINDS:
+            _refuse(path, "model_type", model_type, f"this decoder computes models of the types {' and '.join(_KINDS)}; choose one")
+        kind = _KINDS[model_type]
+        if classes is not None and classes != [kind.class_name]:
+            _refuse(path, "architectures", classes, f"this decoder computes a {kind.class_name}")
+        form = parsed(_ConfigForm, values)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: missing; name a Hugging Face directory with config.json and *.safetensors") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: {error}; name the directory of a Qwen3 or Llama model") from None
+    for field, allowed in _NOT_COMPUTED.items():
+        if values.get(field) not in allowed and not (field == "rope_scaling" and _is_plain_rope(values[field])):
+            _refuse(path, field, values[field])
+    if form.layer_types is not None and set(form.layer_types) - {"full_attention"}:
+        _refuse(path, "layer_types", sorted(set(form.layer_types)), _WHY["use_sliding_window"])
+    if model_type == "llama" and values.get("sliding_window") is not None:
+        _refuse(path, "sliding_window", values["sliding_window"], _WHY["use_sliding_window"])
+    settings = {_SETTINGS.get(name, name): getattr(form, field) for name, field in _FIELDS.items()}
+    settings |= {
+        "kv_heads": form.num_key_value_heads or form.num_attention_heads,
+        "head_dim": form.head_dim or kind.head_dim or form.hidden_size // form.num_attention_heads,
+        "context": min(form.max_position_embeddings, _LONGEST_CONTEXT),
+        "qk_norm": kind.qk_norm,
+        "rope_theta": _rope_theta(path, form),
+        "vocab_rows": form.vocab_size,
+    }
+    try:
+        return Architecture(model_type, ModelConfig.model_validate(settings))
+    except ValidationError as error:
+        raise ConfigError(f"{path}: this decoder has no such shape: {explain(ModelConfig, error, 'model')}") from None
+
+
+def _is_plain_rope(value: object) -> bool:
+    return isinstance(value, dict) and _rope_type(value) == "default" and not value.keys() - {"rope_type", "type", "rope_theta"}
+
+
+def _rope_type(table: Mapping[str, Any]) -> Any:
+    return table.get("rope_type", table.get("type", "default"))
+
+
+def _rope_theta(path: Path, form: _ConfigForm) -> float:
+    table = {} if form.rope_parameters is None else form.rope_parameters.model_dump(exclude_unset=True)
+    if _rope_type(table) != "default":
+        _refuse(path, "rope_parameters", table, _WHY["rope_scaling"])
+    others = {name: value for name, value in table.items() if name not in ("rope_type", "type", "rope_theta")}
+    for name, value in sorted(others.items()):
+        if (name, value) != ("partial_rotary_factor", 1.0):
+            _refuse(path, f"rope_parameters.{name}", value, _WHY["rope_scaling"])
+    return float(table.get("rope_theta") or form.rope_theta or _ROPE_THETA)
+
+
+def _refuse(path: Path, field: str, value: object, why: str = "") -> NoReturn:
+    shown = repr(value) if len(repr(value)) <= _SHOWN_CHARS else f"{repr(value)[:_SHOWN_CHARS]}…"
+    reason = why or _WHY.get(field, "this decoder does not compute such a model")
+    raise ConfigError(f"{path}: {field} = {shown} cannot be imported: {reason}")

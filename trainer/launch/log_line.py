@@ -1,0 +1,24 @@
+"""Lines of the launcher about the ranks, on stderr."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from common.terminal import printable
+
+__all__ = ["log_line"]
+
+_STDERR = 2
+_CLEAR_LINE = "\r\x1b[K"
+
+
+def log_line(line: str) -> None:
+    """Write a line to stderr.
+
+    This is safe inside a signal handler, where a buffered stream may be in use. Write errors are ignored, because the launcher must
+    keep waiting for its ranks. On a terminal, the line replaces the bar of rank 0, which rank 0 then draws again below it.
+    """
+    with suppress(OSError):
+        clear = _CLEAR_LINE if os.isatty(_STDERR) else ""
+        os.write(_STDERR, f"{clear}train: {printable(line)}\n".encode(errors="backslashreplace"))

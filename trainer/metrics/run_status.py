@@ -1,0 +1,118 @@
+"""The end of a run, for any reason, in the record, the metrics and the alerts.
+
+finished   the run reached a limit, or the evaluations no longer improved
+stopped    a signal or an alert asked for the stop; the state is saved
+failed     an error ended the run; the next start continues from the newest checkpoint
+training   the end was not written: the process was killed, or it still trains
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from common.command_line import command_text
+from common.errors import GuardError, ProjectError, StorageError
+from common.redaction import secrets_of, without
+from trainer.config import TrainConfig
+from trainer.distributed.group import Group
+from trainer.launch.first_failure import lost_connection
+from trainer.metrics import Monitor
+from trainer.runs.events import AlertEvent, EndEvent
+from trainer.runs.record import complete_record
+
+__all__ = ["RunStatus", "opened_run_status"]
+
+_log = logging.getLogger(__name__)
+_MAX_CHARS = 1000
+_FOLDERS = re.compile(r"(?<![\w/.])/(?:[^\s/:;,'\"]+/)+")
+_ADDRESSES = re.compile(r"\[[0-9a-fA-F.:]+\](?::\d+)?")
+"""Addresses of other ranks, as gloo writes them into its errors."""
+
+
+@dataclass
+class RunStatus:
+    """The facts about the end of a run."""
+
+    config: TrainConfig
+    group: Group
+    step: int
+    """The last step in the ledger."""
+    ended: bool = False
+    """Whether the record already says how the run ended."""
+    alerts: dict[str, int] = field(default_factory=dict)
+    """Number of alerts by rule."""
+
+    def record(self, status: str, ended_by: str | None, weights_digest: str | None) -> None:
+        """Write into the record how the run ended. Rank 0 calls this after the last write to the other files of the run."""
+        complete_record(
+            self.config.run, status=status, ended_by=ended_by, step=self.step, weights_digest=weights_digest, alerts=self.alerts
+        )
+        self.ended = True
+
+    def tell(self, error: BaseException, monitor: Monitor) -> None:
+        """Report to the sinks that an error ends the run, with an alert unless this error has raised one already.
+
+        Only rank 0 reports, without an exchange, because other ranks may have ended. Failures are logged and not raised, because
+        `error` is being raised.
+        """
+        if not self.group.is_main or self.ended or not self.config.run.is_dir():
+            return
+        reason = self.reason(error)
+        try:
+            if not (isinstance(error, GuardError) and monitor.has_reported_stop):
+                monitor.alert(AlertEvent("failed", self.step, "critical", reason, "stop"))
+            self.alerts = monitor.alert_counts
+            monitor.write(EndEvent(self.step, "failed", reason))
+        except Exception as trouble:
+            _log_unless_storage(error, "cannot write the end of the run to its metrics: %s", trouble)
+
+    def reason(self, error: BaseException) -> str:
+        """Return an error as one line, without the secrets of the settings, and without folders and addresses of this machine."""
+        if isinstance(error, ProjectError) and str(error):
+            text = str(error)
+        elif lost := lost_connection(error):
+            text = f"the connection to another rank was lost ({lost}), because that rank has ended"
+        else:
+            text = f"{type(error).__name__}: {error}"
+        line = " ".join(without(text, secrets_of(self.config.log.mlflow_uri or "")).split())
+        return _ADDRESSES.sub("[…]", _FOLDERS.sub("", line))[:_MAX_CHARS]
+
+
+@contextmanager
+def opened_run_status(config: TrainConfig, group: Group, step: int) -> Iterator[RunStatus]:
+    """Write into the record that the run failed, and why, if an error leaves this context before the run has ended.
+
+    Code that writes files of the run must close them inside this context, because the record stores their digests.
+
+    Raises:
+        StorageError: the folder of the run is gone. This replaces any error that follows from it.
+    """
+    ending = RunStatus(config, group, step)
+    try:
+        yield ending
+    except BaseException as error:
+        if isinstance(error, Exception) and not config.run.is_dir():
+            raise StorageError(_deleted(config)) from error
+        if group.is_main and not ending.ended:
+            try:
+                ending.record("failed", ending.reason(error), None)
+            except Exception as trouble:
+                _log_unless_storage(error, "cannot write the end of the run to its record: %s", trouble)
+        raise
+
+
+def _log_unless_storage(error: BaseException, text: str, trouble: Exception) -> None:
+    level = logging.DEBUG if isinstance(error, OSError | StorageError) else logging.WARNING
+    _log.log(level, text, trouble)
+
+
+def _deleted(config: TrainConfig) -> str:
+    again = command_text("train", "--run", config.run)
+    return (
+        f"run = {config.run}: the folder was deleted or moved during the training, so nothing can be written; move it back and "
+        f"continue with `{again}`, or start the training again with all its settings"
+    )

@@ -1,0 +1,152 @@
+"""Measures a few steps of a training on one rank, without any file of the run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from statistics import median
+
+from common.errors import ConfigError
+from common.hardware import num_cores
+from trainer.checkpoint import CheckpointStore
+from trainer.config import BatchConfig, TrainConfig
+from trainer.data.adjustments import Adjustments
+from trainer.distributed.devices import num_gpus
+from trainer.distributed.group import joined_group
+from trainer.extensions.loading import load_extension
+from trainer.launch.environment import expected_ranks
+from trainer.machine.determinism import configure_determinism
+from trainer.machine.memory import available_bytes, is_out_of_memory
+from trainer.model.decoder import num_weights
+from trainer.model.lora import num_adapter_weights
+from trainer.parallel.fsdp import check_parallel
+from trainer.planning.forecast import Forecast, forecast
+from trainer.runs.clock import UNTIMED_STEPS
+from trainer.runs.context import RunContext
+from trainer.runs.progress import Progress
+from trainer.runs.state import read_progress
+from trainer.training.micro_batch_size import expected_memory, micro_candidates, with_micro_for
+from trainer.training.start.build import build
+from trainer.training.start.plan import StartPlan, check_ranks, plan_start
+from trainer.training.step import CannotContinueError, train_step
+from trainer.training.step_report import StepInputs
+from trainer.training.trainable import RunData, Trainable, hold_copy
+
+__all__ = ["DryRun", "measured_step_s", "dry_run"]
+
+_TIMED_STEPS = 5
+_MOST_MICRO_BATCHES = 4
+"""A measured step has at most this many micro-batches. The time of a step with more is in proportion."""
+_LONGEST_S = 60.0
+"""After this time one measured step is enough."""
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """The facts about a training, and the measured time of a step."""
+
+    forecast: Forecast
+    device: str
+    num_ranks: int
+    """Ranks on all nodes, as the launcher would start them."""
+    free_bytes: int
+    """Free memory for one rank."""
+    step_s: float | None
+    """Expected seconds of a step; None if the memory is too small for one."""
+
+
+def dry_run(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> DryRun:
+    """Check the settings of a training against data and machine, and measure five steps of the share of one rank. Raises the errors
+    of `opened_run`.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("plan works in one process and was started on several ranks; start it without torchrun")
+    here, nodes = expected_ranks(os.environ, num_gpus(config.device))
+    num_ranks = here * nodes
+    config = _with_threads(config, here)
+    configure_determinism(config)
+    with ExitStack() as stack:
+        group = stack.enter_context(joined_group(config.device))
+        extension = load_extension(config.extension)
+        plan = plan_start(stack, config, group, extension)
+        context = _for_ranks(plan.context, num_ranks, chosen=config.batch.micro == "auto")
+        context = replace(context, config=with_micro_for(context.config, num_ranks))
+        config, manifest = context.config, context.manifest
+        check_ranks(config, num_ranks)
+        check_parallel(config, replace(group, world_size=num_ranks))
+        free_bytes = available_bytes(group.device, here)
+        weights, step_s = _measured(replace(plan, context=context), num_ranks, now)
+        of_ranks = replace(context, group=replace(group, world_size=num_ranks))
+        memory = expected_memory(of_ranks, config.batch.micro_rows, plan.task)
+        store = CheckpointStore(config.run / "checkpoints")
+        steps = store.steps()
+        facts = forecast(
+            config,
+            manifest,
+            plan.criteria,
+            num_weights=weights,
+            num_rows=(len(plan.data.train_rows), len(plan.data.val_rows)),
+            done=read_progress(store, steps[-1]) if steps else Progress(),
+            memory=memory,
+        )
+        return DryRun(facts, group.device.type, num_ranks, free_bytes, step_s)
+
+
+def _with_threads(config: TrainConfig, ranks_here: int) -> TrainConfig:
+    """Return the settings with the number of threads that the launcher gives to each of several ranks."""
+    if config.threads is not None or ranks_here == 1 or config.reproducibility == "elastic" or os.environ.get("OMP_NUM_THREADS"):
+        return config
+    return config.model_copy(update={"threads": max(1, num_cores() // ranks_here)})
+
+
+def _for_ranks(context: RunContext, num_ranks: int, *, chosen: bool) -> RunContext:
+    """Return the context with micro-batches for several ranks, if the number of their rows was chosen for one."""
+    batch = context.config.batch
+    if num_ranks == 1 or not chosen:
+        return context
+    micro = next(rows for rows in micro_candidates(batch.global_rows, num_ranks) if rows <= batch.micro_rows)
+    return _with_batch(context, BatchConfig(global_rows=batch.global_rows, micro=micro))
+
+
+def _with_batch(context: RunContext, batch: BatchConfig) -> RunContext:
+    return replace(context, config=context.config.model_copy(update={"batch": batch}))
+
+
+def _measured(plan: StartPlan, num_ranks: int, now: Callable[[], float]) -> tuple[int, float | None]:
+    """Return the number of weights, and the expected seconds of a step; None if the memory is too small for one."""
+    context, config = plan.context, plan.context.config
+    micro_batches = -(-config.batch.micro_batches // num_ranks)
+    probed = 1 << (min(micro_batches, _MOST_MICRO_BATCHES).bit_length() - 1)  # a power of two, as `elastic` needs
+    micro = config.batch.micro_rows
+    context = _with_batch(context, BatchConfig(global_rows=probed * micro, micro=micro))
+    weights = num_weights(config.model, context.manifest.vocab_size) + num_adapter_weights(config.model, config.lora)
+    try:
+        trainable, adjustments = build(replace(plan, context=context), Adjustments(), 1)
+        hold_copy(context, plan.task)
+        weights = trainable.num_weights
+        step_s = None if adjustments.made else measured_step_s(trainable, replace(plan.data, context=context), now)
+    except Exception as error:
+        if not isinstance(error, CannotContinueError) and not is_out_of_memory(error):
+            raise
+        step_s = None
+    return weights, None if step_s is None else step_s * micro_batches / probed
+
+
+def measured_step_s(trainable: Trainable, data: RunData, now: Callable[[], float]) -> float | None:
+    """Return the median seconds of five steps after those that compile code; None if a step runs out of memory."""
+    untimed = UNTIMED_STEPS if trainable.context.config.compiles(trainable.context.group.device.type) else 1
+    begin, seconds = now(), list[float]()
+    with data.batches(Progress(), Adjustments()) as batches:
+        for step in range(1, untimed + _TIMED_STEPS + 1):
+            start, batch = now(), next(batches)
+            if batch.fault is not None:
+                raise batch.fault.error
+            if train_step(trainable, batch, StepInputs(step)).result().void:
+                return None
+            seconds.append(now() - start)
+            if step > untimed and now() - begin > _LONGEST_S:
+                break
+    return median(seconds[untimed:])

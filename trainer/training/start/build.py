@@ -1,0 +1,72 @@
+"""Builds the model of a run, and restores its tensors."""
+
+from __future__ import annotations
+
+import logging
+
+from common.errors import ConfigError
+from trainer.data.adjustments import Adjustments
+from trainer.finetuning.initial_weights import read_initial, write_reference
+from trainer.model.float8 import convert_to_float8
+from trainer.optim.optimizers import build_optimizers
+from trainer.optim.weight_average import WeightAverage
+from trainer.runs.bounds import check_model_size
+from trainer.runs.state import RunState, load_whole
+from trainer.training.adjuster import wrapped
+from trainer.training.start.check import Continued
+from trainer.training.start.plan import StartPlan
+from trainer.training.trainable import Trainable, hold_reference, make_scaler, new_loss, new_model
+
+__all__ = ["build", "restore"]
+
+_log = logging.getLogger(__name__)
+
+
+def build(plan: StartPlan, adjustments: Adjustments, step: int) -> tuple[Trainable, Adjustments]:
+    """Return the model for a step with new weights, wrapped for training, and the adjustments, with those that it needed to fit."""
+    context, extension, task = plan.context, plan.extension, plan.task
+    config, group, vocab_size = context.config, context.group, context.manifest.vocab_size
+    if extension.build_model is not None and config.model.base_width is not None:
+        raise ConfigError("model.base_width scales the built-in model, and the extension builds another one; remove one of them")
+    if extension.build_model is None:
+        check_model_size(config.model, vocab_size, counted=task.num_weights, lora=config.lora)
+    model = new_model(extension, task, config, vocab_size)
+    if config.parallel == "ddp" or group.world_size == 1:
+        model.to(group.device)  # FSDP moves each part when it shards the weights
+    if config.number_format == "float8":
+        convert_to_float8(model, group.device)
+    loss = new_loss(model, extension, task, config)
+    module, accumulation, adjustments = wrapped(loss, context, adjustments, step)
+    adapted = config.lora.rank is not None  # muP has no rule for adapters, so their rate is the given one at each width
+    trainable = Trainable(
+        context=context,
+        extension=extension,
+        task=task,
+        loss=loss,
+        module=module,
+        accumulation=accumulation,
+        scaler=make_scaler(context),
+        optimizers=build_optimizers(model, config.optim, 1.0 if adapted else config.model.width_ratio),
+        average=None if config.ema.decay is None else WeightAverage(model, config.ema),
+    )
+    return trainable, adjustments
+
+
+def restore(plan: StartPlan, continued: Continued, trainable: Trainable) -> RunState | None:
+    """Restore the newest checkpoint and return its state. For a new run load the weights that it begins with, and return None."""
+    context, state = plan.context, None
+    init, origin = context.config.init, continued.initial
+    if continued.newest is not None:
+        checkpoint, state = load_whole(continued.checkpoints, continued.newest)
+        trainable.restore(checkpoint, state)
+    elif init is not None and origin is not None:
+        weights = context.group.on_all(lambda: read_initial(init, origin))
+        trainable.begin_with(weights)
+        _log.info("the weights are those of step %d of %s", origin.step, init)
+        if plan.task.reference is not None:
+            context.group.on_main(lambda: write_reference(context.config.run, weights))
+    elif (pretrained := plan.task.pretrained) is not None:
+        trainable.begin_with(context.group.on_all(pretrained))
+    if plan.task.reference is not None:
+        hold_reference(context, plan.task, origin)
+    return state

@@ -1,0 +1,155 @@
+"""Compares a planned run with the files of an earlier start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import ProjectError
+from common.files import UnusableFileError
+from trainer.checkpoint import CheckpointStore, check_space
+from trainer.checkpoint.weights import weights_digest
+from trainer.config import TrainConfig
+from trainer.data.adjustments import Adjustments
+from trainer.distributed.shared_folders import check_shared
+from trainer.launch.finished import is_same, nothing_to_train, recorded_settings
+from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes
+from trainer.runs.directory import locked_unopened
+from trainer.runs.progress import Progress
+from trainer.runs.record import (
+    Before,
+    Origin,
+    Record,
+    check_identity,
+    check_nothing_saved,
+    identity_of,
+    read_record,
+    read_record_if_any,
+    recorded_adjustments,
+)
+from trainer.runs.state import load_whole, read_progress
+from trainer.training.start.branch import begin_branch
+from trainer.training.start.earlier import allowed_changes, check_cooldown, initial_weights
+from trainer.training.start.plan import StartPlan
+from trainer.watchdog.files import clear_heartbeats
+
+__all__ = ["Continued", "NothingToTrain", "check"]
+
+
+class NothingToTrain(Exception):  # noqa: N818 - an outcome, no error
+    """The run has reached a limit, so this start trains no step and changes no file. The message says so.
+
+    Args:
+        message: for users; empty on all ranks except rank 0.
+        result: of `trainer.loop.train`.
+    """
+
+    def __init__(self, message: str, result: str) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+@dataclass(frozen=True)
+class Continued:
+    """What this start continues. The files of the run are not changed yet."""
+
+    identity: Mapping[str, Any]
+    initial: Origin | None
+    """The checkpoint of another run whose weights the run began or begins with, None if there is none."""
+    checkpoints: CheckpointStore
+    before: Before | None
+    """The previous start of the run, None if there is none. None on all ranks except rank 0."""
+    newest: int | None
+    """Step of the newest checkpoint, None if there is none."""
+    adjustments: Adjustments
+    """Adjustments of earlier starts."""
+    undo: ExitStack
+    """Puts the run folder back at the end of this start, unless its callbacks are removed."""
+
+
+def check(stack: ExitStack, plan: StartPlan) -> Continued:
+    """Lock the run, and compare the plan with it. Raises the errors of `opened_run`.
+
+    Raises:
+        NothingToTrain: a limit is reached already.
+    """
+    config, manifest, group = plan.context.config, plan.context.manifest, plan.context.group
+    decay_steps = plan.criteria.decay_steps
+    initial = group.on_main(lambda: initial_weights(config))
+    identity = identity_of(
+        plan.context,
+        decay_steps=decay_steps,
+        extension_digest=plan.extension.digest,
+        digests=plan.task.digests | ({} if initial is None else {"init": initial.weights}),
+    )
+    checkpoints = CheckpointStore(config.run / "checkpoints")
+    before: list[Before] = []
+    undo = ExitStack()
+
+    def check_branch(trunk: Path, record: Record, step: int) -> None:
+        check_identity(trunk, record.identity, identity, allowed_changes(config, record))
+        check_cooldown(config, record, step, decay_steps)
+
+    def prepare_run() -> tuple[int | None, list[dict[str, Any]], tuple[str, str] | None]:
+        nonlocal undo
+        undo = stack.enter_context(locked_unopened(config.run))
+        begin_branch(config, check_branch)
+        newest, record = _checked_run(config, checkpoints, identity)
+        adjustments = recorded_adjustments(config.run, record, identity, allowed_changes(config, record))
+        if record is not None and newest is not None:
+            check_cooldown(config, record, newest, decay_steps)
+            before.append(Before(record, newest))
+            progress = read_progress(checkpoints, newest)
+            cooldown = adjustments.cooldown(newest)
+            ended_by = plan.criteria.ended_by(progress, None if cooldown is None else cooldown.cooldown_end)
+            if ended_by is not None:
+                known = _settings_before(config.run)
+                # A start that was killed after its last step has to complete the record.
+                if record.status == "finished" or known is None or not is_same(config, known):
+                    return newest, [], _nothing_left(known or config, record, checkpoints, progress, ended_by)
+        sizes = checkpoint_bytes(config, manifest.vocab_size), frozen_bytes(config, manifest.vocab_size)
+        check_space(checkpoints.directory, *sizes)
+        clear_heartbeats(config.run)
+        return newest, adjustments.to_json(), None
+
+    newest, recorded, nothing_left = group.on_main(prepare_run)
+    if nothing_left is not None:
+        message, result = nothing_left
+        raise NothingToTrain(message if group.is_main else "", result)
+    check_shared(config.run, group)
+    adjustments = Adjustments.from_json(recorded)
+    return Continued(identity, initial, checkpoints, before[0] if before else None, newest, adjustments, undo)
+
+
+def _settings_before(run: Path) -> TrainConfig | None:
+    """Return the settings of the last start of a run, with its present place; None if they cannot be read."""
+    with suppress(OSError, ValueError, KeyError, TypeError, ProjectError, UnusableFileError):
+        return recorded_settings(run).model_copy(update={"run": run})
+    return None
+
+
+def _nothing_left(
+    known: TrainConfig, record: Record, checkpoints: CheckpointStore, progress: Progress, ended_by: str
+) -> tuple[str, str]:
+    """Return the message about a run that has reached a limit, and the result of its training."""
+    digest = record.weights if record.step == progress.step else None
+    digest = digest or weights_digest(load_whole(checkpoints, progress.step)[0].model)
+    lines = nothing_to_train(known, record.status, progress.step, ended_by)
+    return "\n".join(lines), f"weights {digest} steps {progress.step}"
+
+
+def _checked_run(
+    config: TrainConfig, checkpoints: CheckpointStore, identity: Mapping[str, Any]
+) -> tuple[int | None, Record | None]:
+    """Return the step of the newest checkpoint and the record, None for those that do not exist. Check that it is the same run."""
+    newest = checkpoints.newest_verified()
+    if newest is None:
+        record = read_record_if_any(config.run)
+        check_nothing_saved(config.run, record)
+        return None, record
+    record = read_record(config.run)
+    check_identity(config.run, record.identity, identity, allowed_changes(config, record))
+    return newest, record

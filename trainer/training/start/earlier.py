@@ -1,0 +1,116 @@
+"""What an earlier start of a run, or the run that this one branches off, prescribes for this start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.errors import ConfigError
+from data_pipeline.dataset.manifest import Manifest
+from trainer.checkpoint import CheckpointStore
+from trainer.config import Precision, TrainConfig
+from trainer.finetuning.initial_weights import check_initial, check_lora, check_same_initial, choose_initial
+from trainer.optim.schedule import cooldown_start
+from trainer.runs.directory import check_nothing_is_replaced, check_places
+from trainer.runs.record import (
+    Origin,
+    Record,
+    check_data,
+    check_was_trained,
+    read_record,
+    read_record_if_any,
+    recorded_micro,
+    recorded_precision,
+)
+
+__all__ = [
+    "BRANCHED",
+    "allowed_changes",
+    "check_continued",
+    "check_cooldown",
+    "check_data_of_run",
+    "continued_run",
+    "first_look",
+    "initial_weights",
+    "is_new_branch",
+    "run_exists",
+]
+
+BRANCHED = "branched"
+"""The status of a run that has copied its state, and has not trained yet."""
+
+
+def continued_run(config: TrainConfig) -> Path:
+    """Return the run whose state this start continues: `branch.run` for a branch that does not exist yet, else the run itself."""
+    return config.run if config.branch.run is None or run_exists(config.run) else config.branch.run
+
+
+def run_exists(run: Path) -> bool:
+    """Return whether there is a run, or a complete copy of the state that it begins with."""
+    if _has_checkpoints(run):
+        return True
+    record = read_record_if_any(run)
+    return record is not None and not is_new_branch(record)
+
+
+def is_new_branch(record: Record) -> bool:
+    return record.status == BRANCHED
+
+
+def check_continued(config: TrainConfig) -> None:
+    """Check the places in the run before any file of it is read, and that the run which this start continues was trained."""
+    check_places(config.run)
+    check_nothing_is_replaced(config.run)
+    run = continued_run(config)
+    check_was_trained(run, read_record_if_any(run))
+
+
+def check_data_of_run(config: TrainConfig, root_digest: str) -> None:
+    """Refuse other data than that of the run which this start continues, before its settings are compared with it."""
+    run = continued_run(config)
+    record = read_record_if_any(run) if _has_checkpoints(run) else None
+    if record is not None:
+        check_data(run, record.identity, root_digest)
+
+
+def first_look(config: TrainConfig, manifest: Manifest) -> tuple[int | None, Precision | None]:
+    """Return micro-batch and number format of an earlier start, or of the run to branch off. Compare a new run with `init`."""
+    run = continued_run(config)
+    record = read_record_if_any(run)
+    continues = _has_checkpoints(run)  # otherwise no weights exist that depend on the format
+    if not continues:
+        check_lora(config)
+        check_initial(config, manifest)
+    return recorded_micro(run, record), recorded_precision(run, record) if continues else None
+
+
+def initial_weights(config: TrainConfig) -> Origin | None:
+    """Return the checkpoint of `init` that a new run begins with, or the recorded one of a run that continues."""
+    run = continued_run(config)
+    if not _has_checkpoints(run):
+        return choose_initial(config)
+    check_same_initial(config, run)
+    return read_record(run).initial
+
+
+def allowed_changes(config: TrainConfig, record: Record | None) -> tuple[str, ...]:
+    """Return the names in the identity that may differ from the record: a branch may begin with another schedule."""
+    allowed = config.resume.allow_changes
+    if record is None or not is_new_branch(record):
+        return allowed
+    return (*allowed, *(f"schedule.{name}" for name in type(config.schedule).model_fields))
+
+
+def check_cooldown(config: TrainConfig, record: Record, step: int, decay_steps: int) -> None:
+    """Refuse a branch whose cool-down would have begun before its step, so that the learning rate would drop at once."""
+    if not is_new_branch(record) or config.schedule.kind != "wsd" or decay_steps == 0:
+        return
+    start = cooldown_start(config.schedule, decay_steps)
+    if start < step:
+        raise ConfigError(
+            f"{config.run}: its cool-down of steps {start + 1} to {decay_steps} would begin before step {step}, at which the run "
+            "branches off; raise limits.steps, lower schedule.cooldown_steps, or choose an earlier branch.step"
+        )
+
+
+def _has_checkpoints(run: Path) -> bool:
+    return bool(CheckpointStore(run / "checkpoints").steps())

@@ -1,0 +1,70 @@
+"""Opens a training run: plans it, checks it, builds its parts, restores them, and closes them at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from trainer.config import TrainConfig
+from trainer.extensions.loading import load_extension
+from trainer.extensions.trust import note_trained_with
+from trainer.machine.determinism import configure_determinism
+from trainer.runs.clock import Clock
+from trainer.runs.context import RunContext
+from trainer.runs.signals import stop_signal
+from trainer.training.start.banner import introduce
+from trainer.training.start.build import build, restore
+from trainer.training.start.check import Continued, check
+from trainer.training.start.earlier import is_new_branch
+from trainer.training.start.files import open_files
+from trainer.training.start.parts import put_together
+from trainer.training.start.plan import plan_start
+from trainer.training.start.ranks import joined_ranks, watched_rank
+from trainer.training.stop import StopRequests
+from trainer.training.training_run import TrainingRun
+
+__all__ = ["opened_run"]
+
+
+@contextmanager
+def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator[TrainingRun]:
+    """Check the settings against data and machine, build all parts, and restore the newest checkpoint if there is one.
+
+    With `trust_extension` the digest of the extension is stored: see `trainer.extensions.trust`.
+
+    Raises:
+        ConfigError: the settings do not fit the data, the machine or the existing run.
+        PreparedDataError: the data is damaged or missing.
+        CheckpointError: the run has checkpoints, but none is intact.
+    """
+    clock = Clock()
+    configure_determinism(config)
+    extension = load_extension(config.extension)
+    with ExitStack() as stack:
+        signal = stack.enter_context(stop_signal())
+        group = stack.enter_context(joined_ranks(config))
+        if trust_extension and extension.digest is not None and group.is_main:
+            note_trained_with(extension.digest)
+        plan = plan_start(stack, config, group, extension)
+        continued = check(stack, plan)
+        _end_if_asked(StopRequests(signal, group), plan.context, continued)
+        heartbeat = stack.enter_context(watched_rank(plan.context.config, group))
+        trainable, adjustments = build(plan, continued.adjustments, (continued.newest or 0) + 1)
+        state = restore(plan, continued, trainable)
+        _end_if_asked(StopRequests(signal, group), plan.context, continued)
+        # Not earlier, because settings that do not fit the checkpoint must leave the files of the run unchanged.
+        files = open_files(stack, plan, continued, trainable, adjustments, state, heartbeat)
+        stop = StopRequests(signal, group, files.monitor)
+        run = put_together(stack, plan, continued, trainable, adjustments, state, files, stop, heartbeat, clock)
+        del trainable, state
+        with clock.paused():
+            introduce(run, continued=continued.newest is not None)
+        yield run
+
+
+def _end_if_asked(stop: StopRequests, context: RunContext, continued: Continued) -> None:
+    """End the start if a rank was asked to stop. No file of the run has changed yet."""
+    if stop.on_any_rank():
+        before, newest = continued.before, continued.newest
+        newest = context.group.on_main(lambda: None if before is None or is_new_branch(before.record) else newest)
+        stop.end_start(context.config.run, newest)

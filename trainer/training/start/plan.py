@@ -1,0 +1,109 @@
+"""The settings of a run, chosen for its data and the machine. No file of the run is changed."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from common.errors import ConfigError, PreparedDataError
+from common.storage_errors import naming
+from data_pipeline.dataset.locks import reading
+from data_pipeline.dataset.manifest import Manifest, read_manifest
+from data_pipeline.tokenizer import Tokenizer, load_tokenizer
+from trainer.config import TrainConfig
+from trainer.data.mixture import build_order
+from trainer.distributed.group import Group
+from trainer.distributed.shared_folders import check_same_data
+from trainer.extensions.hooks import Extension
+from trainer.finetuning.task import Task, make_task
+from trainer.machine.memory import PeakMeter
+from trainer.machine.precision import ChosenPrecision, with_precision
+from trainer.model.attention import backend_of
+from trainer.optim.optimizers import check_optimizer
+from trainer.parallel.fsdp import check_parallel
+from trainer.runs.context import RunContext
+from trainer.runs.limits import StopCriteria, plan_run, with_shorter_warmup
+from trainer.training.micro_batch_size import with_micro, with_micro_for
+from trainer.training.start.earlier import check_continued, check_data_of_run, first_look
+from trainer.training.trainable import RunData
+
+__all__ = ["StartPlan", "check_ranks", "plan_start"]
+
+
+@dataclass(frozen=True)
+class StartPlan:
+    """A run whose settings fit the data and the machine."""
+
+    context: RunContext
+    extension: Extension
+    precision: ChosenPrecision
+    task: Task
+    data: RunData
+    criteria: StopCriteria
+    memory: PeakMeter
+
+
+def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension) -> StartPlan:
+    """Compare the settings with the data and the machine, and choose those that are `auto`. Raises the errors of `opened_run`."""
+    if config.run.resolve() == config.data.resolve():  # both have a report.html, a tokenizer and a lock
+        raise ConfigError(f"{config.run}: run and data are the same folder; name another folder for the run (--run)")
+    stack.enter_context(naming(config.run))  # a file that cannot be written from here on is a file of the run
+    group.on_main(lambda: check_continued(config))
+    manifest, tokenizer = group.on_all(lambda: _open_data(stack, config, group))
+    check_same_data(config.data, manifest.root_digest, group)
+    group.on_main(lambda: check_data_of_run(config, manifest.root_digest))
+    task = group.on_all(lambda: make_task(config, manifest, extension.hooks))
+    train_rows = task.rows(config.data, manifest, "train", verify=config.verify_data)
+    val_rows = task.rows(config.data, manifest, "val", verify=config.verify_data)
+    recorded_rows, recorded_format = group.on_main(lambda: first_look(config, manifest))
+    config, precision = with_precision(config, group, recorded_format)
+    backend = backend_of(config, group.device)
+    memory = PeakMeter(group.device)
+    config = with_micro_for(config, group.world_size)
+    context = RunContext(config, manifest, group, backend, extension.has_step or task.step is not None)
+    context = with_micro(context, extension, recorded_rows, task)
+    _check_rows(context.config, manifest, len(train_rows), len(val_rows))
+    check_ranks(context.config, group.world_size)
+    check_parallel(context.config, group)
+    check_optimizer(context.config)
+    config = with_shorter_warmup(context.config, manifest, len(train_rows))
+    context = replace(context, config=config)
+    order = build_order(config.seed, train_rows, manifest.sources, config.mixture.weights)
+    data = RunData(context, train_rows, val_rows, order, tokenizer)
+    return StartPlan(context, extension, precision, task, data, plan_run(config, manifest, len(train_rows)), memory)
+
+
+def check_ranks(config: TrainConfig, num_ranks: int) -> None:
+    """Refuse a global batch with too few micro-batches for the ranks."""
+    if config.batch.micro_batches < num_ranks:
+        raise ConfigError(
+            f"batch.global_rows = {config.batch.global_rows} and batch.micro = {config.batch.micro} make "
+            f"{config.batch.micro_batches} micro-batches, too few for {num_ranks} ranks; use "
+            f"batch.micro = {max(1, config.batch.global_rows // num_ranks)} or less, or more rows"
+        )
+
+
+def _open_data(stack: ExitStack, config: TrainConfig, group: Group) -> tuple[Manifest, Tokenizer]:
+    """Lock the data against a new preparation for the time of the run, and return its manifest and its tokenizer."""
+    stack.enter_context(reading(config.data, f"run {config.run.absolute().name}" if group.is_main else None))
+    manifest, folder = read_manifest(config.data), Path(config.data, "tokenizer")
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.vocab_size != manifest.vocab_size:  # a larger id would be outside the embedding
+        raise PreparedDataError(
+            f"{folder}: it has {tokenizer.vocab_size} ids, but the manifest says {manifest.vocab_size}; run `prepare` again"
+        )
+    return manifest, tokenizer
+
+
+def _check_rows(config: TrainConfig, manifest: Manifest, train_rows: int, val_rows: int) -> None:
+    if config.encoder is None and manifest.row_length > config.model.context:
+        raise ConfigError(
+            f"the rows in {config.data} have {manifest.row_length} tokens, but "
+            f"model.context = {config.model.context}; raise model.context, or prepare with --row_length {config.model.context}"
+        )
+    for split, num_rows in (("train", train_rows), ("val", val_rows)):
+        if num_rows == 0:
+            raise PreparedDataError(f"{config.data}: no {split} rows; prepare from more text")
+    if not any(shard.targets for shard in manifest.shards if shard.split == "train"):
+        raise PreparedDataError(f"{config.data}: no token of the training rows has a loss; prepare from more text")
