@@ -25,7 +25,7 @@ from data_pipeline.config.prepare import OVERRIDABLE
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.heuristics.presets import PRESETS
 from data_pipeline.reports.lengths import truncation_advice
-from data_pipeline.reports.lookup import by_extension, known, largest_first, part, round_trip
+from data_pipeline.reports.lookup import by_extension, known, largest_first, lookup, round_trip
 
 __all__ = ["render_card"]
 
@@ -154,7 +154,7 @@ _TEMPLATES.globals.update(
     max_extensions=_MAX_EXTENSIONS,
     max_files=_MAX_FILES,
     overridden=_overridden,
-    part=part,
+    lookup=lookup,
     round_trip=round_trip,
     thresholds=_thresholds,
     truncation_advice=truncation_advice,
