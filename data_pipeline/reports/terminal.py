@@ -77,9 +77,12 @@ def describe(summary: dict[str, Any]) -> str:
         f"root digest  {summary['root_digest']}",
         f"tokenizer    {tokenizer['kind']}, {tokenizer['vocab_size']:,} tokens, {tokenizer['bytes_per_token']} bytes per token",
         f"rows         {summary['row_length']:,} tokens long",
-        *_documents(lookup(totals, "documents")),
         *_duplicates(lookup(totals, "duplicates")),
     ]
+    counts = lookup(totals, "documents")
+    if {"read", "train", "val", "rejected"} <= counts.keys():
+        kept = f"{counts['train']:,} train + {counts['val']:,} val"
+        head.insert(3, f"documents    {counts['read']:,} read = {kept} + {counts['rejected']:,} rejected")
     ignored = [{"ignored": reason, "extension": name, "files": count} for reason, name, count in by_extension(totals, "ignored")]
     tables = [
         _table(summary["shards"], ("split", "source", "shards", "rows", "tokens", "targets", "bytes")),
@@ -100,14 +103,6 @@ def describe(summary: dict[str, Any]) -> str:
         _table(_named("packing", lookup(totals, "packing_methods")), ("packing", "fill_rate", "cut_rate")),
     ]
     return "\n\n".join(("\n".join(head), *filter(None, tables)))
-
-
-def _documents(counts: dict[str, Any]) -> Iterator[str]:
-    if {"read", "train", "val", "rejected"} <= counts.keys():
-        yield (
-            f"documents    {counts['read']:,} read = {counts['train']:,} train + {counts['val']:,} val"
-            f" + {counts['rejected']:,} rejected"
-        )
 
 
 def _duplicates(found: dict[str, Any]) -> Iterator[str]:

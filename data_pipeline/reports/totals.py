@@ -64,6 +64,7 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
     assert documents["read"] == documents["kept"] + documents["rejected"], "a document was neither kept nor rejected"
     lengths = add_counts(result.lengths for result in results.selected)
     tokens_trained_on = sum(result.tokens["train"] for result in results.selected)
+    confidences = _add_nested(result.confidences for result in results.read)
     lost = share_lost_to_benchmarks(results.read, results.split)
     lines = lines_before(results.partitions, results.read)
     clusters = copy.deepcopy(results.duplicates.clusters)
@@ -86,7 +87,10 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
         "cleaned": add_counts(result.changes for result in results.read),
         "sources": {name: _source(results, numbers, config, name, tokens_trained_on) for name, numbers in sources.items()},
         "languages": _languages(results),
-        "language_confidence": _confidences(results),
+        "language_confidence": {
+            language: {"all": sum(counts.values())} | kept_by_threshold(counts)
+            for language, counts in sorted(confidences.items(), key=lambda item: (-sum(item[1].values()), item[0]))
+        },
         "lengths": {
             "characters": describe_lengths(add_counts(result.characters for result in results.selected)),
             "tokens": describe_lengths(lengths),
@@ -186,14 +190,6 @@ def _languages(results: Results) -> dict[str, dict[str, Any]]:
         language: {**counted, "bytes_per_token": round(counted["bytes"] / max(counted["tokens"], 1), 3)}
         for language, counted in sorted(counts.items(), key=lambda item: (-item[1]["bytes"], item[0]))
         if counted["documents"]
-    }
-
-
-def _confidences(results: Results) -> dict[str, dict[str, int]]:
-    bins = _add_nested(result.confidences for result in results.read)
-    return {
-        language: {"all": sum(counts.values())} | kept_by_threshold(counts)
-        for language, counts in sorted(bins.items(), key=lambda item: (-sum(item[1].values()), item[0]))
     }
 
 
