@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from common.text import size
+from common.errors import ConfigError
+from common.text import format_bytes, size
 
-__all__ = ["available_host_bytes", "num_oom_kills", "process_bytes", "why_killed"]
+__all__ = ["available_host_bytes", "check_fits_memory", "free_host_bytes", "num_oom_kills", "process_bytes", "why_killed"]
 
+_WEIGHT_BYTES = 4
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -40,6 +44,20 @@ def available_host_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
             used = int((directory / files.usage).read_text(encoding="ascii"))
             rooms.append(max(0, most - max(0, used - _field(directory / "memory.stat", files.inactive))))
     return min(rooms)
+
+
+def free_host_bytes() -> float:
+    """Return the free memory of the host in bytes; infinite if the platform is not Linux."""
+    return available_host_bytes() if sys.platform == "linux" else math.inf
+
+
+def check_fits_memory(num_weights: int) -> None:
+    """Raise ConfigError if the weights of a model, in fp32, are larger than the free memory."""
+    if num_weights * _WEIGHT_BYTES > (free := free_host_bytes()):
+        raise ConfigError(
+            f"the model has {num_weights} weights, which take {format_bytes(num_weights * _WEIGHT_BYTES)}, and "
+            f"{format_bytes(int(free))} of memory are free; use a smaller model or a machine with more memory"
+        )
 
 
 def num_oom_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:

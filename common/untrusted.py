@@ -10,10 +10,11 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from common.errors import CheckpointError
 from common.files import UnusableFileError, open_input, read_input
@@ -58,9 +59,9 @@ _RESTORE = "restore it from a copy, or use another run"
 
 MAX_COUNT = 1 << 53
 """The highest value of a counter. No run reaches it, and the sum of two counters fits into 64 bits."""
-Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
 """A whole number that counts something."""
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 
 
 def _inner(name: object) -> object:
@@ -89,13 +90,17 @@ class Form(BaseModel):
         return self.model_dump(exclude_unset=True)
 
 
-FormT = TypeVar("FormT", bound=Form)
+T = TypeVar("T")
 
 
-def parsed(form: type[FormT], value: object) -> FormT:
-    """Return a value from JSON as an object. ValueError names the first field that does not have the form."""
+def parsed(kind: type[T], value: object) -> T:
+    """Return a value from JSON as an object of a class of pydantic.
+
+    Raises:
+        ValueError: it does not have the form; the message names the first wrong field.
+    """
     try:
-        return form.model_validate(value)
+        return cast(T, _adapter(cast(Any, kind)).validate_python(value))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))[:_MAX_SHOWN_CHARS]
@@ -104,6 +109,11 @@ def parsed(form: type[FormT], value: object) -> FormT:
         raise ValueError(f"{place}{shown}: {reason[:1].lower()}{reason[1:]}" if place else f"{_short(value)}: {reason}") from None
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def check_form(form: type[Form], value: object) -> None:

@@ -13,6 +13,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +63,16 @@ def load_settings(
     variables = _from_environment(model, environment)
     recipe = command_line.get("recipe", variables.get("recipe", model.model_fields["recipe"].default))
     own = [variables, nest(command_line)]
+    resolver: Any = import_module(model.resolver) if model.resolver else model  # loads NumPy, which `--help` does not need
     of_person = own
-    if (path := model.recorded_in({name: value for layer in own for name, value in layer.items()})) is not None:
+    if (path := resolver.recorded_in({name: value for layer in own for name, value in layer.items()})) is not None:
         layers = [_recorded(model, path, own), *own]
     else:
         base = {} if recipe == AUTO else _from_recipe(model, recipe)
         if recipe not in (None, AUTO) and recipe_path(recipe).parent.resolve() != RECIPES.resolve():
             of_person = [base, *own]
-        inherited = model.inherited(_flat([base, *own]))
-        base = nest(model.chosen(inherited | _flat(own))) if recipe == AUTO else base
+        inherited = resolver.inherited(_flat([base, *own]))
+        base = nest(resolver.chosen(inherited | _flat(own))) if recipe == AUTO else base
         layers = [base, nest(inherited), *own]
     given_names = {name for layer in of_person for name in flatten(layer)}
     layers.append(nest(model.adapted(_flat(layers), given_names)))

@@ -61,6 +61,8 @@ class Settings(Section):
     frequent: ClassVar[Mapping[str, str]] = {}
     """The settings that people change most, each with a value as an example. The short help shows them, and the first
     one of a section also as a line of a recipe, so its value is a number."""
+    resolver: ClassVar[str] = ""
+    """The module with `chosen`, `inherited` and `recorded_in` of a command whose settings depend on files or the machine."""
     facts: ClassVar[tuple[str, ...]] = ()
     """What conditions name besides settings, known once the command runs. One with the name of a setting replaces its value."""
     examples: ClassVar[tuple[str, ...]] = ()

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from tests.support.runs import metrics, run_command
-from trainer.runs.directory import data_folder, load_config
+from trainer.runs.saved_run import data_folder, load_config
 
 __all__ = ["main"]
 

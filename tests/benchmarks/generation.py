@@ -22,7 +22,7 @@ from trainer.commands.saved_model import opened_text_model
 from trainer.config import ModelConfig
 from trainer.inference.text_model import Sampling, TokenRows
 from trainer.model.decoder import build_model
-from trainer.runs.directory import load_config
+from trainer.runs.saved_run import load_config
 
 PROMPT_TOKENS = 16
 

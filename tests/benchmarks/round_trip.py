@@ -33,7 +33,7 @@ from trainer.__main__ import main as trainer
 from trainer.commands.saved_model import opened_text_model
 from trainer.inference.text_model import Sampling, TextModel
 from trainer.model.attention import make_layout
-from trainer.runs.directory import data_folder
+from trainer.runs.saved_run import data_folder
 
 __all__ = [
     "compressed_perplexity",

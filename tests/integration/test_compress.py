@@ -16,6 +16,7 @@ from tests.support.prepared import write_prepared
 from tests.support.records import record_of
 from tests.support.runs import metrics, run_command, tiny_config
 from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.of_run import load_checkpoint
 from trainer.commands.compress import CompressOptions
 from trainer.commands.compress import run as compress
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
@@ -23,8 +24,7 @@ from trainer.commands.export import ExportOptions
 from trainer.commands.export import run as export
 from trainer.interop.export import verify_export
 from trainer.loop import train
-from trainer.runs.directory import load_config
-from trainer.runs.state import load_checkpoint
+from trainer.runs.saved_run import load_config
 
 
 @pytest.fixture(scope="module")

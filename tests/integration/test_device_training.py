@@ -21,6 +21,7 @@ from tests.support.prepared import write_prepared
 from tests.support.runs import arguments, losses, metrics, run_command, tiny_config
 from trainer import loop
 from trainer.config import TrainConfig
+from trainer.context import RunContext
 from trainer.data.batch import GlobalBatch, micro_batch
 from trainer.distributed.group import Group
 from trainer.extensions.hooks import Extension
@@ -32,7 +33,6 @@ from trainer.model.parameters import parameters_by_name
 from trainer.optim.optimizers import build_optimizers
 from trainer.parallel.accumulation import Accumulation, FsdpAccumulation
 from trainer.parallel.fsdp import full_tensors, shard
-from trainer.runs.context import RunContext
 from trainer.training.step import train_step
 from trainer.training.step_report import StepInputs
 from trainer.training.trainable import Trainable, make_scaler

@@ -28,7 +28,7 @@ from trainer.inference.lm_eval import HarnessModel
 from trainer.inference.text_model import TextModel
 from trainer.loop import train
 from trainer.model.attention import make_layout
-from trainer.runs.directory import load_config
+from trainer.runs.saved_run import load_config
 
 
 @pytest.fixture(scope="module")

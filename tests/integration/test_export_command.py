@@ -21,6 +21,7 @@ from tests.support.harness_tasks import write_tasks
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, run_command, tiny_config
 from trainer.__main__ import main
+from trainer.checkpoint.of_run import load_checkpoint
 from trainer.checkpoint.weights import weights_digest
 from trainer.commands.evaluate import EvaluateOptions, benchmark_run
 from trainer.commands.saved_model import opened_text_model
@@ -29,7 +30,6 @@ from trainer.interop.export import read_export_record, verify_export
 from trainer.interop.tokenizer_check import ODD_TEXTS
 from trainer.loop import train
 from trainer.model.attention import make_layout
-from trainer.runs.state import load_checkpoint
 
 CONTEXT = 256
 

@@ -14,10 +14,10 @@ from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, tiny_config
 from trainer import loop
 from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.of_run import load_checkpoint
 from trainer.config import TrainConfig
 from trainer.loop import train
 from trainer.runs.ledger import LEDGER, LedgerStep, SkipEvent, read_ledger
-from trainer.runs.state import load_checkpoint
 from trainer.training import trainable
 from trainer.training.step_report import StepResults
 

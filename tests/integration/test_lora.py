@@ -21,7 +21,6 @@ from tests.support.prepared import write_prepared
 from tests.support.records import record_of
 from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config
 from trainer.checkpoint import CheckpointStore
-from trainer.checkpoint.manifest import parse_manifest
 from trainer.checkpoint.tensor_file import decode_tensors
 from trainer.checkpoint.weights import weights_digest
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
@@ -39,7 +38,9 @@ from trainer.parallel.fsdp import load_full
 from trainer.report import report_at_end
 from trainer.report.recorded_run import read_run
 from trainer.report.results import introduction
-from trainer.runs.directory import REFERENCE, load_config
+from trainer.runs.layout import REFERENCE
+from trainer.runs.manifest import CheckpointManifest
+from trainer.runs.saved_run import load_config
 from trainer.training.start.open import opened_run
 from trainer.verification.verify import verify_run
 
@@ -97,7 +98,7 @@ def test_only_adapters_have_an_average_norms_and_updates(base: Path, other_data:
 
 def test_later_checkpoints_add_only_adapters(adapted_run: Path) -> None:
     store = CheckpointStore(adapted_run / "checkpoints")
-    first, *later = (parse_manifest(store.manifest_bytes(step)) for step in store.steps())
+    first, *later = (CheckpointManifest.from_file(store.manifest_bytes(step)) for step in store.steps())
     assert store.steps() == [4, 8, 12]
     weights = sum(tensor.numel() for tensor in store.load(12).model.values()) - TRAINED
     assert sum(first.objects.values()) > 4 * weights

@@ -24,13 +24,13 @@ from data_pipeline.reports.terminal import describe, summarise
 from data_pipeline.tokenizer import load_tokenizer
 from tests.support.ranks import run_ranks
 from tests.support.runs import metrics, tiny_config
+from trainer.context import RunContext
 from trainer.data.batch import IGNORE, micro_batch
 from trainer.distributed.group import Group
 from trainer.evaluation.evaluate import evaluate
 from trainer.loop import train
 from trainer.model.decoder import build_model
 from trainer.model.forward import LossModule
-from trainer.runs.context import RunContext
 from trainer.verification.audit import audit_run
 from trainer.verification.step_text import show_step
 

@@ -24,10 +24,10 @@ from tests.support.runs import ROOT, start_ranks, tiny_config
 from tests.support.two_ranks import all_ended, descendants, has_ended, seconds_until
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.loop import train
-from trainer.runs.bounds import most_ranks, most_rows, most_threads
-from trainer.runs.directory import load_config
+from trainer.model.bounds import most_rows
 from trainer.runs.record import read_record
-from trainer.verification.replay import replay_config
+from trainer.runs.saved_run import load_config
+from trainer.verification.replay import most_ranks, replay_config
 
 MILLION = 1_000_000
 
@@ -104,11 +104,11 @@ def test_a_record_that_claims_threads_that_cannot_be_trains_nothing(
 
 def test_as_many_ranks_are_started_as_this_machine_bears(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(2)))
-    monkeypatch.setattr("trainer.runs.bounds.available_host_bytes", lambda: 64 << 30)
-    assert (most_ranks("cpu"), most_threads()) == (8, 32)
-    monkeypatch.setattr("trainer.runs.bounds.available_host_bytes", lambda: 600 << 20)
+    monkeypatch.setattr("common.host_memory.available_host_bytes", lambda: 64 << 30)
+    assert most_ranks("cpu") == 8
+    monkeypatch.setattr("common.host_memory.available_host_bytes", lambda: 600 << 20)
     assert most_ranks("cpu") == 2
-    monkeypatch.setattr("trainer.runs.bounds.available_host_bytes", lambda: 0)
+    monkeypatch.setattr("common.host_memory.available_host_bytes", lambda: 0)
     assert most_ranks("cpu") == 1
     assert most_rows(tiny_config(Path("d"), Path("r")).model, 32) == 1
 
@@ -145,7 +145,7 @@ def test_rows_of_an_evaluation_are_as_many_as_memory_holds(run: Path, monkeypatc
     from trainer.evaluation.evaluate import forward_pass  # noqa: PLC0415 - the name is replaced there
 
     monkeypatch.setattr("trainer.evaluation.evaluate.forward_pass", forward)
-    monkeypatch.setattr("trainer.runs.bounds.available_host_bytes", lambda: 1 << 18)
+    monkeypatch.setattr("common.host_memory.available_host_bytes", lambda: 1 << 18)
     rewrite_config(run, eval={"micro": 65536})
     assert evaluate_run(EvaluateOptions(run=run, as_json=True)) == usual
     assert max(sizes) == 2, "more than 2 of 9 rows in one pass"

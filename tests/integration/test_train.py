@@ -19,10 +19,10 @@ from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_c
 from tests.support.two_ranks import log, start_entrypoint, started
 from trainer import loop
 from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.of_run import load_checkpoint
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.evaluation import evaluate as evaluations
 from trainer.loop import train
-from trainer.runs.state import load_checkpoint
 from trainer.training import training_run
 from trainer.training.start import open as opening
 from trainer.verification import replay

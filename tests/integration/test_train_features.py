@@ -15,8 +15,10 @@ from tests.support.prepared import write_prepared
 from tests.support.ranks import run_ranks
 from tests.support.runs import losses, metrics, start_ranks, tiny_config
 from trainer import loop
+from trainer.checkpoint.of_run import load_checkpoint
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.config import TrainConfig
+from trainer.context import RunContext
 from trainer.data.loader import global_batch
 from trainer.data.order import UniformOrder
 from trainer.distributed.group import Group
@@ -26,8 +28,6 @@ from trainer.model.decoder import build_model
 from trainer.model.forward import LossModule
 from trainer.optim.optimizers import build_optimizers
 from trainer.parallel.wrapping import wrap_for_training
-from trainer.runs.context import RunContext
-from trainer.runs.state import load_checkpoint
 from trainer.training.step import train_step
 from trainer.training.step_report import StepInputs, StepResults
 from trainer.training.trainable import Trainable, make_scaler

@@ -25,9 +25,9 @@ from torch import Tensor
 from common.errors import CheckpointError
 from trainer.checkpoint import Checkpoint, CheckpointStore, steps_to_keep
 from trainer.checkpoint.filesystem import Storage, read_file
-from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, parse_manifest
 from trainer.checkpoint.objects import ObjectFiles, damage_named
 from trainer.checkpoint.tensor_file import decode_tensors
+from trainer.runs.manifest import MAX_MANIFEST_BYTES, CheckpointManifest
 
 from .storage import Sloppy
 
@@ -130,7 +130,7 @@ def leftovers(storage: Storage, directory: Path) -> list[str]:
     steps = [name for name in names if re.fullmatch(r"step-\d{8}", name)]
     wanted = set()
     for name in steps:
-        manifest = parse_manifest(bytes(read_file(storage, directory / name / "manifest.json", MAX_MANIFEST_BYTES)))
+        manifest = CheckpointManifest.from_file(bytes(read_file(storage, directory / name / "manifest.json", MAX_MANIFEST_BYTES)))
         wanted |= {f"{digest}.safetensors" for digest in manifest.objects}
     strangers = [name for name in names if name not in (*steps, "objects")]
     return strangers + [f"objects/{name}" for name in storage.names(directory / "objects") if name not in wanted]

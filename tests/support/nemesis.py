@@ -23,8 +23,8 @@ from tests.support.journal import Entry, read_journal, write_damaged
 from tests.support.runs import losses, metrics
 from tests.support.two_ranks import all_ended, descendants, end, launcher_of, log, ranks_of, seconds_until, start_entrypoint
 from trainer.checkpoint import CheckpointStore
-from trainer.checkpoint.manifest import parse_manifest
 from trainer.config import TrainConfig
+from trainer.runs.manifest import CheckpointManifest
 from trainer.verification.audit import audit_run
 
 __all__ = ["MOMENTS", "STRIKES", "Nemesis", "broken_claims", "lost_steps", "weights_of"]
@@ -236,7 +236,9 @@ def _verifies(store: CheckpointStore, step: int) -> bool:
 def _files_of(store: CheckpointStore, step: int) -> set[Path]:
     """Return all files that the checkpoint of a step needs."""
     path = store.manifest_path(step)
-    return {path} | {store.directory / f"objects/{name}.safetensors" for name in parse_manifest(path.read_bytes()).objects}
+    return {path} | {
+        store.directory / f"objects/{name}.safetensors" for name in CheckpointManifest.from_file(path.read_bytes()).objects
+    }
 
 
 def weights_of(config: TrainConfig) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from common.text import rate, size
 from data_pipeline.tokenizer.training import VOCAB_SIZES, fitting_vocab_size
-from trainer.config.automatic import SHAPES, Facts, choose, tokens_per_weight
+from trainer.runs.defaults import SHAPES, Facts, choose, tokens_per_weight
 
 PAGE = Path(__file__).parents[2] / "docs/guide/model-size.md"
 MACHINES = {"2 CPU cores": (0, 2), "16 CPU cores": (0, 16), "1 GPU": (1, 16), "8 GPUs": (8, 64)}

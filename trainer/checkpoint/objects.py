@@ -15,8 +15,9 @@ from torch import Tensor
 
 from common.errors import CheckpointError
 from trainer.checkpoint.filesystem import Storage, read_file, sync_directory, write_all
-from trainer.checkpoint.manifest import CheckpointManifest, StoredTensor
 from trainer.checkpoint.tensor_file import decode_tensors, digest_of, encode_header, raw_bytes, same_bytes, spec_of
+from trainer.runs.layout import object_path
+from trainer.runs.manifest import CheckpointManifest, StoredTensor
 
 __all__ = ["LARGE_BYTES", "ObjectFiles", "damage_named"]
 
@@ -59,7 +60,7 @@ class ObjectFiles:
         self._large_bytes = large_bytes
 
     def path(self, name: str) -> Path:
-        return self.directory / f"{name}.safetensors"
+        return object_path(self.directory.parent, name)
 
     def read(self, manifest: CheckpointManifest) -> Iterator[tuple[str, Tensor]]:
         """Yield each tensor of a checkpoint with its name, file by file. The verified bytes are those that are returned.
@@ -103,7 +104,7 @@ class ObjectFiles:
             written = self._write_objects([{name: fresh[name] for name in group} for group in batch])
             for group, (object_name, num_bytes) in zip(batch, written, strict=True):
                 objects[object_name] = num_bytes
-                stored |= {name: StoredTensor(object_name, digests[name], spec_of(fresh[name])) for name in group}
+                stored |= {name: StoredTensor.of(object_name, digests[name], spec_of(fresh[name])) for name in group}
         sync_directory(self._storage, self.directory)
         return stored, objects
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,17 +17,15 @@ from torch import Tensor
 from common.errors import CheckpointError
 from common.terminal import progress_shown
 from trainer.checkpoint.filesystem import Storage, make_directories, read_file, remove_directory, sync_directory, write_file
-from trainer.checkpoint.manifest import MAX_MANIFEST_BYTES, CheckpointManifest, OtherFormatError, encode_manifest, parse_manifest
 from trainer.checkpoint.objects import LARGE_BYTES, ObjectFiles, damage_named
+from trainer.runs.layout import CHECKPOINT_MANIFEST, OBJECTS, STEP_FOLDER, object_path, step_folder, steps_among
+from trainer.runs.manifest import MAX_MANIFEST_BYTES, CheckpointManifest, OtherFormatError
 
 __all__ = ["Checkpoint", "CheckpointStore", "checkpoint_files", "steps_to_keep"]
 
 _log = logging.getLogger(__name__)
-_MANIFEST = "manifest.json"
-_OBJECTS = "objects"
-_NAME = re.compile(r"step-(\d{8,})")
-_BAD = re.compile(r"\.bad-step-\d{8,}(-\d+)?")
-_TRASH = re.compile(r"\.step-\d{8,}\.(tmp|deleted)")
+_BAD = re.compile(rf"\.bad-{STEP_FOLDER}(-\d+)?")
+_TRASH = re.compile(rf"\.{STEP_FOLDER}\.(tmp|deleted)")
 _GROUPS = ("model", "optimizer", "average")
 
 
@@ -63,12 +60,12 @@ def checkpoint_files(path: Path) -> list[Path]:
     Raises:
         CheckpointError: the manifest is missing or damaged.
     """
-    manifest = path / _MANIFEST
+    manifest = path / CHECKPOINT_MANIFEST
     try:
-        objects = parse_manifest(manifest.read_bytes()).objects
+        objects = CheckpointManifest.from_file(manifest.read_bytes()).objects
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{manifest}: {error}; name a complete checkpoint") from None
-    return [*(path.parent / _OBJECTS / f"{name}.safetensors" for name in objects), manifest]
+    return [*(object_path(path.parent, name) for name in objects), manifest]
 
 
 class CheckpointStore:
@@ -81,19 +78,18 @@ class CheckpointStore:
     def __init__(self, directory: Path, storage: Storage | None = None, *, large_bytes: int = LARGE_BYTES) -> None:
         self.directory = directory
         self._storage = storage or Storage()
-        self._objects = ObjectFiles(directory / _OBJECTS, self._storage, large_bytes)
+        self._objects = ObjectFiles(directory / OBJECTS, self._storage, large_bytes)
         self._prepared = False
 
     def steps(self) -> list[int]:
-        steps = [(int(match[1]), name) for name in self._names() if (match := _NAME.fullmatch(name))]
-        return sorted(step for step, name in steps if self.path(step).name == name)
+        return steps_among(self._names())
 
     def path(self, step: int) -> Path:
         """Return the folder with the manifest of `step`. Its tensors are in the object files that the manifest names."""
-        return self.directory / f"step-{step:08d}"
+        return self.directory / step_folder(step)
 
     def manifest_path(self, step: int) -> Path:
-        return self.path(step) / _MANIFEST
+        return self.path(step) / CHECKPOINT_MANIFEST
 
     def manifest_bytes(self, step: int) -> bytes:
         """Return the content of the manifest of `step`, unchecked.
@@ -121,7 +117,8 @@ class CheckpointStore:
         try:
             self.discard_unfinished()
             stored, objects = self._objects.store(tensors, self._readable_manifests())
-            self._commit(checkpoint.step, encode_manifest(CheckpointManifest(checkpoint.step, objects, stored, checkpoint.state)))
+            manifest = CheckpointManifest(step=checkpoint.step, objects=objects, tensors=stored, state=dict(checkpoint.state))
+            self._commit(checkpoint.step, manifest.to_file())
         except BaseException:
             with suppress(OSError, CheckpointError):  # the next start removes what cannot be removed now
                 self.collect_trash()
@@ -152,8 +149,7 @@ class CheckpointStore:
             CheckpointError: there is no such checkpoint, or its manifest is damaged.
         """
         with _advised():
-            tensors = self._manifest(step).tensors
-        return sum(math.prod(stored.spec.shape) for name, stored in tensors.items() if name.startswith("model/"))
+            return self._manifest(step).num_weights
 
     def verify(self, step: int) -> None:
         """Read and verify a checkpoint as `load` does, without keeping it.
@@ -214,7 +210,7 @@ class CheckpointStore:
 
         Checkpoints that were set aside as `.bad-…` keep their objects until the user deletes their directories.
         """
-        if not self._storage.is_directory(self.directory / _OBJECTS):
+        if not self._storage.is_directory(self.directory / OBJECTS):
             return
         self.discard_unfinished()
         try:
@@ -257,10 +253,10 @@ class CheckpointStore:
         final = self.path(step)
         unfinished = self.directory / f".{final.name}.tmp"
         self._storage.make_directory(unfinished)
-        write_file(self._storage, unfinished / _MANIFEST, manifest)
+        write_file(self._storage, unfinished / CHECKPOINT_MANIFEST, manifest)
         sync_directory(self._storage, unfinished)
         if self._storage.is_directory(final):
-            self._storage.rename(unfinished / _MANIFEST, final / _MANIFEST)
+            self._storage.rename(unfinished / CHECKPOINT_MANIFEST, final / CHECKPOINT_MANIFEST)
             sync_directory(self._storage, final)
             self._storage.remove_directory(unfinished)
             sync_directory(self._storage, self.directory)
@@ -284,17 +280,17 @@ class CheckpointStore:
         manifest = self._read_manifest(path)
         with damage_named(path):
             names = self._storage.names(path)
-        if extra := [name for name in names if name != _MANIFEST and not name.startswith(".")]:
+        if extra := [name for name in names if name != CHECKPOINT_MANIFEST and not name.startswith(".")]:
             raise CheckpointError(f"{path / extra[0]}: not part of a checkpoint")
         if manifest.step != step:
-            raise CheckpointError(f"{path / _MANIFEST}: it belongs to step {manifest.step}")
+            raise CheckpointError(f"{path / CHECKPOINT_MANIFEST}: it belongs to step {manifest.step}")
         return manifest
 
     def _read_manifest(self, directory: Path) -> CheckpointManifest:
-        path = directory / _MANIFEST
+        path = directory / CHECKPOINT_MANIFEST
         self._check_folders(directory, self._objects.directory)
         with damage_named(path):
-            manifest = parse_manifest(bytes(read_file(self._storage, path, MAX_MANIFEST_BYTES)))
+            manifest = CheckpointManifest.from_file(bytes(read_file(self._storage, path, MAX_MANIFEST_BYTES)))
             if unknown := {name.partition("/")[0] for name in manifest.tensors} - set(_GROUPS):
                 raise ValueError(f"unknown groups of tensors: {', '.join(sorted(unknown))}")
         return manifest

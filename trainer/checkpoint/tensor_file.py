@@ -12,16 +12,15 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from common.files import parse_json
+from trainer.runs.manifest import TensorSpec
 
 __all__ = [
-    "TensorSpec",
     "decode_tensors",
     "digest_of",
     "encode_header",
@@ -33,57 +32,14 @@ __all__ = [
 ]
 
 _DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
+    **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
+    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8},
+    **{"U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8},
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _MAX_HEADER_BYTES = 64 << 20
 _ALIGNMENT = 8
-_MAX_AXES = 16
-_MAX_ELEMENTS = 1 << 58
-"""The size in bytes of that many elements of the widest type still fits 63 bits."""
-_SHOWN_CHARS = 80
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Type and shape of a tensor."""
-
-    dtype: str
-    """Name of the type in the safetensors format."""
-    shape: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if self.dtype not in _DTYPES:
-            raise ValueError(f"dtype {self.dtype!r}; known are {', '.join(_DTYPES)}")
-        if len(self.shape) > _MAX_AXES or not all(type(length) is int and length >= 0 for length in self.shape):
-            raise ValueError(f"shape {str(self.shape)[:_SHOWN_CHARS]} is not a list of at most {_MAX_AXES} lengths")
-        # Axes of length 0 are ignored here, because the strides of the other axes must fit 63 bits too.
-        if math.prod(length for length in self.shape if length) > _MAX_ELEMENTS:
-            raise ValueError(f"shape {self.shape} is larger than any tensor can be")
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the tensor in bytes."""
-        return math.prod(self.shape) * self.item_bytes
-
-    @property
-    def item_bytes(self) -> int:
-        """Size of one element in bytes."""
-        return _DTYPES[self.dtype].itemsize
 
 
 def spec_of(tensor: Tensor) -> TensorSpec:

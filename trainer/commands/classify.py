@@ -52,7 +52,8 @@ def classified_lines(options: ClassifyOptions) -> Iterator[str]:
     from trainer.finetuning.classification import TextClassifier
     from trainer.finetuning.task import saved_task
     from trainer.machine.determinism import configure_determinism
-    from trainer.runs.directory import load_config, settings_here
+    from trainer.machine.settings import settings_here
+    from trainer.runs.saved_run import load_config
 
     run = options.run
     config = settings_here(load_config(run))

@@ -63,9 +63,10 @@ def run(options: CompressOptions) -> None:
     from trainer.compression.comparison import Measured, num_bytes, table
     from trainer.compression.methods import Compression
     from trainer.interop.source import open_source
-    from trainer.runs.directory import load_config
-    from trainer.runs.record import COMPRESSED, RECORD, Compressed, read_record, write_record
-    from trainer.runs.untrained import write_untrained
+    from trainer.interop.untrained import write_untrained
+    from trainer.runs.layout import RECORD
+    from trainer.runs.record import COMPRESSED, Compressed, read_record, write_record
+    from trainer.runs.saved_run import load_config
 
     output = options.output
     if output.exists() or output.is_symlink():
@@ -113,7 +114,8 @@ def run(options: CompressOptions) -> None:
 def _loaded(options: CompressOptions, compressed: Path) -> tuple[list[int], list[float]]:
     from trainer.commands.saved_model import load_model, opened_text_model
     from trainer.compression.comparison import num_bytes, speeds
-    from trainer.runs.directory import load_config, settings_here
+    from trainer.machine.settings import settings_here
+    from trainer.runs.saved_run import load_config
 
     with opened_text_model(options.run, options.checkpoint, trust_code=options.trust_code) as before:
         model, _ = load_model(compressed, settings_here(load_config(compressed)), "latest")
@@ -126,7 +128,7 @@ def _perplexity(options: CompressOptions, run: Path, checkpoint: str) -> float |
     """Return the perplexity on the validation data, None if the run names data that is not there or has pairs of answers."""
     from data_pipeline.dataset.manifest import read_manifest
     from trainer.commands.evaluate import evaluate_run
-    from trainer.runs.directory import data_folder
+    from trainer.runs.saved_run import data_folder
 
     words = {"run": run, "checkpoint": checkpoint, "data": options.data, "limit": options.limit, "as_json": True}
     try:

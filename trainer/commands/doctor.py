@@ -65,7 +65,7 @@ def run(options: DoctorOptions) -> None:
 def _space_needed(options: DoctorOptions) -> tuple[int, int] | None:
     from data_pipeline.dataset.manifest import read_manifest
     from trainer.planning.checkpoints import space_needed
-    from trainer.runs.directory import load_config
+    from trainer.runs.saved_run import load_config
 
     if options.run is None or options.data is None:
         return None

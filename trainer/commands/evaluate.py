@@ -70,6 +70,7 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
     from data_pipeline.dataset.manifest import read_manifest
     from data_pipeline.tokenizer import load_tokenizer
     from trainer.commands.saved_model import load_model
+    from trainer.context import RunContext
     from trainer.distributed.group import joined_group
     from trainer.evaluation.evaluate import evaluate
     from trainer.evaluation.results import describe_evaluation
@@ -77,11 +78,11 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
     from trainer.extensions.hooks import Extension
     from trainer.finetuning.task import saved_task
     from trainer.machine.determinism import configure_determinism
+    from trainer.machine.settings import settings_here
     from trainer.model.attention import choose_backend
-    from trainer.runs.bounds import most_rows
-    from trainer.runs.context import RunContext
-    from trainer.runs.directory import data_folder, load_config, settings_here
+    from trainer.model.bounds import most_rows
     from trainer.runs.record import read_record
+    from trainer.runs.saved_run import data_folder, load_config
     from trainer.training.trainable import hold_reference, new_loss
 
     run, limit = options.run, options.limit
@@ -160,7 +161,8 @@ def benchmark_run(options: EvaluateOptions, tasks: str) -> str:
     from trainer.inference.lm_eval import describe_benchmarks, run_benchmarks
     from trainer.inference.text_model import TextModel
     from trainer.machine.determinism import configure_determinism
-    from trainer.runs.directory import load_config, settings_here
+    from trainer.machine.settings import settings_here
+    from trainer.runs.saved_run import load_config
 
     run = options.run
     config = settings_here(load_config(run))

@@ -39,7 +39,7 @@ def run(options: ExportOptions) -> None:
     from trainer.commands.saved_model import check_is_decoder
     from trainer.interop.export import check_output, write_export
     from trainer.interop.source import open_source
-    from trainer.runs.directory import load_config
+    from trainer.runs.saved_run import load_config
 
     check_output(options.output, replace=options.replace)
     reason = f"--format {options.format} can express no other"

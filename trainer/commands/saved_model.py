@@ -10,6 +10,7 @@ from torch import nn
 
 from common.errors import ConfigError
 from data_pipeline.tokenizer import load_tokenizer
+from trainer.checkpoint.of_run import load_checkpoint
 from trainer.checkpoint.weights import averaged_weights
 from trainer.config import TrainConfig
 from trainer.distributed.group import joined_group
@@ -17,12 +18,12 @@ from trainer.extensions.trust import run_extension
 from trainer.finetuning.task import saved_task
 from trainer.inference.text_model import TextModel
 from trainer.machine.determinism import configure_determinism
+from trainer.machine.settings import settings_here
+from trainer.model.bounds import check_model_size
 from trainer.model.lora import merged_weights
 from trainer.parallel.fsdp import load_full
-from trainer.runs.bounds import check_model_size
-from trainer.runs.directory import load_config, settings_here
 from trainer.runs.record import read_record
-from trainer.runs.state import load_checkpoint
+from trainer.runs.saved_run import load_config
 from trainer.training.trainable import new_model
 
 __all__ = ["check_is_decoder", "check_writes", "load_model", "opened_text_model"]

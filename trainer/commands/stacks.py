@@ -8,8 +8,8 @@ from pathlib import Path
 from common.errors import CheckpointError, ConfigError
 from common.files import open_input
 from trainer.commands.run_options import RunOptions
-from trainer.config.not_a_run import not_a_run
 from trainer.machine.running_ranks import Rank, ranks_of
+from trainer.runs.layout import not_a_run
 from trainer.watchdog.files import stacks_file
 from trainer.watchdog.heartbeat import Heartbeat
 from trainer.watchdog.processes import process_state, send_signal

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from common.errors import ConfigError
 from common.settings.conditions import OnlyIf
 from common.settings.markers import EXPORTED, FITS_WEIGHTS, OF_TRAINING, FixesShapes, Identity
-from common.settings.model import Section
+from common.settings.model import Section, markers_of, settings_with
 
-__all__ = ["ModelConfig"]
+__all__ = ["ModelConfig", "differing_shape", "shape_settings"]
 
 
 class ModelConfig(Section):
@@ -137,3 +137,17 @@ class ModelConfig(Section):
                 )
             return self.vocab_rows
         return -(-vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+
+def differing_shape(model: ModelConfig, initial: ModelConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the settings whose values the weights of the other run do not fit: by their names, the value and that of the run."""
+    values = {f"model.{name}": (getattr(model, what), getattr(initial, what)) for name, what in shape_settings().items()}
+    return {name: pair for name, pair in values.items() if pair[0] != pair[1]}
+
+
+def shape_settings() -> dict[str, str]:
+    """Return the settings that must be those of the other run, each with the attribute that has the value or its resolved form."""
+    fixed = markers_of(ModelConfig, FixesShapes)
+    return {name: marker.resolved or name for name, marker in fixed.items()} | {
+        name: name for name in settings_with(ModelConfig, FITS_WEIGHTS)
+    }

@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from common.settings.conditions import OnlyIf
-from common.settings.load import AUTO
 from common.settings.markers import (
     ASKED_AGAIN,
     FOLDER,
@@ -26,11 +25,9 @@ from common.settings.markers import (
     ResolvedInIdentity,
 )
 from common.settings.model import Place, Settings
-from trainer.config.automatic import choose_for
 from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig, fitting_micro
 from trainer.config.finetuning import ClassificationConfig, DistillationConfig, PreferenceConfig
 from trainer.config.health import AlertsConfig, GuardConfig, WatchdogConfig
-from trainer.config.initial import initial_model
 from trainer.config.lora import LoraConfig
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
@@ -47,6 +44,7 @@ class TrainConfig(Settings):
 
     environment_prefix: ClassVar[str] = "TRAIN_"
     recipe_table: ClassVar[str] = "train"
+    resolver: ClassVar[str] = "trainer.runs.defaults"
     facts: ClassVar[tuple[str, ...]] = ("device", "extension.loss", "extension.model", "ranks", "watchdog.enabled")
     frequent: ClassVar[Mapping[str, str]] = {
         "data": "workspace/data",
@@ -167,34 +165,12 @@ class TrainConfig(Settings):
     branch: BranchConfig = Field(BranchConfig(), description="Checkpoint of another run that a new run continues from.")
 
     @classmethod
-    def chosen(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings of the recipe `auto`. Raises PreparedDataError if the data is missing or damaged."""
-        return choose_for(given)
-
-    @classmethod
-    def inherited(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the shape of the model of `init`. Raises CheckpointError if it is no run."""
-        return {} if given.get("init") is None else initial_model(given)
-
-    @classmethod
     def adapted(cls, values: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
         """Return a smaller `batch.micro` if that of a recipe does not divide `batch.global_rows`."""
         if "batch.micro" in given or "batch.micro" not in values:
             return {}
         micro = fitting_micro(values.get("batch.global_rows"), values["batch.micro"])
         return {} if micro is None else {"batch.micro": micro}
-
-    @classmethod
-    def recorded_in(cls, given: Mapping[str, Any]) -> Path | None:
-        """Return `config.toml` of an existing run that a command continues with its settings.
-
-        The command names no data and no recipe, or the recipe `auto`, or the data and no other setting.
-        """
-        is_free = given.keys().isdisjoint(("data", "recipe")) or given.keys() <= {"run", "data", "resume"}
-        if "run" not in given or (given.get("recipe") != AUTO and not is_free):
-            return None
-        path = Path(given["run"]) / "config.toml"
-        return path if path.is_file() else None
 
     @property
     def number_format(self) -> Precision:

@@ -14,8 +14,8 @@ from common.storage_errors import explain_os_error
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import ShardError
 from trainer.config import BadDataConfig
-from trainer.data.adjustments import Adjustment
 from trainer.distributed.group import Group, RemoteError
+from trainer.runs.adjustments import Adjustment
 
 __all__ = ["as_project_error", "decide", "shared_faults"]
 

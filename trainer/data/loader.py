@@ -17,10 +17,10 @@ from common.errors import ProjectError, StorageError
 from common.storage_errors import explain_os_error
 from data_pipeline.dataset.shards import Rows, ShardError
 from trainer.config import BatchConfig, LoaderConfig
-from trainer.data.adjustments import Adjustments
 from trainer.data.batch import DataFault, GlobalBatch, blank_micro_batch, micro_batch, share_of_rank
 from trainer.data.order import RowOrder
 from trainer.distributed.group import Group
+from trainer.runs.adjustments import Adjustments
 
 __all__ = ["global_batch", "prefetched_batches"]
 

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from common.terminal import progress_shown
 from data_pipeline.dataset.shards import Rows
+from trainer.context import RunContext
 from trainer.data.batch import IGNORE, MicroBatch, micro_batch, share_of_rank
 from trainer.evaluation.results import Evaluation
 from trainer.evaluation.tally import UNDIVIDED, Grouping, Tally
+from trainer.model.eval_metrics import EvalMetrics
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
-from trainer.runs.context import RunContext
-from trainer.runs.eval_metrics import EvalMetrics
 
 __all__ = ["EvaluationStopped", "evaluate"]
 

@@ -27,22 +27,22 @@ from common.errors import ConfigError
 from common.files import canonical_json
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.tokenizer import load_tokenizer
+from trainer.checkpoint.of_run import load_checkpoint
 from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import LossConfig, ModelConfig, TrainConfig
-from trainer.config.not_a_run import not_a_run
+from trainer.context import RunContext
 from trainer.data.batch import IGNORE
 from trainer.finetuning.task import Kind, Passes, Task
+from trainer.model.bounds import check_model_size
 from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import Decoder, decoder_with, num_weights, weight_shapes
 from trainer.model.forward import PassInputs
 from trainer.model.lora import merged_weights
 from trainer.model.loss import cross_entropy_sum, default_chunk_tokens
 from trainer.model.memory_estimate import MemoryEstimate
-from trainer.runs.bounds import check_model_size
-from trainer.runs.context import RunContext
-from trainer.runs.directory import load_config
-from trainer.runs.record import RECORD, read_record
-from trainer.runs.state import load_checkpoint
+from trainer.runs.layout import RECORD, not_a_run
+from trainer.runs.record import read_record
+from trainer.runs.saved_run import load_config
 
 __all__ = ["KIND", "distillation_sums"]
 

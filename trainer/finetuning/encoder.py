@@ -30,12 +30,12 @@ from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.tokenizer import open_supplied
 from trainer.checkpoint.tensor_file import read_specs, read_tensor
 from trainer.config import ModelConfig
+from trainer.context import RunContext
 from trainer.finetuning.classification import ENCODER_FILE
 from trainer.model.attention import Layout
 from trainer.model.cost import FP32_BYTES, computed_bytes
 from trainer.model.decoder import num_weights
 from trainer.model.memory_estimate import MemoryEstimate
-from trainer.runs.context import RunContext
 
 __all__ = ["WEIGHTS_FILE", "Encoder", "EncoderClassifier", "by_length", "check_length", "gather"]
 

@@ -21,15 +21,16 @@ from common.untrusted import digest_run_file
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.tokenizer import load_tokenizer
 from trainer.checkpoint import Checkpoint
+from trainer.checkpoint.of_run import load_checkpoint
 from trainer.checkpoint.tensor_file import decode_tensors, encode_header, raw_bytes, spec_of
 from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import TrainConfig
-from trainer.config.initial import differing_shape
+from trainer.config.model import differing_shape
 from trainer.machine.environment import shown
 from trainer.model.lora import merged_weights
-from trainer.runs.directory import REFERENCE, load_config
-from trainer.runs.record import RECORD, Origin, read_record
-from trainer.runs.state import load_checkpoint
+from trainer.runs.layout import RECORD, REFERENCE
+from trainer.runs.record import Origin, read_record
+from trainer.runs.saved_run import load_config
 
 __all__ = [
     "check_initial",

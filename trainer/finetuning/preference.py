@@ -31,15 +31,15 @@ from common.errors import ConfigError, PreparedDataError
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import RowBatch, Rows
 from trainer.config import TrainConfig
+from trainer.context import RunContext
 from trainer.data.batch import IGNORE
 from trainer.finetuning.task import Kind, Passes, Task
 from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import Decoder, num_weights
+from trainer.model.eval_metrics import EvalMetrics
 from trainer.model.forward import PassInputs
 from trainer.model.loss import cross_entropy_rows, default_chunk_tokens
 from trainer.model.memory_estimate import MemoryEstimate
-from trainer.runs.context import RunContext
-from trainer.runs.eval_metrics import EvalMetrics
 from trainer.runs.events import MeasuresEvent
 
 __all__ = ["KIND", "PairRows", "pair_losses"]

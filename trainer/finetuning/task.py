@@ -37,12 +37,12 @@ from common.untrusted import digest_run_file, read_run_file
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import Rows
 from trainer.config import ModelConfig, TrainConfig
+from trainer.context import RunContext
 from trainer.data.batch import MicroBatch
 from trainer.model.decoder import num_weights
+from trainer.model.eval_metrics import EvalMetrics
 from trainer.model.forward import LossFunction
 from trainer.model.memory_estimate import MemoryEstimate
-from trainer.runs.context import RunContext
-from trainer.runs.eval_metrics import EvalMetrics
 from trainer.runs.record import read_record
 
 __all__ = ["LANGUAGE", "TASK_FOLDER", "Kind", "Passes", "Task", "kind_named", "make_task", "saved_task"]

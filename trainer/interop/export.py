@@ -18,11 +18,12 @@ from common.files import UnusableFileError, digest_bytes, digest_file, digest_st
 from common.paths import VERSION
 from common.targets import new_folder
 from common.untrusted import Count, Form, parsed
-from trainer.checkpoint.manifest import FORMAT as CHECKPOINT_FORMAT
-from trainer.checkpoint.tensor_file import TensorSpec, read_specs, read_tensor, same_bytes, spec_of
+from trainer.checkpoint.tensor_file import read_specs, read_tensor, same_bytes, spec_of
 from trainer.interop.formats import Dtype, FormatName
 from trainer.interop.formats.base import DTYPES, ExportFormat, write_tensors
 from trainer.interop.source import ExportSource, open_source
+from trainer.runs.manifest import FORMAT as CHECKPOINT_FORMAT
+from trainer.runs.manifest import TensorSpec
 
 __all__ = [
     "EXPORT_RECORD",

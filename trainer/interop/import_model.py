@@ -18,10 +18,10 @@ from trainer.config import ModelConfig, TrainConfig
 from trainer.inference.chat import end_of_turn_id
 from trainer.interop.architecture import CONFIG, read_architecture
 from trainer.interop.published_weights import open_weights
+from trainer.interop.untrained import write_untrained
+from trainer.model.bounds import check_model_size
 from trainer.model.decoder import weight_shapes
-from trainer.runs.bounds import check_model_size
 from trainer.runs.record import IMPORTED
-from trainer.runs.untrained import write_untrained
 
 __all__ = ["Imported", "import_model"]
 

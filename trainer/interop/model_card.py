@@ -16,10 +16,9 @@ from common.paths import VERSION
 from common.text import visible
 from trainer.interop.source import ExportSource
 from trainer.model.decoder import num_weights
-from trainer.runs.eval_metrics import target_word
 from trainer.runs.events import EvalEvent
 from trainer.runs.metrics_file import METRICS, read_events
-from trainer.runs.record import IMPORTED, NEVER_TRAINED, Compressed
+from trainer.runs.record import IMPORTED, NEVER_TRAINED, Compressed, target_word
 
 __all__ = ["model_card"]
 

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from common.errors import CheckpointError, ConfigError
 from common.files import UnusableFileError, open_input, parse_json, read_input
-from trainer.checkpoint.tensor_file import TensorSpec, read_specs, read_tensor
+from trainer.checkpoint.tensor_file import read_specs, read_tensor
+from trainer.runs.manifest import TensorSpec
 
 __all__ = ["PublishedWeights", "open_weights"]
 

@@ -14,14 +14,14 @@ from common.files import digest_bytes
 from data_pipeline.conversations.chat_template import ChatTemplate, saved_template
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.of_run import load_checkpoint
 from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import TrainConfig
+from trainer.model.bounds import check_model_size
 from trainer.model.decoder import weight_shapes
 from trainer.model.lora import is_adapter, merged_weights
-from trainer.runs.bounds import check_model_size
-from trainer.runs.directory import load_config
 from trainer.runs.record import Record, read_record
-from trainer.runs.state import load_checkpoint
+from trainer.runs.saved_run import load_config
 
 __all__ = ["ExportSource", "open_source"]
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import ConfigError
+from trainer.context import RunContext
 from trainer.machine.memory import fits_in_memory
 from trainer.model.decoder import Decoder
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
@@ -16,7 +17,6 @@ from trainer.parallel.accumulation import Accumulation, DdpAccumulation, FsdpAcc
 from trainer.parallel.ddp_buckets import wrapped_by_ddp
 from trainer.parallel.fsdp import shard
 from trainer.parallel.gradient_tree import GradientTree
-from trainer.runs.context import RunContext
 
 __all__ = ["MicroTooLarge", "wrap_for_training"]
 

@@ -17,13 +17,12 @@ from common.redaction import redacted_settings
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.toml import parse_toml
 from common.untrusted import read_run_file
-from trainer.checkpoint import CheckpointStore
-from trainer.checkpoint.manifest import parse_manifest
-from trainer.runs.eval_metrics import target_word
 from trainer.runs.events import AlertEvent, EvalEvent, Event, TrainEvent
+from trainer.runs.layout import manifest_path, saved_steps
+from trainer.runs.manifest import MAX_MANIFEST_BYTES, CheckpointManifest
 from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import METRICS, read_events
-from trainer.runs.record import Record, read_record
+from trainer.runs.record import Record, read_record, target_word
 
 __all__ = ["RecordedRun", "SavedCheckpoint", "part", "read_run"]
 
@@ -170,16 +169,15 @@ def _sorted(events: Iterable[Event]) -> tuple[dict[str, Curve], dict[type, list[
 
 
 def _checkpoints(path: Path) -> list[SavedCheckpoint]:
-    store = CheckpointStore(path / "checkpoints")
     found = []
-    for step in store.steps():
+    for step in saved_steps(path):
+        file = manifest_path(path, step)
         try:
-            data = store.manifest_bytes(step)
-            manifest = parse_manifest(data)
-        except (ValueError, CheckpointError):
-            if store.path(step).exists():  # otherwise the run, which still trains, has deleted it since
+            data = read_run_file(file, MAX_MANIFEST_BYTES, path)
+            manifest = CheckpointManifest.from_file(data)
+        except (OSError, ValueError, CheckpointError):
+            if file.parent.exists():  # otherwise the run, which still trains, has deleted it since
                 found.append(SavedCheckpoint(step))
             continue
-        weights = sum(math.prod(one.spec.shape) for name, one in manifest.tensors.items() if name.startswith("model/"))
-        found.append(SavedCheckpoint(step, sum(manifest.objects.values()), weights, digest_bytes(data)))
+        found.append(SavedCheckpoint(step, sum(manifest.objects.values()), manifest.num_weights, digest_bytes(data)))
     return found

@@ -8,23 +8,22 @@ from pathlib import Path
 from common.command_line import command_text
 from common.text import duration, visible
 from data_pipeline.conversations.chat_template import TEMPLATE_FILE
-from trainer.checkpoint import CheckpointStore
 from trainer.report.write import REPORT
-from trainer.runs.eval_metrics import target_word
 from trainer.runs.events import EvalEvent, MeasuresEvent
 from trainer.runs.metrics_file import METRICS, read_events
-from trainer.runs.record import Record, read_record
-from trainer.runs.state import read_progress
+from trainer.runs.record import Record, target_word
+from trainer.runs.saved_run import SavedRun
 
 __all__ = ["summary_lines"]
 
 
 def summary_lines(run: Path) -> list[str]:
     """Return the summary of a finished run. Raises CheckpointError if a file of the run is missing or damaged."""
-    record, store = read_record(run), CheckpointStore(run / "checkpoints")
+    saved = SavedRun(run)
+    record = saved.record
     steps, ended_by = record.step, record.ended_by
     status = "finished" if record.status == "finished" else "stopped"
-    progress = read_progress(store, store.steps()[-1])
+    progress = saved.state(saved.steps[-1]).progress
     # The first evaluation shows the model before training, so it is not a result.
     evaluations: dict[int, EvalEvent] = {}
     measures: dict[int, MeasuresEvent] = {}

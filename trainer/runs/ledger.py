@@ -17,18 +17,19 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from common.errors import CheckpointError
 from common.files import parse_json, sync_directory
 from common.untrusted import MAX_COUNT, Count, Finite, Form, parsed, read_lines
-from trainer.runs.directory import make_folder, open_own
+from trainer.runs.layout import make_folder, open_own
 
 __all__ = [
     "LEDGER",
@@ -53,14 +54,14 @@ _SEPARATOR = b',"chain":"'
 _END = b'"}\n'
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class LedgerHead:
     """A place in the ledger. A checkpoint holds one."""
 
-    step: int = 0
+    step: Count = 0
     """The last step up to this place."""
-    lines: int = 0
-    chain: str = _BEGINNING
+    lines: Count = 0
+    chain: Annotated[str, Field(strict=True)] = _BEGINNING
     """The chain of the last line."""
 
     def to_json(self) -> dict[str, Any]:

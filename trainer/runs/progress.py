@@ -3,50 +3,56 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from common.untrusted import Count, Finite
 
 __all__ = ["Evaluated", "Progress"]
 
+_Seconds = Annotated[Finite, Field(ge=0)]
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Evaluated:
     """The losses at one evaluation."""
 
-    step: int
-    val_loss: float | None
+    step: Count
+    val_loss: Finite | None
     """In nats; None if it was not finite."""
-    train_loss: float | None
+    train_loss: Finite | None
     """Mean of the training losses since the evaluation before; None if there are none."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Progress:
     """Counters of a run; `rows` alone is the position in the data."""
 
-    step: int = 0
+    step: Count = 0
     """Optimizer steps done."""
-    rows: int = 0
+    rows: Count = 0
     """Position in the order: rows that those steps have used on all ranks, and rows left out. Rows that were only read ahead do
     not count."""
-    targets: int = 0
+    targets: Count = 0
     """Targets in those rows."""
-    seconds: float = 0.0
+    seconds: _Seconds = 0.0
     """Time of rank 0 since the run began, with evaluations and saves, over all resumes."""
-    ending_s: float = 0.0
+    ending_s: _Seconds = 0.0
     """`Clock.ending_s` of rank 0."""
-    evaluated_step: int = -1
+    evaluated_step: Annotated[int, Field(ge=-1, strict=True)] = -1
     """Step of the last evaluation."""
-    saved_seconds: float = 0.0
+    saved_seconds: _Seconds = 0.0
     """`seconds` at the last checkpoint."""
-    best_step: int | None = None
+    best_step: Count | None = None
     """Step of the lowest validation loss so far; None before the first finite one."""
-    best_val_loss: float | None = None
+    best_val_loss: Finite | None = None
     """The validation loss at `best_step`, in nats per target."""
     evaluations: tuple[Evaluated, ...] = ()
     """All evaluations so far, for the judgement of convergence."""
-    left_out: tuple[tuple[int, int], ...] = ()
+    left_out: tuple[tuple[Count, Count], ...] = ()
     """Positions that are never trained on because of a rollback: the first, and the one after the last."""
 
     def after_step(self, *, end: int, targets: int) -> Progress:
@@ -70,13 +76,3 @@ class Progress:
         known = Evaluated(self.step, val_loss if math.isfinite(val_loss) else None, train_loss)
         evaluated = replace(self, evaluated_step=self.step, evaluations=(*self.evaluations, known))
         return replace(evaluated, best_step=self.step, best_val_loss=val_loss) if better else evaluated
-
-    @staticmethod
-    def from_json(values: Mapping[str, Any]) -> Progress:
-        """Return the counters with the values of `to_json`."""
-        left_out = tuple((first, end) for first, end in values["left_out"])
-        evaluations = tuple(Evaluated(**known) for known in values["evaluations"])
-        return Progress(**{**values, "left_out": left_out, "evaluations": evaluations})
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)

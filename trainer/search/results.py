@@ -10,7 +10,7 @@ from common.errors import ProjectError
 from common.files import plain, write_atomic
 from common.settings.toml import to_toml
 from data_pipeline.dataset.manifest import Manifest
-from trainer.runs.directory import load_config
+from trainer.runs.saved_run import load_config
 from trainer.search.report import render_search
 from trainer.search.setup import SearchSetup, trial_config
 from trainer.search.trial_run import recipe_of

@@ -25,7 +25,7 @@ from common.files import own_folder
 from common.text import duration
 from trainer.distributed.devices import num_gpus
 from trainer.launch.stop_request import StopRequest
-from trainer.runs.directory import locked_run
+from trainer.runs.lock import locked_run
 from trainer.runs.rules import RULES
 from trainer.search.options import SearchOptions
 from trainer.search.results import BEST, write_results

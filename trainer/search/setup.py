@@ -22,9 +22,9 @@ from common.settings.model import is_among, markers_of, setting_names, settings_
 from common.settings.options import help_parser
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from trainer.config import TrainConfig
-from trainer.config.automatic import num_gpus
 from trainer.launch.environment import check_variables, openmp_threads
 from trainer.launch.supervisor import RESTART_VARIABLES
+from trainer.runs.defaults import num_gpus
 from trainer.search.options import SearchOptions
 from trainer.search.space import Range, Space, Value, read_space
 

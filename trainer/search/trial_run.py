@@ -27,8 +27,8 @@ from trainer.config import TrainConfig
 from trainer.launch.command import training_command
 from trainer.launch.first_failure import LOST_RANK
 from trainer.launch.supervisor import RESTART_VARIABLES
-from trainer.runs.directory import locked_run, wait_until_free
 from trainer.runs.events import AlertEvent, EvalEvent, TrainEvent, parse_event
+from trainer.runs.lock import locked_run, wait_until_free
 from trainer.runs.metrics_file import METRICS
 
 __all__ = ["Progress", "TrialRun", "drop_checkpoints", "read_progress", "recipe_of"]

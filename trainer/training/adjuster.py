@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from common.errors import ConfigError, ProjectError
-from trainer.data.adjustments import Adjustment, Adjustments, smaller_micro
+from trainer.context import RunContext
 from trainer.data.bad_shards import decide
 from trainer.distributed.group import TEARDOWN_DELAY_S
 from trainer.machine.memory import release_memory
@@ -18,7 +18,7 @@ from trainer.metrics import Monitor
 from trainer.model.forward import LossModule
 from trainer.parallel.accumulation import Accumulation
 from trainer.parallel.wrapping import MicroTooLarge, wrap_for_training
-from trainer.runs.context import RunContext
+from trainer.runs.adjustments import Adjustment, Adjustments, smaller_micro
 from trainer.runs.events import AlertEvent
 from trainer.runs.ledger import Ledger
 from trainer.runs.record import leave_note, note_adjustment

@@ -11,9 +11,8 @@ from statistics import median
 
 from common.errors import ConfigError
 from common.hardware import num_cores
-from trainer.checkpoint import CheckpointStore
 from trainer.config import BatchConfig, TrainConfig
-from trainer.data.adjustments import Adjustments
+from trainer.context import RunContext
 from trainer.distributed.devices import num_gpus
 from trainer.distributed.group import joined_group
 from trainer.extensions.loading import load_extension
@@ -24,10 +23,10 @@ from trainer.model.decoder import num_weights
 from trainer.model.lora import num_adapter_weights
 from trainer.parallel.fsdp import check_parallel
 from trainer.planning.forecast import Forecast, forecast
+from trainer.runs.adjustments import Adjustments
 from trainer.runs.clock import UNTIMED_STEPS
-from trainer.runs.context import RunContext
 from trainer.runs.progress import Progress
-from trainer.runs.state import read_progress
+from trainer.runs.saved_run import SavedRun
 from trainer.training.micro_batch_size import expected_memory, micro_candidates, with_micro_for
 from trainer.training.start.build import build
 from trainer.training.start.plan import StartPlan, check_ranks, plan_start
@@ -81,15 +80,15 @@ def dry_run(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> D
         weights, step_s = _measured(replace(plan, context=context), num_ranks, now)
         of_ranks = replace(context, group=replace(group, world_size=num_ranks))
         memory = expected_memory(of_ranks, config.batch.micro_rows, plan.task)
-        store = CheckpointStore(config.run / "checkpoints")
-        steps = store.steps()
+        saved = SavedRun(config.run)
+        steps = saved.steps
         facts = forecast(
             config,
             manifest,
             plan.criteria,
             num_weights=weights,
             num_rows=(len(plan.data.train_rows), len(plan.data.val_rows)),
-            done=read_progress(store, steps[-1]) if steps else Progress(),
+            done=saved.state(steps[-1]).progress if steps else Progress(),
             memory=memory,
         )
         return DryRun(facts, group.device.type, num_ranks, free_bytes, step_s)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from common.errors import ConfigError, ProjectError
 from data_pipeline.dataset.shards import ShardError
+from trainer.context import RunContext
 from trainer.data.bad_shards import as_project_error, shared_faults
 from trainer.evaluation.evaluate import EvaluationStopped, evaluate
 from trainer.evaluation.results import Evaluation
@@ -20,7 +21,6 @@ from trainer.inference.text_model import Continuation, Sampling, TextModel
 from trainer.inference.text_scores import Scores
 from trainer.machine.memory import is_out_of_memory
 from trainer.parallel.fsdp import gathered
-from trainer.runs.context import RunContext
 from trainer.runs.events import SampleEvent, ScoresEvent
 from trainer.runs.progress import Progress
 from trainer.training.adjuster import Adjuster

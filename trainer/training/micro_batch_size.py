@@ -12,12 +12,12 @@ import torch
 from common.errors import ConfigError
 from common.text import format_bytes
 from trainer.config import BatchConfig, TrainConfig
+from trainer.context import RunContext
 from trainer.extensions.hooks import Extension
 from trainer.finetuning.task import LANGUAGE, Task
 from trainer.machine.memory import USABLE_SHARE, available_bytes, fits_in_memory, isolated_rng, release_memory
 from trainer.model.forward import empty_micro_batch
 from trainer.model.memory_estimate import MemoryEstimate, estimate
-from trainer.runs.context import RunContext
 from trainer.training.micro_step import MicroStep, custom_step_loss
 from trainer.training.trainable import hold_copy, new_loss, new_model
 

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from trainer.context import RunContext
 from trainer.data.batch import MicroBatch
 from trainer.extensions.hooks import Extension
 from trainer.finetuning.task import Task
 from trainer.machine.determinism import seed_micro_batch
 from trainer.model.dropout import row_keys
 from trainer.model.forward import CustomPass, LossModule, forward_pass
-from trainer.runs.context import RunContext
 
 __all__ = ["MicroStep", "custom_step_loss"]
 

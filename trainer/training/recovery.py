@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 
 from common.errors import GuardError
+from trainer.checkpoint.of_run import load_whole
 from trainer.data.bad_shards import shared_faults
 from trainer.distributed.group import TEARDOWN_DELAY_S
 from trainer.distributed.replica_check import ReplicaCheck
@@ -15,7 +16,6 @@ from trainer.metrics import StepFacts
 from trainer.metrics.layers import LayerObserver
 from trainer.runs.events import AlertEvent
 from trainer.runs.progress import Progress
-from trainer.runs.state import load_whole
 from trainer.training.adjuster import Adjuster, smaller_batches
 from trainer.training.run_state import LiveState
 from trainer.training.saver import Saver

@@ -10,8 +10,8 @@ from itertools import pairwise
 from statistics import median
 
 from trainer.config import ScheduleConfig
-from trainer.data.adjustments import Adjustment
 from trainer.optim.schedule import cooldown_start
+from trainer.runs.adjustments import Adjustment
 from trainer.runs.clock import UNTIMED_STEPS
 from trainer.runs.limits import StopCriteria
 from trainer.runs.progress import Progress

@@ -15,7 +15,7 @@ from trainer.runs.events import AlertEvent
 from trainer.runs.ledger import Ledger
 from trainer.runs.metrics_file import CutOff
 from trainer.runs.progress import Progress
-from trainer.runs.state import RunState
+from trainer.runs.state import GuardState, LossSums, RunState
 
 __all__ = ["LiveState"]
 
@@ -35,7 +35,8 @@ class LiveState:
 
     def at(self, progress: Progress, scaler: Mapping[str, Any]) -> RunState:
         head = None if self.ledger is None else self.ledger.head
-        return RunState(progress, scaler, self.guard.to_json(), self.train_losses.to_json(), head)
+        guard = GuardState.model_validate(self.guard.to_json())
+        return RunState(progress, dict(scaler), guard, LossSums.model_validate(self.train_losses.to_json()), head)
 
     def sync(self) -> None:
         """Flush ledger and metrics to the disk, on rank 0, before a checkpoint refers to them."""
@@ -44,8 +45,8 @@ class LiveState:
         self.monitor.sync()
 
     def resume(self, state: RunState) -> None:
-        self.train_losses = LossMean.from_json(state.train_losses)
-        self.guard.from_json(state.guard)
+        self.train_losses = LossMean.from_json(state.train_losses.to_json())
+        self.guard.from_json(state.guard.to_json())
 
     def roll_back(self, state: RunState, alert: AlertEvent, first: int, end: int) -> None:
         """Go back to a state, and note in the ledger that the positions from `first` to before `end` are left out.
@@ -53,8 +54,8 @@ class LiveState:
         All later steps are removed from sinks and ledger. The guard keeps its count of rollbacks, and nothing else.
         """
         step = state.progress.step
-        self.train_losses = LossMean.from_json(state.train_losses)
-        self.guard.after_rollback(state.guard)
+        self.train_losses = LossMean.from_json(state.train_losses.to_json())
+        self.guard.after_rollback(state.guard.to_json())
         self.monitor.rewind(CutOff(step, evaluated=state.known.evaluated))
         self.monitor.alert(replace(alert, step=step))
 

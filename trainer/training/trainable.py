@@ -14,7 +14,7 @@ from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer
 from trainer.checkpoint import Checkpoint
 from trainer.config import TrainConfig
-from trainer.data.adjustments import Adjustments
+from trainer.context import RunContext
 from trainer.data.batch import GlobalBatch
 from trainer.data.loader import prefetched_batches
 from trainer.data.order import RowOrder
@@ -29,7 +29,7 @@ from trainer.optim.optimizers import optimizer_tensors, restore_optimizer
 from trainer.optim.weight_average import WeightAverage
 from trainer.parallel.accumulation import Accumulation
 from trainer.parallel.fsdp import distribute_like, full_tensors, load_full
-from trainer.runs.context import RunContext
+from trainer.runs.adjustments import Adjustments
 from trainer.runs.progress import Progress
 from trainer.runs.record import Origin
 from trainer.runs.state import RunState

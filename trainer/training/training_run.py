@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from common.text import format_bytes
 from trainer.checkpoint.weights import weights_digest
+from trainer.context import RunContext
 from trainer.data.batch import GlobalBatch
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.distributed.stragglers import OwnTime, OwnTimer
@@ -21,7 +22,6 @@ from trainer.model.memory_estimate import MemoryEstimate
 from trainer.optim.optimizers import set_learning_rate
 from trainer.optim.schedule import learning_rate_factor, weight_decay_factor
 from trainer.runs.clock import Clock
-from trainer.runs.context import RunContext
 from trainer.runs.progress import Progress
 from trainer.training.adjuster import Adjuster
 from trainer.training.evaluator import Evaluator

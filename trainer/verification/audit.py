@@ -26,13 +26,13 @@ from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.dataset.shards import Rows
 from trainer.checkpoint import CheckpointStore
-from trainer.checkpoint.manifest import OtherFormatError, parse_manifest
 from trainer.data.mixture import build_order
 from trainer.data.order import RowOrder
 from trainer.finetuning.task import saved_task
-from trainer.runs.directory import data_folder, load_config
 from trainer.runs.ledger import LEDGER, LedgerHead, OrderEvent, read_ledger
+from trainer.runs.manifest import CheckpointManifest, OtherFormatError
 from trainer.runs.record import check_was_trained, read_record
+from trainer.runs.saved_run import data_folder, load_config
 from trainer.runs.state import RunState
 from trainer.verification.auditor import Auditor, AuditReport, Targets
 
@@ -129,11 +129,11 @@ def _saved(run: Path) -> list[_Saved]:
     for step in store.steps():
         path = store.manifest_path(step)
         try:
-            state = parse_manifest(store.manifest_bytes(step)).state
-            RunState.from_json(state)
-            progress = state["progress"]
-            counters = {"steps": progress["step"], "positions": progress["rows"], "targets": progress["targets"]}
-            found.append(_Saved(step, LedgerHead(**state["ledger"]), counters))
+            state = RunState.from_json(CheckpointManifest.from_file(store.manifest_bytes(step)).state)
+            progress = state.progress
+            counters = {"steps": progress.step, "positions": progress.rows, "targets": progress.targets}
+            assert state.ledger is not None
+            found.append(_Saved(step, state.ledger, counters))
         except OtherFormatError as error:
             raise CheckpointError(f"{path}: {error}") from None
         except ValueError as error:

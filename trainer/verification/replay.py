@@ -15,36 +15,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 from torch import Tensor
 
 from common.errors import CheckpointError, ConfigError, ExitCode, ProjectError
+from common.hardware import num_cores
+from common.host_memory import free_host_bytes
 from common.settings.messages import explain
 from common.settings.toml import to_toml
 from common.untrusted import copy_run_file
 from data_pipeline.tokenizer import load_tokenizer
 from trainer.checkpoint import Checkpoint, CheckpointStore
+from trainer.checkpoint.of_run import copy_state, load_whole
 from trainer.checkpoint.tensor_file import same_bytes, spec_of
 from trainer.config import TrainConfig
 from trainer.extensions.trust import EXTENSION, checked_extension
 from trainer.finetuning.initial_weights import read_initial
 from trainer.finetuning.task import saved_task
-from trainer.runs.bounds import check_model_size, check_ranks
-from trainer.runs.directory import data_folder, load_config
+from trainer.model.bounds import check_model_size
 from trainer.runs.events import EvalEvent, TrainEvent
+from trainer.runs.layout import RECORD
 from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import METRICS, read_events
-from trainer.runs.record import RECORD, Record, read_record
-from trainer.runs.state import copy_state, load_whole
+from trainer.runs.record import Record, read_record
+from trainer.runs.saved_run import data_folder, load_config
 from trainer.verification.child import run_tied
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 
-__all__ = ["ChildError", "Replay", "Train", "choose_start", "first_difference", "replay_run"]
+__all__ = ["ChildError", "Replay", "Train", "choose_start", "first_difference", "most_ranks", "replay_config", "replay_run"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _DEFAULT_STEPS = 10
 _PREFETCH = 2
 """Largest number of global batches read ahead. They need memory, and change no bits."""
+_RANKS_PER_CORE, _THREADS_PER_CORE = 4, 16
+_RANK_BYTES = 256 << 20
+"""Least memory of a process that has loaded torch."""
+_ELSEWHERE = "replay the run on a machine like the one that it was trained on"
 _LAST_LINES = 5
 
 Train = Callable[[TrainConfig], object]
@@ -232,14 +240,29 @@ def replay_config(
 
 
 def _num_ranks(config: TrainConfig, record: Record) -> int:
-    """Return the number of ranks of the replay. Refuse a record that asks for more than this machine can run."""
+    """Return the number of ranks of the replay. Refuse a record that would make this machine unusable.
+
+    A run of a larger machine may be replayed on a smaller one, so the limits are several times the useful values.
+    """
     threads = record.identity.get("threads")
     if type(threads) is not int or threads < 1:
         raise CheckpointError(
             f"record.json: threads = {threads!r}, but a whole number of at least 1 is expected; restore it from a copy"
         )
     recorded = 1 if config.reproducibility == "elastic" else record.environment.world_size
-    return check_ranks(recorded, threads, config.device)
+    if recorded > (most := most_ranks(config.device)):
+        raise ConfigError(f"the record names {recorded} ranks, and this machine can run {most} at most; {_ELSEWHERE}")
+    if recorded * threads > (most := _THREADS_PER_CORE * num_cores()):
+        ranks = f"{recorded} rank{'s' * (recorded > 1)} of {threads} threads"
+        raise ConfigError(f"the record names {ranks}, and this machine can run {most} threads at most; {_ELSEWHERE}")
+    return recorded
+
+
+def most_ranks(device: str) -> int:
+    """Return how many ranks this machine can run. Each rank on `cuda` needs a GPU."""
+    if device != "cpu" and torch.cuda.is_available():
+        return torch.cuda.device_count()
+    return max(1, int(min(_RANKS_PER_CORE * num_cores(), free_host_bytes() // _RANK_BYTES)))
 
 
 def first_difference(recorded: Checkpoint, again: Checkpoint) -> str:

@@ -27,12 +27,14 @@ from trainer.extensions.trust import EXTENSION, recorded_source
 from trainer.machine.determinism import configure_determinism, device_name, flags, not_compared, threads_per_rank
 from trainer.machine.environment import Difference, environment_facts, find_differences, same_facts
 from trainer.machine.locks import describe_unlocked
+from trainer.machine.settings import settings_here
 from trainer.model.attention import backend_of
-from trainer.runs.directory import data_folder, foreign_files, load_config, settings_here
 from trainer.runs.events import TrainEvent
+from trainer.runs.layout import foreign_files
 from trainer.runs.ledger import LEDGER, LedgerStep, read_ledger
 from trainer.runs.metrics_file import METRICS, read_events
 from trainer.runs.record import NEVER_TRAINED, Earlier, Origin, check_was_trained, read_record
+from trainer.runs.saved_run import data_folder, load_config
 from trainer.verification.audit import audit_run
 from trainer.verification.auditor import AuditReport
 from trainer.verification.data_check import prepare_again

@@ -29,17 +29,19 @@ from tests.support.records import rewrite_record
 from tests.support.runs import tiny_config
 from tests.support.tampered_cases import chain_ledger
 from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.of_run import load_checkpoint
 from trainer.commands.saved_model import load_model
 from trainer.config import TrainConfig
 from trainer.extensions.loading import load_extension
 from trainer.inference.conversation import read_prompts
 from trainer.loop import train
+from trainer.machine.settings import settings_here
 from trainer.report.recorded_run import read_run
-from trainer.runs.directory import load_config, settings_here
 from trainer.runs.ledger import LEDGER, read_ledger
 from trainer.runs.metrics_file import METRICS, CutOff, events_until, read_events
-from trainer.runs.record import read_record, recorded_adjustments, recorded_micro, recorded_precision
-from trainer.runs.state import load_checkpoint
+from trainer.runs.record import read_record, recorded_micro, recorded_precision
+from trainer.runs.saved_run import load_config
+from trainer.training.identity import recorded_adjustments
 from trainer.verification.audit import audit_run
 from trainer.verification.verify import check_integrity
 

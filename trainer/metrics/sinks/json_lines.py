@@ -13,8 +13,8 @@ from common.errors import StorageError
 from common.files import sync_directory, write_atomic
 from common.storage_errors import explain_os_error, naming
 from trainer.metrics.sinks.base import Sink
-from trainer.runs.directory import open_own
 from trainer.runs.events import AlertEvent, Event, HardwareEvent
+from trainer.runs.layout import open_own
 from trainer.runs.metrics_file import CutOff, lines_until
 
 __all__ = ["JsonLinesSink", "NodeHardwareSink"]

@@ -21,8 +21,8 @@ from common.files import write_atomic
 from common.redaction import redacted, secrets_of, without
 from trainer.metrics.sinks.base import ServiceSink, hyper_parameters, imported
 from trainer.metrics.step_metrics import RunFacts
-from trainer.runs.directory import read_id
 from trainer.runs.events import AlertEvent, Event, SampleEvent, ScoresEvent
+from trainer.runs.layout import read_id
 from trainer.runs.metric import encodable
 
 __all__ = ["MlflowSink"]

@@ -21,8 +21,8 @@ from trainer.metrics.sinks.base import Sink, hyper_parameters
 from trainer.metrics.sinks.event_files import cut_event_files
 from trainer.metrics.step_metrics import RunFacts, StepMetrics
 from trainer.report.pictures import Picture, confusion_picture, length_histogram, perplexity_bars
-from trainer.runs.directory import make_folder
 from trainer.runs.events import EVENTS, GROWTH, AlertEvent, EvalEvent, Event, MeasuresEvent, SampleEvent, ScoresEvent
+from trainer.runs.layout import make_folder
 from trainer.runs.metric import encodable, metrics_of, title_of
 from trainer.runs.metrics_file import CutOff
 

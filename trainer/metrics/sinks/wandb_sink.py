@@ -11,8 +11,8 @@ from common.errors import ConfigError
 from common.files import write_atomic
 from trainer.metrics.sinks.base import ServiceSink, hyper_parameters, imported
 from trainer.metrics.step_metrics import RunFacts
-from trainer.runs.directory import read_id
 from trainer.runs.events import AlertEvent, Event, SampleEvent, ScoresEvent
+from trainer.runs.layout import read_id
 from trainer.runs.metric import encodable
 
 __all__ = ["WandbSink", "remembered_id"]

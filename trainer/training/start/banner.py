@@ -9,6 +9,7 @@ import torch
 
 from common.settings.load import AUTO
 from trainer.config import TrainConfig, settings_without_effect
+from trainer.context import RunContext
 from trainer.machine.environment import unlocked_here
 from trainer.machine.peak_rates import rate_kind, unknown_mfu
 from trainer.metrics.sinks.tensorboard_graph import model_graph
@@ -16,7 +17,6 @@ from trainer.model.attention import describe_backend
 from trainer.model.decoder import Decoder
 from trainer.planning.lines import brief_lines
 from trainer.planning.preparation import other_preparation
-from trainer.runs.context import RunContext
 from trainer.training.start.ranks import is_watched
 from trainer.training.trainable import Trainable
 from trainer.training.training_run import TrainingRun

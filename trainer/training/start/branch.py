@@ -9,12 +9,13 @@ from pathlib import Path
 from common.errors import CheckpointError, ConfigError
 from common.untrusted import digest_run_file
 from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.of_run import copy_state, load_whole
 from trainer.checkpoint.weights import weights_digest
 from trainer.config import TrainConfig
+from trainer.runs.layout import RECORD
 from trainer.runs.ledger import LEDGER
 from trainer.runs.metrics_file import METRICS
-from trainer.runs.record import RECORD, Origin, Record, read_record, write_record
-from trainer.runs.state import copy_state, load_whole
+from trainer.runs.record import Origin, Record, read_record, write_record
 from trainer.training.start.earlier import BRANCHED, run_exists
 
 __all__ = ["begin_branch"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 
 from common.errors import ConfigError
-from trainer.data.adjustments import Adjustments
+from trainer.checkpoint.of_run import load_whole
 from trainer.finetuning.initial_weights import read_initial, write_reference
+from trainer.model.bounds import check_model_size
 from trainer.model.float8 import convert_to_float8
 from trainer.optim.optimizers import build_optimizers
 from trainer.optim.weight_average import WeightAverage
-from trainer.runs.bounds import check_model_size
-from trainer.runs.state import RunState, load_whole
+from trainer.runs.adjustments import Adjustments
+from trainer.runs.state import RunState
 from trainer.training.adjuster import wrapped
 from trainer.training.start.check import Continued
 from trainer.training.start.plan import StartPlan

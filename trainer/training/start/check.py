@@ -11,26 +11,19 @@ from typing import Any
 from common.errors import ProjectError
 from common.files import UnusableFileError
 from trainer.checkpoint import CheckpointStore, check_space
+from trainer.checkpoint.of_run import load_whole
 from trainer.checkpoint.weights import weights_digest
 from trainer.config import TrainConfig
-from trainer.data.adjustments import Adjustments
 from trainer.distributed.shared_folders import check_shared
 from trainer.launch.finished import is_same, nothing_to_train, recorded_settings
 from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes
-from trainer.runs.directory import locked_unopened
+from trainer.runs.adjustments import Adjustments
+from trainer.runs.lock import locked_unopened
 from trainer.runs.progress import Progress
-from trainer.runs.record import (
-    Before,
-    Origin,
-    Record,
-    check_identity,
-    check_nothing_saved,
-    identity_of,
-    read_record,
-    read_record_if_any,
-    recorded_adjustments,
-)
-from trainer.runs.state import load_whole, read_progress
+from trainer.runs.record import Origin, Record, check_nothing_saved, read_record, read_record_if_any
+from trainer.runs.saved_run import SavedRun
+from trainer.training.identity import check_identity, identity_of, recorded_adjustments
+from trainer.training.new_record import Before
 from trainer.training.start.branch import begin_branch
 from trainer.training.start.earlier import allowed_changes, check_cooldown, initial_weights
 from trainer.training.start.plan import StartPlan
@@ -102,7 +95,7 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
         if record is not None and newest is not None:
             check_cooldown(config, record, newest, decay_steps)
             before.append(Before(record, newest))
-            progress = read_progress(checkpoints, newest)
+            progress = SavedRun(config.run).state(newest).progress
             cooldown = adjustments.cooldown(newest)
             ended_by = plan.criteria.ended_by(progress, None if cooldown is None else cooldown.cooldown_end)
             if ended_by is not None:

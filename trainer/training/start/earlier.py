@@ -10,17 +10,17 @@ from trainer.checkpoint import CheckpointStore
 from trainer.config import Precision, TrainConfig
 from trainer.finetuning.initial_weights import check_initial, check_lora, check_same_initial, choose_initial
 from trainer.optim.schedule import cooldown_start
-from trainer.runs.directory import check_nothing_is_replaced, check_places
+from trainer.runs.layout import check_nothing_is_replaced, check_paths
 from trainer.runs.record import (
     Origin,
     Record,
-    check_data,
     check_was_trained,
     read_record,
     read_record_if_any,
     recorded_micro,
     recorded_precision,
 )
+from trainer.training.identity import check_data
 
 __all__ = [
     "BRANCHED",
@@ -58,7 +58,7 @@ def is_new_branch(record: Record) -> bool:
 
 def check_continued(config: TrainConfig) -> None:
     """Check the places in the run before any file of it is read, and that the run which this start continues was trained."""
-    check_places(config.run)
+    check_paths(config.run)
     check_nothing_is_replaced(config.run)
     run = continued_run(config)
     check_was_trained(run, read_record_if_any(run))

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from trainer.checkpoint import AsyncSaver
-from trainer.data.adjustments import Adjustments
 from trainer.metrics import Monitor, opened_monitor
 from trainer.metrics.run_status import RunStatus, opened_run_status
 from trainer.report import report_at_end
+from trainer.runs.adjustments import Adjustments
 from trainer.runs.ledger import LEDGER, Ledger
-from trainer.runs.record import note_trained_weights, open_record
+from trainer.runs.record import note_trained_weights
 from trainer.runs.state import RunState
+from trainer.training.new_record import open_record
 from trainer.training.saver import let_finish, write_and_keep
 from trainer.training.start.check import Continued
 from trainer.training.start.plan import StartPlan

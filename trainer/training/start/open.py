@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from trainer.config import TrainConfig
+from trainer.context import RunContext
 from trainer.extensions.loading import load_extension
 from trainer.extensions.trust import note_trained_with
 from trainer.machine.determinism import configure_determinism
 from trainer.runs.clock import Clock
-from trainer.runs.context import RunContext
 from trainer.runs.signals import stop_signal
 from trainer.training.start.banner import introduce
 from trainer.training.start.build import build, restore

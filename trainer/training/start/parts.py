@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from trainer.data.adjustments import Adjustments
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.distributed.stragglers import DeviceMark, HostMark, OwnTimer, StragglerDetector
 from trainer.evaluation.tally import Grouping
@@ -16,6 +15,7 @@ from trainer.metrics.layers import LayerObserver
 from trainer.model.decoder import flops_per_token
 from trainer.model.parameters import parameters_by_name
 from trainer.planning.forecast import forecast
+from trainer.runs.adjustments import Adjustments
 from trainer.runs.clock import Clock
 from trainer.runs.progress import Progress
 from trainer.runs.state import RunState

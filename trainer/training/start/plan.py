@@ -12,6 +12,7 @@ from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.config import TrainConfig
+from trainer.context import RunContext
 from trainer.data.mixture import build_order
 from trainer.distributed.group import Group
 from trainer.distributed.shared_folders import check_same_data
@@ -22,7 +23,6 @@ from trainer.machine.precision import ChosenPrecision, with_precision
 from trainer.model.attention import backend_of
 from trainer.optim.optimizers import check_optimizer
 from trainer.parallel.fsdp import check_parallel
-from trainer.runs.context import RunContext
 from trainer.runs.limits import StopCriteria, plan_run, with_shorter_warmup
 from trainer.training.micro_batch_size import with_micro, with_micro_for
 from trainer.training.start.earlier import check_continued, check_data_of_run, first_look

@@ -23,8 +23,8 @@ from common.files import sealed, unsealed
 from tests.support.storage import FailAt, Intercepted
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, check_space, required_bytes, steps_to_keep
 from trainer.checkpoint.filesystem import Storage
-from trainer.checkpoint.manifest import FORMAT
 from trainer.checkpoint.tensor_file import decode_tensors, encode_header, raw_bytes, same_bytes, spec_of
+from trainer.runs.manifest import FORMAT
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.int32, torch.uint8, torch.bool]
 

@@ -8,7 +8,8 @@ import pytest
 from common.errors import CheckpointError
 from common.settings.toml import to_toml
 from trainer.config import ModelConfig
-from trainer.config.initial import differing_shape, initial_model
+from trainer.config.model import differing_shape
+from trainer.runs.defaults import inherited
 
 BASE = ModelConfig(layers=2, width=32, heads=4, kv_heads=2, context=64, rope_theta=5e5, residual_dropout=0.1, qk_norm=False)
 
@@ -20,7 +21,7 @@ def write_run(run: Path, model: ModelConfig = BASE) -> Path:
 
 
 def test_the_shape_is_taken_and_what_may_differ_is_not(tmp_path: Path) -> None:
-    found = initial_model({"init": str(write_run(tmp_path / "base"))})
+    found = inherited({"init": str(write_run(tmp_path / "base"))})
     model = ModelConfig.model_validate({name.removeprefix("model."): value for name, value in found.items()})
     assert differing_shape(model, BASE) == {}
     assert (model.context, model.rope_theta, model.residual_dropout) == (64, 5e5, 0.0)
@@ -31,27 +32,27 @@ def test_the_shape_is_taken_and_what_may_differ_is_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("given", "context"), [("16", 64), (128, 128), ("128", 128), ("long", 64), (None, 64)])
 def test_the_context_is_at_least_that_of_the_other_run(given: Any, context: int, tmp_path: Path) -> None:
     base = write_run(tmp_path / "base")
-    assert initial_model({"init": str(base), "model.context": given})["model.context"] == context
+    assert inherited({"init": str(base), "model.context": given})["model.context"] == context
 
 
 def test_a_base_of_the_rotary_embedding_that_is_given_is_kept(tmp_path: Path) -> None:
     given = {"init": str(write_run(tmp_path / "base")), "model.rope_theta": "1e6"}
-    assert "model.rope_theta" not in initial_model(given)
+    assert "model.rope_theta" not in inherited(given)
 
 
 def test_without_the_other_run_the_settings_that_this_run_has_recorded_decide(tmp_path: Path) -> None:
     given = {"init": str(tmp_path / "gone"), "run": str(write_run(tmp_path / "run"))}
-    assert initial_model(given)["model.layers"] == 2
+    assert inherited(given)["model.layers"] == 2
     with pytest.raises(CheckpointError, match=r"init = .*gone: no config.toml, so this is not a run"):
-        initial_model({"init": str(tmp_path / "gone"), "run": str(tmp_path / "new")})
+        inherited({"init": str(tmp_path / "gone"), "run": str(tmp_path / "new")})
 
 
 @pytest.mark.parametrize("content", ["", "[train]", "[train]\nmodel = 7", "[train.model]\nlayers = 0", "\0"])
 def test_damaged_settings_of_the_other_run_are_refused(content: str, tmp_path: Path) -> None:
     base = write_run(tmp_path / "base")
     (base / "config.toml").write_text(content)
-    with pytest.raises(CheckpointError, match=r"config\.toml: the settings of the model cannot be read"):
-        initial_model({"init": str(base)})
+    with pytest.raises(CheckpointError, match=r"config\.toml: the settings (of the model )?cannot be read"):
+        inherited({"init": str(base)})
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from common.errors import PreparedDataError, StorageError
 from data_pipeline.dataset.shards import RowBatch, Rows, ShardError
 from trainer.config import BatchConfig, LoaderConfig
-from trainer.data.adjustments import Adjustment, Adjustments
 from trainer.data.batch import IGNORE, MicroBatch, micro_batch, num_bounds, share_of_rank
 from trainer.data.loader import global_batch, prefetched_batches
 from trainer.data.order import UniformOrder, rows_at
 from trainer.distributed.group import Group
+from trainer.runs.adjustments import Adjustment, Adjustments
 
 LENGTH = 16
 TWO_ROWS = BatchConfig(global_rows=2, micro=2)

@@ -23,6 +23,7 @@ from tests.support.grouped import write_grouped
 from tests.support.ranks import run_ranks
 from tests.support.runs import tiny_config
 from trainer.config import TrainConfig
+from trainer.context import RunContext
 from trainer.data.batch import IGNORE, micro_batch
 from trainer.distributed.group import Group
 from trainer.evaluation.evaluate import evaluate
@@ -31,7 +32,6 @@ from trainer.evaluation.results import Evaluation, Score
 from trainer.evaluation.tally import Grouping, Tally, length_ranges
 from trainer.model.decoder import build_model
 from trainer.model.forward import LossModule
-from trainer.runs.context import RunContext
 
 LENGTH, VOCAB = 32, 50
 ALONE = Group(0, 1, 0, torch.device("cpu"))

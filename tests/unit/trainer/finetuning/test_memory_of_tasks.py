@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tests.support.peaks import peak_of
 from tests.support.runs import tiny_config
 from trainer.config import TrainConfig
+from trainer.context import RunContext
 from trainer.data.batch import IGNORE
 from trainer.finetuning import distillation, preference
 from trainer.finetuning.distillation import distillation_sums
@@ -24,7 +25,6 @@ from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model, num_weights
 from trainer.model.forward import PassInputs
 from trainer.model.memory_estimate import MemoryEstimate
-from trainer.runs.context import RunContext
 from trainer.training.micro_batch_size import expected_memory
 
 VOCAB, LENGTH, ROWS = 4096, 128, 2

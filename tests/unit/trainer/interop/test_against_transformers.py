@@ -13,7 +13,7 @@ from trainer.commands.generate import GenerateOptions, written_texts
 from trainer.commands.saved_model import load_model
 from trainer.interop.import_model import import_model
 from trainer.model.attention import make_layout
-from trainer.runs.directory import load_config
+from trainer.runs.saved_run import load_config
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 317,

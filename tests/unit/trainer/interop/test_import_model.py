@@ -16,6 +16,7 @@ from tests.support.published import CONFIGS, SENTENCES, published_weights, write
 from tests.support.records import record_of
 from tests.support.runs import tiny_config
 from tests.support.sentence_piece_models import model_with_dummy_prefix
+from trainer.checkpoint.of_run import load_checkpoint
 from trainer.checkpoint.weights import weights_digest
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.commands.generate import GenerateOptions, written_texts
@@ -30,8 +31,8 @@ from trainer.loop import train
 from trainer.model.attention import make_layout
 from trainer.model.decoder import num_weights
 from trainer.report.overview import listed_runs
-from trainer.runs.directory import load_config
-from trainer.runs.state import RunState, load_checkpoint
+from trainer.runs.saved_run import load_config
+from trainer.runs.state import RunState
 from trainer.verification.audit import audit_run
 from trainer.verification.verify import verify_run
 
@@ -150,7 +151,7 @@ def test_nothing_is_left_of_an_import_that_fails_and_nothing_is_overwritten(
         import_model(directory, tmp_path / "runs" / "run")
     write_published(directory)
     with monkeypatch.context() as patch:
-        patch.setattr("trainer.runs.untrained.environment_facts", lambda: 1 / 0)
+        patch.setattr("trainer.interop.untrained.environment_facts", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             import_model(directory, tmp_path / "runs" / "run")
     assert list((tmp_path / "runs").iterdir()) == []

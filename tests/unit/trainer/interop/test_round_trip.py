@@ -17,7 +17,7 @@ from trainer.interop.import_model import import_model
 from trainer.interop.source import open_source
 from trainer.loop import train
 from trainer.model.attention import make_layout
-from trainer.runs.directory import load_config
+from trainer.runs.saved_run import load_config
 
 
 def logits(run: Path) -> torch.Tensor:

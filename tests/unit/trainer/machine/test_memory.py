@@ -16,6 +16,7 @@ from common.host_memory import available_host_bytes, num_oom_kills, why_killed
 from common.text import format_bytes
 from tests.support.peaks import peak_of
 from trainer.config import ModelConfig, TrainConfig
+from trainer.context import RunContext
 from trainer.distributed.group import Group
 from trainer.extensions.hooks import Extension
 from trainer.machine.memory import PeakMeter, available_bytes, is_out_of_memory, isolated_rng
@@ -26,7 +27,6 @@ from trainer.model.lora import add_adapters
 from trainer.model.loss import linear_cross_entropy_sum
 from trainer.model.memory_estimate import MemoryEstimate, estimate
 from trainer.parallel.gradient_tree import GradientTree
-from trainer.runs.context import RunContext
 from trainer.training import micro_batch_size
 from trainer.training.micro_batch_size import choose_micro, micro_candidates, probe, with_micro
 

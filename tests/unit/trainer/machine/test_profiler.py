@@ -15,7 +15,7 @@ from tests.support.runs import tiny_config
 from trainer.config.run import LogConfig, step_range
 from trainer.loop import train
 from trainer.machine.profiler import StepProfiler
-from trainer.runs.directory import foreign_files
+from trainer.runs.layout import foreign_files
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from trainer.commands.runs import RunsOptions
 from trainer.commands.runs import run as list_runs
 from trainer.loop import train
 from trainer.report.overview import listed_runs
-from trainer.runs.directory import locked_run
+from trainer.runs.lock import locked_run
 
 
 @pytest.fixture

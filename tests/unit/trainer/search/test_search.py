@@ -17,8 +17,8 @@ from common.errors import CheckpointError, ConfigError, ExitCode, GuardError, Pr
 from common.files import UnusableFileError, write_atomic
 from tests.support.prepared import write_prepared
 from trainer.launch.first_failure import LOST_RANK
-from trainer.runs.directory import locked_run
 from trainer.runs.events import AlertEvent, EvalEvent
+from trainer.runs.lock import locked_run
 from trainer.search import search as searching
 from trainer.search.options import SearchOptions
 from trainer.search.results import TRIALS

@@ -12,8 +12,8 @@ from common.settings.load import load_settings
 from common.settings.options import help_parser
 from tests.support.runs import tiny_config
 from trainer.config import TrainConfig
-from trainer.runs.directory import locked_run
 from trainer.runs.events import EvalEvent, TrainEvent
+from trainer.runs.lock import locked_run
 from trainer.search.trial_run import TrialRun, drop_checkpoints, read_progress, recipe_of
 
 

@@ -19,6 +19,7 @@ from data_pipeline.dataset.shards import RowBatch
 from tests.support.devices import on_each_device, waiting_is_an_error
 from tests.support.runs import tiny_config
 from tests.support.varlen import use_varlen_on_cpu
+from trainer.context import RunContext
 from trainer.data.batch import GlobalBatch, micro_batch
 from trainer.distributed.group import Group
 from trainer.extensions.hooks import Extension
@@ -27,7 +28,6 @@ from trainer.model.forward import LossModule
 from trainer.optim.optimizers import build_optimizers
 from trainer.optim.weight_average import WeightAverage
 from trainer.parallel.wrapping import wrap_for_training
-from trainer.runs.context import RunContext
 from trainer.training.step import train_step
 from trainer.training.step_report import PendingStep, StepInputs
 from trainer.training.trainable import Trainable, make_scaler

@@ -13,6 +13,7 @@ from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import RowBatch
 from tests.support.runs import tiny_config
 from trainer.config import TrainConfig
+from trainer.context import RunContext
 from trainer.data.batch import DataFault, GlobalBatch, MicroBatch, micro_batch
 from trainer.distributed.group import Group
 from trainer.extensions.hooks import Extension
@@ -23,7 +24,6 @@ from trainer.model.forward import LossModule, forward_pass
 from trainer.model.parameters import parameters_by_name
 from trainer.optim.optimizers import build_optimizers, optimizer_tensors
 from trainer.parallel.wrapping import wrap_for_training
-from trainer.runs.context import RunContext
 from trainer.training.step import train_step
 from trainer.training.step_report import PendingStep, StepInputs, StepResults
 from trainer.training.trainable import Trainable, make_scaler

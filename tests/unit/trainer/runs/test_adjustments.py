@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.config import BatchConfig
-from trainer.data.adjustments import Adjustment, Adjustments, smaller_micro
+from trainer.runs.adjustments import Adjustment, Adjustments, smaller_micro
 
 adjustments_of_a_run = st.lists(
     st.one_of(

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from common.errors import CheckpointError
-from trainer.config.not_a_run import not_a_run
-from trainer.runs.directory import load_config
+from trainer.runs.layout import not_a_run
 from trainer.runs.record import read_record
+from trainer.runs.saved_run import load_config
 
 
 def test_any_other_folder_names_the_missing_file(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""The rule of `--recipe auto`: model, batch, schedule and limits from the amount of text, the time and the machine.
+"""Settings of a training that nobody has given and that depend on the data, the machine or another run.
 
-The rule needs neither torch nor a measurement, so every rank of a run makes the same choice. Time is only estimated here: the run
-itself keeps to `limits.minutes`, and lowers the learning rate in time. `docs/guide/model-size.md` shows what the rule chooses.
+`chosen` is the rule of `--recipe auto`: model, batch, schedule and limits from the amount of text, the time and the machine. It
+needs neither torch nor a measurement, so every rank of a run makes the same choice. Time is only estimated here: the run itself
+keeps to `limits.minutes`, and lowers the learning rate in time. `docs/guide/model-size.md` shows what the rule chooses.
 """
 
 from __future__ import annotations
@@ -11,15 +12,35 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from common.errors import CheckpointError
 from common.hardware import num_cores
-from trainer.config.model import ModelConfig
+from common.settings.load import AUTO
+from common.settings.model import all_settings
+from data_pipeline.dataset.manifest import read_manifest
+from trainer.config import LimitsConfig, ModelConfig, TrainConfig
+from trainer.config.model import shape_settings
 from trainer.config.optimization import OPTIMIZERS
+from trainer.runs.layout import CONFIG, not_a_run
+from trainer.runs.saved_run import SavedRun
 
-__all__ = ["MINUTES", "MOST_EPOCHS", "SHAPES", "Facts", "choose", "choose_for", "num_gpus", "tokens_per_weight"]
+__all__ = [
+    "MINUTES",
+    "MOST_EPOCHS",
+    "SHAPES",
+    "Facts",
+    "choose",
+    "chosen",
+    "inherited",
+    "num_gpus",
+    "recorded_in",
+    "tokens_per_weight",
+]
 
 SHAPES = (
     *((2, 64, 2), (4, 128, 4), (4, 192, 6), (6, 256, 8), (6, 384, 6), (8, 512, 8)),
@@ -40,14 +61,47 @@ _LEAST_ROWS, _MOST_MICRO = 8, 8
 _LR_WIDTH = 128
 """The width of the model for which the optimizers state their learning rates."""
 _EVALUATION_SHARE = 0.05
-_WORDS = ("parallel", "optim.kind")
-_FRACTIONS = ("limits.epochs", "limits.minutes")
-_NUMBERS = (
-    *_FRACTIONS,
-    *("limits.steps", "limits.tokens", "model.layers", "model.width", "model.heads", "batch.global_rows", "batch.micro"),
-    "lora.rank",
-)
-_LARGEST = 1e15
+
+
+def recorded_in(given: Mapping[str, Any]) -> Path | None:
+    """Return `config.toml` of an existing run that a command continues with its settings.
+
+    The command names no data and no recipe, or the recipe `auto`, or the data and no other setting.
+    """
+    is_free = given.keys().isdisjoint(("data", "recipe")) or given.keys() <= {"run", "data", "resume"}
+    if "run" not in given or (given.get("recipe") != AUTO and not is_free):
+        return None
+    path = Path(given["run"]) / CONFIG
+    return path if path.is_file() else None
+
+
+def inherited(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the model that a run takes from the run `init`, by their dotted names.
+
+    The shape is that of the other run. The context is at least as long, and the base of the rotary embedding the same if it is not
+    given. All other settings of the model may differ. If the other run was removed, the settings that this run has recorded decide.
+
+    Raises:
+        CheckpointError: there is no such run, or its settings are damaged.
+    """
+    if given.get("init") is None:
+        return {}
+    folders = [Path(given["init"]), *([Path(given["run"])] if given.get("run") is not None else [])]
+    found = next((folder for folder in folders if (folder / CONFIG).is_file()), None)
+    if found is None:
+        raise CheckpointError(f"init = {not_a_run(folders[0], CONFIG)}")
+    try:
+        model = ModelConfig.model_validate(SavedRun(found).settings["model"])
+    except (ValidationError, KeyError) as error:
+        raise CheckpointError(
+            f"{found / CONFIG}: the settings of the model cannot be read ({str(error).splitlines()[0]}); restore the file from a "
+            "copy"
+        ) from None
+    settings = {f"model.{name}": getattr(model, name) for name in shape_settings()}
+    settings["model.context"] = max(model.context, _usable({"model.context": given.get("model.context")}).get("model.context", 0))
+    if "model.rope_theta" not in given:
+        settings["model.rope_theta"] = model.rope_theta
+    return settings
 
 
 @dataclass(frozen=True)
@@ -69,15 +123,11 @@ class Facts:
         return self.num_gpus * _FLOPS_PER_GPU or self.num_cores * _FLOPS_PER_CORE
 
 
-def choose_for(given: Mapping[str, Any], variables: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return the settings for the data that `given` names, on this machine; none if it names no data.
-
-    Raises:
-        PreparedDataError: the data is missing or damaged.
-    """
+def chosen(given: Mapping[str, Any], variables: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return the settings for the data that `given` names, on this machine; none if it names no data."""
     if "data" not in given:
         return {}
-    manifest = import_module("data_pipeline.dataset.manifest").read_manifest(Path(given["data"]))  # loads NumPy
+    manifest = read_manifest(Path(given["data"]))
     tokens = sum(shard.tokens for shard in manifest.shards if shard.split == "train")
     ranks, nodes = _num_ranks(variables)
     gpus = 0 if given.get("device") == "cpu" else num_gpus(variables)
@@ -125,20 +175,23 @@ def tokens_per_weight(num_weights: int) -> int:
 
 
 def _usable(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given settings that the rule reads, with numbers as numbers, without those that cannot be meant."""
+    """Return the given settings as values, without those that are `none` or cannot be meant."""
     usable: dict[str, Any] = {}
-    for name, value in given.items():
-        if name in _WORDS or (name, value) == ("batch.micro", "auto"):
-            usable[name] = value
-        elif name in _NUMBERS:
-            with suppress(ValueError, TypeError):
-                if 0 < (number := float(value)) < _LARGEST:
-                    usable[name] = number if name in _FRACTIONS else int(number)
-    return {name: value for name, value in usable.items() if value}
+    for name in given.keys() & dict(all_settings(TrainConfig)).keys():
+        with suppress(ValidationError):
+            usable[name] = _adapter(name).validate_python(given[name])
+    return {name: value for name, value in usable.items() if value is not None}
+
+
+@cache
+def _adapter(name: str) -> TypeAdapter[Any]:
+    field = dict(all_settings(TrainConfig))[name]
+    kind: Any = Annotated[field.annotation, field]
+    return TypeAdapter(kind)
 
 
 def _limits(given: dict[str, Any]) -> dict[str, Any]:
-    known = {name for name in ("steps", "epochs", "tokens", "minutes") if given.get(f"limits.{name}") is not None}
+    known = {name for name in LimitsConfig.model_fields if f"limits.{name}" in given}
     if not known:
         return {"limits.minutes": MINUTES, "limits.epochs": MOST_EPOCHS}
     return {"limits.epochs": MOST_EPOCHS} if known == {"minutes"} else {}

@@ -14,7 +14,7 @@ from common.settings.load import load_settings
 from common.settings.options import help_parser
 from tests.support.prepared import write_prepared
 from trainer.config import TrainConfig
-from trainer.config.automatic import SHAPES, Facts, choose, choose_for, tokens_per_weight
+from trainer.runs.defaults import SHAPES, Facts, choose, chosen, tokens_per_weight
 
 TEXTS = st.integers(0, 10**13)
 FACTS = st.builds(
@@ -135,7 +135,7 @@ def test_a_value_that_cannot_be_meant_is_refused_as_ever(tmp_path: Path) -> None
             load("--recipe", "auto", "--data", str(data), "--run", str(tmp_path / "run"), f"--{name}", value)
 
 
-def test_without_data_there_is_nothing_to_choose_for_and_data_that_is_missing_is_refused(tmp_path: Path) -> None:
+def test_without_data_there_is_nothing_to_chosen_and_data_that_is_missing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="data is not set"):
         load("--recipe", "auto", "--run", str(tmp_path / "run"))
     with pytest.raises(PreparedDataError, match="holds no finished prepared data"):
@@ -164,4 +164,4 @@ def test_a_run_that_exists_keeps_what_was_chosen_for_it(tmp_path: Path) -> None:
 )
 def test_rows_divide_over_the_ranks_that_the_variables_announce(tmp_path: Path, variables: dict[str, str], rows: int) -> None:
     given = {"data": str(write_prepared(tmp_path / "data", row_length=256)), "limits.steps": "10", "device": "cpu"}
-    assert choose_for(given, variables)["batch.global_rows"] == rows
+    assert chosen(given, variables)["batch.global_rows"] == rows

@@ -5,9 +5,9 @@ B rows   L tokens of a row   N targets of a batch   K facts of a target
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
     from trainer.model.forward import PassInputs
 
-__all__ = ["EvalMetrics", "target_word"]
-
-_TARGETS = {"classification": "document", "preference": "pair"}
-
-
-def target_word(identity: Mapping[str, Any]) -> str:
-    """Return the word for a target of a run, from the identity in its record: token, document or pair."""
-    return _TARGETS.get(str(identity.get("objective")), "token")
+__all__ = ["EvalMetrics"]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,82 @@
+"""Checkpoints of runs: with their state, as a command names them, and copied into another run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from common.errors import CheckpointError
+from common.host_memory import check_fits_memory
+from common.untrusted import copy_run_file
+from trainer.checkpoint.packed import is_packed, num_unpacked, unpack
+from trainer.checkpoint.store import Checkpoint, CheckpointStore
+from trainer.runs.layout import CHECKPOINTS, REFERENCE
+from trainer.runs.ledger import LEDGER
+from trainer.runs.metrics_file import METRICS
+from trainer.runs.record import COMPRESSED, read_record
+from trainer.runs.state import RunState
+
+__all__ = ["copy_state", "load_checkpoint", "load_whole"]
+
+
+def load_whole(store: CheckpointStore, step: int) -> tuple[Checkpoint, RunState]:
+    """Return the checkpoint of a step and its state.
+
+    Raises:
+        CheckpointError: there is none, a file of it was changed, or no run writes such a state.
+    """
+    checkpoint = store.load(step)
+    try:
+        return checkpoint, RunState.from_json(checkpoint.state)
+    except ValueError as error:
+        raise CheckpointError(f"{store.manifest_path(step)}: {error}; choose another checkpoint") from None
+
+
+def load_checkpoint(run: Path, which: str, *, option: str = "--checkpoint") -> Checkpoint:
+    """Return the verified checkpoint of a run that `which` names: `latest`, `best` or a step.
+
+    Args:
+        run: its directory, which is only read.
+        which: value of the option.
+        option: its name, for messages.
+
+    Raises:
+        CheckpointError: the checkpoint does not exist or is damaged.
+    """
+    store = CheckpointStore(run / CHECKPOINTS)
+    steps = store.steps()
+    if not steps:
+        raise CheckpointError(f"{run}: the run has no checkpoint yet; train until the first one is saved")
+    if which not in ("latest", "best") and not which.isdecimal():
+        raise CheckpointError(f"{option} {which}: use latest, best, or one of the steps {', '.join(map(str, steps))}")
+    if which.isdecimal():
+        return _unpacked(run, load_whole(store, int(which))[0])
+    latest, state = load_whole(store, steps[-1])
+    best = state.progress.best_step
+    return _unpacked(run, latest if which == "latest" or best is None else load_whole(store, best)[0])
+
+
+def _unpacked(run: Path, checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with ordinary tensors if it is that of a compressed model."""
+    if not is_packed(checkpoint.model) or read_record(run).status != COMPRESSED:
+        return checkpoint
+    try:
+        check_fits_memory(num_unpacked(checkpoint.model))  # a small file may hold a large matrix of zeros
+        return replace(checkpoint, model=unpack(checkpoint.model))
+    except ValueError as error:
+        raise CheckpointError(f"{run}: a weight of the compressed model is damaged: {error}; compress the run again") from None
+
+
+def copy_state(run: Path, other: Path, checkpoint: Checkpoint) -> None:
+    """Copy a checkpoint of `run` into a new run directory, with the ledger and metrics before it. A resume removes later lines.
+
+    Raises:
+        CheckpointError: the ledger or the metrics are missing.
+    """
+    (other / LEDGER).parent.mkdir(parents=True, exist_ok=True)
+    kept = [REFERENCE] if (run / REFERENCE).is_file() else []
+    if kept:
+        (other / REFERENCE).parent.mkdir(exist_ok=True)
+    for name in (METRICS, LEDGER.as_posix(), *kept):
+        copy_run_file(run, name, other / name)
+    CheckpointStore(other / CHECKPOINTS).save(checkpoint)

@@ -1,0 +1,223 @@
+"""The names of all files and folders of a run, checkpoints included, and checks of what is there under these names.
+
+Nothing in a run folder is written or deleted through a symbolic link: the folders of the program in it must be real folders.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from common.command_line import command_text
+from common.errors import CheckpointError, ConfigError
+from common.files import UnusableFileError, is_unfinished, open_output, own_folder, read_input, sync_directory
+from common.text import some_of
+
+__all__ = [
+    "CHECKPOINTS",
+    "CHECKPOINT_MANIFEST",
+    "CONFIG",
+    "HEARTBEAT",
+    "LOCK",
+    "OBJECTS",
+    "RECORD",
+    "REFERENCE",
+    "STEP_FOLDER",
+    "TASK_FOLDER",
+    "TOKENIZER",
+    "check_nothing_is_replaced",
+    "check_paths",
+    "entries",
+    "foreign_files",
+    "is_folder",
+    "is_own_file",
+    "make_folder",
+    "manifest_path",
+    "not_a_run",
+    "object_path",
+    "open_own",
+    "read_id",
+    "saved_steps",
+    "step_folder",
+    "steps_among",
+]
+
+RECORD, CONFIG, LOCK = "record.json", "config.toml", ".lock"
+TOKENIZER, TASK_FOLDER, CHECKPOINTS = "tokenizer", "objective", "checkpoints"
+REFERENCE = f"{TASK_FOLDER}/reference.safetensors"
+"""The initial weights of a run whose task compares the model with them."""
+CHECKPOINT_MANIFEST, OBJECTS = "manifest.json", "objects"
+STEP_FOLDER = r"step-(\d{8,})"
+
+_STEP = r"(\.bad-|\.)?step-\d{8,}(-\d+|\.tmp|\.deleted)?"
+_FILES = re.compile(
+    r"record\.json|config\.toml|metrics\.jsonl|hardware-rank-\d+\.jsonl|change-\d+\.json|report\.html|training_metrics\.png"
+    r"|\.lock|\.shared-[0-9a-f]{16}|\.wandb-id|\.mlflow-id"
+    r"|ledger/steps\.jsonl|heartbeat/rank-\d+|stacks/rank-\d+\.txt|tensorboard/events\.out\.tfevents\.[^/]+"
+    r"|profile/rank-\d+-steps-\d+-\d+\.(json|pickle)"
+    r"|objective/reference\.safetensors"
+    rf"|checkpoints/{_STEP}/manifest\.json"
+    r"|checkpoints/objects/[0-9a-f]{64}\.safetensors|checkpoints/objects/\.\d+\.tmp"
+)
+"""Files that the program writes, in addition to the files that the record names."""
+_OWN = re.compile(rf"{_FILES.pattern}|extension\.py|(tokenizer|objective)/[^/]+")
+"""Everything that a start of a run replaces or deletes."""
+_FOLDERS = re.compile(
+    rf"tokenizer|objective|ledger|heartbeat|stacks|profile|tensorboard|checkpoints|checkpoints/objects|checkpoints/{_STEP}"
+)
+_CHECKED_LATER = re.compile(r"checkpoints/(?!objects$).*")
+"""Places that the checkpoint store checks: damage there makes the run use an earlier checkpoint."""
+HEARTBEAT = re.compile(r"heartbeat/rank-\d+")
+_OF_WANDB = "wandb"
+"""The folder of Weights & Biases. That program decides about its content, which may include links."""
+_ID_BYTES = 128
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.-]{0,127}")
+
+
+def step_folder(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def steps_among(names: Iterable[str]) -> list[int]:
+    """Return the steps of the checkpoints in a folder with these names, sorted."""
+    found = [(int(match[1]), name) for name in names if (match := re.fullmatch(STEP_FOLDER, name))]
+    return sorted(step for step, name in found if step_folder(step) == name)
+
+
+def saved_steps(run: Path) -> list[int]:
+    """Return the steps of the checkpoints of a run, sorted. Raises CheckpointError if `checkpoints` is a link or a file."""
+    folder = run / CHECKPOINTS
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise CheckpointError(
+            f"{folder} is a link or a file, and must be the directory with the checkpoints of the run; restore it"
+        )
+    return steps_among(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def manifest_path(run: Path, step: int) -> Path:
+    return run / CHECKPOINTS / step_folder(step) / CHECKPOINT_MANIFEST
+
+
+def object_path(checkpoints: Path, name: str) -> Path:
+    return checkpoints / OBJECTS / f"{name}.safetensors"
+
+
+def not_a_run(folder: Path, missing: str) -> str:
+    """Return what is wrong with `folder`, which was named as a run, and what to do. `missing` is the file that each run has.
+
+    A Hugging Face directory is a frequent mistake, because it holds a model too.
+    """
+    if (folder / "config.json").is_file():
+        command = command_text("import", folder, "--output", "RUN")
+        return f"{folder}: this is a Hugging Face directory, not a run; make a run of its model: {command}"
+    return f"{folder}: no {missing}, so this is not a run; name a directory that `trainer train --run` wrote"
+
+
+def is_own_file(name: str) -> bool:
+    return _OWN.fullmatch(name) is not None
+
+
+def is_folder(name: str) -> bool:
+    return _FOLDERS.fullmatch(name) is not None
+
+
+def check_paths(run: Path) -> None:
+    """Refuse a run in which a file or folder of the program is a link, a pipe or another kind."""
+    for name, status in entries(run):
+        wants_folder = name == _OF_WANDB or is_folder(name)
+        wanted = stat.S_ISDIR if wants_folder else stat.S_ISREG
+        if (wants_folder or is_own_file(name)) and not wanted(status.st_mode) and not _CHECKED_LATER.fullmatch(name):
+            kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else f"no {'directory' if wants_folder else 'regular file'}"
+            raise CheckpointError(f"{run / name} is {kind}; remove it, or use another --run")
+
+
+def check_nothing_is_replaced(run: Path) -> None:
+    """Refuse a new run that would replace or delete a file that no run has written.
+
+    A start of a run makes the lock file before any other file, so files without it are not those of an earlier start.
+    """
+    if (run / RECORD).exists() or (run / LOCK).exists():
+        return
+    if replaced := sorted(name for name, _ in entries(run) if is_own_file(name)):
+        raise ConfigError(
+            f"{run}: {some_of(replaced)} would be replaced, but no run has written it; name another folder for the run (--run), or "
+            "move it to another folder"
+        )
+
+
+def make_folder(path: Path) -> Path:
+    """Return `path`, a folder of the program in a run. If it is missing, it is created, and its name is forced to the device."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own_folder(path)
+        sync_directory(path.parent)
+        return path
+    except UnusableFileError as error:
+        raise CheckpointError(str(error)) from None
+
+
+def open_own(path: Path, flags: int, *, run: Path) -> int:
+    """Return a descriptor for writing to a file of the program in a run.
+
+    Raises:
+        CheckpointError: it is no regular file, a link leads to it, or it has a second name.
+        OSError: it cannot be opened or created.
+    """
+    try:
+        return open_output(path, flags, below=run)
+    except UnusableFileError as error:
+        raise CheckpointError(str(error)) from None
+
+
+def read_id(path: Path, *, run: Path) -> str | None:
+    """Return the id of the run at a tracking service, from a file of the run; None if there is no such file."""
+    try:
+        text = read_input(path, _ID_BYTES, below=run).decode(errors="replace")
+    except FileNotFoundError:
+        return None
+    except UnusableFileError as error:
+        raise CheckpointError(str(error)) from None
+    if not _ID.fullmatch(text):
+        raise CheckpointError(f"{path}: it holds no id of a run; remove it, and the tracking service then shows a new run")
+    return text
+
+
+def foreign_files(run: Path, recorded: Collection[str]) -> list[str]:
+    """Return the names of files, folders, links and pipes in a run folder that do not belong to the run, sorted.
+
+    A foreign folder is named without its content. `recorded` has the names of the files that the record names.
+    """
+    return sorted(name for name, status in entries(run) if not _belongs(name, status, frozenset(recorded)))
+
+
+def _belongs(name: str, status: os.stat_result, recorded: Collection[str]) -> bool:
+    if stat.S_ISDIR(status.st_mode):
+        return name == _OF_WANDB or is_folder(name)
+    if not stat.S_ISREG(status.st_mode):
+        return False
+    return name in recorded or _FILES.fullmatch(name) is not None or is_unfinished(Path(name))
+
+
+def entries(run: Path, folder: str = "") -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the entries of a folder and of its folders that belong to the run; links are not followed.
+
+    The run may be in progress: an entry that is removed meanwhile is skipped.
+    """
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(os.scandir(run / folder))
+        except FileNotFoundError:
+            return
+        for entry in found:
+            name = f"{folder}/{entry.name}" if folder else entry.name
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            yield name, status
+            if stat.S_ISDIR(status.st_mode) and is_folder(name):
+                yield from entries(run, name)

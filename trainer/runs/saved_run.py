@@ -1,0 +1,125 @@
+"""A run on the disk: each of its files is read when it is first needed, checked, and then kept."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from common.errors import CheckpointError, PreparedDataError
+from common.settings.load import MAX_SETTINGS_BYTES
+from common.settings.messages import explain
+from common.settings.toml import parse_toml
+from common.untrusted import read_run_file
+from data_pipeline.dataset.layout import MANIFEST
+from trainer.config import TrainConfig
+from trainer.runs.layout import CONFIG, RECORD, manifest_path, not_a_run, saved_steps
+from trainer.runs.manifest import MAX_MANIFEST_BYTES, CheckpointManifest
+from trainer.runs.record import Record, read_record
+from trainer.runs.state import RunState
+
+__all__ = ["SavedRun", "data_folder", "load_config", "parse_settings"]
+
+_RESTORE = "put the file back as the run wrote it, or use another run"
+
+
+class SavedRun:
+    """The folder of a run. The attributes raise CheckpointError if a file is missing, damaged or not a file that a run writes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._manifests: dict[int, CheckpointManifest] = {}
+
+    @cached_property
+    def record(self) -> Record:
+        return read_record(self.path)
+
+    @property
+    def record_if_any(self) -> Record | None:
+        return self.record if (self.path / RECORD).exists() else None
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the last start as `config.toml` has them."""
+        path = self.path / CONFIG
+        try:
+            return parse_settings(read_run_file(path, MAX_SETTINGS_BYTES, self.path))
+        except FileNotFoundError:
+            raise CheckpointError(not_a_run(self.path, CONFIG)) from None
+        except ValueError as error:
+            raise CheckpointError(f"{path}: the settings cannot be read ({error}); {_RESTORE}") from None
+
+    @cached_property
+    def config(self) -> TrainConfig:
+        """The settings of the last start."""
+        try:
+            config = TrainConfig.model_validate(self.settings)
+        except ValidationError as error:
+            raise CheckpointError(f"{self.path / CONFIG}: {explain(TrainConfig, error)}; {_RESTORE}") from None
+        for name, value in (("batch.micro", config.batch.micro), ("precision", config.precision)):
+            if value == "auto":
+                raise CheckpointError(f"{self.path / CONFIG}: {name} = auto, but a run writes the value that it chose; {_RESTORE}")
+        return config
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints, sorted."""
+        return saved_steps(self.path)
+
+    def manifest(self, step: int) -> CheckpointManifest:
+        if step not in self._manifests:
+            path = manifest_path(self.path, step)
+            try:
+                self._manifests[step] = CheckpointManifest.from_file(read_run_file(path, MAX_MANIFEST_BYTES, path.parent))
+            except (FileNotFoundError, ValueError) as error:
+                raise CheckpointError(f"{path}: {error}; choose another checkpoint") from None
+        return self._manifests[step]
+
+    def state(self, step: int) -> RunState:
+        """The counters in the checkpoint of a step. The tensors are not read."""
+        try:
+            return RunState.from_json(self.manifest(step).state)
+        except ValueError as error:
+            raise CheckpointError(f"{manifest_path(self.path, step)}: {error}; choose another checkpoint") from None
+
+    def data_folder(self, data: Path | None) -> Path:
+        """Return the folder of the run's prepared data: `data`, or the folder in its settings.
+
+        Raises:
+            PreparedDataError: the folder in its settings holds no prepared data.
+        """
+        if data is not None:
+            return data
+        named = self.config.data
+        if not _is_there(named / MANIFEST):
+            why = "" if named.is_absolute() else f": the run names it {named}, as seen from where it was trained"
+            raise PreparedDataError(
+                f"{self.path}: its data was looked for in {named.absolute()}, and no {MANIFEST} is there{why}; name its folder "
+                "with --data"
+            )
+        return named
+
+
+def parse_settings(toml: bytes) -> dict[str, Any]:
+    """Return the settings in the content of a `config.toml`. Raises ValueError if it holds none."""
+    settings = parse_toml(toml).get("train")
+    if not isinstance(settings, dict):
+        raise ValueError("train is not a table of settings")
+    return settings
+
+
+def load_config(run: Path) -> TrainConfig:
+    return SavedRun(run).config
+
+
+def data_folder(run: Path, data: Path | None) -> Path:
+    return SavedRun(run).data_folder(data)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False

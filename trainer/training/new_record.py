@@ -1,0 +1,170 @@
+"""Writes the record of a run at a start, with the files that it names, and says how this start differs from the one before."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from common.errors import CheckpointError, PreparedDataError, ProjectError
+from common.files import UnusableFileError, commit_directory, is_unfinished, open_input, own_folder, unfinished_path, write_atomic
+from common.redaction import redacted_settings
+from common.settings.dotted import flatten
+from common.settings.load import MAX_SETTINGS_BYTES
+from common.settings.markers import Marker
+from common.settings.model import settings_with
+from common.settings.toml import parse_toml, to_toml
+from common.untrusted import digest_run_file, read_run_file
+from trainer.config import TrainConfig
+from trainer.context import RunContext
+from trainer.machine.determinism import not_compared
+from trainer.machine.environment import Difference, environment_facts, find_differences, same_facts
+from trainer.machine.precision import ChosenPrecision
+from trainer.runs.adjustments import Adjustments
+from trainer.runs.record import Earlier, Origin, Record, digests_of, write_record
+from trainer.training.identity import with_newer_settings
+
+__all__ = ["Before", "open_record"]
+
+_log = logging.getLogger(__name__)
+_UNREPORTED = frozenset(settings_with(TrainConfig, Marker.FOLDER, Marker.MOVEABLE, Marker.PER_START))
+
+
+@dataclass(frozen=True)
+class Before:
+    """The record and the newest checkpoint of an earlier start of a run."""
+
+    record: Record
+    step: int
+    """Step of the checkpoint from which the run resumes."""
+
+
+def open_record(
+    context: RunContext,
+    identity: Mapping[str, Any],
+    extension: bytes | None,
+    adjustments: Adjustments,
+    before: Before | None,
+    precision: ChosenPrecision,
+    of_objective: Mapping[str, bytes] = MappingProxyType({}),
+    initial: Origin | None = None,
+) -> None:
+    """Write `config.toml`, the tokenizer, the extension's source and `record.json` of a run that starts or resumes.
+
+    `of_objective` has the files of the objective by name, which the folder `objective` keeps.
+
+    A run that resumes from `before` logs how identity, environment and settings differ from those of the start before.
+    """
+    run, config, manifest = context.config.run, context.config, context.manifest
+    settings = to_toml("train", redacted_settings(config.model_dump(mode="json")))
+    environment = environment_facts() | {"world_size": context.group.world_size}
+    earlier, differences = ([], ()) if before is None else _since_before(run, before, identity, environment, settings)
+    write_atomic(run / "config.toml", settings.encode())
+    # A start that left no checkpoint may have had another tokenizer.
+    if _contents(run / "tokenizer") != _contents(config.data / "tokenizer", PreparedDataError):
+        for left in filter(is_unfinished, run.glob(".tokenizer.*")):
+            shutil.rmtree(left, ignore_errors=True)
+        temporary = unfinished_path(run / "tokenizer")
+        _copy_files(config.data / "tokenizer", temporary, below=config.data)
+        shutil.rmtree(run / "tokenizer", ignore_errors=True)
+        commit_directory(temporary, run / "tokenizer")
+    if extension is not None:
+        write_atomic(run / "extension.py", extension)
+    else:
+        (run / "extension.py").unlink(missing_ok=True)
+    if of_objective:
+        own_folder(run / "objective")
+    for name, data in of_objective.items():
+        write_atomic(run / "objective" / name, data)
+    tokenizer = sorted(path.relative_to(run).as_posix() for path in (run / "tokenizer").iterdir())
+    names = [
+        "config.toml",
+        *tokenizer,
+        *(f"objective/{name}" for name in of_objective),
+        *(["extension.py"] if extension is not None else []),
+    ]
+    record = Record.model_validate(
+        {
+            "format": 1,
+            "status": "training",
+            "identity": dict(identity),
+            "changes": list(adjustments.made),
+            "precision": asdict(precision),
+            "data": {"root_digest": manifest.root_digest, "tokenizer_digest": manifest.tokenizer_digest},
+            "environment": environment,
+            "earlier": earlier,
+            "files": digests_of(run, names),
+        }
+    )
+    if initial is not None:
+        record = record.changed(initial=initial)
+    if before is not None and before.record.origin is not None:
+        record = record.changed(origin=before.record.origin)
+    write_record(run, record)
+    for path in run.glob("change-*.json"):  # the record holds them now
+        path.unlink()
+    if before is not None and differences:
+        lines = "".join(f"\n  {one.describe()}" for one in differences)
+        level = logging.WARNING if any(one.changes_bits for one in differences) else logging.INFO
+        _log.log(
+            level, "resumed at step %s with differences from the previous start (* can change the results):%s", before.step, lines
+        )
+
+
+def _since_before(
+    run: Path, last: Before, identity: Mapping[str, Any], environment: Mapping[str, Any], settings: str
+) -> tuple[list[Earlier], tuple[Difference, ...]]:
+    """Return `earlier` of the record, and the differences of this start from the last one."""
+    record, step = last.record, last.step
+    skipped = not_compared(record.identity, identity)
+    before, now = same_facts(record.environment.to_json(), environment)
+    known = with_newer_settings(record.identity, identity)
+    before |= {name: value for name, value in known.items() if name not in skipped}
+    now |= {name: value for name, value in identity.items() if name not in skipped}
+    earlier = [one.model_copy(update={"until": min(one.until, step)}) for one in record.earlier]
+    deciding = record.identity.keys() | identity.keys()
+    if was := {one.name: one.recorded for one in find_differences(before, now)}:
+        earlier.append(Earlier(until=step, was=was))
+    with suppress(OSError, ValueError, KeyError, CheckpointError):  # a damaged file of settings is written again
+        before = _reported_settings(read_run_file(run / "config.toml", MAX_SETTINGS_BYTES, run)) | before
+        now = _reported_settings(settings.encode()) | now
+    return earlier, find_differences(before, now, deciding)
+
+
+def _reported_settings(toml: bytes) -> dict[str, Any]:
+    """Return settings by their full names, without paths and without settings for one start."""
+    settings = parse_toml(toml)["train"]
+    if not isinstance(settings, dict):
+        raise ValueError("train is no table of settings")
+    settings = flatten(redacted_settings(settings))  # an older version stored secrets
+    return {name: value for name, value in settings.items() if name not in _UNREPORTED}
+
+
+def _copy_files(source: Path, target: Path, *, below: Path) -> None:
+    """Create a folder with copies of the files in another one.
+
+    Raises:
+        PreparedDataError: one is a link or no regular file.
+    """
+    target.mkdir()
+    for path in sorted(source.iterdir()):
+        try:
+            with open_input(path, below=below) as file, (target / path.name).open("xb") as copy:
+                shutil.copyfileobj(file, copy)
+        except UnusableFileError as error:
+            raise PreparedDataError(f"{error}; run `prepare` again") from None
+
+
+def _contents(folder: Path, error: type[ProjectError] = CheckpointError) -> dict[str, str]:
+    """Return the digests of the files in a folder, by name; empty if there is no folder. Raises `error` for an irregular file."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise error(f"{folder} is a link or a file, and a directory is needed there; remove it, or use another run")
+    try:
+        return {path.name: digest_run_file(folder, path.name) for path in folder.iterdir()} if folder.exists() else {}
+    except CheckpointError as found:
+        raise error(str(found)) from None
