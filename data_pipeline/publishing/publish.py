@@ -67,13 +67,17 @@ def find_finished(directory: Path, fingerprint: str, *, rejects: KeptRejects = "
 
 def settle(directory: Path, manifest: Manifest) -> None:
     """Remove the work of published data, and note the states of its files, so that later runs need not read them."""
-    for work in work_folders(directory):  # first: removing a hard link changes a file's ctime
-        shutil.rmtree(work, ignore_errors=True)
-    with suppress(OSError):  # it does not exist or is not empty
-        (directory / WORK).rmdir()
+    clear_work(directory)  # first: removing a hard link changes a file's ctime
     files = {name: _state(directory, name) for name in manifest.digests}
     if files != noted_files(directory):
         write_note(directory, files)
+
+
+def clear_work(directory: Path) -> None:
+    for work in work_folders(directory):
+        shutil.rmtree(work, ignore_errors=True)
+    with suppress(OSError):  # it does not exist or is not empty
+        (directory / WORK).rmdir()
 
 
 def publish(
