@@ -44,7 +44,7 @@ Report = Mapping[str, Any]
 
 def render_card(manifest: Manifest) -> str:
     """Return the data card of prepared data. The manifest must have its root digest. Parts that the report lacks are left out."""
-    recipe = _recipe(manifest)
+    recipe, report = _recipe(manifest), known(manifest.totals)
     values = [one for value in flatten(recipe).values() for one in (value if isinstance(value, list) else [value])]
     named = [name for name in manifest.sources if name not in recipe.get("source", {})]
     sources = " --sources " + " ".join(shlex.quote(f"PATH/{visible(name)}") for name in named) if named else ""
@@ -52,7 +52,8 @@ def render_card(manifest: Manifest) -> str:
         _TEMPLATES,
         "data_card.jinja",
         manifest=manifest,
-        report=known(manifest.totals),
+        report=report,
+        advice=Markup(truncation_advice(report.get("truncation") or [], manifest.row_length)),
         inputs={name: [entry for entry in manifest.inputs if entry.get("source") == name] for name in manifest.sources},
         recipe=to_toml("prepare", recipe).strip(),
         names_files=any(str(value).startswith("sha256:") for value in values),
@@ -157,5 +158,5 @@ _TEMPLATES.globals.update(
     lookup=lookup,
     round_trip=round_trip,
     thresholds=_thresholds,
-    truncation_advice=truncation_advice,
+    sentence=lambda form, *values: Markup(form) % values,  # of a literal in the template; values are escaped
 )
