@@ -9,8 +9,7 @@ __all__ = ["DEVICE_NODES", "KERNEL_MODULE", "num_cores", "signs_of_gpus"]
 
 DEVICE_NODES = "dev/nvidia[0-9]*"
 KERNEL_MODULE = "proc/driver/nvidia/gpus/*"
-_WSL_DEVICE = "dev/dxg"
-"""Windows provides this device for GPUs of all vendors."""
+_WSL_DEVICE = "dev/dxg"  # Windows provides this device for GPUs of all vendors
 _WSL_LIBRARIES = ("usr/lib/wsl/lib/libcuda.so*", "usr/lib/wsl/drivers/*/libcuda.so*")
 
 

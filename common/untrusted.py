@@ -30,10 +30,9 @@ __all__ = [
     "MAX_RECORD_BYTES",
     "Count",
     "Finite",
-    "Form",
+    "Schema",
     "InnerName",
     "Plain",
-    "check_form",
     "copy_run_file",
     "digest_run_file",
     "number",
@@ -80,7 +79,7 @@ Plain = _Scalar | list[_Scalar] | dict[str, _Scalar | list[_Scalar]]
 """The type of a fact in a record."""
 
 
-class Form(BaseModel):
+class Schema(BaseModel):
     """A table in a file of a run. Fields that this version does not know are kept, and written again."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
@@ -94,11 +93,7 @@ T = TypeVar("T")
 
 
 def parsed(kind: type[T], value: object) -> T:
-    """Return a value from JSON as an object of a class of pydantic.
-
-    Raises:
-        ValueError: it does not have the form; the message names the first wrong field.
-    """
+    """Return a value from JSON as an object of a class of pydantic. ValueError names the first field that does not fit."""
     try:
         return cast(T, _adapter(cast(Any, kind)).validate_python(value))
     except ValidationError as error:
@@ -114,10 +109,6 @@ def parsed(kind: type[T], value: object) -> T:
 @cache
 def _adapter(kind: type) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
-
-
-def check_form(form: type[Form], value: object) -> None:
-    parsed(form, value)
 
 
 def number(value: object) -> float | None:

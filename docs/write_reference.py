@@ -12,14 +12,14 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 
 from common.command_line import PROGRAM
 from common.errors import ExitCode
 from common.settings.command import loaded
 from common.settings.model import Settings
-from common.settings.options import SettingText, option_texts, setting_texts
+from common.settings.options import SettingText, setting_texts
 from data_pipeline.config import PrepareConfig
 from trainer.config import TrainConfig
 from trainer.program import all_commands
@@ -52,7 +52,7 @@ def settings_page() -> str:
         parts.append(f"## {PROGRAM} {command}\n")
         for section, title, rows in _sections(model):
             parts += [f"### {command}: {section or 'main settings'}\n", f"{title}\n" if title else ""]
-            parts.append(_list(map(_item, rows)))
+            parts.append(_list(_items(rows)))
     return "\n".join(part for part in parts if part)
 
 
@@ -65,7 +65,7 @@ def commands_page() -> str:
     ]
     commands = all_commands()
     models = {name: loaded(command)[0] for name, command in commands.items()}
-    options = {name: list(map(_item, option_texts(model))) for name, model in models.items() if not issubclass(model, Settings)}
+    options = {name: list(map(_item, setting_texts(model))) for name, model in models.items() if not issubclass(model, Settings)}
     uses = Counter(row for rows in options.values() for row in rows)
     shared = [row for row, number in uses.items() if number >= _SHARED]
     parts += ["Options of several commands, which the list of a command only names:\n", _list(shared)]
@@ -125,12 +125,29 @@ def _sections(model: type[Settings]) -> Iterable[tuple[str, str, list[SettingTex
         yield section, (model.model_fields[section].description or "") if section else "", rows
 
 
-def _item(one: SettingText) -> str:
-    kind = ", ".join(filter(None, (one.values, _BOTH_BOUNDS.sub(r"\1 to \2", one.bounds))))
+def _items(rows: list[SettingText]) -> Iterable[str]:
+    """Yield the items of a list. Several neighbours with the same needs are below an item with these."""
+    for needs, group in groupby(rows, lambda one: one.needs):
+        alike = list(group)
+        if not needs or len(alike) == 1:
+            yield from map(_item, alike)
+        else:
+            yield f"These need {' and '.join(needs)}:"
+            yield from (f"    - {_item(one, with_needs=False)}" for one in alike)
+
+
+def _item(one: SettingText, *, with_needs: bool = True) -> str:
+    kind = ", ".join(filter(None, (one.values, _compact(one.bounds))))
     default = f"`{one.default}`" if one.default else ""
     head = " ".join(filter(None, (f"`{one.name}`", default, f"({kind})" if kind else "")))
-    needs = f" Needs {one.needs}." if one.needs else ""
+    needs = f" Needs {' and '.join(one.needs)}." if one.needs and with_needs else ""
     return f"{head}: {one.description}{needs}"
+
+
+def _compact(bounds: str) -> str:
+    """Return two inclusive bounds as `1 to 9`, and others as signs without spaces."""
+    both = _BOTH_BOUNDS.fullmatch(bounds)
+    return f"{both[1]} to {both[2]}" if both else re.sub("([<>]=?) ", r"\1", bounds).replace(">=", "≥").replace("<=", "≤")
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -143,7 +160,7 @@ def _cell(text: str) -> str:
 
 
 def _list(items: Iterable[str]) -> str:
-    return "".join(f"- {item}\n" for item in items)
+    return "".join(f"{'' if item.startswith(' ') else '- '}{item}\n" for item in items)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from trainer.machine.running_ranks import ranks_of
 __all__ = ["main"]
 
 
-def say(line: str) -> None:
+def log_line(line: str) -> None:
     """Print a line, which Docker keeps as the result of the check."""
     sys.stdout.write(f"{line}\n")
 
@@ -38,22 +38,22 @@ def main() -> int:
     """Print the age of the newest heartbeat and return the exit code."""
     limit = os.environ.get("HEARTBEAT_MAX_AGE_S") or "300"
     if not limit.isdecimal():
-        say(f"healthcheck: HEARTBEAT_MAX_AGE_S = {limit!r} must be a number of seconds")
+        log_line(f"healthcheck: HEARTBEAT_MAX_AGE_S = {limit!r} must be a number of seconds")
         return 1
     run = os.environ.get("TRAIN_RUN") or run_of_the_launcher()
     if not run:
-        say("no training was started in this container")
+        log_line("no training was started in this container")
         return 0
     ranks = ranks_of(Path(run))
     running = [rank for rank in ranks if not rank.absence]
     if not running:
         left = f" (rank {ranks[0].number}: {ranks[0].absence})" if ranks else ""
-        say(f"starting: no rank of {run} is running in this container yet{left}")
+        log_line(f"starting: no rank of {run} is running in this container yet{left}")
         return 1
     newest = max(running, key=lambda rank: rank.beaten_s)
     age_s = int(time.time() - newest.beaten_s)
     doing = f", in phase {newest.beat.phase} of step {newest.beat.step}" if newest.beat else ""
-    say(f"last heartbeat {age_s} s ago (at most {limit} s is healthy){doing}")
+    log_line(f"last heartbeat {age_s} s ago (at most {limit} s is healthy){doing}")
     return 0 if age_s <= int(limit) else 1
 
 

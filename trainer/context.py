@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from data_pipeline.dataset.manifest import Manifest
-from trainer.config import TrainConfig
+from trainer.config import BatchConfig, TrainConfig
 from trainer.distributed.group import Group
 from trainer.model.attention import Backend
 
@@ -24,3 +24,6 @@ class RunContext:
     """The backend of the attention."""
     custom_step: bool = False
     """Whether an extension or an objective makes the passes of each micro-batch itself."""
+
+    def with_batch(self, batch: BatchConfig) -> RunContext:
+        return replace(self, config=self.config.model_copy(update={"batch": batch}))

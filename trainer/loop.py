@@ -22,14 +22,9 @@ _log = logging.getLogger(__name__)
 
 
 def train(config: TrainConfig, *, trust_extension: bool = True) -> str:
-    """Train until the first limit, from the newest checkpoint if there is one. Return `weights sha256:… steps N`.
-
-    With `trust_extension` this user's consent to the extension is stored: see `trainer.extensions.trust`.
-
-    Raises:
-        StoppedBySignal: the process received SIGTERM or SIGINT; the state is saved.
-        GuardError: the guard or an alert stopped the training.
-        ProjectError: see `opened_run` and `Recovery.go_back`.
+    """Train until the first limit, from the newest checkpoint if there is one. Return `weights sha256:… steps N`. With
+    `trust_extension` this user's consent to the extension is stored. Raises StoppedBySignal if the state is saved after a
+    signal, GuardError if the guard or an alert stopped the training.
     """
     try:
         with opened_run(config, trust_extension=trust_extension) as run:

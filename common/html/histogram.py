@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from common.html.plot import Plot, draw_template
+from common.html.page import Plot, draw_template
 from common.text import decimal
 
 __all__ = ["Bin", "draw_histogram"]

@@ -7,14 +7,14 @@ values as data attributes. The page's script shows these values under the pointe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
 from common.html.chart import Chart, Line, measured, short
-from common.html.plot import Plot, draw_template
+from common.html.page import Plot, draw_template
 
 __all__ = ["draw"]
 
@@ -33,27 +33,6 @@ _LOOKS = len(_MARKERS)  # the style sheet has as many colours and dashes; the ei
 _CROSS = "m-3 -3l6 6m0 -6l-6 6"
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """The values of a line in the template."""
-
-    name: str
-    colour: int
-    shape: int
-    """Number of the dashes and the marker."""
-    faint: bool
-    words: str
-    band: str
-    strokes: str
-    places: str
-    values: str
-    marker: str
-    markers: list[tuple[float, float, str]]
-    """X, y and description of each point that has a marker."""
-    bad: list[tuple[float, str]]
-    """X and description of each cross."""
-
-
 def draw(chart: Chart) -> Markup:
     """Return a figure; empty if the chart has no points."""
     if not chart.shown:
@@ -70,26 +49,31 @@ def draw(chart: Chart) -> Markup:
     )
 
 
-def _drawn(line: Line, chart: Chart) -> _Drawn:
+def _drawn(line: Line, chart: Chart) -> dict[str, Any]:
+    """Return the values of a line in the template."""
     thinned = line.thinned
     x_C, y_C = _widths(chart, thinned.x_C), _heights(chart, thinned.mean_C)
     shape = (line.look + line.look // _LOOKS) % _LOOKS  # shifted after each round of colours, so that 49 lines differ
-    return _Drawn(
-        name=line.name,
-        colour=line.look % _LOOKS,
-        shape=shape,
-        faint=line.faint,
-        words=_words(line, chart.along),
-        band=_band(line, chart),
-        strokes="".join(
-            f"M{_points(x_C[run], y_C[run])}" + ("h0" if run.stop - run.start == 1 else "") for run in _runs(~np.isnan(y_C))
-        ),
-        places=" ".join(f"{x:.7g}" for x in thinned.x_C.tolist()),
-        values=" ".join(f"{y:.5g}" for y in thinned.mean_C.tolist()),
-        marker=_MARKERS[shape],
-        markers=_markers(line, chart) if (line.points and len(thinned.x_C) <= _MAX_MARKERS) or len(thinned.x_C) == 1 else [],
-        bad=_bad(line, chart),
-    )
+    strokes = (f"M{_points(x_C[run], y_C[run])}" + "h0" * (run.stop - run.start == 1) for run in _runs(~np.isnan(y_C)))
+    has_markers = (line.points and len(x_C) <= _MAX_MARKERS) or len(x_C) == 1
+    return {
+        "name": line.name,
+        "colour": line.look % _LOOKS,
+        "shape": shape,  # of dashes and marker
+        "faint": line.faint,
+        "words": _words(line, chart.along),
+        "band": _band(line, chart),
+        "strokes": "".join(strokes),
+        "xs": " ".join(f"{x:.7g}" for x in thinned.x_C.tolist()),
+        "ys": " ".join(f"{y:.5g}" for y in thinned.mean_C.tolist()),
+        "marker": _MARKERS[shape],
+        "markers": [
+            (float(x), float(y), f"{line.name} at {chart.along} {place:,.0f}: {measured(value)}")
+            for x, y, place, value in zip(x_C, y_C, thinned.x_C.tolist(), thinned.mean_C.tolist(), strict=True)
+            if has_markers and not np.isnan(y)
+        ],
+        "bad": _bad(line, chart),
+    }
 
 
 def _words(line: Line, along: str) -> str:
@@ -112,15 +96,6 @@ def _band(line: Line, chart: Chart) -> str:
         f"M{_points(x_C[run], high_C[run])}L{_points(x_C[run][::-1], low_C[run][::-1])}Z"
         for run in _runs(~np.isnan(high_C) & ~np.isnan(low_C))
     )
-
-
-def _markers(line: Line, chart: Chart) -> list[tuple[float, float, str]]:
-    x_C, y_C = _widths(chart, line.thinned.x_C), _heights(chart, line.thinned.mean_C)
-    return [
-        (float(x_C[at]), float(y_C[at]), f"{line.name} at {chart.along} {line.thinned.x_C[at]:,.0f}: {measured(value)}")
-        for at, value in enumerate(line.thinned.mean_C.tolist())
-        if not np.isnan(y_C[at])
-    ]
 
 
 def _bad(line: Line, chart: Chart) -> list[tuple[float, str]]:

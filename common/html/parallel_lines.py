@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from markupsafe import Markup
 
-from common.html.plot import Plot, draw_template
+from common.html.page import Plot, draw_template
 
 __all__ = ["Coordinate", "Record", "Rank", "draw_parallel"]
 

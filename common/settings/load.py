@@ -71,11 +71,11 @@ def load_settings(
         base = {} if recipe == AUTO else _from_recipe(model, recipe)
         if recipe not in (None, AUTO) and recipe_path(recipe).parent.resolve() != RECIPES.resolve():
             of_person = [base, *own]
-        inherited = resolver.inherited(_flat([base, *own]))
-        base = nest(resolver.chosen(inherited | _flat(own))) if recipe == AUTO else base
+        inherited = resolver.inherited(_by_name([base, *own]))
+        base = nest(resolver.chosen(inherited | _by_name(own))) if recipe == AUTO else base
         layers = [base, nest(inherited), *own]
     given_names = {name for layer in of_person for name in flatten(layer)}
-    layers.append(nest(model.adapted(_flat(layers), given_names)))
+    layers.append(nest(model.adapted(_by_name(layers), given_names)))
     merged: dict[str, Any] = {}
     for layer in layers:
         merge(merged, layer)
@@ -91,8 +91,9 @@ def _recorded(model: type[Settings], path: Path, own: Sequence[Mapping[str, Any]
     """Return the settings that an earlier start has recorded, without those that hold for one start alone."""
     values = _from_recipe(model, str(path))
     given = {name for layer in own for name in flatten(layer)}
-    found = {name: _value(values, name) for name in settings_with(model, ASKED_AGAIN) if name not in given}
-    if missing := {name: value for name, value in found.items() if value is not None}:
+    recorded = flatten(values)
+    asked = [name for name in settings_with(model, ASKED_AGAIN) if name not in given]
+    if missing := {name: recorded[name] for name in asked if recorded.get(name)}:
         options = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in missing.items())
         raise ConfigError(
             f"{path}: the run was started with {', '.join(missing)}, which a file of the run cannot decide; "
@@ -101,14 +102,8 @@ def _recorded(model: type[Settings], path: Path, own: Sequence[Mapping[str, Any]
     return without(values, settings_with(model, PER_START))
 
 
-def _flat(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: _value(layer, name) for layer in layers for name in flatten(layer)}
-
-
-def _value(values: Mapping[str, Any], name: str) -> Any:
-    for part in name.split("."):
-        values = values.get(part) or {}
-    return values or None
+def _by_name(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value or None for layer in layers for name, value in flatten(layer).items()}
 
 
 def load_options(

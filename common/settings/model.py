@@ -25,6 +25,7 @@ __all__ = [
     "Settings",
     "SettingsT",
     "all_settings",
+    "conditions_of",
     "entry_model",
     "is_among",
     "markers_of",
@@ -32,6 +33,7 @@ __all__ = [
     "is_list",
     "is_table",
     "keep_set",
+    "needed_text",
     "none_word",
     "place_in_recipe",
     "place_of",
@@ -39,7 +41,9 @@ __all__ = [
     "section_model",
     "set_names",
     "setting_names",
+    "settings_in",
     "spelling",
+    "unmet_conditions",
     "user_tables",
     "with_nones",
 ]
@@ -136,42 +140,47 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 OptionsT = TypeVar("OptionsT", bound=Options)
 
 
-def setting_names(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
+def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield each section and each setting of a model with its dotted name, in the order of definition."""
+    for name, field in model.model_fields.items():
+        yield prefix + name, field
+        if section := section_model(field.annotation):
+            yield from fields_of(section, f"{prefix}{name}.")
+
+
+def setting_names(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Return the settings by their dotted names, without user tables, which only a recipe can hold."""
-    names: dict[str, FieldInfo] = {}
-    for name, field in model.model_fields.items():
-        if section := section_model(field.annotation):
-            names |= setting_names(section, f"{prefix}{name}.")
-        elif not is_table(field):
-            names[prefix + name] = field
-    return names
+    return {name: field for name, field in fields_of(model) if not section_model(field.annotation) and not is_table(field)}
 
 
-def set_names(config: BaseModel, prefix: str = "") -> Iterator[str]:
-    for name, field in type(config).model_fields.items():
-        if section_model(field.annotation):
-            yield from set_names(getattr(config, name), f"{prefix}{name}.")
-        elif name in config.model_fields_set:
-            yield prefix + name
-
-
-def keep_set(config: BaseModel, given: Collection[str], prefix: str = "") -> None:
-    for name, field in type(config).model_fields.items():
-        if section_model(field.annotation):
-            keep_set(getattr(config, name), given, f"{prefix}{name}.")
-        elif not any(f"{one}.".startswith(f"{prefix}{name}.") for one in given):  # an entry sets its table
-            config.model_fields_set.discard(name)
-
-
-def all_settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+def all_settings(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
     """Yield every setting of a model with its dotted name, user tables too. An entry of a table has the name `table.*.setting`."""
-    for name, field in model.model_fields.items():
-        if section := section_model(field.annotation):
-            yield from all_settings(section, f"{prefix}{name}.")
-        elif entry := entry_model(field):
-            yield from all_settings(entry, f"{prefix}{name}.*.")
+    for name, field in fields_of(model):
+        if entry := entry_model(field):
+            yield from ((f"{name}.*.{inner}", its_field) for inner, its_field in all_settings(entry))
+        elif not section_model(field.annotation):
+            yield name, field
+
+
+def settings_in(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, BaseModel, str]]:
+    """Yield each setting of an instance: its dotted name, the section that holds it, and its name there."""
+    for name in type(config).model_fields:
+        if isinstance(value := getattr(config, name), BaseModel):
+            yield from settings_in(value, f"{prefix}{name}.")
         else:
-            yield prefix + name, field
+            yield prefix + name, config, name
+
+
+def set_names(config: BaseModel) -> list[str]:
+    """Return the dotted names of the settings that were given when the model was made, or that `keep_set` has left."""
+    return [name for name, section, last in settings_in(config) if last in section.model_fields_set]
+
+
+def keep_set(config: BaseModel, given: Collection[str]) -> None:
+    """Leave in `model_fields_set` only those settings of a model that are among the given dotted names."""
+    for name, section, last in settings_in(config):
+        if not any(f"{one}.".startswith(f"{name}.") for one in given):  # an entry sets its table
+            section.model_fields_set.discard(last)
 
 
 def settings_with(model: type[BaseModel], *markers: object) -> list[str]:
@@ -180,13 +189,29 @@ def settings_with(model: type[BaseModel], *markers: object) -> list[str]:
 
 
 def markers_of(model: type[BaseModel], kind: type[MarkerT]) -> dict[str, MarkerT]:
-    found: dict[str, MarkerT] = {}
-    for name, field in model.model_fields.items():
-        if (marker := next((item for item in field.metadata if isinstance(item, kind)), None)) is not None:
-            found[name] = marker
-        if section := section_model(field.annotation):
-            found |= {f"{name}.{leaf}": item for leaf, item in markers_of(section, kind).items()}
-    return found
+    """Return the marker of a kind of each setting or section that has one, by its dotted name."""
+    return {name: item for name, field in fields_of(model) for item in reversed(field.metadata) if isinstance(item, kind)}
+
+
+def conditions_of(field: FieldInfo) -> list[OnlyIf]:
+    return [item for item in field.metadata if isinstance(item, OnlyIf)]
+
+
+def unmet_conditions(config: BaseModel, facts: Mapping[str, Any] | None = None) -> dict[str, list[OnlyIf]]:
+    """Return the settings that a person has set to other values than the default and that have no effect, with the reasons."""
+    values = {name: getattr(section, last) for name, section, last in settings_in(config)} | dict(facts or {})
+    given = set(set_names(config))
+    return {
+        name: unmet
+        for name, field in all_settings(type(config))
+        if name in given
+        and values[name] != field.get_default(call_default_factory=True)
+        and (unmet := [condition for condition in conditions_of(field) if not condition.holds(values)])
+    }
+
+
+def needed_text(name: str, unmet: list[OnlyIf]) -> str:
+    return f"{name} has no effect: it needs {' and '.join(condition.text for condition in unmet)}"
 
 
 def is_among(name: str, settings: Collection[str]) -> bool:
@@ -245,12 +270,8 @@ def is_table(field: FieldInfo) -> bool:
     return typing.get_origin(field.annotation) is dict
 
 
-def user_tables(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        if section := section_model(field.annotation):
-            yield from user_tables(section, f"{prefix}{name}.")
-        elif is_table(field):
-            yield prefix + name
+def user_tables(model: type[BaseModel]) -> list[str]:
+    return [name for name, field in fields_of(model) if is_table(field)]
 
 
 def place_in_recipe(model: type[Settings], name: str) -> str:

@@ -14,16 +14,24 @@ from typing import Any, NoReturn
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from common.errors import ConfigError
-from common.settings.effects import conditions_of
-from common.settings.model import Options, Settings, environment_names, is_list, place_in_recipe, place_of, setting_names, spelling
+from common.settings.model import (
+    Options,
+    Settings,
+    conditions_of,
+    environment_names,
+    is_list,
+    place_in_recipe,
+    place_of,
+    setting_names,
+    spelling,
+)
 from common.settings.suggest import suggest
 from common.terminal import bar_columns
 from common.text import value_text
 
-__all__ = ["SchemaOptions", "SettingText", "help_parser", "option_texts", "schema_text", "setting_texts"]
+__all__ = ["SchemaOptions", "SettingText", "help_parser", "schema_text", "setting_texts"]
 
 _SHORT_WIDTH = 80
 _WIDTH = 120
@@ -46,81 +54,75 @@ def help_parser(model: type[Settings] | type[Options], program: str, description
     )
     parser.model = model
     if short:
-        text = "Show the most used settings, with examples; all: show all settings."
-        parser.add_argument("-h", "--help", nargs="?", const="", metavar="all", action=_ShortHelp, help=text)
-    if issubclass(model, Options):
-        for name, field in setting_names(model).items():
-            _add_option(parser, name, field)
-    else:
-        _add_settings(parser, model)
-    return parser
-
-
-def _add_settings(parser: argparse.ArgumentParser, model: type[Settings]) -> None:
+        about = "Show the most used settings, with examples; all: show all settings."
+        parser.add_argument("-h", "--help", nargs="?", const="", metavar="all", action=_ShortHelp, help=about)
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for name, field in setting_names(model).items():
+    for (name, field), text in zip(setting_names(model).items(), setting_texts(model), strict=True):
+        if issubclass(model, Options):
+            _add_option(parser, name, field, text)
+            continue
         section = name.rpartition(".")[0]
         if section not in groups:
             title = (model.model_fields[section].description or section) if section else "main settings"
             groups[section] = parser.add_argument_group(f"{section}: {title.removesuffix('.')}" if section else title)
-        groups[section].add_argument(
-            f"--{name}",
-            dest=name,
-            nargs="+" if is_list(field) else None,
-            metavar=_type_name(field.annotation),
-            help=_help_text(field, _default_of(field)),
-        )
+        count = "+" if is_list(field) else None
+        groups[section].add_argument(f"--{name}", dest=name, nargs=count, metavar=text.values, help=text.help)
+    return parser
 
 
-def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo) -> None:
+def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo, text: SettingText) -> None:
     place = place_of(field)
-    text = _help_text(field, _default_text(field))
-    type_name = _type_name(field.annotation)
-    if type(None) in typing.get_args(field.annotation):
-        type_name = type_name.removesuffix("|none")
-    metavar = place.metavar or type_name
+    has_none = type(None) in typing.get_args(field.annotation) and not place.metavar
+    metavar = text.values.removesuffix("|none") if has_none else text.values
     if place.positional:
         count = "+" if is_list(field) else "?" if place.variable or not field.is_required() else None
-        parser.add_argument(name, nargs=count, metavar=metavar, help=text)
+        parser.add_argument(name, nargs=count, metavar=metavar, help=text.help)
     elif field.annotation is bool:
-        parser.add_argument(spelling(name, field), dest=name, action="store_true", default=None, help=text)
+        parser.add_argument(text.name, dest=name, action="store_true", default=None, help=text.help)
     elif is_list(field):
-        parser.add_argument(spelling(name, field), dest=name, action="extend", nargs="+", metavar=metavar, help=text)
+        parser.add_argument(text.name, dest=name, action="extend", nargs="+", metavar=metavar, help=text.help)
     else:
-        parser.add_argument(spelling(name, field), dest=name, metavar=metavar, help=text)
+        parser.add_argument(text.name, dest=name, metavar=metavar, help=text.help)
 
 
 @dataclass(frozen=True)
 class SettingText:
+    """The parts of the description of a setting or option."""
+
     name: str
     values: str
     """Its type, or the words that it can be; empty for a flag."""
     bounds: str
     default: str
     """`required`, or empty if the description says what no value means."""
-    needs: str
-    """Under which conditions it has an effect; empty: always."""
+    needs: tuple[str, ...]
+    """The conditions under which it has an effect."""
     description: str
 
+    @property
+    def shown_default(self) -> str:
+        return self.default if self.default in ("", "required") else f"default: {self.default}"
 
-def setting_texts(model: type[Settings]) -> list[SettingText]:
-    return [_text(name, name, field, _default_of(field)) for name, field in setting_names(model).items()]
+    @property
+    def help(self) -> str:
+        """The text for `argparse`, in which `%` is special."""
+        facts = "; ".join(filter(None, (self.bounds, self.shown_default, *(f"needs {one}" for one in self.needs))))
+        return f"{self.description}{f' [{facts}]' if facts else ''}".replace("%", "%%")
 
 
-def option_texts(model: type[Options]) -> list[SettingText]:
-    return [_text(name, spelling(name, field), field, _default_text(field)) for name, field in setting_names(model).items()]
-
-
-def _text(name: str, shown: str, field: FieldInfo, default: str) -> SettingText:
-    flag = shown != name and field.annotation is bool
-    return SettingText(
-        name=shown,
-        values="" if flag else place_of(field).metavar or _type_name(field.annotation),
-        bounds=_bounds_of(field),
-        default=default.removeprefix("default: "),
-        needs=" and ".join(condition.text for condition in conditions_of(field)),
-        description=field.description or "",
-    )
+def setting_texts(model: type[Settings] | type[Options]) -> list[SettingText]:
+    is_option = issubclass(model, Options)
+    return [
+        SettingText(
+            name=spelling(name, field) if is_option else name,
+            values="" if is_option and field.annotation is bool else place_of(field).metavar or _type_name(field.annotation),
+            bounds=_bounds_of(field),
+            default=_default_of(field, is_option=is_option),
+            needs=tuple(condition.text for condition in conditions_of(field)),
+            description=field.description or "",
+        )
+        for name, field in setting_names(model).items()
+    ]
 
 
 def schema_text(model: type[Settings], *, env: bool) -> str:
@@ -128,12 +130,12 @@ def schema_text(model: type[Settings], *, env: bool) -> str:
 
 
 def _short_help(model: type[Settings], program: str, description: str) -> str:
-    fields = setting_names(model)
+    texts = {text.name: text for text in setting_texts(model)}
     head = [f"usage: {program} [--SETTING VALUE ...]", "", *textwrap.wrap(description, _SHORT_WIDTH), ""]
     lines = [*head, "Settings that people change most:"]
     for name, example in model.frequent.items():
-        facts = "" if fields[name].default is None else _default_of(fields[name])
-        text = f"{fields[name].description}{f' [{facts}]' if facts else ''}"
+        default = texts[name].shown_default
+        text = f"{texts[name].description}{f' [{default}]' if default not in ('', 'default: none') else ''}"
         lines.append(f"  --{name} {example}")
         lines += textwrap.wrap(text, _SHORT_WIDTH, initial_indent=_DEEP, subsequent_indent=_DEEP)
     lines += ["", "Examples:", *(f"  {program} {words}" for words in model.examples), ""]
@@ -146,10 +148,6 @@ def _short_help(model: type[Settings], program: str, description: str) -> str:
         f"As a variable: {prefix}{name.replace('.', '__').upper()}={model.frequent[name]}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _default_of(field: FieldInfo) -> str:
-    return "required" if field.default is PydanticUndefined else f"default: {_shown(field.default)}"
 
 
 class _ShortHelp(argparse.Action):
@@ -206,13 +204,14 @@ def _type_name(annotation: Any) -> str:
     return "PATH" if annotation is Path else str(getattr(annotation, "__name__", annotation))
 
 
-def _default_text(field: FieldInfo) -> str:
+def _default_of(field: FieldInfo, *, is_option: bool) -> str:
     place = place_of(field)
     if place.variable:
-        return f"default: ${place.variable}"
+        return f"${place.variable}"
     if field.is_required():
         return "" if place.positional else "required"
-    return "" if field.default in (None, ()) or field.default is False else f"default: {_shown(field.default)}"
+    says_nothing = is_option and (field.default in (None, ()) or field.default is False)
+    return "" if says_nothing else _shown(field.default)
 
 
 def _shown(value: Any) -> str:
@@ -230,9 +229,3 @@ def _bounds_of(field: FieldInfo) -> str:
         for attribute, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
         if hasattr(item, attribute)
     )
-
-
-def _help_text(field: FieldInfo, default: str) -> str:
-    needs = (f"needs {condition.text}" for condition in conditions_of(field))
-    facts = "; ".join(filter(None, (_bounds_of(field), default, *needs)))
-    return f"{field.description}{f' [{facts}]' if facts else ''}".replace("%", "%%")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.settings.effects import conditions_of, needed_text, unmet_conditions
+from common.settings.model import conditions_of, needed_text, unmet_conditions
 from data_pipeline.config.prepare import OVERRIDABLE, PrepareConfig, SourceConfig
 
 __all__ = ["settings_without_effect"]

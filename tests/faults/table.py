@@ -17,8 +17,8 @@ __all__ = ["DOCUMENT", "HEADER", "USUAL_MACHINE", "lines_by_row", "main", "updat
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
 HEADER = (
-    "| # | fault | n | failures | bound | broken variants, all caught | run |",
-    "|---|---|---|---|---|---|---|",
+    "| # | fault | n | failures | broken variants, all caught | run |",
+    "|---|---|---|---|---|---|",
 )
 USUAL_MACHINE = "2 cores, Python 3.11.7, torch 2.13.0+cpu, ext4"
 """The machine of a row that names none, as the page says."""
@@ -71,7 +71,6 @@ def _line(row: str, records: list[Record]) -> str:
         "; ".join(dict.fromkeys(record.fault for record in claims)),
         _counts(claims),
         "; ".join([f"**{num_failed} or more**" if num_failed else "0", *_remarks(claims)]),
-        _bound(claims, num_failed),
         _variants([record for record in records if record.broken]),
         _run(claims),
     )
@@ -79,11 +78,12 @@ def _line(row: str, records: list[Record]) -> str:
 
 
 def _counts(claims: list[Record]) -> str:
-    """Return the number of injected faults by unit."""
+    """Return the number of injected faults by unit, and whether they were all cases or a sample."""
     numbers: dict[str, int] = defaultdict(int)
     for record in claims:
         numbers[record.unit] += record.tried
-    return ", ".join(f"{number:,} {unit}".rstrip() for unit, number in numbers.items())
+    counts = ", ".join(f"{number:,} {unit}".rstrip() for unit, number in numbers.items())
+    return f"{counts} (all cases)" if all(record.every for record in claims) else counts
 
 
 def _remarks(claims: list[Record]) -> Iterator[str]:
@@ -102,15 +102,6 @@ def _remarks(claims: list[Record]) -> Iterator[str]:
 
 def _in_words(number: float) -> str:
     return f"{number:,.1f}".removesuffix(".0")
-
-
-def _bound(claims: list[Record], num_failed: int) -> str:
-    """Return the 95 % bound on the failure rate, which is 3/n after no failure in n trials."""
-    if num_failed:
-        return "none"
-    if all(record.every for record in claims):
-        return "all cases"
-    return f"{300 / sum(record.tried for record in claims if not record.every):.2g} %"
 
 
 def _run(claims: list[Record]) -> str:

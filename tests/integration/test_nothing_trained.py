@@ -166,10 +166,12 @@ def test_a_start_that_ends_before_its_first_step_leaves_everything_as_it_was(
     if name == "finished":
         config = changed(finished, limits={"steps": 24}, schedule={"decay_steps": 24}, **ALLOWED)
     if how == "refused late":
-        monkeypatch.setattr(opening, "build", refuse)
+        monkeypatch.setattr(opening, "built_and_restored", refuse)
     else:
-        built = opening.build
-        monkeypatch.setattr(opening, "build", lambda *given: (os.kill(os.getpid(), signal.Signals[how]), built(*given))[1])
+        built = opening.built_and_restored
+        monkeypatch.setattr(
+            opening, "built_and_restored", lambda *given: (os.kill(os.getpid(), signal.Signals[how]), built(*given))[1]
+        )
     before, of_run = state_of(tmp_path), state_of(config.run)
     saved = CheckpointStore(config.run / "checkpoints").steps() if config.run.exists() else []
     interrupted = how == "SIGINT" and not saved
@@ -187,7 +189,7 @@ def test_a_start_that_was_stopped_before_its_first_step_continues_to_the_same_bi
 ) -> None:
     config = tiny_config(data, tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr(opening, "build", refuse)
+        patch.setattr(opening, "built_and_restored", refuse)
         with pytest.raises(RefusalError):
             train(config)
     assert train(config) == train(finished)

@@ -131,13 +131,13 @@ def test_a_run_killed_without_warning_repeats_only_what_was_not_saved(
 
 
 def test_the_watchdog_watches_a_rank_while_its_model_is_built(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build, heartbeats = opening.build, list[bool]()
+    build, heartbeats = opening.built_and_restored, list[bool]()
 
     def building(*arguments: Any) -> Any:
         heartbeats.append((tmp_path / "run/heartbeat/rank-0").exists())
         return build(*arguments)
 
-    monkeypatch.setattr(opening, "build", building)
+    monkeypatch.setattr(opening, "built_and_restored", building)
     train(tiny_config(data, tmp_path / "run", limits={"steps": 1}))
     assert heartbeats == [True]
 

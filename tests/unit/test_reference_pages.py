@@ -34,7 +34,7 @@ def test_the_diagram_of_the_packages_names_all_of_them() -> None:
 @pytest.mark.parametrize("model", [PrepareConfig, TrainConfig])
 def test_every_setting_is_on_the_page(model: type) -> None:
     page = settings_page()
-    assert [name for name in setting_names(model) if f"\n- `{name}` " not in page] == []
+    assert [name for name in setting_names(model) if f"- `{name}` " not in page] == []
 
 
 def test_every_page_is_in_the_navigation_of_the_site() -> None:

@@ -106,7 +106,7 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
             backend = choose_backend(config.attention, group.device, config.number_format, config.model.head_size)
             context = RunContext(config.model_copy(update={"eval": settings}), manifest, group, backend)
             grouping = Grouping.of(directory, manifest, tokenizer if objective.predicts_tokens else None)
-            loss = new_loss(model, Extension(), objective, config)
+            loss = new_loss(model, Extension(), objective, config.loss)
             if objective.reference is not None:
                 hold_reference(context, objective, read_record(run).initial)
             result = evaluate(loss, context, rows.without(lost), grouping=grouping, measures=objective.measures)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.settings.effects import needed_text, unmet_conditions
+from common.settings.model import needed_text, unmet_conditions
 from trainer.config.train import TrainConfig
 
 __all__ = ["settings_without_effect"]

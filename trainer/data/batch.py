@@ -34,8 +34,7 @@ __all__ = [
 IGNORE = -100
 """The target of a position without a loss: the last token of a piece, padding, and positions before a token that the loss mask of
 the data leaves out. It is a constant and not a setting, because the loss mask of the data selects the tokens with a loss."""
-MICRO_BATCH_BYTES = 28
-"""Bytes of ids, segments, positions and targets of one token."""
+MICRO_BATCH_BYTES = 28  # bytes of ids, segments, positions and targets of one token
 _MIN_PIECES_PER_ROW = 16
 
 
@@ -43,12 +42,9 @@ _MIN_PIECES_PER_ROW = 16
 class MicroBatch:
     """Rows for one forward pass. All tensors are on one device and have shape (B, L), except `bounds`."""
 
-    tokens: Tensor
-    """int64 ids."""
-    segments: Tensor
-    """int32 number of the document within the row, -1 on padding."""
-    positions: Tensor
-    """int64 position of the token in its piece."""
+    tokens: Tensor  # int64 ids
+    segments: Tensor  # int32 number of the document within the row, -1 on padding
+    positions: Tensor  # int64 position of the token in its piece
     targets: Tensor
     """int64 id of the next token of the same piece, IGNORE if there is none or the loss mask leaves it out; or the targets of the
     rows themselves (`RowBatch.targets_BL`)."""
@@ -85,8 +81,7 @@ class MicroBatch:
 class DataFault:
     """A shard that this rank could not read, after all attempts."""
 
-    shard: str
-    """Path of the shard in the manifest."""
+    shard: str  # path of the shard in the manifest
     error: ProjectError
 
 
@@ -94,19 +89,14 @@ class DataFault:
 class GlobalBatch:
     """One rank's part of a global batch, with the numbers of the whole batch that every rank needs."""
 
-    start: int
-    """Position of the first row in the order, which is the number of rows consumed before this batch."""
-    rows: NDArray[np.int64]
-    """All rows of the global batch, in order."""
-    num_targets: int
-    """Targets in the whole global batch."""
+    start: int  # position of the first row in the order, which is the number of rows consumed before this batch
+    rows: NDArray[np.int64]  # all rows of the global batch, in order
+    num_targets: int  # targets in the whole global batch
     normaliser: float
     """Divisor of the summed loss of the whole global batch: its number of targets, or with weights its number of pieces that have a
     target; at least 1."""
-    micro_batches: tuple[MicroBatch, ...]
-    """This rank's micro-batches, in order."""
-    num_micro_batches: int
-    """Number of micro-batches of all ranks."""
+    micro_batches: tuple[MicroBatch, ...]  # this rank's micro-batches, in order
+    num_micro_batches: int  # number of micro-batches of all ranks
     fault: DataFault | None = None
     """The shard that could not be read. All rows of this rank's micro-batches are then padding, and `num_targets` and `normaliser`
     are not valid. None if all rows were read."""
@@ -132,11 +122,7 @@ def share_of_rank(micro_batches: int, group: Group) -> range:
 
 
 def num_bounds(num_pieces: int, num_rows: int) -> int:
-    """Return the length of `bounds` for a micro-batch of `num_rows` rows: a power of two that is at least `num_pieces`, plus one.
-
-    The power is at least 16 pieces a row, so batches of ordinary documents have the same shape, and a model is compiled or captured
-    as a CUDA graph only once. Empty pieces take almost no time.
-    """
+    """Return the length of `bounds`: one more than a power of two of at least `num_pieces`, so that few shapes are compiled."""
     return (1 << (max(num_pieces, _MIN_PIECES_PER_ROW * num_rows) - 1).bit_length()) + 1
 
 

@@ -39,10 +39,8 @@ class SourceOrder:
     """The order of the rows of one source, as row numbers among the rows of all sources."""
 
     order: UniformOrder
-    firsts: NDArray[np.int64]
-    """First row of each range of rows of the source."""
-    ends: NDArray[np.int64]
-    """Number of rows of the source up to the end of each range."""
+    firsts: NDArray[np.int64]  # first row of each range of rows of the source
+    ends: NDArray[np.int64]  # number of rows of the source up to the end of each range
 
     def rows_at(self, start: int, count: int) -> NDArray[np.int64]:
         """Return the rows of draws `start` to `start + count - 1`, shape (count,)."""
@@ -61,14 +59,10 @@ class MixedOrder:
 
     names: tuple[str, ...]
     sources: tuple[SourceOrder, ...]
-    left_out: tuple[str, ...]
-    """Sources that have rows but no weight. None of their rows is drawn."""
-    source_M: NDArray[np.uint16]
-    """Source that is drawn at each place of a cycle."""
-    drawn_M: NDArray[np.int32]
-    """Number of times that the source was drawn earlier in the cycle."""
-    counts_K: NDArray[np.int64]
-    """Number of places of each source in a cycle."""
+    left_out: tuple[str, ...]  # sources that have rows but no weight. None of their rows is drawn.
+    source_M: NDArray[np.uint16]  # source that is drawn at each place of a cycle
+    drawn_M: NDArray[np.int32]  # number of times that the source was drawn earlier in the cycle
+    counts_K: NDArray[np.int64]  # number of places of each source in a cycle
 
     @property
     def shares(self) -> dict[str, Fraction]:

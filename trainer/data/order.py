@@ -50,11 +50,7 @@ class UniformOrder:
 
 
 def permute(seed: int, epoch: int, indices: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
-    """Return the rows at `indices` (any shape, each in 0..num_rows-1) of one epoch's permutation of 0..num_rows-1.
-
-    Raises:
-        ValueError: `num_rows` is not in 1..2^40, or an index lies outside the epoch.
-    """
+    """Return the rows at `indices` (any shape, each in 0..num_rows-1) of one epoch's permutation of 0..num_rows-1."""
     if not 1 <= num_rows <= MAX_ROWS:
         raise ValueError(f"{num_rows} rows cannot be ordered; the number must be from 1 to {MAX_ROWS}")
     if indices.size and not 0 <= indices.min() <= indices.max() < num_rows:

@@ -68,8 +68,7 @@ def _watch(numbers: set[int], ended: threading.Event, others_s: float) -> None:
 _ValueT = TypeVar("_ValueT")
 _TIMEOUT = timedelta(minutes=10)
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before PyTorch 2.13
-TEARDOWN_DELAY_S = 0.1
-"""Seconds after which gloo has released the tensors of a finished collective: see `joined_group`."""
+TEARDOWN_DELAY_S = 0.1  # seconds after which gloo has released the tensors of a finished collective: see `joined_group`
 
 
 class RemoteError(ProjectError):
@@ -88,8 +87,7 @@ class Group:
     world_size: int
     local_rank: int
     device: torch.device
-    local_world_size: int = 1
-    """Number of ranks on this node."""
+    local_world_size: int = 1  # number of ranks on this node
 
     @property
     def is_main(self) -> bool:

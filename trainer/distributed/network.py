@@ -17,8 +17,7 @@ import psutil
 
 __all__ = ["STORE_VARIABLE", "chosen_interfaces", "keep_private", "public_addresses"]
 
-STORE_VARIABLE = "TRAINER_STORE"
-"""Environment variable with the private directory in which the ranks of one node meet."""
+STORE_VARIABLE = "TRAINER_STORE"  # environment variable with the private directory in which the ranks of one node meet
 
 _LOOPBACK = "lo"
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

@@ -19,20 +19,18 @@ from torch import Tensor
 from common.errors import GuardError
 from trainer.distributed.group import Group
 
-__all__ = ["Difference", "ReplicaCheck", "bit_sums", "find_difference"]
+__all__ = ["ReplicaDifference", "ReplicaCheck", "bit_sums", "find_difference"]
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PIECE = 1 << 24
 
 
 @dataclass(frozen=True)
-class Difference:
+class ReplicaDifference:
     """The tensors that differ between ranks, and the ranks on which they differ."""
 
-    names: tuple[str, ...]
-    """Names of the tensors, in the order of the weights."""
-    ranks: tuple[int, ...]
-    """Ranks that differ from the majority; all ranks if there is no majority."""
+    names: tuple[str, ...]  # names of the tensors, in the order of the weights
+    ranks: tuple[int, ...]  # ranks that differ from the majority; all ranks if there is no majority
 
     def describe(self, step: int, agreed_step: int) -> str:
         others = f" and {len(self.names) - 1} more" if len(self.names) > 1 else ""
@@ -58,7 +56,7 @@ def _sum(bits: Tensor) -> Tensor:
     return torch.stack([piece.sum(dtype=torch.int64) for piece in torch.split(bits.flatten(), _PIECE)]).sum()
 
 
-def find_difference(sums_RP: Tensor, names: tuple[str, ...]) -> Difference | None:
+def find_difference(sums_RP: Tensor, names: tuple[str, ...]) -> ReplicaDifference | None:
     differs_P = (sums_RP != sums_RP[:1]).any(dim=0)
     if not bool(differs_P.any()):
         return None
@@ -66,7 +64,7 @@ def find_difference(sums_RP: Tensor, names: tuple[str, ...]) -> Difference | Non
     versions = [tuple(row) for row in sums_RP[:, differs_P].tolist()]
     (usual, number), *_ = Counter(versions).most_common(1)
     odd = tuple(rank for rank, version in enumerate(versions) if version != usual)
-    return Difference(wrong, odd if 2 * number > len(versions) else tuple(range(len(versions))))
+    return ReplicaDifference(wrong, odd if 2 * number > len(versions) else tuple(range(len(versions))))
 
 
 class ReplicaCheck:

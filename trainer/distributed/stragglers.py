@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 __all__ = ["OwnTime", "OwnTimer", "SlowRank", "StragglerDetector", "slow_rank"]
 
 WINDOW_STEPS = 15
-_SLOW_STEPS = 11
-"""Steps of the window in which a slow rank must have been slow. A few long pauses do not make a rank slow."""
+_SLOW_STEPS = 11  # steps of the window in which a slow rank must have been slow. A few long pauses do not make a rank slow.
 _STEP_FACTOR = 1.5
 _FACTOR = 2.0
 _LEAST_EXCESS_S = 0.01
@@ -34,8 +33,7 @@ class OwnTime:
     """Time for which a rank worked in one step before it waited for other ranks."""
 
     seconds: float
-    data_s: float
-    """The part of `seconds` in which the rank waited for its own data."""
+    data_s: float  # the part of `seconds` in which the rank waited for its own data
 
 
 @dataclass(frozen=True)
@@ -43,14 +41,10 @@ class SlowRank:
     """A rank that the other ranks wait for."""
 
     rank: int
-    factor: float
-    """Own time of the rank, divided by the median of the other ranks."""
-    phase: Literal["data", "compute"]
-    """The phase that causes most of the difference."""
-    seconds: float
-    """Own time of the rank in one step, median over the window."""
-    others_s: float
-    """Own time of the other ranks in one step, median over ranks and window."""
+    factor: float  # own time of the rank, divided by the median of the other ranks
+    phase: Literal["data", "compute"]  # the phase that causes most of the difference
+    seconds: float  # own time of the rank in one step, median over the window
+    others_s: float  # own time of the other ranks in one step, median over ranks and window
 
     def describe(self) -> str:
         advice = (
@@ -104,8 +98,7 @@ class StragglerDetector:
         self._times: deque[tuple[Sequence[OwnTime], float]] = deque(maxlen=WINDOW_STEPS)
         self._uneven: deque[bool] = deque(maxlen=WINDOW_STEPS)
         """Whether any rank was slow in the step. With too few such steps `slow_rank` need not run."""
-        self._reported: tuple[int, int] | None = None
-        """The rank that was reported last, and the steps since then."""
+        self._reported: tuple[int, int] | None = None  # the rank that was reported last, and the steps since then
 
     def observe(self, times_by_rank: Sequence[OwnTime], step_s: float) -> SlowRank | None:
         *others, slowest = sorted(times.seconds for times in times_by_rank)
@@ -152,8 +145,7 @@ class DeviceMark:
         return float(earlier._event.elapsed_time(self._event)) / 1000
 
 
-Mark: TypeAlias = HostMark | DeviceMark
-"""A moment on the host, or in the work queue of a device."""
+Mark: TypeAlias = HostMark | DeviceMark  # a moment on the host, or in the work queue of a device
 
 
 class OwnTimer:
@@ -165,8 +157,7 @@ class OwnTimer:
 
     def __init__(self, mark: Callable[[], Mark]) -> None:
         self._mark = mark
-        self._spans: list[tuple[Mark, Mark]] = []
-        """Finished time spans of the current step."""
+        self._spans: list[tuple[Mark, Mark]] = []  # finished time spans of the current step
         self._begun = mark()
         self._data_s = 0.0
         self._pending: deque[tuple[list[tuple[Mark, Mark]], float]] = deque()

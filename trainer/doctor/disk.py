@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.files import UnusableFileError, open_input
@@ -16,7 +16,7 @@ from common.storage_errors import explain_os_error
 from common.text import size
 from trainer.doctor.check import Check, Severity
 
-__all__ = ["DiskReading", "Rates", "check_disk", "check_space", "measure_rates", "read_disk", "with_rates"]
+__all__ = ["DiskReading", "Rates", "check_disk", "check_space", "measure_rates", "read_disk"]
 
 _FULL_BYTES, _LOW_BYTES = 100_000_000, 10_000_000_000
 _LOW_TEMPORARY_BYTES = 500_000_000
@@ -63,8 +63,11 @@ class DiskReading:
     """None if they were not measured."""
 
 
-def read_disk(name: str, path: Path, *, writes: bool, may_be_new: bool = True) -> DiskReading:
-    """Return the state of a folder. If a training writes there, a file is created and removed."""
+def read_disk(name: str, path: Path, *, writes: bool, may_be_new: bool = True, measures: bool = False) -> DiskReading:
+    """Return the state of a folder. If a training writes there, a file is created and removed.
+
+    For the rates up to 128 MiB are written and read.
+    """
     found = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
     place = next((one for one in (path, *path.absolute().parents) if one.is_dir()), Path("/"))
     status, disk = place.stat(), os.statvfs(place)
@@ -78,6 +81,10 @@ def read_disk(name: str, path: Path, *, writes: bool, may_be_new: bool = True) -
             _try_out(place, writes=writes)
     except OSError as error:
         problem, _, remedy = explain_os_error(error).partition("; ")
+    rates = None
+    if measures and not problem and disk.f_bavail * disk.f_frsize >= 4 * _MEASURED_BYTES:
+        with suppress(OSError, UnusableFileError):
+            rates = measure_rates(place) if writes else Rates(read_per_s=_read_rate(_large_file(place)))
     return DiskReading(
         name,
         place,
@@ -91,6 +98,7 @@ def read_disk(name: str, path: Path, *, writes: bool, may_be_new: bool = True) -
         free_files=disk.f_favail if disk.f_files else None,
         problem=problem,
         remedy=remedy,
+        rates=rates,
     )
 
 
@@ -115,16 +123,6 @@ def _try_out(place: Path, *, writes: bool) -> None:
         raise OSError(error.errno, error.strerror, str(place)) from None
     finally:
         probe.unlink(missing_ok=True)
-
-
-def with_rates(reading: DiskReading, *, writes: bool) -> DiskReading:
-    """Return the reading with rates, for which up to 128 MiB are written and read. A folder that cannot be used has none."""
-    if reading.problem or reading.free_bytes < 4 * _MEASURED_BYTES:
-        return reading
-    with suppress(OSError, UnusableFileError):
-        rates = measure_rates(reading.path) if writes else Rates(read_per_s=_read_rate(_large_file(reading.path)))
-        return replace(reading, rates=rates)
-    return reading
 
 
 def measure_rates(folder: Path, num_bytes: int = _MEASURED_BYTES, clock: Callable[[], float] = time.monotonic) -> Rates:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from trainer.doctor.check import Check, Severity, check
 from trainer.doctor.programs import Runner
@@ -13,22 +14,6 @@ from trainer.machine.throttling import throttle_reasons
 
 __all__ = ["Gpu", "DriverReading", "check_gpus", "check_links", "formats_of", "gpus_in", "links_in", "read_gpus"]
 
-_FIELDS = (
-    "index",
-    "name",
-    "driver_version",
-    "memory.total",
-    "compute_cap",
-    "clocks.sm",
-    "clocks.max.sm",
-    "ecc.mode.current",
-    "ecc.errors.uncorrected.volatile.total",
-    "clocks_throttle_reasons.active",
-    "temperature.gpu",
-)
-"""Fields of `nvidia-smi --query-gpu`."""
-_BASIC = _FIELDS[:4]
-"""The fields that every driver has. nvidia-smi refuses a query with one field that it does not know."""
 _HARMFUL = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _FORMATS = ((10, 0, "fp4"), (8, 9, "fp8"), (8, 0, "bf16"), (8, 0, "tf32"), (7, 0, "fp16"))
@@ -36,23 +21,43 @@ _FORMATS = ((10, 0, "fp4"), (8, 9, "fp8"), (8, 0, "bf16"), (8, 0, "tf32"), (7, 0
 _REPAIR = "repair the driver: restart the machine after an update of the driver, or install it again"
 
 
+def _number(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
+
+
+def _reasons(bits: str) -> tuple[str, ...]:
+    return throttle_reasons(int(bits, 16)) if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", bits) else ()
+
+
+def _fact(query: str, read: Callable[[str], Any] = str, default: Any = None) -> Any:
+    """Declare a fact about a GPU: its field of `nvidia-smi --query-gpu`, and how to read its text."""
+    return field(default=default, metadata={"query": query, "read": read})
+
+
 @dataclass(frozen=True)
 class Gpu:
-    index: int
-    name: str
-    driver: str
-    memory_mib: float | None = None
-    capability: str | None = None
+    """What the driver reports of one GPU. A value is None if it does not."""
+
+    index: int = _fact("index", int)
+    name: str = _fact("name", default="unknown")
+    driver: str = _fact("driver_version", default="")
+    memory_mib: float | None = _fact("memory.total", _number)
+    capability: str | None = _fact("compute_cap")
     """Compute capability, such as `9.0`."""
-    sm_clock_mhz: float | None = None
-    max_sm_clock_mhz: float | None = None
-    ecc: str | None = None
+    sm_clock_mhz: float | None = _fact("clocks.sm", _number)
+    max_sm_clock_mhz: float | None = _fact("clocks.max.sm", _number)
+    ecc: str | None = _fact("ecc.mode.current")
     """`Enabled` or `Disabled`."""
-    uncorrected_errors: float | None = None
+    uncorrected_errors: float | None = _fact("ecc.errors.uncorrected.volatile.total", _number)
     """Memory errors that ECC could not correct, since the driver was loaded."""
-    throttle: tuple[str, ...] = ()
+    throttle: tuple[str, ...] = _fact("clocks_throttle_reasons.active", _reasons, ())
     """Reasons why the clock rate is limited, with the names of `throttle_reasons`."""
-    temperature_c: float | None = None
+    temperature_c: float | None = _fact("temperature.gpu", _number)
+
+
+_FACTS = {fact.metadata["query"]: fact for fact in fields(Gpu)}
+_BASIC = tuple(_FACTS)[:4]
+"""The facts that every driver has. nvidia-smi refuses a query with one that it does not know."""
 
 
 @dataclass(frozen=True)
@@ -69,51 +74,35 @@ class DriverReading:
 
 
 def read_gpus(run: Runner, signs: Sequence[str]) -> DriverReading:
-    said = run(_query(_FIELDS))
+    queries = tuple(_FACTS)
+    said = run(_query(queries))
     if said.is_missing:
         return DriverReading(signs=tuple(signs))
-    fields: Sequence[str] = _FIELDS
     if "not a valid field" in f"{said.text} {said.error}":
-        fields = _BASIC
-        said = run(_query(_BASIC))
+        queries = _BASIC
+        said = run(_query(queries))
     if said.code != 0:
         reason = " ".join(f"{said.text} {said.error}".split()) or f"exit code {said.code}"
         return DriverReading(has_program=True, error=reason, signs=tuple(signs))
-    gpus = gpus_in(said.text, fields)
+    gpus = gpus_in(said.text, queries)
     topology = run(("nvidia-smi", "topo", "-m")) if len(gpus) > 1 else None
     links = links_in(topology.text) if topology is not None and topology.code == 0 else {}
     return DriverReading(True, "", tuple(signs), gpus, links)
 
 
-def _query(fields: Sequence[str]) -> tuple[str, ...]:
-    return ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+def _query(queries: Sequence[str]) -> tuple[str, ...]:
+    return ("nvidia-smi", f"--query-gpu={','.join(queries)}", "--format=csv,noheader,nounits")
 
 
-def gpus_in(text: str, fields: Sequence[str] = _FIELDS) -> tuple[Gpu, ...]:
-    rows = (dict(zip(fields, (cell.strip() for cell in line.split(",")), strict=False)) for line in text.splitlines())
-    return tuple(_gpu(row) for row in rows if len(row) == len(fields) and row["index"].isdecimal())
-
-
-def _gpu(row: Mapping[str, str]) -> Gpu:
-    known = {name: value for name, value in row.items() if value and not value.startswith(("[", "N/A"))}
-
-    def number(name: str) -> float | None:
-        return float(known[name]) if re.fullmatch(r"\d+(\.\d+)?", known.get(name, "")) else None
-
-    bits = known.get("clocks_throttle_reasons.active", "")
-    return Gpu(
-        index=int(row["index"]),
-        name=known.get("name", "unknown"),
-        driver=known.get("driver_version", ""),
-        memory_mib=number("memory.total"),
-        capability=known.get("compute_cap"),
-        sm_clock_mhz=number("clocks.sm"),
-        max_sm_clock_mhz=number("clocks.max.sm"),
-        ecc=known.get("ecc.mode.current"),
-        uncorrected_errors=number("ecc.errors.uncorrected.volatile.total"),
-        throttle=throttle_reasons(int(bits, 16)) if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", bits) else (),
-        temperature_c=number("temperature.gpu"),
-    )
+def gpus_in(text: str, queries: Sequence[str] = tuple(_FACTS)) -> tuple[Gpu, ...]:
+    """Return the GPUs in the output of a query. Other lines are ignored."""
+    gpus = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == len(queries) and cells[0].isdecimal():
+            known = {query: cell for query, cell in zip(queries, cells, strict=True) if cell and not cell.startswith(("[", "N/A"))}
+            gpus.append(Gpu(**{_FACTS[query].name: _FACTS[query].metadata["read"](cell) for query, cell in known.items()}))
+    return tuple(gpus)
 
 
 def links_in(text: str) -> dict[tuple[int, int], str]:

@@ -15,7 +15,7 @@ from common.command_line import end_at_once, run_command
 from common.hardware import signs_of_gpus
 from common.paths import ENV
 from trainer.doctor.check import Check, Severity, check, refuse_errors, rows_of, write_checks
-from trainer.doctor.disk import check_disk, check_space, read_disk, with_rates
+from trainer.doctor.disk import check_disk, check_space, read_disk
 from trainer.doctor.engine import (
     EngineReading,
     check_base_image,
@@ -89,8 +89,7 @@ def check_workspace(settings: Settings, *, fast: bool) -> list[Check]:
     if "/" not in workspace:
         return [check_space(read_disk("engine", _ENGINE_FOLDER, writes=False))]
     path = Path(workspace)
-    reading = read_disk("workspace", path, writes=True)
-    reading = reading if fast else with_rates(reading, writes=True)
+    reading = read_disk("workspace", path, writes=True, measures=not fast)
     rows = check_disk(reading, writes=True)
     user, group = (settings.number(name, IMAGE_USER) for name in ("RUN_UID", "RUN_GID"))
     by_group = reading.owner_group == group and reading.mode & 0o020

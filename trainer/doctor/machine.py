@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,20 +15,19 @@ from common.files import UnusableFileError
 from common.hardware import signs_of_gpus
 from common.storage_errors import explain_file_error
 from data_pipeline.dataset.manifest import read_manifest
+from trainer.distributed import devices
 from trainer.doctor import all_reduce  # noqa: F401 - it registers its check
 from trainer.doctor.check import Check, Severity, check, rows_of
-from trainer.doctor.disk import check_disk, read_disk, with_rates
+from trainer.doctor.disk import check_disk, read_disk
 from trainer.doctor.gpu import read_gpus
-from trainer.doctor.network import count_nodes
+from trainer.doctor.network import count_nodes, read_rdma
 from trainer.doctor.programs import Runner, run_program
-from trainer.doctor.rdma import read_rdma
-from trainer.doctor.torch_build import has_peer_access, seen_gpus
 from trainer.doctor.ulimits import Ulimits, check_shared_memory, read_ulimits
 from trainer.doctor.versions import read_needs
 from trainer.machine.environment import library_versions
 from trainer.machine.locks import lock_name, unlocked_packages_here
 
-__all__ = ["Folders", "check_start", "machine_checks"]
+__all__ = ["Folders", "check_seen_gpus", "check_start", "has_peer_access", "kernels_for", "machine_checks", "seen_gpus"]
 
 _log = logging.getLogger(__name__)
 
@@ -69,13 +69,57 @@ def machine_checks(folders: Folders, variables: Mapping[str, str], run: Runner =
     return rows_of("machine", facts, fast=fast)
 
 
+def seen_gpus(device: str = "auto") -> tuple[int, str]:
+    """Return the number of GPUs that a training would use, and why it would be refused; empty if it would not."""
+    try:
+        return devices.num_gpus(device), ""
+    except ConfigError as error:
+        return 0, str(error)
+
+
+@check("GPUs", "machine")
+def check_seen_gpus(num_gpus: int, refusal: str) -> Check:
+    if refusal:
+        found, _, remedy = refusal.partition(". ")
+        return Check("torch", found, Severity.ERROR, "torch sees the GPUs of this machine", remedy or "run nvidia-smi")
+    build = f"torch {torch.__version__}, {'no CUDA' if torch.version.cuda is None else f'CUDA {torch.version.cuda}'}"
+    if not num_gpus:
+        return Check("torch", f"{build}; training uses the CPU")
+    built = torch.cuda.get_arch_list()
+    missing = [number for number in range(num_gpus) if not kernels_for(torch.cuda.get_device_capability(number), built)]
+    if missing:
+        capability = ".".join(map(str, torch.cuda.get_device_capability(missing[0])))
+        remedy = "use another GPU, or a build of PyTorch with kernels for this one"
+        found = f"{build}, without kernels for GPU {missing[0]} (compute capability {capability})"
+        return Check("torch", found, Severity.ERROR, f"one of {', '.join(built)}", remedy)
+    return Check("torch", f"{build}, {num_gpus} GPU{'s' * (num_gpus > 1)}")
+
+
+def kernels_for(capability: tuple[int, int], built: list[str]) -> bool:
+    """Return whether a build has kernels for a GPU: binary code of its major version up to its minor one, or earlier PTX."""
+    for name in built:
+        kind, _, number = name.partition("_")
+        digits = "".join(filter(str.isdigit, number))
+        if not digits:
+            continue
+        own = (int(digits[:-1] or 0), int(digits[-1]))
+        if (kind == "sm" and own[0] == capability[0] and own <= capability) or (kind == "compute" and own <= capability):
+            return True
+    return False
+
+
+def has_peer_access(num_gpus: int) -> bool | None:
+    """Return whether each GPU can access the memory of all others; None if there are fewer than two."""
+    pairs = itertools.permutations(range(num_gpus), 2)
+    return all(torch.cuda.can_device_access_peer(*pair) for pair in pairs) if num_gpus > 1 else None
+
+
 @check("folders", "machine")
 def check_folders(folders: Folders, variables: Mapping[str, str], *, fast: bool) -> list[Check]:
     rows = []
     for name, path, writes in (("run", folders.run, True), ("data", folders.data, False), ("temporary", folders.temporary, True)):
         if path is not None:
-            found = read_disk(name, path, writes=writes, may_be_new=name != "temporary")
-            found = found if fast else with_rates(found, writes=writes)
+            found = read_disk(name, path, writes=writes, may_be_new=name != "temporary", measures=not fast)
             problem = _unprepared(path, variables) if name == "data" and not found.problem else None
             rows += [problem] if problem else check_disk(found, folders.run_needs if name == "run" else None, writes=writes)
     return rows

@@ -1,12 +1,14 @@
-"""Check of the address at which the nodes of a training meet. It imports the standard library and `trainer.launch`."""
+"""Checks of the network between nodes: the address at which they meet, and adapters for RDMA. No torch is loaded."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from common.errors import ConfigError
@@ -14,7 +16,18 @@ from common.hardware import num_cores
 from trainer.doctor.check import Check, Severity, check
 from trainer.launch.environment import check_variables, missing_variables
 
-__all__ = ["Meeting", "Reached", "check_meeting", "check_nodes", "count_nodes", "meeting_of", "reach"]
+__all__ = [
+    "Meeting",
+    "RdmaReading",
+    "Reached",
+    "check_meeting",
+    "check_nodes",
+    "count_nodes",
+    "check_rdma",
+    "meeting_of",
+    "reach",
+    "read_rdma",
+]
 
 _DEFAULT_PORT = 29500
 """The port of torchrun."""
@@ -22,6 +35,13 @@ _LAST_PORT = 65535
 _TIMEOUT_S = 2.0
 Reached = Literal["open", "refused", "no answer", "no route", "unknown host", "free", "in use", "not allowed", "not own"]
 """Result of a try: of a connection to the first node, or, on the first node, of listening on the port."""
+_VERBS, _PLUGIN = "libibverbs.so.1", "libnccl-net.so"
+"""The libraries that NCCL loads for adapters of InfiniBand and RoCE, and for EFA (the plugin aws-ofi-nccl)."""
+_TCP = "so NCCL uses TCP between nodes"
+_INSTALL = {
+    _VERBS: "install libibverbs1 and ibverbs-providers; in containers build the image again: make image",
+    _PLUGIN: "install the plugin aws-ofi-nccl for EFA (docs/cluster.md)",
+}
 
 
 @dataclass(frozen=True)
@@ -155,3 +175,53 @@ _FINDINGS: dict[Reached, tuple[str, Severity, str]] = {
     ),
 }
 """What a result means, how severe it is, and what to do."""
+
+
+@dataclass(frozen=True)
+class RdmaReading:
+    adapters: tuple[str, ...] = ()
+    has_devices: bool = False
+    """Whether /dev/infiniband exists. A container sees the adapters of its host even if it did not receive them."""
+    missing: tuple[str, ...] = ()
+    """Libraries that NCCL needs for these adapters and that cannot be loaded."""
+
+
+def read_rdma(root: Path = Path("/")) -> RdmaReading:
+    adapters = sorted((root / "sys/class/infiniband").glob("*"))
+    drivers = {(adapter / "device/driver").resolve().name for adapter in adapters}
+    needed = [_VERBS, *([_PLUGIN] if "efa" in drivers else [])]
+    return RdmaReading(
+        tuple(adapter.name for adapter in adapters),
+        (root / "dev/infiniband").is_dir(),
+        tuple(name for name in needed if adapters and not _can_load(name)),
+    )
+
+
+def _can_load(library: str) -> bool:
+    with suppress(OSError):
+        ctypes.CDLL(library)
+        return True
+    return False
+
+
+@check("network", "machine")
+def check_rdma(rdma: RdmaReading, variables: Mapping[str, str], *, num_nodes: int, num_gpus: int) -> Sequence[Check]:
+    """Return the row of RDMA; none for a training that does not use it: without GPUs, or on one node without adapters."""
+    if not num_gpus or (num_nodes < 2 and not rdma.adapters):
+        return []
+    worse = Severity.WARNING if num_nodes > 1 else Severity.NOTE
+    needed, names = "adapters for RDMA, their devices and their libraries", ", ".join(rdma.adapters)
+    if variables.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
+        return [
+            Check("RDMA", f"NCCL_IB_DISABLE is set, {_TCP}", Severity.NOTE, needed, "remove NCCL_IB_DISABLE to use the adapters")
+        ]
+    if not rdma.adapters:
+        remedy = "use nodes with InfiniBand, RoCE or EFA if the links between the nodes limit the training"
+        return [Check("RDMA", f"no adapter (/sys/class/infiniband), {_TCP}", Severity.NOTE, needed, remedy)]
+    if rdma.missing:
+        remedy = "; ".join(_INSTALL[name] for name in rdma.missing)
+        return [Check("RDMA", f"{names}, but {' and '.join(rdma.missing)} cannot be loaded, {_TCP}", worse, needed, remedy)]
+    if not rdma.has_devices:
+        remedy = "give the devices to the container: --device=/dev/infiniband, or `devices` in a Compose file"
+        return [Check("RDMA", f"{names}, but there is no /dev/infiniband, {_TCP}", worse, needed, remedy)]
+    return [Check("RDMA", f"{names} and their libraries", Severity.OK, needed)]

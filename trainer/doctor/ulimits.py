@@ -98,5 +98,5 @@ def _limit(name: str, limit: int, least: int, shown: Callable[[int], str], remed
     if least == UNLIMITED:
         needed, is_enough = "unlimited, for RDMA between nodes", limit == UNLIMITED
     else:
-        needed, is_enough = f"{shown(least)} or more", limit == UNLIMITED or limit >= least
+        needed, is_enough = f"{shown(least)} or more" if least else "", limit == UNLIMITED or limit >= least
     return Check(name, found, Severity.OK, needed) if is_enough else Check(name, found, Severity.WARNING, needed, remedy)

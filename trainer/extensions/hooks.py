@@ -43,15 +43,15 @@ def described(value: object) -> str:
     return f"a tensor of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
-HOOKS = {
-    "on_train_start": ("run",),
-    "on_step_end": ("run", "metrics"),
-    "on_evaluate": ("run", "evaluation"),
-    "on_save": ("run", "step", "path"),
-    "on_train_end": ("run",),
-    "build_model": ("model_config", "vocab_size"),
-    "loss": ("logits_BLV", "targets_BL", "weights_BL"),
-    "training_step": ("micro",),
+HOOKS = {  # the functions and their arguments; `run` is a `RunView`
+    "on_train_start": ("run",),  # before the first step, also of a resumed run
+    "on_step_end": ("run", "metrics"),  # after each step; metrics: `trainer.api.StepMetrics`
+    "on_evaluate": ("run", "evaluation"),  # after each evaluation; evaluation: `trainer.api.Evaluation`
+    "on_save": ("run", "step", "path"),  # once the checkpoint of a step is complete; `path` holds it whole
+    "on_train_end": ("run",),  # after the last save, also if a signal stopped the training
+    "build_model": ("model_config", "vocab_size"),  # returns the model: see `seeded_model`
+    "loss": ("logits_BLV", "targets_BL", "weights_BL"),  # returns the sum to minimise: see `Extension.loss_sum`
+    "training_step": ("micro",),  # makes the passes of a micro-batch: see `MicroStep` and `Extension.step_loss`
 }
 LIKENESS = 0.8
 _CURVE = re.compile(r"[\w.-]+(?:/[\w.-]+)*", re.ASCII)

@@ -1,18 +1,4 @@
-"""Loads a Python file of the user, with functions that training calls, or that replace model, loss or training step.
-
-The file defines functions with these names, all of them optional:
-
-    on_train_start(run)                        before the first step, also of a resumed run
-    on_step_end(run, metrics)                  after each step; metrics: `trainer.api.StepMetrics`
-    on_evaluate(run, evaluation)               after each evaluation; evaluation: `trainer.api.Evaluation`
-    on_save(run, step, path)                   once the checkpoint of a step is complete; `path` holds it whole
-    on_train_end(run)                          after the last save, also if a signal stopped the training
-    build_model(model_config, vocab_size)      returns the model: see `seeded_model`
-    loss(logits_BLV, targets_BL, weights_BL)   returns the sum to minimise: see `Extension.loss_sum`
-    training_step(micro)                       makes the passes of a micro-batch: see `MicroStep` and `Extension.step_loss`
-
-`run` is a `RunView`. B rows of a micro-batch   L tokens of a row   V vocabulary
-"""
+"""Loads a Python file of the user: its functions are called by the training, or replace model, loss or step. See `HOOKS`."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ __all__ = ["EXTENSION", "checked_extension", "note_trained_with", "recorded_sour
 
 _log = logging.getLogger(__name__)
 
-EXTENSION = "extension.py"
-"""Name of the copy of the extension in a run folder."""
+EXTENSION = "extension.py"  # name of the copy of the extension in a run folder
 _MAX_LIST_BYTES = 1 << 20
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH

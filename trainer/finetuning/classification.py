@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from common.errors import CheckpointError, ConfigError
 from common.files import canonical_json, parse_json
-from common.untrusted import Count, Form, parsed
+from common.untrusted import Count, Schema, parsed
 from data_pipeline.dataset.document_labels import label_names, read_document_labels
 from data_pipeline.dataset.layout import MAX_LABELS
 from data_pipeline.dataset.manifest import MAX_ROW_LENGTH, Manifest
@@ -59,7 +59,7 @@ _HEAD = frozenset({"head.weight", "head.bias"})
 _MAX_NAME_CHARS = 1024
 
 
-class LabelFacts(Form):
+class LabelFacts(Schema):
     """The content of `labels.json`: what a run must know of its labelled data."""
 
     names: list[str] = Field(min_length=2, max_length=MAX_LABELS)

@@ -169,7 +169,9 @@ class Guard:
         """Return the verdict on a step; steps come in order, each once. `loss` is in nats, `grad_norm` the norm before clipping."""
         expected = self._expected(step)
         broken = self._broken_rules(expected, loss, grad_norm)
-        actions = {rule: self._action(rule, loss) for rule in broken}
+        actions: dict[str, Action] = {rule: getattr(self._config, rule) for rule in broken}
+        if "non_finite" in broken and self._scaled and math.isfinite(loss):
+            actions["non_finite"] = "skip"
         self._streaks = {rule: self._streaks.get(rule, 0) + 1 for rule in broken}
         skipped = "skip" in actions.values()
         self._skips_in_row = self._skips_in_row + 1 if skipped else 0
@@ -233,10 +235,6 @@ class Guard:
         if grad_norm < config.min_grad_norm:
             broken["vanishing"] = f"gradient norm {grad_norm:.6g} is below guard.min_grad_norm = {config.min_grad_norm:g}"
         return broken
-
-    def _action(self, rule: str, loss: float) -> Action:
-        action: Action = getattr(self._config, rule)
-        return "skip" if rule == "non_finite" and self._scaled and math.isfinite(loss) else action
 
     def _expected(self, step: int) -> _LossRange:
         config, known = self._config, step - 2

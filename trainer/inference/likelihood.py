@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from trainer.config import TrainConfig
-from trainer.model.attention import Layout, make_layout
+from trainer.model.attention import make_layout
 from trainer.model.decoder import Decoder
 from trainer.model.forward import autocast
 
@@ -96,22 +96,16 @@ def _score(windows: Sequence[ScoredWindow], model: nn.Module, vocab_size: int, c
     # One segment for the whole row is enough, because padding comes last and no token sees it.
     layout = make_layout(torch.zeros_like(tokens_BL, device=device), positions_BL.to(device))
     with autocast(config, device):
-        nats_S, greedy_S = _of_targets(model, tokens_BL.to(device), layout, is_scored_BL.to(device), targets_S, vocab_size)
+        decoder = model if isinstance(model, Decoder) else None
+        states = (model if decoder is None else decoder.hidden)(tokens_BL.to(device), layout)[is_scored_BL.to(device)]
+        nats, greedy = [], []
+        for states_C, targets_C in zip(torch.split(states, _POSITIONS), torch.split(targets_S, _POSITIONS), strict=True):
+            logits_CV = (states_C if decoder is None else decoder.lm_head(states_C)).float()
+            nats.append(-logits_CV.log_softmax(dim=1).gather(1, targets_C[:, None]).squeeze(1))
+            greedy.append(logits_CV[:, :vocab_size].argmax(dim=1) == targets_C)
+    nats_S, greedy_S = torch.cat(nats).cpu(), torch.cat(greedy).cpu()
     counts = [len(window.targets) for window in windows]
     return [
-        Likelihood(math.fsum(nats.tolist()), bool(greedy.all()))
-        for nats, greedy in zip(torch.split(nats_S.cpu(), counts), torch.split(greedy_S.cpu(), counts), strict=True)
+        Likelihood(math.fsum(of_window.tolist()), bool(is_greedy.all()))
+        for of_window, is_greedy in zip(torch.split(nats_S, counts), torch.split(greedy_S, counts), strict=True)
     ]
-
-
-def _of_targets(
-    model: nn.Module, tokens_BL: Tensor, layout: Layout, is_scored_BL: Tensor, targets_S: Tensor, vocab_size: int
-) -> tuple[Tensor, Tensor]:
-    """Return for each scored position `-log p` of its target in fp32, and whether the target is the likeliest token."""
-    states = model.hidden(tokens_BL, layout) if isinstance(model, Decoder) else model(tokens_BL, layout)
-    nats, greedy = [], []
-    for states_C, targets_C in zip(torch.split(states[is_scored_BL], _POSITIONS), torch.split(targets_S, _POSITIONS), strict=True):
-        logits_CV = (model.lm_head(states_C) if isinstance(model, Decoder) else states_C).float()
-        nats.append(-logits_CV.log_softmax(dim=1).gather(1, targets_C[:, None]).squeeze(1))
-        greedy.append(logits_CV[:, :vocab_size].argmax(dim=1) == targets_C)
-    return torch.cat(nats), torch.cat(greedy)

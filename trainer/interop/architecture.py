@@ -18,7 +18,7 @@ from common.files import parse_json, read_input
 from common.settings.markers import Marker
 from common.settings.messages import explain
 from common.settings.model import settings_with
-from common.untrusted import Form, parsed
+from common.untrusted import Schema, parsed
 from trainer.config import ModelConfig
 
 __all__ = ["CONFIG", "Architecture", "check_settings", "config_of", "read_architecture"]
@@ -93,16 +93,16 @@ class Architecture:
     """Its settings. `vocab_rows` is the number of rows of the embedding."""
 
 
-class _RopeForm(Form):
+class _RopeSchema(Schema):
     rope_theta: _Number | None = None
 
 
-class _KindForm(Form):
+class _KindSchema(Schema):
     model_type: str | None = None
     architectures: list[str] | None = None
 
 
-class _ConfigForm(_KindForm):
+class _ConfigSchema(_KindSchema):
     model_type: str
     vocab_size: _Size
     hidden_size: _Size
@@ -114,7 +114,7 @@ class _ConfigForm(_KindForm):
     max_position_embeddings: Annotated[int, Field(ge=2)]
     rms_norm_eps: _Number = 1e-6
     rope_theta: _Number | None = None
-    rope_parameters: _RopeForm | None = None
+    rope_parameters: _RopeSchema | None = None
     tie_word_embeddings: bool = False
     layer_types: list[str] | None = None
 
@@ -162,14 +162,14 @@ def read_architecture(directory: Path) -> Architecture:
         values = parse_json(read_input(path, _MAX_BYTES, below=directory))
         if not isinstance(values, dict):
             raise ValueError("it is not a JSON object")
-        parsed(_KindForm, values)
+        parsed(_KindSchema, values)
         model_type, classes = values.get("model_type"), values.get("architectures")
         if model_type not in _KINDS:
             _refuse(path, "model_type", model_type, f"this decoder computes models of the types {' and '.join(_KINDS)}; choose one")
         kind = _KINDS[model_type]
         if classes is not None and classes != [kind.class_name]:
             _refuse(path, "architectures", classes, f"this decoder computes a {kind.class_name}")
-        form = parsed(_ConfigForm, values)
+        form = parsed(_ConfigSchema, values)
     except FileNotFoundError:
         raise ConfigError(f"{path}: missing; name a Hugging Face directory with config.json and *.safetensors") from None
     except (ValueError, RecursionError) as error:
@@ -204,7 +204,7 @@ def _rope_type(table: Mapping[str, Any]) -> Any:
     return table.get("rope_type", table.get("type", "default"))
 
 
-def _rope_theta(path: Path, form: _ConfigForm) -> float:
+def _rope_theta(path: Path, form: _ConfigSchema) -> float:
     table = {} if form.rope_parameters is None else form.rope_parameters.model_dump(exclude_unset=True)
     if _rope_type(table) != "default":
         _refuse(path, "rope_parameters", table, _WHY["rope_scaling"])

@@ -17,7 +17,7 @@ from common.errors import CheckpointError, ConfigError
 from common.files import UnusableFileError, digest_bytes, digest_file, digest_stream, open_input, read_input, sealed, unsealed
 from common.paths import VERSION
 from common.targets import new_folder
-from common.untrusted import Count, Form, parsed
+from common.untrusted import Count, Schema, parsed
 from trainer.checkpoint.tensor_file import read_specs, read_tensor, same_bytes, spec_of
 from trainer.interop.formats import Dtype, FormatName
 from trainer.interop.formats.base import DTYPES, ExportFormat, write_tensors
@@ -48,19 +48,19 @@ _READ_BYTES = 1 << 20
 _REPLACE = "write it again with `trainer export --replace`, or restore it from a copy"
 
 
-class _File(Form):
+class _File(Schema):
     sha256: _Digest
     bytes: Count
 
 
-class _Tokenizer(Form):
+class _Tokenizer(Schema):
     kind: str
     digest: _Digest
     exact: bool
     """Whether it was checked to give the same ids."""
 
 
-class ExportRecord(Form):
+class ExportRecord(Schema):
     """The content of `export.json`: where the model comes from, and the digests of all other files."""
 
     format: Literal[1] = 1

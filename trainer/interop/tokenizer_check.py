@@ -58,8 +58,11 @@ def check_tokenizer(tokenizer: Tokenizer, library: tokenizers.Tokenizer, *, exac
     Raises:
         ConfigError: a text has other ids, or is decoded to another text; the message has the first such text.
     """
-    if exact and (reason := _inexact(tokenizer)):
-        raise ConfigError(f"{reason}; {_ADVICE}")
+    if exact and isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.spec.model_type != BPE:
+        raise ConfigError(
+            "a unigram tokenizer cannot be exported exactly: SentencePiece adds the scores of pieces in 32 bits and a "
+            f"tokenizer.json in 64 bits, so some texts get other ids for the same text; {_ADVICE}"
+        )
     if difference := first_difference(tokenizer, library, _texts(tokenizer, library), exact=exact):
         raise ConfigError(
             f"the tokenizer of kind {tokenizer.kind} cannot be exported exactly: {difference}{f'; {_ADVICE}' * exact}"
@@ -95,16 +98,6 @@ def check_chat(tokenizer: Tokenizer, library: tokenizers.Tokenizer, template: Ch
                     f"{_shown(rendered.text)} has the ids {theirs[place : place + 4]} instead of {ours[place : place + 4]} from "
                     f"token {place} on; prepare with another tokenizer, or with another chat.template"
                 )
-
-
-def _inexact(tokenizer: Tokenizer) -> str | None:
-    """Return why ids can differ even if the texts of this module have the same ids."""
-    if isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.spec.model_type != BPE:
-        return (
-            "a unigram tokenizer cannot be exported exactly: SentencePiece adds the scores of pieces in 32 bits and a "
-            "tokenizer.json in 64 bits, so some texts get other ids for the same text"
-        )
-    return None
 
 
 def first_difference(

@@ -1,9 +1,5 @@
-"""`python -m trainer.launch ARGUMENTS`: trains under torchrun, or runs another command; see `entrypoints/train`.
-
-It imports neither torch nor pydantic, so it starts at once.
-
-Exit codes are those of `common.errors.ExitCode`. If a group of ranks crashes, runs out of memory, is killed or is ended by the
-watchdog, it is started again from its newest checkpoint; see `trainer.launch.supervisor`.
+"""`python -m trainer.launch ARGUMENTS`: trains under torchrun, or runs another command; see `entrypoints/train`. It imports neither
+torch nor pydantic, so it starts at once.
 """
 
 from __future__ import annotations

@@ -52,11 +52,9 @@ SUPPRESSED = ("failed (exitcode", "Sending process", "Received ", "Error waiting
 OTHER_NODES_S = 30.0
 """A node whose ranks are done waits this long for the other nodes, which need its store. A node that was killed never arrives."""
 
-NOTICED_S = 3.0
-"""Ranks that have joined a group notice within this time that the first node has ended, and say so."""
+NOTICED_S = 3.0  # ranks that have joined a group notice within this time that the first node has ended, and say so
 
-ALONE = "alone"
-"""Name of the rendezvous of a single node."""
+ALONE = "alone"  # name of the rendezvous of a single node
 
 STATIC = "static"
 """torchrun's rendezvous at PET_MASTER_ADDR. The first node serves its store until it ends. Others may have a store elsewhere."""
@@ -99,8 +97,7 @@ class Agent(LocalElasticAgent):
     The other nodes wait 300 s for an agent that has left its loop, once their ranks are done.
     """
 
-    has_started: ClassVar[bool] = False
-    """Whether the ranks were started at least once."""
+    has_started: ClassVar[bool] = False  # whether the ranks were started at least once
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings | {"exit_barrier_timeout": OTHER_NODES_S})
@@ -118,10 +115,8 @@ class Agent(LocalElasticAgent):
         return started
 
     def _end_after(self, first_node: str, port: int) -> None:
-        """End the ranks of this node if the torchrun of the first node has ended and the ranks have not noticed.
-
-        A node that is started while the others still end meets them in a store that is about to close. Its ranks would then wait
-        for ranks that have another store.
+        """End the ranks of this node if the torchrun of the first node has ended and the ranks have not noticed. A node that is
+        started while the others still end would wait for ranks that have another store.
         """
         wait_for_end(first_node, port, NOTICED_S)
         if not self._asked:  # else the ranks stop in order, and `_ask_ranks` limits their time
@@ -250,10 +245,8 @@ def private_folder() -> Iterator[str]:
 
 
 def hold_signals_back_from_new_ranks() -> None:
-    """Block SIGTERM and SIGINT in this thread, so that new ranks inherit the mask. A rank unblocks them once it can stop in order.
-
-    A rank takes seconds to load. A signal in this time would kill it, which would be taken for a crash. This process still
-    receives its signals: in another thread, and Python runs their handlers in this one.
+    """Block SIGTERM and SIGINT in this thread, so that new ranks inherit the mask: a signal would kill a rank that still loads.
+    This process still receives its signals, in another thread, and Python runs their handlers in this one.
     """
     threading.Thread(target=threading.Event().wait, name="signals", daemon=True).start()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})

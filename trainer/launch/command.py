@@ -14,8 +14,7 @@ from trainer.launch.stop_request import STOP_SIGNALS
 __all__ = ["become", "folder_of", "group_command", "other_command", "training_arguments", "training_command"]
 
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-"""Exit codes of a shell for a program that it cannot start."""
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # exit codes of a shell for a program that it cannot start
 
 
 def other_command(words: Sequence[str]) -> list[str] | None:
@@ -34,10 +33,9 @@ def training_arguments(words: Sequence[str]) -> list[str]:
 
 
 def group_command(arguments: Sequence[str]) -> list[str]:
-    """Return the command that starts the ranks of this node and waits for them.
-
-    If the launcher is killed, the parent-death signal ends torchrun and with it the ranks, as no process would wait for a save.
-    SIGINT and SIGQUIT are ignored until torchrun handles them: a signal while Python loads would print a traceback.
+    """Return the command that starts the ranks of this node. If the launcher is killed, the parent-death signal ends torchrun and
+    with it the ranks. SIGINT and SIGQUIT are ignored until torchrun handles them: a signal while Python loads would print a
+    traceback.
     """
     tied = ("env", "--ignore-signal=INT,QUIT", "setpriv", "--pdeathsig", "KILL")
     return [*tied, *_python("trainer.launch.torchrun"), "-m", "trainer", "train", *arguments]

@@ -15,8 +15,7 @@ from trainer.watchdog.processes import EXIT_FILE_VARIABLE, is_running
 
 __all__ = ["LOST_RANK", "lost_connection", "only_first_failure"]
 
-LOST_RANK = "lost its connection to another rank"
-"""Part of the error of a rank if another rank has ended without a reason."""
+LOST_RANK = "lost its connection to another rank"  # part of the error of a rank if another rank has ended without a reason
 
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 _LIBRARIES = ("gloo", "NCCL", "Gloo")
@@ -36,9 +35,7 @@ class ExplainedElsewhereError(ProjectError):
 @contextmanager
 def only_first_failure() -> Iterator[None]:
     """Suppress the traceback of a connection that was lost because another rank has ended, and of errors that a thread passes on.
-
-    Raises:
-        ExplainedElsewhereError: instead of a lost connection. If the other rank has left no reason, one line is printed on stderr.
+    If the other rank has left no reason, one line is printed on stderr.
     """
     before, threading.excepthook = threading.excepthook, _print_unless_kept
     try:
@@ -72,9 +69,8 @@ def lost_connection(error: BaseException | None) -> str | None:
 
 
 def _reason_of_others(variables: Mapping[str, str]) -> ExitCode | None:
-    """Wait for the exit code that another rank of this node writes, and return it.
-
-    Returns None if a rank has ended without one, or if all ranks of this node wait here: then the lost rank is on another node.
+    """Wait for the exit code that another rank of this node writes. Returns None if a rank has ended without one, or if all ranks
+    of this node wait here: then the lost rank is on another node.
     """
     if not (name := variables.get(EXIT_FILE_VARIABLE)):
         return None

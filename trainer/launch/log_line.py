@@ -14,10 +14,8 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 def log_line(line: str) -> None:
-    """Write a line to stderr.
-
-    This is safe inside a signal handler, where a buffered stream may be in use. Write errors are ignored, because the launcher must
-    keep waiting for its ranks. On a terminal, the line replaces the bar of rank 0, which rank 0 then draws again below it.
+    """Safe inside a signal handler, where a buffered stream may be in use. Write errors are ignored, because the launcher must keep
+    waiting for its ranks. On a terminal, the line replaces the bar of rank 0, which is drawn again below it.
     """
     with suppress(OSError):
         clear = _CLEAR_LINE if os.isatty(_STDERR) else ""

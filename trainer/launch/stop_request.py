@@ -32,10 +32,9 @@ class StopRequest:
             os.set_blocking(end, False)
 
     def install(self) -> None:
-        """Install handlers for the stop signals. They also receive signals that arrived while they were blocked.
-
-        A signal that was ignored when this process started stays ignored, because `nohup` relies on this. SIGCHLD is handled too:
-        then the end of a child wakes this process. The kernel drops the exit code of a child if SIGCHLD is ignored.
+        """Install handlers for the stop signals; they also receive signals that arrived while they were blocked. A signal that was
+        ignored when this process started stays ignored, because `nohup` relies on this. SIGCHLD is handled too, so that the end
+        of a child wakes this process.
         """
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -65,10 +64,8 @@ class StopRequest:
             self._child = None
 
     def wait_for_signal(self, timeout_s: float | None = None) -> None:
-        """Wait until a signal arrives, or return at once if one has arrived since the last call.
-
-        The C-level signal handler writes to a pipe. Without the pipe, a signal just before the system call would be missed: Python
-        runs its handlers only between two bytecodes, and the system call would wait.
+        """Wait until a signal arrives, or return at once if one has arrived since the last call. The C-level signal handler writes
+        to a pipe: Python runs its handlers only between two bytecodes, so a signal just before the system call would be missed.
         """
         select.select([self._wake_reader], [], [], timeout_s)
         with suppress(BlockingIOError):

@@ -29,8 +29,7 @@ _DELAY_S = "5"
 _MOST_DOUBLINGS = 6
 _NUMBER = re.compile(r"[0-9]{1,6}")
 _CHECKPOINT = re.compile(r"step-([0-9]+)")
-_SIGNAL_BASE = 128
-"""A shell reports a process that signal N ended with the exit code 128 + N."""
+_SIGNAL_BASE = 128  # a shell reports a process that signal N ended with the exit code 128 + N
 _FINAL = {code for code in ExitCode if code.next_start is not NextStart.MAY_SUCCEED}
 
 
@@ -38,10 +37,8 @@ _FINAL = {code for code in ExitCode if code.next_start is not NextStart.MAY_SUCC
 class Ended:
     """How a group of ranks has ended."""
 
-    code: int
-    """Its exit code, or 128 + N if signal N ended it, as in a shell."""
-    reason: str = ""
-    """A message for users; may be empty."""
+    code: int  # its exit code, or 128 + N if signal N ended it, as in a shell
+    reason: str = ""  # a message for users; may be empty
 
     @property
     def final(self) -> ExitCode | None:
@@ -53,10 +50,8 @@ class Ended:
 class RestartPolicy:
     """How often a group is started again, and after which pauses."""
 
-    max_restarts: int
-    """The most restarts without a new checkpoint in between."""
-    delay_s: int
-    """Seconds before the first of these restarts. Each further pause is twice as long, up to 64 times."""
+    max_restarts: int  # the most restarts without a new checkpoint in between
+    delay_s: int  # seconds before the first of these restarts. Each further pause is twice as long, up to 64 times.
 
     @classmethod
     def of(cls, variables: Mapping[str, str], num_nodes: str) -> RestartPolicy:
@@ -162,9 +157,8 @@ def newest_step(run: str) -> int:
 
 
 def _wait_for(child: int, stop: StopRequest) -> None:
-    """Wait until a child has ended, but do not reap it.
-
-    Without an init, the first process of a container also becomes the parent of orphans. They are reaped here.
+    """Wait until a child has ended, but do not reap it. Without an init, the first process of a container also becomes the parent
+    of orphans, which are reaped here.
     """
     while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None or found.si_pid != child:
         if found is None:

@@ -1,8 +1,5 @@
-"""Starts the ranks of this node: `python -m trainer.launch.torchrun [torchrun's options] -m trainer train [options]`.
-
-`trainer.launch` runs it.
-
-Settings are checked before torch is loaded. If torch cannot be loaded, the error is one line.
+"""`python -m trainer.launch.torchrun [torchrun's options] -m trainer train [options]`: checks the settings before torch is loaded,
+and starts the ranks of this node.
 """
 
 from __future__ import annotations
@@ -10,7 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from common.command_line import end_at_once, importing, run_command
@@ -20,7 +17,7 @@ from trainer.launch.environment import check_variables, missing_variables
 from trainer.launch.log_line import log_line
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 
-__all__ = ["count_gpus", "main"]
+__all__ = ["count_gpus", "knows_ranks", "main"]
 
 _TAKES = "takes seconds to a minute"
 
@@ -36,13 +33,20 @@ def main(arguments: Sequence[str]) -> ExitCode:
         if not os.environ.get("PET_NPROC_PER_NODE"):
             os.environ.update(missing_variables(os.environ, count_gpus(config.device), num_cores()))
             check_variables(os.environ)
-        if exit_file := os.environ.get(EXIT_FILE_VARIABLE):  # it is in a private folder
+            config = load_train_settings(arguments[place:])  # the recipe `auto` depends on the number of ranks
+        exit_file = os.environ.get(EXIT_FILE_VARIABLE)  # it is in a private folder
+        if exit_file and knows_ranks(os.environ):
             hand_to_ranks(config, arguments[place:], Path(exit_file).with_name("settings.json"))
         loading = "" if "torch" in sys.modules else f"; loading PyTorch first, which {_TAKES}"
         log_line(f"starting ranks: {os.environ['PET_NPROC_PER_NODE']}{loading}")
     with importing():
         from trainer.launch.agent import launch
     return launch(arguments)
+
+
+def knows_ranks(variables: Mapping[str, str]) -> bool:
+    """Return whether the variables give the number of ranks, on which the recipe `auto` depends. Otherwise torchrun decides it."""
+    return variables["PET_NPROC_PER_NODE"].isdecimal() and (variables.get("PET_NNODES") or "1").isdecimal()
 
 
 def count_gpus(device: str) -> int:

@@ -21,7 +21,7 @@ from trainer.machine.gpus import driver_version
 from trainer.machine.locks import describe_unlocked, installed_packages, lock_name, unlocked_packages_here
 
 __all__ = [
-    "Difference",
+    "ChangedFact",
     "environment_facts",
     "find_differences",
     "from_cpuinfo",
@@ -41,7 +41,7 @@ _CHANGES_BITS_BELOW = ("flags.", "packages.torch", "packages.triton", "packages.
 
 
 @dataclass(frozen=True)
-class Difference:
+class ChangedFact:
     name: str
     recorded: Any
     found: Any
@@ -55,11 +55,11 @@ class Difference:
 
 def find_differences(
     recorded: Mapping[str, Any], found: Mapping[str, Any], deciding: Collection[str] = ()
-) -> tuple[Difference, ...]:
+) -> tuple[ChangedFact, ...]:
     """Return the facts that differ, by name. `deciding` holds further names that change bits."""
     certain = {*_CHANGES_BITS, *deciding}
     return tuple(
-        Difference(name, recorded.get(name), found.get(name), name in certain or name.startswith(_CHANGES_BITS_BELOW))
+        ChangedFact(name, recorded.get(name), found.get(name), name in certain or name.startswith(_CHANGES_BITS_BELOW))
         for name in sorted(recorded.keys() | found.keys())
         if recorded.get(name) != found.get(name)
     )

@@ -7,7 +7,8 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -23,28 +24,36 @@ _XID = re.compile(r"NVRM: Xid \((?P<device>PCI:[0-9A-Fa-f:.]+)\): (?P<number>\d+
 _MIB = 2**20
 
 
+def _ecc(gpu: Any, kind: int) -> int:
+    return int(pynvml.nvmlDeviceGetTotalEccErrors(gpu, kind, pynvml.NVML_VOLATILE_ECC))
+
+
+def _fact(query: Callable[[Any], Any]) -> Any:
+    return field(default=None, metadata={"query": query})
+
+
 @dataclass(frozen=True)
 class GpuReading:
-    """The state of one GPU at one moment. A value is None if the GPU does not report it."""
+    """The state of one GPU at one moment: facts, each with its query of NVML. A value is None if the GPU does not report it."""
 
     index: int
     name: str
     answers: bool = True
     """False if the driver has lost the GPU."""
-    utilisation: float | None = None
+    utilisation: float | None = _fact(lambda gpu: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100)
     """Share of the last sampling period in which a kernel ran, 0 to 1."""
-    memory_used_mib: float | None = None
-    memory_total_mib: float | None = None
-    temperature_c: float | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    sm_clock_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    throttle: tuple[str, ...] | None = None
+    memory_used_mib: float | None = _fact(lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu).used / _MIB)
+    memory_total_mib: float | None = _fact(lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu).total / _MIB)
+    temperature_c: float | None = _fact(lambda gpu: float(pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU)))
+    power_w: float | None = _fact(lambda gpu: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000)
+    power_limit_w: float | None = _fact(lambda gpu: pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000)
+    sm_clock_mhz: float | None = _fact(lambda gpu: float(pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM)))
+    memory_clock_mhz: float | None = _fact(lambda gpu: float(pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_MEM)))
+    throttle: tuple[str, ...] | None = _fact(lambda gpu: throttle_reasons(int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))))
     """Reasons why the clock rates are limited, with the names of `throttle_reasons`."""
-    ecc_corrected: int | None = None
+    ecc_corrected: int | None = _fact(lambda gpu: _ecc(gpu, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED))
     """Corrected memory errors since the driver was loaded."""
-    ecc_uncorrected: int | None = None
+    ecc_uncorrected: int | None = _fact(lambda gpu: _ecc(gpu, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED))
 
 
 def xids_in(text: str) -> tuple[int, ...]:
@@ -121,26 +130,11 @@ class NvmlGpus:
             pynvml.nvmlShutdown()
 
     def _reading(self, index: int) -> GpuReading:
-        handle, name = self._handles[index], self._names[index]
+        gpu, name = self._handles[index], self._names[index]
+        queries = {fact.name: fact.metadata["query"] for fact in fields(GpuReading) if fact.metadata}
         try:
-            memory = _supported(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
-            busy = _supported(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
-            reasons = _supported(lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-            return GpuReading(
-                index,
-                name,
-                utilisation=None if busy is None else busy.gpu / 100,
-                memory_used_mib=None if memory is None else memory.used / _MIB,
-                memory_total_mib=None if memory is None else memory.total / _MIB,
-                temperature_c=_supported(lambda: float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))),
-                power_w=_supported(lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000),
-                power_limit_w=_supported(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
-                sm_clock_mhz=_supported(lambda: float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))),
-                memory_clock_mhz=_supported(lambda: float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM))),
-                throttle=None if reasons is None else throttle_reasons(int(reasons)),
-                ecc_corrected=_supported(lambda: _ecc(handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)),
-                ecc_uncorrected=_supported(lambda: _ecc(handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)),
-            )
+            values: dict[str, Any] = {fact: _supported(partial(query, gpu)) for fact, query in queries.items()}
+            return GpuReading(index, name, **values)
         except pynvml.NVMLError:
             return GpuReading(index, name, answers=False)
 
@@ -190,10 +184,6 @@ def _supported(query: Callable[[], _ValueT]) -> _ValueT | None:
 def _name(handle: Any) -> str:
     name = _answer(lambda: pynvml.nvmlDeviceGetName(handle)) or "unknown"
     return name.decode() if isinstance(name, bytes) else str(name)
-
-
-def _ecc(handle: Any, kind: int) -> int:
-    return int(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, pynvml.NVML_VOLATILE_ECC))
 
 
 def _xid_events(handles: Sequence[Any]) -> Any | None:

@@ -177,7 +177,8 @@ class LayerObserver:
 
     def _measure_before(self, current: _Measurement) -> None:
         weights = [_local(weight.detach()) for weight in self._parameters]
-        gradients = [_local_gradient(weight) for weight in self._parameters]
+        nothing = torch.zeros(1, device=self._group.device)  # for a parameter that the loss did not use
+        gradients = [nothing if weight.grad is None else _local(weight.grad) for weight in self._parameters]
         if current.norms:
             current.gradients = _squares(gradients)
             current.before = [weight.clone() for weight in weights]
@@ -287,11 +288,6 @@ def _by_layer(parameters: Mapping[str, nn.Parameter]) -> dict[str, list[nn.Param
 
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _local_gradient(parameter: nn.Parameter) -> Tensor:
-    """Return the gradient; a zero if the loss did not use the parameter."""
-    return torch.zeros(1, device=parameter.device) if parameter.grad is None else _local(parameter.grad)
 
 
 def _squares(tensors: list[Tensor]) -> Tensor:

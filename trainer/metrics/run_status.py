@@ -91,15 +91,19 @@ def opened_run_status(config: TrainConfig, group: Group, step: int) -> Iterator[
     Raises:
         StorageError: the folder of the run is gone. This replaces any error that follows from it.
     """
-    ending = RunStatus(config, group, step)
+    status = RunStatus(config, group, step)
     try:
-        yield ending
+        yield status
     except BaseException as error:
         if isinstance(error, Exception) and not config.run.is_dir():
-            raise StorageError(_deleted(config)) from error
-        if group.is_main and not ending.ended:
+            again = command_text("train", "--run", config.run)
+            raise StorageError(
+                f"run = {config.run}: the folder was deleted or moved during the training, so nothing can be written; move it back "
+                f"and continue with `{again}`, or start the training again with all its settings"
+            ) from error
+        if group.is_main and not status.ended:
             try:
-                ending.record("failed", ending.reason(error), None)
+                status.record("failed", status.reason(error), None)
             except Exception as trouble:
                 _log_unless_storage(error, "cannot write the end of the run to its record: %s", trouble)
         raise
@@ -108,11 +112,3 @@ def opened_run_status(config: TrainConfig, group: Group, step: int) -> Iterator[
 def _log_unless_storage(error: BaseException, text: str, trouble: Exception) -> None:
     level = logging.DEBUG if isinstance(error, OSError | StorageError) else logging.WARNING
     _log.log(level, text, trouble)
-
-
-def _deleted(config: TrainConfig) -> str:
-    again = command_text("train", "--run", config.run)
-    return (
-        f"run = {config.run}: the folder was deleted or moved during the training, so nothing can be written; move it back and "
-        f"continue with `{again}`, or start the training again with all its settings"
-    )

@@ -43,7 +43,7 @@ def opened_monitor(config: TrainConfig, group: Group, *, last_step: int | None, 
     Args:
         config: the run's settings.
         group: the ranks.
-        last_step: the step at which the limits will end the run, if that is cut_off.
+        last_step: the step at which the limits will end the run, if that is known.
         cut_off: the events that the state covers from which the run resumes; None for a new run.
 
     Raises:

@@ -37,10 +37,22 @@ def learning_rate_factor(config: ScheduleConfig, decay_steps: int, step: int, st
         return 1.0
     if config.kind == "step":
         return max(config.floor, config.gamma ** bisect_right(config.milestones, step))
-    progress = _progress(config, decay_steps, step, start)
+    if config.kind != "wsd":
+        start = config.warmup_steps
+    elif start is None:
+        start = cooldown_start(config, decay_steps)
+    progress = 0.0 if decay_steps == 0 else 1.0
+    if step < decay_steps:
+        progress = max(0.0, (step - start) / (decay_steps - start))
     if config.kind == "exponential":
         return float(config.floor**progress)
-    return config.floor + (1 - config.floor) * _shape(config, progress)
+    if config.kind == "cosine":
+        shape = 0.5 * (1 + math.cos(math.pi * progress))
+    elif config.kind == "wsd" and config.cooldown_shape == "sqrt":
+        shape = 1 - math.sqrt(progress)
+    else:
+        shape = float((1 - progress) ** (config.power if config.kind == "polynomial" else 1.0))
+    return config.floor + (1 - config.floor) * shape
 
 
 def cooldown_start(config: ScheduleConfig, decay_steps: int) -> int:
@@ -62,23 +74,3 @@ def weight_decay_factor(config: ScheduleConfig, decay_steps: int, step: int, rat
     if config.weight_decay == "constant":
         return 1.0
     return rate_factor if config.weight_decay == "lr" else max(0.0, 1 - step / decay_steps)
-
-
-def _progress(config: ScheduleConfig, decay_steps: int, step: int, start: float | None) -> float:
-    if decay_steps == 0:
-        return 0.0
-    if step >= decay_steps:
-        return 1.0
-    if config.kind != "wsd":
-        start = config.warmup_steps
-    elif start is None:
-        start = cooldown_start(config, decay_steps)
-    return max(0.0, (step - start) / (decay_steps - start))
-
-
-def _shape(config: ScheduleConfig, progress: float) -> float:
-    if config.kind == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * progress))
-    if config.kind == "wsd" and config.cooldown_shape == "sqrt":
-        return 1 - math.sqrt(progress)
-    return float((1 - progress) ** (config.power if config.kind == "polynomial" else 1.0))

@@ -18,8 +18,7 @@ from trainer.parallel.gradient_tree import GradientTree
 
 __all__ = ["Accumulation", "DdpAccumulation", "FsdpAccumulation", "LateAccumulation", "TreeAccumulation"]
 
-_LATE_NUMBERS = 8 << 20
-"""Numbers that `LateAccumulation` adds in one exchange: 32 MiB, which is enough to use a network fully."""
+_LATE_NUMBERS = 8 << 20  # numbers that `LateAccumulation` adds in one exchange: 32 MiB, which is enough to use a network fully
 
 
 class Accumulation:
@@ -28,8 +27,7 @@ class Accumulation:
     This class serves a single rank, where `backward` adds to the existing gradients. Subclasses serve several ranks.
     """
 
-    averages = False
-    """True if the sum over ranks is divided by their number, as in FSDP."""
+    averages = False  # True if the sum over ranks is divided by their number, as in FSDP
     can_join = True
     """Whether a rank whose pass failed can still take part in the exchanges, so that the others do not wait for ever."""
 

@@ -24,10 +24,8 @@ def wrapped_by_ddp(module: nn.Module, **options: Any) -> DistributedDataParallel
 
 
 class BucketExchange:
-    """A communication hook for DDP that adds each bucket over the ranks and counts the finished buckets of a backward pass.
-
-    DDP exchanges its buckets in the same order on all ranks, each as soon as its gradients are computed. A rank whose backward
-    pass failed sends zeros for the remaining buckets, so that the others do not wait for ever.
+    """A communication hook for DDP that adds each bucket over the ranks and counts the finished buckets of a backward pass. A rank
+    whose backward pass failed sends zeros for the remaining buckets, which DDP exchanges in the same order on all ranks.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from common.errors import CheckpointError, ConfigError
-from trainer.config import TrainConfig
+from trainer.config import BatchConfig
 from trainer.distributed.group import Group
 from trainer.model.parameters import parameters_by_name
 
@@ -35,14 +35,13 @@ class ShardedModule(FSDPModule, nn.Module):
     """The type of a module after `shard`. It exists only for type checks."""
 
 
-def check_parallel(config: TrainConfig, group: Group) -> None:
+def check_parallel(parallel: str, batch: BatchConfig, num_ranks: int) -> None:
     """Refuse a global batch that FSDP cannot divide: all ranks gather weights for each micro-batch, so each needs as many."""
-    batch = config.batch
-    if config.parallel == "fsdp" and batch.micro_batches % group.world_size:
+    if parallel == "fsdp" and batch.micro_batches % num_ranks:
         raise ConfigError(
             f"parallel = fsdp needs equally many micro-batches on each rank, and batch.global_rows = {batch.global_rows} with "
-            f"batch.micro = {batch.micro} make {batch.micro_batches} for {group.world_size} ranks; choose batch.global_rows as a "
-            f"multiple of {batch.micro_rows * group.world_size}, another batch.micro, or parallel = ddp"
+            f"batch.micro = {batch.micro} make {batch.micro_batches} for {num_ranks} ranks; choose batch.global_rows as a "
+            f"multiple of {batch.micro_rows * num_ranks}, another batch.micro, or parallel = ddp"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,8 @@ def render_comparison(runs: Sequence[RecordedRun]) -> str:
     groups: dict[tuple[str, int | None], list[str]] = {}
     for one in evaluated:
         groups.setdefault((one.data, one.val_targets), []).append(one.name)
+    same = "; ".join(" and ".join((", ".join(names[:-1]), names[-1])) for names in groups.values() if len(names) > 1)
+    losses = {one.name: one.run.best.val_loss for one in compared if one.run.best}
     settings = [compared_settings(run.config, run.record.identity) for run in runs]
     return render_page(
         TEMPLATES,
@@ -82,10 +84,10 @@ def render_comparison(runs: Sequence[RecordedRun]) -> str:
         compared=compared,
         has_perplexity=any(run.has_perplexity for run in runs),
         has_bits=any(event.bits_per_byte is not None for run in runs for event in run.evaluations),
-        lowest=_lowest(compared) if len(groups) == 1 else [],
+        lowest=[name for name, loss in losses.items() if loss == min(losses.values())] if len(groups) == 1 else [],
         num_data=len({one.data for one in compared}),
         num_tokenizers=len({one.tokenizer for one in compared}),
-        comparable=_comparable(groups.values()),
+        comparable=f" Losses can be compared within: {same}." if same else "",
         other_targets=len(groups) > len({data for data, _ in groups}),
         charts=_curves({one.name: one.run for one in compared}),
         settings=differing(settings),
@@ -93,54 +95,25 @@ def render_comparison(runs: Sequence[RecordedRun]) -> str:
     )
 
 
-def _lowest(compared: Sequence[_Compared]) -> list[str]:
-    losses = {one.name: one.run.best.val_loss for one in compared if one.run.best}
-    lowest = min(losses.values(), default=None)
-    return [name for name, loss in losses.items() if loss == lowest]
-
-
-def _comparable(groups: Iterable[Sequence[str]]) -> str:
-    """Return a sentence with the groups of runs on the same data and part of it, an empty string if no two runs are."""
-    same = "; ".join(" and ".join((", ".join(names[:-1]), names[-1])) for names in groups if len(names) > 1)
-    return f" Losses can be compared within: {same}." if same else ""
-
-
 def _curves(named: Mapping[str, RecordedRun]) -> list[Chart]:
-    def validation(run: RecordedRun) -> Curve:
-        return run.validation("val_loss")
+    def lines(curve: Callable[[RecordedRun], Curve], *, points: bool = False) -> tuple[Line, ...]:
+        return tuple(Line(name, curve(run), look=look, points=points) for look, (name, run) in enumerate(named.items()))
 
-    return [
-        Chart("Validation loss", "nats per token", _lines(named, validation, points=True), log_from=WIDE),
-        Chart(
-            "Training loss, mean of the last log.average_steps steps",
-            "nats per token",
-            _lines(named, lambda run: smoothed(run, "loss")),
-            log_from=WIDE,
-        ),
-        Chart(
-            "Validation loss by tokens",
-            "nats per token",
-            _lines(named, lambda run: _over_tokens(run, validation(run)), points=True),
-            along="tokens trained on",
-            log_from=WIDE,
-        ),
-        Chart("Bits per byte", "bits", _lines(named, lambda run: run.validation("bits_per_byte"), points=True), log_from=WIDE),
-        *_step_charts(named),
+    nats, validation = "nats per token", lines(lambda run: run.validation("val_loss"), points=True)
+    by_tokens = lines(lambda run: _over_tokens(run, run.validation("val_loss")), points=True)
+    training = lines(lambda run: smoothed(run, "loss"))
+    charts = [
+        Chart("Validation loss", nats, validation, log_from=WIDE),
+        Chart("Training loss, mean of the last log.average_steps steps", nats, training, log_from=WIDE),
+        Chart("Validation loss by tokens", nats, by_tokens, along="tokens trained on", log_from=WIDE),
+        Chart("Bits per byte", "bits", lines(lambda run: run.validation("bits_per_byte"), points=True), log_from=WIDE),
     ]
-
-
-def _step_charts(named: Mapping[str, RecordedRun]) -> list[Chart]:
-    charts = []
     for name, metric in metrics_of(TrainEvent).items():
         if (plot := metric.plot) is not None:
             found = {run: smoothed(one, name) if plot.averaged else one.curve(name) for run, one in named.items()}
-            lines = tuple(Line(run, scaled(plot, curve), look=look) for look, (run, curve) in enumerate(found.items()))
-            charts.append(chart_of(replace(plot, title=plot.title + ", moving average" * plot.averaged), lines))
+            shown = tuple(Line(run, scaled(plot, curve), look=look) for look, (run, curve) in enumerate(found.items()))
+            charts.append(chart_of(replace(plot, title=plot.title + ", moving average" * plot.averaged), shown))
     return charts
-
-
-def _lines(named: Mapping[str, RecordedRun], curve: Callable[[RecordedRun], Curve], *, points: bool = False) -> tuple[Line, ...]:
-    return tuple(Line(name, curve(run), look=look, points=points) for look, (name, run) in enumerate(named.items()))
 
 
 def _over_tokens(run: RecordedRun, curve: Curve) -> Curve:

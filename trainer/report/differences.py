@@ -19,7 +19,17 @@ from common.settings.toml import parse_toml
 from trainer.config import TrainConfig
 from trainer.config.model import ModelConfig
 
-__all__ = ["PLACES", "Difference", "Recipe", "compared_settings", "differences", "differing", "set_values", "recipe_of", "worded"]
+__all__ = [
+    "PLACES",
+    "ChangedSetting",
+    "Recipe",
+    "compared_settings",
+    "differences",
+    "differing",
+    "set_values",
+    "recipe_of",
+    "worded",
+]
 
 PLACES = ("run", "data", "recipe")
 """Settings that are paths or names of files, and do not change the training."""
@@ -39,7 +49,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Difference:
+class ChangedSetting:
     """A setting that differs from the recipe, or from the default if the recipe does not set it."""
 
     name: str
@@ -93,12 +103,12 @@ def _recipe_path(name: str) -> tuple[Path, Path]:
     return below, below / (name if is_path else f"{name}.toml")
 
 
-def differences(config: Mapping[str, Any], recipe: Recipe) -> list[Difference]:
+def differences(config: Mapping[str, Any], recipe: Recipe) -> list[ChangedSetting]:
     """Return the settings of a run that differ from its recipe or the defaults, in the order of their definition."""
     defaults, used = _defaults(), set_values(config)
     names = dict.fromkeys((*defaults, *recipe.values, *used))
     return [
-        Difference(name, worded(before), name in recipe.values, worded(used.get(name)))
+        ChangedSetting(name, worded(before), name in recipe.values, worded(used.get(name)))
         for name in names
         if name not in PLACES and worded(before := recipe.values.get(name, defaults.get(name))) != worded(used.get(name))
     ]

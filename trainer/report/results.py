@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from common.html.chart import Chart, measured
 from common.html.page import UNKNOWN, or_unknown
-from common.text import count, duration, rate, share
+from common.text import count, duration, rate, share, shortened
 from common.untrusted import number
 from trainer.report.charts import group_titles, hardware_charts, hardware_curves, loss_window, smoothed
 from trainer.report.recorded_run import RecordedRun, part
@@ -62,16 +62,13 @@ def introduction(run: RecordedRun) -> str:
     gpus = ", ".join(dict.fromkeys(environment.gpus))
     device = str(identity.get("device", "cpu"))
     device = (environment.processor or device) if device.startswith("cpu") else gpus or device
+    reason = run.record.ended_by
+    ending = f" It {STATUS.get(run.status, run.status)} at step {run.record.step}: {reason}" if reason else ""
     own_code = ", with an extension (extension.py)" if identity.get("extension") else ""
     return (
         f"A decoder of {model.get('layers')} layers, width {model.get('width')} ({weights}), trained with {optimizer.get('kind')} "
-        f"in {run.config.get('precision')} by {ranks} rank{'s' * (ranks != 1)} on {device}{own_code}.{_ending(run)}"
+        f"in {run.config.get('precision')} by {ranks} rank{'s' * (ranks != 1)} on {device}{own_code}.{ending}"
     )
-
-
-def _ending(run: RecordedRun) -> str:
-    reason = run.record.ended_by
-    return f" It {STATUS.get(run.status, run.status)} at step {run.record.step}: {reason}" if reason else ""
 
 
 def headline(run: RecordedRun) -> list[tuple[str, str, str]]:
@@ -134,22 +131,18 @@ class Samples:
 
 
 def samples(run: RecordedRun) -> Samples:
-    found = [replace(event, text=_shortened(event.text)) for event in reversed(run.of(SampleEvent))]
+    found = [replace(event, text=shortened(event.text, _MAX_SHOWN_CHARS)) for event in reversed(run.of(SampleEvent))]
     newest = [event for event in found if event.step == found[0].step][:_MAX_SAMPLES]
     earlier = [event for event in found if event.step != found[0].step]
     return Samples(newest[::-1], _spread(earlier, _MAX_SAMPLES))
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}…"
 
 
 @dataclass(frozen=True)
 class Table:
     """A table with names of columns and of rows."""
 
-    columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[float | None]]]
+    columns: Sequence[str] = ()
+    rows: Sequence[tuple[str, Sequence[float | None]]] = ()
 
 
 def scores(run: RecordedRun) -> Table:
@@ -166,18 +159,18 @@ class Labels:
 
     step: int
     """The step of the newest evaluation."""
-    steps: Table
+    steps: Table = Table()
     """The measures without a `/` in their names, by step."""
-    each: Table
+    each: Table = Table()
     """The measures of each label, at the newest step."""
-    confusion: Table
+    confusion: Table = Table()
     """Counts by true and predicted label, at the newest step; empty if there are too many labels for a table."""
 
 
 def labels(run: RecordedRun) -> Labels:
     found = run.of(MeasuresEvent)
     if not found:
-        return Labels(0, Table((), ()), Table((), ()), Table((), ()))
+        return Labels(0)
     newest = found[-1]
     columns = [name for name in newest.values if "/" not in name]
     steps = [(f"{event.step:,}", [event.values.get(name) for name in columns]) for event in _spread(found, _MAX_EVALUATIONS)]
@@ -188,12 +181,11 @@ def labels(run: RecordedRun) -> Labels:
     table: list[tuple[str, Sequence[float | None]]] = [
         (true, [newest.confusion.get(true, {}).get(name, 0) for name in predicted]) for true in predicted
     ]
-    shown = len(predicted) <= _MAX_LABELS
     return Labels(
         newest.step,
         Table([name.replace("_", " ") for name in columns], steps),
         Table(kinds, each[:_MAX_LISTED]),
-        Table(predicted if shown else (), table if shown else ()),
+        Table(predicted, table) if len(predicted) <= _MAX_LABELS else Table(),
     )
 
 

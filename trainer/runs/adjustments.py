@@ -14,25 +14,21 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_serializer, model_validator
 
 from common.errors import CheckpointError
-from common.untrusted import Count, Finite, Form, parsed
+from common.untrusted import Count, Finite, Schema, parsed
 from trainer.config import BatchConfig
 
 __all__ = ["Adjustment", "Adjustments", "smaller_micro"]
 
 
-class Adjustment(Form, extra="forbid"):
+class Adjustment(Schema, extra="forbid"):
     """One adjustment. Either `micro`, `shards` or `cooldown_end` is given."""
 
-    step: Count
-    """The first step that the adjustment holds for. An evaluation belongs to the step before it."""
-    reason: str
-    """The cause, without paths, hosts and users, because the record stores it."""
-    micro: Annotated[int, Field(ge=1, le=65536)] | None = None
-    """The largest number of rows in a micro-batch from `step` on."""
+    step: Count  # the first step that the adjustment holds for. An evaluation belongs to the step before it.
+    reason: str  # the cause, without paths, hosts and users, because the record stores it
+    micro: Annotated[int, Field(ge=1, le=65536)] | None = None  # the largest number of rows in a micro-batch from `step` on
     shards: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Paths, as in the manifest, of the shards whose rows are padding from `step` on."""
-    cooldown_end: Count | None = None
-    """The last step of the run. The learning rate falls from `step` to this step."""
+    cooldown_end: Count | None = None  # the last step of the run. The learning rate falls from `step` to this step.
     cooldown_begin: Finite | None = None
     """If the cool-down has begun before `step`, and ends at another step than planned: steps done at which one with this end would
     have begun that has the same learning rate at `step`."""
@@ -122,15 +118,11 @@ class Adjustments:
 
     @staticmethod
     def from_json(values: object) -> Adjustments:
-        """Return the adjustments that `to_json` has written.
-
-        Raises:
-            ValueError: the values do not have the form that `to_json` writes.
-        """
+        """Return the adjustments that `to_json` has written. Raises ValueError for other values."""
         return Adjustments(tuple(parsed(_Changes, {"changes": values}).changes))
 
 
-class _Changes(Form):
+class _Changes(Schema):
     changes: list[Adjustment]
 
 

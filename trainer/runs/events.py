@@ -275,13 +275,24 @@ class EvalEvent(_OfTokens, Event):
     tags: ClassVar = "validation"
     derived: ClassVar = {
         "val_loss_hex": Metric(after="val_loss", exact=True),
-        "perplexity": Metric("validation/perplexity", after="val_loss", chart="Loss: perplexity", compared=True),
+        "perplexity": Metric(
+            "validation/perplexity",
+            after="val_loss",
+            chart="Loss: perplexity",
+            compared=True,
+            terminal="  perplexity {value:.2f}",
+        ),
     }
     step: Step
-    val_loss: Annotated[Needed, Metric("validation/loss", first="Loss/validation", chart=_LOSSES, compared=True)]
+    val_loss: Annotated[
+        Needed,
+        Metric("validation/loss", first="Loss/validation", chart=_LOSSES, compared=True, terminal="  validation loss {value:.4f}"),
+    ]
     """Mean over all targets, in nats."""
     targets: Annotated[Count, Metric(exact=True)]
-    bits_per_byte: Annotated[Number, Metric("validation/bits_per_byte", plot=Plot("Bits per byte", "bits"))] = None
+    bits_per_byte: Annotated[
+        Number, Metric("validation/bits_per_byte", terminal="  {value:.3f} bits per byte", plot=Plot("Bits per byte", "bits"))
+    ] = None
     """See `Score`."""
     train_loss: Annotated[Number, Metric()] = None
     """Mean of the training losses since the evaluation before; None if there are none."""
@@ -311,7 +322,7 @@ class EvalEvent(_OfTokens, Event):
     by_length: Annotated[Scores, Metric("validation_length/{}", plot=Plot("length of the document", ""))] = Field(
         default_factory=dict
     )
-    num_rows: Annotated[int | None, NOT_IN_FILE] = None
+    num_rows: Annotated[int | None, Metric(in_file=False, terminal="  ({event.targets} targets in {value} rows)")] = None
     """Rows of the validation text."""
     has_perplexity: Annotated[bool, NOT_IN_FILE] = True
 
@@ -408,6 +419,7 @@ class MeasuresEvent(Event):
     """What an evaluation measures besides the loss, as the task of the run defines it."""
 
     name: ClassVar = "measures"
+    derived: ClassVar = {"words": Metric(in_file=False, terminal="  {value}")}
     of_evaluation: ClassVar = True
     tags: ClassVar = "measures/"
     step: Step

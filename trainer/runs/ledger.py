@@ -28,7 +28,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from common.errors import CheckpointError
 from common.files import parse_json, sync_directory
-from common.untrusted import MAX_COUNT, Count, Finite, Form, parsed, read_lines
+from common.untrusted import MAX_COUNT, Count, Finite, Schema, parsed, read_lines
 from trainer.runs.layout import make_folder, open_own
 
 __all__ = [
@@ -68,7 +68,7 @@ class LedgerHead:
         return asdict(self)
 
 
-class LedgerStep(Form, extra="forbid", frozen=True):
+class LedgerStep(Schema, extra="forbid", frozen=True):
     """The line of a step that was committed."""
 
     head: LedgerHead = Field(LedgerHead(), exclude=True)
@@ -86,7 +86,7 @@ class LedgerStep(Form, extra="forbid", frozen=True):
     """False if the guard withheld the update."""
 
 
-class LedgerEvent(Form, frozen=True):
+class LedgerEvent(Schema, frozen=True):
     """The line of an event between two steps. An event without a class of its own keeps its values as further fields."""
 
     head: LedgerHead = Field(LedgerHead(), exclude=True)

@@ -15,7 +15,7 @@ from typing import TextIO
 from common.errors import ConfigError
 from common.files import sync_upwards, write_atomic
 from trainer.runs.layout import CHECKPOINTS, HEARTBEAT, LOCK, entries, is_folder, is_own_file, open_own
-from trainer.watchdog.files import read_own
+from trainer.watchdog.files import read_beat
 
 __all__ = ["locked_run", "locked_unopened", "wait_until_free"]
 
@@ -32,10 +32,6 @@ def locked_run(run: Path, *, doing: str = "is training here", option: str = "--r
         run: the directory.
         doing: what the holder of the lock does, for the message.
         option: names the directory on the command line, for the message.
-
-    Raises:
-        ConfigError: another process holds the lock; the message names it.
-        CheckpointError: the lock file is a link or no regular file.
     """
     with ExitStack() as stack:
         while True:
@@ -72,7 +68,7 @@ def locked_unopened(run: Path) -> Iterator[ExitStack]:
         if not had_lock:
             found.pop(LOCK, None)
         beats = [run / name for name, status in found.items() if HEARTBEAT.fullmatch(name) and stat.S_ISREG(status.st_mode)]
-        heartbeats = {path: read_own(path) for path in beats}
+        heartbeats = {path: read_beat(path) for path in beats}
         with ExitStack() as undo:
             undo.callback(_put_back, run, frozenset(found), heartbeats, missing)
             yield undo
@@ -106,12 +102,7 @@ def _put_back(run: Path, names: Collection[str], heartbeats: Mapping[Path, bytes
 
 
 def wait_until_free(run: Path, timeout_s: float) -> None:
-    """Wait until no trainer holds the lock of a run directory, for example after its launcher was killed.
-
-    Raises:
-        ConfigError: a trainer still holds it after `timeout_s`; the message names it.
-        CheckpointError: the lock file is a link or no regular file.
-    """
+    """Wait until no trainer holds the lock of a run directory, for example after its launcher was killed."""
     if not (run / LOCK).exists():
         return
     deadline = time.monotonic() + timeout_s

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from common.files import sealed, unsealed
-from common.untrusted import Form, parsed
+from common.untrusted import Schema, parsed
 
 __all__ = ["FORMAT", "ITEM_BYTES", "MAX_MANIFEST_BYTES", "CheckpointManifest", "OtherFormatError", "StoredTensor", "TensorSpec"]
 
@@ -68,7 +68,7 @@ class TensorSpec:
         return ITEM_BYTES[self.dtype]
 
 
-class StoredTensor(Form):
+class StoredTensor(Schema):
     """The place and the digest of a stored tensor."""
 
     object: Digest
@@ -94,7 +94,7 @@ class StoredTensor(Form):
         return self
 
 
-class CheckpointManifest(Form, extra="forbid"):
+class CheckpointManifest(Schema, extra="forbid"):
     """The content of a manifest."""
 
     format: Literal[3] = 3
@@ -130,7 +130,6 @@ class CheckpointManifest(Form, extra="forbid"):
 
     @property
     def num_weights(self) -> int:
-        """The number of weights of the model."""
         return sum(math.prod(stored.shape) for name, stored in self.tensors.items() if name.startswith("model/"))
 
     @model_validator(mode="after")

@@ -66,7 +66,7 @@ class Metric:
     compared: bool = False
     """Whether TensorBoard's *HParams* compares runs by its last value."""
     terminal: str = ""
-    """Its text in the line of a step, with the separator before it. `{value}` stands for the value, `{event}` for the event."""
+    """Its text in the line of the event, with the separator before it. `{value}` stands for the value, `{event}` for the event."""
     bar: str = ""
     """Its text in the progress bar."""
     plot: Plot | None = None

@@ -37,9 +37,9 @@ from common.untrusted import (
     MAX_NOTE_BYTES,
     MAX_RECORD_BYTES,
     Count,
-    Form,
     InnerName,
     Plain,
+    Schema,
     digest_run_file,
     parsed,
     read_run_file,
@@ -87,7 +87,7 @@ COMPRESSED = "compressed"
 NEVER_TRAINED = (IMPORTED, COMPRESSED)
 
 
-class Origin(Form):
+class Origin(Schema):
     """A checkpoint of another run that a run began with."""
 
     record: str
@@ -97,14 +97,14 @@ class Origin(Form):
     """Digest of the weights: those of the checkpoint, or their moving average."""
 
 
-class RecordedData(Form):
+class RecordedData(Schema):
     """The prepared data of a run."""
 
     root_digest: str
     tokenizer_digest: str = ""
 
 
-class RecordedEnvironment(Form):
+class RecordedEnvironment(Schema):
     """The facts of `environment_facts` at the last start, and its number of ranks."""
 
     world_size: Annotated[int, Field(ge=1, le=_MAX_RANKS)] = 1
@@ -118,7 +118,7 @@ class RecordedEnvironment(Form):
     __pydantic_extra__: dict[str, str | None]
 
 
-class Imported(Form):
+class Imported(Schema):
     """The published model that a run holds, with the digests of the files that it was read from."""
 
     format: str
@@ -127,11 +127,11 @@ class Imported(Form):
     files: dict[str, str]
 
 
-class _Measured(Form):
+class _Measured(Schema):
     perplexity: float | None = None
 
 
-class _Comparison(Form):
+class _Comparison(Schema):
     before: _Measured = Field(default_factory=_Measured)
     after: _Measured = Field(default_factory=_Measured)
 
@@ -145,15 +145,15 @@ class Compressed(Origin):
     comparison: _Comparison = Field(default_factory=_Comparison)
 
 
-class Earlier(Form):
+class Earlier(Schema):
     """The values that differed in an earlier start, and the last step that had them."""
 
     until: Count
     was: dict[str, Plain]
 
 
-class Record(Form):
-    """The content of `record.json`. `Form.to_json` returns what `write_record` writes."""
+class Record(Schema):
+    """The content of `record.json`. `Schema.to_json` returns what `write_record` writes."""
 
     format: int = 1
     status: str
@@ -180,7 +180,6 @@ class Record(Form):
         return Adjustments(tuple(self.changes))
 
     def changed(self, **values: Any) -> Record:
-        """Return the record with other values."""
         return self.model_copy(update=values)
 
 
@@ -197,9 +196,6 @@ def check_nothing_saved(run: Path, record: Record | None) -> None:
     """Check that no checkpoint of a run was lost. Without this check the run would start again and lose its history.
 
     A first save that was not completed does not count: before a second one begins, the first is on the device.
-
-    Raises:
-        CheckpointError: checkpoints were saved and are gone; the message names the last step and the remedy.
     """
     if record is None:
         return
@@ -212,7 +208,6 @@ def check_nothing_saved(run: Path, record: Record | None) -> None:
 
 
 def note_adjustment(run: Path, adjustment: Adjustment) -> None:
-    """Add an adjustment to the record, durably."""
     record = read_record(run)
     write_record(run, record.changed(changes=[*record.changes, adjustment]))
 
@@ -263,16 +258,10 @@ def target_word(identity: Mapping[str, Any]) -> str:
 
 
 def read_record_if_any(run: Path) -> Record | None:
-    """Return the record of a run, None if there is no run. Raises as `read_record` does."""
     return read_record(run) if (run / RECORD).exists() else None
 
 
 def read_record(run: Path) -> Record:
-    """Return the record of a run.
-
-    Raises:
-        CheckpointError: there is none, or it was changed.
-    """
     path = run / RECORD
     try:
         found = unsealed(read_run_file(path, MAX_RECORD_BYTES, run))
@@ -287,16 +276,11 @@ def read_record(run: Path) -> Record:
 
 
 def write_record(run: Path, record: Record) -> None:
-    """Replace the record of a run, durably."""
     write_atomic(run / RECORD, sealed(record.to_json()))
 
 
 def recorded_micro(run: Path, record: Record | None) -> int | None:
-    """Return the rows of a micro-batch with which a run was started, None if there is no run.
-
-    Raises:
-        CheckpointError: the record holds a value that this program does not write.
-    """
+    """Return the rows of a micro-batch with which a run was started, None if there is no run."""
     if record is None:
         return None
     micro = record.identity.get("batch.micro")
@@ -311,11 +295,7 @@ def recorded_micro(run: Path, record: Record | None) -> int | None:
 
 
 def recorded_precision(run: Path, record: Record | None) -> Precision | None:
-    """Return the number format with which a run was started, None if there is no run.
-
-    Raises:
-        CheckpointError: the record holds a value that this program does not write.
-    """
+    """Return the number format with which a run was started, None if there is no run."""
     if record is None:
         return None
     found = record.identity.get("precision")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from common.untrusted import Count, Finite, Form, parsed
+from common.untrusted import Count, Finite, Schema, parsed
 from trainer.runs.ledger import LedgerHead
 from trainer.runs.metrics_file import CutOff
 from trainer.runs.progress import Progress
@@ -16,7 +16,7 @@ from trainer.runs.progress import Progress
 __all__ = ["GuardState", "LossSums", "RunState"]
 
 
-class GuardState(Form):
+class GuardState(Schema):
     """The state of `trainer.health.guard.Guard`."""
 
     steps: list[Count]
@@ -33,7 +33,7 @@ class GuardState(Form):
         return self
 
 
-class LossSums(Form, extra="forbid"):
+class LossSums(Schema, extra="forbid"):
     """The training losses since the last evaluation."""
 
     total: Finite

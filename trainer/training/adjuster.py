@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -33,11 +33,9 @@ class Adjuster:
     """Stores adjustments durably, and announces them."""
 
     context: RunContext
-    adjustments: Adjustments
-    """All adjustments so far, of this start of the run and of earlier ones."""
+    adjustments: Adjustments  # all adjustments so far, of this start of the run and of earlier ones
     monitor: Monitor
-    ledger: Ledger | None
-    """None on all ranks except rank 0."""
+    ledger: Ledger | None  # None on all ranks except rank 0
 
     def make(self, adjustment: Adjustment) -> None:
         """Add an adjustment, and write it into the record, where the next start of the run reads it."""
@@ -45,9 +43,8 @@ class Adjuster:
         self.context.group.on_main(lambda: note_adjustment(self.context.config.run, adjustment))
 
     def announce(self, adjustment: Adjustment, step: int, *, after: int) -> None:
-        """Raise the alert of an adjustment at `step`, and write it into the ledger behind the step `after`.
-
-        A cool-down is no fault, so it is only logged.
+        """Raise the alert of an adjustment at `step`, and write it into the ledger behind the step `after`. A cool-down is no
+        fault, so it is only logged.
         """
         if adjustment.kind == "cooldown":
             _log.info("%s", adjustment.describe())
@@ -86,8 +83,7 @@ def wrapped(
     while True:
         batch = adjustments.batch(context.config.batch, step)
         try:
-            adjusted = replace(context, config=context.config.model_copy(update={"batch": batch}))
-            return *wrap_for_training(loss, adjusted), adjustments
+            return *wrap_for_training(loss, context.with_batch(batch)), adjustments
         except MicroTooLarge:
             # Before this handler drops DDP, which may have made exchanges: see `trainer.distributed.group`.
             time.sleep(TEARDOWN_DELAY_S)

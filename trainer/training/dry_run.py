@@ -12,7 +12,6 @@ from statistics import median
 from common.errors import ConfigError
 from common.hardware import num_cores
 from trainer.config import BatchConfig, TrainConfig
-from trainer.context import RunContext
 from trainer.distributed.devices import num_gpus
 from trainer.distributed.group import joined_group
 from trainer.extensions.loading import load_extension
@@ -27,9 +26,9 @@ from trainer.runs.adjustments import Adjustments
 from trainer.runs.clock import UNTIMED_STEPS
 from trainer.runs.progress import Progress
 from trainer.runs.saved_run import SavedRun
-from trainer.training.micro_batch_size import expected_memory, micro_candidates, with_micro_for
+from trainer.training.micro_batch_size import batch_for, expected_memory, spread
 from trainer.training.start.build import build
-from trainer.training.start.plan import StartPlan, check_ranks, plan_start
+from trainer.training.start.plan import StartPlan, check_shares, plan_start
 from trainer.training.step import CannotContinueError, train_step
 from trainer.training.step_report import StepInputs
 from trainer.training.trainable import RunData, Trainable, hold_copy
@@ -37,10 +36,8 @@ from trainer.training.trainable import RunData, Trainable, hold_copy
 __all__ = ["DryRun", "measured_step_s", "dry_run"]
 
 _TIMED_STEPS = 5
-_MOST_MICRO_BATCHES = 4
-"""A measured step has at most this many micro-batches. The time of a step with more is in proportion."""
-_LONGEST_S = 60.0
-"""After this time one measured step is enough."""
+_MOST_MICRO_BATCHES = 4  # a measured step has at most this many micro-batches. The time of a step with more is in proportion.
+_LONGEST_S = 60.0  # after this time one measured step is enough
 
 
 @dataclass(frozen=True)
@@ -49,12 +46,9 @@ class DryRun:
 
     forecast: Forecast
     device: str
-    num_ranks: int
-    """Ranks on all nodes, as the launcher would start them."""
-    free_bytes: int
-    """Free memory for one rank."""
-    step_s: float | None
-    """Expected seconds of a step; None if the memory is too small for one."""
+    num_ranks: int  # ranks on all nodes, as the launcher would start them
+    free_bytes: int  # free memory for one rank
+    step_s: float | None  # expected seconds of a step; None if the memory is too small for one
 
 
 def dry_run(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> DryRun:
@@ -71,11 +65,14 @@ def dry_run(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> D
         group = stack.enter_context(joined_group(config.device))
         extension = load_extension(config.extension)
         plan = plan_start(stack, config, group, extension)
-        context = _for_ranks(plan.context, num_ranks, chosen=config.batch.micro == "auto")
-        context = replace(context, config=with_micro_for(context.config, num_ranks))
+        batch = plan.context.config.batch
+        if num_ranks > 1 and config.batch.micro == "auto":  # it was chosen for one rank
+            batch = spread(batch, num_ranks)
+        elastic = config.reproducibility == "elastic"
+        context = plan.context.with_batch(batch_for(batch, num_ranks, elastic=elastic))
         config, manifest = context.config, context.manifest
-        check_ranks(config, num_ranks)
-        check_parallel(config, replace(group, world_size=num_ranks))
+        check_shares(config, num_ranks)
+        check_parallel(config.parallel, config.batch, num_ranks)
         free_bytes = available_bytes(group.device, here)
         weights, step_s = _measured(replace(plan, context=context), num_ranks, now)
         of_ranks = replace(context, group=replace(group, world_size=num_ranks))
@@ -101,26 +98,13 @@ def _with_threads(config: TrainConfig, ranks_here: int) -> TrainConfig:
     return config.model_copy(update={"threads": max(1, num_cores() // ranks_here)})
 
 
-def _for_ranks(context: RunContext, num_ranks: int, *, chosen: bool) -> RunContext:
-    """Return the context with micro-batches for several ranks, if the number of their rows was chosen for one."""
-    batch = context.config.batch
-    if num_ranks == 1 or not chosen:
-        return context
-    micro = next(rows for rows in micro_candidates(batch.global_rows, num_ranks) if rows <= batch.micro_rows)
-    return _with_batch(context, BatchConfig(global_rows=batch.global_rows, micro=micro))
-
-
-def _with_batch(context: RunContext, batch: BatchConfig) -> RunContext:
-    return replace(context, config=context.config.model_copy(update={"batch": batch}))
-
-
 def _measured(plan: StartPlan, num_ranks: int, now: Callable[[], float]) -> tuple[int, float | None]:
     """Return the number of weights, and the expected seconds of a step; None if the memory is too small for one."""
     context, config = plan.context, plan.context.config
     micro_batches = -(-config.batch.micro_batches // num_ranks)
     probed = 1 << (min(micro_batches, _MOST_MICRO_BATCHES).bit_length() - 1)  # a power of two, as `elastic` needs
     micro = config.batch.micro_rows
-    context = _with_batch(context, BatchConfig(global_rows=probed * micro, micro=micro))
+    context = context.with_batch(BatchConfig(global_rows=probed * micro, micro=micro))
     weights = num_weights(config.model, context.manifest.vocab_size) + num_adapter_weights(config.model, config.lora)
     try:
         trainable, adjustments = build(replace(plan, context=context), Adjustments(), 1)

@@ -43,8 +43,7 @@ class Evaluator:
     stop: StopRequests
     adjuster: Adjuster
     grouping: Grouping
-    beat: Callable[[], None]
-    """Reports to the watchdog that this rank makes progress."""
+    beat: Callable[[], None]  # reports to the watchdog that this rank makes progress
 
     @property
     def context(self) -> RunContext:
@@ -55,9 +54,8 @@ class Evaluator:
         return due and progress.evaluated_step != progress.step
 
     def evaluate(self, progress: Progress) -> Progress:
-        """Measure the validation loss and write samples, both with the moving average of the weights if there is one.
-
-        If a stop is requested during the evaluation, its result is discarded. The resumed run evaluates this step.
+        """Measure the validation loss and write samples, with the moving average of the weights if there is one. If a stop is
+        requested meanwhile, the result is discarded, and the resumed run evaluates this step.
         """
         trainable, monitor = self.trainable, self.state.monitor
         can_write = trainable.task.writes

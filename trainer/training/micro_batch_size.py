@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
 
 from common.errors import ConfigError
 from common.text import format_bytes
-from trainer.config import BatchConfig, TrainConfig
+from trainer.config import BatchConfig
 from trainer.context import RunContext
 from trainer.extensions.hooks import Extension
 from trainer.finetuning.task import LANGUAGE, Task
@@ -21,12 +20,11 @@ from trainer.model.memory_estimate import MemoryEstimate, estimate
 from trainer.training.micro_step import MicroStep, custom_step_loss
 from trainer.training.trainable import hold_copy, new_loss, new_model
 
-__all__ = ["choose_micro", "expected_memory", "micro_candidates", "probe", "with_micro", "with_micro_for"]
+__all__ = ["choose_micro", "expected_memory", "micro_candidates", "probe", "with_micro", "batch_for", "spread"]
 
 _log = logging.getLogger(__name__)
 
-_UNEVEN = 1.125
-"""Rows of the busiest rank relative to an even share, at most. A larger micro-batch is worth this much imbalance."""
+_UNEVEN = 1.125  # rows of the busiest rank relative to an even share, at most. A larger micro-batch is worth this much imbalance.
 
 
 def micro_candidates(global_rows: int, world_size: int) -> list[int]:
@@ -44,23 +42,25 @@ def micro_candidates(global_rows: int, world_size: int) -> list[int]:
     return [micro for micro, rows in sorted(busiest.items(), reverse=True) if rows <= limit and global_rows // micro >= world_size]
 
 
-def with_micro_for(config: TrainConfig, num_ranks: int) -> TrainConfig:
-    """Return the settings with a smaller `batch.micro` if nobody has set it and it leaves ranks without rows."""
-    batch = config.batch
-    is_free = batch.micro != "auto" and "micro" not in batch.model_fields_set and config.reproducibility != "elastic"
-    if not is_free or batch.micro_batches >= num_ranks:
-        return config
+def batch_for(batch: BatchConfig, num_ranks: int, *, elastic: bool) -> BatchConfig:
+    """Return the sizes with a smaller `micro` if nobody has set it and it leaves ranks without rows."""
+    is_free = batch.micro != "auto" and "micro" not in batch.model_fields_set and not elastic
+    return spread(batch, num_ranks) if is_free and batch.micro_batches < num_ranks else batch
+
+
+def spread(batch: BatchConfig, num_ranks: int) -> BatchConfig:
+    """Return the sizes with the largest micro-batch that spreads well over the ranks, at most as large as before."""
     micro = next(rows for rows in micro_candidates(batch.global_rows, num_ranks) if rows <= batch.micro_rows)
-    return config.model_copy(update={"batch": BatchConfig(global_rows=batch.global_rows, micro=micro)})
+    return BatchConfig(global_rows=batch.global_rows, micro=micro)
 
 
 def choose_micro(
-    config: TrainConfig, estimated: Callable[[int], MemoryEstimate], free_bytes: int, row_length: int, world_size: int
+    global_rows: int, estimated: Callable[[int], MemoryEstimate], free_bytes: int, row_length: int, world_size: int
 ) -> int:
     """Return the largest candidate whose estimate fits into nine tenths of the free memory of a rank before the run allocates any.
     Raises ConfigError if the smallest does not fit.
     """
-    candidates = micro_candidates(config.batch.global_rows, world_size)
+    candidates = micro_candidates(global_rows, world_size)
     fitting = next((micro for micro in candidates if estimated(micro).total <= USABLE_SHARE * free_bytes), None)
     if fitting is None:
         raise ConfigError(
@@ -108,17 +108,17 @@ def with_micro(context: RunContext, extension: Extension, recorded: int | None, 
     if config.batch.micro != "auto":
         return context
     if recorded is not None:
-        return _with(context, recorded)
+        return context.with_batch(BatchConfig(global_rows=config.batch.global_rows, micro=recorded))
     estimated = partial(expected_memory, context, task=task)
     free = group.smallest(available_bytes(group.device, group.local_world_size))
-    micro = choose_micro(config, estimated, free, context.manifest.row_length, group.world_size)
+    micro = choose_micro(config.batch.global_rows, estimated, free, context.manifest.row_length, group.world_size)
     if config.parallel == "ddp":  # a pass of FSDP exchanges weights: if one rank ran out of memory, the others would wait for it
         candidates = [rows for rows in micro_candidates(config.batch.global_rows, group.world_size) if rows <= micro]
         fitting = probe(_Trial(context, extension, task), candidates)
         release_memory()  # the cache of the trial, because NCCL takes its memory outside of PyTorch's cache
         micro = group.smallest(fitting)
     _log.info("batch.micro = auto: %d rows; %s", micro, estimated(micro).describe())
-    return _with(context, micro)
+    return context.with_batch(BatchConfig(global_rows=config.batch.global_rows, micro=micro))
 
 
 class _Trial:
@@ -127,7 +127,7 @@ class _Trial:
     def __init__(self, context: RunContext, extension: Extension, task: Task) -> None:
         config, device = context.config, context.group.device
         model = new_model(extension, task, config, context.manifest.vocab_size).to(device)
-        self._loss = new_loss(model, extension, task, config)
+        self._loss = new_loss(model, extension, task, config.loss)
         self._context, self._extension, self._task = context, extension, task
         hold_copy(context, task)
         needs = expected_memory(context, 1, task)
@@ -146,8 +146,3 @@ class _Trial:
                 micro.backward(micro.loss_sum())
         finally:
             self._loss.zero_grad(set_to_none=True)
-
-
-def _with(context: RunContext, micro: int) -> RunContext:
-    batch = BatchConfig(global_rows=context.config.batch.global_rows, micro=micro)
-    return replace(context, config=context.config.model_copy(update={"batch": batch}))

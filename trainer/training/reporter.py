@@ -33,13 +33,10 @@ _log = logging.getLogger(__name__)
 class TrainLoss:
     """The kind of a step's loss."""
 
-    custom: bool
-    """Whether the training minimises a loss of an extension."""
+    custom: bool  # whether the training minimises a loss of an extension
     vocab_size: int
-    measures: tuple[str, ...] = ()
-    """Names of the measures of a step besides the loss."""
-    has_perplexity: bool = True
-    """Whether it is the cross-entropy of tokens, or that of an extension."""
+    measures: tuple[str, ...] = ()  # names of the measures of a step besides the loss
+    has_perplexity: bool = True  # whether it is the cross-entropy of tokens, or that of an extension
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,7 @@ class Reporter:
     stragglers: StragglerDetector
     loss: TrainLoss
     guard_settings: GuardConfig
-    forecast: Forecast | None
-    """The expected length of the run; None on all ranks except rank 0."""
+    forecast: Forecast | None  # the expected length of the run; None on all ranks except rank 0
 
     def report(self, result: StepResult, facts: StepFacts) -> StepMetrics:
         state, group, seconds = self.state, self.state.group, self.clock.lap()
@@ -100,12 +96,7 @@ class Reporter:
         return metrics
 
     def judge(self, result: StepResult, facts: StepFacts) -> None:
-        """Let the guard judge a step, and raise an alert if a rule is broken.
-
-        Raises:
-            GuardError: the verdict is to stop.
-            RollBack: the verdict is to go back to a checkpoint before this step.
-        """
+        """Let the guard judge a step, and alert if a rule is broken. Raises GuardError or RollBack if that is the verdict."""
         verdict = self.state.guard.judge(result.step, result.loss, result.grad_norm)
         if verdict.rule is None:
             return

@@ -21,14 +21,11 @@ __all__ = ["RunEnd", "StepTimes"]
 
 _RECENT_S, _APART_S, _LEAST_TIMES = 60.0, 1.0, 4
 _PAUSE_FACTOR = 4.0
-_SPARE_SHARE = 0.05
-"""Share of the remaining time that a cool-down leaves for steps that are slower than those before it."""
+_SPARE_SHARE = 0.05  # share of the remaining time that a cool-down leaves for steps that are slower than those before it
 
 
-_LEAST_LEFT = 8
-"""Steps before the end of a cool-down from which on its end does not change any more."""
-_SHORTER, _LONGER = 10, 4
-"""The end changes by at least one of so many parts of the steps that are left."""
+_LEAST_LEFT = 8  # steps before the end of a cool-down from which on its end does not change any more
+_SHORTER, _LONGER = 10, 4  # the end changes by at least one of so many parts of the steps that are left
 
 
 @dataclass
@@ -39,10 +36,8 @@ class StepTimes:
     """Steps done, and the time at that moment, at least a second apart, without the first steps of the process."""
     last: tuple[int, float] | None = None
     num_seen: int = 0
-    paused_s: float = 0.0
-    """Time of evaluations and saves, without those in the first steps of the process."""
-    seconds_each: float | None = None
-    """Seconds of a step without evaluations and saves; None if no step has been measured yet."""
+    paused_s: float = 0.0  # time of evaluations and saves, without those in the first steps of the process
+    seconds_each: float | None = None  # seconds of a step without evaluations and saves; None if no step has been measured yet
 
     def add(self, steps_done: int, seconds: float) -> None:
         """Add the time at which a step began. A step back, after a rollback, begins a new measurement."""
@@ -91,10 +86,8 @@ class RunEnd:
     schedule: ScheduleConfig
     batch_tokens: int
     """Tokens of a global batch: the bound of its targets, because a rank that cannot read its rows cannot count theirs."""
-    adjuster: Adjuster
-    """Makes the adjustment for a cool-down that begins early."""
-    cooldown: Adjustment | None
-    """The cool-down that has begun in time for the end of `limits.minutes`."""
+    adjuster: Adjuster  # makes the adjustment for a cool-down that begins early
+    cooldown: Adjustment | None  # the cool-down that has begun in time for the end of `limits.minutes`
     times: StepTimes = field(default_factory=StepTimes)
     follows_speed: bool = False
     """Whether this start has begun a cool-down. That of an earlier start keeps its end, so that a resume has the same bits."""
@@ -128,10 +121,8 @@ class RunEnd:
         return self.cooldown.cooldown_end, _begin_of(self.cooldown)
 
     def cool_down_in_time(self, progress: Progress) -> None:
-        """Begin the cool-down of `wsd` with the next step if `limits.minutes` would otherwise end the run before or during it.
-
-        The cool-down begins at the step at which a planned one with the expected end would begin. The record holds the adjustment
-        before the next step is made.
+        """Begin the cool-down of `wsd` with the next step if `limits.minutes` would otherwise end the run before or during it. The
+        record holds the adjustment before the next step is made.
         """
         criteria, step = self.criteria, progress.step
         self.cooldown = self.adjuster.adjustments.cooldown(step)

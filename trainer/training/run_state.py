@@ -26,12 +26,10 @@ class LiveState:
 
     group: Group
     guard: Guard
-    ledger: Ledger | None
-    """None on all ranks except rank 0."""
+    ledger: Ledger | None  # None on all ranks except rank 0
     monitor: Monitor
     ending: RunStatus
-    train_losses: LossMean = field(default_factory=LossMean)
-    """The training losses since the last evaluation."""
+    train_losses: LossMean = field(default_factory=LossMean)  # the training losses since the last evaluation
 
     def at(self, progress: Progress, scaler: Mapping[str, Any]) -> RunState:
         head = None if self.ledger is None else self.ledger.head

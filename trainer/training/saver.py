@@ -24,8 +24,7 @@ from trainer.watchdog.heartbeat import HeartbeatWriter
 __all__ = ["Saver", "let_finish", "write_and_keep"]
 
 _log = logging.getLogger(__name__)
-_FOR_HOOKS = ".saved"
-"""Name of the folder in the run in which `on_save` finds a checkpoint."""
+_FOR_HOOKS = ".saved"  # name of the folder in the run in which `on_save` finds a checkpoint
 
 
 @dataclass
@@ -38,12 +37,10 @@ class Saver:
     replica_check: ReplicaCheck
     checkpoints: CheckpointStore
     settings: CheckpointConfig
-    writer: AsyncSaver
-    """Writes checkpoints in a thread of rank 0."""
+    writer: AsyncSaver  # writes checkpoints in a thread of rank 0
     saved: tuple[int, int] | None
     """Step and last evaluation of the newest checkpoint, written or being written, None if there is none. Equal on all ranks."""
-    submitted: dict[int, Progress] = field(default_factory=dict)
-    """Counters of the checkpoints that are being written, by step."""
+    submitted: dict[int, Progress] = field(default_factory=dict)  # counters of the checkpoints that are being written, by step
 
     def is_saved(self, progress: Progress) -> bool:
         return self.saved == (progress.step, progress.evaluated_step)

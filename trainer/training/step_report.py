@@ -35,18 +35,12 @@ class _NoObserver:
 class StepInputs:
     """The arguments of a step besides its batch."""
 
-    step: int
-    """Number of the step, from 1."""
-    seconds: float = 0.0
-    """Time of this rank since the run began."""
-    ending_s: float = 0.0
-    """`Clock.ending_s` of this rank."""
-    stop_requested: bool = False
-    """Whether this rank was asked to stop."""
-    save_failed: bool = False
-    """Whether this rank failed to write a checkpoint."""
-    acknowledged_step: int = -1
-    """Step of the newest checkpoint that this rank has written, -1 if there is none."""
+    step: int  # number of the step, from 1
+    seconds: float = 0.0  # time of this rank since the run began
+    ending_s: float = 0.0  # `Clock.ending_s` of this rank
+    stop_requested: bool = False  # whether this rank was asked to stop
+    save_failed: bool = False  # whether this rank failed to write a checkpoint
+    acknowledged_step: int = -1  # step of the newest checkpoint that this rank has written, -1 if there is none
     thresholds: Thresholds = field(default_factory=Thresholds)
     """Bounds of loss and gradient norm. Outside them the update is skipped."""
     before_exchange: Callable[[], OwnTime] = lambda: OwnTime(0.0, 0.0)
@@ -59,10 +53,8 @@ class StepInputs:
 class Gradient:
     """Facts about the clipped gradient of a global batch, which is in the parameters."""
 
-    norm: Tensor
-    """Global norm before clipping."""
-    losses: Tensor
-    """Loss sums by micro-batch of the global batch, fp64. The elements of other ranks are zero."""
+    norm: Tensor  # global norm before clipping
+    losses: Tensor  # loss sums by micro-batch of the global batch, fp64. The elements of other ranks are zero.
     own_time: OwnTime
     measures: Tensor | None = None
     """Sums that the task measures, fp64: those of its first measure by micro-batch, then those of the second. None: no
@@ -98,8 +90,7 @@ class StepReport:
 
     def __init__(self, numbers: Tensor, batch: GlobalBatch) -> None:
         self.numbers = numbers
-        self.failed_ranks = numbers[_MEMORY] + numbers[_DATA]
-        """Number of ranks without memory or without data."""
+        self.failed_ranks = numbers[_MEMORY] + numbers[_DATA]  # number of ranks without memory or without data
         self.loss = numbers[len(numbers) - batch.num_micro_batches :].sum() / batch.normaliser
         self.gradient_norm = numbers[_NORM]
 
@@ -108,34 +99,21 @@ class StepReport:
 class StepResult:
     """The result of one step, equal on every rank."""
 
-    step: int
-    """Number of the step, from 1."""
-    loss: float
-    """Mean over the targets (or sequences) of the global batch, in nats."""
-    grad_norm: float
-    """Global gradient norm before clipping."""
-    stop_votes: int
-    """Number of ranks that were asked to stop."""
-    seconds: float
-    """Time of rank 0 before this step, since the run began."""
-    ending_s: float
-    """`Clock.ending_s` of rank 0."""
-    save_failed: bool
-    """Whether a save in the background has failed."""
+    step: int  # number of the step, from 1
+    loss: float  # mean over the targets (or sequences) of the global batch, in nats
+    grad_norm: float  # global gradient norm before clipping
+    stop_votes: int  # number of ranks that were asked to stop
+    seconds: float  # time of rank 0 before this step, since the run began
+    ending_s: float  # `Clock.ending_s` of rank 0
+    save_failed: bool  # whether a save in the background has failed
     acknowledged_step: int
     """Step of the newest checkpoint that rank 0 had written before this step, -1 if there is none since the start."""
-    own_times: tuple[OwnTime, ...]
-    """Own time of each rank in this step, or in the newest step that its device had finished."""
-    applied: bool
-    """Whether the device made the update."""
-    memory_votes: int
-    """Number of ranks that ran out of memory."""
-    data_votes: int
-    """Number of ranks that could not read their rows."""
-    fault: DataFault | None
-    """The data that this rank could not read. Only this field differs between ranks."""
-    measures: tuple[float, ...] = ()
-    """What the task measures, as means over the targets of the global batch."""
+    own_times: tuple[OwnTime, ...]  # own time of each rank in this step, or in the newest step that its device had finished
+    applied: bool  # whether the device made the update
+    memory_votes: int  # number of ranks that ran out of memory
+    data_votes: int  # number of ranks that could not read their rows
+    fault: DataFault | None  # the data that this rank could not read. Only this field differs between ranks.
+    measures: tuple[float, ...] = ()  # what the task measures, as means over the targets of the global batch
 
     @property
     def void(self) -> bool:

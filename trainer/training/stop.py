@@ -20,8 +20,7 @@ class StopRequests:
 
     signal: StopSignal
     group: Group
-    monitor: Monitor | None = None
-    """Has the alert with the action `stop`; None before the run is open."""
+    monitor: Monitor | None = None  # has the alert with the action `stop`; None before the run is open
 
     @property
     def requested(self) -> bool:
@@ -38,11 +37,8 @@ class StopRequests:
         return alert.message if alert is not None else self.signal.name or "a signal to another rank, or an alert there"
 
     def end_start(self, run: Path, newest: int | None) -> NoReturn:
-        """End a start that was asked to stop. No file of the run has changed yet; `newest` is the step of its checkpoint.
-
-        Raises:
-            StoppedBySignal: a rank was asked to stop.
-            KeyboardInterrupt: the same, if this rank was asked with Ctrl-C, and the run has no checkpoint.
+        """End a start that was asked to stop. No file of the run has changed yet; `newest` is the step of its checkpoint. An engine
+        takes StoppedBySignal as a reason to start again, so Ctrl-C without a checkpoint is a KeyboardInterrupt.
         """
         saved = "has no checkpoint yet" if newest is None else f"has its checkpoint of step {newest}"
         message = f"no step was trained, and no file was changed; {run} {saved}; run the same command again to go on"
@@ -51,11 +47,8 @@ class StopRequests:
         raise StoppedBySignal(message if self.group.local_rank == 0 else "")
 
     def end_training(self, run: Path, step: int) -> NoReturn:
-        """End a training whose state is saved.
-
-        Raises:
-            GuardError: on every rank, if an alert of any rank ended the run.
-            StoppedBySignal: a signal ended it.
+        """End a training whose state is saved. Raises GuardError on every rank if an alert of any rank ended it, else
+        StoppedBySignal.
         """
         alert = None if self.monitor is None else self.monitor.stop_alert
         if self.group.smallest(0 if alert is None else -1) < 0:

@@ -13,7 +13,7 @@ from common.errors import ConfigError
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer
 from trainer.checkpoint import Checkpoint
-from trainer.config import TrainConfig
+from trainer.config import LossConfig, TrainConfig
 from trainer.context import RunContext
 from trainer.data.batch import GlobalBatch
 from trainer.data.loader import prefetched_batches
@@ -73,15 +73,12 @@ class Trainable:
 
     context: RunContext
     extension: Extension
-    loss: LossModule
-    """The model with its loss, without the exchange between ranks."""
-    module: nn.Module
-    """`loss` as the training calls it: wrapped by DDP or FSDP if the settings say so."""
+    loss: LossModule  # the model with its loss, without the exchange between ranks
+    module: nn.Module  # `loss` as the training calls it: wrapped by DDP or FSDP if the settings say so
     accumulation: Accumulation
     scaler: torch.amp.GradScaler
     optimizers: tuple[torch.optim.Optimizer, ...]
-    average: WeightAverage | None = None
-    """The moving average of the weights, None if the settings turn it off."""
+    average: WeightAverage | None = None  # the moving average of the weights, None if the settings turn it off
     task: Task = LANGUAGE
 
     @property
@@ -167,9 +164,9 @@ def new_model(extension: Extension, task: Task, config: TrainConfig, vocab_size:
     return model
 
 
-def new_loss(model: nn.Module, extension: Extension, task: Task, config: TrainConfig) -> LossModule:
+def new_loss(model: nn.Module, extension: Extension, task: Task, settings: LossConfig) -> LossModule:
     score = None if task.measures is None else task.measures.score
-    return LossModule(model, config.loss, extension.custom_loss or task.loss, score)
+    return LossModule(model, settings, extension.custom_loss or task.loss, score)
 
 
 def hold_reference(context: RunContext, task: Task, origin: Origin | None) -> None:

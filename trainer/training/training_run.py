@@ -49,8 +49,7 @@ class TrainingRun:
     trainable: Trainable
     end: RunEnd
     state: LiveState
-    resumed: Progress
-    """The counters from which this start of the run continues."""
+    resumed: Progress  # the counters from which this start of the run continues
     clock: Clock
     heartbeat: HeartbeatWriter
     stop: StopRequests
@@ -61,8 +60,7 @@ class TrainingRun:
     saver: Saver
     evaluator: Evaluator
     recovery: Recovery
-    expected_memory: MemoryEstimate
-    """The estimate for one rank."""
+    expected_memory: MemoryEstimate  # the estimate for one rank
     memory: PeakMeter
     profiler: StepProfiler
 

@@ -13,9 +13,9 @@ __all__ = [
     "MAX_BEAT_BYTES",
     "clear_heartbeats",
     "heartbeat_file",
-    "open_own",
-    "own_folder",
-    "read_own",
+    "open_to_append",
+    "opened_folder",
+    "read_beat",
     "remove_heartbeat",
     "stacks_file",
 ]
@@ -25,7 +25,7 @@ MAX_BEAT_BYTES = 4096
 
 def clear_heartbeats(run: Path) -> None:
     """Only rank 0 calls this, before any rank writes its heartbeat."""
-    with own_folder(run / "heartbeat") as folder:
+    with opened_folder(run / "heartbeat") as folder:
         for name in os.listdir(folder):  # noqa: PTH208 - the open directory, even if another has its name now
             if name.startswith("rank-"):
                 os.unlink(name, dir_fd=folder)
@@ -33,7 +33,7 @@ def clear_heartbeats(run: Path) -> None:
 
 def remove_heartbeat(run: Path, rank: int) -> None:
     """Remove the heartbeat of a rank that has ended, so that other nodes do not wait for it."""
-    with own_folder(run / "heartbeat") as folder, suppress(FileNotFoundError):
+    with opened_folder(run / "heartbeat") as folder, suppress(FileNotFoundError):
         os.unlink(heartbeat_file(run, rank).name, dir_fd=folder)
 
 
@@ -46,7 +46,7 @@ def stacks_file(run: Path, rank: int) -> Path:
 
 
 @contextmanager
-def own_folder(path: Path) -> Iterator[int]:
+def opened_folder(path: Path) -> Iterator[int]:
     """Open a folder and yield its descriptor. It is created if it is missing; a link to a folder is refused."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
@@ -61,10 +61,10 @@ def own_folder(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def open_own(path: Path) -> int:
+def open_to_append(path: Path) -> int:
     """Open a regular file for appending and return its descriptor. It is created if it is missing; links are refused."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-    with own_folder(path.parent) as folder:
+    with opened_folder(path.parent) as folder:
         try:
             descriptor = os.open(path.name, flags, 0o644, dir_fd=folder)
         except OSError as error:
@@ -78,7 +78,7 @@ def open_own(path: Path) -> int:
     return descriptor
 
 
-def read_own(path: Path) -> bytes:
+def read_beat(path: Path) -> bytes:
     """Return the first 4096 bytes of a file. Links are refused; this never waits for the other end of a pipe."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from trainer.watchdog.files import own_folder
+from trainer.watchdog.files import opened_folder
 from trainer.watchdog.processes import ProcessId, own_container
 
 __all__ = ["PHASES", "Heartbeat", "HeartbeatWriter", "Phase", "Timeouts"]
@@ -50,16 +50,12 @@ class Heartbeat:
 
     number: int
     pid: int
-    started: int
-    """Start time of the process in the kernel's ticks. With the pid it identifies one process."""
+    started: int  # start time of the process in the kernel's ticks. With the pid it identifies one process.
     step: int
     phase: Phase
-    limit_s: float
-    """Seconds within which the next beat is expected."""
-    lap: int = 0
-    """How often the run has gone back to an earlier step."""
-    container: str = ""
-    """The container in which the pid is valid; see `own_container`."""
+    limit_s: float  # seconds within which the next beat is expected
+    lap: int = 0  # how often the run has gone back to an earlier step
+    container: str = ""  # the container in which the pid is valid; see `own_container`
 
     @property
     def process(self) -> ProcessId:
@@ -98,7 +94,7 @@ class HeartbeatWriter:
     """The heartbeat of this rank, for the watchdog and the container's health check. A beat takes a few microseconds."""
 
     def __init__(self, path: Path, timeouts: Timeouts, clock: Callable[[], float] = time.monotonic) -> None:
-        with own_folder(path.parent) as folder:
+        with opened_folder(path.parent) as folder:
             with suppress(FileNotFoundError):
                 os.unlink(path.name, dir_fd=folder)
             self._file = os.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=folder)

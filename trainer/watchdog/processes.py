@@ -27,8 +27,7 @@ __all__ = [
     "signal_if_running",
 ]
 
-LAUNCHER_VARIABLE = "TRAINER_LAUNCHER_PID"
-"""The variable with the pid of the process that started the ranks."""
+LAUNCHER_VARIABLE = "TRAINER_LAUNCHER_PID"  # the variable with the pid of the process that started the ranks
 EXIT_FILE_VARIABLE = "TRAINER_EXIT_FILE"
 """The variable with the path of the exit file: the launcher reads there why the ranks ended."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -41,8 +40,7 @@ class ProcessId:
     """The identity of one process: the kernel uses a pid again, but not with the same start time."""
 
     pid: int
-    started: int
-    """Start time in the kernel's ticks since the machine was started."""
+    started: int  # start time in the kernel's ticks since the machine was started
 
     @classmethod
     def own(cls) -> ProcessId:
@@ -60,10 +58,7 @@ class ProcessId:
 
 
 def own_container() -> str:
-    """Return an identity of this boot of the machine and of the pid namespace of this process. Each container has a pid namespace.
-
-    In two processes with the same result, a pid refers to the same process. Empty on systems other than Linux.
-    """
+    """Return an identity of this boot and of the pid namespace, in which a pid refers to one process. Each container has one."""
     try:
         return f"{_BOOT_ID.read_text().strip()}:{_PID_NAMESPACE.stat().st_ino}"
     except OSError:
@@ -83,9 +78,8 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def write_exit_code(text: str) -> bool:
-    """Write the exit code of this process, and possibly a message, into the exit file, if the launcher has named one.
-
-    Returns False if another process has already written a reason there. Raises OSError if the file cannot be written.
+    """Write the exit code of this process, and possibly a message, into the exit file, if the launcher has named one. Returns False
+    if another process has already written there.
     """
     if not (path := os.environ.get(EXIT_FILE_VARIABLE)):
         return True
@@ -144,9 +138,8 @@ def signal_if_running(process: ProcessId, number: signal.Signals) -> None:
 
 
 def ask_for_stacks(process: ProcessId) -> None:
-    """Send SIGUSR1 to the main thread of a rank, which then pauses while the stacks are written.
-
-    A signal to the process may reach any of its threads. The main thread then keeps running, and its printed stack is inconsistent.
+    """Send SIGUSR1 to the main thread of a rank, which then pauses while the stacks are written. Another thread would leave it
+    running, and its stack would be inconsistent.
     """
     tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # in glibc since 2.30
     if process_state(process) and (tgkill is None or tgkill(process.pid, process.pid, signal.SIGUSR1)):

@@ -24,12 +24,9 @@ class Still:
     """A rank that makes no progress."""
 
     rank: int
-    beat: Heartbeat
-    """Its last heartbeat."""
-    seconds: float
-    """Time since the last heartbeat."""
-    has_moved: bool = False
-    """Whether the heartbeat has changed since the detector saw it first."""
+    beat: Heartbeat  # its last heartbeat
+    seconds: float  # time since the last heartbeat
+    has_moved: bool = False  # whether the heartbeat has changed since the detector saw it first
 
 
 class StallDetector:

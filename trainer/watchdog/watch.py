@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from trainer.watchdog.files import heartbeat_file, open_own, own_folder, read_own, remove_heartbeat, stacks_file
+from trainer.watchdog.files import heartbeat_file, open_to_append, opened_folder, read_beat, remove_heartbeat, stacks_file
 from trainer.watchdog.heartbeat import Heartbeat, HeartbeatWriter, Timeouts
 from trainer.watchdog.processes import (
     LAUNCHER_VARIABLE,
@@ -42,8 +42,7 @@ __all__ = ["collect_stacks", "tied_command", "watched"]
 
 _log = logging.getLogger(__name__)
 _STACKS_S = 5.0
-_STACKS_SETTLED_S = 1.0
-"""Seconds without a new line in any of the files. On a busy machine a rank may not run for long."""
+_STACKS_SETTLED_S = 1.0  # seconds without a new line in any of the files. On a busy machine a rank may not run for long.
 _GRACE_S = 3.0
 _MOST_SHOWN = 8
 _READS_PER_S = 200
@@ -82,9 +81,8 @@ def watched(
 
 
 def tied_command() -> list[str]:
-    """Return the beginning of a command line. The command that follows it is killed as soon as this process ends.
-
-    The command receives its own pid in the variable TRAINER_LAUNCHER_PID, for `end_with_parent` in the processes that it starts.
+    """Return the beginning of a command line whose command is killed as soon as this process ends. The command receives its own pid
+    in TRAINER_LAUNCHER_PID, for `end_with_parent` in the processes that it starts.
     """
     return [sys.executable, "-I", "-S", str(_SCRIPT), _TIED, str(os.getpid())]
 
@@ -132,9 +130,8 @@ def _run_tied(parent: int, command: Sequence[str]) -> NoReturn:
 
 
 def _look(run: Path, processes: Mapping[int, ProcessId]) -> tuple[dict[int, Heartbeat], dict[int, str]]:
-    """Return the last beats and the kernel's process states of the ranks that are alive and not done.
-
-    A beat that names another process than the rank's is from an earlier start or was changed, so it is ignored.
+    """Return the last beats and the kernel's process states of the ranks that are alive and not done. A beat that names another
+    process than the rank's is from an earlier start or was changed, so it is ignored.
     """
     beats, states = {}, {}
     for rank, beat in _beats_of(run, processes).items():
@@ -147,7 +144,7 @@ def _beats_of(run: Path, ranks: Iterable[int]) -> dict[int, Heartbeat]:
     found = {}
     for rank in ranks:
         with suppress(OSError):  # the rank has not written a beat yet
-            if (beat := Heartbeat.from_bytes(read_own(heartbeat_file(run, rank)))) is not None and beat.phase != "done":
+            if (beat := Heartbeat.from_bytes(read_beat(heartbeat_file(run, rank)))) is not None and beat.phase != "done":
                 found[rank] = beat
     return found
 
@@ -192,7 +189,7 @@ def _end_group(run: Path, reason: str, blamed: Sequence[int], beats: Mapping[int
     """Report why the group ends, collect the stacks of this node's ranks, and kill first the blamed ranks and then the rest."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # finish ending the group, even if the rank that started this process ends
     set_death_signal(0)
-    _say(
+    _log_line(
         f"error: {reason}. The stacks of all threads are in {stacks_file(run, 0).parent}. All ranks are ended now. If the rank was "
         "slow and not stuck, raise watchdog.stall_s, or watchdog.slow_s for loading, evaluation, saves and the first steps\n"
     )
@@ -225,7 +222,7 @@ def _described(still: Still, state: str | None) -> str:
     )
 
 
-def _say(line: str) -> None:
+def _log_line(line: str) -> None:
     with suppress(OSError):  # the reader of stderr has gone
         sys.stderr.write(line)
         sys.stderr.flush()
@@ -241,7 +238,7 @@ def collect_stacks(run: Path, beats: Mapping[int, Heartbeat], ask: Callable[[int
     for rank, beat in beats.items():
         if not (path := stacks_file(run, rank)).exists():
             continue
-        with os.fdopen(open_own(path), "a") as file:
+        with os.fdopen(open_to_append(path), "a") as file:
             begins[rank] = os.fstat(file.fileno()).st_size
             file.write(f"# {now} rank {rank}, process {beat.pid}, step {beat.step}, phase {beat.phase}\n")
         empty[path] = path.stat().st_size
@@ -260,11 +257,10 @@ def collect_stacks(run: Path, beats: Mapping[int, Heartbeat], ask: Callable[[int
 
 @contextmanager
 def _answering_with_stacks(path: Path) -> Iterator[None]:
-    """While the context lasts, SIGUSR1 appends the stacks of all threads of this process to a file. Later it is ignored.
-
-    It is ignored because a late request would otherwise kill the rank while it ends.
+    """While the context lasts, SIGUSR1 appends the stacks of all threads to a file. Later it is ignored, because a late request
+    would kill the rank while it ends.
     """
-    with os.fdopen(open_own(path), "a") as file:
+    with os.fdopen(open_to_append(path), "a") as file:
         with suppress(ValueError):  # only the main thread may do this
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # `unregister` restores this
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
@@ -273,7 +269,7 @@ def _answering_with_stacks(path: Path) -> Iterator[None]:
         finally:
             faulthandler.unregister(signal.SIGUSR1)
         if os.fstat(file.fileno()).st_size == 0:
-            with own_folder(path.parent) as folder, suppress(FileNotFoundError):
+            with opened_folder(path.parent) as folder, suppress(FileNotFoundError):
                 os.unlink(path.name, dir_fd=folder)
 
 

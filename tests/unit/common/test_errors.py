@@ -124,13 +124,11 @@ def test_the_pages_name_the_codes_after_which_another_start_may_succeed_and_thos
     may_succeed, useless = (
         [int(code) for code in ExitCode if code.next_start is one] for one in (NextStart.MAY_SUCCEED, NextStart.USELESS)
     )
-    cluster, training, data = ((ROOT / f"docs/{page}.md").read_text(encoding="utf-8") for page in ("cluster", "training", "data"))
+    cluster, training = ((ROOT / f"docs/{page}.md").read_text(encoding="utf-8") for page in ("cluster", "training"))
     heads = [re.findall(r"\b\d+\b", head) for head in re.findall(r"after exit code ([\d, or]+)", cluster)]
     assert [[int(code) for code in head] for head in heads] == [[ExitCode.STOPPED], may_succeed, useless]
     (restarted,) = re.findall(r"Only exit codes ([\d and]+) ", training)
     assert [int(code) for code in re.findall(r"\d+", restarted)] == may_succeed
-    of_prepare = re.findall(r"^\| ([\d, ]+) \|", data.partition("| exit code |")[2].partition("\n\n")[0], re.MULTILINE)
-    assert {int(code) for cell in of_prepare for code in cell.split(",")} <= {*ExitCode}
 
 
 def test_a_module_that_is_missing_in_the_middle_of_a_command_is_an_error_of_the_installation(

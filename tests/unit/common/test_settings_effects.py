@@ -4,8 +4,7 @@ import pytest
 from pydantic import Field
 
 from common.settings.conditions import OnlyIf, names_in
-from common.settings.effects import needed_text, unmet_conditions
-from common.settings.model import Section, Settings
+from common.settings.model import Section, Settings, needed_text, unmet_conditions
 from common.settings.options import help_parser
 
 

@@ -31,7 +31,7 @@ class Sink:
         """Take the graph of the model, a serialised `GraphDef`."""
 
     def write(self, event: Event) -> None:
-        """Take an event. An event `train` is a `StepMetrics`, and an event `alert` an `Alert`."""
+        """Take an event. An event `train` is a `StepMetrics`."""
 
     def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
         """Take the samples of one evaluation and their scores."""

@@ -15,7 +15,7 @@ from common.terminal import Colour, printable, write_line
 from common.text import duration, rate, shortened
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.step_metrics import StepMetrics
-from trainer.runs.events import AlertEvent, EvalEvent, Event, MeasuresEvent, SampleEvent, ScoresEvent
+from trainer.runs.events import AlertEvent, EvalEvent, Event, SampleEvent, ScoresEvent
 from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import CutOff
 
@@ -57,20 +57,11 @@ class TerminalSink(Sink):
         match event:
             case StepMetrics():
                 self._train(event)
-            case EvalEvent():
-                bits = "" if event.bits_per_byte is None else f"  {event.bits_per_byte:.3f} bits per byte"
-                perplexity = "" if event.perplexity is None else f"  perplexity {event.perplexity:.2f}"
-                lowest = event.val_loss < self._lowest
-                self._lowest = min(self._lowest, event.val_loss)
-                self._line(
-                    f"step {event.step}  validation loss {event.val_loss:.4f}{perplexity}{bits}  "
-                    f"({event.targets} targets in {event.num_rows} rows)",
-                    "green" if lowest else None,
-                )
-            case MeasuresEvent():
-                self._line(f"step {event.step}  {event.words}")
             case AlertEvent():
                 self._line(printable(f"{event.severity}: {event.message}"), "red" if event.severity == "critical" else "yellow")
+            case _:
+                if texts := _texts(event, "terminal"):
+                    self._line(f"step {event.step}{texts}", self._colour(event))
 
     def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
         if samples:
@@ -102,6 +93,13 @@ class TerminalSink(Sink):
             of_total = f"/{metrics.last_step}" if metrics.last_step else ""
             self._line(f"step {metrics.step}{of_total}{_texts(metrics, 'terminal')}  {_time(metrics)}")
 
+    def _colour(self, event: Event) -> Colour | None:
+        """Return green for a validation loss that is the lowest so far."""
+        if not isinstance(event, EvalEvent) or event.val_loss >= self._lowest:
+            return None
+        self._lowest = event.val_loss
+        return "green"
+
     def _line(self, text: str, colour: Colour | None = None) -> None:
         write_line(text if self._bar is not None else f"{self._now()}  {text}", self._stream, colour)
 
@@ -111,10 +109,10 @@ def _time(metrics: StepMetrics) -> str:
     return f"{duration(metrics.run_s)} so far{left}"
 
 
-def _texts(metrics: StepMetrics, place: Literal["terminal", "bar"]) -> str:
+def _texts(event: Event, place: Literal["terminal", "bar"]) -> str:
     """Return the texts of all metrics that are known and have one for this place."""
-    found = ((getattr(metric, place), getattr(metrics, name)) for name, metric in metrics_of(type(metrics)).items())
-    return "".join(_FORMATTER.format(text, value=value, event=metrics) for text, value in found if text and value is not None)
+    found = ((getattr(metric, place), getattr(event, name)) for name, metric in metrics_of(type(event)).items())
+    return "".join(_FORMATTER.format(text, value=value, event=event) for text, value in found if text and value is not None)
 
 
 class _Formatter(Formatter):

@@ -56,7 +56,7 @@ def warn_of_settings(context: RunContext, trainable: Trainable) -> None:
         context.config,
         device=context.group.device.type,
         num_ranks=context.group.world_size,
-        watched=is_watched(context.config),
+        watched=is_watched(context.config.watchdog),
         custom_loss=trainable.extension.custom_loss is not None or trainable.task.step is not None,
         own_model=not isinstance(trainable.model, Decoder),
     ):

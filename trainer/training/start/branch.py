@@ -11,7 +11,7 @@ from common.untrusted import digest_run_file
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.of_run import copy_state, load_whole
 from trainer.checkpoint.weights import weights_digest
-from trainer.config import TrainConfig
+from trainer.config import BranchConfig
 from trainer.runs.layout import RECORD
 from trainer.runs.ledger import LEDGER
 from trainer.runs.metrics_file import METRICS
@@ -23,30 +23,23 @@ __all__ = ["begin_branch"]
 _log = logging.getLogger(__name__)
 
 
-def begin_branch(config: TrainConfig, check: Callable[[Path, Record, int], None]) -> None:
-    """Copy a checkpoint, its ledger and its metrics from `branch.run` into a new run. Do nothing if the run exists already.
-
-    Before anything is written, `check` gets the other run, the record that the branch begins with, and the step. It raises the
-    error of settings that cannot continue this state.
-
-    Called on rank 0, which holds the lock of the new run. The checkpoint comes last: without it, the next start copies again. The
-    record is that of the other run, with its origin, and without the adjustments that begin after the step or belong to the other
-    schedule. `open_record` replaces it, and lists the other run's schedule under `earlier`.
-
-    Raises:
-        CheckpointError: the other run has no such checkpoint, or it is damaged.
-        ConfigError: the two runs are the same, or `check` raises it.
+def begin_branch(run: Path, branch: BranchConfig, check: Callable[[Path, Record, int], None]) -> None:
+    """Copy a checkpoint, its ledger and its metrics from `branch.run` into a new run, on rank 0, which holds its lock. Do nothing
+    if the run exists already. Before anything is written, `check` gets the other run, the record that the branch begins with,
+    and the step. The checkpoint comes last: without it, the next start copies again. The record is that of the other run, with
+    its origin, and without the adjustments that begin after the step or belong to the other schedule. `open_record` replaces it,
+    and lists the other run's schedule under `earlier`.
     """
-    trunk, run = config.branch.run, config.run
+    trunk = branch.run
     if trunk is None or run_exists(run):
         return
     if trunk.resolve() == run.resolve():
         raise ConfigError(f"{run}: branch.run and run are the same folder; name a new folder for the branch (--run)")
-    record, store = read_record(trunk), CheckpointStore(trunk / "checkpoints")
+    record, store = read_record(trunk), CheckpointStore.of(trunk)
     steps = store.steps()  # not `newest_verified`, which would remove a checkpoint that the other run is writing now
     if not steps:
         raise CheckpointError(f"{trunk}: it has no checkpoint, and branch.run needs one; train it up to its first save")
-    step = config.branch.step or steps[-1]
+    step = branch.step or steps[-1]
     if step not in steps:
         found = ", ".join(map(str, steps))
         raise CheckpointError(f"{trunk}: no checkpoint of step {step}; its checkpoints: {found}; choose one with branch.step")

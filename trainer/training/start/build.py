@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from common.errors import ConfigError
 from trainer.checkpoint.of_run import load_whole
@@ -12,15 +13,29 @@ from trainer.model.float8 import convert_to_float8
 from trainer.optim.optimizers import build_optimizers
 from trainer.optim.weight_average import WeightAverage
 from trainer.runs.adjustments import Adjustments
+from trainer.runs.progress import Progress
 from trainer.runs.state import RunState
 from trainer.training.adjuster import wrapped
 from trainer.training.start.check import Continued
 from trainer.training.start.plan import StartPlan
 from trainer.training.trainable import Trainable, hold_reference, make_scaler, new_loss, new_model
 
-__all__ = ["build", "restore"]
+__all__ = ["Restored", "build", "built_and_restored"]
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The model with its optimizers, from a checkpoint or new."""
+
+    trainable: Trainable
+    adjustments: Adjustments  # those of earlier starts, and those that were needed to fit the model into memory
+    state: RunState | None  # the state of the checkpoint; None for a new run
+
+    @property
+    def progress(self) -> Progress:
+        return Progress() if self.state is None else self.state.progress
 
 
 def build(plan: StartPlan, adjustments: Adjustments, step: int) -> tuple[Trainable, Adjustments]:
@@ -36,7 +51,7 @@ def build(plan: StartPlan, adjustments: Adjustments, step: int) -> tuple[Trainab
         model.to(group.device)  # FSDP moves each part when it shards the weights
     if config.number_format == "float8":
         convert_to_float8(model, group.device)
-    loss = new_loss(model, extension, task, config)
+    loss = new_loss(model, extension, task, config.loss)
     module, accumulation, adjustments = wrapped(loss, context, adjustments, step)
     adapted = config.lora.rank is not None  # muP has no rule for adapters, so their rate is the given one at each width
     trainable = Trainable(
@@ -53,8 +68,9 @@ def build(plan: StartPlan, adjustments: Adjustments, step: int) -> tuple[Trainab
     return trainable, adjustments
 
 
-def restore(plan: StartPlan, continued: Continued, trainable: Trainable) -> RunState | None:
-    """Restore the newest checkpoint and return its state. For a new run load the weights that it begins with, and return None."""
+def built_and_restored(plan: StartPlan, continued: Continued) -> Restored:
+    """Build the model, and restore the newest checkpoint. For a new run load the weights that it begins with."""
+    trainable, adjustments = build(plan, continued.adjustments, (continued.newest or 0) + 1)
     context, state = plan.context, None
     init, origin = context.config.init, continued.initial
     if continued.newest is not None:
@@ -70,4 +86,4 @@ def restore(plan: StartPlan, continued: Continued, trainable: Trainable) -> RunS
         trainable.begin_with(context.group.on_all(pretrained))
     if plan.task.reference is not None:
         hold_reference(context, plan.task, origin)
-    return state
+    return Restored(trainable, adjustments, state)

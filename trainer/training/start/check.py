@@ -15,17 +15,16 @@ from trainer.checkpoint.of_run import load_whole
 from trainer.checkpoint.weights import weights_digest
 from trainer.config import TrainConfig
 from trainer.distributed.shared_folders import check_shared
-from trainer.launch.finished import is_same, nothing_to_train, recorded_settings
+from trainer.launch.finished import is_same, nothing_to_train
 from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes
 from trainer.runs.adjustments import Adjustments
 from trainer.runs.lock import locked_unopened
 from trainer.runs.progress import Progress
 from trainer.runs.record import Origin, Record, check_nothing_saved, read_record, read_record_if_any
 from trainer.runs.saved_run import SavedRun
-from trainer.training.identity import check_identity, identity_of, recorded_adjustments
-from trainer.training.new_record import Before
 from trainer.training.start.branch import begin_branch
-from trainer.training.start.earlier import allowed_changes, check_cooldown, initial_weights
+from trainer.training.start.earlier import allowed_changes, check_cooldown
+from trainer.training.start.identity import check_identity, identity_of, recorded_adjustments
 from trainer.training.start.plan import StartPlan
 from trainer.watchdog.files import clear_heartbeats
 
@@ -33,12 +32,7 @@ __all__ = ["Continued", "NothingToTrain", "check"]
 
 
 class NothingToTrain(Exception):  # noqa: N818 - an outcome, no error
-    """The run has reached a limit, so this start trains no step and changes no file. The message says so.
-
-    Args:
-        message: for users; empty on all ranks except rank 0.
-        result: of `trainer.loop.train`.
-    """
+    """The run has reached a limit, so this start trains no step and changes no file. The message, on rank 0, says so."""
 
     def __init__(self, message: str, result: str) -> None:
         super().__init__(message)
@@ -50,36 +44,27 @@ class Continued:
     """What this start continues. The files of the run are not changed yet."""
 
     identity: Mapping[str, Any]
-    initial: Origin | None
-    """The checkpoint of another run whose weights the run began or begins with, None if there is none."""
+    initial: Origin | None  # the checkpoint of another run whose weights the run began or begins with, None if there is none
     checkpoints: CheckpointStore
-    before: Before | None
-    """The previous start of the run, None if there is none. None on all ranks except rank 0."""
-    newest: int | None
-    """Step of the newest checkpoint, None if there is none."""
-    adjustments: Adjustments
-    """Adjustments of earlier starts."""
-    undo: ExitStack
-    """Puts the run folder back at the end of this start, unless its callbacks are removed."""
+    before: Record | None  # the record of the previous start of the run, None if there is none. None on all ranks except rank 0.
+    newest: int | None  # step of the newest checkpoint, None if there is none
+    adjustments: Adjustments  # adjustments of earlier starts
+    undo: ExitStack  # puts the run folder back at the end of this start, unless its callbacks are removed
 
 
 def check(stack: ExitStack, plan: StartPlan) -> Continued:
-    """Lock the run, and compare the plan with it. Raises the errors of `opened_run`.
-
-    Raises:
-        NothingToTrain: a limit is reached already.
-    """
+    """Lock the run, and compare the plan with it. Raises NothingToTrain if a limit is reached already."""
     config, manifest, group = plan.context.config, plan.context.manifest, plan.context.group
     decay_steps = plan.criteria.decay_steps
-    initial = group.on_main(lambda: initial_weights(config))
+    initial = group.on_main(lambda: plan.earlier[0].initial(config))
     identity = identity_of(
         plan.context,
         decay_steps=decay_steps,
         extension_digest=plan.extension.digest,
         digests=plan.task.digests | ({} if initial is None else {"init": initial.weights}),
     )
-    checkpoints = CheckpointStore(config.run / "checkpoints")
-    before: list[Before] = []
+    checkpoints = CheckpointStore.of(config.run)
+    before: list[Record] = []
     undo = ExitStack()
 
     def check_branch(trunk: Path, record: Record, step: int) -> None:
@@ -89,12 +74,12 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
     def prepare_run() -> tuple[int | None, list[dict[str, Any]], tuple[str, str] | None]:
         nonlocal undo
         undo = stack.enter_context(locked_unopened(config.run))
-        begin_branch(config, check_branch)
+        begin_branch(config.run, config.branch, check_branch)
         newest, record = _checked_run(config, checkpoints, identity)
         adjustments = recorded_adjustments(config.run, record, identity, allowed_changes(config, record))
         if record is not None and newest is not None:
             check_cooldown(config, record, newest, decay_steps)
-            before.append(Before(record, newest))
+            before.append(record)
             progress = SavedRun(config.run).state(newest).progress
             cooldown = adjustments.cooldown(newest)
             ended_by = plan.criteria.ended_by(progress, None if cooldown is None else cooldown.cooldown_end)
@@ -119,8 +104,8 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
 
 def _settings_before(run: Path) -> TrainConfig | None:
     """Return the settings of the last start of a run, with its present place; None if they cannot be read."""
-    with suppress(OSError, ValueError, KeyError, TypeError, ProjectError, UnusableFileError):
-        return recorded_settings(run).model_copy(update={"run": run})
+    with suppress(OSError, ProjectError, UnusableFileError):
+        return SavedRun(run).config.model_copy(update={"run": run})
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -20,26 +21,14 @@ from trainer.runs.record import (
     recorded_micro,
     recorded_precision,
 )
-from trainer.training.identity import check_data
+from trainer.training.start.identity import check_data
 
-__all__ = [
-    "BRANCHED",
-    "allowed_changes",
-    "check_continued",
-    "check_cooldown",
-    "check_data_of_run",
-    "continued_run",
-    "first_look",
-    "initial_weights",
-    "is_new_branch",
-    "run_exists",
-]
+__all__ = ["BRANCHED", "EarlierRun", "allowed_changes", "check_cooldown", "is_new_branch", "read_earlier", "run_exists"]
 
-BRANCHED = "branched"
-"""The status of a run that has copied its state, and has not trained yet."""
+BRANCHED = "branched"  # the status of a run that has copied its state, and has not trained yet
 
 
-def continued_run(config: TrainConfig) -> Path:
+def _continued_run(config: TrainConfig) -> Path:
     """Return the run whose state this start continues: `branch.run` for a branch that does not exist yet, else the run itself."""
     return config.run if config.branch.run is None or run_exists(config.run) else config.branch.run
 
@@ -56,40 +45,43 @@ def is_new_branch(record: Record) -> bool:
     return record.status == BRANCHED
 
 
-def check_continued(config: TrainConfig) -> None:
+@dataclass(frozen=True)
+class EarlierRun:
+    """The run whose state this start continues, as it is before the lock is taken."""
+
+    run: Path
+    record: Record | None
+    continues: bool  # whether it has a checkpoint; otherwise no weights exist that depend on its settings
+
+    def check_data(self, root_digest: str) -> None:
+        """Refuse other data before the settings are compared with it."""
+        if self.continues and self.record is not None:
+            check_data(self.run, self.record.identity, root_digest)
+
+    def choices(self, config: TrainConfig, manifest: Manifest) -> tuple[int | None, Precision | None]:
+        """Return its micro-batch and number format, which this start uses again. Compare a new run with `init`."""
+        if not self.continues:
+            check_lora(config)
+            check_initial(config, manifest)
+        precision = recorded_precision(self.run, self.record) if self.continues else None
+        return recorded_micro(self.run, self.record), precision
+
+    def initial(self, config: TrainConfig) -> Origin | None:
+        """Return the checkpoint of `init` that a new run begins with, or the recorded one of a run that continues."""
+        if not self.continues:
+            return choose_initial(config)
+        check_same_initial(config, self.run)
+        return (self.record or read_record(self.run)).initial
+
+
+def read_earlier(config: TrainConfig) -> EarlierRun:
     """Check the places in the run before any file of it is read, and that the run which this start continues was trained."""
     check_paths(config.run)
     check_nothing_is_replaced(config.run)
-    run = continued_run(config)
-    check_was_trained(run, read_record_if_any(run))
-
-
-def check_data_of_run(config: TrainConfig, root_digest: str) -> None:
-    """Refuse other data than that of the run which this start continues, before its settings are compared with it."""
-    run = continued_run(config)
-    record = read_record_if_any(run) if _has_checkpoints(run) else None
-    if record is not None:
-        check_data(run, record.identity, root_digest)
-
-
-def first_look(config: TrainConfig, manifest: Manifest) -> tuple[int | None, Precision | None]:
-    """Return micro-batch and number format of an earlier start, or of the run to branch off. Compare a new run with `init`."""
-    run = continued_run(config)
+    run = _continued_run(config)
     record = read_record_if_any(run)
-    continues = _has_checkpoints(run)  # otherwise no weights exist that depend on the format
-    if not continues:
-        check_lora(config)
-        check_initial(config, manifest)
-    return recorded_micro(run, record), recorded_precision(run, record) if continues else None
-
-
-def initial_weights(config: TrainConfig) -> Origin | None:
-    """Return the checkpoint of `init` that a new run begins with, or the recorded one of a run that continues."""
-    run = continued_run(config)
-    if not _has_checkpoints(run):
-        return choose_initial(config)
-    check_same_initial(config, run)
-    return read_record(run).initial
+    check_was_trained(run, record)
+    return EarlierRun(run, record, _has_checkpoints(run))
 
 
 def allowed_changes(config: TrainConfig, record: Record | None) -> tuple[str, ...]:
@@ -113,4 +105,4 @@ def check_cooldown(config: TrainConfig, record: Record, step: int, decay_steps: 
 
 
 def _has_checkpoints(run: Path) -> bool:
-    return bool(CheckpointStore(run / "checkpoints").steps())
+    return bool(CheckpointStore.of(run).steps())

@@ -11,15 +11,14 @@ from trainer.checkpoint import AsyncSaver
 from trainer.metrics import Monitor, opened_monitor
 from trainer.metrics.run_status import RunStatus, opened_run_status
 from trainer.report import report_at_end
-from trainer.runs.adjustments import Adjustments
 from trainer.runs.ledger import LEDGER, Ledger
 from trainer.runs.record import note_trained_weights
 from trainer.runs.state import RunState
-from trainer.training.new_record import open_record
 from trainer.training.saver import let_finish, write_and_keep
+from trainer.training.start.build import Restored
 from trainer.training.start.check import Continued
+from trainer.training.start.new_record import open_record
 from trainer.training.start.plan import StartPlan
-from trainer.training.trainable import Trainable
 from trainer.watchdog.heartbeat import HeartbeatWriter
 
 __all__ = ["RunFiles", "open_files"]
@@ -30,10 +29,8 @@ class RunFiles:
     """The open files of a run."""
 
     ending: RunStatus
-    writer: AsyncSaver
-    """Writes checkpoints in a thread of rank 0."""
-    ledger: Ledger | None
-    """None on all ranks except rank 0."""
+    writer: AsyncSaver  # writes checkpoints in a thread of rank 0
+    ledger: Ledger | None  # None on all ranks except rank 0
     monitor: Monitor
 
 
@@ -41,26 +38,25 @@ def open_files(
     stack: ExitStack,
     plan: StartPlan,
     continued: Continued,
-    trainable: Trainable,
-    adjustments: Adjustments,
-    state: RunState | None,
+    restored: Restored,
     heartbeat: HeartbeatWriter,
 ) -> RunFiles:
     """Write the record of a new or resumed run, and open the files. They close in the reverse order, the record last."""
-    config, group = plan.context.config, plan.context.group
+    config, group, trainable, state = plan.context.config, plan.context.group, restored.trainable, restored.state
+    step = restored.progress.step
 
     def write() -> None:
         continued.undo.pop_all()
         identity, before, initial = continued.identity, continued.before, continued.initial
         source, files = plan.extension.source, plan.task.files
-        open_record(plan.context, identity, source, adjustments, before, plan.precision, files, initial)
+        open_record(plan.context, identity, source, restored.adjustments, before, step, plan.precision, files, initial)
         if trainable.num_trained < trainable.num_weights:
             note_trained_weights(config.run, trainable.num_trained, trainable.num_weights)
 
     group.on_main(write)
     if group.is_main and config.log.report:
         stack.callback(report_at_end, config.run)  # after everything else is closed, for any end of the run
-    ending = stack.enter_context(opened_run_status(config, group, 0 if state is None else state.progress.step))
+    ending = stack.enter_context(opened_run_status(config, group, step))
     writer = AsyncSaver(partial(write_and_keep, continued.checkpoints, config.checkpoint))
     stack.callback(let_finish, writer, heartbeat)  # before the record names the checkpoints, and before the run's lock is released
     ledger = _open_ledger(stack, plan, state)

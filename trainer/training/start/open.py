@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from common.redaction import secrets_of
 from trainer.config import TrainConfig
 from trainer.context import RunContext
 from trainer.extensions.loading import load_extension
@@ -13,7 +14,7 @@ from trainer.machine.determinism import configure_determinism
 from trainer.runs.clock import Clock
 from trainer.runs.signals import stop_signal
 from trainer.training.start.banner import introduce
-from trainer.training.start.build import build, restore
+from trainer.training.start.build import built_and_restored
 from trainer.training.start.check import Continued, check
 from trainer.training.start.earlier import is_new_branch
 from trainer.training.start.files import open_files
@@ -42,21 +43,20 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
     extension = load_extension(config.extension)
     with ExitStack() as stack:
         signal = stack.enter_context(stop_signal())
-        group = stack.enter_context(joined_ranks(config))
+        group = stack.enter_context(joined_ranks(config.device, config.watchdog.slow_s, secrets_of(config.log.mlflow_uri or "")))
         if trust_extension and extension.digest is not None and group.is_main:
             note_trained_with(extension.digest)
         plan = plan_start(stack, config, group, extension)
         continued = check(stack, plan)
         _end_if_asked(StopRequests(signal, group), plan.context, continued)
-        heartbeat = stack.enter_context(watched_rank(plan.context.config, group))
-        trainable, adjustments = build(plan, continued.adjustments, (continued.newest or 0) + 1)
-        state = restore(plan, continued, trainable)
+        heartbeat = stack.enter_context(watched_rank(config.run, config.watchdog, group))
+        restored = built_and_restored(plan, continued)
         _end_if_asked(StopRequests(signal, group), plan.context, continued)
         # Not earlier, because settings that do not fit the checkpoint must leave the files of the run unchanged.
-        files = open_files(stack, plan, continued, trainable, adjustments, state, heartbeat)
+        files = open_files(stack, plan, continued, restored, heartbeat)
         stop = StopRequests(signal, group, files.monitor)
-        run = put_together(stack, plan, continued, trainable, adjustments, state, files, stop, heartbeat, clock)
-        del trainable, state
+        run = put_together(stack, plan, continued, restored, files, stop, heartbeat, clock)
+        del restored
         with clock.paused():
             introduce(run, continued=continued.newest is not None)
         yield run
@@ -66,5 +66,5 @@ def _end_if_asked(stop: StopRequests, context: RunContext, continued: Continued)
     """End the start if a rank was asked to stop. No file of the run has changed yet."""
     if stop.on_any_rank():
         before, newest = continued.before, continued.newest
-        newest = context.group.on_main(lambda: None if before is None or is_new_branch(before.record) else newest)
+        newest = context.group.on_main(lambda: None if before is None or is_new_branch(before) else newest)
         stop.end_start(context.config.run, newest)

@@ -15,10 +15,7 @@ from trainer.metrics.layers import LayerObserver
 from trainer.model.decoder import flops_per_token
 from trainer.model.parameters import parameters_by_name
 from trainer.planning.forecast import forecast
-from trainer.runs.adjustments import Adjustments
 from trainer.runs.clock import Clock
-from trainer.runs.progress import Progress
-from trainer.runs.state import RunState
 from trainer.training.adjuster import Adjuster
 from trainer.training.evaluator import Evaluator
 from trainer.training.micro_batch_size import expected_memory
@@ -27,11 +24,11 @@ from trainer.training.reporter import Reporter, TrainLoss
 from trainer.training.run_end import RunEnd
 from trainer.training.run_state import LiveState
 from trainer.training.saver import Saver
+from trainer.training.start.build import Restored
 from trainer.training.start.check import Continued
 from trainer.training.start.files import RunFiles
 from trainer.training.start.plan import StartPlan
 from trainer.training.stop import StopRequests
-from trainer.training.trainable import Trainable
 from trainer.training.training_run import TrainingRun
 from trainer.watchdog.heartbeat import HeartbeatWriter
 
@@ -42,18 +39,16 @@ def put_together(
     stack: ExitStack,
     plan: StartPlan,
     continued: Continued,
-    trainable: Trainable,
-    adjustments: Adjustments,
-    state: RunState | None,
+    restored: Restored,
     files: RunFiles,
     stop: StopRequests,
     heartbeat: HeartbeatWriter,
     clock: Clock,
 ) -> TrainingRun:
-    """Return the run, ready for its next step. `state` is that of the newest checkpoint, None for a new run."""
+    """Return the run, ready for its next step."""
     context, data, task = plan.context, plan.data, plan.task
     config, group, manifest = context.config, context.group, context.manifest
-    progress = Progress() if state is None else state.progress
+    trainable, adjustments, state, progress = restored.trainable, restored.adjustments, restored.state, restored.progress
     clock.resume(progress.seconds, progress.ending_s)
 
     compared_steps = 0 if config.parallel == "fsdp" else config.watchdog.replicas_steps

@@ -24,11 +24,11 @@ from trainer.model.attention import backend_of
 from trainer.optim.optimizers import check_optimizer
 from trainer.parallel.fsdp import check_parallel
 from trainer.runs.limits import StopCriteria, plan_run, with_shorter_warmup
-from trainer.training.micro_batch_size import with_micro, with_micro_for
-from trainer.training.start.earlier import check_continued, check_data_of_run, first_look
+from trainer.training.micro_batch_size import batch_for, with_micro
+from trainer.training.start.earlier import EarlierRun, read_earlier
 from trainer.training.trainable import RunData
 
-__all__ = ["StartPlan", "check_ranks", "plan_start"]
+__all__ = ["StartPlan", "check_shares", "plan_start"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class StartPlan:
     data: RunData
     criteria: StopCriteria
     memory: PeakMeter
+    earlier: tuple[EarlierRun, ...]  # the run that this start continues; empty on all ranks except rank 0
 
 
 def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension) -> StartPlan:
@@ -49,32 +50,34 @@ def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: E
     if config.run.resolve() == config.data.resolve():  # both have a report.html, a tokenizer and a lock
         raise ConfigError(f"{config.run}: run and data are the same folder; name another folder for the run (--run)")
     stack.enter_context(naming(config.run))  # a file that cannot be written from here on is a file of the run
-    group.on_main(lambda: check_continued(config))
+    found: list[EarlierRun] = []
+    group.on_main(lambda: found.append(read_earlier(config)))
     manifest, tokenizer = group.on_all(lambda: _open_data(stack, config, group))
     check_same_data(config.data, manifest.root_digest, group)
-    group.on_main(lambda: check_data_of_run(config, manifest.root_digest))
+    group.on_main(lambda: found[0].check_data(manifest.root_digest))
     task = group.on_all(lambda: make_task(config, manifest, extension.hooks))
     train_rows = task.rows(config.data, manifest, "train", verify=config.verify_data)
     val_rows = task.rows(config.data, manifest, "val", verify=config.verify_data)
-    recorded_rows, recorded_format = group.on_main(lambda: first_look(config, manifest))
+    recorded_rows, recorded_format = group.on_main(lambda: found[0].choices(config, manifest))
     config, precision = with_precision(config, group, recorded_format)
     backend = backend_of(config, group.device)
     memory = PeakMeter(group.device)
-    config = with_micro_for(config, group.world_size)
     context = RunContext(config, manifest, group, backend, extension.has_step or task.step is not None)
-    context = with_micro(context, extension, recorded_rows, task)
+    batch = batch_for(config.batch, group.world_size, elastic=config.reproducibility == "elastic")
+    context = with_micro(context.with_batch(batch), extension, recorded_rows, task)
     _check_rows(context.config, manifest, len(train_rows), len(val_rows))
-    check_ranks(context.config, group.world_size)
-    check_parallel(context.config, group)
+    check_shares(context.config, group.world_size)
+    check_parallel(context.config.parallel, context.config.batch, group.world_size)
     check_optimizer(context.config)
     config = with_shorter_warmup(context.config, manifest, len(train_rows))
     context = replace(context, config=config)
     order = build_order(config.seed, train_rows, manifest.sources, config.mixture.weights)
     data = RunData(context, train_rows, val_rows, order, tokenizer)
-    return StartPlan(context, extension, precision, task, data, plan_run(config, manifest, len(train_rows)), memory)
+    criteria = plan_run(config, manifest, len(train_rows))
+    return StartPlan(context, extension, precision, task, data, criteria, memory, tuple(found))
 
 
-def check_ranks(config: TrainConfig, num_ranks: int) -> None:
+def check_shares(config: TrainConfig, num_ranks: int) -> None:
     """Refuse a global batch with too few micro-batches for the ranks."""
     if config.batch.micro_batches < num_ranks:
         raise ConfigError(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import torch
 
-from common.redaction import RedactingFormatter, secrets_of
+from common.redaction import RedactingFormatter
 from common.terminal import LineHandler
-from trainer.config import TrainConfig
+from trainer.config.health import WatchdogConfig
 from trainer.distributed.devices import num_gpus
 from trainer.distributed.group import Group, joined_group
 from trainer.doctor.machine import check_start
@@ -24,24 +25,24 @@ __all__ = ["is_watched", "joined_ranks", "watched_rank"]
 
 
 @contextmanager
-def joined_ranks(config: TrainConfig) -> Iterator[Group]:
+def joined_ranks(device: str, slow_s: float, secrets: Iterable[str]) -> Iterator[Group]:
     """Check the machine, and join the group of ranks. On ranks other than 0 only warnings are logged."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # an open shard takes two files
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        check_start(min(num_gpus(config.device), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-    with joined_group(config.device, config.watchdog.slow_s) as group:
+        check_start(min(num_gpus(device), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    with joined_group(device, slow_s) as group:
         handler = LineHandler()
-        handler.setFormatter(RedactingFormatter("%(message)s", secrets_of(config.log.mlflow_uri or "")))
+        handler.setFormatter(RedactingFormatter("%(message)s", secrets))
         logging.basicConfig(level=logging.INFO if group.is_main else logging.WARNING, handlers=[handler])
         yield group
 
 
-def watched_rank(config: TrainConfig, group: Group) -> AbstractContextManager[HeartbeatWriter]:
+def watched_rank(run: Path, settings: WatchdogConfig, group: Group) -> AbstractContextManager[HeartbeatWriter]:
     """Yield the heartbeat of this rank. From here on the watchdog detects a rank without progress. All ranks must call this."""
-    settings, enabled = config.watchdog, is_watched(config)
+    enabled = is_watched(settings)
     return watched(
-        config.run,
+        run,
         Timeouts(settings.stall_s, settings.slow_s),
         rank=group.rank,
         local_rank=group.local_rank,
@@ -51,9 +52,8 @@ def watched_rank(config: TrainConfig, group: Group) -> AbstractContextManager[He
     )
 
 
-def is_watched(config: TrainConfig) -> bool:
-    enabled = config.watchdog.enabled
-    return enabled == "on" or (enabled == "auto" and "RANK" in os.environ)
+def is_watched(settings: WatchdogConfig) -> bool:
+    return settings.enabled == "on" or (settings.enabled == "auto" and "RANK" in os.environ)
 
 
 def _processes_here(group: Group) -> list[ProcessId]:

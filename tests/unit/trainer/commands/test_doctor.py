@@ -16,7 +16,7 @@ from data_pipeline.dataset.manifest import read_manifest
 from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
 from trainer.__main__ import main
-from trainer.doctor import all_reduce, machine
+from trainer.doctor import all_reduce
 from trainer.doctor.check import Check, Severity
 from trainer.planning.checkpoints import space_needed
 
@@ -40,7 +40,7 @@ def test_the_fast_part_has_every_group_of_checks_and_measures_nothing(
         raise AssertionError("the fast part must not measure")
 
     monkeypatch.setattr(all_reduce, "measure", measured)
-    monkeypatch.setattr(machine, "with_rates", measured)
+    monkeypatch.setattr("trainer.doctor.disk.measure_rates", measured)
     data = write_prepared(tmp_path / "data")
     found = rows(capsys, "--run", str(tmp_path / "runs/new"), "--data", str(data))
     assert {"torch", "shared memory", "open files", "nodes", "run folder", "run space", "data folder", "temporary folder"} <= set(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from common.errors import GuardError
 from tests.support.ranks import run_ranks
 from trainer.distributed.group import Group
-from trainer.distributed.replica_check import Difference, ReplicaCheck, bit_sums, find_difference
+from trainer.distributed.replica_check import ReplicaCheck, ReplicaDifference, bit_sums, find_difference
 
 ALONE = Group(0, 1, 0, torch.device("cpu"))
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.float16]
@@ -56,7 +56,7 @@ def test_the_tensors_and_the_odd_rank_are_named_where_there_is_a_majority(
         assert found is None
     else:
         expected = (odd,) if num_ranks > 2 else (0, 1)
-        assert found == Difference(tuple("abc"[place] for place in sorted(wrong)), expected)
+        assert found == ReplicaDifference(tuple("abc"[place] for place in sorted(wrong)), expected)
 
 
 def test_a_negative_zero_is_another_bit_pattern_than_zero_and_the_same_nan_is_equal() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer.doctor.check import Check, Severity
-from trainer.doctor.rdma import RdmaReading, check_rdma, read_rdma
+from trainer.doctor.network import RdmaReading, check_rdma, read_rdma
 
 
 def row(reading: RdmaReading, num_nodes: int = 2, num_gpus: int = 8, **variables: str) -> Check:

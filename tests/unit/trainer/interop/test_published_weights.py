@@ -114,8 +114,8 @@ def test_numbers_that_are_not_finite_are_refused(number: float, tmp_path: Path) 
         ({EMBEDDING: 7}, "is not the name"),
         ({EMBEDDING: "x\0.safetensors"}, "is not the name"),
         ({EMBEDDING: "gone.safetensors"}, "gone.safetensors: missing, and model.safetensors.index.json names it"),
-        ([], "weight_map is no table"),
-        ({}, "weight_map is no table"),
+        ([], "weight_map is not a table"),
+        ({}, "weight_map is not a table"),
         ({f"w{number}": f"{number}.safetensors" for number in range(10_001)}, "it names 10001 files"),
     ],
 )

@@ -53,3 +53,12 @@ def test_a_training_with_other_arguments_parses_its_own(tmp_path: Path, monkeypa
     hand_to_ranks(load_train_settings(WORDS), WORDS, tmp_path / "settings.json")
     assert json.loads((tmp_path / "settings.json").read_text())["arguments"] == WORDS
     assert handed_settings([*WORDS, "--seed", "5"]) is None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "known"),
+    [("2", None, True), ("2", "3", True), ("auto", "1", False), ("gpu", "", False), ("2", "1:3", False)],
+)
+def test_settings_are_handed_over_only_if_the_number_of_ranks_is_known(ranks: str, nodes: str | None, known: bool) -> None:
+    variables = {"PET_NPROC_PER_NODE": ranks} | ({} if nodes is None else {"PET_NNODES": nodes})
+    assert torchrun.knows_ranks(variables) is known

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from trainer.machine import environment
-from trainer.machine.environment import Difference, environment_facts, find_differences, same_facts
+from trainer.machine.environment import ChangedFact, environment_facts, find_differences, same_facts
 from trainer.machine.locks import installed_packages
 
 
@@ -23,7 +23,7 @@ def test_a_package_that_was_removed_by_half_is_no_part_of_the_environment(tmp_pa
 )
 def test_what_can_change_bits_is_marked(name: str) -> None:
     [found] = find_differences({name: "1", "same": 1}, {name: "2", "same": 1})
-    assert found == Difference(name, "1", "2", True)
+    assert found == ChangedFact(name, "1", "2", True)
     assert found.describe() == f"* {name}: 1 before, 2 now"
 
 

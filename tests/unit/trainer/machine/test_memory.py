@@ -267,13 +267,13 @@ def fixed(bytes_per_row: int) -> Callable[[int], MemoryEstimate]:
 @pytest.mark.parametrize(("free", "expected"), [(10_000, 16), (1_000, 8), (999, 4), (223, 1)])
 def test_the_largest_micro_batch_that_fits_into_nine_tenths_is_chosen(free: int, expected: int) -> None:
     config = settings_of(batch={"global_rows": 16, "micro": "auto"})
-    assert choose_micro(config, fixed(100), free, 32, 1) == expected
+    assert choose_micro(config.batch.global_rows, fixed(100), free, 32, 1) == expected
 
 
 def test_a_model_that_does_not_fit_is_refused_with_what_is_free_and_what_is_needed() -> None:
     config = settings_of(batch={"global_rows": 16, "micro": "auto"})
     with pytest.raises(ConfigError, match=r"222 B are free .* 1 rows of 32 tokens .* estimate 200 B .* parallel = fsdp"):
-        choose_micro(config, fixed(100), 222, 32, 1)
+        choose_micro(config.batch.global_rows, fixed(100), 222, 32, 1)
 
 
 class Memory:

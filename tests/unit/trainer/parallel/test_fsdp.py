@@ -290,11 +290,11 @@ def test_gathered_calls_the_action_of_any_other_module_without_gradients() -> No
 def test_ranks_with_unequal_numbers_of_micro_batches_are_refused(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, tmp_path, parallel="fsdp", batch={"global_rows": 8, "micro": 2})
     for world_size in (1, 2, 4):
-        check_parallel(config, Group(0, world_size, 0, torch.device("cpu")))
+        check_parallel(config.parallel, config.batch, world_size)
     with pytest.raises(ConfigError, match=r"make 4 for 3 ranks; choose batch.global_rows as a multiple of 6,"):
-        check_parallel(config, Group(0, 3, 0, torch.device("cpu")))
+        check_parallel(config.parallel, config.batch, 3)
     ddp = config.model_copy(update={"parallel": "ddp"})
-    check_parallel(ddp, Group(0, 3, 0, torch.device("cpu")))
+    check_parallel(ddp.parallel, ddp.batch, 3)
 
 
 def test_a_model_without_a_list_of_layers_is_refused() -> None:

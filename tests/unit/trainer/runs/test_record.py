@@ -9,7 +9,7 @@ from common.errors import ConfigError
 from common.settings.dotted import flatten
 from trainer.config import GuardConfig
 from trainer.machine.determinism import flags
-from trainer.training.identity import check_identity
+from trainer.training.start.identity import check_identity
 
 ON_CPU: dict[str, Any] = {"device": "cpu, GenuineIntel AVX512", "reproducibility": "run", "threads": 2, "world_size": 2}
 ON_GPU: dict[str, Any] = ON_CPU | {"device": "NVIDIA H100", "nodes": 1, "nccl": "2.27.7"}

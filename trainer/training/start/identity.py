@@ -18,7 +18,7 @@ from common.settings.model import all_settings, is_among, markers_of, settings_w
 from trainer.config import TrainConfig
 from trainer.context import RunContext
 from trainer.machine.determinism import device_name, flags, not_compared, threads_per_rank
-from trainer.machine.environment import Difference, find_differences, nccl_version, shown
+from trainer.machine.environment import ChangedFact, find_differences, nccl_version, shown
 from trainer.runs.adjustments import Adjustments
 from trainer.runs.record import Record, noted_adjustments
 
@@ -63,11 +63,7 @@ def check_data(run: Path, recorded: Mapping[str, Any], root_digest: str | None) 
 
 
 def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str, Any], allow_changes: tuple[str, ...]) -> None:
-    """Check that the identity of this start equals the recorded identity, except for the allowed changes.
-
-    Raises:
-        ConfigError: they differ; the message names the differences and the remedy.
-    """
+    """Check that the identity of this start equals the recorded identity, except for the allowed changes."""
     check_data(run, recorded, identity.get("data"))
     changed = _differing(recorded, identity)
     refused = [one for one in changed if one.name not in allow_changes]
@@ -98,14 +94,13 @@ def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str
         )
 
 
-def _is_fixed(difference: Difference) -> bool:
-    """Return whether checkpoints do not fit the new value, so that no resume is possible."""
+def _is_fixed(difference: ChangedFact) -> bool:
     return difference.name in markers_of(TrainConfig, FixesShapes) or (
         difference.name == "ema.decay" and difference.recorded is None
     )
 
 
-def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list[Difference]:
+def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list[ChangedFact]:
     skipped = not_compared(recorded, identity)
     if all(one.get(f"guard.{rule}") == "log" for one in (recorded, identity) for rule in ("spike", "drop")):
         skipped |= {"guard.spike_factor", "guard.spike_floor"}  # they change no bit while spikes and drops are only logged
