@@ -19,7 +19,7 @@ from common.settings.messages import explain
 from common.signals import stop_on_signals
 from common.storage_errors import naming
 from data_pipeline.config import BUILTIN, PackingConfig, PrepareConfig
-from data_pipeline.dataset.document_labels import label_names
+from data_pipeline.dataset.document_tables import label_names
 from data_pipeline.dataset.layout import CHOSEN, REFERENCE, TOKENIZER, TOKENS
 from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import MASKED_FORMAT, Manifest, check_digests, read_manifest

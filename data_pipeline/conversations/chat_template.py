@@ -32,7 +32,6 @@ class ChatTemplate:
     """A chat template with the special tokens that it can write."""
 
     source: str
-    """The Jinja program."""
     variables: Mapping[str, str]
     """Values that the template can use, such as `bos_token`."""
     special: tuple[NamedToken, ...]
@@ -119,7 +118,6 @@ def template_source(chat: ChatConfig, tokenizer: TokenizerConfig) -> str:
 
 
 def saved_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """Return the template in the tokenizer folder of a run or of prepared data; None if there is none."""
     path = folder / TEMPLATE_FILE
     try:
         return ChatTemplate.of(read_input(path, _MAX_BYTES, below=folder).decode(), tokenizer)
@@ -151,5 +149,5 @@ def _source_in(folder: Path, below: Path | None = None) -> str:
     if found is None:
         raise FileNotFoundError
     if not isinstance(found, str) or len(found.encode()) > _MAX_BYTES:
-        raise ValueError(f"the chat_template in {folder / CONFIG_FILE} is no text of at most {_MAX_BYTES} bytes")
+        raise ValueError(f"the chat_template in {folder / CONFIG_FILE} is not a text of at most {_MAX_BYTES} bytes")
     return found

@@ -7,9 +7,10 @@ Shape suffixes: P pieces of all documents, T ids of one document.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +52,7 @@ def encode_chats(
     Each part is encoded alone, so no token has text of two parts, and a model that writes an answer continues the same tokens.
     """
     pieces = [_pieces(*one) for one in zip(texts, parts, special, strict=True)]
-    ids = iter(_encode(tokenizer, [(piece.text, piece.is_special) for one in pieces for piece in one]))
+    ids = iter(_encode(tokenizer, [piece[:2] for one in pieces for piece in one]))
     encoded = []
     for one in pieces:
         arrays = [next(ids) for _ in one]
@@ -64,8 +65,7 @@ def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[tuple[str, bool]]) -> l
     return [number for array in _encode(tokenizer, pieces) for number in array.tolist()]
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     text: str
     is_special: bool
     has_loss: bool
@@ -84,15 +84,11 @@ def _pieces(text: str, parts: Sequence[int], special: Sequence[int]) -> list[_Pi
 
 
 def _encode(tokenizer: Tokenizer, pieces: Sequence[tuple[str, bool]]) -> list[NDArray[np.int32]]:
-    ids = _ids_of(tokenizer)
+    tokens = tokenizer.named_tokens
+    # Also by the name without the white space around it, because a piece may have other white space.
+    ids = {token.name.strip(): token.id for token in tokens} | {token.name: token.id for token in tokens}
     arrays = tokenizer.encode_arrays(["" if is_special else text for text, is_special in pieces])
     return [
         np.array([ids[text if text in ids else text.strip()]], np.int32) if is_special else array
         for (text, is_special), array in zip(pieces, arrays, strict=True)
     ]
-
-
-def _ids_of(tokenizer: Tokenizer) -> Mapping[str, int]:
-    """Return the ids of the special tokens by name, also by name without the white space around it: a piece may have more."""
-    tokens = tokenizer.named_tokens
-    return {token.name.strip(): token.id for token in tokens} | {token.name: token.id for token in tokens}

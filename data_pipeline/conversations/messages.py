@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from common.files import is_deeper
@@ -60,7 +60,9 @@ def _conversations(record: Mapping[str, Any]) -> list[list[Message]]:
 
 def _pair(record: Mapping[str, Any]) -> list[list[Message]]:
     prompt = _as_messages(record["prompt"], "prompt", "user")
-    pair = [_with_prompt(prompt, _as_messages(record[name], name, "assistant")) for name in ("chosen", "rejected")]
+    answers = [_as_messages(record[name], name, "assistant") for name in ("chosen", "rejected")]
+    # Some data sets repeat the prompt at the beginning of both answers.
+    pair = [answer if answer[: len(prompt)] == prompt else [*prompt, *answer] for answer in answers]
     for name, conversation in zip(("chosen", "rejected"), pair, strict=True):
         if not _is_answer(conversation[-1]):
             raise MessagesError(Reason.NO_ANSWER, f"{name} does not end with a message of the assistant that has text")
@@ -70,11 +72,6 @@ def _pair(record: Mapping[str, Any]) -> list[list[Message]]:
     if chosen == rejected:
         raise MessagesError(Reason.EQUAL_PAIR, "chosen and rejected are the same")
     return pair
-
-
-def _with_prompt(prompt: Sequence[Message], answer: Sequence[Message]) -> list[Message]:
-    repeats = list(answer[: len(prompt)]) == list(prompt)
-    return [*answer] if repeats else [*prompt, *answer]
 
 
 def _as_messages(value: Any, name: str, role: str) -> list[Message]:
@@ -88,7 +85,7 @@ def _as_messages(value: Any, name: str, role: str) -> list[Message]:
 
 
 def _parsed(text: str) -> list[Any] | None:
-    """Return the messages in a text, because tables of text can only hold them as JSON; None if the text is no such list."""
+    """Return the messages in a text, because tables of text can only hold them as JSON; None if the text is not such a list."""
     if not text.lstrip().startswith("[{"):
         return None
     try:

@@ -62,7 +62,8 @@ class Rendered:
         start, end = ends[last - 1], ends[last]
         borders = [min(border, end) for border in accumulate(self.special, initial=0)]
         kept = [after - before for before, after in pairwise(borders)]
-        return Rendered(self.text[:end], (start, end - start), tuple(kept[: _num_needed(kept)]))
+        num_needed = max((number for number, length in enumerate(kept, 1) if length), default=0)
+        return Rendered(self.text[:end], (start, end - start), tuple(kept[:num_needed]))
 
     def pieces(self) -> list[tuple[str, bool]]:
         return [
@@ -82,7 +83,6 @@ class ChatRenderer(ProgramOnDemand):
         self._template = template
 
     def document(self, document: Document, max_depth: int) -> Document | Rejection:
-        """Return a document, whose text is the JSON of a conversation or pair, with the rendered text; or its rejection."""
         try:
             found = [self.conversation(messages) for messages in read_chat(document.text, max_depth)]
             rendered = found[0] if len(found) == 1 else Rendered.join([one.of_last_answer() for one in found])
@@ -98,7 +98,6 @@ class ChatRenderer(ProgramOnDemand):
         return _cut(text, spans, self._template.special_in(text), names)
 
     def prompt(self, messages: Sequence[Message]) -> Rendered:
-        """Return the text before the next answer."""
         text, _, names = self._rendered(messages, prompt=True)
         return _cut(text, [], self._template.special_in(text), names)
 
@@ -184,10 +183,6 @@ def _lengths(text: str, spans: Sequence[Sequence[int]], names: Mapping[int, str]
     """Return the lengths of the texts between the spans and in them, alternately, after the placeholders are replaced."""
     borders = [0, *(border for span in spans for border in span), len(text)]
     return tuple(len(text[start:end].translate(names)) for start, end in pairwise(borders))
-
-
-def _num_needed(lengths: Sequence[int]) -> int:
-    return max((number for number, length in enumerate(lengths, 1) if length), default=0)
 
 
 def _joined(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:

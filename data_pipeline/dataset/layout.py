@@ -1,4 +1,4 @@
-"""Names of the files and folders of prepared data, and columns of its tables."""
+"""Names of the files and folders of prepared data, and columns of its tables. A file or folder is declared once, here."""
 
 from __future__ import annotations
 
@@ -37,22 +37,48 @@ __all__ = [
     "tokens_schema",
 ]
 
-MANIFEST = "manifest.json"
-PUBLISHED = "published.json"
+SINGLE_FILES: list[str] = []
+FOLDERS = ["train", "val"]
+
+
+def _declare(names: list[str], name: str) -> str:
+    names.append(name)
+    return name
+
+
+MANIFEST = _declare(SINGLE_FILES, "manifest.json")
+PUBLISHED = _declare(SINGLE_FILES, "published.json")
 """File beside the manifest that lists what `prepare` has written to the folder, with sizes and times."""
-TOKENS, CHOSEN = "tokens", "chosen"
-"""Folders with one table per partition: the tokenised documents, and how often each document is used."""
-CHOSEN_SCHEMA = pa.schema([("copies", pa.uint8())])
-DOCUMENTS = "documents"
-"""Folder with facts about the documents of the validation split (see `validation_documents`)."""
-DOCUMENTS_SCHEMA = pa.schema([("id", pa.uint64()), ("kind", pa.uint8()), ("tokens", pa.uint32())])
-LABELS = "labels"
-"""Folder with the label of each document (see `document_labels`)."""
-LABELS_SCHEMA = pa.schema([("id", pa.uint64()), ("label", pa.uint16())])
+INPUTS = _declare(SINGLE_FILES, "inputs.json")
+REPORT = _declare(SINGLE_FILES, "report.json")
+REPORT_PAGE = _declare(SINGLE_FILES, "report.html")
+CARD = _declare(SINGLE_FILES, "DATA_CARD.md")
+TIMINGS = _declare(SINGLE_FILES, "timings.json")
+REJECTS = _declare(SINGLE_FILES, "rejects.jsonl")
+REFERENCE = _declare(SINGLE_FILES, "reference.safetensors")
+"""The reference model of perplexity that was trained with this data, for `quality.reference` of another preparation."""
+
+TOKENIZER = _declare(FOLDERS, "tokenizer")
+TOKENS = _declare(FOLDERS, "tokens")
+"""Folder with one table per partition: the tokenised documents."""
+CHOSEN = _declare(FOLDERS, "chosen")
+"""Folder with one table per partition: how often each document is used."""
+DOCUMENTS = _declare(FOLDERS, "documents")
+"""Folder with facts about the documents of the validation split (see `document_tables`)."""
+LABELS = _declare(FOLDERS, "labels")
+"""Folder with the label of each document (see `document_tables`)."""
+REJECTED = _declare(FOLDERS, "rejects")
+"""Folder with one file per partition: the rejected documents in full (`keep_rejects = "all"`)."""
+
+WORK = ".work"
+LOCK = ".prepare.lock"
+
 MAX_LABELS = 1024
-"""Most labels of prepared data."""
 LOSS_RUNS = "loss_runs"
 """Column of the loss mask, in shards and in tables of tokenised documents."""
+CHOSEN_SCHEMA = pa.schema([("copies", pa.uint8())])
+DOCUMENTS_SCHEMA = pa.schema([("id", pa.uint64()), ("kind", pa.uint8()), ("tokens", pa.uint32())])
+LABELS_SCHEMA = pa.schema([("id", pa.uint64()), ("label", pa.uint16())])
 
 
 def tokens_schema(ids_type: np.dtype[np.unsignedinteger], *, has_mask: bool = False) -> pa.Schema:
@@ -72,18 +98,6 @@ def tokens_schema(ids_type: np.dtype[np.unsignedinteger], *, has_mask: bool = Fa
             *mask,
         ]
     )
-
-
-INPUTS, REJECTS, REPORT, REPORT_PAGE, CARD = "inputs.json", "rejects.jsonl", "report.json", "report.html", "DATA_CARD.md"
-TIMINGS, TOKENIZER = "timings.json", "tokenizer"
-REFERENCE = "reference.safetensors"
-"""The reference model of perplexity that was trained with this data, for `quality.reference` of another preparation."""
-REJECTED = "rejects"
-"""Folder with one file per partition: the rejected documents in full (`keep_rejects = "all"`)."""
-SINGLE_FILES = (MANIFEST, PUBLISHED, INPUTS, REPORT, REPORT_PAGE, CARD, TIMINGS, REJECTS, REFERENCE)
-FOLDERS = ("train", "val", TOKENIZER, TOKENS, CHOSEN, DOCUMENTS, LABELS, REJECTED)
-WORK = ".work"
-LOCK = ".prepare.lock"
 
 
 def rejected_name(partition: int) -> str:

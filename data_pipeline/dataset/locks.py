@@ -122,7 +122,6 @@ def _named(directory: Path, name: str | None) -> Iterator[None]:
 
 
 def _readers(directory: Path) -> Iterator[str]:
-    """Yield the names that are locked. The files of processes that have ended are removed."""
     folder = directory / READERS
     if folder.is_symlink():
         return

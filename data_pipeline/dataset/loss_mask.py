@@ -28,7 +28,6 @@ class LossMask:
     """The runs of several sequences, one sequence after the other."""
 
     runs_N: NDArray[np.uint32]
-    """Lengths of the runs in tokens."""
     num_runs_B: Int64s
 
     @staticmethod

@@ -8,19 +8,20 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from dataclasses import fields as dataclass_fields
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from common.command_line import command_text
 from common.errors import PreparedDataError, SourceError
 from common.files import UnusableFileError, canonical_json, digest_bytes, digest_stream, open_input, read_input
+from common.text import visible
 from data_pipeline.config import named_files, shaping_settings
 from data_pipeline.dataset.layout import MANIFEST, PUBLISHED, REFERENCE
 from data_pipeline.dataset.locks import reading
@@ -56,58 +57,94 @@ MAX_ROW_LENGTH = 1 << 20
 _MAX_SHARD_ROWS = (1 << 31) - 1  # the offsets of the lists in a shard are int32
 _MAX_ROWS = 1 << 40  # the order of training rows is defined up to this number
 _MAX_FILE_BYTES = 1 << 62
-_MAX_NAME = 1024
-_SOURCE = re.compile("[a-z0-9_-]{1,64}")
-_DIGEST = re.compile("sha256:[0-9a-f]{64}")
+_MAX_PLACE_CHARS = 80
 
 
 class OtherFormatError(PreparedDataError):
     """Another version of this program has written the manifest."""
 
 
+def _checked_text(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("a text in one line is expected")
+    return value
+
+
+def _checked_path(value: str) -> str:
+    path = PurePosixPath(value)
+    if path.is_absolute() or str(path) != value or not path.name or {".", ".."} & {*path.parts}:
+        raise ValueError("the path of a file inside the folder of the manifest is expected")
+    return value
+
+
+def _checked_input(value: dict[str, Any]) -> dict[str, Any]:
+    has_texts = isinstance(value.get("source"), str) and isinstance(value.get("path"), str)
+    if not has_texts or type(value.get("bytes")) is not int or not 0 <= value["bytes"] <= _MAX_FILE_BYTES:
+        raise ValueError("an object with source, path and bytes is expected")
+    return value
+
+
+def _checked_partition(value: dict[str, Any]) -> dict[str, Any]:
+    if not (isinstance(value.get("source"), str) and isinstance(value.get("parts"), list)):
+        raise ValueError("an object with source and parts is expected")
+    return value
+
+
+def _checked_totals(value: dict[str, Any]) -> dict[str, Any]:
+    sources = value.get("sources", {})
+    reports = sources.values() if isinstance(sources, dict) else [None]
+    if not all(isinstance(report, dict) and isinstance(report.get("kind"), str | None) for report in reports):
+        raise ValueError("an object is expected in which sources has an object for each source, with its kind as a text")
+    return value
+
+
+_Text = Annotated[str, Field(max_length=1024), AfterValidator(_checked_text)]
+_Path = Annotated[_Text, AfterValidator(_checked_path)]
+_Digest = Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$")]
+_Bytes = Annotated[int, Field(ge=0, le=_MAX_FILE_BYTES)]
+
+
 @dataclass(frozen=True)
 class ShardEntry:
     """One shard: rows of one split, all from one source."""
 
-    path: str
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    path: _Path
     """Path relative to the folder of the manifest, such as `train/stdlib-code-00000.arrow`."""
-    split: str
+    split: Literal["train", "val"]
     source: str
-    rows: int
-    tokens: int
+    rows: Annotated[int, Field(ge=0, le=_MAX_SHARD_ROWS)]
+    tokens: _Bytes
     """Number of tokens without padding."""
-    targets: int
+    targets: _Bytes
     """Number of tokens that the model predicts: those with a loss, except the first token of each document in a row."""
-    bytes: int
-    """Size of the file in bytes."""
-    sha256: str
-    """`sha256:…` of the file."""
+    bytes: _Bytes
+    sha256: _Digest
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The checked content of `manifest.json`."""
+    """The content of `manifest.json`. The types are those of a file, which may come from a stranger."""
 
-    fingerprint: str
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    fingerprint: _Text
     """Digest of the settings and the input. Equal fingerprints mean equal prepared data."""
-    row_length: int
-    vocab_size: int
-    token_type: str
-    """`uint16` or `uint32`."""
-    tokenizer_kind: str
-    tokenizer_digest: str
-    sources: tuple[str, ...]
+    row_length: Annotated[int, Field(ge=1, le=MAX_ROW_LENGTH)]
+    vocab_size: Annotated[int, Field(ge=1, le=MAX_VOCAB_SIZE)]
+    token_type: Annotated[str, Field(pattern="^uint(16|32)$")]
+    tokenizer_kind: _Text
+    tokenizer_digest: _Text
+    sources: tuple[Annotated[str, Field(pattern="^[a-z0-9_-]{1,64}$")], ...]
     shards: tuple[ShardEntry, ...]
-    files: dict[str, str]
+    files: dict[_Path, _Digest]
     """Digest of every other file by name: tokenizer, report and tables."""
-    inputs: tuple[dict[str, Any], ...]
-    """Source, path, size and digest of every input file."""
-    partitions: tuple[dict[str, Any], ...]
+    inputs: tuple[Annotated[dict[str, Any], AfterValidator(_checked_input)], ...]
+    partitions: tuple[Annotated[dict[str, Any], AfterValidator(_checked_partition)], ...]
     """Source, files and byte ranges of every partition. The id of a document contains an index into this list (see `documents`)."""
     config: dict[str, Any]
-    """The settings that determine the result."""
-    totals: dict[str, Any]
-    """The counts of the report."""
+    totals: Annotated[dict[str, Any], AfterValidator(_checked_totals)]
     root_digest: str = field(default="")
     format: str = FORMAT
 
@@ -143,14 +180,19 @@ class Manifest:
         The file sorts all keys. The returned manifest is parsed from these bytes, so it does not depend on the order of insertion.
         """
         content = {name: value for name, value in asdict(self).items() if name != "root_digest"}
-        sealed = {**content, "root_digest": digest_bytes(canonical_json(content))}
-        data = canonical_json(sealed)
+        root_digest = digest_bytes(canonical_json(content))
+        data = canonical_json({**content, "root_digest": root_digest})
         if len(data) > MAX_MANIFEST_BYTES:
             raise SourceError(
                 f"{len(self.inputs)} input files: the manifest would have {len(data)} bytes, more than the limit of "
                 f"{MAX_MANIFEST_BYTES}; combine small files in JSON Lines or archives"
             )
-        return _manifest({name: item for name, item in json.loads(data).items() if name in content}, sealed["root_digest"]), data
+        fields = json.loads(data)
+        lists = {name: tuple(fields[name]) for name in ("sources", "inputs", "partitions")}
+        return Manifest(**fields | lists | {"shards": tuple(ShardEntry(**shard) for shard in fields["shards"])}), data
+
+
+_FORM = TypeAdapter(Manifest)
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -206,7 +248,13 @@ def check_digests(directory: Path, digests: Mapping[str, str], sizes: Mapping[st
         path = directory / name
         try:
             with open_input(path, below=directory) as file:
-                _check_size(path, os.fstat(file.fileno()).st_size, sizes.get(name), _limit_of(name))
+                size, limit = os.fstat(file.fileno()).st_size, _limit_of(name)
+                if size != sizes.get(name, size):
+                    raise PreparedDataError(
+                        f"{path}: it has {size} bytes, but the manifest says {sizes[name]}; it was changed: run `prepare` again"
+                    )
+                if limit is not None and size > limit:
+                    raise PreparedDataError(f"{path}: it has {size} bytes, but at most {limit} can be read; run `prepare` again")
                 found = digest_stream(file)
         except OSError as error:
             if not is_missing(error):
@@ -219,15 +267,6 @@ def check_digests(directory: Path, digests: Mapping[str, str], sizes: Mapping[st
             raise PreparedDataError(
                 f"{path}: its digest is {found}, but the manifest says {expected}; the file was changed: run `prepare` again"
             )
-
-
-def _check_size(path: Path, found: int, expected: int | None, limit: int | None) -> None:
-    if expected is not None and found != expected:
-        raise PreparedDataError(
-            f"{path}: it has {found} bytes, but the manifest says {expected}; the file was changed: run `prepare` again"
-        )
-    if limit is not None and found > limit:
-        raise PreparedDataError(f"{path}: it has {found} bytes, but at most {limit} can be read; run `prepare` again")
 
 
 def _limit_of(name: str) -> int | None:
@@ -245,128 +284,38 @@ def is_missing(error: OSError) -> bool:
 
 def _parse(value: Mapping[str, Any], path: Path) -> Manifest:
     content = {name: item for name, item in value.items() if name != "root_digest"}
-    root_digest = digest_bytes(canonical_json(content))
+    data = canonical_json(content)
+    root_digest = digest_bytes(data)
     if value.get("root_digest") != root_digest:
         raise PreparedDataError(
             f"{path}: its content has digest {root_digest}, but it says {_shown(value.get('root_digest'))}; "
             "it was changed after it was written: run `prepare` again"
         )
-    _check_fields(content)
-    return _manifest(content, root_digest)
+    try:
+        manifest = replace(_FORM.validate_json(data, strict=True), root_digest=root_digest)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = visible(".".join(map(str, first["loc"])))[:_MAX_PLACE_CHARS]
+        found = "" if first["type"] == "missing" else f" = {_shown(first['input'])}"
+        raise ValueError(f"{place}{found}: {first['msg']}") from None
+    _check_relations(manifest)
+    return manifest
 
 
-def _manifest(fields: Mapping[str, Any], root_digest: str) -> Manifest:
-    lists = {name: tuple(fields[name]) for name in ("sources", "inputs", "partitions")}
-    shards = tuple(ShardEntry(**shard) for shard in fields["shards"])
-    return Manifest(**{**fields, **lists, "shards": shards}, root_digest=root_digest)
-
-
-def _check_fields(fields: Mapping[str, Any]) -> None:
-    """Raise ValueError for a value that `prepare` does not write, because a stranger may have written the file."""
-    _check_names("the manifest", fields, [field.name for field in dataclass_fields(Manifest) if field.name != "root_digest"])
-    for name in ("fingerprint", "tokenizer_kind", "tokenizer_digest"):
-        _check_text(name, fields[name])
-    _check_whole("row_length", fields["row_length"], 1, MAX_ROW_LENGTH)
-    _check_whole("vocab_size", fields["vocab_size"], 1, MAX_VOCAB_SIZE)
-    if fields["token_type"] not in (("uint16", "uint32") if fields["vocab_size"] <= 1 << 16 else ("uint32",)):
-        raise _unexpected("token_type", fields["token_type"], f"a type for {fields['vocab_size']} ids, uint16 or uint32")
-    for number, source in enumerate(_list("sources", fields["sources"])):
-        if not (isinstance(source, str) and _SOURCE.fullmatch(source)):
-            raise _unexpected(f"sources[{number}]", source, "a name of lower-case letters, digits, _ and -, at most 64")
-    _check_shards(fields)
-    for name, digest in _table("files", fields["files"]).items():
-        _check_path("files", name)
-        _check_digest(f"files.{name}", digest)
-    paths = [shard["path"] for shard in fields["shards"]] + list(fields["files"])
-    if len(set(paths)) < len(paths):
+def _check_relations(manifest: Manifest) -> None:
+    if manifest.vocab_size > 1 << 16 and manifest.token_type == "uint16":
+        raise ValueError(f"token_type = 'uint16', but {manifest.vocab_size} ids need uint32")
+    for number, shard in enumerate(manifest.shards):
+        for name, most in (("tokens", shard.rows * manifest.row_length), ("targets", shard.tokens)):
+            if getattr(shard, name) > most:
+                raise ValueError(f"shards.{number}.{name} = {getattr(shard, name)}, but at most {most} is expected")
+    if (total := sum(shard.rows for shard in manifest.shards)) > _MAX_ROWS:
+        raise ValueError(f"the shards have {total} rows, but at most {_MAX_ROWS} are expected")
+    if len(manifest.digests) < len(manifest.shards) + len(manifest.files):
         raise ValueError("two of its files have the same path")
-    _check_inputs(fields)
-    _table("config", fields["config"])
-    for name, report in _table("totals.sources", _table("totals", fields["totals"]).get("sources", {})).items():
-        _table(f"totals.sources.{name}", report)
-        if not isinstance(report.get("kind"), str | None):
-            raise _unexpected(f"totals.sources.{name}.kind", report["kind"], "a text")
-
-
-def _check_shards(fields: Mapping[str, Any]) -> None:
-    names, sources, total = [field.name for field in dataclass_fields(ShardEntry)], set(fields["sources"]), 0
-    for number, shard in enumerate(_list("shards", fields["shards"])):
-        place = f"shards[{number}]"
-        _check_names(place, _table(place, shard), names)
-        _check_path(f"{place}.path", shard["path"])
-        if shard["split"] not in ("train", "val"):
-            raise _unexpected(f"{place}.split", shard["split"], "train or val")
-        if not (isinstance(shard["source"], str) and shard["source"] in sources):
-            raise _unexpected(f"{place}.source", shard["source"], "one of the sources of the manifest")
-        _check_whole(f"{place}.rows", shard["rows"], 0, _MAX_SHARD_ROWS)
-        _check_whole(f"{place}.tokens", shard["tokens"], 0, shard["rows"] * fields["row_length"])
-        _check_whole(f"{place}.targets", shard["targets"], 0, shard["tokens"])
-        _check_whole(f"{place}.bytes", shard["bytes"], 0, _MAX_FILE_BYTES)
-        _check_digest(f"{place}.sha256", shard["sha256"])
-        total += shard["rows"]
-    if total > _MAX_ROWS:
-        raise _unexpected("the number of rows of all shards", total, f"at most {_MAX_ROWS}")
-
-
-def _check_inputs(fields: Mapping[str, Any]) -> None:
-    for number, file in enumerate(_list("inputs", fields["inputs"])):
-        place = f"inputs[{number}]"
-        for name in ("source", "path"):
-            if not isinstance(_table(place, file).get(name), str):
-                raise _unexpected(f"{place}.{name}", file.get(name), "a text")
-        _check_whole(f"{place}.bytes", file.get("bytes"), 0, _MAX_FILE_BYTES)
-    sources = set(fields["sources"])
-    for number, partition in enumerate(_list("partitions", fields["partitions"])):
-        place = f"partitions[{number}]"
-        source = _table(place, partition).get("source")
-        if not (isinstance(source, str) and source in sources):
-            raise _unexpected(f"{place}.source", source, "one of the sources of the manifest")
-        _list(f"{place}.parts", partition.get("parts"))
-
-
-def _check_names(place: str, found: Mapping[str, Any], expected: Sequence[str]) -> None:
-    if missing := [name for name in expected if name not in found]:
-        raise ValueError(f"{place} has no {missing[0]}")
-    if unknown := sorted(found.keys() - set(expected)):
-        raise ValueError(f"{place} has {_shown(unknown[0])}, which is unknown")
-
-
-def _check_whole(place: str, value: object, low: int, high: int) -> None:
-    if type(value) is not int or not low <= value <= high:
-        raise _unexpected(place, value, f"a whole number from {low} to {high}")
-
-
-def _check_text(place: str, value: object) -> None:
-    if not isinstance(value, str) or len(value) > _MAX_NAME or not value.isprintable():
-        raise _unexpected(place, value, "a text in one line")
-
-
-def _check_digest(place: str, value: object) -> None:
-    if not (isinstance(value, str) and _DIGEST.fullmatch(value)):
-        raise _unexpected(place, value, "sha256: and 64 hexadecimal digits")
-
-
-def _check_path(place: str, value: object) -> None:
-    _check_text(place, value)
-    path = PurePosixPath(str(value))
-    if path.is_absolute() or str(path) != value or not path.name or {".", ".."} & {*path.parts}:
-        raise _unexpected(place, value, "the path of a file inside the folder of the manifest")
-
-
-def _list(place: str, value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise _unexpected(place, value, "a list")
-    return value
-
-
-def _table(place: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _unexpected(place, value, "an object")
-    return value
-
-
-def _unexpected(place: str, value: object, expected: str) -> ValueError:
-    return ValueError(f"{place} = {_shown(value)}, but {expected} is expected")
+    named = {*(shard.source for shard in manifest.shards), *(partition["source"] for partition in manifest.partitions)}
+    if unknown := sorted(named - {*manifest.sources}):
+        raise ValueError(f"source {_shown(unknown[0])} of a shard or partition is not one of the sources")
 
 
 def _shown(value: object) -> str:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -33,16 +33,17 @@ from numpy.typing import NDArray
 from common.errors import PreparedDataError
 from common.files import UnusableFileError, digest_stream, open_input
 from common.text import visible
-from data_pipeline.dataset.arrow_files import open_arrow
 from data_pipeline.dataset.layout import LOSS_RUNS
 from data_pipeline.dataset.loss_mask import LossMask, number_tokens
 from data_pipeline.dataset.manifest import MASKED_FORMAT, Manifest, ShardEntry, distrust, is_missing
+from data_pipeline.dataset.tables import open_arrow
 
 __all__ = ["RowBatch", "Rows", "ShardContent", "ShardError", "token_type", "write_shard"]
 
 logger = logging.getLogger(__name__)
 
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
+Int64s = NDArray[np.int64]
 _AnswerT = TypeVar("_AnswerT")
 
 _MAX_SHOWN = 300  # maximum number of characters of untrusted column names and types in a message
@@ -68,7 +69,7 @@ class ShardContent:
     tokens_RL: Tokens
     segments_S: NDArray[np.uint32]
     documents_S: NDArray[np.uint64]
-    num_segments_R: NDArray[np.int64]
+    num_segments_R: Int64s
     mask: LossMask | None = None
     """Which tokens have a loss; None: all, and the shard has no column for it."""
 
@@ -78,7 +79,6 @@ class ShardContent:
 
     @property
     def num_targets(self) -> int:
-        """Number of tokens that the model predicts: those with a loss, except the first token of each segment."""
         return int(_num_targets_of(self.segments_S, self.num_segments_R, self.mask).sum())
 
 
@@ -91,7 +91,7 @@ class RowBatch:
     """Index of the document in its row, from 0; -1 for padding."""
     has_loss_BL: NDArray[np.bool_] | None = None
     """Whether a token has a loss if it is a target; None: every token."""
-    targets_BL: NDArray[np.int64] | None = None
+    targets_BL: Int64s | None = None
     """Targets in place of the next tokens, -100 at positions without one. No shard has them: a view of the rows sets them."""
 
 
@@ -112,11 +112,11 @@ def write_shard(path: Path, content: ShardContent) -> None:
         writer.write_batch(batch)
 
 
-def _offsets(counts_R: NDArray[np.int64]) -> pa.Array:
+def _offsets(counts_R: Int64s) -> pa.Array:
     return pa.array(np.concatenate([[0], np.cumsum(counts_R)]).astype(np.int32))
 
 
-def _num_targets_of(segments_S: NDArray[np.uint32], num_segments_R: NDArray[np.int64], mask: LossMask | None) -> NDArray[np.int64]:
+def _num_targets_of(segments_S: NDArray[np.uint32], num_segments_R: Int64s, mask: LossMask | None) -> Int64s:
     if mask is None:
         return np.maximum(segments_S.astype(np.int64), 1) - 1
     return mask.num_targets(segments_S, num_segments_R)
@@ -165,7 +165,6 @@ class Rows:
         return rows
 
     def shard_of(self, error: BaseException | None) -> str | None:
-        """Return the path, in the manifest, of the shard that caused an error of a reading method."""
         if isinstance(error, ShardError):
             return error.shard
         if isinstance(error, OSError):
@@ -173,15 +172,17 @@ class Rows:
             return paths.get(str(error.filename))
         return None
 
-    def num_rows_in(self, shards: Collection[str], indices: NDArray[np.int64]) -> int:
-        """Return how many of these rows are in these shards, without reading a file."""
+    def num_rows_in(self, shards: Collection[str], indices: Int64s) -> int:
         self._check(indices)
         chosen = [number for number, entry in enumerate(self._entries) if entry.path in shards]
         return int(np.isin(np.searchsorted(self._ends, indices, side="right"), chosen).sum())
 
-    def read(self, indices: NDArray[np.int64]) -> RowBatch:
+    def read(self, indices: Int64s) -> RowBatch:
         """Return the rows with these numbers, in the given order: tokens and segments of shape [B, L]."""
-        parts = [(places, self._ask(number, _read, rows)) for number, places, rows in self._by_shard(indices)]
+        parts = [
+            (places, self._ask(number, rows, lambda shard, rows: shard.read(rows)))
+            for number, places, rows in self._by_shard(indices)
+        ]
         if len(parts) == 1:  # avoids a copy
             return parts[0][1]
         tokens_BL = np.empty((len(indices), self.row_length), self._token_type)
@@ -196,28 +197,26 @@ class Rows:
                 has_loss_BL[places] = part.has_loss_BL
         return RowBatch(tokens_BL, segments_BL, has_loss_BL)
 
-    def num_targets(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def num_targets(self, indices: Int64s) -> Int64s:
         """Return the number of targets in each of these rows, shape [B], without reading a token."""
-        return self._count(indices, _num_targets)
+        return self._count(indices, lambda shard, rows: shard.num_targets(rows))
 
-    def num_sequences(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def num_sequences(self, indices: Int64s) -> Int64s:
         """Return the number of segments with at least one target in each of these rows, shape [B]."""
-        return self._count(indices, _num_sequences)
+        return self._count(indices, lambda shard, rows: shard.num_sequences(rows))
 
-    def _count(
-        self, indices: NDArray[np.int64], question: Callable[[_Shard, NDArray[np.int64]], NDArray[np.int64]]
-    ) -> NDArray[np.int64]:
+    def _count(self, indices: Int64s, question: Callable[[_Shard, Int64s], Int64s]) -> Int64s:
         counts_B = np.empty(len(indices), np.int64)
         for number, places, rows in self._by_shard(indices):
-            counts_B[places] = self._ask(number, question, rows)
+            counts_B[places] = self._ask(number, rows, question)
         return counts_B
 
-    def source_ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def source_ids(self, indices: Int64s) -> Int64s:
         """Return the source of each of these rows, as an index into the manifest's `sources`, shape [B], without reading a file."""
         self._check(indices)
         return self._source_of_shard[np.searchsorted(self._ends, indices, side="right")]
 
-    def source_ranges(self) -> list[NDArray[np.int64]]:
+    def source_ranges(self) -> list[Int64s]:
         """Return the rows of each source in the manifest, as ascending ranges (first, end), shape [ranges, 2]."""
         ranges: list[list[list[int]]] = [[] for _ in self._manifest.sources]
         for source, end, entry in zip(self._source_of_shard, self._ends.tolist(), self._entries, strict=True):
@@ -230,9 +229,9 @@ class Rows:
 
     def document_ids(self, index: int) -> NDArray[np.uint64]:
         [(number, _, rows)] = self._by_shard(np.array([index]))
-        return self._ask(number, _document_ids, rows)
+        return self._ask(number, rows, lambda shard, rows: shard.document_ids(int(rows[0])))
 
-    def _by_shard(self, indices: NDArray[np.int64]) -> list[tuple[int, Any, NDArray[np.int64]]]:
+    def _by_shard(self, indices: Int64s) -> list[tuple[int, Any, Int64s]]:
         """Return for each needed shard its number, the positions in the request that it fills, and the row numbers in the shard."""
         self._check(indices)
         shards_B = np.searchsorted(self._ends, indices, side="right")
@@ -243,7 +242,7 @@ class Rows:
         chosen = [np.flatnonzero(shards_B == number) for number in numbers]
         return [(number, places, rows_B[places]) for number, places in zip(numbers, chosen, strict=True)]
 
-    def _ask(self, number: int, question: Callable[[_Shard, NDArray[np.int64]], _AnswerT], rows: NDArray[np.int64]) -> _AnswerT:
+    def _ask(self, number: int, rows: Int64s, question: Callable[[_Shard, Int64s], _AnswerT]) -> _AnswerT:
         """Return the answer of a shard to a question about some of its rows, or that of a blank shard after a noted error."""
         blank = _BlankShard(self.row_length, self._token_type)
         if number in self._blank:
@@ -275,34 +274,9 @@ class Rows:
         shard.check_unchanged()
         return shard
 
-    def _check(self, indices: NDArray[np.int64]) -> None:
+    def _check(self, indices: Int64s) -> None:
         if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
             raise IndexError(f"rows {indices.min()} to {indices.max()} are requested, but there are {len(self)} rows")
-
-
-class _Shard(Protocol):
-    """The questions that a shard answers about its rows."""
-
-    def read(self, rows: NDArray[np.int64]) -> RowBatch: ...
-    def num_targets(self, rows: NDArray[np.int64]) -> NDArray[np.int64]: ...
-    def num_sequences(self, rows: NDArray[np.int64]) -> NDArray[np.int64]: ...
-    def document_ids(self, row: int) -> NDArray[np.uint64]: ...
-
-
-def _read(shard: _Shard, rows: NDArray[np.int64]) -> RowBatch:
-    return shard.read(rows)
-
-
-def _num_targets(shard: _Shard, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    return shard.num_targets(rows)
-
-
-def _num_sequences(shard: _Shard, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    return shard.num_sequences(rows)
-
-
-def _document_ids(shard: _Shard, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
-    return shard.document_ids(int(rows[0]))
 
 
 class _BlankShard:
@@ -311,15 +285,14 @@ class _BlankShard:
     def __init__(self, row_length: int, token_type: np.dtype[Any]) -> None:
         self._row_length, self._token_type = row_length, token_type
 
-    def read(self, rows: NDArray[np.int64]) -> RowBatch:
+    def read(self, rows: Int64s) -> RowBatch:
         shape = (len(rows), self._row_length)
         return RowBatch(np.zeros(shape, self._token_type), np.full(shape, -1, np.int32))
 
-    def num_targets(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def num_targets(self, rows: Int64s) -> Int64s:
         return np.zeros(len(rows), np.int64)
 
-    def num_sequences(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.zeros(len(rows), np.int64)
+    num_sequences = num_targets
 
     def document_ids(self, _row: int) -> NDArray[np.uint64]:
         return np.empty(0, np.uint64)
@@ -351,7 +324,11 @@ class _OpenShard:
             sizes_R = self._sum_by_row(self._lengths_S)
             if (longest := int(sizes_R.max(initial=0))) > manifest.row_length:
                 raise ValueError(f"the segments of a row have {longest} tokens, more than the {manifest.row_length} of the row")
-            self._mask = _mask_in(columns.get(LOSS_RUNS), sizes_R)
+            self._mask = None
+            if (runs := columns.get(LOSS_RUNS)) is not None:
+                num_runs_R = np.diff(runs.offsets.to_numpy()).astype(np.int64)
+                self._mask = LossMask(runs.flatten().to_numpy(zero_copy_only=True), num_runs_R)
+                self._mask.check(sizes_R)
         except (pa.ArrowException, ValueError) as error:
             raise PreparedDataError(f"{path}: this shard cannot be read ({error}); run `prepare` again") from None
         targets_S = _num_targets_of(self._lengths_S, np.diff(self._offsets), self._mask)
@@ -366,7 +343,7 @@ class _OpenShard:
                 f"{self._state[0]} before); stop the program that writes to it and run `prepare` again"
             )
 
-    def read(self, rows: NDArray[np.int64]) -> RowBatch:
+    def read(self, rows: Int64s) -> RowBatch:
         """Return tokens and segments of these rows, shape [B, L].
 
         The digest only proves that the shard is as it was written. An id outside of the vocabulary makes a model read other
@@ -380,28 +357,28 @@ class _OpenShard:
             )
         return RowBatch(tokens_BL, self._segment_numbers(rows), self._has_loss(rows))
 
-    def num_targets(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def num_targets(self, rows: Int64s) -> Int64s:
         return self._targets_R[rows]
 
-    def num_sequences(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def num_sequences(self, rows: Int64s) -> Int64s:
         return self._sequences_R[rows]
 
-    def _sum_by_row(self, values_S: NDArray[Any]) -> NDArray[np.int64]:
+    def _sum_by_row(self, values_S: NDArray[Any]) -> Int64s:
         before = np.concatenate([[0], np.cumsum(values_S, dtype=np.int64)])
-        sums: NDArray[np.int64] = before[self._offsets[1:]] - before[self._offsets[:-1]]
+        sums: Int64s = before[self._offsets[1:]] - before[self._offsets[:-1]]
         return sums
 
     def _look(self) -> tuple[int, int]:
         status = os.fstat(self._descriptor)
         return status.st_size, status.st_mtime_ns
 
-    def _segment_numbers(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+    def _segment_numbers(self, rows: Int64s) -> NDArray[np.int32]:
         """Return the index of the document at every position of these rows, -1 for padding: shape [B, L]."""
         shape = (len(rows), self._tokens_RL.shape[1])
         numbers = number_tokens(self._offsets[rows], self._offsets[rows + 1], self._lengths_S, np.full(*shape))
         return numbers.reshape(shape)
 
-    def _has_loss(self, rows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+    def _has_loss(self, rows: Int64s) -> NDArray[np.bool_] | None:
         """Return whether each token of these rows has a loss, [B, L]; None if all have. The value has no meaning for padding."""
         if self._mask is None or self._run_ends_R is None:
             return None
@@ -425,33 +402,34 @@ def _open_file(directory: Path, entry: ShardEntry, *, verify: bool) -> BinaryIO:
             raise
         raise PreparedDataError(f"{path}: this shard is missing; run `prepare` again") from None
     try:
-        _check_file(file, path, entry, verify=verify)
+        size = os.fstat(file.fileno()).st_size
+        problem = "" if size == entry.bytes else f"it has {size} bytes, but the manifest says {entry.bytes}"
+        if not problem and verify and (digest := digest_stream(file)) != entry.sha256:
+            problem = f"its digest is {digest}, but the manifest says {entry.sha256}"
+        if problem:
+            raise PreparedDataError(f"{path}: {problem}; the shard is damaged: run `prepare` again")
     except BaseException:
         file.close()
         raise
     return file
 
 
-def _check_file(file: BinaryIO, path: Path, entry: ShardEntry, *, verify: bool) -> None:
-    size = os.fstat(file.fileno()).st_size
-    if size != entry.bytes:
-        raise PreparedDataError(
-            f"{path}: it has {size} bytes, but the manifest says {entry.bytes}; the shard is damaged: run `prepare` again"
-        )
-    if verify and (digest := digest_stream(file)) != entry.sha256:
-        raise PreparedDataError(
-            f"{path}: its digest is {digest}, but the manifest says {entry.sha256}; the shard is damaged: run `prepare` again"
-        )
-
-
 def _only_batch(content: pa.Buffer, manifest: Manifest) -> pa.RecordBatch:
     """Return the record batch of a shard, without a copy; ValueError if it is not as `write_shard` writes it."""
-    file = open_arrow(content)
-    has_mask = manifest.format == MASKED_FORMAT and LOSS_RUNS in file.schema.names
-    expected = _schema(np.dtype(manifest.token_type), manifest.row_length, has_mask=has_mask)
-    if not file.schema.equals(expected):
-        raise ValueError(f"the columns are {_in_words(file.schema)}, but {_in_words(expected)} are expected")
-    batches = list(islice(file.batches(), 2))
+    schema, found_batches = open_arrow(content)
+    has_mask = manifest.format == MASKED_FORMAT and LOSS_RUNS in schema.names
+    columns = [
+        ("tokens", pa.list_(pa.from_numpy_dtype(np.dtype(manifest.token_type)), manifest.row_length)),
+        ("segments", pa.list_(pa.uint32())),
+        ("documents", pa.list_(pa.uint64())),
+    ]
+    expected = pa.schema([*columns, (LOSS_RUNS, pa.list_(pa.uint32()))] if has_mask else columns)
+    if not schema.equals(expected):
+        found, wanted = (
+            visible(", ".join(f"{field.name}: {field.type}" for field in one))[:_MAX_SHOWN] for one in (schema, expected)
+        )
+        raise ValueError(f"the columns are {found}, but {wanted} are expected")
+    batches = list(islice(found_batches, 2))
     if len(batches) != 1:
         raise ValueError(f"it has {'several' if batches else 'no'} record batches, but one is expected")
     batches[0].validate(full=True)  # invalid offsets would crash this process
@@ -460,22 +438,4 @@ def _only_batch(content: pa.Buffer, manifest: Manifest) -> pa.RecordBatch:
     return batches[0]
 
 
-def _mask_in(column: pa.Array | None, sizes_R: NDArray[np.int64]) -> LossMask | None:
-    if column is None:
-        return None
-    mask = LossMask(column.flatten().to_numpy(zero_copy_only=True), np.diff(column.offsets.to_numpy()).astype(np.int64))
-    mask.check(sizes_R)
-    return mask
-
-
-def _schema(token_type: np.dtype[Any], row_length: int, *, has_mask: bool) -> pa.Schema:
-    columns = [
-        ("tokens", pa.list_(pa.from_numpy_dtype(token_type), row_length)),
-        ("segments", pa.list_(pa.uint32())),
-        ("documents", pa.list_(pa.uint64())),
-    ]
-    return pa.schema([*columns, (LOSS_RUNS, pa.list_(pa.uint32()))] if has_mask else columns)
-
-
-def _in_words(schema: pa.Schema) -> str:
-    return visible(", ".join(f"{field.name}: {field.type}" for field in schema))[:_MAX_SHOWN]
+_Shard = _BlankShard | _OpenShard

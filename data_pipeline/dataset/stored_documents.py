@@ -114,16 +114,14 @@ def _check_values(directory: Path, manifest: Manifest, number: int) -> None:
             if not any(batch.schema.equals(schema) for schema in schemas):
                 raise ValueError(f"the columns of {folder} are not those that `prepare` writes")
             batch.validate(full=True)  # invalid offsets would crash this process
-            _check_bounds(batch, manifest.vocab_size)
-            if LOSS_RUNS in batch.schema.names:
-                _check_mask(batch)
+            _check_batch(batch, manifest.vocab_size)
             rows += batch.num_rows
         num_rows.append(rows)
     if num_rows[0] != num_rows[1]:
         raise ValueError(f"{num_rows[0]} documents, but {num_rows[1]} numbers of copies")
 
 
-def _check_bounds(batch: pa.RecordBatch, vocab_size: int) -> None:
+def _check_batch(batch: pa.RecordBatch, vocab_size: int) -> None:
     bounds = {"split": len(SPLITS), "kind": len(KINDS), "tokens": vocab_size}
     for name in batch.schema.names:
         column = batch.column(name)
@@ -132,14 +130,12 @@ def _check_bounds(batch: pa.RecordBatch, vocab_size: int) -> None:
         values = (column.flatten() if name == "tokens" else column) if name in bounds else None
         if values is not None and (values.null_count or int(values.to_numpy().max(initial=0)) >= bounds[name]):
             raise ValueError(f"a value of {name} is not less than {bounds[name]}")
-
-
-def _check_mask(batch: pa.RecordBatch) -> None:
-    runs = batch.column(LOSS_RUNS)
-    if runs.flatten().null_count:
-        raise ValueError(f"a run of {LOSS_RUNS} is null")
-    mask = LossMask(runs.flatten().to_numpy(), np.diff(runs.offsets.to_numpy()).astype(np.int64))
-    mask.check(np.diff(batch.column("tokens").offsets.to_numpy()))
+    if LOSS_RUNS in batch.schema.names:
+        runs = batch.column(LOSS_RUNS)
+        if runs.flatten().null_count:
+            raise ValueError(f"a run of {LOSS_RUNS} is null")
+        mask = LossMask(runs.flatten().to_numpy(), np.diff(runs.offsets.to_numpy()).astype(np.int64))
+        mask.check(np.diff(batch.column("tokens").offsets.to_numpy()))
 
 
 def read_tokenizer(directory: Path, manifest: Manifest) -> Tokenizer:

@@ -1,9 +1,15 @@
-"""Tables on disk with the documents between two stages. Prepared data keeps some of them."""
+"""Tables of documents on disk, which are Arrow IPC files, and a reader of such files that trusts nothing.
+
+The reader of the Arrow library follows the offsets in the footer and decompresses the buffers, so a file of some kilobytes can use
+gigabytes of memory. This project writes uncompressed files. So files are read message by message, in place, and a compressed one is
+refused. Format: https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format; the flatbuffers are defined in Message.fbs.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +18,11 @@ import pyarrow as pa
 
 from common.errors import PreparedDataError
 from common.files import unfinished_path
-from data_pipeline.dataset.arrow_files import ArrowFile, open_arrow
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-
-__all__ = ["TableWriter", "data_path", "read_batches", "read_checked", "read_side_by_side", "read_table"]
+__all__ = ["TableWriter", "data_path", "open_arrow", "read_batches", "read_checked", "read_side_by_side", "read_table"]
 
 _BATCH_BYTES = 4 << 20  # text in one record batch; limits the memory of every stage
 
@@ -34,7 +38,6 @@ class TableWriter:
         self._rows: list[tuple[Any, ...]] = []
         self._bytes = 0
         self.digest = ""
-        """`sha256:…` of the complete file; empty before."""
 
     def __enter__(self) -> TableWriter:
         self._file = _DigestingFile(self._temporary)
@@ -102,12 +105,12 @@ class _DigestingFile(io.RawIOBase):
 
 
 def read_batches(output: Path) -> Iterable[pa.RecordBatch]:
-    return _mapped(output).batches()
+    return open_arrow(pa.memory_map(str(data_path(output))).read_buffer())[1]
 
 
 def read_table(output: Path) -> pa.Table:
-    file = _mapped(output)
-    return pa.Table.from_batches(file.batches(), file.schema).combine_chunks()
+    schema, batches = open_arrow(pa.memory_map(str(data_path(output))).read_buffer())
+    return pa.Table.from_batches(batches, schema).combine_chunks()
 
 
 def read_checked(path: Path, schema: pa.Schema, column: str, bound: int) -> pa.Table:
@@ -126,10 +129,6 @@ def read_checked(path: Path, schema: pa.Schema, column: str, bound: int) -> pa.T
     return table
 
 
-def _mapped(output: Path) -> ArrowFile:
-    return open_arrow(pa.memory_map(str(data_path(output))).read_buffer())
-
-
 def read_side_by_side(output: Path, other: Path) -> Iterator[tuple[pa.RecordBatch, pa.Table]]:
     """Yield each batch of an output with the matching rows of another, small output."""
     rows = read_table(other)
@@ -141,3 +140,63 @@ def read_side_by_side(output: Path, other: Path) -> Iterator[tuple[pa.RecordBatc
 
 def data_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.arrow")
+
+
+_MAGIC = b"ARROW1\0\0"
+_HEADER_OF_MESSAGE, _COMPRESSION_OF_BATCH = 2, 3  # field numbers in Message.fbs
+
+
+def open_arrow(content: pa.Buffer) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Return the schema of an Arrow IPC file in a buffer, and its record batches, without a copy.
+
+    ValueError: it is not such a file, or a batch is damaged or compressed.
+    """
+    if bytes(content[: len(_MAGIC)]) != _MAGIC:
+        raise ValueError("it does not begin with the bytes of an Arrow file")
+    messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(content.slice(len(_MAGIC))))
+    message = _next_message(messages)
+    if message is None or message.type != "schema":
+        raise ValueError("it does not begin with a schema")
+    try:
+        schema = pa.ipc.read_schema(message)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"its schema cannot be read ({error})") from None
+    return schema, _batches(messages, schema)
+
+
+def _batches(messages: pa.ipc.MessageReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    while (message := _next_message(messages)) is not None:
+        if message.type != "record batch":
+            raise ValueError(f"a message has type {message.type!r}, but a record batch is expected")
+        if _is_compressed(message.metadata):
+            raise ValueError("a record batch is compressed, but prepared data is never compressed")
+        try:
+            yield pa.ipc.read_record_batch(message, schema)
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"a record batch cannot be read ({error})") from None
+
+
+def _next_message(messages: pa.ipc.MessageReader) -> pa.ipc.Message | None:
+    try:
+        return messages.read_next_message()
+    except StopIteration:
+        return None
+    except (pa.ArrowException, OSError) as error:  # the library raises OSError for damaged data, also in memory
+        raise ValueError(f"a message cannot be read ({error})") from None
+
+
+def _is_compressed(metadata: pa.Buffer) -> bool:
+    try:
+        message = struct.unpack_from("<I", metadata)[0]
+        at = message + _field(metadata, message, _HEADER_OF_MESSAGE)
+        return _field(metadata, at + struct.unpack_from("<I", metadata, at)[0], _COMPRESSION_OF_BATCH) != 0
+    except struct.error:
+        raise ValueError("the metadata of a record batch is damaged") from None
+
+
+def _field(metadata: pa.Buffer, table: int, number: int) -> int:
+    """Return the offset of a field from the start of its flatbuffer table; 0 if the table has no such field."""
+    fields = table - struct.unpack_from("<i", metadata, table)[0]
+    num_bytes = struct.unpack_from("<H", metadata, fields)[0]
+    at = 4 + 2 * number
+    return int(struct.unpack_from("<H", metadata, fields + at)[0]) if at < num_bytes else 0

@@ -49,7 +49,6 @@ class Runs:
     """Whether any run has these lowest bits of a hash. This test rejects most words of a text."""
 
     def find(self, hashes: Hashes) -> tuple[Int64s, Int64s]:
-        """Return the indices of those hashes that are runs of a benchmark, and the place of each among the runs."""
         likely = np.flatnonzero(self.is_likely[hashes & _FILTER_MASK])
         places = np.minimum(np.searchsorted(self.hashes, hashes[likely]), len(self.hashes) - 1)
         is_run = self.hashes[places] == hashes[likely]
@@ -102,7 +101,11 @@ def load_benchmarks(paths: tuple[Path, ...], num_words: int) -> BenchmarkIndex:
 
 def read_items(path: Path) -> Iterator[list[str]]:
     """Yield the texts of each item of a benchmark: all strings in a line of .jsonl, or one paragraph of .txt."""
-    data = _checked(path).read_bytes().removeprefix(codecs.BOM_UTF8)
+    if path.suffix not in (".jsonl", ".txt"):
+        raise SourceError(f"{path}: unsupported format; benchmarks are read from .jsonl and .txt files")
+    if not path.is_file():
+        raise SourceError(f"{path}: no such benchmark file; correct the path")
+    data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     if path.suffix == ".txt":
         try:
             text = data.decode().replace("\r\n", "\n").replace("\r", "\n")
@@ -129,14 +132,6 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(member)
 
 
-def _checked(path: Path) -> Path:
-    if path.suffix not in (".jsonl", ".txt"):
-        raise SourceError(f"{path}: unsupported format; benchmarks are read from .jsonl and .txt files")
-    if not path.is_file():
-        raise SourceError(f"{path}: no such benchmark file; correct the path")
-    return path
-
-
 def index_items(items: Sequence[list[str]], num_words: int) -> BenchmarkIndex:
     hashes: dict[int, list[Hashes]] = {}
     owners: dict[int, list[Int64s]] = {}
@@ -151,12 +146,12 @@ def index_items(items: Sequence[list[str]], num_words: int) -> BenchmarkIndex:
             counts_D = np.diff(grams.borders_D1)
             hashes.setdefault(length, []).append(grams.hashes_G[np.repeat(is_wanted_D, counts_D)])
             owners.setdefault(length, []).append(np.repeat(item_D[is_wanted_D], counts_D[is_wanted_D]))
-    lengths = (_runs(length, np.concatenate(hashes[length]), np.concatenate(owners[length])) for length in hashes)
-    return BenchmarkIndex(tuple(runs for runs in lengths if len(runs.hashes)), len(items))
-
-
-def _runs(num_words: int, hashes: Hashes, items: Int64s) -> Runs:
-    order = np.lexsort((items, hashes))
-    is_likely = np.zeros(1 << _FILTER_BITS, np.bool_)
-    is_likely[hashes & _FILTER_MASK] = True
-    return Runs(num_words, hashes[order], items[order], is_likely)
+    lengths = []
+    for length, parts in hashes.items():
+        hashes_of_runs, items_of_runs = np.concatenate(parts), np.concatenate(owners[length])
+        if len(hashes_of_runs):
+            order = np.lexsort((items_of_runs, hashes_of_runs))
+            is_likely = np.zeros(1 << _FILTER_BITS, np.bool_)
+            is_likely[hashes_of_runs & _FILTER_MASK] = True
+            lengths.append(Runs(length, hashes_of_runs[order], items_of_runs[order], is_likely))
+    return BenchmarkIndex(tuple(lengths), len(items))

@@ -56,7 +56,6 @@ class BucketTask:
     num_buckets: int
     partitions: tuple[int, ...]
     keys: Path
-    """Folder of the partitions' keys."""
     output: Path
     """Table of the pairs that may be similar. The pairs of equal documents are in `copies_path(output)`."""
 
@@ -210,7 +209,6 @@ def distinct(later: Ids, earlier: Ids) -> Pairs:
 
 
 def read_pairs(outputs: Iterable[Path], lower: int, upper: int) -> Pairs:
-    """Return the distinct pairs in some tables whose later document has an id in [lower, upper)."""
     later, earlier = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
     for output in outputs:
         for batch in read_batches(output):

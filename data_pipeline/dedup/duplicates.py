@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,8 @@ from data_pipeline.dedup.candidates import (
     find_candidates,
     refine_candidates,
 )
-from data_pipeline.dedup.keys import fixed_bytes, read_digests, read_keys
+from data_pipeline.dedup.keys import DIGEST_BYTES, choose_bands, fixed_bytes, read_digests, read_keys
 from data_pipeline.dedup.resolve import Fate, ResolveResult, ResolveTask, resolve_pairs
-from data_pipeline.dedup.signatures import DIGEST_BYTES, choose_bands
 from data_pipeline.dedup.similarity import VerifyResult, VerifyTask, cut_evenly, verify_candidates
 from data_pipeline.documents import Reason, document_id, partition_of
 from data_pipeline.execution.runner import Runner
@@ -38,7 +37,6 @@ FATES_SCHEMA = pa.schema(
 """One row for each row of the text table, in its order. `split_key` is equal for all documents that must be in the same split."""
 
 STAGES = ("find duplicates", "verify duplicates", "resolve duplicates", "mark duplicates")
-"""The names of the stages. The first three can run more than once."""
 
 BUCKET_ENTRIES = 1 << 22  # entries of keys in one bucket: 64 MiB, and about five times as much while they are sorted
 MAX_ROUNDS = 5  # of pairing the documents that are kept; two or three find all
@@ -61,7 +59,6 @@ class MarkTask:
 
     number: int
     keys: Path
-    """Folder of the partitions' keys."""
     resolved: Path
     settings: DedupConfig
     output: Path
@@ -80,7 +77,6 @@ REASONS = {
     Fate.NEAR: Reason.NEAR_DUPLICATE,
     Fate.BENCHMARK: Reason.BENCHMARK_OVERLAP,
 }
-"""The reason why a document of each fate is dropped."""
 
 _NAMES = {Fate.KEEP: _KEPT, **{fate: reason.value for fate, reason in REASONS.items()}}
 
@@ -125,7 +121,8 @@ def find_duplicates(
 ) -> Duplicates:
     """Write `duplicates/NNNNNN.arrow` for every partition. The result does not depend on the engine or on how the tasks are cut."""
     folder = work / "duplicates"
-    num_entries = sum(partition.num_documents for partition in partitions) * entries_per_document(settings)
+    keys_per_document = int(settings.exact) + (choose_bands(settings).num_bands if settings.exact and settings.near else 0)
+    num_entries = sum(partition.num_documents for partition in partitions) * keys_per_document
     numbers, num_buckets = tuple(partition.number for partition in partitions), -(-num_entries // bucket_entries)
     buckets = [
         BucketTask(bucket, num_buckets, numbers, work / "keys", folder / f"bucket-{bucket:06d}") for bucket in range(num_buckets)
@@ -171,18 +168,15 @@ def _shares(total: int, parts: int) -> list[int]:
     return [total // max(parts, 1)] * parts
 
 
-def entries_per_document(settings: DedupConfig) -> int:
-    if not settings.exact:
-        return 0
-    return 1 + (choose_bands(settings).num_bands if settings.near else 0)
-
-
 def mark_partition(task: MarkTask) -> MarkResult:
     ids, digests, overlaps = read_keys(task.keys / f"{task.number:06d}")
     fates, leaders = np.full(len(ids), Fate.KEEP, np.uint8), ids.copy()
     fates[overlaps >= task.settings.benchmark_overlaps] = Fate.BENCHMARK
     split_keys = digests.copy()
-    for batch in read_resolved(task.resolved, task.number):
+    bounds = np.array([document_id(task.number, 0), document_id(task.number + 1, 0)], np.uint64)
+    for whole in read_batches(task.resolved):
+        begin, end = np.searchsorted(whole.column("id").to_numpy(), bounds).tolist()
+        batch = whole.slice(begin, end - begin)
         rows = np.searchsorted(ids, batch.column("id").to_numpy())
         fates[rows], leaders[rows] = batch.column("fate").to_numpy(), batch.column("leader").to_numpy()
         split_keys[rows] = read_digests(batch.column("split_key"))
@@ -190,14 +184,6 @@ def mark_partition(task: MarkTask) -> MarkResult:
         table.write(pa.record_batch([ids, fates, fixed_bytes(split_keys), leaders], schema=FATES_SCHEMA))
     counts = np.bincount(fates, minlength=len(Fate)).tolist()
     return commit_result(task, MarkResult({_NAMES[fate]: counts[fate] for fate in Fate}), table)
-
-
-def read_resolved(path: Path, number: int) -> Iterator[pa.RecordBatch]:
-    bounds = np.array([document_id(number, 0), document_id(number + 1, 0)], np.uint64)
-    for batch in read_batches(path):
-        begin, end = np.searchsorted(batch.column("id").to_numpy(), bounds).tolist()
-        if begin < end:
-            yield batch.slice(begin, end - begin)
 
 
 def _summarise(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.stored_documents import PublishedDocument
 from data_pipeline.dedup.benchmarks import load_benchmarks
-from data_pipeline.dedup.signatures import Keys, Shingles, shingle, sign
+from data_pipeline.dedup.keys import Keys, Shingles, shingle, sign
 from data_pipeline.dedup.similarity import jaccard
 from data_pipeline.text.batch import TextBatch
 
@@ -38,11 +39,9 @@ class Example:
     place: int
     """Id of the validation document, or number of the benchmark item, from 1."""
     train: int
-    """Id of the training document."""
     similarity: float
     """Jaccard similarity of the two documents; 0 if they only share a run of words."""
     sample: str
-    """The beginning of the training document."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,7 @@ class BenchmarkLeaks:
     overlapping: int
     """Number of items that share a run of `benchmark_words` words with a training document."""
     examples: list[Example]
-
-    @property
-    def share(self) -> float:
-        return self.overlapping / max(self.items, 1)
+    share: float
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,6 @@ class LeakReport:
     """The validation and benchmark texts that were found in the training text."""
 
     train: int
-    """Number of training documents."""
     val: int
     exact: int
     """Number of validation documents that equal a training document except for white space."""
@@ -84,10 +79,7 @@ class LeakReport:
         return any(benchmark.overlapping for benchmark in self.benchmarks)
 
     def summary(self) -> dict[str, Any]:
-        values = asdict(self)
-        for shown, benchmark in zip(values["benchmarks"], self.benchmarks, strict=True):
-            shown["share"] = round(benchmark.share, 6)
-        return values
+        return asdict(self)
 
     def describe(self) -> str:
         lines = [
@@ -112,14 +104,12 @@ def _lines(examples: Iterable[Example], what: str) -> Iterator[str]:
 def check_leaks(
     train: Iterable[PublishedDocument], val: Iterable[PublishedDocument], settings: DedupConfig, benchmarks: Sequence[Path] = ()
 ) -> LeakReport:
-    """Look for every validation document and every item of the benchmark files in the training text."""
     held_out = _HeldOut(val, settings.model_copy(update={"exact": True, "near": True}))
     indices = [load_benchmarks((path,), settings.benchmark_words) for path in benchmarks]
     hits: list[dict[int, Example]] = [{} for _ in benchmarks]
     num_train = 0
-    for documents in _batches(train):
+    for documents, batch in _batches(train):
         num_train += len(documents)
-        batch = _lay_out(documents)
         held_out.compare(documents, batch)
         for index, found in zip(indices, hits, strict=True):
             overlaps = index.overlaps(batch)
@@ -133,7 +123,7 @@ def check_leaks(
         threshold=settings.threshold,
         examples=_first(held_out.similar | held_out.equal),
         benchmarks=[
-            BenchmarkLeaks(str(path), index.num_items, len(found), _first(found))
+            BenchmarkLeaks(str(path), index.num_items, len(found), _first(found), round(len(found) / max(index.num_items, 1), 6))
             for path, index, found in zip(benchmarks, indices, hits, strict=True)
         ],
     )
@@ -152,8 +142,8 @@ class _HeldOut:
         self._of_digest: dict[bytes, list[int]] = {}
         keys: list[Hashes] = []
         owners: list[Int64s] = []
-        for members in _batches(documents):
-            signed, shingles = self._sign(_lay_out(members))
+        for members, batch in _batches(documents):
+            signed, shingles = self._sign(batch)
             places = np.arange(len(self.ids), len(self.ids) + len(members))
             for place, digest in zip(places.tolist(), signed.digests_D.tolist(), strict=True):
                 self._of_digest.setdefault(digest, []).append(place)
@@ -182,7 +172,6 @@ class _HeldOut:
                     self.similar[place] = _example(self.ids[place], documents[number], similarity)
 
     def _candidates(self, signed: Keys) -> list[tuple[int, int]]:
-        """Return pairs of a training document of the batch and a validation document that share a band."""
         numbers = np.repeat(np.flatnonzero(signed.has_words_D), signed.bands_DB.shape[1])
         keys = signed.bands_DB[signed.has_words_D].ravel()
         first = np.searchsorted(self._keys, keys)
@@ -200,18 +189,13 @@ def _first(found: dict[int, Example]) -> list[Example]:
     return [found[place] for place in sorted(found)[:_MAX_EXAMPLES]]
 
 
-def _lay_out(documents: Sequence[PublishedDocument]) -> TextBatch:
-    return TextBatch([document.text.encode() for document in documents])
-
-
-def _batches(documents: Iterable[PublishedDocument]) -> Iterator[list[PublishedDocument]]:
+def _batches(documents: Iterable[PublishedDocument]) -> Iterator[tuple[list[PublishedDocument], TextBatch]]:
     batch: list[PublishedDocument] = []
     num_chars = 0
-    for document in documents:
-        batch.append(document)
-        num_chars += len(document.text)
-        if num_chars >= _BATCH_CHARS:
-            yield batch
+    for document in chain(documents, [None]):
+        if document is not None:
+            batch.append(document)
+            num_chars += len(document.text)
+        if batch and (num_chars >= _BATCH_CHARS or document is None):
+            yield batch, TextBatch([one.text.encode() for one in batch])
             batch, num_chars = [], 0
-    if batch:
-        yield batch

@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.tables import TableWriter
 from data_pipeline.dedup.candidates import Pairs, read_pairs
-from data_pipeline.dedup.keys import fixed_bytes, read_keys
-from data_pipeline.dedup.signatures import DIGEST_BYTES
-from data_pipeline.dedup.text_lookup import Texts
+from data_pipeline.dedup.keys import DIGEST_BYTES, fixed_bytes, read_keys
+from data_pipeline.dedup.similarity import Texts
 from data_pipeline.execution.tasks import commit_result
 
 __all__ = ["RESOLVED_SCHEMA", "Fate", "Resolution", "ResolveResult", "ResolveTask", "components", "resolve", "resolve_pairs"]
@@ -50,11 +49,8 @@ class Fate(IntEnum):
 
     KEEP = 0
     EXACT = 1
-    """Its letters equal those of an earlier document."""
     NEAR = 2
-    """It is similar to an earlier document."""
     BENCHMARK = 3
-    """It shares text with a benchmark."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,6 @@ class Resolution:
     roots_M: Ids
     """The first document of its component."""
     capped: int
-    """Number of documents that were kept because their leaders had already absorbed `max_cluster` others."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,6 @@ class ResolveTask:
     copies: tuple[Path, ...]
     similar: tuple[Path, ...]
     work: Path
-    """Folder that contains the folders `text` and `keys`."""
     settings: DedupConfig
     output: Path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +12,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from data_pipeline.config import DedupConfig
-from data_pipeline.dataset.tables import TableWriter
+from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.dedup.candidates import PAIRS_SCHEMA, Pairs, read_pairs
-from data_pipeline.dedup.signatures import shingle
-from data_pipeline.dedup.text_lookup import Texts
+from data_pipeline.dedup.keys import shingle
+from data_pipeline.documents import partition_of
 from data_pipeline.execution.tasks import commit_result
 from data_pipeline.text.batch import TextBatch
 
-__all__ = ["ShingleCache", "VerifyResult", "VerifyTask", "cut_evenly", "jaccard", "similar_pairs", "verify_candidates"]
+__all__ = ["ShingleCache", "Texts", "VerifyResult", "VerifyTask", "cut_evenly", "jaccard", "similar_pairs", "verify_candidates"]
 
 _CACHE_BYTES = 64 << 20  # of cached shingles
 _CHUNK_BYTES = 16 << 20  # of texts whose pairs are compared together; their shingles need up to eight times as much memory
+_OPEN_FILES = 64
 _BATCH_BYTES = 1 << 20  # of texts whose shingles are computed together
 
 Hashes = NDArray[np.uint64]
@@ -34,7 +36,6 @@ class VerifyTask:
     lower: int
     upper: int
     candidates: tuple[Path, ...]
-    """Tables of pairs, from all buckets."""
     texts: Path
     settings: DedupConfig
     output: Path
@@ -45,7 +46,6 @@ class VerifyResult:
     """Counts of one range of ids."""
 
     candidates: int = 0
-    """Number of distinct pairs."""
     similar: int = 0
 
 
@@ -89,6 +89,47 @@ def _chunks(pairs: Pairs, texts: Texts) -> Iterator[list[tuple[int, int]]]:
         num_bytes += new_bytes
     if chunk:
         yield chunk
+
+
+class Texts:
+    """The texts of all partitions. Memory use is bounded, because the operating system can drop mapped pages."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[int, tuple[list[int], list[pa.RecordBatch]]] = {}
+
+    def place(self, identity: int) -> tuple[str, int]:
+        batch, row = self._row(identity)
+        return batch.column("path")[row].as_py(), batch.column("line")[row].as_py()
+
+    def read(self, identity: int) -> bytes:
+        text: bytes = self._find(identity).to_pybytes()
+        return text
+
+    def size(self, identity: int) -> int:
+        return int(self._find(identity).size)
+
+    def _find(self, identity: int) -> pa.Buffer:
+        batch, row = self._row(identity)
+        return batch.column("text")[row].as_buffer()
+
+    def _row(self, identity: int) -> tuple[pa.RecordBatch, int]:
+        first_ids, batches = self._partition(partition_of(identity))
+        place = bisect_right(first_ids, identity) - 1
+        if place >= 0:
+            ids = batches[place].column("id").to_numpy()
+            row = int(np.searchsorted(ids, np.uint64(identity)))
+            if row < len(ids) and ids[row] == identity:
+                return batches[place], row
+        raise KeyError(f"{self._folder}: no document with id {identity}")
+
+    def _partition(self, number: int) -> tuple[list[int], list[pa.RecordBatch]]:
+        if number not in self._open:
+            if len(self._open) >= _OPEN_FILES:
+                del self._open[next(iter(self._open))]
+            batches = [batch for batch in read_batches(self._folder / f"{number:06d}") if batch.num_rows]
+            self._open[number] = [batch.column("id")[0].as_py() for batch in batches], batches
+        return self._open[number]
 
 
 class ShingleCache:

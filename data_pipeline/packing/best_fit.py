@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from data_pipeline.packing.pieces import Int64s
+Int64s = NDArray[np.int64]
 
 
 def best_fit_decreasing(lengths: Int64s, row_length: int) -> Int64s:

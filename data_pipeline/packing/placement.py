@@ -9,19 +9,39 @@ then place the pieces, longest first, each in the row with the least room that c
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
+from numpy.typing import NDArray
 
 from data_pipeline.packing.best_fit import best_fit_decreasing
-from data_pipeline.packing.pieces import Int64s, Method, Packing, cut
 
-__all__ = ["count_packing", "pack"]
+__all__ = ["METHODS", "Method", "Packing", "count_packing", "pack"]
+
+Int64s = NDArray[np.int64]
+Method = Literal["best-fit", "greedy", "one-per-row"]
+METHODS: tuple[Method, ...] = ("best-fit", "greedy", "one-per-row")
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Pieces of documents in order: row by row, and from left to right in each row."""
+
+    rows: Int64s
+    documents: Int64s
+    """Document of each piece, as an index into the packed lengths."""
+    starts: Int64s
+    """Index of the first token of each piece in its document."""
+    lengths: Int64s
+    num_rows: int
 
 
 def pack(lengths: Int64s, row_length: int, method: Method) -> Packing:
     """Place documents of `lengths` tokens (each at least 1) in rows of `row_length` tokens (at least 2)."""
     if method == "greedy":
         return _pack_greedy(lengths, row_length)
-    pieces, starts, piece_lengths = cut(lengths, row_length)
+    pieces, starts, piece_lengths = _cut(lengths, row_length)
     if method == "one-per-row":
         return Packing(np.arange(len(pieces)), pieces, starts, piece_lengths, len(pieces))
     rows = best_fit_decreasing(piece_lengths, row_length)
@@ -57,3 +77,13 @@ def _pack_greedy(lengths: Int64s, row_length: int) -> Packing:
             start += size - 1
     rows, documents, starts, sizes = np.ascontiguousarray(np.array(pieces, np.int64).reshape(-1, 4).T)
     return Packing(rows, documents, starts, sizes, row + 1 if pieces else 0)
+
+
+def _cut(lengths: Int64s, row_length: int) -> tuple[Int64s, Int64s, Int64s]:
+    """Return document, start and length of each piece. Only documents longer than a row are cut."""
+    stride = row_length - 1
+    num_pieces = np.maximum(1, -(-(lengths - 1) // stride))
+    documents = np.repeat(np.arange(len(lengths)), num_pieces)
+    first_piece = np.cumsum(num_pieces) - num_pieces
+    starts = (np.arange(len(documents)) - first_piece[documents]) * stride
+    return documents, starts, np.minimum(row_length, lengths[documents] - starts)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.shards import ShardContent, Tokens
-from data_pipeline.packing.pieces import Packing
+from data_pipeline.packing.placement import Packing
 
 __all__ = ["Window", "cut_into_shards", "cut_into_windows", "fill_rows"]
 
@@ -98,15 +98,12 @@ def fill_rows(window: Window, packing: Packing, row_length: int, pad_id: int, *,
         if window.has_loss_T is not None:
             mask = LossMask.of(np.concatenate([window.has_loss_T[piece] for piece in pieces]), filled_R)
             if has_pairs:
-                chosen = np.array([_length_of_first(window.has_loss_T[piece]) for piece in pieces], np.int64)
+                # The first answer with its prompt ends where the prompt of the second one, which has no loss, begins.
+                losses = (window.has_loss_T[piece] for piece in pieces)
+                chosen = np.array([1 + np.flatnonzero(one[:-1] & ~one[1:])[0] for one in losses], np.int64)
                 lengths = np.stack([chosen, lengths - chosen], axis=1).reshape(-1)
                 ids_S, num_segments_R = np.repeat(ids_S, 2), 2 * num_segments_R
         yield ShardContent(tokens_RL, lengths.astype(np.uint32), ids_S, num_segments_R, mask)
-
-
-def _length_of_first(has_loss_T: NDArray[np.bool_]) -> int:
-    """Return the number of tokens of the first answer of a pair with its prompt. The prompt of the second one follows."""
-    return 1 + int(np.flatnonzero(has_loss_T[:-1] & ~has_loss_T[1:])[0])
 
 
 def cut_into_shards(contents: Iterable[ShardContent], rows_per_shard: int) -> Iterator[ShardContent]:

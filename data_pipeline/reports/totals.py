@@ -16,7 +16,7 @@ from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import Reason, Stage, partition_of
 from data_pipeline.execution.tasks import Counts, add_counts
 from data_pipeline.filters.language import kept_by_threshold
-from data_pipeline.packing.pieces import METHODS
+from data_pipeline.packing.placement import METHODS
 from data_pipeline.quality.classifier import PROBABILITY_STEPS, HeldOut
 from data_pipeline.quality.perplexity import SCORE_STEPS, perplexity
 from data_pipeline.reports.lengths import compare_row_lengths, describe_lengths, share_of

@@ -62,7 +62,11 @@ def read_tar(
         if header.type in b"LKxg":
             extra |= _read_extra(reader, header)
             continue
-        name, size = extra.get("path", header.name), _size_of(extra, header)
+        name, size = extra.get("path", header.name), header.size
+        if (given := extra.get("size")) is not None:  # for members over 8 GiB
+            if not (given.isascii() and given.isdigit() and len(given) < 20):
+                raise ArchiveError(Reason.CORRUPT_ARCHIVE, "the size in a pax header is not a valid number")
+            size = int(given)
         is_sparse = header.type == b"S" or _PAX_SPARSE in extra
         extra = {}
         if header.type in b"123456":
@@ -127,7 +131,8 @@ class _Census:
 
     def judge(self, name: str, size: int, blocks: Callable[[], Iterator[bytes]]) -> Member | Rejection | None:
         """Return the member, or a rejection if it is refused, or None if its extension is not that of a text format."""
-        if _leads_out(name):
+        parts = re.split(r"[/\\]", name)
+        if not name or not parts[0] or ".." in parts or parts[0].endswith(":") or "\0" in name:
             return self.refuse(name, Reason.UNSAFE_MEMBER, "its name is absolute or leads out of the archive")
         shape = shape_of(name)
         if is_hidden(name):
@@ -144,11 +149,6 @@ class _Census:
     def _shown(self, name: str) -> str:
         end = printable(name[-_MAX_SHOWN_CHARS:])
         return f"{self._path}!/{'' if len(name) <= _MAX_SHOWN_CHARS else '…'}{end}"
-
-
-def _leads_out(name: str) -> bool:
-    parts = re.split(r"[/\\]", name)
-    return not name or not parts[0] or ".." in parts or parts[0].endswith(":") or "\0" in name
 
 
 def _outermost(blocks: Iterator[bytes]) -> Iterator[bytes]:
@@ -182,7 +182,9 @@ def _read_header(reader: ByteReader) -> _Header | None:
         return None
     if len(block) < _BLOCK:
         raise ArchiveError(Reason.CORRUPT_ARCHIVE, "it ends in the middle of a header; the file is truncated")
-    if not _sums_up(block):
+    # The checksum is the sum of the bytes, with spaces in its own field. Some old programs add signed bytes.
+    given, without = _number(block[148:156]), block[:148] + b" " * 8 + block[156:]
+    if given not in (sum(without), sum(without) - 256 * sum(byte > 127 for byte in without)):
         raise ArchiveError(Reason.CORRUPT_ARCHIVE, "the checksum of a header is wrong; the file is damaged or not a tar archive")
     name = _text(block[:100])
     if block[257:263] == b"ustar\0" and block[345]:
@@ -191,13 +193,6 @@ def _read_header(reader: ByteReader) -> _Header | None:
     if size < 0:
         raise ArchiveError(Reason.CORRUPT_ARCHIVE, "the size in a header is not a valid number")
     return _Header(name, size, block[156:157])
-
-
-def _sums_up(header: bytes) -> bool:
-    """Whether the checksum of a header is right: the sum of its bytes, with spaces in the field of the checksum."""
-    given, without = _number(header[148:156]), header[:148] + b" " * 8 + header[156:]
-    unsigned = sum(without)
-    return given == unsigned or given == unsigned - 256 * sum(byte > 127 for byte in without)  # some old programs add signed bytes
 
 
 def _read_extra(reader: ByteReader, header: _Header) -> dict[str, str]:
@@ -237,15 +232,6 @@ def _parse_pax(data: bytes) -> dict[str, str]:
     return found
 
 
-def _size_of(extra: dict[str, str], header: _Header) -> int:
-    given = extra.get("size")
-    if given is None:
-        return header.size
-    if not (given.isascii() and given.isdigit() and len(given) < 20):
-        raise ArchiveError(Reason.CORRUPT_ARCHIVE, "the size in a pax header is not a valid number")
-    return int(given)
-
-
 def _number(data: bytes) -> int:
     """Return a number of a header, in octal digits or, if the first bit is set, in binary; -1 if it is invalid."""
     if data[0] & 0x80:
@@ -265,13 +251,10 @@ class _Entry(NamedTuple):
     method: int
     crc: int
     compressed: int
-    """Compressed size in bytes."""
     size: int
-    """Uncompressed size in bytes."""
     mode: int
     """Unix file mode; 0 if the archive does not state it."""
     start: int
-    """Offset of the local header in the archive, in bytes."""
 
     @property
     def is_folder(self) -> bool:
@@ -279,7 +262,6 @@ class _Entry(NamedTuple):
 
     @property
     def refusal(self) -> tuple[Reason, str] | None:
-        """Reason and explanation if the member cannot be read; its name and content are checked elsewhere."""
         if stat.S_IFMT(self.mode) not in (0, stat.S_IFREG):
             return Reason.UNSAFE_MEMBER, "it is a link or device, not a regular file"
         if self.flags & 1:

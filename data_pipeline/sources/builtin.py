@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common.files import UnusableFileError, read_input
 
-__all__ = ["code_files", "is_placeholder", "manual_file", "parse_topics", "standard_library"]
+__all__ = ["code_files", "is_placeholder", "parse_topics", "standard_library"]
 
 # Tests and bundled programs are repetitive; site-packages is not the standard library and differs between machines.
 _LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "pydoc_data"}
@@ -28,10 +28,6 @@ def code_files(library: Path) -> list[Path]:
         for path in library.rglob("*.py")
         if _LEFT_OUT.isdisjoint(path.relative_to(library).parts) and not path.name.startswith("_sysconfigdata")
     ]
-
-
-def manual_file(library: Path) -> Path:
-    return library / "pydoc_data" / "topics.py"
 
 
 def parse_topics(code: str) -> list[tuple[int, str]]:

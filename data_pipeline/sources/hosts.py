@@ -31,7 +31,6 @@ class GuardedClient:
     """Creates the client sessions of fsspec's web store. Equal instances share a store, so this class has no state."""
 
     allowed: tuple[str, ...]
-    """Value of `limits.allowed_hosts`."""
 
     async def __call__(self, **options: Any) -> aiohttp.ClientSession:
         trace = aiohttp.TraceConfig()

@@ -15,7 +15,7 @@ from data_pipeline.sources.formats import extension_of
 __all__ = ["IgnoredFiles", "IgnoredReason", "count_extension", "extension_shown"]
 
 _EXTENSION = re.compile(r"(\.\w[\w+-]{0,11}){1,2}")
-"""Longer ends of names, and those with spaces, are no extensions: `1. Introduction`."""
+"""Longer ends of names, and those with spaces, are not extensions: `1. Introduction`."""
 _WITHOUT = "without an extension"
 _OTHER = "other"
 _MAX_EXTENSIONS = 1000
@@ -37,7 +37,6 @@ class IgnoredReason(StrEnum):
     CACHE = "cache"
     """Hugging Face's datasets library keeps it beside the data."""
     LINK = "link"
-    """It is a link that is not followed."""
 
 
 class IgnoredFiles:

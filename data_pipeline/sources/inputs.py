@@ -19,7 +19,7 @@ from common.paths import named_mount
 from common.redaction import redacted
 from data_pipeline.config import BUILTIN, Kind, PrepareConfig
 from data_pipeline.dataset.layout import FOLDERS, MANIFEST, SINGLE_FILES, is_written_by_prepare
-from data_pipeline.sources.builtin import code_files, is_placeholder, manual_file, standard_library
+from data_pipeline.sources.builtin import code_files, is_placeholder, standard_library
 from data_pipeline.sources.formats import FORMATS, UNDERSTOOD, Shape, is_hidden, shape_of
 from data_pipeline.sources.ignored import IgnoredFiles, IgnoredReason, extension_shown
 from data_pipeline.sources.parsers.text_files import TOPICS
@@ -46,26 +46,15 @@ _FILES_OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")
 _DIVISIBLE = {source_format.name for source_format in FORMATS.values() if source_format.is_divisible}
 
 
-@dataclass(frozen=True)
-class InputFile:
-    """One file of one source. Source, path and content identify it on every machine; `location` and `stamp` are local."""
+@dataclass(frozen=True, kw_only=True)
+class InputFile(Found):
+    """One file of one source. Source, path and content identify it on every machine; `location` and the stamps are local."""
 
     source: str
-    path: str
-    """Path relative to the source, with forward slashes."""
-    location: Location
-    """Where the file is. Its text form has no secrets."""
     format: str
     compression: Compression
     kind: Kind | None
     """Kind of text, if the settings of the source or the file name state it."""
-    bytes: int
-    stamp: str
-    """Value that changes when the content changes. It is cheaper to read than the content."""
-    status_stamp: str = ""
-    """Value that changes when the file or its metadata changes. If it has changed, the content is read again."""
-    checksum: str = ""
-    """`sha256:…` of the content, or the checksum that the store provides: `md5:…`, `etag:…`, …"""
 
     @property
     def identity(self) -> dict[str, str | int]:
@@ -157,7 +146,9 @@ def _find_named(named: str, source: _Source, config: PrepareConfig, ignored: Ign
     files = list(_texts(visible, ignored, is_folder=listing.is_folder))
     usable = [_input(file, shape, source) for file in files if (shape := shape_of(file.path)) is not None]
     unknown = [file for file in files if shape_of(file.path) is None]
-    if not any(file.bytes for file in usable) and not _stands_for_builtin(named, config):
+    # The built-in corpus may replace an empty placeholder folder.
+    may_be_empty = config.if_empty == "builtin" and not is_url(named) and is_placeholder(Path(named.removeprefix("file://")))
+    if not any(file.bytes for file in usable) and not may_be_empty:
         raise SourceError(_explain_no_text(_shown(named), listing, unknown, len(usable), num_prepared))
     if unknown:
         logger.warning(
@@ -170,13 +161,9 @@ def _find_named(named: str, source: _Source, config: PrepareConfig, ignored: Ign
     return listing.root, usable
 
 
-def _stands_for_builtin(named: str, config: PrepareConfig) -> bool:
-    return config.if_empty == "builtin" and not is_url(named) and is_placeholder(Path(named.removeprefix("file://")))
-
-
 def _find_builtin(source: _Source, ignored: IgnoredFiles) -> Iterator[InputFile]:
     library = standard_library()
-    code, manual = sorted(code_files(library)), manual_file(library)
+    code, manual = sorted(code_files(library)), library / "pydoc_data" / "topics.py"
     if not code or not manual.is_file():
         raise SourceError(
             f"the built-in corpus: Python's standard library in {library} has no source text; set --sources to other files"
@@ -218,15 +205,12 @@ def _not_prepared(files: Iterable[Found], output: Path) -> Iterator[Found]:
             place = real_folders[folder] / name
             if place.is_relative_to(real_output) and is_written_by_prepare(place.relative_to(real_output)):
                 continue
-            if any(is_prepared(holder) for holder in _possible_outputs(Path(file.location.name))):
+            parts = Path(file.location.name).parts
+            names = [number for number, part in enumerate(parts) if part in FOLDERS]
+            names += [len(parts) - 1] if parts[-1] in SINGLE_FILES else []
+            if any(is_prepared(Path(*parts[:number])) for number in names):  # a folder that could have been its output
                 continue
         yield file
-
-
-def _possible_outputs(file: Path) -> Iterator[Path]:
-    for place, part in enumerate(file.parts):
-        if part in FOLDERS or (part in SINGLE_FILES and place == len(file.parts) - 1):
-            yield Path(*file.parts[:place])
 
 
 def _holds_prepared_data(folder: Path) -> bool:
@@ -361,24 +345,19 @@ class Partition:
 
 def cut_into_partitions(inputs: Sequence[InputFile], partition_bytes: int) -> tuple[Partition, ...]:
     """Cut large JSON Lines files into ranges, and group all other files, into partitions of about `partition_bytes`, in order."""
-    return tuple(Partition(number, tuple(parts)) for number, parts in enumerate(_group(inputs, partition_bytes)))
-
-
-def _group(inputs: Sequence[InputFile], partition_bytes: int) -> Iterator[list[Part]]:
-    group: list[Part] = []
-    grouped_bytes = 0
+    groups: list[list[Part]] = []
+    grouped_bytes = 0  # in the last group, to which files may be added; -1 if not
     for file in inputs:
-        divisible = file.format in _DIVISIBLE and file.compression == "none" and file.bytes > partition_bytes
-        if group and (divisible or group[0].file.source != file.source or grouped_bytes + file.bytes > partition_bytes):
-            yield group
-            group, grouped_bytes = [], 0
-        if divisible:
+        if file.format in _DIVISIBLE and file.compression == "none" and file.bytes > partition_bytes:
             # A line belongs to the range in which it starts, so a range may start at any offset.
-            yield from (
-                [Part(file, start, min(start + partition_bytes, file.bytes))] for start in range(0, file.bytes, partition_bytes)
-            )
-        else:
-            group.append(Part(file, 0, file.bytes))
-            grouped_bytes += file.bytes
-    if group:
-        yield group
+            starts = range(0, file.bytes, partition_bytes)
+            groups += ([Part(file, start, min(start + partition_bytes, file.bytes))] for start in starts)
+            grouped_bytes = -1
+            continue
+        is_full = grouped_bytes < 0 or grouped_bytes + file.bytes > partition_bytes
+        if not groups or is_full or groups[-1][0].file.source != file.source:
+            groups.append([])
+            grouped_bytes = 0
+        groups[-1].append(Part(file, 0, file.bytes))
+        grouped_bytes += file.bytes
+    return tuple(Partition(number, tuple(parts)) for number, parts in enumerate(groups))

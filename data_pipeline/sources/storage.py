@@ -23,8 +23,9 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import fsspec
 from fsspec.registry import known_implementations
@@ -116,11 +117,9 @@ class Unfollowed:
     """Links inside a source that were not followed, all for the same reason."""
 
     paths: Sequence[str]
-    """Path of each link, relative to the root of the listing."""
     found: str
     """Clause of a message: number of links, reason, and some names."""
     remedy: str
-    """What the user must do to have them followed."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +130,7 @@ class Listing:
     """Folder that the paths are relative to, or the file itself. It has no secrets."""
     files: Sequence[Found]
     is_folder: bool
-    """Whether the user named a folder, not a file or a pattern."""
     unfollowed: Sequence[Unfollowed] = ()
-    """Links that were not followed."""
 
 
 def is_url(named: str) -> bool:
@@ -161,15 +158,19 @@ def check_unchanged(location: Location, num_bytes: int, stamp: str, limits: Limi
 
 @contextlib.contextmanager
 def open_file(location: Location, num_bytes: int, limits: LimitConfig) -> Iterator[Readable]:
-    if not location.store:
-        with _open_local(location) as file, naming(Path(location.name)):
-            yield file
+    if location.store:
+        with contextlib.closing(_StoreFile(location, num_bytes, limits)) as remote:
+            yield remote
         return
-    remote = _StoreFile(location, num_bytes, limits)
+    path = Path(location.name)
     try:
-        yield remote
-    finally:
-        remote.close()
+        file = open_input(path)
+    except UnusableFileError as error:
+        raise SourceError(f"{printable(str(error))}; it changed during the preparation: run the same command again") from None
+    except PermissionError as error:
+        raise _unreadable(path, error) from None
+    with file, naming(path):
+        yield file
 
 
 def digest(location: Location, num_bytes: int, limits: LimitConfig) -> str:
@@ -177,24 +178,15 @@ def digest(location: Location, num_bytes: int, limits: LimitConfig) -> str:
         return digest_stream(file)
 
 
-def _open_local(location: Location) -> BinaryIO:
-    try:
-        return open_input(Path(location.name))
-    except UnusableFileError as error:
-        raise SourceError(f"{printable(str(error))}; it changed during the preparation: run the same command again") from None
-    except PermissionError as error:
-        raise _unreadable(Path(location.name), error) from None
-
-
 def _list_local(named: str, outside_links: bool) -> Listing:
     path = Path(named)
     if path.is_dir():
         links = _Links(path, outside_links)
-        files = [found_here(path, file) for file in _files_below(path, links)]
+        files = [found_here(path, file) for file in files_below(path, links)]
         return Listing(named, files, is_folder=True, unfollowed=links.unfollowed())
     if path.is_file():
         return Listing(named, [found_here(path.parent, path)], is_folder=False)
-    folder = Path(*_before_magic(path.parts))
+    folder = Path(*takewhile(_is_plain, path.parts))
     links = _Links(folder, outside_links)
     matches = set(_matches(folder, path.parts[len(folder.parts) :], links)) if glob.has_magic(named) else set()
     files = [found_here(folder, match) for match in sorted(matches, key=str) if match.is_file()]
@@ -208,11 +200,9 @@ class _Links:
 
     root: Path
     outside: bool
-    """Whether links may lead out of the root."""
     left_out: dict[str, None] = field(default_factory=dict)
     broken: dict[str, None] = field(default_factory=dict)
     num_folders: int = 0
-    """Number of folders that were reached through two or more links."""
 
     def __post_init__(self) -> None:
         self._real_root = Path(os.path.realpath(self.root))
@@ -247,26 +237,26 @@ class _Links:
             logger.warning("source %s: %s; to follow them, %s", printable(str(self.root)), links.found, links.remedy)
 
     def unfollowed(self) -> list[Unfollowed]:
+        groups = (
+            ([*self.broken], "without a target", "copy the targets of the links (in a container: mount them at the same path)"),
+            (
+                sorted(self.left_out),
+                "with a target outside of the folder",
+                "set limits.outside_links to true (PREP_LIMITS__OUTSIDE_LINKS=true)",
+            ),
+        )
         found = []
-        if self.broken:
-            remedy = "copy the targets of the links (in a container: mount them at the same path)"
-            found.append(_unfollowed(list(self.broken), "without a target", remedy))
-        if self.left_out:
-            remedy = "set limits.outside_links to true (PREP_LIMITS__OUTSIDE_LINKS=true)"
-            found.append(_unfollowed(sorted(self.left_out), "with a target outside of the folder", remedy))
+        for links, fault, remedy in groups:
+            if links:
+                shown = ", ".join(links[:_SHOWN]) + (", …" if len(links) > _SHOWN else "")
+                found.append(Unfollowed(links, f"{len(links)} link{'s' if len(links) > 1 else ''} {fault}: {shown}", remedy))
         return found
 
     def _shown(self, path: Path) -> str:
         return printable(path.relative_to(self.root).as_posix())
 
 
-def _unfollowed(links: Sequence[str], fault: str, remedy: str) -> Unfollowed:
-    shown = ", ".join(links[:_SHOWN]) + (", …" if len(links) > _SHOWN else "")
-    return Unfollowed(links, f"{len(links)} link{'s' if len(links) > 1 else ''} {fault}: {shown}", remedy)
-
-
 def _matches(folder: Path, pattern: Sequence[str], links: _Links) -> Iterator[Path]:
-    """Yield the paths below a folder that match the parts of a pattern, by the rules of `glob`."""
     if not pattern:
         yield folder
         return
@@ -324,15 +314,12 @@ def _entries(visit: _Visit, links: _Links) -> Iterator[Path]:
             yield path
 
 
-def files_below(folder: Path, *, outside_links: bool = True) -> Iterator[Path]:
+def files_below(folder: Path, links: _Links | None = None) -> Iterator[Path]:
     """Yield the files in a folder and in the folders below it, except hidden ones. No link back to a folder above is followed.
 
-    A warning names the links without a target, and unless `outside_links` those that lead out of the folder.
+    All other links are followed, unless `links` decides. A warning names those that are not.
     """
-    return _files_below(folder, _Links(folder, outside_links))
-
-
-def _files_below(folder: Path, links: _Links) -> Iterator[Path]:
+    links = links or _Links(folder, outside=True)
     waiting = [_Visit(folder)]
     while waiting:
         visit = waiting.pop()
@@ -369,11 +356,8 @@ def found_here(folder: Path, file: Path) -> Found:
     return Found(Location(str(file.absolute())), path, status.st_size, stamp, status_stamp=status_stamp)
 
 
-def _before_magic(parts: Sequence[str]) -> Iterator[str]:
-    for part in parts:
-        if glob.has_magic(part):
-            return
-        yield part
+def _is_plain(part: str) -> bool:
+    return not glob.has_magic(part)
 
 
 def _list_store(named: str, limits: LimitConfig) -> Listing:
@@ -386,7 +370,7 @@ def _list_store(named: str, limits: LimitConfig) -> Listing:
         infos = _attempts(lambda: _find_in_store(system, name, magic), shown, limits)
     except FileNotFoundError:
         return Listing(str(shown), [], is_folder=False)
-    root = "/".join(_before_magic(name.split("/"))) if magic else name
+    root = "/".join(takewhile(_is_plain, name.split("/"))) if magic else name
     root = _plain_name(root, named).rpartition("/")[0] if list(infos) == [name] else _plain_name(root, named)
     files = [
         _found_in_store(system, Location(found, named), limits, info, root)
@@ -409,18 +393,13 @@ def _found_in_store(
     """Describe a file of a store. If the listing has no checksum, the file is queried. `root` has no secrets."""
     info = listed or {}
     if not (checksum := _checksum(info)):
-        info = _attempts(lambda: _fresh_info(system, location.name), location, limits)
+        system.invalidate_cache()
+        info = _attempts(lambda: system.info(location.name), location, limits)
         checksum = _checksum(info)
     if info.get("size") is None:
         raise SourceError(f"{location}: the server does not state its size; download it and name the local file")
     path = printable(_plain_name(location.name, location.store).removeprefix(root).lstrip("/"))
     return Found(location, path, int(info["size"]), checksum or "unknown", checksum)
-
-
-def _fresh_info(system: Any, name: str) -> Mapping[str, Any]:
-    system.invalidate_cache()
-    info: Mapping[str, Any] = system.info(name)
-    return info
 
 
 def _checksum(info: Mapping[str, Any]) -> str:
@@ -440,10 +419,19 @@ def _checksum(info: Mapping[str, Any]) -> str:
 
 def _store(url: str, limits: LimitConfig) -> Any:
     protocols = _protocols(url)
-    _check_chain(url, protocols)
     protocol = protocols[0]
+    # Stores whose files name other addresses are refused, and URLs that lead to local files without the checks of links.
+    if pointer := next((protocol for protocol in protocols if protocol in _POINTERS), None):
+        raise SourceError(f"{Location(url, url)}: files in {pointer}:// name other addresses to read; name those addresses instead")
+    if any(protocol in _LOCAL for protocol in protocols) and protocol not in _ARCHIVES:
+        raise SourceError(f"{Location(url, url)}: a local file must be named by its path alone; remove the protocols")
+    options: dict[str, Any] = {}
     try:
-        return fsspec.core.url_to_fs(url, **_options(protocols, limits))[0]
+        if web := [protocol for protocol in protocols if protocol in _WEB]:
+            from data_pipeline.sources.hosts import GuardedClient  # noqa: PLC0415 - its package is optional
+
+            options = {protocol: {"get_client": GuardedClient(limits.allowed_hosts)} for protocol in web}
+        return fsspec.core.url_to_fs(url, **options)[0]
     except ImportError:
         raise _without_package(url) from None
     except (TypeError, AttributeError):
@@ -472,23 +460,6 @@ def _without_package(url: str) -> UnreadableSourceError:
 
 def _protocols(url: str) -> list[str]:
     return [part.partition("://")[0] if not part.startswith("/") else "file" for part in url_chain(url)]
-
-
-def _check_chain(url: str, protocols: Sequence[str]) -> None:
-    """Refuse stores whose files name other addresses, and URLs that lead to local files without the checks of links."""
-    if pointer := next((protocol for protocol in protocols if protocol in _POINTERS), None):
-        raise SourceError(f"{Location(url, url)}: files in {pointer}:// name other addresses to read; name those addresses instead")
-    if any(protocol in _LOCAL for protocol in protocols) and protocols[0] not in _ARCHIVES:
-        raise SourceError(f"{Location(url, url)}: a local file must be named by its path alone; remove the protocols")
-
-
-def _options(protocols: Sequence[str], limits: LimitConfig) -> dict[str, dict[str, object]]:
-    web = [protocol for protocol in protocols if protocol in _WEB]
-    if not web:
-        return {}
-    from data_pipeline.sources.hosts import GuardedClient  # noqa: PLC0415 - its package is optional
-
-    return {protocol: {"get_client": GuardedClient(limits.allowed_hosts)} for protocol in web}
 
 
 class _StoreFile:
@@ -546,11 +517,10 @@ class _StoreFile:
             return file
         left = self._position
         while left:
-            left -= len(file.read(min(1 << 20, left)) or self._cut_short())
+            if not (data := file.read(min(1 << 20, left))):
+                raise OSError(f"the store ended before byte {self._position}")
+            left -= len(data)
         return file
-
-    def _cut_short(self) -> bytes:
-        raise OSError(f"the store ended before byte {self._position}")
 
 
 def _attempts(action: Callable[[], Result], location: Location, limits: LimitConfig) -> Result:
@@ -570,7 +540,9 @@ def _attempts(action: Callable[[], Result], location: Location, limits: LimitCon
         except Exception as error:  # each store has different error types
             if (refusal := _refusal_in(error)) is not None:
                 raise refusal from None
-            if isinstance(error, FileNotFoundError) and _is_gone(error):
+            # A web store reports every failure as "not found". Its cause has the HTTP status.
+            cause = error.__cause__
+            if isinstance(error, FileNotFoundError) and (cause is None or getattr(cause, "status", None) in _GONE):
                 raise FileNotFoundError(str(location)) from None
             kind = _kind_of(error)
             if attempt == limits.retries:
@@ -592,12 +564,6 @@ def _refusal_in(error: BaseException | None) -> SourceError | None:
         seen.append(error)
         error = error.__cause__ or error.__context__
     return None
-
-
-def _is_gone(error: FileNotFoundError) -> bool:
-    """Whether a file is missing. A web store reports every failure as "not found"; the cause has the HTTP status."""
-    cause = error.__cause__
-    return cause is None or getattr(cause, "status", None) in _GONE
 
 
 def _kind_of(error: BaseException) -> str:

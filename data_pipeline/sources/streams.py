@@ -38,16 +38,11 @@ _ZSTD_INPUT_BYTES = 64  # decompressed at a time: each 4 bytes expand to at most
 
 
 class Readable(Protocol):
-    """An open file, local or in a store."""
+    """An open file, local or in a store. Offsets count from its beginning. At its end `read` returns nothing."""
 
-    def read(self, size: int, /) -> bytes:
-        """At most `size` bytes; none at the end of the file."""
-
-    def seek(self, offset: int, /) -> object:
-        """Move to a byte offset from the beginning of the file."""
-
-    def tell(self) -> int:
-        """Return the offset of the byte that is read next."""
+    def read(self, size: int, /) -> bytes: ...
+    def seek(self, offset: int, /) -> object: ...
+    def tell(self) -> int: ...
 
 
 class StreamError(Exception):
@@ -64,7 +59,6 @@ class Line:
     """One line without its newline."""
 
     number: int
-    """Line number from 1, counted from the first line of the range."""
     offset: int
     """Offset of its first byte in the decompressed file."""
     data: bytes
@@ -110,7 +104,6 @@ class ByteReader:
         self._blocks = blocks
         self._rest = memoryview(b"")
         self.position = 0
-        """Number of bytes read so far."""
 
     def take(self, size: int) -> Iterator[bytes]:
         """Yield the next `size` bytes in blocks, or fewer at the end of the stream."""
@@ -177,21 +170,6 @@ def inflate(blocks: Iterator[bytes], budget: Budget) -> Iterator[bytes]:
 _XZ_STATE_BYTES = 1 << 20  # memory of the decoder in addition to the dictionary: 65 KiB for xz -9, more for several filters
 
 
-class _Decoder(Protocol):
-    """The interface that bz2, lzma and `_Zlib` share."""
-
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes: ...
-
-    @property
-    def needs_input(self) -> bool: ...
-
-    def decompress(self, data: bytes, /, max_length: int = -1) -> bytes: ...
-
-
 class _Zlib:
     """zlib with the interface of bz2 and lzma, which buffer unread input."""
 
@@ -212,6 +190,9 @@ class _Zlib:
 
     def decompress(self, data: bytes, /, max_length: int = -1) -> bytes:
         return self._member.decompress(self._member.unconsumed_tail + data, max_length)
+
+
+_Decoder = bz2.BZ2Decompressor | lzma.LZMADecompressor | _Zlib
 
 
 def _decompress(

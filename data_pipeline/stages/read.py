@@ -18,8 +18,7 @@ from data_pipeline.dataset.layout import REJECTED
 from data_pipeline.dataset.splits import tail_offset
 from data_pipeline.dataset.tables import TableWriter
 from data_pipeline.dedup.benchmarks import load_benchmarks
-from data_pipeline.dedup.keys import KeyWriter
-from data_pipeline.dedup.signatures import sign
+from data_pipeline.dedup.keys import KeyWriter, sign
 from data_pipeline.documents import Document, Rejection, document_id
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.filters.html import PageReader

@@ -18,7 +18,7 @@ from data_pipeline.dataset.splits import SPLITS, Split, fewest_held_out, fractio
 from data_pipeline.dataset.tables import TableWriter, read_side_by_side, read_table
 from data_pipeline.dedup.duplicates import REASONS, Duplicates
 from data_pipeline.dedup.resolve import Fate
-from data_pipeline.dedup.text_lookup import Texts
+from data_pipeline.dedup.similarity import Texts
 from data_pipeline.documents import Reason, cut_text
 from data_pipeline.execution.tasks import Counts, commit_result
 from data_pipeline.stages.job import Job, PartitionTask

@@ -35,7 +35,6 @@ SPECIAL_IDS = {"pad": PAD_ID, "unk": UNK_ID, "bos": BOS_ID, "eos": EOS_ID}
 NUM_SPECIAL = len(SPECIAL_IDS)
 MAX_VOCAB_SIZE = 1 << 24
 MAX_TOKENIZER_BYTES = 256 << 20
-"""The largest size of each file of a tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +75,7 @@ class NamedToken:
     name: str
     id: int
     strips_left: bool = False
-    """Whether the token takes the white space before it."""
     strips_right: bool = False
-    """Whether the token takes the white space after it."""
 
 
 class Tokenizer(ABC):

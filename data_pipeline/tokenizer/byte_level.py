@@ -112,12 +112,14 @@ def borders_of(tokenizer: Mapping[str, Any]) -> Borders | None:
     `tokenizer` is the content of its `tokenizer.json` as the library writes it, with every field.
     """
     tokens: Sequence[Mapping[str, Any]] = tokenizer["added_tokens"]
-    parts = _pre_tokenizers(tokenizer["pre_tokenizer"])
+    part = tokenizer["pre_tokenizer"] or {"type": "Sequence", "pretokenizers": ()}
+    parts: Sequence[Mapping[str, Any]] = part["pretokenizers"] if part["type"] == "Sequence" else (part,)
     expression = _expression_of(parts)
     normalizer = tokenizer["normalizer"]
     if (
         expression is None
-        or not _encodes_alone(tokenizer["model"])
+        or tokenizer["model"]["type"] != "BPE"
+        or tokenizer["model"]["dropout"]
         or normalizer not in (None, {"type": "NFC"})
         or not all(_is_found_alone(token, is_normalized=normalizer is not None) for token in tokens)
     ):
@@ -152,31 +154,19 @@ def _bytes(characters: str) -> NDArray[np.bool_]:
     return table
 
 
-def _pre_tokenizers(part: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any]]:
-    if part is None:
-        return ()
-    parts: Sequence[Mapping[str, Any]] = part["pretokenizers"] if part["type"] == "Sequence" else (part,)
-    return parts
-
-
 def _expression_of(parts: Sequence[Mapping[str, Any]]) -> _Expression | None:
     """Return the expression that is applied first; None unless all parts are digits, known expressions, and bytes at the end."""
     if not parts or parts[-1]["type"] != "ByteLevel":
         return None
-    expressions = [_split_by(part) for part in parts[:-1] if part["type"] != "Digits"]
+    expressions = []
+    for part in parts[:-1]:
+        if part["type"] == "Split" and (part["behavior"], part["invert"]) in _KEEPS_EVERYTHING:
+            expressions.append(_BY_PATTERN.get(part["pattern"].get("Regex", "")))
+        elif part["type"] != "Digits":
+            return None
     if parts[-1]["use_regex"]:
         expressions.append(_GPT2)
     return expressions[0] if expressions and None not in expressions else None
-
-
-def _split_by(part: Mapping[str, Any]) -> _Expression | None:
-    if part["type"] != "Split" or (part["behavior"], part["invert"]) not in _KEEPS_EVERYTHING:
-        return None
-    return _BY_PATTERN.get(part["pattern"].get("Regex", ""))
-
-
-def _encodes_alone(model: Mapping[str, Any]) -> bool:
-    return model["type"] == "BPE" and not model["dropout"]
 
 
 def _is_found_alone(token: Mapping[str, Any], *, is_normalized: bool) -> bool:

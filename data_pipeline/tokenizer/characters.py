@@ -9,6 +9,7 @@ import numpy as np
 from common.files import canonical_json, digest_bytes
 from data_pipeline.tokenizer.base import NUM_SPECIAL, SPECIAL_IDS, UNK_ID, Encoded, NamedToken, Tokenizer
 from data_pipeline.tokenizer.special import OWN_NAMES
+from data_pipeline.tokenizer.word_cache import join_texts
 
 __all__ = ["ByteTokenizer", "CharacterTokenizer"]
 
@@ -90,9 +91,8 @@ class ByteTokenizer(_BuiltIn):
         super().__init__(256, extra)
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
-        data = [text.encode() for text in texts]
-        ids_T = np.frombuffer(b"".join(data), np.uint8).astype(np.int32) + NUM_SPECIAL
-        return Encoded(ids_T, np.cumsum(np.fromiter(map(len, data), np.int64, len(data))))
+        joined, ends_D = join_texts(texts)
+        return Encoded(np.frombuffer(joined, np.uint8).astype(np.int32) + NUM_SPECIAL, ends_D)
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(i - NUM_SPECIAL for i in ids if NUM_SPECIAL <= i < self._end).decode("utf-8", "replace")

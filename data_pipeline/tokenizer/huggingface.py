@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 
 import numpy as np
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 
 from common.errors import DataError
 from common.files import canonical_json, digest_bytes
-from data_pipeline.tokenizer.base import MAX_VOCAB_SIZE, Encoded, NamedToken, Tokenizer
+from data_pipeline.tokenizer.base import MAX_VOCAB_SIZE, Encoded, NamedToken
 from data_pipeline.tokenizer.byte_level import borders_of
-from data_pipeline.tokenizer.probe import check_text, gives_same_ids
-from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, SpecialTokens, special_tokens
-from data_pipeline.tokenizer.word_cache import WordCache
+from data_pipeline.tokenizer.probe import gives_same_ids
+from data_pipeline.tokenizer.special import CONFIG_FILE, LibraryTokenizer, special_tokens
+from data_pipeline.tokenizer.word_cache import WordCache, join_texts
 
 __all__ = ["HuggingFaceTokenizer"]
 
 _CHANGES_NO_ID = ("truncation", "padding", "post_processor")  # fields that are not used here
 
 
-class HuggingFaceTokenizer(Tokenizer):
+class HuggingFaceTokenizer(LibraryTokenizer):
     """A tokenizer of a `tokenizer.json`, without special tokens, truncation and padding. Their names in a text are text."""
 
     kind = "huggingface"
@@ -42,23 +42,22 @@ class HuggingFaceTokenizer(Tokenizer):
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self._content = content
         self._library = _read(content)
-        self._special = special_tokens(chosen or {}, found or {}, self._library.token_to_id, {})
-        ends = [self._special.names[role] for role in ("bos", "eos")]
+        self.set_special_tokens(special_tokens(chosen or {}, found or {}, self._library.token_to_id, {}))
+        ends = [self.special.names[role] for role in ("bos", "eos")]
         self._library.add_special_tokens([token for token in self._added_tokens() if token.content in ends and not token.special])
         self._library.no_truncation()
         self._library.no_padding()
         self._library.post_processor = None
         self._library.encode_special_tokens = True  # a special token in a text is text
-        self.pad_id = self._special.pad_id
-        self.unk_id, self.bos_id, self.eos_id = (self._special.ids[role] for role in ROLES[1:])
-        self._silent = {i for i in self._special.ids.values() if i is not None}
+        self._silent = {i for i in self.special.ids.values() if i is not None}
         self._vocab_size = 1 + max(self._library.get_vocab(with_added_tokens=True).values(), default=-1)
         if not self._vocab_size:
             raise ValueError("its vocabulary is empty")
         if self._vocab_size > MAX_VOCAB_SIZE:
             raise ValueError(f"an id of its vocabulary is {self._vocab_size - 1}; it must be below {MAX_VOCAB_SIZE}")
         values = json.loads(self._library.to_str())
-        model, marked = values["model"], self._ids_of(token.content for token in self._added_tokens() if token.special)
+        model = values["model"]
+        marked = self._ids_of(token.content for token in self._added_tokens() if token.special)
         # With byte fallback these tokens, and unk, stand for characters outside the vocabulary, whatever the file says.
         self._special_bytes = (
             marked & self._ids_of(f"<0x{byte:02X}>" for byte in range(256)) if model.get("byte_fallback") else set()
@@ -71,17 +70,8 @@ class HuggingFaceTokenizer(Tokenizer):
         self._spelling = cache(self._spell)
         self._borders = borders_of(values)
         self._words = WordCache(self._borders.may_cut, self._encode_words) if self._borders else None
-        if self._words and not gives_same_ids(lambda texts: self._encode_flat(texts).arrays(), self._encode_texts):
+        if self._words and not gives_same_ids(lambda texts: self._encode_flat(texts).arrays(), self.library_ids):
             self._words = None
-
-    def check(self) -> None:
-        """Raise ValueError if it encodes ordinary text with special tokens, or differently each time."""
-        with suppress(DataError):  # it lacks a character of these texts, which need not be in its usual texts
-            check_text(self.encode_arrays, self._encode_texts, [token.name for token in self.named_tokens])
-
-    @property
-    def special(self) -> SpecialTokens:
-        return self._special
 
     @property
     def vocab_size(self) -> int:
@@ -89,9 +79,8 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @property
     def digest(self) -> str:
-        """`sha256:…` over kind, special ids and the file in canonical form, without fields that change no id."""
         content = {key: value for key, value in json.loads(self._content).items() if key not in _CHANGES_NO_ID}
-        return digest_bytes(canonical_json({"kind": self.kind, "special": dict(self._special.ids), "tokenizer": content}))
+        return digest_bytes(canonical_json({"kind": self.kind, "special": dict(self.special.ids), "tokenizer": content}))
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         encoded = self._encode_flat(texts)
@@ -106,10 +95,8 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def _encode_flat(self, texts: Sequence[str]) -> Encoded:
         if self._borders is None or self._words is None:
-            return Encoded.of(self._encode_texts(texts))
-        data = [text.encode() for text in texts]
-        ends_D = np.cumsum(np.fromiter(map(len, data), np.int64, len(data)))
-        joined = b"".join(data)
+            return Encoded.of(self.library_ids(texts))
+        joined, ends_D = join_texts(texts)
         cuts = np.union1d(ends_D, self._borders.in_white_space(joined, ends_D))
         return Encoded(*self._words.encode(joined, cuts, ends_D))
 
@@ -122,7 +109,7 @@ class HuggingFaceTokenizer(Tokenizer):
             return str(self._library.decode(spoken, skip_special_tokens=False))
 
     def files(self) -> dict[str, bytes]:
-        return {self.file_name: self._content, CONFIG_FILE: self._special.to_bytes()}
+        return {self.file_name: self._content, CONFIG_FILE: self.special.to_bytes()}
 
     def token_id(self, name: str) -> int | None:
         number = self._library.token_to_id(name)
@@ -131,7 +118,7 @@ class HuggingFaceTokenizer(Tokenizer):
     @property
     def named_tokens(self) -> tuple[NamedToken, ...]:
         """The tokens that the file marks as special, and bos and eos."""
-        ends = {name for role in ("bos", "eos") if (name := self._special.names[role]) is not None}
+        ends = {name for role in ("bos", "eos") if (name := self.special.names[role]) is not None}
         found = self._library.get_added_tokens_decoder()
         marked = {
             token.content: NamedToken(token.content, number, token.lstrip, token.rstrip)
@@ -140,10 +127,6 @@ class HuggingFaceTokenizer(Tokenizer):
         }
         rest = {name: NamedToken(name, number) for name in sorted(ends) if (number := self.token_id(name)) is not None}
         return tuple({**rest, **marked}.values())
-
-    @property
-    def role_names(self) -> dict[str, str]:
-        return {role: name for role, name in self._special.names.items() if name is not None}
 
     def _added_tokens(self) -> Iterable[tokenizers.AddedToken]:
         return self._library.get_added_tokens_decoder().values()
@@ -168,9 +151,9 @@ class HuggingFaceTokenizer(Tokenizer):
         return np.concatenate(parts).astype(np.int32)
 
     def _encode_words(self, words: list[bytes]) -> list[NDArray[np.int32]]:
-        return self._encode_texts([word.decode() for word in words])
+        return self.library_ids([word.decode() for word in words])
 
-    def _encode_texts(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+    def library_ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         with _guarded("encode a text"):
             encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]

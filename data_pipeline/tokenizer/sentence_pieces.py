@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ import sentencepiece
 from numpy.typing import NDArray
 
 from common.files import canonical_json, digest_bytes
-from data_pipeline.tokenizer.base import Encoded, NamedToken, Tokenizer
+from data_pipeline.tokenizer.base import Encoded, NamedToken
 from data_pipeline.tokenizer.model_file import (
     BPE,
     ModelSpec,
@@ -22,10 +24,10 @@ from data_pipeline.tokenizer.model_file import (
     with_control_pieces,
     without_dummy_prefix,
 )
-from data_pipeline.tokenizer.probe import check_text, gives_same_ids
-from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, SpecialTokens, special_tokens
+from data_pipeline.tokenizer.probe import gives_same_ids
+from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, LibraryTokenizer, special_tokens
 from data_pipeline.tokenizer.subword_sampling import sample_bpe, sample_unigram
-from data_pipeline.tokenizer.word_cache import WordCache, places_to_cut
+from data_pipeline.tokenizer.word_cache import WordCache, join_texts, places_to_cut
 
 __all__ = ["SPACE_MARK", "Piece", "SentencePieceTokenizer"]
 
@@ -45,7 +47,7 @@ class Piece(NamedTuple):
     kind: PieceKind
 
 
-class SentencePieceTokenizer(Tokenizer):
+class SentencePieceTokenizer(LibraryTokenizer):
     """A SentencePiece model. Its kind is `bpe` or `unigram` if it is our own, which loses no text, else `sentencepiece`."""
 
     def __init__(
@@ -63,33 +65,24 @@ class SentencePieceTokenizer(Tokenizer):
         self._pieces: list[str] = self._processor.id_to_piece(list(range(self.vocab_size)))
         ids = {role: getattr(self._processor, f"{role}_id")() for role in ROLES}
         own = {role: self._pieces[i] if i >= 0 else None for role, i in ids.items()}
-        self._special = special_tokens(chosen or {}, found or {}, self._id_of_piece, own)
-        self.pad_id = self._special.pad_id
-        self.unk_id, self.bos_id, self.eos_id = (self._special.ids[role] for role in ROLES[1:])
-        if ends := {i for i in (self.bos_id, self.eos_id) if i is not None and self._stands_for_text(i)}:
-            model = with_control_pieces(model, ends)
+        self.set_special_tokens(special_tokens(chosen or {}, found or {}, self.token_id, own))
+        ends = {i for i in (self.bos_id, self.eos_id) if i is not None}
+        if text := {i for i in ends if not (self._processor.is_control(i) or self._processor.is_unknown(i))}:
+            model = with_control_pieces(model, text)
             self._processor = _read(model)
         self._is_silent = np.array(self._processor.is_control(list(range(self.vocab_size))))
-        self._is_silent[[i for i in self._special.ids.values() if i is not None]] = True
+        self._is_silent[[i for i in self.special.ids.values() if i is not None]] = True
         # If the model adds a space before the first character, we add it instead, so that a text can be encoded in parts.
         self._prefix = " " if self._spec.keeps_text and self._spec.add_dummy_prefix else ""
         self._parts_processor = self._processor
         if self._prefix:
             self._parts_processor = sentencepiece.SentencePieceProcessor(model_proto=without_dummy_prefix(model))
         self._words = self._word_cache()
-        if kind == _SUPPLIED and self._words and not gives_same_ids(self.encode_arrays, self._library_ids):
+        if kind == _SUPPLIED and self._words and not gives_same_ids(self.encode_arrays, self.library_ids):
             self._words = None
 
-    def check(self) -> None:
-        """Raise ValueError if it gives other ids than its library, or other ones each time."""
-        check_text(self.encode_arrays, self._library_ids, [token.name for token in self.named_tokens])
-
-    def _library_ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+    def library_ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         return [np.array(ids, np.int32) for ids in self._processor.encode(list(texts), num_threads=1)]
-
-    @property
-    def special(self) -> SpecialTokens:
-        return self._special
 
     @property
     def spec(self) -> ModelSpec:
@@ -110,16 +103,15 @@ class SentencePieceTokenizer(Tokenizer):
 
     @property
     def digest(self) -> str:
-        return digest_bytes(canonical_json({"kind": self.kind, "special": dict(self._special.ids)} | self._spec.content))
+        return digest_bytes(canonical_json({"kind": self.kind, "special": dict(self.special.ids)} | self._spec.content))
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         texts = [self._prefix + text if text else text for text in texts]
         if self._words is None:
             return Encoded.of(self._encode_texts(texts))
-        data = [text.encode() for text in texts]
-        ends_D = np.cumsum(np.fromiter(map(len, data), np.int64, len(data)))
-        joined, cuts = b"".join(data), ends_D
-        if self.spells_marks and (marks := _positions(joined, _SPACE_MARK_BYTES)):
+        joined, ends_D = join_texts(texts)
+        cuts = ends_D
+        if self.spells_marks and (marks := [found.start() for found in re.finditer(_SPACE_MARK_BYTES, joined)]):
             cuts = np.unique(np.concatenate([ends_D, marks, np.add(marks, len(_SPACE_MARK_BYTES))]))
         return Encoded(*self._words.encode(joined, cuts, ends_D))
 
@@ -140,7 +132,6 @@ class SentencePieceTokenizer(Tokenizer):
 
     @cached_property
     def _scores(self) -> dict[str, float]:
-        """The score of every piece that can stand for text."""
         processor, ids = self._processor, list(range(self.vocab_size))
         skip = np.array(processor.is_control(ids)) | processor.is_byte(ids) | processor.is_unknown(ids) | processor.is_unused(ids)
         scores = zip(self._pieces, processor.get_score(ids), skip, strict=True)
@@ -156,26 +147,16 @@ class SentencePieceTokenizer(Tokenizer):
         return str(self._processor.decode([int(i) for i in ids if not self._is_silent[i]]))
 
     def files(self) -> dict[str, bytes]:
-        return {self.file_name: self._model} | ({CONFIG_FILE: self._special.to_bytes()} if self.kind == _SUPPLIED else {})
+        return {self.file_name: self._model} | ({CONFIG_FILE: self.special.to_bytes()} if self.kind == _SUPPLIED else {})
 
     def token_id(self, name: str) -> int | None:
-        return self._id_of_piece(name)
+        number = self._processor.piece_to_id(name)
+        return int(number) if self._pieces[number] == name else None
 
     @property
     def named_tokens(self) -> tuple[NamedToken, ...]:
         silent = np.flatnonzero(self._is_silent).tolist()
         return tuple(NamedToken(self._pieces[number], number) for number in silent)
-
-    @property
-    def role_names(self) -> dict[str, str]:
-        return {role: name for role, name in self._special.names.items() if name is not None}
-
-    def _stands_for_text(self, number: int) -> bool:
-        return not (self._processor.is_control(number) or self._processor.is_unknown(number))
-
-    def _id_of_piece(self, name: str) -> int | None:
-        number = self._processor.piece_to_id(name)
-        return int(number) if self._pieces[number] == name else None
 
     @property
     def spells_marks(self) -> bool:
@@ -194,16 +175,9 @@ class SentencePieceTokenizer(Tokenizer):
 
     def _encode_texts(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Return the ids of texts that begin with the model's prefix."""
-        careful = {
-            index: self._encode_with_care(text)
-            for index, text in enumerate(texts)
-            if len(text) > _PROCESSOR_CHARS or (SPACE_MARK in text and self.spells_marks)
-        }
-        plain = [text for index, text in enumerate(texts) if index not in careful] if careful else list(texts)
-        encoded: list[NDArray[np.int32]] = self._parts_processor.encode(plain, return_type="numpy", num_threads=1)
-        for index in sorted(careful):
-            encoded.insert(index, careful[index])
-        return encoded
+        is_plain = [len(text) <= _PROCESSOR_CHARS and not (SPACE_MARK in text and self.spells_marks) for text in texts]
+        plain = iter(self._parts_processor.encode(list(compress(texts, is_plain)), return_type="numpy", num_threads=1))
+        return [next(plain) if one else self._encode_with_care(text) for text, one in zip(texts, is_plain, strict=True)]
 
     def _encode_with_care(self, text: str) -> NDArray[np.int32]:
         """Encode space marks as bytes, and a long text in parts that no piece can span."""
@@ -228,15 +202,6 @@ def _read(model: bytes) -> sentencepiece.SentencePieceProcessor:
         return sentencepiece.SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
         raise ValueError(f"SentencePiece cannot read it: {str(error).strip()}") from None
-
-
-def _positions(data: bytes, pattern: bytes) -> list[int]:
-    positions = []
-    position = data.find(pattern)
-    while position >= 0:
-        positions.append(position)
-        position = data.find(pattern, position + 1)
-    return positions
 
 
 def _cut_at_spaces(text: str, max_chars: int) -> list[str]:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import DataError
 from common.files import canonical_json, parse_json
+from data_pipeline.tokenizer.base import Tokenizer
+from data_pipeline.tokenizer.probe import check_text
 
 __all__ = [
     "CONFIG_FILE",
     "OWN_NAMES",
     "ROLES",
     "SIBLINGS",
+    "LibraryTokenizer",
     "SpecialTokens",
     "names_in_siblings",
     "special_tokens",
@@ -47,6 +56,30 @@ class SpecialTokens:
 
     def to_bytes(self) -> bytes:
         return canonical_json({f"{role}_token": self.names[role] for role in ROLES})
+
+
+class LibraryTokenizer(Tokenizer):
+    """A tokenizer that another library reads, and whose special tokens have names."""
+
+    special: SpecialTokens
+
+    def set_special_tokens(self, special: SpecialTokens) -> None:
+        self.special = special
+        self.pad_id = special.pad_id
+        self.unk_id, self.bos_id, self.eos_id = (special.ids[role] for role in ROLES[1:])
+
+    @property
+    def role_names(self) -> dict[str, str]:
+        return {role: name for role, name in self.special.names.items() if name is not None}
+
+    @abstractmethod
+    def library_ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """Return the ids that the library gives to whole texts."""
+
+    def check(self) -> None:
+        """Raise ValueError if ordinary text gets special tokens, other ids than from the library, or other ones each time."""
+        with suppress(DataError):  # it lacks a character of these texts, which need not be in its usual texts
+            check_text(self.encode_arrays, self.library_ids, [token.name for token in self.named_tokens])
 
 
 def special_tokens(

@@ -36,7 +36,6 @@ class TextBytes:
     first_V: NDArray[np.int64]
     """At the start of a text, where many tokenizers remove a space that they have added."""
     inner_V: NDArray[np.int64]
-    """Anywhere else."""
 
     def count(self, ids_T: NDArray[np.int64], *, is_first_T: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return the bytes of each id, in the shape of `ids_T`. `is_first_T` is true at the start of a text."""
@@ -59,7 +58,9 @@ def count_text_bytes(tokenizer: Tokenizer) -> TextBytes:
         elif not text or number == tokenizer.unk_id:
             continue
         elif number in names:
-            first_V[number] = inner_V[number] = _size_of_name(names[number])
+            first_V[number] = inner_V[number] = (
+                len(names[number]) if _BYTE_ALPHABET.issuperset(names[number]) else _size(names[number])
+            )
         elif number in single_bytes:
             first_V[number] = inner_V[number] = 1
         else:
@@ -69,7 +70,6 @@ def count_text_bytes(tokenizer: Tokenizer) -> TextBytes:
 
 
 def _single_bytes(tokenizer: Tokenizer) -> set[int]:
-    """Return the ids that are one byte of a character with several bytes."""
     if isinstance(tokenizer, ByteTokenizer):
         return {number for number in range(tokenizer.vocab_size) if _UNREADABLE in tokenizer.decode([number])}
     numbers = (tokenizer.token_id(f"<0x{byte:02X}>") for byte in range(128, 256))
@@ -89,10 +89,6 @@ def _byte_level_names(tokenizer: Tokenizer) -> dict[int, str]:
         vocabulary = {name: number for number, (name, _) in enumerate(vocabulary)}
     added: list[Mapping[str, Any]] = content.get("added_tokens", [])
     return {number: name for name, number in vocabulary.items()} | {token["id"]: token["content"] for token in added}
-
-
-def _size_of_name(name: str) -> int:
-    return len(name) if _BYTE_ALPHABET.issuperset(name) else _size(name)
 
 
 def _size(text: str) -> int:

@@ -74,9 +74,15 @@ def train_tokenizer(
         return ByteTokenizer(extra)
     if settings.kind == "char":
         return CharacterTokenizer(alphabet_of(sample), extra)
-    if settings.vocab_size != "auto":
-        return SentencePieceTokenizer(_train_sentencepiece(sample, settings, settings.vocab_size, extra), settings.kind)
-    return SentencePieceTokenizer(_train_fitting(sample, settings, fitting_vocab_size(num_bytes), extra), settings.kind)
+    size = fitting_vocab_size(num_bytes) if settings.vocab_size == "auto" else settings.vocab_size
+    for fittings_left in reversed(range(_FITTINGS + 1)):
+        try:
+            return SentencePieceTokenizer(_train_sentencepiece(sample, settings, size, extra), settings.kind)
+        except VocabSizeError as error:
+            if settings.vocab_size != "auto" or not fittings_left:
+                raise
+            size = error.possible(size)
+    raise AssertionError("the last attempt returns or raises")
 
 
 class VocabSizeError(ConfigError):
@@ -106,15 +112,6 @@ def _supplied(path: Path, settings: TokenizerConfig, needed: Sequence[str]) -> T
             "add it to the file, or set augment.fim_rate to 0"
         )
     return tokenizer
-
-
-def _train_fitting(sample: Sequence[str], settings: TokenizerConfig, vocab_size: int, control_symbols: Sequence[str]) -> bytes:
-    for _ in range(_FITTINGS):
-        try:
-            return _train_sentencepiece(sample, settings, vocab_size, control_symbols)
-        except VocabSizeError as error:
-            vocab_size = error.possible(vocab_size)
-    return _train_sentencepiece(sample, settings, vocab_size, control_symbols)
 
 
 def _train_sentencepiece(

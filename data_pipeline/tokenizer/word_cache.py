@@ -20,7 +20,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["WordCache", "places_to_cut"]
+__all__ = ["WordCache", "join_texts", "places_to_cut"]
 
 Bools = NDArray[np.bool_]
 Int32s = NDArray[np.int32]
@@ -49,6 +49,11 @@ def places_to_cut(pieces: Iterable[str], space_mark: str, spaces: Sequence[str])
             for after in spaces if second == space_mark else (second,):
                 may_cut[after.encode()[0], before.encode()[-1]] = False
     return may_cut.reshape(-1)
+
+
+def join_texts(texts: Sequence[str]) -> tuple[bytes, Int64s]:
+    data = [text.encode() for text in texts]
+    return b"".join(data), np.cumsum(np.fromiter(map(len, data), np.int64, len(data)))
 
 
 class WordCache:
@@ -125,7 +130,6 @@ class WordCache:
         return self._ids_T[places_T], ends_W
 
     def _find(self, block: bytes, starts_W: Int64s) -> Int32s:
-        """Return the number of every word of a block, after encoding new words."""
         lengths_W = np.diff(starts_W, append=len(block))
         low_W, high_W = _keys(block, starts_W, lengths_W)
         is_long_W = lengths_W >= _KEY_BYTES
@@ -140,8 +144,10 @@ class WordCache:
         texts = [block[start:end] for start, end in zip(starts.tolist(), (starts + lengths_W[missed]).tolist(), strict=True)]
         new = {text: number for number, text in enumerate(dict.fromkeys(texts))}
         ids = self._encode_words(list(new))
-        if not self._has_room(len(ids), sum(map(len, ids))):
-            self._clear()
+        if self._num_words + len(ids) > len(self._low_W) or self._num_ids + sum(map(len, ids)) > len(self._ids_T):
+            self._slots.fill(_NO_WORD)
+            self._long_words.clear()
+            self._num_words = self._num_ids = 0
             return self._find(block, starts_W)
         place_W = np.array([self._num_words + new[text] for text in texts], np.int32)
         words_W[missed] = place_W
@@ -182,9 +188,6 @@ class WordCache:
             left = self._slots[slots] != words
             words, slots = words[left], (slots[left] + 1) & (len(self._slots) - 1)
 
-    def _has_room(self, num_words: int, num_ids: int) -> bool:
-        return self._num_words + num_words <= len(self._low_W) and self._num_ids + num_ids <= len(self._ids_T)
-
     def _append(self, ids: list[Int32s]) -> None:
         words = slice(self._num_words, self._num_words + len(ids))
         counts = np.fromiter(map(len, ids), np.int32, len(ids))
@@ -192,11 +195,6 @@ class WordCache:
         self._counts_W[words], self._starts_W[words] = counts, ends - counts
         self._ids_T[self._num_ids : ends[-1]] = np.concatenate(ids)
         self._num_words, self._num_ids = words.stop, int(ends[-1])
-
-    def _clear(self) -> None:
-        self._slots.fill(_NO_WORD)
-        self._long_words.clear()
-        self._num_words = self._num_ids = 0
 
 
 def _keys(block: bytes, starts_W: Int64s, lengths_W: Int64s) -> tuple[Words, Words]:

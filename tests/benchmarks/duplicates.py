@@ -18,7 +18,7 @@ from typing import Any
 
 from data_pipeline.config import DedupConfig
 from data_pipeline.dedup.duplicates import find_duplicates
-from data_pipeline.dedup.signatures import choose_bands, sign
+from data_pipeline.dedup.keys import choose_bands, sign
 from data_pipeline.text.batch import TextBatch
 from tests.support.duplicates import found_pairs, naive_fates, plant, read_fates, run_inline, true_pairs, write_documents
 

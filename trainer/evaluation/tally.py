@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.dataset.document_tables import ValidationDocuments, read_validation_documents
 from data_pipeline.dataset.manifest import Manifest
-from data_pipeline.dataset.validation_documents import ValidationDocuments, read_validation_documents
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.text_bytes import TextBytes, count_text_bytes
 from trainer.data.batch import IGNORE, MicroBatch

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from common.errors import CheckpointError, ConfigError
 from common.files import canonical_json, parse_json
 from common.untrusted import Count, Schema, parsed
-from data_pipeline.dataset.document_labels import label_names, read_document_labels
+from data_pipeline.dataset.document_tables import label_names, read_document_labels
 from data_pipeline.dataset.layout import MAX_LABELS
 from data_pipeline.dataset.manifest import MAX_ROW_LENGTH, Manifest
 from data_pipeline.dataset.shards import RowBatch, Rows

@@ -4,10 +4,10 @@ The loop, the step, checkpoints, the guard and resumes know no kinds of training
 each part has a default that changes nothing:
 
     part        called by                                   default
-    files       `trainer.training.start.plan`                none
+    files       `trainer.training.start.plan`               none
     rows        `start.plan`, `evaluate`, `audit`           the packed rows, whose targets are the next tokens
     model       `trainer.training.trainable.new_model`      the decoder
-    pretrained  `training.start.restore`                    new weights
+    pretrained  `trainer.training.start.build`              new weights
     loss        `LossModule`, in training                   cross-entropy of the targets, with the settings of `loss`
     step        `trainer.training.step.accumulate`          one pass with `loss`, forward and backward
     measures    `LossModule` and `evaluate`                 cross-entropy of the targets

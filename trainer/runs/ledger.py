@@ -113,7 +113,7 @@ class SkipEvent(LedgerEvent, frozen=True):
 
 
 class QuarantineEvent(LedgerEvent, frozen=True):
-    """These shards are padding from the next step on: see `trainer.data.adjustments`."""
+    """These shards are padding from the next step on: see `trainer.runs.adjustments`."""
 
     shards: list[str]
 

@@ -121,7 +121,6 @@ def _rows(body: bytes, corrupt: Reason) -> Iterator[tuple[bytes | int, bytes | i
 
 
 def _messages(child: ConfinedProgram, limits: LimitConfig, corrupt: Reason) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the child's messages, each as a letter and a body of limited size, up to and including the last one."""
     letter, max_bytes = b"", 2 * limits.max_line_bytes + _MAX_EXTRA_BYTES
     try:
         while letter not in (b"E", b"Z"):

@@ -69,18 +69,19 @@ def _read(file: io.RawIOBase, request: dict[str, Any], sink: io.BufferedWriter) 
     fields_of_text = {"text_field": text_field} | ({} if prompt_field is None else {"prompt_field": prompt_field})
     batches = _parquet_batches if request["format"] == "parquet" else _arrow_batches
     for batch in batches(file, fields_of_text if chat_fields is None else chat_fields, metadata, any_type=chat_fields is not None):
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         prompts: list[bytes | int] = [b""] * batch.num_rows
         if chat_fields is not None:
-            texts = _objects(batch, chat_fields, request["max_text_bytes"])
+            chat = {name: columns[column] for name, column in chat_fields.items()}
+            rows = ({name: column[row] for name, column in chat.items()} for row in range(batch.num_rows))
+            texts = [_object(row, request["max_text_bytes"]) for row in rows]
         else:
-            texts = _texts(batch.column(batch.schema.names.index(text_field)), request["max_text_bytes"])
+            texts = _texts(columns[text_field], request["max_text_bytes"])
             if prompt_field is not None:
-                prompts = _texts(batch.column(batch.schema.names.index(prompt_field)), request["max_text_bytes"])
-        fields = [
-            (name, _values(batch.column(batch.schema.names.index(name))))
-            for name in sorted(set(metadata) & set(batch.schema.names))
-        ]
-        records = [_record(fields, row) for row in range(batch.num_rows)]
+                prompts = _texts(columns[prompt_field], request["max_text_bytes"])
+        fields = [(name, _values(columns[name])) for name in sorted({*metadata} & {*columns})]
+        kept = ({name: values[row] for name, values in fields if values[row] is not None} for row in range(batch.num_rows))
+        records = [json.dumps(one, ensure_ascii=False, separators=(",", ":")).encode() if one else b"" for one in kept]
         _send_rows(sink, texts, prompts, records)
 
 
@@ -90,7 +91,11 @@ def _parquet_batches(
     source = pa.PythonFile(file, mode="r")
     table = pq.ParquetFile(source, buffer_size=_READ_BYTES, pre_buffer=False, page_checksum_verification=True)
     columns = _wanted(table.schema_arrow, needed, metadata, any_type=any_type)
-    yield from table.iter_batches(_batch_rows(table.metadata), columns=columns, use_threads=False)
+    # Batches that fill about one message, by the sizes that the file states.
+    groups = [table.metadata.row_group(number) for number in range(min(table.metadata.num_row_groups, 16))]
+    num_bytes, num_rows = sum(group.total_byte_size for group in groups), sum(group.num_rows for group in groups)
+    batch_rows = int(min(max(_MESSAGE_BYTES * num_rows // max(num_bytes, 1), 1), _MAX_BATCH_ROWS))
+    yield from table.iter_batches(batch_rows, columns=columns, use_threads=False)
 
 
 def _arrow_batches(file: io.RawIOBase, needed: dict[str, str], metadata: list[str], *, any_type: bool) -> Iterator[pa.RecordBatch]:
@@ -118,12 +123,6 @@ def _wanted(schema: pa.Schema, needed: dict[str, str], metadata: list[str], *, a
     return [*columns, *(name for name in metadata if schema.names.count(name) == 1 and name not in columns)]
 
 
-def _batch_rows(metadata: pq.FileMetaData) -> int:
-    groups = [metadata.row_group(number) for number in range(min(metadata.num_row_groups, 16))]
-    num_bytes, num_rows = sum(group.total_byte_size for group in groups), sum(group.num_rows for group in groups)
-    return int(min(max(_MESSAGE_BYTES * num_rows // max(num_bytes, 1), 1), _MAX_BATCH_ROWS))
-
-
 def _check(schema: pa.Schema, field: str, setting: str, *, any_type: bool) -> None:
     found = schema.names.count(field)
     if found != 1:
@@ -137,11 +136,6 @@ def _check(schema: pa.Schema, field: str, setting: str, *, any_type: bool) -> No
 
 def _is_text(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
-
-
-def _objects(batch: pa.RecordBatch, fields: dict[str, str], max_bytes: int) -> list[bytes | int]:
-    columns = {name: batch.column(batch.schema.names.index(column)) for name, column in fields.items()}
-    return [_object({name: column[row] for name, column in columns.items()}, max_bytes) for row in range(batch.num_rows)]
 
 
 def _object(values: dict[str, pa.Scalar], max_bytes: int) -> bytes | int:
@@ -186,11 +180,6 @@ def _values(column: pa.Array) -> list[Any]:
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         return [None if isinstance(value, float) and not math.isfinite(value) else value for value in column.to_pylist()]
     return [None] * len(column)
-
-
-def _record(fields: list[tuple[str, list[Any]]], row: int) -> bytes:
-    kept = {name: values[row] for name, values in fields if values[row] is not None}
-    return json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode() if kept else b""
 
 
 def _send_rows(sink: io.BufferedWriter, texts: list[bytes | int], prompts: list[bytes | int], records: list[bytes]) -> None:

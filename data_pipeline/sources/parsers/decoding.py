@@ -68,7 +68,6 @@ class Origin:
         return self.document(fields[records.text_field], line, offset, metadata, prompt and prompt + records.prompt_end)
 
     def chat(self, fields: Mapping[str, Any], line: int, offset: int, metadata: str = "") -> Document:
-        """Return a document whose text is the JSON object of a conversation or a preference pair."""
         text = json.dumps(fields, ensure_ascii=False)
         if has_surrogate(text):
             raise MalformedError(Reason.LONE_SURROGATE, "a message contains a lone surrogate")

@@ -24,7 +24,7 @@ __all__ = ["JSON_LINES", "parse_json_line", "parse_quickly", "parse_strictly"]
 
 _KEY_END = re.compile(rb'"[ \t\r\n]*:')
 _BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|([\[{])|([\]}])', re.DOTALL)
-_EXACT_BELOW = 2.0**63  # the fast parser turns integers from here on into floats
+_EXACT_BELOW = 2.0**63  # the fast parser returns larger integers as floats
 
 
 def _read(content: Content) -> Iterator[Document | Rejection]:
@@ -44,7 +44,9 @@ def parse_json_line(line: Line, origin: Origin, records: RecordConfig, limits: L
         if not data.strip():
             raise MalformedError(Reason.EMPTY, "an empty line")
         value = parse_quickly(data, limits.max_json_depth)
-        if value is None or any(_may_be_rounded(value.get(name)) for name in records.kept_fields):
+        if value is None or any(
+            type(kept := value.get(name)) is float and abs(kept) >= _EXACT_BELOW for name in records.kept_fields
+        ):
             value = parse_strictly(data, limits.max_json_depth)
         if origin.markup == "chat":
             for field in chat_fields(records).values():
@@ -102,10 +104,6 @@ def _check_text(value: Any, name: str, setting: str) -> None:
         raise MalformedError(Reason.TEXT_NOT_A_STRING, f"field {name!r} is a {type(value[name]).__name__}")
     if has_surrogate(value[name]):
         raise MalformedError(Reason.LONE_SURROGATE, f"field {name!r} contains a lone surrogate")
-
-
-def _may_be_rounded(value: object) -> bool:
-    return type(value) is float and abs(value) >= _EXACT_BELOW
 
 
 def _count_fields(value: dict[str, Any], max_depth: int) -> int:

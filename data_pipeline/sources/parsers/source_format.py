@@ -20,7 +20,6 @@ class Content:
 
     origin: Origin
     config: PrepareConfig
-    """The configuration of the file's source."""
     blocks: Iterator[bytes] = field(repr=False)
     """The decompressed bytes, from the byte before `start` on if there is one."""
     budget: Budget
@@ -28,7 +27,6 @@ class Content:
     file: Readable | None = None
     """The file itself for random access; None if it is compressed or in an archive."""
     num_bytes: int = 0
-    """Size of `file`."""
     start: int = 0
     """Only documents that begin in [start, end) are read, if the format is divisible."""
     end: int | None = None

@@ -20,7 +20,7 @@ from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes
 from trainer.runs.adjustments import Adjustments
 from trainer.runs.lock import locked_unopened
 from trainer.runs.progress import Progress
-from trainer.runs.record import Origin, Record, check_nothing_saved, read_record, read_record_if_any
+from trainer.runs.record import Origin, Record, check_nothing_saved
 from trainer.runs.saved_run import SavedRun
 from trainer.training.start.branch import begin_branch
 from trainer.training.start.earlier import allowed_changes, check_cooldown
@@ -75,16 +75,17 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
         nonlocal undo
         undo = stack.enter_context(locked_unopened(config.run))
         begin_branch(config.run, config.branch, check_branch)
-        newest, record = _checked_run(config, checkpoints, identity)
+        saved = SavedRun(config.run)
+        newest, record = _checked_run(config, saved, checkpoints, identity)
         adjustments = recorded_adjustments(config.run, record, identity, allowed_changes(config, record))
         if record is not None and newest is not None:
             check_cooldown(config, record, newest, decay_steps)
             before.append(record)
-            progress = SavedRun(config.run).state(newest).progress
+            progress = saved.state(newest).progress
             cooldown = adjustments.cooldown(newest)
             ended_by = plan.criteria.ended_by(progress, None if cooldown is None else cooldown.cooldown_end)
             if ended_by is not None:
-                known = _settings_before(config.run)
+                known = _settings_before(saved)
                 # A start that was killed after its last step has to complete the record.
                 if record.status == "finished" or known is None or not is_same(config, known):
                     return newest, [], _nothing_left(known or config, record, checkpoints, progress, ended_by)
@@ -102,10 +103,10 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
     return Continued(identity, initial, checkpoints, before[0] if before else None, newest, adjustments, undo)
 
 
-def _settings_before(run: Path) -> TrainConfig | None:
+def _settings_before(saved: SavedRun) -> TrainConfig | None:
     """Return the settings of the last start of a run, with its present place; None if they cannot be read."""
     with suppress(OSError, ProjectError, UnusableFileError):
-        return SavedRun(run).config.model_copy(update={"run": run})
+        return saved.config.model_copy(update={"run": saved.path})
     return None
 
 
@@ -120,14 +121,12 @@ def _nothing_left(
 
 
 def _checked_run(
-    config: TrainConfig, checkpoints: CheckpointStore, identity: Mapping[str, Any]
+    config: TrainConfig, saved: SavedRun, checkpoints: CheckpointStore, identity: Mapping[str, Any]
 ) -> tuple[int | None, Record | None]:
     """Return the step of the newest checkpoint and the record, None for those that do not exist. Check that it is the same run."""
     newest = checkpoints.newest_verified()
     if newest is None:
-        record = read_record_if_any(config.run)
-        check_nothing_saved(config.run, record)
-        return None, record
-    record = read_record(config.run)
-    check_identity(config.run, record.identity, identity, allowed_changes(config, record))
-    return newest, record
+        check_nothing_saved(config.run, saved.record_if_any)
+        return None, saved.record_if_any
+    check_identity(config.run, saved.record.identity, identity, allowed_changes(config, saved.record))
+    return newest, saved.record

@@ -29,14 +29,9 @@ __all__ = ["opened_run"]
 
 @contextmanager
 def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator[TrainingRun]:
-    """Check the settings against data and machine, build all parts, and restore the newest checkpoint if there is one.
-
-    With `trust_extension` the digest of the extension is stored: see `trainer.extensions.trust`.
-
-    Raises:
-        ConfigError: the settings do not fit the data, the machine or the existing run.
-        PreparedDataError: the data is damaged or missing.
-        CheckpointError: the run has checkpoints, but none is intact.
+    """Check the settings against data and machine, build all parts, and restore the newest checkpoint if there is one. With
+    `trust_extension` the digest of the extension is stored. Raises ConfigError if the settings do not fit the data, the machine
+    or the run, PreparedDataError if the data is damaged, CheckpointError if no checkpoint is intact.
     """
     clock = Clock()
     configure_determinism(config)

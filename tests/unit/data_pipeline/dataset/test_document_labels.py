@@ -15,7 +15,7 @@ import pytest
 
 from common.errors import ConfigError, PreparedDataError, SourceError
 from common.files import digest_file
-from data_pipeline.dataset.document_labels import label_names, read_document_labels
+from data_pipeline.dataset.document_tables import label_names, read_document_labels
 from data_pipeline.dataset.manifest import Manifest, read_manifest, verify
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.repack import repack

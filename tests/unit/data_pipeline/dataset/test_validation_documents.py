@@ -8,9 +8,9 @@ import pytest
 from common.errors import PreparedDataError
 from common.files import digest_file
 from data_pipeline.config import PrepareConfig
+from data_pipeline.dataset.document_tables import read_validation_documents
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import Rows
-from data_pipeline.dataset.validation_documents import read_validation_documents
 from data_pipeline.prepare import prepare
 from data_pipeline.repack import repack
 

@@ -6,10 +6,8 @@ import pytest
 from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.tables import read_batches
 from data_pipeline.dedup import keys as module
-from data_pipeline.dedup.keys import KeyWriter, entries_path, read_keys
-from data_pipeline.dedup.signatures import choose_bands, fold_digest, sign
-from data_pipeline.dedup.similarity import ShingleCache
-from data_pipeline.dedup.text_lookup import Texts
+from data_pipeline.dedup.keys import KeyWriter, choose_bands, entries_path, fold_digest, read_keys, sign
+from data_pipeline.dedup.similarity import ShingleCache, Texts
 from data_pipeline.documents import document_id
 from data_pipeline.text.batch import TextBatch
 from tests.support.duplicates import plant, shingles_of, write_documents
@@ -71,7 +69,7 @@ def test_a_batch_or_a_partition_without_documents_has_no_keys(tmp_path: Path, se
 
 
 def test_texts_are_found_by_their_ids_in_any_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_pipeline.dedup.text_lookup._OPEN_FILES", 2)
+    monkeypatch.setattr("data_pipeline.dedup.similarity._OPEN_FILES", 2)
     expected = [f"text number {place} é" for place in range(450)]
     write_documents(tmp_path, expected, SETTINGS, per_partition=210)
     texts = Texts(tmp_path / "text")

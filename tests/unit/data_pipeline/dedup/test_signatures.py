@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from data_pipeline.config import DedupConfig
-from data_pipeline.dedup.signatures import Bands, choose_bands, fold_digest, shingle, sign
+from data_pipeline.dedup.keys import Bands, choose_bands, fold_digest, shingle, sign
 from data_pipeline.dedup.similarity import jaccard
 from data_pipeline.text.batch import TextBatch
 from tests.support.duplicates import shingles_of

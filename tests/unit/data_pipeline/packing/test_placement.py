@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.packing.pieces import Packing
-from data_pipeline.packing.placement import count_packing, pack
+from data_pipeline.packing.placement import Packing, count_packing, pack
 
 METHODS = ("best-fit", "greedy", "one-per-row")
 

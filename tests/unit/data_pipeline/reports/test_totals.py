@@ -24,7 +24,7 @@ SHARD = {"rows": 5, "tokens": 48, "targets": 44, "bytes": 1, "sha256": "", "name
 
 
 def partition(number: int, source: str, start: int = 0) -> Partition:
-    file = InputFile(source, "a.jsonl", Location("a.jsonl"), "jsonl", "none", "prose", 1000, "")
+    file = InputFile(Location("a.jsonl"), "a.jsonl", 1000, "", source=source, format="jsonl", compression="none", kind="prose")
     return Partition(number, (Part(file, start, start + 10),))
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from data_pipeline.config import PrepareConfig
+from data_pipeline.dataset.document_tables import read_validation_documents
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.dataset.shards import RowBatch, Rows
-from data_pipeline.dataset.validation_documents import read_validation_documents
 from data_pipeline.prepare import prepare
 from data_pipeline.tokenizer import load_tokenizer
 from tests.support.grouped import write_grouped
