@@ -39,7 +39,8 @@ from trainer.runs.events import TrainEvent
 from trainer.runs.ledger import LEDGER, Ledger, LedgerHead
 from trainer.runs.metrics_file import METRICS, CutOff, lines_until
 from trainer.runs.record import check_nothing_saved, read_record_if_any
-from trainer.verification.verify import check_integrity
+from trainer.runs.saved_run import SavedRun
+from trainer.verification.integrity import check_integrity
 
 Check = Callable[[Path, int, int], str | None]
 """Returns the problem of a folder, or None. Gets the number of operations before the power failure, and the seed."""
@@ -284,7 +285,7 @@ def record_run(folder: Path, name: str, crash_at: int | None = None) -> Scene:
         run = place / RUN
         claim = recording.claimed(moment, Saved(None))
         if claim.has_ended:
-            check_integrity(run, data)
+            check_integrity(SavedRun(run), data)
             if not (
                 (run / REPORT).read_bytes().endswith(b"</html>\n") and (run / PICTURE).read_bytes().endswith(b"IEND\xaeB`\x82")
             ):
@@ -293,7 +294,7 @@ def record_run(folder: Path, name: str, crash_at: int | None = None) -> Scene:
             return problem
         if seed % RESUMED_EVERY == 0:
             train(run_config(data, run, 8))
-            check_integrity(run, data)
+            check_integrity(SavedRun(run), data)
             counted("runs went on to their end", 1)
             if dict(losses(run)) != right:
                 return "going on gave other losses"

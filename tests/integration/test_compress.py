@@ -130,8 +130,8 @@ def test_weights_that_do_not_fit_the_memory_are_not_unpacked(
 ) -> None:
     compressed(trained, tmp_path / "small", "prune", capsys)
     num_weights = sum(weight.numel() for weight in load_checkpoint(trained, "latest").model.values())
-    monkeypatch.setattr("trainer.runs.state.unpack", lambda _: pytest.fail("the weights were unpacked"))
-    monkeypatch.setattr("trainer.runs.bounds.available_host_bytes", lambda: 4 * num_weights - 1)
+    monkeypatch.setattr("trainer.checkpoint.of_run.unpack", lambda _: pytest.fail("the weights were unpacked"))
+    monkeypatch.setattr("common.host_memory.available_host_bytes", lambda: 4 * num_weights - 1)
     with pytest.raises(ConfigError, match=rf"the model has {num_weights} weights, which take .* of memory are free"):
         load_checkpoint(tmp_path / "small", "latest")
 

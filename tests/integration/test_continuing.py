@@ -156,7 +156,7 @@ def test_the_command_to_train_longer_raises_the_limit_that_ended_the_run(
     train(config)
     record = finished_as(config)
     assert record is not None
-    assert record["ended_by"] == ended_by
+    assert record.ended_by == ended_by
     again = _parsed(longer_command(config, ended_by))
     assert int(train(again).rpartition(" ")[2]) >= steps
 

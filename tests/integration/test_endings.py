@@ -25,8 +25,9 @@ from trainer.loop import train
 from trainer.metrics.sinks.json_lines import JsonLinesSink
 from trainer.report import write_report
 from trainer.runs.events import Event
+from trainer.runs.saved_run import SavedRun
 from trainer.training import micro_step, reporter
-from trainer.verification.verify import check_integrity
+from trainer.verification.integrity import check_integrity
 
 STEPS = 12
 Patch = Callable[[pytest.MonkeyPatch, Path], object]
@@ -208,7 +209,7 @@ def test_however_a_run_ends_everything_says_how_and_why(name: str, tmp_path: Pat
     page = write_report(run)[0].read_text()
     assert f"It {end.status} at step {found['step']}: " in page
     if name != "bad data":
-        assert check_integrity(run).facts["status"] == end.status
+        assert check_integrity(SavedRun(run)).status == end.status
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])

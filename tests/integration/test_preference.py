@@ -20,9 +20,10 @@ from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.loop import train
 from trainer.report.summary import summary_lines
 from trainer.report.write import write_report
+from trainer.runs.saved_run import SavedRun
 from trainer.verification.audit import audit_run
+from trainer.verification.integrity import check_integrity
 from trainer.verification.replay import replay_run
-from trainer.verification.verify import check_integrity
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def test_the_measures_of_pairs_take_the_place_of_the_perplexity(whole: Path) -> 
 
 def test_the_run_can_be_audited_verified_and_replayed(whole: Path) -> None:
     assert audit_run(whole).steps == 8
-    assert "unchanged" in check_integrity(whole).text
+    check_integrity(SavedRun(whole))
     for start in (0, 6):
         assert not replay_run(whole, 2, train=train, start=start).difference
 

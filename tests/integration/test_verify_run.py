@@ -27,11 +27,13 @@ from trainer.loop import train
 from trainer.machine import environment, locks
 from trainer.machine.environment import ChangedFact, environment_facts
 from trainer.runs.ledger import LEDGER
+from trainer.runs.saved_run import SavedRun
 from trainer.training.step import train_step
 from trainer.verification.audit import audit_run
+from trainer.verification.environment import compare_environment
+from trainer.verification.integrity import check_integrity
 from trainer.verification.outcome import Outcome
 from trainer.verification.step_text import show_step
-from trainer.verification.verify import check_integrity, compare_environment
 
 KEEP_ALL: dict[str, Any] = {"checkpoint": {"every_steps": 4, "keep_last": 10}}
 
@@ -165,11 +167,11 @@ CHANGES: dict[str, tuple[Callable[[Path, Path], Path], type[ProjectError]]] = {
 @pytest.mark.parametrize("change", list(CHANGES))
 def test_one_changed_bit_anywhere_is_found_and_its_file_named(run: Path, data: Path, tmp_path: Path, change: str) -> None:
     copied = shutil.copytree(data, tmp_path / "data")
-    assert check_integrity(run, copied).level == "integrity"
+    check_integrity(SavedRun(run), copied)
     do, expected = CHANGES[change]
     changed = do(run, copied)
     with pytest.raises(expected) as caught:
-        check_integrity(run, copied)
+        check_integrity(SavedRun(run), copied)
     assert str(changed) in str(caught.value)
 
 
@@ -178,15 +180,15 @@ def test_a_missing_file_is_named(run: Path, name: str) -> None:
     path = run / name
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(CheckpointError, match=path.name.replace(".", r"\.")):
-        check_integrity(run)
+        check_integrity(SavedRun(run))
 
 
 def test_other_data_is_named_and_moved_data_is_found(run: Path, data: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(data, tmp_path / "moved")
-    assert check_integrity(run, moved).facts["data_files"] == 3
+    assert check_integrity(SavedRun(run), moved).data_files == 3
     assert replay_run(run, 2, data=moved).difference == ""
     other = write_prepared(tmp_path / "other", seed=5)
-    for check in (check_integrity, audit_run):
+    for check in (lambda run, data=None: check_integrity(SavedRun(run), data), audit_run):
         with pytest.raises(PreparedDataError, match="--data"):
             check(run, other)
 
@@ -200,9 +202,13 @@ def test_data_that_is_not_where_the_run_names_it_is_asked_for(
     (run / "config.toml").write_text(settings.replace(str(data), data.name))
     reseal(run)
     monkeypatch.chdir(data.parent)
-    assert check_integrity(run).level == "integrity"
+    check_integrity(SavedRun(run))
     monkeypatch.chdir(tmp_path)
-    looks: list[Callable[..., object]] = [check_integrity, audit_run, partial(replay_run, num_steps=2)]
+    looks: list[Callable[..., object]] = [
+        lambda run, data=None: check_integrity(SavedRun(run), data),
+        audit_run,
+        partial(replay_run, num_steps=2),
+    ]
     looks += [partial(show_step, step=3), lambda run, data=None: evaluate_run(EvaluateOptions(run=run, data=data))]
     for look in looks:
         with pytest.raises(
@@ -229,7 +235,7 @@ def test_a_changed_weight_whose_digests_were_made_right_again_is_found_by_replay
     weights[name].view(-1)[0] += 1e-3
     store.save(replace(checkpoint, model=weights))
     reseal(run)
-    assert check_integrity(run).level == "integrity"
+    check_integrity(SavedRun(run))
     with pytest.raises(
         CheckpointError, match=rf"step 5 is the first that differs: loss_hex was .*; at step 8 tensor model/{name} "
     ):
@@ -260,7 +266,7 @@ def test_a_loss_that_was_never_reached_is_found_by_replay(run: Path) -> None:
 def test_other_flags_are_listed_and_named_as_the_reason_for_other_bits(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-    assert compare_environment(run, environment_facts()) == (
+    assert compare_environment(SavedRun(run), environment_facts()) == (
         ChangedFact("flags.NCCL_ALGO", None, "Ring", False),  # the run was made on a CPU
         ChangedFact("flags.NVIDIA_TF32_OVERRIDE", None, "0", True),
     )
@@ -280,7 +286,7 @@ def test_a_run_is_audited_while_it_stands_still_and_after_it_went_on(
                 train(config)
         report = audit_run(run)
         assert (report.steps, report.positions) == (done, done * 8)
-        assert check_integrity(run).facts["status"] == "failed"
+        assert check_integrity(SavedRun(run)).status == "failed"
     train(config)
     assert (run / LEDGER).read_bytes() == (finished / LEDGER).read_bytes()
     report = audit_run(run)
@@ -293,7 +299,7 @@ def test_an_old_ledger_that_was_put_back_is_found(run: Path) -> None:
     lines = (run / LEDGER).read_bytes().splitlines(keepends=True)
     (run / LEDGER).write_bytes(b"".join(lines[:10]))
     reseal(run)
-    for check in (audit_run, check_integrity):
+    for check in (audit_run, lambda run, data=None: check_integrity(SavedRun(run), data)):
         with pytest.raises(CheckpointError, match="it ends at line 10, but the checkpoint of step 12 names line 13"):
             check(run)
 
@@ -302,7 +308,7 @@ def test_a_checkpoint_of_another_version_is_said_to_be_one_and_not_damaged(run: 
     path = run / "checkpoints/step-00000008/manifest.json"
     path.write_bytes(sealed(unsealed(path.read_bytes()) | {"format": 1}))
     reseal(run)
-    for check in (audit_run, check_integrity):
+    for check in (audit_run, lambda run, data=None: check_integrity(SavedRun(run), data)):
         with pytest.raises(CheckpointError, match=f"{path}: it has format 1 of checkpoints, .* use the version") as caught:
             check(run)
         assert "damaged" not in str(caught.value)
@@ -329,7 +335,7 @@ def test_the_ledger_of_another_run_and_other_counters_are_found(run: Path, data:
 def test_settings_that_can_no_longer_be_read_are_named(run: Path) -> None:
     (run / "config.toml").write_text("[train")
     with pytest.raises(CheckpointError, match=r"config\.toml: its digest is sha256:"):
-        check_integrity(run)
+        check_integrity(SavedRun(run))
 
 
 def test_a_mixture_is_audited(data: Path, tmp_path: Path) -> None:
@@ -363,7 +369,7 @@ def test_what_the_guard_left_out_and_withheld_is_proven_and_replayed(
     [window] = report.skipped
     assert (window.after_step, window.start, window.count) == (12, 120, 16)
     assert "step 16: loss" in window.reason
-    assert check_integrity(run).level == "integrity"
+    check_integrity(SavedRun(run))
     assert replay_run(run, 8, start=12).difference == ""
 
 
@@ -488,7 +494,7 @@ def test_a_run_of_a_version_that_recorded_less_resumes_and_differs_in_nothing(
     for name in ("cudnn", "nccl", "driver", "lock", "unlocked", "gpu_memory_bytes", "image_digest"):
         del record["environment"][name]
     (run / "record.json").write_bytes(sealed(record))
-    assert compare_environment(run, environment_facts()) == ()
+    assert compare_environment(SavedRun(run), environment_facts()) == ()
     caplog.set_level("INFO")
     train(tiny_config(data, run, limits={"steps": 14}, **KEEP_ALL))
     [differences] = [message for message in caplog.messages if "differences from the previous start" in message]

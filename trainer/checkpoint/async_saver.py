@@ -67,7 +67,6 @@ class AsyncSaver:
         self.raise_if_failed()
 
     def _collect(self) -> None:
-        """Take the result of a thread that has ended."""
         if self._job is None or self._job.is_alive():
             return
         job, self._job = self._job, None

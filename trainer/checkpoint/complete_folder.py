@@ -23,9 +23,6 @@ def link_checkpoint(checkpoint: Path, folder: Path) -> Path | None:
 
     Returns:
         The folder named after the checkpoint; None if the checkpoint was deleted because newer ones replaced it.
-
-    Raises:
-        OSError: the folder cannot be written, or is a link.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

@@ -55,9 +55,6 @@ def check_space(directory: Path, bytes_per_checkpoint: int, shared_bytes: int = 
         directory: of the checkpoints; it may not exist yet.
         bytes_per_checkpoint: what each checkpoint adds.
         shared_bytes: what all checkpoints have in common, which is stored once.
-
-    Raises:
-        StorageError: there is too little room. The message says how much is needed and how much is free.
     """
     space = space_of(directory)
     held, free = space.held, space.free

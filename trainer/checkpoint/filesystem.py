@@ -45,7 +45,6 @@ class Storage:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def size(self, descriptor: int) -> int:
-        """Return the size of a regular file in bytes."""
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
@@ -63,7 +62,6 @@ class Storage:
         return os.write(descriptor, data)
 
     def sync(self, descriptor: int) -> None:
-        """Force the content of a file, or the entries of a directory, to the device."""
         os.fsync(descriptor)
 
     def close(self, descriptor: int) -> None:

@@ -63,11 +63,7 @@ class ObjectFiles:
         return object_path(self.directory.parent, name)
 
     def read(self, manifest: CheckpointManifest) -> Iterator[tuple[str, Tensor]]:
-        """Yield each tensor of a checkpoint with its name, file by file. The verified bytes are those that are returned.
-
-        Raises:
-            CheckpointError: a file is missing, has another digest, or does not contain what the manifest says.
-        """
+        """Yield each tensor of a checkpoint with its name, file by file. The verified bytes are those that are returned."""
         held: dict[str, list[str]] = {name: [] for name in manifest.objects}
         for tensor_name, stored in manifest.tensors.items():
             held[stored.object].append(tensor_name)
@@ -112,7 +108,6 @@ class ObjectFiles:
         return [match[1] for name in self._storage.names(self.directory) if (match := _NAME.fullmatch(name))]
 
     def discard_unfinished(self) -> None:
-        """Remove unfinished files."""
         for name in self._storage.names(self.directory):
             if _UNFINISHED.fullmatch(name):
                 self._storage.unlink(self.directory / name)

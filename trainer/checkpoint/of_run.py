@@ -10,7 +10,7 @@ from common.host_memory import check_fits_memory
 from common.untrusted import copy_run_file
 from trainer.checkpoint.packed import is_packed, num_unpacked, unpack
 from trainer.checkpoint.store import Checkpoint, CheckpointStore
-from trainer.runs.layout import CHECKPOINTS, REFERENCE
+from trainer.runs.layout import REFERENCE
 from trainer.runs.ledger import LEDGER
 from trainer.runs.metrics_file import METRICS
 from trainer.runs.record import COMPRESSED, read_record
@@ -20,11 +20,6 @@ __all__ = ["copy_state", "load_checkpoint", "load_whole"]
 
 
 def load_whole(store: CheckpointStore, step: int) -> tuple[Checkpoint, RunState]:
-    """Return the checkpoint of a step and its state.
-
-    Raises:
-        CheckpointError: there is none, a file of it was changed, or no run writes such a state.
-    """
     checkpoint = store.load(step)
     try:
         return checkpoint, RunState.from_json(checkpoint.state)
@@ -39,11 +34,8 @@ def load_checkpoint(run: Path, which: str, *, option: str = "--checkpoint") -> C
         run: its directory, which is only read.
         which: value of the option.
         option: its name, for messages.
-
-    Raises:
-        CheckpointError: the checkpoint does not exist or is damaged.
     """
-    store = CheckpointStore(run / CHECKPOINTS)
+    store = CheckpointStore.of(run)
     steps = store.steps()
     if not steps:
         raise CheckpointError(f"{run}: the run has no checkpoint yet; train until the first one is saved")
@@ -68,15 +60,11 @@ def _unpacked(run: Path, checkpoint: Checkpoint) -> Checkpoint:
 
 
 def copy_state(run: Path, other: Path, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint of `run` into a new run directory, with the ledger and metrics before it. A resume removes later lines.
-
-    Raises:
-        CheckpointError: the ledger or the metrics are missing.
-    """
+    """Copy a checkpoint of `run` into a new run directory, with the ledger and metrics before it. A resume removes later lines."""
     (other / LEDGER).parent.mkdir(parents=True, exist_ok=True)
     kept = [REFERENCE] if (run / REFERENCE).is_file() else []
     if kept:
         (other / REFERENCE).parent.mkdir(exist_ok=True)
     for name in (METRICS, LEDGER.as_posix(), *kept):
         copy_run_file(run, name, other / name)
-    CheckpointStore(other / CHECKPOINTS).save(checkpoint)
+    CheckpointStore.of(other).save(checkpoint)

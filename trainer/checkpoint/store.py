@@ -18,7 +18,7 @@ from common.errors import CheckpointError
 from common.terminal import progress_shown
 from trainer.checkpoint.filesystem import Storage, make_directories, read_file, remove_directory, sync_directory, write_file
 from trainer.checkpoint.objects import LARGE_BYTES, ObjectFiles, damage_named
-from trainer.runs.layout import CHECKPOINT_MANIFEST, OBJECTS, STEP_FOLDER, object_path, step_folder, steps_among
+from trainer.runs.layout import CHECKPOINT_MANIFEST, CHECKPOINTS, OBJECTS, STEP_FOLDER, object_path, step_folder, steps_among
 from trainer.runs.manifest import MAX_MANIFEST_BYTES, CheckpointManifest, OtherFormatError
 
 __all__ = ["Checkpoint", "CheckpointStore", "checkpoint_files", "steps_to_keep"]
@@ -56,9 +56,6 @@ def checkpoint_files(path: Path) -> list[Path]:
 
     A copy must keep their paths relative to the folder of the checkpoints. Copy the manifest last: the copy is complete once it
     has the manifest. Object files never change and are shared between checkpoints, so skip those that the copy already has.
-
-    Raises:
-        CheckpointError: the manifest is missing or damaged.
     """
     manifest = path / CHECKPOINT_MANIFEST
     try:
@@ -81,6 +78,10 @@ class CheckpointStore:
         self._objects = ObjectFiles(directory / OBJECTS, self._storage, large_bytes)
         self._prepared = False
 
+    @classmethod
+    def of(cls, run: Path) -> CheckpointStore:
+        return cls(run / CHECKPOINTS)
+
     def steps(self) -> list[int]:
         return steps_among(self._names())
 
@@ -92,11 +93,7 @@ class CheckpointStore:
         return self.path(step) / CHECKPOINT_MANIFEST
 
     def manifest_bytes(self, step: int) -> bytes:
-        """Return the content of the manifest of `step`, unchecked.
-
-        Raises:
-            CheckpointError: the manifest is missing, not a regular file, larger than the limit, or in a folder that is a link.
-        """
+        """Return the content of the manifest of `step`, unchecked."""
         self._check_folders(self.path(step))
         path = self.manifest_path(step)
         with damage_named(path):
@@ -126,12 +123,7 @@ class CheckpointStore:
         return self.path(checkpoint.step)
 
     def load(self, step: int) -> Checkpoint:
-        """Read the checkpoint of `step`. Every byte is verified before it is used.
-
-        Raises:
-            CheckpointError: there is no such checkpoint, or one of its files is missing or differs. The message names the file.
-            ConfigError: one of its files does not fit the free memory of this machine.
-        """
+        """Read the checkpoint of `step`. Every byte is verified before it is used."""
         groups: dict[str, dict[str, Tensor]] = {group: {} for group in _GROUPS}
         with _advised():
             manifest = self._manifest(step)
@@ -143,20 +135,12 @@ class CheckpointStore:
         return Checkpoint(step, state=manifest.state, **groups)
 
     def num_weights(self, step: int) -> int:
-        """Return the number of weights of the model in the checkpoint of `step`, from its manifest. Reads no tensor.
-
-        Raises:
-            CheckpointError: there is no such checkpoint, or its manifest is damaged.
-        """
+        """Return the number of weights of the model in the checkpoint of `step`, from its manifest. Reads no tensor."""
         with _advised():
             return self._manifest(step).num_weights
 
     def verify(self, step: int) -> None:
-        """Read and verify a checkpoint as `load` does, without keeping it.
-
-        Raises:
-            CheckpointError: a file is missing or differs. The message names the first such file.
-        """
+        """Read and verify a checkpoint as `load` does, without keeping it."""
         with _advised():
             self._read_through(step)
 
@@ -357,7 +341,6 @@ class CheckpointStore:
 
 @contextmanager
 def _advised() -> Iterator[None]:
-    """Add advice for the user to an error."""
     try:
         yield
     except CheckpointError as error:

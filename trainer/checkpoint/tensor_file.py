@@ -43,11 +43,6 @@ _ALIGNMENT = 8
 
 
 def spec_of(tensor: Tensor) -> TensorSpec:
-    """Return type and shape of `tensor`.
-
-    Raises:
-        ValueError: the format has no name for the type.
-    """
     if tensor.dtype not in _NAMES:
         raise ValueError(f"{tensor.dtype} cannot be saved; known are {', '.join(map(str, _NAMES))}")
     return TensorSpec(_NAMES[tensor.dtype], tuple(tensor.shape))
@@ -93,23 +88,13 @@ def decode_tensors(content: bytearray) -> dict[str, Tensor]:
 
 
 def read_specs(file: BinaryIO, num_bytes: int) -> dict[str, TensorSpec]:
-    """Read the header of a tensor file of this size. Return the tensors in their order in the file, for `read_tensor`.
-
-    Raises:
-        ValueError: as `decode_tensors`.
-        OSError: the file cannot be read.
-    """
+    """Read the header of a tensor file of this size. Return the tensors in their order in the file, for `read_tensor`."""
     size = _header_bytes(file.read(8), num_bytes)
     return _in_order(file.read(size), num_bytes)
 
 
 def read_tensor(file: BinaryIO, spec: TensorSpec) -> Tensor:
-    """Read the next tensor of a file behind its header.
-
-    Raises:
-        ValueError: the file is too short.
-        OSError: the file cannot be read.
-    """
+    """Read the next tensor of a file behind its header."""
     content = bytearray(file.read(spec.num_bytes))
     if len(content) != spec.num_bytes:
         raise ValueError(f"it ends within a tensor: {len(content)} of {spec.num_bytes} bytes are there")

@@ -9,7 +9,7 @@ from common.errors import CheckpointError, ConfigError
 from common.files import open_input
 from trainer.commands.run_options import RunOptions
 from trainer.machine.running_ranks import Rank, ranks_of
-from trainer.runs.layout import not_a_run
+from trainer.runs.layout import RECORD, not_a_run
 from trainer.watchdog.files import stacks_file
 from trainer.watchdog.heartbeat import Heartbeat
 from trainer.watchdog.processes import process_state, send_signal
@@ -33,7 +33,7 @@ def run(options: StacksOptions) -> None:
 def show_stacks(run: Path) -> str:
     """Return the stacks of the ranks of a run that are running here, and for each other rank the reason why it has none."""
     if not run.is_dir():
-        raise CheckpointError(not_a_run(run, "record.json"))
+        raise CheckpointError(not_a_run(run, RECORD))
     ranks = ranks_of(run)
     silent = {rank.number: reason for rank in ranks if (reason := rank.absence or _no_answer(rank))}
     beats = {rank.number: rank.beat for rank in ranks if rank.number not in silent and rank.beat is not None}

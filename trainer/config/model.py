@@ -124,11 +124,7 @@ class ModelConfig(Section):
         return self.width / (self.base_width or self.width)
 
     def padded_vocab(self, vocab_size: int) -> int:
-        """Return the number of rows of the embedding for a tokenizer with `vocab_size` tokens.
-
-        Raises:
-            ConfigError: `vocab_rows` is smaller than the vocabulary.
-        """
+        """Return the number of rows of the embedding for a tokenizer with `vocab_size` tokens."""
         if self.vocab_rows is not None:
             if self.vocab_rows < vocab_size:
                 raise ConfigError(

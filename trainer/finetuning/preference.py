@@ -41,6 +41,7 @@ from trainer.model.forward import PassInputs
 from trainer.model.loss import cross_entropy_rows, default_chunk_tokens
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.runs.events import MeasuresEvent
+from trainer.runs.layout import RECORD
 
 __all__ = ["KIND", "PairRows", "pair_losses"]
 
@@ -56,7 +57,7 @@ def _gather(config: TrainConfig, manifest: Manifest) -> Mapping[str, bytes]:
             f"{config.data}: it has no preference pairs, which objective = preference needs; run `prepare` with "
             "--records.prompt_field, --records.chosen_field and --records.rejected_field"
         )
-    if config.init is None and not (config.run / "record.json").is_file():
+    if config.init is None and not (config.run / RECORD).is_file():
         raise ConfigError(
             "objective = preference compares the model with its initial weights, and init is not set; name a run whose model "
             "answers prompts: --init RUN"

@@ -74,7 +74,7 @@ def open_source(run: Path, which: str) -> ExportSource:
                 f"{run}: in the checkpoint of step {checkpoint.step} the shape of the weight {name} is {found.get(name, 'missing')}"
                 f", and the settings of the run need {wanted.get(name, 'no such weight')}; restore the run from a copy"
             )
-    manifest = CheckpointStore(run / "checkpoints").manifest_bytes(checkpoint.step)
+    manifest = CheckpointStore.of(run).manifest_bytes(checkpoint.step)
     return ExportSource(
         run=run,
         config=config,

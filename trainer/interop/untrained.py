@@ -17,6 +17,7 @@ from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.weights import weights_digest
 from trainer.config import TrainConfig
 from trainer.machine.environment import environment_facts
+from trainer.runs.layout import CONFIG, TOKENIZER
 from trainer.runs.record import Record, write_record
 from trainer.runs.state import RunState
 
@@ -46,14 +47,14 @@ def write_untrained(
         data_digest: root digest of the data that the model was trained on, if it is known.
         chat_template: the Jinja program of its chat template, if it has one.
     """
-    write_atomic(run / "config.toml", to_toml("train", config.model_dump(mode="json")).encode())
-    save_tokenizer(tokenizer, run / "tokenizer")
+    write_atomic(run / CONFIG, to_toml("train", config.model_dump(mode="json")).encode())
+    save_tokenizer(tokenizer, run / TOKENIZER)
     if chat_template is not None:
-        write_atomic(run / "tokenizer" / TEMPLATE_FILE, chat_template.encode())
-    store = CheckpointStore(run / "checkpoints")
+        write_atomic(run / TOKENIZER / TEMPLATE_FILE, chat_template.encode())
+    store = CheckpointStore.of(run)
     store.save(Checkpoint(0, tensors, {}, RunState.of_new_run().to_json()))
     digest = weights_digest(tensors)
-    names = ["config.toml", *sorted(f"tokenizer/{path.name}" for path in (run / "tokenizer").iterdir())]
+    names = [CONFIG, *sorted(f"{TOKENIZER}/{path.name}" for path in (run / TOKENIZER).iterdir())]
     names.append(store.manifest_path(0).relative_to(run).as_posix())
     record = Record.model_validate(
         {

@@ -7,29 +7,25 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
-
-from pydantic import ValidationError
 
 from common.command_line import command_text
 from common.errors import ExitCode, ProjectError
-from common.files import UnusableFileError, digest_file, unsealed
+from common.files import UnusableFileError, digest_file
 from common.redaction import redacted
-from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.markers import Marker
 from common.settings.model import setting_names, settings_with
-from common.settings.toml import parse_toml
 from common.text import visible
-from common.untrusted import MAX_RECORD_BYTES, read_run_file
 from data_pipeline.dataset.layout import MANIFEST
 from data_pipeline.dataset.manifest import read_manifest
 from trainer.config import LimitsConfig, TrainConfig
+from trainer.runs.layout import CHECKPOINTS, object_path
+from trainer.runs.record import Record
+from trainer.runs.saved_run import SavedRun
 from trainer.watchdog.processes import write_exit_code
 
-__all__ = ["finished_as", "is_same", "longer_command", "nothing_to_train", "recorded_settings", "report_finished"]
+__all__ = ["finished_as", "is_same", "longer_command", "nothing_to_train", "report_finished"]
 
-_MAX_MANIFEST_BYTES = 64 << 20
 _UNCOMPARED = settings_with(TrainConfig, Marker.MOVEABLE, Marker.PER_START)
 
 
@@ -43,9 +39,9 @@ def report_finished(config: TrainConfig) -> bool:
     if os.environ.get("LOCAL_RANK", "0") == "0":
         write_exit_code(f"{ExitCode.DONE:d}")
     if os.environ.get("RANK", "0") == "0":
-        lines = nothing_to_train(config, "finished", record["step"], record["ended_by"])
+        lines = nothing_to_train(config, "finished", record.step or 0, record.ended_by or "")
         sys.stderr.write(visible(redacted("\n".join(lines))) + "\n")
-        sys.stdout.write(f"weights {record['weights']} steps {record['step']}\n")
+        sys.stdout.write(f"weights {record.weights} steps {record.step}\n")
     return True
 
 
@@ -61,17 +57,23 @@ def nothing_to_train(config: TrainConfig, status: str, step: int, ended_by: str)
     )
 
 
-def finished_as(config: TrainConfig) -> dict[str, Any] | None:
-    """Return the record of the run if it finished with these settings and its last checkpoint is intact. Data that is there must be
-    the data of the run. In all other cases the training decides, which also reports what is damaged.
+def finished_as(config: TrainConfig) -> Record | None:
+    """Return the record of the run if it finished with these settings and its last checkpoint is intact; else None.
+
+    Data that is there must be the data of the run. In all other cases the training decides, which also reports what is damaged.
     """
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, ProjectError, UnusableFileError, ValidationError):
-        record = unsealed(read_run_file(config.run / "record.json", MAX_RECORD_BYTES, config.run))
-        if record["status"] != "finished" or not is_same(_as_used(config, record["step"]), recorded_settings(config.run)):
+    saved = SavedRun(config.run)
+    with suppress(OSError, ValueError, ProjectError, UnusableFileError):
+        record = saved.record
+        if record.status != "finished" or record.step is None or not record.weights or not record.ended_by:
             return None
-        if (config.data / MANIFEST).exists() and read_manifest(config.data).root_digest != record["data"]["root_digest"]:
+        if not is_same(_as_used(config, saved.config, record.step), saved.config):
             return None
-        if record["weights"] and record["ended_by"] and _is_saved(config.run, record["step"]):
+        if (config.data / MANIFEST).exists() and read_manifest(config.data).root_digest != record.data.root_digest:
+            return None
+        checkpoints = config.run / CHECKPOINTS
+        objects = saved.manifest(record.step).objects
+        if all(digest_file(object_path(checkpoints, name), below=checkpoints) == f"sha256:{name}" for name in objects):
             return record
     return None
 
@@ -95,14 +97,9 @@ def longer_command(config: TrainConfig, ended_by: str) -> str:
     return command_text("train", *words, "--resume.allow_changes", "schedule.decay_steps")
 
 
-def recorded_settings(run: Path) -> TrainConfig:
-    """Return the settings of the last start of a run. Raises various errors if they cannot be read."""
-    return TrainConfig.model_validate(parse_toml(read_run_file(run / "config.toml", MAX_SETTINGS_BYTES, run))["train"])
-
-
-def _as_used(config: TrainConfig, num_steps: int) -> TrainConfig:
+def _as_used(config: TrainConfig, recorded: TrainConfig, num_steps: int) -> TrainConfig:
     """Return the settings with the warm-up that a run of so many steps has used: see `trainer.runs.limits.with_shorter_warmup`."""
-    schedule, used = config.schedule, recorded_settings(config.run).schedule.warmup_steps
+    schedule, used = config.schedule, recorded.schedule.warmup_steps
     if schedule.decay_steps is not None or not used < num_steps <= schedule.warmup_steps:
         return config
     return config.model_copy(update={"schedule": schedule.model_copy(update={"warmup_steps": used})})
@@ -119,12 +116,3 @@ def _at(values: Mapping[str, Any], name: str) -> Any:
     for part in name.split("."):
         values = values[part]
     return values
-
-
-def _is_saved(run: Path, step: int) -> bool:
-    checkpoints = run / "checkpoints"
-    path = checkpoints / f"step-{step:08d}" / "manifest.json"
-    objects = unsealed(read_run_file(path, _MAX_MANIFEST_BYTES, path.parent))["objects"]
-    return all(
-        digest_file(checkpoints / "objects" / f"{name}.safetensors", below=checkpoints) == f"sha256:{name}" for name in objects
-    )

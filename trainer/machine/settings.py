@@ -15,9 +15,6 @@ def settings_here(config: TrainConfig) -> TrainConfig:
     """Return the settings with which this machine can use a run: at most one thread per core; without a GPU, a CPU's attention.
 
     The precision stays, because CPUs compute in all precisions; a float8 run is used in bf16 on any machine.
-
-    Raises:
-        ConfigError: this machine has GPUs, and torch sees none.
     """
     cores = num_cores()
     if config.threads is not None and config.threads > cores:

@@ -41,10 +41,6 @@ def check_model_size(
         saved: number of weights in a checkpoint of the model, if there is one.
         counted: returns the number of weights of the model without adapters.
         lora: settings of its adapters.
-
-    Raises:
-        CheckpointError: the checkpoint has another number of weights.
-        ConfigError: the weights alone are larger than the free memory.
     """
     needed = counted(model, vocab_size) + num_adapter_weights(model, lora)
     if saved is not None and needed != saved:

@@ -7,6 +7,7 @@ from trainer.config import CheckpointConfig, TrainConfig
 from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import num_weights
 from trainer.model.memory_estimate import estimate
+from trainer.runs.layout import CHECKPOINTS
 
 __all__ = ["checkpoint_bytes", "frozen_bytes", "most_checkpoints", "space_needed"]
 
@@ -40,7 +41,7 @@ def most_checkpoints(settings: CheckpointConfig, num_steps: int) -> int:
 def space_needed(config: TrainConfig, vocab_size: int) -> tuple[int, int]:
     """Return the free bytes without which a run does not start, and those that all its checkpoints need."""
     space, each, shared = (
-        space_of(config.run / "checkpoints"),
+        space_of(config.run / CHECKPOINTS),
         checkpoint_bytes(config, vocab_size),
         frozen_bytes(config, vocab_size),
     )

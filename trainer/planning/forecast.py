@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 from data_pipeline.dataset.manifest import Manifest
 from trainer.checkpoint import DiskSpace, space_of
 from trainer.config import TrainConfig
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes, most_checkpoints
+from trainer.runs.layout import CHECKPOINTS
 from trainer.runs.limits import StopCriteria
 from trainer.runs.progress import Progress
 
@@ -116,6 +116,6 @@ def forecast(
         memory=memory,
         bytes_per_checkpoint=checkpoint_bytes(config, manifest.vocab_size),
         num_checkpoints=most_checkpoints(config.checkpoint, limits.expected_steps),
-        disk=space_of(Path(config.run, "checkpoints")),
+        disk=space_of(config.run / CHECKPOINTS),
         shared_bytes=frozen_bytes(config, manifest.vocab_size),
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from common.files import UnusableFileError, read_input
+from common.settings.dotted import flatten
 from common.settings.load import AUTO, MAX_SETTINGS_BYTES, recipe_path
 from common.settings.toml import parse_toml
 from common.text import some_of
@@ -16,7 +17,7 @@ __all__ = ["other_preparation"]
 
 _SHOWN = 3
 _OF_WORK = ("partition_bytes",)
-"""Settings that divide the work. They change the order of the rows and nothing that a user means."""
+"""Settings that divide the work. They change only the order of the rows."""
 
 
 def other_preparation(recipe: str | None, manifest: Manifest) -> str | None:
@@ -28,20 +29,12 @@ def other_preparation(recipe: str | None, manifest: Manifest) -> str | None:
     if recipe not in (None, AUTO):
         with suppress(OSError, ValueError, UnusableFileError):
             wanted = parse_toml(read_input(recipe_path(str(recipe)), MAX_SETTINGS_BYTES)).get("prepare")
-    used = dict(_flat(manifest.config))
+    used = flatten(manifest.config)
     found = [
         f"{name} = {used[name]} instead of {value}"
-        for name, value in (_flat(wanted) if isinstance(wanted, Mapping) else ())
+        for name, value in (flatten(wanted).items() if isinstance(wanted, Mapping) else ())
         if name in used and name not in _OF_WORK and used[name] != value
     ]
     if not found:
         return None
     return f"the data was not prepared with the recipe {recipe}: it has {some_of(found, _SHOWN)}"
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value

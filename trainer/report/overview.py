@@ -13,6 +13,8 @@ from typing import Any
 from common.errors import CheckpointError
 from common.files import UnusableFileError, open_input
 from trainer.report.recorded_run import read_run
+from trainer.runs.layout import RECORD
+from trainer.runs.metrics_file import METRICS
 
 __all__ = ["ListedRun", "listed_runs"]
 
@@ -52,7 +54,7 @@ def listed_runs(folder: Path) -> list[ListedRun]:
 
 
 def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
-    if (folder / "record.json").is_file():
+    if (folder / RECORD).is_file():
         yield folder
         return
     if depth:
@@ -63,7 +65,7 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _listed(path: Path, below: Path) -> ListedRun:
-    newest = max(file.stat().st_mtime for name in ("record.json", "metrics.jsonl") if (file := path / name).exists())
+    newest = max(file.stat().st_mtime for name in (RECORD, METRICS) if (file := path / name).exists())
     changed = datetime.fromtimestamp(newest).astimezone()
     name = path.resolve().name if path == below else str(path.relative_to(below))
     try:

@@ -14,15 +14,14 @@ from common.errors import CheckpointError
 from common.files import digest_bytes
 from common.html.curves import Curve, median
 from common.redaction import redacted_settings
-from common.settings.load import MAX_SETTINGS_BYTES
-from common.settings.toml import parse_toml
 from common.untrusted import read_run_file
 from trainer.runs.events import AlertEvent, EvalEvent, Event, TrainEvent
 from trainer.runs.layout import manifest_path, saved_steps
 from trainer.runs.manifest import MAX_MANIFEST_BYTES, CheckpointManifest
 from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import METRICS, read_events
-from trainer.runs.record import Record, read_record, target_word
+from trainer.runs.record import Record, target_word
+from trainer.runs.saved_run import SavedRun
 
 __all__ = ["RecordedRun", "SavedCheckpoint", "part", "read_run"]
 
@@ -129,23 +128,11 @@ def part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def read_run(path: Path) -> RecordedRun:
     """Read a run without its tensors. Raises CheckpointError if there is no run, or a file of it is damaged."""
-    record = read_record(path)
+    saved = SavedRun(path)
+    record = saved.record
     metrics = path / METRICS
     curves, events = _sorted(read_events(metrics) if metrics.exists() else ())
-    return RecordedRun(path, record, _settings(path), curves, events, _checkpoints(path))
-
-
-def _settings(path: Path) -> Mapping[str, Any]:
-    file = path / "config.toml"
-    try:
-        settings = parse_toml(read_run_file(file, MAX_SETTINGS_BYTES, path))["train"]
-    except FileNotFoundError:
-        raise CheckpointError(f"{file}: missing; restore it from a copy") from None
-    except (ValueError, KeyError) as error:
-        raise CheckpointError(f"{file}: not the settings of a run ({error}); restore it from a copy") from None
-    if not isinstance(settings, Mapping):
-        raise CheckpointError(f"{file}: train is not a table of settings; restore it from a copy")
-    return redacted_settings(settings)
+    return RecordedRun(path, record, redacted_settings(saved.settings), curves, events, _checkpoints(path))
 
 
 def _sorted(events: Iterable[Event]) -> tuple[dict[str, Curve], dict[type, list[Event]]]:

@@ -80,9 +80,6 @@ def inherited(given: Mapping[str, Any]) -> dict[str, Any]:
 
     The shape is that of the other run. The context is at least as long, and the base of the rotary embedding the same if it is not
     given. All other settings of the model may differ. If the other run was removed, the settings that this run has recorded decide.
-
-    Raises:
-        CheckpointError: there is no such run, or its settings are damaged.
     """
     if given.get("init") is None:
         return {}

@@ -161,12 +161,7 @@ def make_folder(path: Path) -> Path:
 
 
 def open_own(path: Path, flags: int, *, run: Path) -> int:
-    """Return a descriptor for writing to a file of the program in a run.
-
-    Raises:
-        CheckpointError: it is no regular file, a link leads to it, or it has a second name.
-        OSError: it cannot be opened or created.
-    """
+    """Return a descriptor for writing to a file of the program in a run."""
     try:
         return open_output(path, flags, below=run)
     except UnusableFileError as error:

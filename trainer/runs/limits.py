@@ -92,9 +92,6 @@ def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> StopCrit
 
     A limit in tokens is converted to steps with the mean number of targets in a row. Only the schedule uses this estimate; the run
     itself counts its tokens. Time is not converted: a run that only `limits.minutes` ends has no length at the start.
-
-    Raises:
-        ConfigError: the warm-up is not over when the learning rate must reach its floor.
     """
     limits, schedule, length = config.limits, config.schedule, _length(config, manifest, num_rows)
     decay_steps = length.expected_steps if schedule.decay_steps is None else schedule.decay_steps

@@ -32,10 +32,6 @@ def locked_run(run: Path, *, doing: str = "is training here", option: str = "--r
         run: the directory.
         doing: what the holder of the lock does, for the message.
         option: names the directory on the command line, for the message.
-
-    Raises:
-        ConfigError: another process holds the lock; the message names it.
-        CheckpointError: the lock file is a link or no regular file.
     """
     with ExitStack() as stack:
         while True:
@@ -106,12 +102,7 @@ def _put_back(run: Path, names: Collection[str], heartbeats: Mapping[Path, bytes
 
 
 def wait_until_free(run: Path, timeout_s: float) -> None:
-    """Wait until no trainer holds the lock of a run directory, for example after its launcher was killed.
-
-    Raises:
-        ConfigError: a trainer still holds it after `timeout_s`; the message names it.
-        CheckpointError: the lock file is a link or no regular file.
-    """
+    """Wait until no trainer holds the lock of a run directory, for example after its launcher was killed."""
     if not (run / LOCK).exists():
         return
     deadline = time.monotonic() + timeout_s

@@ -130,7 +130,6 @@ class CheckpointManifest(Schema, extra="forbid"):
 
     @property
     def num_weights(self) -> int:
-        """The number of weights of the model."""
         return sum(math.prod(stored.shape) for name, stored in self.tensors.items() if name.startswith("model/"))
 
     @model_validator(mode="after")

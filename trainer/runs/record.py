@@ -180,7 +180,6 @@ class Record(Schema):
         return Adjustments(tuple(self.changes))
 
     def changed(self, **values: Any) -> Record:
-        """Return the record with other values."""
         return self.model_copy(update=values)
 
 
@@ -197,9 +196,6 @@ def check_nothing_saved(run: Path, record: Record | None) -> None:
     """Check that no checkpoint of a run was lost. Without this check the run would start again and lose its history.
 
     A first save that was not completed does not count: before a second one begins, the first is on the device.
-
-    Raises:
-        CheckpointError: checkpoints were saved and are gone; the message names the last step and the remedy.
     """
     if record is None:
         return
@@ -212,7 +208,6 @@ def check_nothing_saved(run: Path, record: Record | None) -> None:
 
 
 def note_adjustment(run: Path, adjustment: Adjustment) -> None:
-    """Add an adjustment to the record, durably."""
     record = read_record(run)
     write_record(run, record.changed(changes=[*record.changes, adjustment]))
 
@@ -263,16 +258,10 @@ def target_word(identity: Mapping[str, Any]) -> str:
 
 
 def read_record_if_any(run: Path) -> Record | None:
-    """Return the record of a run, None if there is no run. Raises as `read_record` does."""
     return read_record(run) if (run / RECORD).exists() else None
 
 
 def read_record(run: Path) -> Record:
-    """Return the record of a run.
-
-    Raises:
-        CheckpointError: there is none, or it was changed.
-    """
     path = run / RECORD
     try:
         found = unsealed(read_run_file(path, MAX_RECORD_BYTES, run))
@@ -287,16 +276,11 @@ def read_record(run: Path) -> Record:
 
 
 def write_record(run: Path, record: Record) -> None:
-    """Replace the record of a run, durably."""
     write_atomic(run / RECORD, sealed(record.to_json()))
 
 
 def recorded_micro(run: Path, record: Record | None) -> int | None:
-    """Return the rows of a micro-batch with which a run was started, None if there is no run.
-
-    Raises:
-        CheckpointError: the record holds a value that this program does not write.
-    """
+    """Return the rows of a micro-batch with which a run was started, None if there is no run."""
     if record is None:
         return None
     micro = record.identity.get("batch.micro")
@@ -311,11 +295,7 @@ def recorded_micro(run: Path, record: Record | None) -> int | None:
 
 
 def recorded_precision(run: Path, record: Record | None) -> Precision | None:
-    """Return the number format with which a run was started, None if there is no run.
-
-    Raises:
-        CheckpointError: the record holds a value that this program does not write.
-    """
+    """Return the number format with which a run was started, None if there is no run."""
     if record is None:
         return None
     found = record.identity.get("precision")

@@ -53,7 +53,6 @@ class SavedRun:
 
     @cached_property
     def config(self) -> TrainConfig:
-        """The settings of the last start."""
         try:
             config = TrainConfig.model_validate(self.settings)
         except ValidationError as error:
@@ -65,7 +64,6 @@ class SavedRun:
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the checkpoints, sorted."""
         return saved_steps(self.path)
 
     def manifest(self, step: int) -> CheckpointManifest:
@@ -85,11 +83,7 @@ class SavedRun:
             raise CheckpointError(f"{manifest_path(self.path, step)}: {error}; choose another checkpoint") from None
 
     def data_folder(self, data: Path | None) -> Path:
-        """Return the folder of the run's prepared data: `data`, or the folder in its settings.
-
-        Raises:
-            PreparedDataError: the folder in its settings holds no prepared data.
-        """
+        """Return the folder of the run's prepared data: `data`, or the folder in its settings."""
         if data is not None:
             return data
         named = self.config.data

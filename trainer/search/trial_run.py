@@ -28,6 +28,7 @@ from trainer.launch.command import training_command
 from trainer.launch.first_failure import LOST_RANK
 from trainer.launch.supervisor import RESTART_VARIABLES
 from trainer.runs.events import AlertEvent, EvalEvent, TrainEvent, parse_event
+from trainer.runs.layout import CHECKPOINTS
 from trainer.runs.lock import locked_run, wait_until_free
 from trainer.runs.metrics_file import METRICS
 
@@ -95,7 +96,7 @@ def drop_checkpoints(run: Path) -> None:
     Raises:
         CheckpointError: the lock of the run is a link or no regular file.
     """
-    folder = run / "checkpoints"
+    folder = run / CHECKPOINTS
     if run.is_symlink() or folder.is_symlink() or not folder.is_dir():
         return
     with suppress(ConfigError), locked_run(run):

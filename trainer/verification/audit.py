@@ -45,10 +45,6 @@ def audit_run(run: Path, data: Path | None = None) -> AuditReport:
     Args:
         run: the run's directory.
         data: the new directory of its prepared data, if it was moved.
-
-    Raises:
-        PreparedDataError: the data is missing or damaged, or the run was trained on other data.
-        CheckpointError: ledger, record or a checkpoint is missing or damaged, or they do not agree.
     """
     record = read_record(run)
     check_was_trained(run, record)
@@ -123,8 +119,7 @@ class _Saved:
 
 
 def _saved(run: Path) -> list[_Saved]:
-    """Read the manifests of all checkpoints, oldest first."""
-    store = CheckpointStore(run / "checkpoints")
+    store = CheckpointStore.of(run)
     found = []
     for step in store.steps():
         path = store.manifest_path(step)

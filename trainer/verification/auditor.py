@@ -74,7 +74,6 @@ class AuditReport:
     """Steps of the checkpoints. All agree with the ledger."""
 
     def describe(self) -> str:
-        """Return the report as text."""
         sources = ", ".join(map(self._describe_source, self.drawn))
         skipped = ", ".join(
             f"positions {one.start} to {one.end - 1}, announced after step {one.after_step} ({one.reason})" for one in self.skipped
@@ -125,11 +124,7 @@ class Auditor:
         self._passes_N = np.empty(0, np.int32)
 
     def follow(self, entry: LedgerStep | LedgerEvent) -> NDArray[np.int64]:
-        """Check one line. Return the rows of the step, none for an event.
-
-        Raises:
-            CheckpointError: the line does not fit the lines before it, the order or the data.
-        """
+        """Check one line. Return the rows of the step, none for an event."""
         self.report.lines = entry.head.lines
         try:
             if isinstance(entry, LedgerStep):

@@ -23,10 +23,6 @@ def run_tied(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> su
 
     When this process ends, by Ctrl-C, SIGTERM, SIGKILL or in any other way, the command is killed. Ranks, and the workers of
     `prepare`, end with their parent process: see `trainer.watchdog.processes.end_with_parent`. They do not save.
-
-    Raises:
-        StoppedBySignal: this process received SIGTERM.
-        KeyboardInterrupt: this process received SIGINT.
     """
     tied = [*watch.tied_command(), *command]
     with _stopped_by_sigterm():

@@ -25,9 +25,6 @@ def prepare_again(directory: Path, manifest: Manifest, sources: Sequence[str]) -
     """Prepare the sources again in a temporary directory, with the settings of the manifest, and compare the root digests.
 
     A manifest has no paths of the original machine, so the user must name the sources, except for the built-in corpus.
-
-    Raises:
-        PreparedDataError: the sources are missing, or the data differs. The message names the first difference.
     """
     if not sources and set(manifest.sources) <= _BUILTIN:
         sources = ("builtin",)
@@ -85,7 +82,6 @@ def recipe_of(manifest: Manifest, sources: Sequence[str]) -> dict[str, Any]:
 
 
 def _none_words(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace None by the word `none`, as recipes do."""
     return {
         name: _none_words(value) if isinstance(value, dict) else "none" if value is None else value
         for name, value in values.items()

@@ -35,7 +35,7 @@ from trainer.finetuning.initial_weights import read_initial
 from trainer.finetuning.task import saved_task
 from trainer.model.bounds import check_model_size
 from trainer.runs.events import EvalEvent, TrainEvent
-from trainer.runs.layout import RECORD
+from trainer.runs.layout import CHECKPOINTS, RECORD
 from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import METRICS, read_events
 from trainer.runs.record import Record, read_record
@@ -81,7 +81,6 @@ class Replay:
     """The first difference, empty if all bits are equal."""
 
     def describe(self) -> str:
-        """Return the result as text."""
         if self.difference:
             return f"replay       {self.difference}"
         compared = f"; every tensor at step {', '.join(map(str, self.tensors_at))}" if self.tensors_at else ""
@@ -116,7 +115,7 @@ def replay_run(
     record = read_record(run)
     config = load_config(run)
     extension = checked_extension(run, record.identity.get("extension"), trust_code=trust_code)
-    store = CheckpointStore(run / "checkpoints")
+    store = CheckpointStore.of(run)
     recorded = _events(run)
     last = max((step for name, step in recorded if name == TrainEvent.name), default=0)
     num_steps = num_steps or max(1, min(_DEFAULT_STEPS, last - (start or 0)))
@@ -143,7 +142,7 @@ def replay_run(
             _train(train, replay_config(settings, record.identity, again, stop, allow_changes), num_ranks)
             difference = _difference_in_events(recorded, _events(again), before, stop)
             if stop in store.steps():
-                tensor = first_difference(load_whole(store, stop)[0], CheckpointStore(again / "checkpoints").load(stop))
+                tensor = first_difference(load_whole(store, stop)[0], CheckpointStore.of(again).load(stop))
                 compared.append(stop)
                 difference = "; ".join(filter(None, (difference, tensor and f"at step {stop} {tensor}")))
             elif not difference and stop == record.step and record.weights != read_record(again).weights:
@@ -155,15 +154,11 @@ def replay_run(
 
 
 def _initial_settings(config: TrainConfig, record: Record, begin: int) -> dict[str, Any]:
-    """Return the settings `init` of a replay. Only a replay from step 0 needs the other run: it is checked before any training.
-
-    Raises:
-        CheckpointError: its weights are missing or have changed.
-    """
+    """Return the settings `init` of a replay. Only a replay from step 0 needs the other run: it is checked before any training."""
     origin = record.initial
     if origin is None or begin:
         return {"init": None, "init_checkpoint": "latest"}
-    if config.init is None or not (config.init / "checkpoints").is_dir():
+    if config.init is None or not (config.init / CHECKPOINTS).is_dir():
         raise CheckpointError(
             f"the run began with the weights {origin.weights} of step {origin.step} of another run, and a replay from step 0 needs "
             f"them: put that run back into {'its folder' if config.init is None else config.init.absolute()}, or begin with a "
@@ -185,9 +180,6 @@ def choose_start(saved: list[int], last: int, num_steps: int, wanted: int | None
         last: the last step in the metrics.
         num_steps: number of steps to train again.
         wanted: the step that the user chose, None if none.
-
-    Raises:
-        ConfigError: there is no checkpoint of the step `wanted`, or fewer than `num_steps` steps follow.
     """
     if wanted is not None and wanted not in (0, *saved):
         raise ConfigError(
@@ -204,15 +196,11 @@ def choose_start(saved: list[int], last: int, num_steps: int, wanted: int | None
 
 
 def begin_again(run: Path, again: Path, step: int) -> None:
-    """Make a run directory that continues from a checkpoint of `run`. For step 0 it has only the record, with the adjustments.
-
-    Raises:
-        CheckpointError: the checkpoint is missing or damaged.
-    """
+    """Make a run directory that continues from a checkpoint of `run`. For step 0 it has only the record, with the adjustments."""
     again.mkdir()
     copy_run_file(run, RECORD, again / RECORD)
     if step:
-        copy_state(run, again, CheckpointStore(run / "checkpoints").load(step))
+        copy_state(run, again, CheckpointStore.of(run).load(step))
 
 
 def replay_config(

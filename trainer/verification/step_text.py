@@ -26,12 +26,7 @@ _SHOWN_CHARS = 300
 
 
 def show_step(run: Path, step: int, *, data: Path | None = None, full: bool = False, as_json: bool = False) -> str:
-    """Return the text that a step was trained on, by row and document, as the model saw it, and which parts had a loss.
-
-    Raises:
-        ConfigError: the ledger has no such step.
-        PreparedDataError, CheckpointError: see `audit_run`.
-    """
+    """Return the text that a step was trained on, by row and document, as the model saw it, and which parts had a loss."""
     with opened_data(run, data) as (directory, manifest, rows):
         build = order_builder(run, directory, manifest, rows)
         order, last = None, 0
@@ -75,7 +70,6 @@ def _row(number: int, rows: Rows, manifest: Manifest, tokenizer: Tokenizer, *, f
 
 
 def _parts(ids: Sequence[int], has_loss: Sequence[bool], tokenizer: Tokenizer, *, full: bool) -> list[dict[str, Any]]:
-    """Return the consecutive parts of a document with and without a loss."""
     parts = []
     for loss, group in groupby(zip(has_loss, ids, strict=True), key=itemgetter(0)):
         own = [token for _, token in group]

@@ -40,10 +40,10 @@ from trainer.report.recorded_run import read_run
 from trainer.runs.ledger import LEDGER, read_ledger
 from trainer.runs.metrics_file import METRICS, CutOff, events_until, read_events
 from trainer.runs.record import read_record, recorded_micro, recorded_precision
-from trainer.runs.saved_run import load_config
+from trainer.runs.saved_run import SavedRun, load_config
 from trainer.training.start.identity import recorded_adjustments
 from trainer.verification.audit import audit_run
-from trainer.verification.verify import check_integrity
+from trainer.verification.integrity import check_integrity
 
 STEP_4 = "checkpoints/step-00000004/manifest.json"
 
@@ -146,7 +146,7 @@ def test_a_folder_of_a_run_that_is_a_link_is_not_followed(run: Path, place: Path
     shutil.move(run / name, run.parent / "elsewhere")
     (run / name).symlink_to(run.parent / "elsewhere")
     with pytest.raises(CheckpointError, match=name.rpartition("/")[2]):
-        check_integrity(run, place / "data")
+        check_integrity(SavedRun(run), place / "data")
 
 
 def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def begin_branch(run: Path, branch: BranchConfig, check: Callable[[Path, Record,
         return
     if trunk.resolve() == run.resolve():
         raise ConfigError(f"{run}: branch.run and run are the same folder; name a new folder for the branch (--run)")
-    record, store = read_record(trunk), CheckpointStore(trunk / "checkpoints")
+    record, store = read_record(trunk), CheckpointStore.of(trunk)
     steps = store.steps()  # not `newest_verified`, which would remove a checkpoint that the other run is writing now
     if not steps:
         raise CheckpointError(f"{trunk}: it has no checkpoint, and branch.run needs one; train it up to its first save")

@@ -15,7 +15,7 @@ from trainer.checkpoint.of_run import load_whole
 from trainer.checkpoint.weights import weights_digest
 from trainer.config import TrainConfig
 from trainer.distributed.shared_folders import check_shared
-from trainer.launch.finished import is_same, nothing_to_train, recorded_settings
+from trainer.launch.finished import is_same, nothing_to_train
 from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes
 from trainer.runs.adjustments import Adjustments
 from trainer.runs.lock import locked_unopened
@@ -63,7 +63,7 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
         extension_digest=plan.extension.digest,
         digests=plan.task.digests | ({} if initial is None else {"init": initial.weights}),
     )
-    checkpoints = CheckpointStore(config.run / "checkpoints")
+    checkpoints = CheckpointStore.of(config.run)
     before: list[Record] = []
     undo = ExitStack()
 
@@ -104,8 +104,8 @@ def check(stack: ExitStack, plan: StartPlan) -> Continued:
 
 def _settings_before(run: Path) -> TrainConfig | None:
     """Return the settings of the last start of a run, with its present place; None if they cannot be read."""
-    with suppress(OSError, ValueError, KeyError, TypeError, ProjectError, UnusableFileError):
-        return recorded_settings(run).model_copy(update={"run": run})
+    with suppress(OSError, ProjectError, UnusableFileError):
+        return SavedRun(run).config.model_copy(update={"run": run})
     return None
 
 

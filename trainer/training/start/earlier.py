@@ -105,4 +105,4 @@ def check_cooldown(config: TrainConfig, record: Record, step: int, decay_steps: 
 
 
 def _has_checkpoints(run: Path) -> bool:
-    return bool(CheckpointStore(run / "checkpoints").steps())
+    return bool(CheckpointStore.of(run).steps())

@@ -63,11 +63,7 @@ def check_data(run: Path, recorded: Mapping[str, Any], root_digest: str | None) 
 
 
 def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str, Any], allow_changes: tuple[str, ...]) -> None:
-    """Check that the identity of this start equals the recorded identity, except for the allowed changes.
-
-    Raises:
-        ConfigError: they differ; the message names the differences and the remedy.
-    """
+    """Check that the identity of this start equals the recorded identity, except for the allowed changes."""
     check_data(run, recorded, identity.get("data"))
     changed = _differing(recorded, identity)
     refused = [one for one in changed if one.name not in allow_changes]
@@ -99,7 +95,6 @@ def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str
 
 
 def _is_fixed(difference: ChangedFact) -> bool:
-    """Return whether checkpoints do not fit the new value, so that no resume is possible."""
     return difference.name in markers_of(TrainConfig, FixesShapes) or (
         difference.name == "ema.decay" and difference.recorded is None
     )

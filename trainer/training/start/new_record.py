@@ -18,7 +18,7 @@ from common.settings.dotted import flatten
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.markers import Marker
 from common.settings.model import settings_with
-from common.settings.toml import parse_toml, to_toml
+from common.settings.toml import to_toml
 from common.untrusted import digest_run_file, read_run_file
 from trainer.config import TrainConfig
 from trainer.context import RunContext
@@ -26,7 +26,9 @@ from trainer.machine.determinism import not_compared
 from trainer.machine.environment import ChangedFact, environment_facts, find_differences, same_facts
 from trainer.machine.precision import ChosenPrecision
 from trainer.runs.adjustments import Adjustments
+from trainer.runs.layout import CONFIG, TASK_FOLDER, TOKENIZER
 from trainer.runs.record import Earlier, Origin, Record, digests_of, write_record
+from trainer.runs.saved_run import parse_settings
 from trainer.training.start.identity import with_newer_settings
 
 __all__ = ["open_record"]
@@ -56,28 +58,28 @@ def open_record(
     settings = to_toml("train", redacted_settings(config.model_dump(mode="json")))
     environment = environment_facts() | {"world_size": context.group.world_size}
     earlier, differences = ([], ()) if before is None else _since_before(run, before, step, identity, environment, settings)
-    write_atomic(run / "config.toml", settings.encode())
+    write_atomic(run / CONFIG, settings.encode())
     # A start that left no checkpoint may have had another tokenizer.
-    if _contents(run / "tokenizer") != _contents(config.data / "tokenizer", PreparedDataError):
+    if _contents(run / TOKENIZER) != _contents(config.data / "tokenizer", PreparedDataError):
         for left in filter(is_unfinished, run.glob(".tokenizer.*")):
             shutil.rmtree(left, ignore_errors=True)
-        temporary = unfinished_path(run / "tokenizer")
+        temporary = unfinished_path(run / TOKENIZER)
         _copy_files(config.data / "tokenizer", temporary, below=config.data)
-        shutil.rmtree(run / "tokenizer", ignore_errors=True)
-        commit_directory(temporary, run / "tokenizer")
+        shutil.rmtree(run / TOKENIZER, ignore_errors=True)
+        commit_directory(temporary, run / TOKENIZER)
     if extension is not None:
         write_atomic(run / "extension.py", extension)
     else:
         (run / "extension.py").unlink(missing_ok=True)
     if of_objective:
-        own_folder(run / "objective")
+        own_folder(run / TASK_FOLDER)
     for name, data in of_objective.items():
-        write_atomic(run / "objective" / name, data)
-    tokenizer = sorted(path.relative_to(run).as_posix() for path in (run / "tokenizer").iterdir())
+        write_atomic(run / TASK_FOLDER / name, data)
+    tokenizer = sorted(path.relative_to(run).as_posix() for path in (run / TOKENIZER).iterdir())
     names = [
-        "config.toml",
+        CONFIG,
         *tokenizer,
-        *(f"objective/{name}" for name in of_objective),
+        *(f"{TASK_FOLDER}/{name}" for name in of_objective),
         *(["extension.py"] if extension is not None else []),
     ]
     record = Record.model_validate(
@@ -119,27 +121,19 @@ def _since_before(
     deciding = record.identity.keys() | identity.keys()
     if was := {one.name: one.recorded for one in find_differences(before, now)}:
         earlier.append(Earlier(until=step, was=was))
-    with suppress(OSError, ValueError, KeyError, CheckpointError):  # a damaged file of settings is written again
-        before = _reported_settings(read_run_file(run / "config.toml", MAX_SETTINGS_BYTES, run)) | before
+    with suppress(OSError, ValueError, CheckpointError):  # a damaged file of settings is written again
+        before = _reported_settings(read_run_file(run / CONFIG, MAX_SETTINGS_BYTES, run)) | before
         now = _reported_settings(settings.encode()) | now
     return earlier, find_differences(before, now, deciding)
 
 
 def _reported_settings(toml: bytes) -> dict[str, Any]:
     """Return settings by their full names, without paths and without settings for one start."""
-    settings = parse_toml(toml)["train"]
-    if not isinstance(settings, dict):
-        raise ValueError("train is no table of settings")
-    settings = flatten(redacted_settings(settings))  # an older version stored secrets
+    settings = flatten(redacted_settings(parse_settings(toml)))  # an older version stored secrets
     return {name: value for name, value in settings.items() if name not in _UNREPORTED}
 
 
 def _copy_files(source: Path, target: Path, *, below: Path) -> None:
-    """Create a folder with copies of the files in another one.
-
-    Raises:
-        PreparedDataError: one is a link or no regular file.
-    """
     target.mkdir()
     for path in sorted(source.iterdir()):
         try:
