@@ -28,9 +28,8 @@ from trainer.launch.command import training_command
 from trainer.launch.first_failure import LOST_RANK
 from trainer.launch.supervisor import RESTART_VARIABLES
 from trainer.runs.events import AlertEvent, EvalEvent, TrainEvent, parse_event
-from trainer.runs.layout import CHECKPOINTS
+from trainer.runs.layout import CHECKPOINTS, METRICS
 from trainer.runs.lock import locked_run, wait_until_free
-from trainer.runs.metrics_file import METRICS
 from trainer.search.trials import Trial
 
 __all__ = ["Progress", "TrialRun", "drop_checkpoints", "read_progress", "recipe_of"]
