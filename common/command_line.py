@@ -122,13 +122,8 @@ def run_command(
     Characters that the terminal's encoding cannot show are printed as escapes. Characters that would control a terminal are
     replaced by their numbers: in output if it goes to a terminal, and in error lines always, because logs are shown on terminals.
 
-    Args:
-        main: does the work. An error without a message is one that another process of the same command reports.
-        arguments: of the command line.
-        announce: is called with an error line and its exit code, instead of printing the line.
-
-    Returns:
-        The result of `main`, or DONE if it is None. If a module is missing or broken, the exit code of ConfigError.
+    An error without a message is one that another process of the same command reports. `announce` gets the line and its exit code
+    in place of stderr.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

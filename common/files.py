@@ -78,16 +78,10 @@ class UnusableFileError(ValueError):
 
 
 def open_input(path: Path, *, below: Path | None = None) -> BinaryIO:
-    """Open a regular file for reading. This never waits for the other end of a pipe.
+    """Open a regular file for reading, without waiting for the other end of a pipe.
 
-    Args:
-        path: of the file.
-        below: the folder that the file belongs to. Below it no symbolic link is followed and `..` is refused; the path of the
-            folder itself may contain links. None: all links are followed.
-
-    Raises:
-        UnusableFileError: it is not a regular file, or its path below the folder contains a link or `..`.
-        OSError: it does not exist or cannot be read.
+    Below the folder `below` no symbolic link is followed and `..` is refused; the path of the folder itself may contain links.
+    UnusableFileError: the path is such a path, or it is no regular file.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK
     try:
@@ -121,17 +115,10 @@ def read_input(path: Path, max_bytes: int, *, below: Path | None = None) -> byte
 
 
 def open_output(path: Path, flags: int, *, below: Path) -> int:
-    """Open a file for writing and return its descriptor. The file is created if it is missing.
+    """Open a file below a folder for writing, create it if it is missing, and return its descriptor.
 
-    Args:
-        path: of the file.
-        flags: `os.O_WRONLY` or `os.O_RDWR`, and `os.O_APPEND`. Not `os.O_TRUNC`: it would empty the file before the checks.
-        below: the folder that the file belongs to; see `open_input`.
-
-    Raises:
-        UnusableFileError: it is not a regular file; its path below the folder contains a link or `..`; or it has a second name
-            (a hard link), so that a write would also change a file elsewhere.
-        OSError: it cannot be opened or created.
+    UnusableFileError: it is as for `open_input`, or it has a second name (a hard link), so that a write would also change a file
+    elsewhere. `flags` has no `os.O_TRUNC`, which would empty the file before the checks.
     """
     try:
         descriptor = _open_below(below, path, flags | os.O_CREAT | os.O_NONBLOCK)
@@ -214,14 +201,9 @@ def sealed(value: dict[str, Any], *, indent: int | None = 2) -> bytes:
 
 
 def parse_json(data: bytes, max_values: int = MAX_VALUES, *, unique: bool = False) -> Any:
-    """Return the value of a JSON text. This takes at most a few hundred bytes of memory for each of `max_values`.
+    """Return the value of a JSON text of at most `max_values` values, which take a few hundred bytes of memory each.
 
-    The value has at most `MAX_DEPTH` levels, so that no function that walks through it exceeds the stack.
-
-    With `unique` an object that has a name twice is refused. Otherwise the last value counts.
-
-    Raises:
-        ValueError: the text is not JSON, holds more values, or nests them too deeply.
+    ValueError: there are more, they are nested deeper than `MAX_DEPTH`, or with `unique` an object has a name twice.
     """
     if (found := sum(map(data.count, (b",", b"[", b"{")))) > max_values:  # an upper bound: commas inside of strings count too
         raise ValueError(f"up to {found} values; a file of this kind may hold at most {max_values}")

@@ -59,16 +59,7 @@ def new_folder(target: Path, *, replaces: bool = False) -> Iterator[Path]:
     """Yield an empty folder, and rename it to `target` at the end of the context. Then the result survives a power failure.
 
     The folder appears complete or not at all. An error, SIGTERM, SIGHUP or Ctrl-C removes it. After a kill the next call for the
-    same target removes it.
-
-    Args:
-        target: the new folder.
-        replaces: a folder at this path is replaced. If the process is killed between the two renames, neither is there.
-
-    Raises:
-        StoppedBySignal: a signal asked for a stop.
-        StorageError: there is no room for the files.
-        OSError: a file cannot be written.
+    same target removes it. With `replaces` a folder at this path is replaced; a kill between the two renames leaves neither.
     """
     with stop_on_signals(f"{target} is written whole or not at all: run the same command again"):
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 from data_pipeline.config import Kind
 from data_pipeline.heuristics.presets import PRESETS
 
-__all__ = ["Document", "Reason", "Rejection", "Stage", "cut_text", "document_id", "ordinal_of", "partition_of"]
+__all__ = ["Document", "Reason", "Rejection", "Stage", "cut_text", "document_id", "partition_of"]
 
 _ORDINAL_BITS = 32
 _SAMPLE_CHARS = 200
@@ -165,7 +165,3 @@ def document_id(partition: int, ordinal: int) -> int:
 
 def partition_of(identity: int) -> int:
     return identity >> _ORDINAL_BITS
-
-
-def ordinal_of(identity: int) -> int:
-    return identity & ((1 << _ORDINAL_BITS) - 1)

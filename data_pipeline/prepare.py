@@ -88,7 +88,7 @@ def prepare(config: PrepareConfig) -> Manifest:
             report=make_report(results, config),
             timings=run.timings,
             reference=trained_reference(job),
-            has_mask=any(config.for_source(partition.source).has_mask for partition in partitions),
+            has_mask=any(of_source.has_mask for of_source in job.of_sources.values()),
         )
         return assemble(prepared, output, work, rejects)
 

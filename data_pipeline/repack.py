@@ -33,7 +33,7 @@ from data_pipeline.publishing.fingerprint import fingerprint_of
 from data_pipeline.publishing.ownership import exclusive
 from data_pipeline.publishing.publish import check_may_replace
 from data_pipeline.reports.lengths import compare_row_lengths
-from data_pipeline.reports.lookup import part
+from data_pipeline.reports.lookup import lookup
 from data_pipeline.reports.terminal import check_report
 from data_pipeline.reports.totals import row_counts
 from data_pipeline.stages.pack import DocumentsOf, pack_all
@@ -92,7 +92,7 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
         with open_runner(("count", "pack"), max(1, min(workers or num_cores(), len(before.partitions)))) as run:
             work = folder.start_work(fingerprint)
             labels = label_names(directory, before) if "labels" in before.totals else ()
-            fields = part(before.totals, "labels", "fields")
+            fields = lookup(before.totals, "labels", "fields")
             tasks = [
                 CountTask(directory / TOKENS / name, directory / CHOSEN / name, work / "counted" / name)
                 for name in (f"{number:06d}" for number in range(len(before.partitions)))

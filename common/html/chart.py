@@ -27,7 +27,6 @@ class Line:
     name: str
     curve: Curve
     look: int = 0
-    """The number of the colour, dashes and marker."""
     faint: bool = False
     """The line is only a background for another one."""
     points: bool = False
@@ -68,7 +67,6 @@ class Chart:
     """Unit of the values, or another description of them."""
     lines: tuple[Line, ...]
     along: str = "step"
-    """Name of the horizontal axis."""
     log_from: float | None = None
     """The vertical axis is logarithmic if all values are above zero and the highest is more than this many times the lowest."""
     from_zero: bool = False

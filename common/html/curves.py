@@ -51,15 +51,12 @@ class Thinned:
     """A curve in columns. If it has at most as many points as columns, each column is one point."""
 
     x_C: Floats
-    """Mean place of the points of a column."""
     mean_C: Floats
     """Mean of the finite values of a column; nan if it has none."""
     low_C: Floats
     high_C: Floats
     bad_C: NDArray[np.int64]
-    """Number of values of a column that are not finite."""
     whole: bool
-    """Whether every column is one point."""
 
 
 def thin(curve: Curve, max_columns: int = MAX_COLUMNS) -> Thinned:

@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 
 from common.text import visible
 
-__all__ = ["UNKNOWN", "Plot", "draw_template", "or_unknown", "render_page", "template_environment"]
+__all__ = ["UNKNOWN", "Plot", "draw_template", "or_unknown", "render_page", "render_template", "template_environment"]
 
 UNKNOWN = "—"
-"""Replaces an unknown number."""
 
 _HERE = Path(__file__).parent
 _MARKED = re.compile(r"<(svg|style|script|title)\b(?:[^<]++|<(?!/\1>))*+(?:</\1>)?+|<[^<>]*+>?+|(?P<name>⟨U\+[0-9A-F]{4,6}⟩)")
@@ -61,11 +60,16 @@ def render_page(environment: Environment, template: str, *, script: bool = False
     allowed = {"style-src": _digest(style)} | ({"script-src": _digest(code)} if script else {})
     forbidden = dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")
     policy = Markup("; ".join(f"{kind} {source}" for kind, source in (forbidden | allowed).items()))
+    page = render_template(environment, template, policy=policy, style=Markup(style), script=Markup(code), **values)
+    return _MARKED.sub(_set_off, visible(page)) + "\n"
+
+
+def render_template(environment: Environment, template: str, **values: object) -> str:
+    """Render a template. Raises LookupError if a value that the template needs is missing."""
     try:
-        page = environment.get_template(template).render(policy=policy, style=Markup(style), script=Markup(code), **values)
+        return environment.get_template(template).render(**values)
     except UndefinedError as error:
         raise LookupError(f"{template}: {error}") from error
-    return _MARKED.sub(_set_off, visible(page)) + "\n"
 
 
 def _set_off(found: re.Match[str]) -> str:

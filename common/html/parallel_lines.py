@@ -32,7 +32,6 @@ class Coordinate:
     values: tuple[Any, ...] = ()
     """The values of an axis of categories, from bottom to top; empty for an axis of numbers."""
     low: float = 0.0
-    """The lowest number of an axis of numbers."""
     high: float = 1.0
     log: bool = False
 
@@ -70,7 +69,6 @@ class Record:
     values: Mapping[str, Any]
     """By the names of the axes. Where a value is missing, the line has a gap."""
     words: str
-    """Description of the line, which browsers show under the pointer."""
     rank: Rank = "other"
 
 

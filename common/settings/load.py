@@ -63,7 +63,7 @@ def load_settings(
     variables = _from_environment(model, environment)
     recipe = command_line.get("recipe", variables.get("recipe", model.model_fields["recipe"].default))
     own = [variables, nest(command_line)]
-    resolver: Any = import_module(model.resolver) if model.resolver else model  # loads NumPy, which `--help` does not need
+    resolver: Any = import_module(model.resolver) if model.resolver else model
     of_person = own
     if (path := resolver.recorded_in({name: value for layer in own for name, value in layer.items()})) is not None:
         layers = [_recorded(model, path, own), *own]

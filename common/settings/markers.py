@@ -7,7 +7,7 @@ Every setting has exactly one effect, or its module cannot be imported. Code tha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from typing import Annotated, TypeVar
 
 __all__ = [
@@ -55,32 +55,28 @@ NoEffectOnResults = Annotated[T, Effect.NONE]
 
 
 class Marker(Enum):
-    SHARED_BY_SOURCES = auto()
-    PER_START = auto()
-    FOLDER = auto()
-    MOVEABLE = auto()
-    ASKED_AGAIN = auto()
-    FITS_WEIGHTS = auto()
-    EXPORTED = auto()
-    OF_TRAINING = auto()
+    """What else a setting is."""
+
+    SHARED_BY_SOURCES = "a source cannot override it, because all sources share the model that it configures"
+    PER_START = "it holds for one start and is not taken from the settings that a run has recorded"
+    FOLDER = "it names a folder, or a checkpoint in it. Reports of changed settings leave it out"
+    MOVEABLE = "its content is compared with that of the start before, and not its name"
+    ASKED_AGAIN = "it runs code or sends data to a service, so the user must give it again and no file of a run decides it"
+    FITS_WEIGHTS = (
+        "weights give the outputs that they were trained for only with the same value, although their shapes fit any value"
+    )
+    EXPORTED = "`config.json` of an exported model expresses it"
+    OF_TRAINING = "it changes the training of a model, and not the outputs of a trained one"
 
 
 SHARED_BY_SOURCES = Marker.SHARED_BY_SOURCES
-"""A source cannot override it, because all sources share the model that it configures."""
 PER_START = Marker.PER_START
-"""It holds for one start and is not taken from the settings that a run has recorded."""
 FOLDER = Marker.FOLDER
-"""It names a folder, or a checkpoint in it. Reports of changed settings leave it out."""
 MOVEABLE = Marker.MOVEABLE
-"""Its content is compared with that of the start before, and not its name."""
 ASKED_AGAIN = Marker.ASKED_AGAIN
-"""It runs code or sends data to a service, so the user must give it again and no file of a run decides it."""
 FITS_WEIGHTS = Marker.FITS_WEIGHTS
-"""Weights give the outputs that they were trained for only with the same value, although their shapes fit any value."""
 EXPORTED = Marker.EXPORTED
-"""`config.json` of an exported model expresses it."""
 OF_TRAINING = Marker.OF_TRAINING
-"""It changes the training of a model, and not the outputs of a trained one."""
 
 
 @dataclass(frozen=True)

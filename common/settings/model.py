@@ -94,10 +94,7 @@ class Settings(Section):
 
     @classmethod
     def inherited(cls, _given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings, by their dotted names, that another run decides. They override those of a recipe.
-
-        `given` are the settings of the recipe, the environment and the command line. The last two still override the result.
-        """
+        """Return the settings that another run decides. They override those of a recipe, and those of the user override them."""
         return {}
 
     @classmethod

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from common.settings.conditions import OnlyIf
 from common.settings.model import conditions_of, needed_text, unmet_conditions
 from data_pipeline.config.prepare import OVERRIDABLE, PrepareConfig, SourceConfig
 
@@ -21,18 +18,15 @@ def settings_without_effect(config: PrepareConfig) -> list[str]:
             warnings.append(needed_text(name, shared[0] or []))
     for place, unmet in found.items():
         warnings += [needed_text(place + name, needs) for name, needs in unmet.items() if _is_own(config, place, name)]
-    return [*warnings, *_of_sources(config)]
+    values = {"balance.by": config.balance.by}
+    for source, settings in config.source.items():  # those that only sources have, such as their weight
+        for name, field in SourceConfig.model_fields.items():
+            conditions = [condition for condition in conditions_of(field) if not condition.holds(values)]
+            if conditions and getattr(settings, name) != field.default:
+                warnings.append(needed_text(f"source.{source}.{name}", conditions))
+    return warnings
 
 
 def _is_own(config: PrepareConfig, place: str, name: str) -> bool:
     section, _, leaf = name.partition(".")
     return bool(place) and section in OVERRIDABLE and leaf in getattr(config.source[place.split(".", 1)[1][:-1]], section)
-
-
-def _of_sources(config: PrepareConfig) -> Iterator[str]:
-    values = {"balance.by": config.balance.by}
-    for source, settings in config.source.items():
-        for name, field in SourceConfig.model_fields.items():
-            unmet: list[OnlyIf] = [condition for condition in conditions_of(field) if not condition.holds(values)]
-            if unmet and getattr(settings, name) != field.default:
-                yield needed_text(f"source.{source}.{name}", unmet)

@@ -44,6 +44,7 @@ def named_files(config: Mapping[str, Any]) -> list[str]:
 
 
 def _picked(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the settings of these names, and those of each source whose names have `source.*.` before them."""
     picked: dict[str, Any] = {}
     for name in names:
         section, _, leaf = name.rpartition(".")
@@ -51,17 +52,17 @@ def _picked(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]
             picked[name] = values[name]
         elif leaf in _values(values, section):
             picked.setdefault(section, {})[leaf] = values[section][leaf]
-    sources = {name: _picked_of_source(own, names) for name, own in _values(values, "source").items() if isinstance(own, dict)}
-    return {**picked, "source": sources}
-
-
-def _picked_of_source(own: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    picked: dict[str, Any] = {}
-    for name in (name.removeprefix(_EACH_SOURCE) for name in names if name.startswith(_EACH_SOURCE)):
-        if isinstance(own.get(name), dict):
-            picked[name] = {leaf: value for leaf, value in own[name].items() if f"{name}.{leaf}" in names}
-        elif name in own:
-            picked[name] = own[name]
+    of_source = [name.removeprefix(_EACH_SOURCE) for name in names if name.startswith(_EACH_SOURCE)]
+    picked["source"] = {}
+    for source, own in _values(values, "source").items():
+        if isinstance(own, dict):
+            picked["source"][source] = {
+                name: {leaf: value for leaf, value in own[name].items() if f"{name}.{leaf}" in names}
+                if isinstance(own[name], dict)
+                else own[name]
+                for name in of_source
+                if name in own
+            }
     return picked
 
 

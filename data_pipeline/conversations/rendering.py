@@ -18,11 +18,11 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, WorkerError
+from common.errors import ConfigError
 from data_pipeline.conversations.chat_template import ChatTemplate
 from data_pipeline.conversations.messages import Message, MessagesError, read_chat
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.execution.confined import ProgramEndedError, ProgramOnDemand, refuse_lower_limits
+from data_pipeline.execution.confined import ConfinedProgram, ProgramOnDemand, refuse_lower_limits
 
 __all__ = ["ChatRenderer", "Rendered"]
 
@@ -32,7 +32,7 @@ _SECONDS = 5  # a conversation takes less than a millisecond
 _MEMORY_BYTES = 256 << 20
 _MAX_ANSWER_BYTES = 128 << 20
 _FIRST_PRIVATE = 0xF0000  # private characters, of which a conversation rarely contains one
-_ENDED_BY_THE_TEMPLATE = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGXCPU)
+_ENDED_BY_THE_TEMPLATE = (0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGXCPU)
 _JSON_TEXT = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+')
 _USER, _ANSWER = "How are you?", "I am well."
 
@@ -149,18 +149,7 @@ class ChatRenderer(ProgramOnDemand):
         return answer["text"], answer["spans"], {ord(place): name for name, place in place_of.items()}
 
     def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer of the process. If a used process fails, a fresh one tries again."""
-        was_fresh = not self.is_running
-        answer = self._asked_once(request)
-        if answer is None and not was_fresh:
-            answer = self._asked_once(request)
-        if answer is None:
-            refuse_lower_limits(_MEMORY_BYTES, _SECONDS)
-        return answer or {"refused": f"the template takes more than {_SECONDS} s of processor time, or too much memory"}
-
-    def _asked_once(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        program = self.running()
-        try:
+        def render(program: ConfinedProgram) -> dict[str, Any]:
             program.write(_message(request))
             [length] = struct.unpack("<q", program.read(8))
             if not 0 <= length <= _MAX_ANSWER_BYTES:
@@ -168,14 +157,11 @@ class ChatRenderer(ProgramOnDemand):
                 return {"refused": f"the text of the template has more than {_MAX_ANSWER_BYTES} bytes"}
             answer: dict[str, Any] = json.loads(program.read(length))
             return answer
-        except ProgramEndedError as error:
-            self.close()
-            if error.signal_number in _ENDED_BY_THE_TEMPLATE or not error.signal_number:
-                return None
-            raise WorkerError(
-                f"the process that renders chat templates {error}; if the machine lacks memory, use fewer --workers; "
-                "finished work is kept: run the same command again"
-            ) from None
+
+        answer = self.ask(render, "renders chat templates", _ENDED_BY_THE_TEMPLATE)
+        if answer is None:
+            refuse_lower_limits(_MEMORY_BYTES, _SECONDS)
+        return answer or {"refused": f"the template takes more than {_SECONDS} s of processor time, or too much memory"}
 
 
 def _message(value: dict[str, Any]) -> bytes:

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from common.errors import ConfigError, PreparedDataError
 from data_pipeline.config import KINDS
-from data_pipeline.dataset.layout import DOCUMENTS, DOCUMENTS_SCHEMA, LABELS, LABELS_SCHEMA, MAX_LABELS
+from data_pipeline.dataset.layout import DOCUMENTS, LABELS, MAX_LABELS
 from data_pipeline.dataset.manifest import Manifest, check_digests
-from data_pipeline.dataset.tables import read_checked
+from data_pipeline.dataset.tables import DOCUMENTS_SCHEMA, LABELS_SCHEMA, read_checked
 
 __all__ = ["DocumentLabels", "ValidationDocuments", "label_names", "read_document_labels", "read_validation_documents"]
 

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-import numpy as np
-import pyarrow as pa
-
 __all__ = [
     "CARD",
     "CHOSEN",
-    "CHOSEN_SCHEMA",
     "DOCUMENTS",
-    "DOCUMENTS_SCHEMA",
     "FOLDERS",
     "INPUTS",
     "LABELS",
-    "LABELS_SCHEMA",
     "LOCK",
     "LOSS_RUNS",
     "MANIFEST",
@@ -34,7 +28,6 @@ __all__ = [
     "WORK",
     "is_written_by_prepare",
     "rejected_name",
-    "tokens_schema",
 ]
 
 SINGLE_FILES: list[str] = []
@@ -76,28 +69,6 @@ LOCK = ".prepare.lock"
 MAX_LABELS = 1024
 LOSS_RUNS = "loss_runs"
 """Column of the loss mask, in shards and in tables of tokenised documents."""
-CHOSEN_SCHEMA = pa.schema([("copies", pa.uint8())])
-DOCUMENTS_SCHEMA = pa.schema([("id", pa.uint64()), ("kind", pa.uint8()), ("tokens", pa.uint32())])
-LABELS_SCHEMA = pa.schema([("id", pa.uint64()), ("label", pa.uint16())])
-
-
-def tokens_schema(ids_type: np.dtype[np.unsignedinteger], *, has_mask: bool = False) -> pa.Schema:
-    mask = [(LOSS_RUNS, pa.list_(pa.uint32()))] if has_mask else []
-    return pa.schema(
-        [
-            ("id", pa.uint64()),
-            ("split", pa.uint8()),
-            ("kind", pa.uint8()),
-            ("language", pa.string()),
-            ("metadata", pa.string()),
-            ("characters", pa.uint32()),
-            ("bytes", pa.uint32()),
-            ("perplexity", pa.uint16()),
-            ("wanted", pa.uint16()),
-            ("tokens", pa.large_list(pa.from_numpy_dtype(ids_type))),
-            *mask,
-        ]
-    )
 
 
 def rejected_name(partition: int) -> str:

@@ -15,11 +15,11 @@ from common.errors import ConfigError, PreparedDataError
 from common.settings.messages import explain
 from common.settings.model import Section
 from data_pipeline.config import KINDS, PackingConfig
-from data_pipeline.dataset.layout import CHOSEN, CHOSEN_SCHEMA, LOSS_RUNS, MANIFEST, TOKENS, tokens_schema
+from data_pipeline.dataset.layout import CHOSEN, LOSS_RUNS, MANIFEST, TOKENS
 from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.manifest import MASKED_FORMAT, Manifest, check_digests
 from data_pipeline.dataset.splits import SPLITS, Split
-from data_pipeline.dataset.tables import data_path, read_batches, read_side_by_side
+from data_pipeline.dataset.tables import CHOSEN_SCHEMA, data_path, read_batches, read_side_by_side, tokens_schema
 from data_pipeline.documents import partition_of
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 

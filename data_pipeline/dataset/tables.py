@@ -14,17 +14,55 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from common.errors import PreparedDataError
 from common.files import unfinished_path
+from data_pipeline.dataset.layout import LOSS_RUNS
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["TableWriter", "data_path", "open_arrow", "read_batches", "read_checked", "read_side_by_side", "read_table"]
+__all__ = [
+    "CHOSEN_SCHEMA",
+    "DOCUMENTS_SCHEMA",
+    "LABELS_SCHEMA",
+    "tokens_schema",
+    "TableWriter",
+    "data_path",
+    "open_arrow",
+    "read_batches",
+    "read_checked",
+    "read_side_by_side",
+    "read_table",
+]
 
 _BATCH_BYTES = 4 << 20  # text in one record batch; limits the memory of every stage
+
+
+CHOSEN_SCHEMA = pa.schema([("copies", pa.uint8())])
+DOCUMENTS_SCHEMA = pa.schema([("id", pa.uint64()), ("kind", pa.uint8()), ("tokens", pa.uint32())])
+LABELS_SCHEMA = pa.schema([("id", pa.uint64()), ("label", pa.uint16())])
+
+
+def tokens_schema(ids_type: np.dtype[np.unsignedinteger], *, has_mask: bool = False) -> pa.Schema:
+    mask = [(LOSS_RUNS, pa.list_(pa.uint32()))] if has_mask else []
+    return pa.schema(
+        [
+            ("id", pa.uint64()),
+            ("split", pa.uint8()),
+            ("kind", pa.uint8()),
+            ("language", pa.string()),
+            ("metadata", pa.string()),
+            ("characters", pa.uint32()),
+            ("bytes", pa.uint32()),
+            ("perplexity", pa.uint16()),
+            ("wanted", pa.uint16()),
+            ("tokens", pa.large_list(pa.from_numpy_dtype(ids_type))),
+            *mask,
+        ]
+    )
 
 
 class TableWriter:

@@ -12,14 +12,16 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from common.child_process import child_environment, inherited_limit
 from common.errors import WorkerError
 
 __all__ = ["ConfinedProgram", "ProgramEndedError", "ProgramOnDemand", "refuse_lower_limits"]
 
+AnswerT = TypeVar("AnswerT")
 _MAX_READ_BYTES = 1 << 20
 _QUIET_ALLOCATION = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Other settings of the allocators reserve gigabytes of address space, which the memory limit would count."""
@@ -48,18 +50,13 @@ def refuse_lower_limits(memory_bytes: int, seconds: int = 0) -> None:
 
 
 class ConfinedProgram:
-    """A running program; its standard input and output belong to this object.
-
-    Args:
-        script: the file of the program. It runs without the folder of the script in its module path.
-        silence_s: seconds of wall time for which it may be silent while an answer is expected.
-    """
+    """A running program, which may be silent for `silence_s` seconds of wall time while an answer is expected."""
 
     def __init__(self, script: Path, silence_s: float) -> None:
         self._silence_s = silence_s
         # A new program, not a fork of this process, which may have threads, and memory that the program must not see.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(script)],
+            [sys.executable, "-P", str(script)],  # without the folder of the script in its module path
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -103,12 +100,7 @@ class ConfinedProgram:
 
 
 class ProgramOnDemand:
-    """Owner of a program that starts when it is needed, and again after `close`. Use it as a context manager, which calls `close`.
-
-    Args:
-        script, silence_s: see `ConfinedProgram`.
-        setup: what each new program gets before its first request.
-    """
+    """Owner of a program that starts when it is needed, and again after `close`. Each gets `setup` before its first request."""
 
     def __init__(self, script: Path, silence_s: float, setup: bytes = b"") -> None:
         self._script, self._silence_s, self._setup = script, silence_s, setup
@@ -120,9 +112,29 @@ class ProgramOnDemand:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def is_running(self) -> bool:
-        return self._program is not None
+    def ask(
+        self, question: Callable[[ConfinedProgram], AnswerT | None], what: str, ended_by_question: Collection[int]
+    ) -> AnswerT | None:
+        """Return the answer to a question; None if it has none, or if it ends the program by one of these signals (0: no signal).
+
+        If a used program fails, a fresh one tries again, so the answer does not depend on earlier questions.
+        """
+        while True:
+            was_fresh = self._program is None
+            try:
+                answer = question(self.running())
+            except ProgramEndedError as error:
+                if error.signal_number not in ended_by_question:
+                    raise WorkerError(
+                        f"the process that {what} {error}; if the machine lacks memory, use fewer --workers; "
+                        "finished work is kept: run the same command again"
+                    ) from None
+                answer = None
+            if answer is not None:
+                return answer
+            self.close()
+            if was_fresh:
+                return None
 
     def running(self) -> ConfinedProgram:
         if self._program is None:

@@ -13,25 +13,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
 from common.text import duration, size
 
-__all__ = ["Advance", "Pace", "Progress", "StageTiming"]
+__all__ = ["Pace", "Progress", "StageTiming"]
 
 _SECONDS_BETWEEN_LINES = 30.0
 _SECONDS_BETWEEN_REDRAWS = 1.0
 _SECONDS_TO_END = 1.0
 _BAR = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}B/{total_fmt}B{postfix}"
-
-
-class Advance(Protocol):
-    """Function that is called when a part of a stage is done."""
-
-    def __call__(self, num_bytes: int, *, already_done: bool = False) -> None:
-        """Add `num_bytes`. With `already_done`, an earlier run has done them."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +82,8 @@ class Progress:
         self.timings: list[StageTiming] = []
 
     @contextlib.contextmanager
-    def stage(self, name: str, total_bytes: int) -> Iterator[Advance]:
+    def stage(self, name: str, total_bytes: int) -> Iterator[Callable[..., None]]:
+        """Show a stage while it runs. Yields `_Stage.advance`."""
         rounds = sum(timing.name == name for timing in self.timings)
         self._number = max(self._number, self._stages.index(name) + 1)  # a repeated stage does not count down
         shown = f"{name}, round {rounds + 1}" if rounds else name

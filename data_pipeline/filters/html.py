@@ -23,9 +23,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import WorkerError
 from data_pipeline.config import HtmlConfig, LimitConfig
-from data_pipeline.execution.confined import ProgramEndedError, ProgramOnDemand, refuse_lower_limits
+from data_pipeline.execution.confined import ConfinedProgram, ProgramOnDemand, refuse_lower_limits
 
 __all__ = ["Extracted", "PageReader"]
 
@@ -85,40 +84,23 @@ class PageReader(ProgramOnDemand):
 
     def _parsed(self, page: bytes, settings: HtmlConfig) -> Extracted | None:
         """Return the parser's text; None if parsing needs more memory or time than the length of the page allows."""
-        was_fresh = not self.is_running
-        extracted = self._asked(page, settings)
-        if extracted is None and not was_fresh:
-            self.close()
-            extracted = self._asked(page, settings)
-        if extracted is None or len(page) > _KEPT_BYTES:
-            self.close()
-        if extracted is None:
-            refuse_lower_limits(*self._allowed(page))
-        return extracted
-
-    def _allowed(self, page: bytes) -> tuple[int, int]:
-        """Return the bytes of memory and the seconds of processor time that a page may take."""
         memory_bytes = min(_MEMORY_BYTES + _MEMORY_PER_BYTE * len(page), self._max_memory_bytes)
-        return memory_bytes, _SECONDS + _SECONDS_PER_MIB * (len(page) >> 20)
-
-    def _asked(self, page: bytes, settings: HtmlConfig) -> Extracted | None:
-        """Return the answer of the child process; None if the page ended the process, which must then be closed."""
-        memory_bytes, seconds = self._allowed(page)
+        seconds = _SECONDS + _SECONDS_PER_MIB * (len(page) >> 20)
         mode = b"M" if settings.extract == "main" else b"A"
-        program = self.running()
-        try:
+
+        def extract(program: ConfinedProgram) -> Extracted | None:
             program.write(struct.pack("<cqqq", mode, len(page), memory_bytes, seconds) + page)
             letter, length = struct.unpack("<cq", program.read(9))
             if letter not in _RULES or not 0 <= length <= memory_bytes:
                 return None
             return Extracted(program.read(length).decode("utf-8", "surrogatepass"), _RULES[letter])
-        except ProgramEndedError as error:
-            if error.signal_number in _ENDED_BY_THE_PAGE:
-                return None
-            raise WorkerError(
-                f"the process that parses HTML {error}; if the machine lacks memory, use fewer --workers; "
-                "finished work is kept: run the same command again"
-            ) from None
+
+        extracted = self.ask(extract, "parses HTML", _ENDED_BY_THE_PAGE)
+        if extracted is None:
+            refuse_lower_limits(memory_bytes, seconds)
+        elif len(page) > _KEPT_BYTES:
+            self.close()
+        return extracted
 
 
 def _is_pathological(page: str) -> bool:

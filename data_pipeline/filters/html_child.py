@@ -1,7 +1,6 @@
 """Extracts the text of HTML pages in a separate process. `html` starts it as a script.
 
-For some pages, the size of the parser's tree grows with the square of their length. Here each page has limits on memory and
-processor time that follow from its length. A page that exceeds them ends this process alone.
+A page that exceeds the limits on memory and processor time of its length ends this process alone.
 
 Requests come on standard input, answers go to standard output. All numbers are little-endian and have 64 bits:
 

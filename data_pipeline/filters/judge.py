@@ -14,16 +14,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.config import LanguageConfig, PrepareConfig
+from data_pipeline.config import HeuristicConfig, Kind, LanguageConfig, PrepareConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.filters.clean import clean, judge_length
-from data_pipeline.filters.heuristics import judge_form
 from data_pipeline.filters.html import PageReader
 from data_pipeline.filters.labels import judge_label
 from data_pipeline.filters.language import CODE, UNDETERMINED, Identified, confidence_bin, identify
+from data_pipeline.heuristics.presets import PRESETS
+from data_pipeline.heuristics.statistics import TextStatistics
 from data_pipeline.text.batch import TextBatch
 
-__all__ = ["JudgedBatch", "JudgedDocument", "judge_batch"]
+__all__ = ["BrokenRule", "JudgedBatch", "JudgedDocument", "judge_batch", "judge_form"]
 
 _JUDGED_BYTES = 4 << 20  # of a longer text, only this much is judged by its form: the rules need 30 to 90 bytes of memory per byte
 
@@ -132,3 +133,35 @@ def _judge_language(document: Document, found: Identified, settings: LanguageCon
         detail = f"{found.language} with confidence {found.confidence:.2f}, language.min_confidence = {settings.min_confidence}"
         return Rejection.of(document, Reason.LANGUAGE_UNCERTAIN, detail)
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenRule:
+    """The rule that a text breaks."""
+
+    reason: Reason
+    detail: str  # the measured value, and the setting that bounds it with its value
+
+
+def judge_form(
+    batch: TextBatch, kinds: Sequence[Kind], languages: Sequence[str], settings: HeuristicConfig
+) -> list[BrokenRule | None]:
+    """Return, for each text of the batch, the first rule of the chosen presets that it breaks; None if it breaks none."""
+    broken: list[BrokenRule | None] = [None] * len(batch)
+    is_code_D = np.array([kind == "code" for kind in kinds], np.bool_)
+    texts = TextStatistics(batch, np.array([language == "en" for language in languages], np.bool_), settings)
+    for preset in (PRESETS[name] for name in dict.fromkeys(settings.presets)):
+        is_open_D = np.array([rule is None for rule in broken], np.bool_) & (is_code_D == preset.for_code)
+        for rule in preset.rules:
+            if not is_open_D.any():
+                break
+            values_D, bound = rule.measure(texts), rule.bound(settings)
+            breaks_D = is_open_D & (values_D < bound if rule.is_least else values_D > bound)
+            if rule.applies is not None:
+                breaks_D &= rule.applies(texts)
+            for number in np.flatnonzero(breaks_D):
+                setting = rule.setting if rule.place is None else f"{rule.setting}[{rule.place}]"
+                detail = f"{rule.what}: {values_D[number]:.4g}, heuristics.{setting} = {bound:.9g}"
+                broken[number] = BrokenRule(Reason(rule.reason), detail)
+            is_open_D &= ~breaks_D
+    return broken

@@ -31,7 +31,7 @@ from common.errors import ConfigError
 from common.settings.suggest import nearest
 from data_pipeline.config import LanguageConfig
 
-__all__ = ["CODE", "UNDETERMINED", "Identified", "ThresholdCost", "check_codes", "confidence_bin", "identify", "threshold_costs"]
+__all__ = ["CODE", "UNDETERMINED", "Identified", "check_codes", "confidence_bin", "identify", "kept_by_threshold"]
 
 UNDETERMINED = "und"
 CODE = "code"  # the language of source code, whose language is not identified
@@ -103,32 +103,12 @@ def confidence_bin(confidence: float) -> str:
     return str(int(confidence * _NUM_BINS + 1e-9))
 
 
-@dataclass(frozen=True, slots=True)
-class ThresholdCost:
-    """The documents that a value of `language.min_confidence` keeps."""
-
-    min_confidence: float
-    documents: int
-    share: float  # share of all documents of the kept languages, of any confidence
-
-
-def threshold_costs(
-    histogram: Mapping[str, Mapping[str, int]],
-    keep: tuple[str, ...] = (),
-    thresholds: tuple[float, ...] = (0.0, 0.4, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99),
-) -> list[ThresholdCost]:
-    """Return what each threshold keeps of the documents in `histogram`: language -> confidence bin -> number of documents.
-
-    Only languages in `keep` count, or all if `keep` is empty. Thresholds are rounded to whole percent.
-    """
-    bins = [bins for language, bins in histogram.items() if not keep or language in keep]
-    total = sum(sum(counts.values()) for counts in bins)
-    costs = []
-    for threshold in thresholds:
-        least = round(threshold * _NUM_BINS)
-        documents = sum(count for counts in bins for name, count in counts.items() if int(name) >= least)
-        costs.append(ThresholdCost(threshold, documents, documents / total if total else 0.0))
-    return costs
+def kept_by_threshold(bins: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of documents, of those in a histogram of `confidence_bin`, that values of `min_confidence` keep."""
+    return {
+        str(threshold): sum(count for name, count in bins.items() if int(name) >= round(threshold * _NUM_BINS))
+        for threshold in (0.4, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
+    }
 
 
 def _sample(text: bytes, num_bytes: int) -> bytes:

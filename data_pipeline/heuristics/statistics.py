@@ -56,11 +56,7 @@ class Spans:
 
 
 class TextStatistics:
-    """The statistics of the texts of a batch. Those that several rules need are computed once.
-
-    Args:
-        settings: the section `heuristics`.
-    """
+    """The statistics of the texts of a batch. Those that several rules need are computed once. `settings` are `heuristics.*`."""
 
     def __init__(self, batch: TextBatch, is_english_D: Bools, settings: Any) -> None:
         self.batch = batch

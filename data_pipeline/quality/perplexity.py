@@ -101,7 +101,9 @@ class ReferenceModel:
             p_T, count_before = self._probability(block, singles_V, count_before)
             repeats = block.repeats()
             p_T[repeats] = 0.5 * (p_T[repeats] + 1.0)
-            totals_T1[block.first + 1 : block.first + 1 + len(p_T)] = _COSTS[_cost_index(p_T)]
+            bits_T = np.clip(p_T, 2.0**_MIN_EXPONENT, 1.0).view(np.int64)  # exponent and mantissa are the index into the table
+            index_T = (bits_T >> (52 - _MANTISSA_BITS)) - ((1023 + _MIN_EXPONENT) << _MANTISSA_BITS)
+            totals_T1[block.first + 1 : block.first + 1 + len(p_T)] = _COSTS[index_T]
         np.cumsum(totals_T1, out=totals_T1)
         sums_D = np.diff(totals_T1[ends_D], prepend=0)
         steps_D = np.maximum(np.diff(ends_D, prepend=0), 1) * (_TOKEN_STEPS // SCORE_STEPS)
@@ -230,9 +232,3 @@ def _slot(keys: Keys, table_N: Counts) -> Int64s:
     """Hash keys to indices of a table whose size is a power of two, by multiplication (Knuth 1973)."""
     bits = (len(table_N) - 1).bit_length()
     return ((keys * _MULTIPLIERS[0]) >> np.uint64(64 - bits)).view(np.int64)
-
-
-def _cost_index(p_T: NDArray[np.float64]) -> Int64s:
-    """Return the index into the table of costs, from the exponent and mantissa bits of each number."""
-    bits_T = np.clip(p_T, 2.0**_MIN_EXPONENT, 1.0).view(np.int64)
-    return (bits_T >> (52 - _MANTISSA_BITS)) - ((1023 + _MIN_EXPONENT) << _MANTISSA_BITS)

@@ -15,7 +15,7 @@ from common.settings.dotted import flatten
 from common.text import decimal, duration, share, size
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.reports.lengths import PERCENTS, truncation_advice
-from data_pipeline.reports.lookup import by_extension, known, largest_first, part, round_trip
+from data_pipeline.reports.lookup import by_extension, known, largest_first, lookup, round_trip
 
 __all__ = ["render_report"]
 
@@ -33,9 +33,9 @@ def render_report(manifest: Manifest, timings: Mapping[str, Any] | None = None) 
         "html_page.jinja",
         manifest=manifest,
         report=report,
-        num_tokens=part(report, "lengths", "tokens").get("total", 0),
-        stages=report.get("stages") or [{"name": name, "rejected": lost} for name, lost in part(report, "rejected").items()],
-        balance=_balance(part(report, "sources")),
+        num_tokens=lookup(report, "lengths", "tokens").get("total", 0),
+        stages=report.get("stages") or [{"name": name, "rejected": lost} for name, lost in lookup(report, "rejected").items()],
+        balance=_balance(lookup(report, "sources")),
         confidence=_confidence(report, (config.get("language") or {}).get("min_confidence")),
         length_charts=_length_charts(report),
         perplexity_chart=_perplexity_chart(report),
@@ -47,7 +47,7 @@ def render_report(manifest: Manifest, timings: Mapping[str, Any] | None = None) 
 
 
 def _length_charts(report: Report) -> list[Markup]:
-    found = {unit: part(report, "lengths", unit) for unit in ("characters", "tokens")}
+    found = {unit: lookup(report, "lengths", unit) for unit in ("characters", "tokens")}
     return [_length_chart(unit, one) for unit, one in found.items() if one.get("histogram")]
 
 
@@ -62,7 +62,7 @@ def _length_chart(unit: str, found: Report) -> Markup:
 
 
 def _perplexity_chart(report: Report) -> Markup:
-    found = part(report, "perplexity")
+    found = lookup(report, "perplexity")
     if not found.get("histogram"):
         return Markup()
 
@@ -70,7 +70,7 @@ def _perplexity_chart(report: Report) -> Markup:
         return f"{decimal(one.low)} to {decimal(one.high)}: {one.counts[0]:,} documents"
 
     marks: dict[str, float] = {}
-    cuts = part(found, "thresholds")
+    cuts = lookup(found, "thresholds")
     for key in ("min", "max"):
         values = {name: one[key] for name, one in cuts.items() if key in one}
         if len(set(values.values())) == 1:
@@ -89,7 +89,7 @@ def _balance(sources: Mapping[str, Report]) -> list[tuple[str, Report, float]]:
 
 
 def _confidence(report: Report, wanted: float | None) -> tuple[list[str], list[list[str]]]:
-    found = largest_first(part(report, "language_confidence"), "all")
+    found = largest_first(lookup(report, "language_confidence"), "all")
     thresholds = sorted({name for kept in found.values() for name in kept if name != "all"}, key=float)
     heads = [f"{name} (set)" if wanted is not None and float(name) == wanted else name for name in thresholds]
     rows = []
@@ -102,7 +102,7 @@ def _confidence(report: Report, wanted: float | None) -> tuple[list[str], list[l
 
 def _rejected_samples(report: Report) -> Iterator[tuple[str, str, int | None, list[Report]]]:
     """Yield stage, reason, number of rejected documents, and the samples, in the order of the stages."""
-    counts = {(stage, reason): count for stage, lost in part(report, "rejected").items() for reason, count in lost.items()}
+    counts = {(stage, reason): count for stage, lost in lookup(report, "rejected").items() for reason, count in lost.items()}
     places = {place: number for number, place in enumerate(counts)}
 
     def reason_of(sample: Report) -> tuple[str, str]:
@@ -152,7 +152,7 @@ _TEMPLATES.globals.update(
     flat=lambda values: flatten(values, empty=True).items(),
     largest_first=largest_first,
     max_listed=_MAX_LISTED,
-    part=part,
+    lookup=lookup,
     round_trip=round_trip,
     truncation_advice=truncation_advice,
 )

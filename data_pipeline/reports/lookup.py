@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["by_extension", "known", "largest_first", "part", "round_trip"]
+__all__ = ["by_extension", "known", "largest_first", "lookup", "round_trip"]
 
 
 def round_trip(tokenizer: Mapping[str, Any]) -> str:
@@ -25,7 +25,7 @@ def known(report: Mapping[str, Any]) -> dict[str, Any]:
     return {name: known(value) if isinstance(value, Mapping) else value for name, value in report.items() if value is not None}
 
 
-def part(report: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def lookup(report: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """Return the nested table under these names; empty if there is none. A report leaves out what was not requested."""
     for name in names:
         report = report.get(name) or {}
@@ -34,7 +34,7 @@ def part(report: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 def by_extension(report: Mapping[str, Any], name: str) -> list[tuple[str, str, int]]:
     """Return reason, extension and number of the `ignored` files or `malformed` documents, the most frequent first."""
-    found = [(reason, ending, count) for reason in part(report, name) for ending, count in part(report, name, reason).items()]
+    found = [(reason, ending, count) for reason in lookup(report, name) for ending, count in lookup(report, name, reason).items()]
     return sorted(found, key=lambda one: (-one[2], one[:2]))
 
 

@@ -16,7 +16,7 @@ from common.text import visible
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dataset.layout import TOKENIZER
 from data_pipeline.dataset.manifest import Manifest
-from data_pipeline.reports.lookup import by_extension, part
+from data_pipeline.reports.lookup import by_extension, lookup
 from data_pipeline.sources.ignored import IgnoredReason
 
 __all__ = ["next_command", "summary_lines"]
@@ -28,10 +28,10 @@ _LENGTHS = ("steps", "epochs", "tokens")
 
 def summary_lines(manifest: Manifest, config: PrepareConfig) -> list[str]:
     totals = manifest.totals
-    documents, tokens = part(totals, "documents"), sum(shard.tokens for shard in manifest.shards)
+    documents, tokens = lookup(totals, "documents"), sum(shard.tokens for shard in manifest.shards)
     rows = {split: sum(shard.rows for shard in manifest.shards if shard.split == split) for split in ("train", "val")}
-    per_token = documents.get("text_bytes", 0) / max(part(totals, "lengths", "tokens").get("total", 0), 1)
-    rejected = [item for reasons in part(totals, "rejected").values() for item in reasons.items()]
+    per_token = documents.get("text_bytes", 0) / max(lookup(totals, "lengths", "tokens").get("total", 0), 1)
+    rejected = [item for reasons in lookup(totals, "rejected").values() for item in reasons.items()]
     lines = {
         "documents": f"{documents.get('read', 0):,} read: {documents.get('train', 0):,} for training, "
         f"{documents.get('val', 0):,} for validation",
@@ -59,7 +59,7 @@ def next_command(manifest: Manifest, config: PrepareConfig) -> str:
         number += 1
         run = run.with_name(f"{config.output.absolute().name}-{number}")
     words: list[object] = ["--data", config.output, "--run", run, "--recipe", recipe]
-    objective = "preference" if manifest.has_pairs else "classification" if part(manifest.totals, "labels") else None
+    objective = "preference" if manifest.has_pairs else "classification" if lookup(manifest.totals, "labels") else None
     if objective is not None and "objective" not in settings:
         words += ["--objective", objective]
     tokenizer = config.tokenizer.path
@@ -69,17 +69,17 @@ def next_command(manifest: Manifest, config: PrepareConfig) -> str:
     if initial is not None and "init" not in settings:
         words += ["--init", initial]
     sources = [settings] if initial is None else [settings, _training_settings(f"{initial}/config.toml")]
-    contexts = [value for one in sources if isinstance(value := part(one, "model").get("context"), int)]
+    contexts = [value for one in sources if isinstance(value := lookup(one, "model").get("context"), int)]
     if (recipe != AUTO or initial is not None) and max(contexts, default=0) < manifest.row_length:  # `auto` chooses it
         words += ["--model.context", manifest.row_length]
-    if recipe != AUTO and part(settings, "limits").keys().isdisjoint(_LENGTHS):
+    if recipe != AUTO and lookup(settings, "limits").keys().isdisjoint(_LENGTHS):
         words += ["--limits.steps", _FIRST_STEPS]
     return command_text("train", *words)
 
 
 def _training_settings(recipe: str) -> dict[str, Any]:
     with suppress(OSError, ValueError, UnusableFileError):
-        return part(parse_toml(read_input(recipe_path(recipe), MAX_SETTINGS_BYTES)), "train")
+        return lookup(parse_toml(read_input(recipe_path(recipe), MAX_SETTINGS_BYTES)), "train")
     return {}
 
 

@@ -15,7 +15,7 @@ from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.reports.data_card import render_card
 from data_pipeline.reports.html_page import render_report
 from data_pipeline.reports.lengths import truncation_advice
-from data_pipeline.reports.lookup import by_extension, known, largest_first, part
+from data_pipeline.reports.lookup import by_extension, known, largest_first, lookup
 
 __all__ = ["check_report", "describe", "malformed", "summarise"]
 
@@ -26,7 +26,7 @@ _COLUMNS = 100
 
 def summarise(manifest: Manifest) -> dict[str, Any]:
     totals = manifest.totals
-    tokens = part(totals, "lengths", "tokens").get("total", 0)
+    tokens = lookup(totals, "lengths", "tokens").get("total", 0)
     return {
         "root_digest": manifest.root_digest,
         "row_length": manifest.row_length,
@@ -34,7 +34,7 @@ def summarise(manifest: Manifest) -> dict[str, Any]:
             "kind": manifest.tokenizer_kind,
             "vocab_size": manifest.vocab_size,
             "digest": manifest.tokenizer_digest,
-            "bytes_per_token": round(part(totals, "documents").get("text_bytes", 0) / max(tokens, 1), 3),
+            "bytes_per_token": round(lookup(totals, "documents").get("text_bytes", 0) / max(tokens, 1), 3),
         },
         "shards": [
             {
@@ -77,36 +77,32 @@ def describe(summary: dict[str, Any]) -> str:
         f"root digest  {summary['root_digest']}",
         f"tokenizer    {tokenizer['kind']}, {tokenizer['vocab_size']:,} tokens, {tokenizer['bytes_per_token']} bytes per token",
         f"rows         {summary['row_length']:,} tokens long",
-        *_documents(part(totals, "documents")),
-        *_duplicates(part(totals, "duplicates")),
+        *_duplicates(lookup(totals, "duplicates")),
     ]
+    counts = lookup(totals, "documents")
+    if {"read", "train", "val", "rejected"} <= counts.keys():
+        kept = f"{counts['train']:,} train + {counts['val']:,} val"
+        head.insert(3, f"documents    {counts['read']:,} read = {kept} + {counts['rejected']:,} rejected")
+    ignored = [{"ignored": reason, "extension": name, "files": count} for reason, name, count in by_extension(totals, "ignored")]
     tables = [
         _table(summary["shards"], ("split", "source", "shards", "rows", "tokens", "targets", "bytes")),
-        _table(_named("label", part(totals, "labels", "documents")), ("label", "train", "val")),
+        _table(_named("label", lookup(totals, "labels", "documents")), ("label", "train", "val")),
         _table(_rejected(totals), ("stage", "reason", "documents", "share")),
-        _table(_ignored(totals), ("ignored", "extension", "files")),
+        _table(ignored, ("ignored", "extension", "files")),
         _table(_sources(totals), ("source", "kind", "read", "kept", "text", "tokens", "bytes_per_token", "train_tokens", "share")),
         _table(
-            _named("language", largest_first(part(totals, "languages"), "bytes")),
+            _named("language", largest_first(lookup(totals, "languages"), "bytes")),
             ("language", "documents", "bytes", "tokens", "bytes_per_token"),
         ),
-        _table(_named("length", part(totals, "lengths")), ("length", "mean", "p50", "p90", "p95", "p99", "max")),
+        _table(_named("length", lookup(totals, "lengths")), ("length", "mean", "p50", "p90", "p95", "p99", "max")),
         textwrap.fill(summary["advice"], _COLUMNS),
         _table(
-            _named("split", part(totals, "rows")),
+            _named("split", lookup(totals, "rows")),
             ("split", "rows", "loss_share", "fill_rate", "padding", "documents", "cut_documents", "cut_rate", "repeated_tokens"),
         ),
-        _table(_named("packing", part(totals, "packing_methods")), ("packing", "fill_rate", "cut_rate")),
+        _table(_named("packing", lookup(totals, "packing_methods")), ("packing", "fill_rate", "cut_rate")),
     ]
     return "\n\n".join(("\n".join(head), *filter(None, tables)))
-
-
-def _documents(counts: dict[str, Any]) -> Iterator[str]:
-    if {"read", "train", "val", "rejected"} <= counts.keys():
-        yield (
-            f"documents    {counts['read']:,} read = {counts['train']:,} train + {counts['val']:,} val"
-            f" + {counts['rejected']:,} rejected"
-        )
 
 
 def _duplicates(found: dict[str, Any]) -> Iterator[str]:
@@ -120,27 +116,23 @@ def _duplicates(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _rejected(totals: dict[str, Any]) -> list[dict[str, Any]]:
-    read = max(part(totals, "documents").get("read", 0), 1)
+    read = max(lookup(totals, "documents").get("read", 0), 1)
     return [
         {"stage": stage, "reason": reason, "documents": count, "share": share(count / read)}
-        for stage, counts in part(totals, "rejected").items()
+        for stage, counts in lookup(totals, "rejected").items()
         for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     ]
-
-
-def _ignored(totals: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"ignored": reason, "extension": name, "files": count} for reason, name, count in by_extension(totals, "ignored")]
 
 
 def _sources(totals: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             **line,
-            **{name: value for name, value in part(line, "documents").items() if name in ("read", "kept")},
-            "text": size(part(line, "documents").get("text_bytes", 0)),
+            **{name: value for name, value in lookup(line, "documents").items() if name in ("read", "kept")},
+            "text": size(lookup(line, "documents").get("text_bytes", 0)),
             "share": share(line["share"]) if "share" in line else "",
         }
-        for line in _named("source", part(totals, "sources"))
+        for line in _named("source", lookup(totals, "sources"))
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from data_pipeline.dataset.splits import SPLITS, Split
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import Reason, Stage, partition_of
 from data_pipeline.execution.tasks import Counts, add_counts
-from data_pipeline.filters.language import threshold_costs
+from data_pipeline.filters.language import kept_by_threshold
 from data_pipeline.packing.placement import METHODS
 from data_pipeline.quality.classifier import PROBABILITY_STEPS, HeldOut
 from data_pipeline.quality.perplexity import SCORE_STEPS, perplexity
@@ -63,6 +64,17 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
     assert documents["read"] == documents["kept"] + documents["rejected"], "a document was neither kept nor rejected"
     lengths = add_counts(result.lengths for result in results.selected)
     tokens_trained_on = sum(result.tokens["train"] for result in results.selected)
+    confidences = _add_nested(result.confidences for result in results.read)
+    lost = share_lost_to_benchmarks(results.read, results.split)
+    lines = lines_before(results.partitions, results.read)
+    clusters = copy.deepcopy(results.duplicates.clusters)
+    for leader in (cluster["leader"] for cluster in clusters):
+        if "line" in leader:  # it counts from the start of the file
+            leader["line"] += lines[partition_of(leader["id"])]
+    labelled = {}
+    if counts := labels_of(results.selected):
+        fields = {partition.source: config.for_source(partition.source).records.label_field for partition in results.partitions}
+        labelled = {"labels": {"names": list(counts), "fields": fields, "documents": counts}}
     return {
         "documents": documents,
         "stages": _funnel(documents["read"], _rejected(results, everything)),
@@ -75,13 +87,21 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
         "cleaned": add_counts(result.changes for result in results.read),
         "sources": {name: _source(results, numbers, config, name, tokens_trained_on) for name, numbers in sources.items()},
         "languages": _languages(results),
-        "language_confidence": _confidences(results),
+        "language_confidence": {
+            language: {"all": sum(counts.values())} | kept_by_threshold(counts)
+            for language, counts in sorted(confidences.items(), key=lambda item: (-sum(item[1].values()), item[0]))
+        },
         "lengths": {
             "characters": describe_lengths(add_counts(result.characters for result in results.selected)),
             "tokens": describe_lengths(lengths),
         },
         "truncation": compare_row_lengths(lengths, config.row_length),
-        "duplicates": results.duplicates.report | {"clusters": _clusters(results)} | _overlaps(results, config),
+        "duplicates": results.duplicates.report
+        | {
+            "clusters": clusters,
+            "benchmark_share_by_source": {source: round(share, 6) for source, share in lost.items()},
+            "benchmark_alarms": [source for source, share in lost.items() if share > config.dedup.benchmark_alarm_fraction],
+        },
         "perplexity": _perplexity(results, sources),
         "classifier": _classifier(results),
         "augmentation": add_counts(result.augmented for result in results.tokenized),
@@ -93,34 +113,8 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
             "round_trip_failures": sum(result.round_trip_failures for result in results.tokenized),
             "unknown": sum(result.unknown for result in results.tokenized),
         },
-        **_labels(results, config),
+        **labelled,
         **row_counts(results.packed, config.row_length),
-    }
-
-
-def _labels(results: Results, config: PrepareConfig) -> dict[str, Any]:
-    counts = labels_of(results.selected)
-    if not counts:
-        return {}
-    fields = {partition.source: config.for_source(partition.source).records.label_field for partition in results.partitions}
-    return {"labels": {"names": list(counts), "fields": fields, "documents": counts}}
-
-
-def _clusters(results: Results) -> list[dict[str, Any]]:
-    """Return the largest clusters of duplicates. The lines of the kept documents count from the start of the file."""
-    lines = lines_before(results.partitions, results.read)
-
-    def placed(leader: dict[str, Any]) -> dict[str, Any]:
-        return leader | ({"line": leader["line"] + lines[partition_of(leader["id"])]} if "line" in leader else {})
-
-    return [{**cluster, "leader": placed(cluster["leader"])} for cluster in results.duplicates.clusters]
-
-
-def _overlaps(results: Results, config: PrepareConfig) -> dict[str, Any]:
-    lost = share_lost_to_benchmarks(results.read, results.split)
-    return {
-        "benchmark_share_by_source": {source: round(share, 6) for source, share in lost.items()},
-        "benchmark_alarms": [source for source, share in lost.items() if share > config.dedup.benchmark_alarm_fraction],
     }
 
 
@@ -196,15 +190,6 @@ def _languages(results: Results) -> dict[str, dict[str, Any]]:
         language: {**counted, "bytes_per_token": round(counted["bytes"] / max(counted["tokens"], 1), 3)}
         for language, counted in sorted(counts.items(), key=lambda item: (-item[1]["bytes"], item[0]))
         if counted["documents"]
-    }
-
-
-def _confidences(results: Results) -> dict[str, dict[str, int]]:
-    bins = _add_nested(result.confidences for result in results.read)
-    return {
-        language: {"all": sum(counts.values())}
-        | {str(cost.min_confidence): cost.documents for cost in threshold_costs({language: counts}) if cost.min_confidence}
-        for language, counts in sorted(bins.items(), key=lambda item: (-sum(item[1].values()), item[0]))
     }
 
 

@@ -17,10 +17,10 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +74,12 @@ class Augmenter:
                 arrays = [next(encoded) for _ in change.segments]
             else:
                 arrays = [self._sample(segment, change.subword_seed + place) for place, segment in enumerate(change.segments)]
-            documents.append(arrays[0] if change.fim is None else self._arrange(change.fim, *arrays))
+            if change.fim is not None:
+                prefix, middle, suffix = arrays
+                begin, then, end = (self._fim_ids[name] for name in ("prefix", "suffix", "middle"))
+                psm, spm = (begin, prefix, then, suffix, end, middle), (begin, then, suffix, end, prefix, middle)
+                arrays = [np.concatenate(psm if change.fim == "psm" else spm)]
+            documents.append(arrays[0])
         return Encoded.of(documents), {
             "fim_psm": sum(change.fim == "psm" for change in changes),
             "fim_spm": sum(change.fim == "spm" for change in changes),
@@ -95,11 +100,6 @@ class Augmenter:
         order: Literal["psm", "spm"] = "spm" if draw() < settings.fim_spm_rate else "psm"
         first, second = sorted(int(draw() * (len(text) + 1)) for _ in range(2))
         return _Change((text[:first], text[first:second], text[second:]), fim=order, subword_seed=subword_seed)
-
-    def _arrange(self, order: Literal["psm", "spm"], prefix: Ids, middle: Ids, suffix: Ids) -> Ids:
-        begin, then, end = (self._fim_ids[name] for name in ("prefix", "suffix", "middle"))
-        psm, spm = (begin, prefix, then, suffix, end, middle), (begin, then, suffix, end, prefix, middle)
-        return np.concatenate(psm if order == "psm" else spm)
 
     def _sample(self, text: str, seed: int) -> Ids:
         assert isinstance(self._tokenizer, SentencePieceTokenizer)
@@ -151,7 +151,15 @@ def load_synonyms(path: Path) -> dict[str, tuple[str, ...]]:
     """Return words in lower case and their synonyms, from a `.tsv` or `.json` file."""
     try:
         content = path.read_text(encoding="utf-8")
-        entries = list(_json_entries(content) if path.suffix == ".json" else _line_entries(content))
+        if path.suffix == ".json":
+            words = json.loads(content)
+            if not isinstance(words, dict):
+                raise ValueError("not a JSON object that maps words to lists of synonyms")
+            listed = [(word, options if isinstance(options, list) else []) for word, options in words.items()]
+            entries = [(f"entry {number}", *entry) for number, entry in enumerate(listed, 1)]
+        else:
+            lines = [(number, line.split("\t")) for number, line in enumerate(content.splitlines(), 1) if line.strip()]
+            entries = [(f"line {number}", word, options) for number, (word, *options) in lines]
     except OSError as error:
         raise ConfigError(f"augment.synonyms: {path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -171,18 +179,3 @@ def load_synonyms(path: Path) -> dict[str, tuple[str, ...]]:
             raise ConfigError(f"augment.synonyms: {path}, {place}: {problem}")
         synonyms[word.lower()] = tuple(options)
     return synonyms
-
-
-def _line_entries(content: str) -> Iterator[tuple[str, Any, Any]]:
-    for number, line in enumerate(content.splitlines(), 1):
-        if line.strip():
-            word, *options = line.split("\t")
-            yield f"line {number}", word, options
-
-
-def _json_entries(content: str) -> Iterator[tuple[str, Any, Any]]:
-    words = json.loads(content)
-    if not isinstance(words, dict):
-        raise ValueError("not a JSON object that maps words to lists of synonyms")
-    for number, (word, options) in enumerate(words.items(), 1):
-        yield f"entry {number}", word, options if isinstance(options, list) else []

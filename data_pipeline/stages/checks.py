@@ -22,16 +22,7 @@ from data_pipeline.stages.rejects import collect_rejects
 from data_pipeline.stages.select import SelectResult
 from data_pipeline.stages.split import SplitResult, share_lost_to_benchmarks
 
-__all__ = [
-    "check_labels",
-    "check_languages",
-    "check_rejected",
-    "check_selected",
-    "check_settings",
-    "check_split",
-    "check_trusted",
-    "warn_of_losses",
-]
+__all__ = ["check_labels", "check_rejected", "check_selected", "check_settings", "check_split", "warn_of_losses"]
 
 logger = logging.getLogger(__name__)
 

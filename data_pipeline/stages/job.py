@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -47,9 +48,14 @@ class Job:
     def special_tokens(self) -> tuple[str, ...]:
         return (*self.config.augment.special_tokens, *self.config.chat.special_tokens)
 
+    @cached_property
+    def of_sources(self) -> dict[str, PrepareConfig]:
+        """The settings of each source that has partitions."""
+        return {name: self.config.for_source(name) for name in dict.fromkeys(partition.source for partition in self.partitions)}
+
     def task(self, kind: Callable[..., TaskT], number: int, **more: Any) -> TaskT:
         source = self.partitions[number].source
-        return kind(self.config.for_source(source), source, number, self.work, **more)
+        return kind(self.of_sources[source], source, number, self.work, **more)
 
     def tasks(self, kind: Callable[..., TaskT], **more: Any) -> list[TaskT]:
         return [self.task(kind, number, **more) for number in range(len(self.partitions))]

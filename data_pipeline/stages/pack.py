@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from common.files import digest_file, unfinished_path
 from data_pipeline.config import PackingConfig
-from data_pipeline.dataset.layout import CHOSEN, DOCUMENTS, DOCUMENTS_SCHEMA, LABELS, LABELS_SCHEMA, LOSS_RUNS, TOKENS
+from data_pipeline.dataset.layout import CHOSEN, DOCUMENTS, LABELS, LOSS_RUNS, TOKENS
 from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.shards import ShardContent, token_type, write_shard
 from data_pipeline.dataset.splits import SPLITS, Split
-from data_pipeline.dataset.tables import TableWriter, data_path, read_side_by_side
+from data_pipeline.dataset.tables import DOCUMENTS_SCHEMA, LABELS_SCHEMA, TableWriter, data_path, read_side_by_side
 from data_pipeline.execution.runner import Runner
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.filters.labels import label_of
@@ -67,21 +67,9 @@ def pack_all(
         members = list(of_source)
         for split in SPLITS:
             for group in group_by_tokens(members, split, packing.shard_bytes // token_bytes):
-                task = PackTask(
-                    source,
-                    tuple(partition.place(TOKENS) for partition in group),
-                    tuple(partition.place(CHOSEN) for partition in group),
-                    split,
-                    row_length,
-                    token_bytes,
-                    tokenizer.pad_id,
-                    packing,
-                    work / "shards" / f"{source}-{split}-{group[0].number:06d}",
-                    group[0].label_field,
-                    tuple(labels),
-                    has_pairs,
-                )
-                tasks.append(task)
+                place = work / "shards" / f"{source}-{split}-{group[0].number:06d}"
+                more = (row_length, token_bytes, tokenizer.pad_id, packing, place, tuple(labels), has_pairs)
+                tasks.append(PackTask(source, tuple(group), split, *more))
                 sizes.append(token_bytes * sum(partition.tokens[split] for partition in group))
     return list(zip(tasks, run("pack", pack_group, tasks, sizes, PackResult), strict=True))
 
@@ -105,15 +93,13 @@ class PackTask:
     """Pack one split of some consecutive partitions of one source."""
 
     source: str
-    tokens: tuple[Path, ...]
-    chosen: tuple[Path, ...]  # tables with the number of copies of each document, one for each partition
+    documents: tuple[DocumentsOf, ...]
     split: Split
     row_length: int
     token_bytes: int
     pad_id: int
     settings: PackingConfig
     output: Path  # folder of the shards
-    label_field: str | None = None  # see `DocumentsOf`
     labels: tuple[str, ...] = ()  # names of all labels, sorted
     has_pairs: bool = False  # whether each document is a preference pair
 
@@ -161,22 +147,27 @@ def pack_group(task: PackTask) -> PackResult:
         del content  # frees the shard before the next one fills
     files = {shard["name"]: shard["sha256"] for shard in result.shards}
     if task.split == "val":
-        with TableWriter(temporary / DOCUMENTS, DOCUMENTS_SCHEMA) as table:
-            for batch in _facts(task):
-                table.write(batch)
-        result.facts_sha256 = files[data_path(Path(DOCUMENTS)).name] = table.digest
-    if task.label_field is not None:
-        with TableWriter(temporary / LABELS, LABELS_SCHEMA) as table:
-            for batch in _labels(task, task.label_field):
-                table.write(batch)
-        result.labels_sha256 = files[data_path(Path(LABELS)).name] = table.digest
+        result.facts_sha256 = files[data_path(Path(DOCUMENTS)).name] = _written(
+            temporary / DOCUMENTS, DOCUMENTS_SCHEMA, _facts(task)
+        )
+    if (label_field := task.documents[0].label_field) is not None:
+        labels = _labels(task, label_field)
+        result.labels_sha256 = files[data_path(Path(LABELS)).name] = _written(temporary / LABELS, LABELS_SCHEMA, labels)
     shutil.rmtree(task.output, ignore_errors=True)  # renamed by a run that was killed before it wrote the result
     temporary.rename(task.output)
     return commit_result(task, result, files={task.output / name: digest for name, digest in files.items()})
 
 
+def _written(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
+    """Write a table and return its digest."""
+    with TableWriter(path, schema) as table:
+        for batch in batches:
+            table.write(batch)
+    return table.digest
+
+
 def _packed_windows(task: PackTask, result: PackResult) -> Iterator[ShardContent]:
-    windows = _tokenized(task) if task.label_field is None else _cut_to_rows(_tokenized(task), task.row_length, result)
+    windows = _tokenized(task) if task.documents[0].label_field is None else _cut_to_rows(_tokenized(task), task.row_length, result)
     for window in cut_into_windows(windows, task.settings.window_tokens):
         packings = {method: pack(window.lengths_D, task.row_length, method) for method in METHODS}
         result.documents += len(window.ids_D)
@@ -192,8 +183,8 @@ def _tokenized(task: PackTask) -> Iterator[Window]:
     """Yield each document once in order, then those with a second copy again, and so on, so that copies are far apart."""
     copy, most = 0, 1
     while copy < most:
-        for tokens, chosen in zip(task.tokens, task.chosen, strict=True):
-            for batch, row in read_side_by_side(tokens, chosen):
+        for one in task.documents:
+            for batch, row in read_side_by_side(one.place(TOKENS), one.place(CHOSEN)):
                 copies_D = row.column("copies").to_numpy()
                 most = max(most, int(copies_D.max(initial=0)))
                 is_taken_D = (copies_D > copy) & _is_in(task.split, batch)
@@ -217,21 +208,24 @@ def _cut_to_rows(windows: Iterable[Window], row_length: int, result: PackResult)
 
 def _labels(task: PackTask, label_field: str) -> Iterator[pa.RecordBatch]:
     numbers = {name: number for number, name in enumerate(task.labels)}
-    for tokens, chosen in zip(task.tokens, task.chosen, strict=True):
-        for batch, row in read_side_by_side(tokens, chosen):
-            is_taken = pa.array((row.column("copies").to_numpy() > 0) & _is_in(task.split, batch))
-            taken = batch.select(["id", "metadata"]).filter(is_taken)
-            labels = [numbers[label_of(metadata, label_field)] for metadata in taken.column("metadata").to_pylist()]
-            yield pa.RecordBatch.from_arrays([taken.column("id"), pa.array(labels, pa.uint16())], schema=LABELS_SCHEMA)
+    for batch, is_taken in _taken(task):
+        taken = batch.select(["id", "metadata"]).filter(is_taken)
+        labels = [numbers[label_of(metadata, label_field)] for metadata in taken.column("metadata").to_pylist()]
+        yield pa.RecordBatch.from_arrays([taken.column("id"), pa.array(labels, pa.uint16())], schema=LABELS_SCHEMA)
 
 
 def _facts(task: PackTask) -> Iterator[pa.RecordBatch]:
-    for tokens, chosen in zip(task.tokens, task.chosen, strict=True):
-        for batch, row in read_side_by_side(tokens, chosen):
-            is_taken = pa.array((row.column("copies").to_numpy() > 0) & _is_in(task.split, batch))
-            lengths = pa.array(np.diff(batch.column("tokens").offsets.to_numpy()).astype(np.uint32))
-            facts = [batch.column("id"), batch.column("kind"), lengths]
-            yield pa.RecordBatch.from_arrays(facts, schema=DOCUMENTS_SCHEMA).filter(is_taken)
+    for batch, is_taken in _taken(task):
+        lengths = pa.array(np.diff(batch.column("tokens").offsets.to_numpy()).astype(np.uint32))
+        facts = [batch.column("id"), batch.column("kind"), lengths]
+        yield pa.RecordBatch.from_arrays(facts, schema=DOCUMENTS_SCHEMA).filter(is_taken)
+
+
+def _taken(task: PackTask) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
+    """Yield the documents, and which of them are in a row."""
+    for one in task.documents:
+        for batch, row in read_side_by_side(one.place(TOKENS), one.place(CHOSEN)):
+            yield batch, pa.array((row.column("copies").to_numpy() > 0) & _is_in(task.split, batch))
 
 
 def _is_in(split: Split, batch: pa.RecordBatch) -> NDArray[np.bool_]:

@@ -139,8 +139,7 @@ def _line(row: Mapping[str, Any], task: RejectedTask) -> bytes:
 
 def _rejected_while_reading(task: RejectedTask, end: str) -> Iterator[dict[str, Any]]:
     for batch in read_batches(task.output.with_name(f"{task.output.name}-{end}")):
-        for row in range(batch.num_rows):
-            yield {name: batch.column(name)[row].as_py() for name in batch.schema.names}
+        yield from batch.to_pylist()
 
 
 def _rejected_later(task: RejectedTask) -> Iterator[dict[str, Any]]:

@@ -14,9 +14,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from data_pipeline.config import KINDS, BalanceConfig
-from data_pipeline.dataset.layout import CHOSEN, CHOSEN_SCHEMA, LOSS_RUNS, TOKENS
+from data_pipeline.dataset.layout import CHOSEN, LOSS_RUNS, TOKENS
 from data_pipeline.dataset.splits import SPLITS
-from data_pipeline.dataset.tables import TableWriter, read_batches
+from data_pipeline.dataset.tables import CHOSEN_SCHEMA, TableWriter, read_batches
 from data_pipeline.documents import Reason
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.filters.labels import label_of
@@ -44,8 +44,8 @@ class Cuts:
 def cuts_of_sources(job: Job, tokenized: Sequence[TokenizeResult]) -> dict[str, Cuts]:
     """Return the quality thresholds of each source. Percentiles are computed over all documents of the source."""
     cuts = {}
-    for source in dict.fromkeys(partition.source for partition in job.partitions):
-        settings = job.config.for_source(source).quality
+    for source, config in job.of_sources.items():
+        settings = config.quality
         members = [result for partition, result in zip(job.partitions, tokenized, strict=True) if partition.source == source]
         bounds = resolve_bounds(add_counts(result.scores for result in members), settings)
         cuts[source] = Cuts(bounds, settings.measures_perplexity and settings.trusted != source, bool(settings.good))
@@ -71,7 +71,7 @@ def documents_of(job: Job, tokenized: Sequence[TokenizeResult], selected: Sequen
             job.work,
             chosen.tokens,
             {TOKENS: encoded.sha256, CHOSEN: chosen.sha256},
-            job.config.for_source(partition.source).records.label_field,
+            job.of_sources[partition.source].records.label_field,
         )
         for number, (partition, encoded, chosen) in enumerate(zip(job.partitions, tokenized, selected, strict=True))
     ]

@@ -25,17 +25,7 @@ from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.reject_samples import Samples
 
-__all__ = [
-    "SplitResult",
-    "SplitTask",
-    "explain_duplicate",
-    "read_kept",
-    "share_lost_to_benchmarks",
-    "split_all",
-    "split_partition",
-    "texts_of",
-    "with_enough_held_out",
-]
+__all__ = ["SplitResult", "explain_duplicate", "read_kept", "share_lost_to_benchmarks", "split_all", "texts_of"]
 
 
 def split_all(job: Job, read: Sequence[ReadResult], duplicates: Duplicates) -> list[SplitResult]:
@@ -89,19 +79,28 @@ def with_enough_held_out(settings: SplitConfig, num_kept: int, duplicates: Seque
 
 def split_partition(task: SplitTask) -> SplitResult:
     """Write the split of every document of a partition, one row for each row of the text table."""
-    result = SplitResult()
+    result, settings = SplitResult(), task.settings
     samples, texts = Samples(), Texts(task.work / "text")
     with TableWriter(task.output, _SPLIT_SCHEMA) as table:
         for text, duplicates in read_side_by_side(task.place("text"), task.place("duplicates")):
-            split_D = _choose(text, duplicates, task.settings)
+            fates_D = duplicates.column("fate").to_numpy()
+            if settings.by == "tail":
+                held_out_D = text.column("tail").to_numpy(zero_copy_only=False)
+            else:
+                held_out_D = is_held_out(_keys(duplicates), settings.val_fraction, settings.seed)
+            split_D = np.where(held_out_D, SPLITS.index("val"), SPLITS.index("train")).astype(np.uint8)
+            split_D[fates_D != Fate.KEEP] = _DROPPED
             num_bytes_D = pc.binary_length(text.column("text")).to_numpy()
             for number, split in enumerate(SPLITS):
                 result.kept[split] += int((split_D == number).sum())
                 result.bytes[split] += int(num_bytes_D[split_D == number].sum())
-            is_benchmark_D = duplicates.column("fate").to_numpy() == Fate.BENCHMARK
-            result.benchmark_bytes += int(num_bytes_D[is_benchmark_D].sum())
+            result.benchmark_bytes += int(num_bytes_D[fates_D == Fate.BENCHMARK].sum())
             table.write(pa.RecordBatch.from_arrays([pa.array(split_D)], schema=_SPLIT_SCHEMA))
-            _show(text, duplicates, samples, texts)
+            for row, reason in samples.wanted((row, REASONS[Fate(fates_D[row])]) for row in np.flatnonzero(fates_D).tolist()):
+                leader = duplicates.column("leader")[row].as_py()
+                samples.add(text, row, reason, explain_duplicate(reason, leader))
+                if leader != duplicates.column("id")[row].as_py():
+                    samples.values[-1]["kept"] = [leader, *texts.place(leader)]
     result.samples = samples.values
     return commit_result(task, result, table)
 
@@ -116,28 +115,9 @@ def share_lost_to_benchmarks(read: Sequence[ReadResult], split: Sequence[SplitRe
     return {source: lost[source] / max(total[source], 1) for source in total}
 
 
-def _choose(text: pa.RecordBatch, duplicates: pa.Table, settings: SplitConfig) -> NDArray[np.uint8]:
-    if settings.by == "tail":
-        held_out_D = text.column("tail").to_numpy(zero_copy_only=False)
-    else:
-        held_out_D = is_held_out(_keys(duplicates), settings.val_fraction, settings.seed)
-    is_kept_D = duplicates.column("fate").to_numpy() == 0
-    return np.where(is_kept_D, np.where(held_out_D, SPLITS.index("val"), SPLITS.index("train")), _DROPPED).astype(np.uint8)
-
-
 def _keys(duplicates: pa.Table) -> NDArray[np.uint64]:
     keys_D = np.array(duplicates.column("split_key").to_pylist(), "S16")
     return np.frombuffer(keys_D, np.uint64)[::2]
-
-
-def _show(text: pa.RecordBatch, duplicates: pa.Table, samples: Samples, texts: Texts) -> None:
-    fates_D = duplicates.column("fate").to_numpy()
-    rejected = ((row, REASONS[Fate(fates_D[row])]) for row in np.flatnonzero(fates_D).tolist())
-    for row, reason in samples.wanted(rejected):
-        leader = duplicates.column("leader")[row].as_py()
-        samples.add(text, row, reason, explain_duplicate(reason, leader))
-        if leader != duplicates.column("id")[row].as_py():
-            samples.values[-1]["kept"] = [leader, *texts.place(leader)]
 
 
 def explain_duplicate(reason: Reason, leader: int) -> str:

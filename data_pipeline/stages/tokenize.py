@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from data_pipeline.config import KINDS
 from data_pipeline.conversations.encoding import EncodedChat, encode_chats
-from data_pipeline.dataset.layout import TOKENIZER, TOKENS, tokens_schema
+from data_pipeline.dataset.layout import TOKENIZER, TOKENS
 from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.shards import token_type
 from data_pipeline.dataset.splits import SPLITS
-from data_pipeline.dataset.tables import TableWriter
+from data_pipeline.dataset.tables import TableWriter, tokens_schema
 from data_pipeline.documents import cut_text
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.quality.perplexity import count_scores

@@ -43,15 +43,8 @@ def _table_of_values() -> Hashes:
     return values
 
 
-def _table_of_word_bytes() -> Bools:
-    table = np.zeros(256, np.bool_)
-    for byte in range(256):
-        table[byte] = byte >= 0x80 or chr(byte).isalnum() or chr(byte) in "_'"
-    return table
-
-
 _VALUE_OF_BYTE = _table_of_values()
-_IS_WORD_BYTE = _table_of_word_bytes()
+_IS_WORD_BYTE = np.array([byte >= 0x80 or chr(byte).isalnum() or chr(byte) in "_'" for byte in range(256)])
 _IS_SPACE = np.isin(np.arange(256), list(string.whitespace.encode()))
 
 

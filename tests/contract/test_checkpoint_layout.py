@@ -11,9 +11,8 @@ from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import GuardConfig
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
-from trainer.runs.ledger import LedgerHead
 from trainer.runs.manifest import FORMAT
-from trainer.runs.progress import Evaluated, Progress
+from trainer.runs.progress import Evaluated, LedgerHead, Progress
 
 
 def test_the_state_has_these_items() -> None:

@@ -36,8 +36,10 @@ from trainer.config import TrainConfig
 from trainer.loop import train
 from trainer.report.write import PICTURE, REPORT, write_report
 from trainer.runs.events import TrainEvent
-from trainer.runs.ledger import LEDGER, Ledger, LedgerHead
-from trainer.runs.metrics_file import METRICS, CutOff, lines_until
+from trainer.runs.layout import LEDGER, METRICS
+from trainer.runs.ledger import Ledger
+from trainer.runs.metrics_file import CutOff, lines_until
+from trainer.runs.progress import LedgerHead
 from trainer.runs.record import check_nothing_saved, read_record_if_any
 from trainer.runs.saved_run import SavedRun
 from trainer.verification.integrity import check_integrity

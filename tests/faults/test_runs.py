@@ -44,7 +44,8 @@ from trainer.config import TrainConfig
 from trainer.distributed.group import Group
 from trainer.extensions.hooks import Extension
 from trainer.loop import train
-from trainer.runs.ledger import LEDGER, LedgerStep, read_ledger
+from trainer.runs.layout import LEDGER
+from trainer.runs.ledger import LedgerStep, read_ledger
 from trainer.runs.lock import locked_run
 from trainer.verification.audit import audit_run
 

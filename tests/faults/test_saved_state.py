@@ -29,7 +29,7 @@ from trainer.extensions.hooks import Extension
 from trainer.health.convergence import LossMean
 from trainer.health.excesses import Excesses
 from trainer.model.decoder import Decoder
-from trainer.runs.ledger import LedgerHead
+from trainer.runs.progress import LedgerHead
 from trainer.training import micro_step
 
 Patch = pytest.MonkeyPatch

@@ -31,7 +31,8 @@ from trainer.data import loader
 from trainer.distributed.group import Group
 from trainer.loop import train
 from trainer.metrics import StepFacts
-from trainer.runs.ledger import LEDGER, LedgerEvent, LedgerStep, read_ledger
+from trainer.runs.layout import LEDGER
+from trainer.runs.ledger import LedgerEvent, LedgerStep, read_ledger
 from trainer.runs.saved_run import SavedRun
 from trainer.training.saver import Saver
 from trainer.training.start import ranks as openings

@@ -17,7 +17,8 @@ from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.of_run import load_checkpoint
 from trainer.config import TrainConfig
 from trainer.loop import train
-from trainer.runs.ledger import LEDGER, LedgerStep, SkipEvent, read_ledger
+from trainer.runs.layout import LEDGER
+from trainer.runs.ledger import LedgerStep, SkipEvent, read_ledger
 from trainer.training import trainable
 from trainer.training.step_report import StepResults
 

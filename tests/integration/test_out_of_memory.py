@@ -27,7 +27,8 @@ from trainer.loop import train
 from trainer.model.forward import LossModule
 from trainer.parallel import ddp_buckets, wrapping
 from trainer.parallel.gradient_tree import GradientTree
-from trainer.runs.ledger import LEDGER, LedgerEvent, read_ledger
+from trainer.runs.layout import LEDGER
+from trainer.runs.ledger import LedgerEvent, read_ledger
 from trainer.training import micro_step
 from trainer.training import step as steps
 from trainer.training.saver import Saver

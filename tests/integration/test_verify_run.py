@@ -26,7 +26,7 @@ from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.loop import train
 from trainer.machine import environment, locks
 from trainer.machine.environment import ChangedFact, environment_facts
-from trainer.runs.ledger import LEDGER
+from trainer.runs.layout import LEDGER
 from trainer.runs.saved_run import SavedRun
 from trainer.training.step import train_step
 from trainer.verification.audit import audit_run

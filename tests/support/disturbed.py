@@ -23,7 +23,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.data.batch import IGNORE
 from trainer.extensions.hooks import Extension
-from trainer.runs.ledger import LEDGER
+from trainer.runs.layout import LEDGER
 
 __all__ = [
     "Killed",

@@ -89,7 +89,6 @@ def example_report(size: int = 20_000) -> dict[str, Any]:
         },
         "classifier": {"accuracy": 0.942, "good_examples": 500, "bad_examples": 430, "threshold": 0.5},
         "augmentation": {"fill-in-the-middle": 1210, "synonyms": 88},
-        "leaks": {"exact": 0, "near": 0},
         "rows": {
             "train": _rows(12_466, 0.9997, documents=19_000, cut=4_190, repeated=8_040),
             "val": _rows(655, 0.9981, documents=1_000, cut=221, repeated=400),

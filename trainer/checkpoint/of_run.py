@@ -12,9 +12,7 @@ from common.host_memory import check_fits_memory
 from common.untrusted import copy_run_file
 from trainer.checkpoint.packed import is_packed, num_unpacked, unpack
 from trainer.checkpoint.store import Checkpoint, CheckpointStore
-from trainer.runs.layout import REFERENCE
-from trainer.runs.ledger import LEDGER
-from trainer.runs.metrics_file import METRICS
+from trainer.runs.layout import LEDGER, METRICS, REFERENCE
 from trainer.runs.record import COMPRESSED, read_record
 from trainer.runs.state import RunState
 

@@ -17,13 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def run(config: TrainConfig) -> None:
-    """Trains a model on prepared data. Under torchrun, every rank runs this command.
-
-    On rank 0, it prints a summary on stderr, and then the digest of the weights.
-
-    Raises:
-        StorageError: the reader of the log has closed it, so the training stopped early.
-    """
+    """Trains a model on prepared data. Under torchrun, every rank runs this command."""
     from trainer.launch.finished import report_finished
 
     if report_finished(config):  # before torch is loaded

@@ -37,6 +37,8 @@ def _constants(path: Path) -> Iterator[str]:
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             yield node.value
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id  # a field of a class is a name in the file that the class describes
 
 
 @cache

@@ -21,7 +21,6 @@ NUM_PARTS = 257
 
 _INFINITE, _NAN = 255, 256
 _SMALLEST = 149
-"""The smallest fp32 number is 2^-149."""
 
 
 def add_exactly(parts_GE: NDArray[np.int64], groups_N: NDArray[np.int64], values_N: NDArray[np.float32]) -> None:

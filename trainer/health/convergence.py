@@ -38,7 +38,6 @@ from trainer.runs.rules import RULES
 __all__ = ["LossMean", "is_comparable", "judge_convergence", "with_convergence"]
 
 _LEAST_TREND = 3
-"""Evaluations that a trend needs."""
 _LEAST_SCORE = 3.0
 
 

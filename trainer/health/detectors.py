@@ -31,7 +31,6 @@ class Debounce:
         self._onset, self._recovery = onset, recovery
         self._bad = self._good = 0
         self.is_bad = False
-        """Whether the state counts as bad."""
 
     def begins(self, *, bad: bool) -> bool:
         """Take the next moment. Returns True at the moment from which the state counts as bad."""

@@ -17,7 +17,6 @@ from typing import Any
 __all__ = ["Excesses", "Tail"]
 
 _KEPT = 1024
-"""Steps that decide the tail."""
 _BLOCK = 16
 """Steps between two estimates of the tail."""
 _NEWER = 2
@@ -50,7 +49,6 @@ class Tail:
     noise: float = 0.0
     """Median of the noise that was measured in these steps, in nats; 0 if they are few."""
     num: int = 0
-    """Steps that decided this."""
 
 
 class Excesses:

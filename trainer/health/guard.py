@@ -37,7 +37,6 @@ _LEAST_HISTORY = 8
 _SURE_HISTORY = 12
 """With n losses below this number, the floor is multiplied by this number over n: level and noise are still uncertain."""
 _NEWEST_PART = 8
-"""The newest losses are the last eighth of the known losses."""
 _DEVIATION_OF_MEDIAN = math.sqrt(math.pi / 2)
 """Standard deviation of the median of n normal draws, over that of their mean (Laplace, 1818)."""
 _LEAST_LEVEL = 0.01

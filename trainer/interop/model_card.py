@@ -17,7 +17,8 @@ from common.text import visible
 from trainer.interop.source import ExportSource
 from trainer.model.decoder import num_weights
 from trainer.runs.events import EvalEvent
-from trainer.runs.metrics_file import METRICS, read_events
+from trainer.runs.layout import METRICS
+from trainer.runs.metrics_file import read_events
 from trainer.runs.record import IMPORTED, NEVER_TRAINED, Compressed, target_word
 
 __all__ = ["model_card"]

@@ -23,8 +23,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of `mallopt`, from malloc.h."""
 _NEVER, _LARGEST = -1, 2**31 - 1
 _SPINS = 3000
-"""About 10 µs. Two threads, 0.80M weights, two cores: steps of 30 ms as with the default of 300,000 and 80 ms beside two busy
-programs, where the default needs 83 ms to minutes. Passive waiting needs 40 ms and 54 to 108 ms."""
+"""About 10 µs. By default GNU's OpenMP spins for milliseconds, while the thread that it waits for may have no core.
+
+Two threads, 0.80M weights, two cores: steps of 30 ms as with the default of 300,000 and 80 ms beside two busy programs, where the
+default needs 83 ms to minutes. Passive waiting needs 40 ms and 54 to 108 ms."""
 _CODE = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"}
 _FOLDERS = _CODE | {"MPLCONFIGDIR": "matplotlib"}
 
@@ -93,10 +95,6 @@ def keep_memory() -> None:
 
 
 def spin_briefly() -> None:
-    """Make a thread that waits for others give its core away soon, unless the environment says otherwise. It changes no bit.
-
-    By default GNU's OpenMP spins for milliseconds at the end of each parallel part. Beside other programs, the thread that it waits
-    for has no core meanwhile.
-    """
+    """Make a thread that waits for others give its core away soon, unless the environment says otherwise. It changes no bit."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(_SPINS))

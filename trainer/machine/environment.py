@@ -66,12 +66,7 @@ def find_differences(
 
 
 def environment_facts() -> dict[str, Any]:
-    """Return the environment of this process: facts by name.
-
-    `lock` is the name of the lock for this installation, and `unlocked` has the packages whose versions differ from it. In the
-    image, `image` has its revision and base, `image_base` the digest of the base, and `system_packages` the digest of the list of
-    Debian packages; they are None elsewhere.
-    """
+    """Return the environment of this process by name. `image…` and `system_packages` are None outside of the image."""
     return {
         "python": platform.python_version(),
         **library_versions(),
@@ -121,11 +116,7 @@ def nccl_version() -> str | None:
 
 
 def _image_digest(variables: Mapping[str, str]) -> str | None:
-    """Return the digest of the image from IMAGE_DIGEST, which is REVISION@sha256:…; None if it is that of another revision.
-
-    A process cannot see the digest of its image. `make up` writes the variable, and an image that was built later has another
-    revision.
-    """
+    """Return the digest in IMAGE_DIGEST (REVISION@sha256:…), which `make up` writes; None for another revision."""
     revision, _, digest = variables.get("IMAGE_DIGEST", "").rpartition("@")
     is_own = bool(revision) and revision == variables.get("CODE_REVISION")
     return digest if is_own and re.fullmatch(r"sha256:[0-9a-f]{64}", digest) else None

@@ -67,9 +67,7 @@ class Histogram:
     counts: NDArray[np.int64]
     """One more than there are limits; NaN values are in the last bin."""
     total: float
-    """Sum of the values."""
     squares: float
-    """Sum of their squares."""
 
 
 @dataclass(frozen=True)
@@ -247,13 +245,11 @@ class _Measurement:
     histograms: bool
     failed: bool = False
     before: list[Tensor] = field(default_factory=list)
-    """Copies of the weights."""
     gradients: Tensor | None = None
     """Squared norms, (P,)."""
     parts: list[Tensor] = field(default_factory=list)
     """Histograms of gradients and of weights, (N, bins + 2) each."""
     numbers: Tensor | None = None
-    """All measurements, flat."""
 
     def give_up(self) -> None:
         self.failed, self.before, self.gradients, self.parts = True, [], None, []

@@ -50,7 +50,6 @@ class Monitor:
         self.stop_alert: AlertEvent | None = None
         """The first alert of a rule here whose action is to stop: the run saves and ends. Only this rank has it."""
         self.has_reported_stop = False
-        """Whether an alert with the action to stop was reported."""
 
     @property
     def alert_counts(self) -> dict[str, int]:
@@ -161,7 +160,6 @@ class RunningNumbers:
     def __init__(self, average_steps: int) -> None:
         self._losses: deque[float] = deque(maxlen=average_steps)
         self.non_finite_steps = 0
-        """Steps whose loss or gradient norm was not finite."""
         self.alerts: Counter[str] = Counter()
         """Number of alerts of each rule, in the order of the first alerts."""
         self._saved_step: int | None = None

@@ -44,7 +44,6 @@ class RunStatus:
     ended: bool = False
     """Whether the record already says how the run ended."""
     alerts: dict[str, int] = field(default_factory=dict)
-    """Number of alerts by rule."""
 
     def record(self, status: str, ended_by: str | None, weights_digest: str | None) -> None:
         """Write into the record how the run ended. Rank 0 calls this after the last write to the other files of the run."""

@@ -26,7 +26,8 @@ from trainer.metrics.sinks.tensorboard import TensorBoardSink
 from trainer.metrics.sinks.terminal import TerminalSink
 from trainer.metrics.sinks.wandb_sink import WandbSink
 from trainer.metrics.step_metrics import RunFacts
-from trainer.runs.metrics_file import METRICS, CutOff, events_until
+from trainer.runs.layout import METRICS
+from trainer.runs.metrics_file import CutOff, events_until
 from trainer.watchdog.processes import LAUNCHER_VARIABLE
 
 __all__ = ["opened_monitor"]

@@ -47,7 +47,6 @@ class LearningRates(NamedTuple):
 
     adamw: float
     muon: float | None
-    """None without Muon."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,6 @@ class StepFacts:
     """The counters after the step."""
     rates: LearningRates
     num_targets: int
-    """Targets of this step."""
     loader_wait_s: float
     """Time that the step waited for its data."""
     rows: NDArray[np.int64]
@@ -70,8 +68,6 @@ class RunFacts:
     """What a sink is given about a run before its first event."""
 
     name: str
-    """Name of the run's directory."""
     settings: Mapping[str, Any]
-    """All settings, nested by section."""
     report: Mapping[str, Any] = field(default_factory=dict)
     """The report of the prepared data; empty if it cannot be read."""

@@ -43,7 +43,6 @@ class Recipe:
 
     name: str | None
     values: Mapping[str, Any]
-    """Settings of the recipe by full name, without the defaults."""
     missing: str = ""
     """Why the recipe cannot be read any more, empty if it can."""
 

@@ -13,8 +13,7 @@ from typing import Any
 from common.errors import CheckpointError
 from common.files import UnusableFileError, open_input
 from trainer.report.recorded_run import read_run
-from trainer.runs.layout import RECORD
-from trainer.runs.metrics_file import METRICS
+from trainer.runs.layout import METRICS, RECORD
 
 __all__ = ["ListedRun", "listed_runs"]
 
@@ -34,7 +33,6 @@ class ListedRun:
     val_loss: float | None
     """The last validation loss in nats per token, None before the first evaluation."""
     changed: datetime
-    """When its metrics were last written, in local time."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values. The time is in UTC."""

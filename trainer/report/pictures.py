@@ -112,7 +112,6 @@ _MOST_LABELS, _MOST_NUMBERS = 40, 20
 """Labels in a picture of a confusion, and labels up to which it shows the counts."""
 _DARK = 0.5
 _CHARACTER = 0.09
-"""Width of a character of ten points, in inches."""
 
 
 def length_histogram(report: Mapping[str, Any]) -> Picture | None:

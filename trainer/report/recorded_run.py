@@ -16,10 +16,10 @@ from common.html.curves import Curve, median
 from common.redaction import redacted_settings
 from common.untrusted import read_run_file
 from trainer.runs.events import AlertEvent, EvalEvent, Event, TrainEvent
-from trainer.runs.layout import manifest_path, saved_steps
+from trainer.runs.layout import METRICS, manifest_path, saved_steps
 from trainer.runs.manifest import MAX_MANIFEST_BYTES, CheckpointManifest
 from trainer.runs.metric import metrics_of
-from trainer.runs.metrics_file import METRICS, read_events
+from trainer.runs.metrics_file import read_events
 from trainer.runs.record import Record, target_word
 from trainer.runs.saved_run import SavedRun
 
@@ -47,11 +47,9 @@ class RecordedRun:
     path: Path
     record: Record
     config: Mapping[str, Any]
-    """The settings of the last start, by section."""
     curves: Mapping[str, Curve] = field(default_factory=dict)
     """The metrics of the training steps, by the names of the fields of `TrainEvent`."""
     events: Mapping[type, Sequence[Event]] = field(default_factory=dict)
-    """All other events, by class."""
     checkpoints: Sequence[SavedCheckpoint] = ()
 
     @property

@@ -40,7 +40,6 @@ __all__ = [
 T = TypeVar("T")
 
 STATUS = {"finished": "finished", "stopped": "stopped", "failed": "failed", "training": "no end recorded"}
-"""Words for the status of a run."""
 
 _MAX_EVALUATIONS = 40
 _MAX_SAMPLES = 8
@@ -158,7 +157,6 @@ class Labels:
     """What evaluations measured besides the loss, and how often each label was predicted for each."""
 
     step: int
-    """The step of the newest evaluation."""
     steps: Table = Table()
     """The measures without a `/` in their names, by step."""
     each: Table = Table()
@@ -225,10 +223,8 @@ class Hardware:
     """The sampled metrics of GPUs and host."""
 
     names: Sequence[str]
-    """Names of the GPUs."""
     charts: Sequence[Chart]
     constant: Sequence[tuple[str, float]]
-    """The metrics that did not change."""
 
 
 def hardware(run: RecordedRun) -> Hardware:

@@ -10,7 +10,8 @@ from common.text import duration, visible
 from data_pipeline.conversations.chat_template import TEMPLATE_FILE
 from trainer.report.write import REPORT
 from trainer.runs.events import EvalEvent, MeasuresEvent
-from trainer.runs.metrics_file import METRICS, read_events
+from trainer.runs.layout import METRICS
+from trainer.runs.metrics_file import read_events
 from trainer.runs.record import Record, target_word
 from trainer.runs.saved_run import SavedRun
 

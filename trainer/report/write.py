@@ -20,7 +20,6 @@ __all__ = ["PICTURE", "REPORT", "report_at_end", "write_comparison", "write_repo
 _log = logging.getLogger(__name__)
 
 REPORT, PICTURE = "report.html", "training_metrics.png"
-"""Names of the files in a run's directory."""
 
 
 def write_report(run: Path, output: Path | None = None) -> tuple[Path, Path]:

@@ -22,7 +22,6 @@ from common.errors import CheckpointError
 from common.hardware import num_cores
 from common.settings.load import AUTO
 from common.settings.model import all_settings
-from data_pipeline.dataset.manifest import read_manifest
 from trainer.config import LimitsConfig, ModelConfig, TrainConfig
 from trainer.config.model import shape_settings
 from trainer.config.optimization import OPTIMIZERS
@@ -124,6 +123,8 @@ def chosen(given: Mapping[str, Any], variables: Mapping[str, str] = os.environ) 
     """Return the settings for the data that `given` names, on this machine; none if it names no data."""
     if "data" not in given:
         return {}
+    from data_pipeline.dataset.manifest import read_manifest  # loads NumPy and SentencePiece, which other settings do not need
+
     manifest = read_manifest(Path(given["data"]))
     tokens = sum(shard.tokens for shard in manifest.shards if shard.split == "train")
     ranks, nodes = _num_ranks(variables)

@@ -137,7 +137,6 @@ class Score(_OfTokens):
         "bits_per_byte": Metric(after="loss", null=True),
     }
     loss: Needed
-    """Mean over the targets, in nats."""
     num_targets: Annotated[Count, Metric(key="targets")]
     num_bytes: Annotated[Count, Metric(key="bytes")] = 0
     """UTF-8 bytes of the targets' text; 0 if they were not counted."""
@@ -206,7 +205,6 @@ class TrainEvent(_OfTokens, Event):
     ] = None
     """Learning rate of the matrices that Muon trains; None without Muon."""
     targets: Annotated[int | None, Field(strict=True, ge=0, le=MAX_COUNT), Metric(key="tokens", null=True, exact=True)]
-    """Targets trained on so far."""
     tokens_per_s: Annotated[
         Number,
         Metric(
@@ -234,7 +232,6 @@ class TrainEvent(_OfTokens, Event):
     ] = None
     """Share of the GPUs' peak rate that the model's arithmetic uses; None if the peak is not known."""
     seconds: Annotated[Number, Metric(null=True, digits=6)] = None
-    """Duration of the step; None if it was not measured."""
     loader_wait_s: Annotated[Number, Metric("speed/loader_wait_s", null=True, digits=6, terminal="  loader wait {value:ms}")]
     """Part of the step's duration spent waiting for data."""
     monitor_s: Annotated[Number, Metric(null=True, digits=6)] = None
@@ -293,7 +290,6 @@ class EvalEvent(_OfTokens, Event):
     bits_per_byte: Annotated[
         Number, Metric("validation/bits_per_byte", terminal="  {value:.3f} bits per byte", plot=Plot("Bits per byte", "bits"))
     ] = None
-    """See `Score`."""
     train_loss: Annotated[Number, Metric()] = None
     """Mean of the training losses since the evaluation before; None if there are none."""
     gap: Annotated[
@@ -323,7 +319,6 @@ class EvalEvent(_OfTokens, Event):
         default_factory=dict
     )
     num_rows: Annotated[int | None, Metric(in_file=False, terminal="  ({event.targets} targets in {value} rows)")] = None
-    """Rows of the validation text."""
     has_perplexity: Annotated[bool, NOT_IN_FILE] = True
 
     @property
@@ -463,7 +458,6 @@ class LayersEvent(Event):
             plot=Plot("Update-to-weight ratio of the layers", "norm of update / norm of weight"),
         ),
     ]
-    """The norm of the update over the norm of the weights."""
 
 
 @dataclass(frozen=True)
@@ -479,7 +473,6 @@ class HardwareEvent(Event):
     ]
     """For each GPU the fields of `trainer.machine.gpus.GpuReading`, and the growth of its memory (`GROWTH`) if it is known."""
     host: Annotated[Facts, Metric(null=True, digits=3)]
-    """The fields of `trainer.machine.host.HostReading`."""
     xids: Annotated[tuple[int, ...], PlainValidator(lambda value: tuple(map(_count, _listed(value)))), Metric()] = ()
     """Xid errors that the driver reported since the reading before."""
     host_memory_mb_per_1000_steps: Annotated[Number, Metric(digits=3)] = None
@@ -508,7 +501,6 @@ class SaveEvent(Event):
     name: ClassVar = "save"
     step: Step
     stall_s: Annotated[Number, Metric("speed/save_stall_s", null=True, digits=6, chart="Speed: stall of a checkpoint, s")]
-    """Time that training waited for it."""
 
 
 @dataclass(frozen=True)
@@ -528,7 +520,6 @@ class AlertEvent(Event):
     action: Text
     """What follows: `log`, `skip`, `rollback` or `stop`."""
     value: Number = None
-    """The measured value."""
     threshold: Number = None
     """The limit that the value was compared with."""
     count: Annotated[int, NOT_IN_FILE] = 0
@@ -556,7 +547,6 @@ class EndEvent(Event):
     status: Text
     """`finished`, `stopped` or `failed`."""
     ended_by: Annotated[str | None, PlainValidator(lambda value: None if value is None else str(value))]
-    """The reason."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,9 @@ __all__ = [
     "CHECKPOINT_MANIFEST",
     "CONFIG",
     "HEARTBEAT",
+    "LEDGER",
     "LOCK",
+    "METRICS",
     "OBJECTS",
     "RECORD",
     "REFERENCE",
@@ -46,7 +48,8 @@ __all__ = [
     "steps_among",
 ]
 
-RECORD, CONFIG, LOCK = "record.json", "config.toml", ".lock"
+RECORD, CONFIG, LOCK, METRICS = "record.json", "config.toml", ".lock", "metrics.jsonl"
+LEDGER = Path("ledger") / "steps.jsonl"
 TOKENIZER, TASK_FOLDER, CHECKPOINTS = "tokenizer", "objective", "checkpoints"
 REFERENCE = f"{TASK_FOLDER}/reference.safetensors"
 """The initial weights of a run whose task compares the model with them."""

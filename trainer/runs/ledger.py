@@ -17,25 +17,22 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass as checked_dataclass
+from pydantic import Field
 
 from common.errors import CheckpointError
 from common.files import parse_json, sync_directory
 from common.untrusted import MAX_COUNT, Count, Finite, Schema, parsed, read_lines
 from trainer.runs.layout import make_folder, open_own
+from trainer.runs.progress import LedgerHead
 
 __all__ = [
-    "LEDGER",
     "Ledger",
     "LedgerEvent",
-    "LedgerHead",
     "LedgerStep",
     "OrderEvent",
     "QuarantineEvent",
@@ -44,28 +41,11 @@ __all__ = [
     "read_ledger",
 ]
 
-LEDGER = Path("ledger") / "steps.jsonl"
-"""Path of the ledger in a run's directory."""
-_BEGINNING = hashlib.sha256(b"ledger/1").hexdigest()
 _MAX_BATCH_ROWS = 1 << 20
 """The largest `batch.global_rows`."""
-_CHAIN_CHARS = len(_BEGINNING)
+_CHAIN_CHARS = len(LedgerHead().chain)
 _SEPARATOR = b',"chain":"'
 _END = b'"}\n'
-
-
-@checked_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class LedgerHead:
-    """A place in the ledger. A checkpoint holds one."""
-
-    step: Count = 0
-    """The last step up to this place."""
-    lines: Count = 0
-    chain: Annotated[str, Field(strict=True)] = _BEGINNING
-    """The chain of the last line."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class LedgerStep(Schema, extra="forbid", frozen=True):
@@ -99,7 +79,6 @@ class OrderEvent(LedgerEvent, frozen=True):
 
     seed: Annotated[int, Field(ge=0, lt=1 << 63)]
     data: str
-    """Root digest of the prepared data."""
     rows: Count
     mixture: dict[str, Annotated[Finite, Field(gt=0)]]
 

@@ -54,7 +54,6 @@ class Metric:
     null: bool = False
     """Whether the file has `null` for an unknown value. Otherwise the file lacks a value that is None or empty."""
     digits: int | None = None
-    """Decimals in the file."""
     after: str = ""
     """For a property: the field that it follows in the file."""
     exact: bool = False
@@ -68,7 +67,6 @@ class Metric:
     terminal: str = ""
     """Its text in the line of the event, with the separator before it. `{value}` stands for the value, `{event}` for the event."""
     bar: str = ""
-    """Its text in the progress bar."""
     plot: Plot | None = None
 
 
@@ -76,7 +74,6 @@ class Written:
     """A value with a form in JSON. Subclasses are dataclasses."""
 
     derived: ClassVar[Mapping[str, Metric]] = {}
-    """The metrics of properties."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the values by their names in the file."""
@@ -117,7 +114,6 @@ class _Form:
 
 
 _FORMS: dict[type[Written], _Form] = {}
-"""Forms that were made. Each step needs one."""
 
 
 def _form_of(kind: type[Written]) -> _Form:

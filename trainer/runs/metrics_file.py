@@ -12,10 +12,7 @@ from common.files import parse_json
 from common.untrusted import read_lines
 from trainer.runs.events import AlertEvent, EndEvent, EvalEvent, Event, TrainEvent, check_exact_losses, parse_event
 
-__all__ = ["METRICS", "CutOff", "Selection", "events_until", "lines_until", "read_events"]
-
-METRICS = "metrics.jsonl"
-"""The file's name in the run's directory."""
+__all__ = ["CutOff", "Selection", "events_until", "lines_until", "read_events"]
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,18 @@
-"""The counters of a run. Together with weights and optimizer they are all that a resume needs."""
+"""How far a run has come: its counters and its place in the ledger."""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from dataclasses import replace
-from typing import Annotated
+from dataclasses import asdict, replace
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from common.untrusted import Count, Finite
 
-__all__ = ["Evaluated", "Progress"]
+__all__ = ["Evaluated", "LedgerHead", "Progress"]
 
 _Seconds = Annotated[Finite, Field(ge=0)]
 
@@ -76,3 +77,16 @@ class Progress:
         known = Evaluated(self.step, val_loss if math.isfinite(val_loss) else None, train_loss)
         evaluated = replace(self, evaluated_step=self.step, evaluations=(*self.evaluations, known))
         return replace(evaluated, best_step=self.step, best_val_loss=val_loss) if better else evaluated
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class LedgerHead:
+    """A place in the ledger. A checkpoint holds one."""
+
+    step: Count = 0
+    """The last step up to this place."""
+    lines: Count = 0
+    chain: Annotated[str, Field(strict=True)] = hashlib.sha256(b"ledger/1").hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)

@@ -47,9 +47,8 @@ from common.untrusted import (
 from trainer.config import Precision
 from trainer.runs.adjustments import Adjustment, Adjustments
 from trainer.runs.events import SaveEvent
-from trainer.runs.layout import RECORD, manifest_path, not_a_run, saved_steps
-from trainer.runs.ledger import LEDGER
-from trainer.runs.metrics_file import METRICS, CutOff, events_until
+from trainer.runs.layout import LEDGER, METRICS, RECORD, manifest_path, not_a_run, saved_steps
+from trainer.runs.metrics_file import CutOff, events_until
 
 __all__ = [
     "COMPRESSED",

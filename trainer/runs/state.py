@@ -9,9 +9,8 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from common.untrusted import Count, Finite, Schema, parsed
-from trainer.runs.ledger import LedgerHead
 from trainer.runs.metrics_file import CutOff
-from trainer.runs.progress import Progress
+from trainer.runs.progress import LedgerHead, Progress
 
 __all__ = ["GuardState", "LossSums", "RunState"]
 
@@ -45,7 +44,7 @@ class RunState:
     """Counters, loss scaler, guard, training losses and ledger at one step."""
 
     progress: Progress
-    scaler: dict[str, Annotated[Finite, Field(ge=0)]]
+    scaler: dict[str, Count | Annotated[Finite, Field(ge=0)]]  # torch needs its counters as integers
     """State of the loss scaler in fp16; empty in other precisions."""
     guard: GuardState
     train_losses: LossSums

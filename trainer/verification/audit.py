@@ -29,8 +29,10 @@ from trainer.checkpoint import CheckpointStore
 from trainer.data.mixture import build_order
 from trainer.data.order import RowOrder
 from trainer.finetuning.task import saved_task
-from trainer.runs.ledger import LEDGER, LedgerHead, OrderEvent, read_ledger
+from trainer.runs.layout import LEDGER
+from trainer.runs.ledger import OrderEvent, read_ledger
 from trainer.runs.manifest import CheckpointManifest, OtherFormatError
+from trainer.runs.progress import LedgerHead
 from trainer.runs.record import check_was_trained, read_record
 from trainer.runs.saved_run import data_folder, load_config
 from trainer.runs.state import RunState

@@ -14,9 +14,9 @@ from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.weights import weights_digest
 from trainer.extensions.trust import EXTENSION, recorded_source
 from trainer.runs.events import TrainEvent
-from trainer.runs.layout import CHECKPOINTS, RECORD, foreign_files
-from trainer.runs.ledger import LEDGER, LedgerStep, read_ledger
-from trainer.runs.metrics_file import METRICS, read_events
+from trainer.runs.layout import CHECKPOINTS, LEDGER, METRICS, RECORD, foreign_files
+from trainer.runs.ledger import LedgerStep, read_ledger
+from trainer.runs.metrics_file import read_events
 from trainer.runs.record import Origin
 from trainer.runs.saved_run import SavedRun
 from trainer.verification.audit import audit_run

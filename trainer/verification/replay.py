@@ -35,9 +35,9 @@ from trainer.finetuning.initial_weights import read_initial
 from trainer.finetuning.task import saved_task
 from trainer.model.bounds import check_model_size
 from trainer.runs.events import EvalEvent, TrainEvent
-from trainer.runs.layout import CHECKPOINTS, RECORD
+from trainer.runs.layout import CHECKPOINTS, METRICS, RECORD
 from trainer.runs.metric import metrics_of
-from trainer.runs.metrics_file import METRICS, read_events
+from trainer.runs.metrics_file import read_events
 from trainer.runs.record import Record, read_record
 from trainer.runs.saved_run import data_folder, load_config
 from trainer.verification.child import run_tied

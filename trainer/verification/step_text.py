@@ -16,7 +16,8 @@ from common.terminal import printable
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
-from trainer.runs.ledger import LEDGER, LedgerStep, OrderEvent, QuarantineEvent, read_ledger
+from trainer.runs.layout import LEDGER
+from trainer.runs.ledger import LedgerStep, OrderEvent, QuarantineEvent, read_ledger
 from trainer.verification.audit import opened_data, order_builder
 from trainer.verification.auditor import difference
 

@@ -37,8 +37,9 @@ from trainer.inference.conversation import read_prompts
 from trainer.loop import train
 from trainer.machine.settings import settings_here
 from trainer.report.recorded_run import read_run
-from trainer.runs.ledger import LEDGER, read_ledger
-from trainer.runs.metrics_file import METRICS, CutOff, events_until, read_events
+from trainer.runs.layout import LEDGER, METRICS
+from trainer.runs.ledger import read_ledger
+from trainer.runs.metrics_file import CutOff, events_until, read_events
 from trainer.runs.record import read_record, recorded_micro, recorded_precision
 from trainer.runs.saved_run import SavedRun, load_config
 from trainer.training.start.identity import recorded_adjustments

@@ -33,7 +33,6 @@ _PARAMETERS_AT_ONCE = 100
 _WAITED_FOR = 256
 """Number of newest calls whose success is checked when the run ends; older calls have ended by then."""
 _END_S = 20.0
-"""Longest time that the end of a run waits for the store."""
 
 
 class MlflowSink(ServiceSink):

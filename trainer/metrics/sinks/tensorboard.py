@@ -180,7 +180,6 @@ _DEVICES = {
     "GPU": [field.name for field in fields(GpuReading) if field.name not in _NO_NUMBERS] + ["throttled", GROWTH],
     "host": [field.name for field in fields(HostReading)] + [GROWTH],
 }
-"""The numbers of each kind of device."""
 
 
 def layout() -> dict[str, dict[str, list[Any]]]:

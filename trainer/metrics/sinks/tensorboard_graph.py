@@ -27,7 +27,6 @@ from trainer.model.attention import make_layout
 __all__ = ["model_graph"]
 
 _PRODUCER = 22
-"""Version of the graph format that PyTorch's writer names."""
 
 
 def model_graph(build: Callable[[], nn.Module], row_length: int) -> bytes:

@@ -23,7 +23,6 @@ __all__ = ["TerminalSink"]
 
 _SAMPLE_CHARS, _PROMPT_CHARS = 120, 40
 _SCORES = {"perplexity": "perplexity", "repetition": "repetition", "distinct_2": "distinct pairs"}
-"""The scores that are shown, with their names for people."""
 _BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
 _WITHOUT_END = "step {n_fmt}{postfix}"
 

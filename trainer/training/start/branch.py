@@ -12,9 +12,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.of_run import copy_state, load_whole
 from trainer.checkpoint.weights import weights_digest
 from trainer.config import BranchConfig
-from trainer.runs.layout import RECORD
-from trainer.runs.ledger import LEDGER
-from trainer.runs.metrics_file import METRICS
+from trainer.runs.layout import LEDGER, METRICS, RECORD
 from trainer.runs.record import Origin, Record, read_record, write_record
 from trainer.runs.saved_run import SavedRun
 from trainer.training.start.earlier import BRANCHED, run_exists

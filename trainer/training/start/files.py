@@ -11,7 +11,8 @@ from trainer.checkpoint import AsyncSaver
 from trainer.metrics import Monitor, opened_monitor
 from trainer.metrics.run_status import RunStatus, opened_run_status
 from trainer.report import report_at_end
-from trainer.runs.ledger import LEDGER, Ledger
+from trainer.runs.layout import LEDGER
+from trainer.runs.ledger import Ledger
 from trainer.runs.state import RunState
 from trainer.training.saver import let_finish, write_and_keep
 from trainer.training.start.build import Restored

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from data_pipeline.config import HeuristicConfig
 from data_pipeline.config.filters import Preset
 from data_pipeline.documents import Reason, Stage
-from data_pipeline.filters.heuristics import BrokenRule, judge_form
+from data_pipeline.filters.judge import BrokenRule, judge_form
 from data_pipeline.heuristics.presets import PRESETS
 from data_pipeline.text.batch import TextBatch
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from common.errors import ConfigError
 from data_pipeline.config import LanguageConfig
 from data_pipeline.filters import language
-from data_pipeline.filters.language import Identified, check_codes, confidence_bin, identify, threshold_costs
+from data_pipeline.filters.language import Identified, check_codes, confidence_bin, identify, kept_by_threshold
 
 DEFAULT = LanguageConfig()
 
@@ -123,12 +123,10 @@ def test_bins_are_whole_percents_rounded_down() -> None:
     assert [confidence_bin(value) for value in (0.0, 0.899999, 0.9, 0.29, 0.57, 1.0)] == ["0", "89", "90", "29", "57", "100"]
 
 
-def test_the_costs_of_a_threshold_are_what_it_would_keep() -> None:
-    histogram = {"en": {"97": 6, "90": 1, "89": 2}, "de": {"100": 3}, "und": {"0": 4}}
-    kept = {cost.min_confidence: (cost.documents, cost.share) for cost in threshold_costs(histogram, ("en",), (0.0, 0.9, 0.95))}
-    assert kept == {0.0: (9, 1.0), 0.9: (7, 7 / 9), 0.95: (6, 6 / 9)}
-    assert [cost.documents for cost in threshold_costs(histogram, thresholds=(0.0, 0.9))] == [16, 10]
-    assert threshold_costs({}, thresholds=(0.5,))[0].share == 0.0
+def test_a_threshold_keeps_the_documents_of_at_least_this_confidence() -> None:
+    kept = kept_by_threshold({"97": 6, "90": 1, "89": 2, "0": 4})
+    assert (kept["0.4"], kept["0.9"], kept["0.95"], kept["0.99"]) == (9, 7, 6, 0)
+    assert set(kept_by_threshold({}).values()) == {0}
 
 
 class FakeModel:

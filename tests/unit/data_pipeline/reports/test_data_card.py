@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -56,7 +56,6 @@ def test_the_card_describes_the_data_and_leaves_open_questions_to_the_user() -> 
     assert "| unknown-format | .pdf | 2,700 |\n| unknown-format | .docx | 68 |\n| empty | .txt | 3 |" in not_read
     assert "| invalid-utf8 | .txt | 17 |" in not_read
     assert "| deduplicate | near-duplicate | 2,873 | 22.4 % |" in section(card, "What was removed")
-    assert "Copies of validation documents in training: 0 exact, 0 near." in section(card, "Splits")
     assert "| de | 3,100 | 2,700,000 | 3.33 |" in section(card, "Tokenizer")
     assert "All tried texts decode to the original." in section(card, "Tokenizer")
     assert "Documents that cleaning changed, including those that were rejected later:" in section(card, "What was removed")
@@ -206,7 +205,6 @@ def named(name: str) -> str:
         "cleaned": {name: 1},
         "duplicates": {"alarms": [name], "benchmark_alarms": [name]},
         "rows": {name: REPORT["rows"]["train"]},
-        "leaks": {name: 2},
     }
     entry = {"source": name, "path": name, "bytes": 1}
     inputs = ({**entry, "sha256": name}, {**entry, "checksum": name})
@@ -225,6 +223,7 @@ def named(name: str) -> str:
 names = st.text(st.sampled_from("ab`|<>[]()!*_~$#-=+&;:/\\.@'\"\n\t \r\x1b\u202e1") | st.characters(), min_size=1, max_size=40)
 
 
+@settings(deadline=None)
 @given(names.filter(str.strip))
 @example("[x](javascript:1) ![y](z) <script>alert(1)</script> <!--")
 @example("``` \n# Title\n\n- a\n| b | c |\n")
@@ -270,9 +269,8 @@ def test_a_report_with_parts_missing_has_a_card_without_them(seed: int) -> None:
     assert "None" not in card
 
 
-def test_leaks_and_skipped_steps_are_limits() -> None:
+def test_skipped_steps_are_limits() -> None:
     config = MANIFEST.config | {"dedup": {"exact": True, "near": False}, "language": {"identify": False}}
-    limits = section(render_card(replace(MANIFEST, totals={**REPORT, "leaks": {"near": 1}}, config=config)), "Known limits")
-    assert "validation loss is too low" in limits
+    limits = section(render_card(replace(MANIFEST, config=config)), "Known limits")
     assert "Near duplicates were not removed." in limits
     assert "Languages were not identified." in limits

@@ -101,13 +101,6 @@ def test_counts_that_do_not_add_up_are_an_alarm() -> None:
     assert "accounted for" not in page
 
 
-def test_a_leak_is_an_alarm_and_the_page_says_if_there_is_none() -> None:
-    assert "none also in training" in render(REPORT)
-    leaking = render({**REPORT, "leaks": {"exact": 0, "near": 2}})
-    assert "none also in training" not in leaking
-    assert "so the validation loss is too low" in leaking
-
-
 def test_the_settings_in_use_are_marked_in_the_tables() -> None:
     page = render(REPORT)
     marked = re.findall(r'<tr class="marked">(.*?)</tr>', page)

@@ -25,7 +25,7 @@ def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
         (b"[train", "the settings cannot be read"),
         (b"\xff\xfe", "the settings cannot be read"),
         (b"[prepare]\n", "the settings cannot be read"),
-        (b"train = 3\n", "valid dictionary"),
+        (b"train = 3\n", "not a table of settings"),
         (b'[train]\ndata = "d"\nrun = "r"\nlimits.steps = 1\nsed = 1\n', "sed is not a setting; did you mean seed"),
         (b'[train]\ndata = "d"\nrun = "r"\nlimits.steps = 0\n', "limits.steps = 0: input should be greater"),
     ],

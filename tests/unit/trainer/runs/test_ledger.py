@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from common.errors import CheckpointError
 from trainer.data.order import rows_at
-from trainer.runs.ledger import Ledger, LedgerEvent, LedgerHead, LedgerStep, OrderEvent, SkipEvent, digest_of_rows, read_ledger
+from trainer.runs.ledger import Ledger, LedgerEvent, LedgerStep, OrderEvent, SkipEvent, digest_of_rows, read_ledger
+from trainer.runs.progress import LedgerHead
 
 ROWS, BATCH, SEED = 61, 8, 7
 

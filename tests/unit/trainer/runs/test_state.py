@@ -10,9 +10,8 @@ import pytest
 from trainer.config import GuardConfig
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
-from trainer.runs.ledger import LedgerHead
 from trainer.runs.metrics_file import CutOff
-from trainer.runs.progress import Progress
+from trainer.runs.progress import LedgerHead, Progress
 from trainer.runs.state import RunState
 
 
