@@ -12,6 +12,7 @@ from typing import Annotated, TypeVar
 
 __all__ = [
     "ASKED_AGAIN",
+    "DIVIDES_WORK",
     "EXPORTED",
     "FITS_WEIGHTS",
     "MOVEABLE",
@@ -21,7 +22,9 @@ __all__ = [
     "SHARED_BY_SOURCES",
     "Effect",
     "FixesShapes",
+    "Frequent",
     "Identity",
+    "InReplay",
     "Marker",
     "NoEffectOnBits",
     "NoEffectOnResults",
@@ -67,6 +70,7 @@ class Marker(Enum):
     )
     EXPORTED = "`config.json` of an exported model expresses it"
     OF_TRAINING = "it changes the training of a model, and not the outputs of a trained one"
+    DIVIDES_WORK = "it divides the work of a preparation, and changes only the order of the rows"
 
 
 SHARED_BY_SOURCES = Marker.SHARED_BY_SOURCES
@@ -77,6 +81,28 @@ ASKED_AGAIN = Marker.ASKED_AGAIN
 FITS_WEIGHTS = Marker.FITS_WEIGHTS
 EXPORTED = Marker.EXPORTED
 OF_TRAINING = Marker.OF_TRAINING
+DIVIDES_WORK = Marker.DIVIDES_WORK
+
+
+@dataclass(frozen=True)
+class Frequent:
+    """One of the settings that people change most, which the short help shows with this value as an example, in this order. The
+    first one of a section is also shown as a line of a recipe, so its value is a number.
+    """
+
+    example: str
+    order: int
+
+
+@dataclass(frozen=True)
+class InReplay:
+    """The value in a replay, which ends at a given step, sends nothing to a service, and needs little memory."""
+
+    value: object = None
+    instead_of: object = None
+    """The only value that is replaced; None: every value."""
+    identity: bool = False
+    """Whether the identity of the run has the value."""
 
 
 @dataclass(frozen=True)

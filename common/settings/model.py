@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from common.errors import ConfigError
 from common.settings.conditions import OnlyIf, names_in
-from common.settings.markers import Effect
+from common.settings.markers import Effect, Frequent
 from common.targets import Target
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "all_settings",
     "conditions_of",
     "entry_model",
+    "frequent_settings",
     "is_among",
     "markers_of",
     "environment_names",
@@ -62,9 +63,6 @@ class Settings(Section):
     """With `TRAIN_`, the variable of `optim.lr` is `TRAIN_OPTIM__LR`."""
     recipe_table: ClassVar[str]
     """With `train`, a recipe sets `optim.lr` as `[train.optim] lr = …`."""
-    frequent: ClassVar[Mapping[str, str]] = {}
-    """The settings that people change most, each with a value as an example. The short help shows them, and the first
-    one of a section also as a line of a recipe, so its value is a number."""
     resolver: ClassVar[str] = ""
     """The module with `chosen`, `inherited` and `recorded_in` of a command whose settings depend on files or the machine."""
     facts: ClassVar[tuple[str, ...]] = ()
@@ -188,6 +186,12 @@ def settings_with(model: type[BaseModel], *markers: object) -> list[str]:
 def markers_of(model: type[BaseModel], kind: type[MarkerT]) -> dict[str, MarkerT]:
     """Return the marker of a kind of each setting or section that has one, by its dotted name."""
     return {name: item for name, field in fields_of(model) for item in reversed(field.metadata) if isinstance(item, kind)}
+
+
+def frequent_settings(model: type[BaseModel]) -> dict[str, str]:
+    """Return the settings that people change most, each with its example, in the order of their markers."""
+    found = markers_of(model, Frequent)
+    return {name: found[name].example for name in sorted(found, key=lambda name: found[name].order)}
 
 
 def conditions_of(field: FieldInfo) -> list[OnlyIf]:

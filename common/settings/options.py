@@ -21,6 +21,7 @@ from common.settings.model import (
     Settings,
     conditions_of,
     environment_names,
+    frequent_settings,
     is_list,
     place_in_recipe,
     place_of,
@@ -48,7 +49,7 @@ class SchemaOptions(Options):
 def help_parser(model: type[Settings] | type[Options], program: str, description: str) -> argparse.ArgumentParser:
     """Return a parser with one option for each setting, by section. It raises ConfigError instead of exiting."""
     usage = f"{program} [--SETTING VALUE ...]" if issubclass(model, Settings) else None
-    short = issubclass(model, Settings) and bool(model.frequent)
+    short = issubclass(model, Settings) and bool(frequent_settings(model))
     parser = _Parser(
         prog=program, usage=usage, description=description, formatter_class=_HelpFormatter, allow_abbrev=False, add_help=not short
     )
@@ -133,19 +134,20 @@ def _short_help(model: type[Settings], program: str, description: str) -> str:
     texts = {text.name: text for text in setting_texts(model)}
     head = [f"usage: {program} [--SETTING VALUE ...]", "", *textwrap.wrap(description, _SHORT_WIDTH), ""]
     lines = [*head, "Settings that people change most:"]
-    for name, example in model.frequent.items():
+    frequent = frequent_settings(model)
+    for name, example in frequent.items():
         default = texts[name].shown_default
         text = f"{texts[name].description}{f' [{default}]' if default not in ('', 'default: none') else ''}"
         lines.append(f"  --{name} {example}")
         lines += textwrap.wrap(text, _SHORT_WIDTH, initial_indent=_DEEP, subsequent_indent=_DEEP)
     lines += ["", "Examples:", *(f"  {program} {words}" for words in model.examples), ""]
     prefix, table = model.environment_prefix, model.recipe_table
-    name = next(name for name in model.frequent if "." in name)
+    name = next(name for name in frequent if "." in name)
     section, _, last = name.rpartition(".")
     lines += [
         f"All settings:  {program} --help all",
-        f"In a recipe:   [{table}.{section}] {last} = {model.frequent[name]}",
-        f"As a variable: {prefix}{name.replace('.', '__').upper()}={model.frequent[name]}",
+        f"In a recipe:   [{table}.{section}] {last} = {frequent[name]}",
+        f"As a variable: {prefix}{name.replace('.', '__').upper()}={frequent[name]}",
     ]
     return "\n".join(lines) + "\n"
 

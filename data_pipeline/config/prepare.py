@@ -9,7 +9,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from common.settings.conditions import OnlyIf
-from common.settings.markers import SHARED_BY_SOURCES, NoEffectOnResults, ShapesData
+from common.settings.markers import (
+    DIVIDES_WORK,
+    SHARED_BY_SOURCES,
+    Frequent,
+    NoEffectOnResults,
+    ShapesData,
+)
 from common.settings.messages import explain
 from common.settings.model import Place, Section, Settings, is_table, keep_set, with_nones
 from data_pipeline.config.filters import HeuristicConfig, LanguageConfig, QualityConfig
@@ -65,38 +71,26 @@ class PrepareConfig(Settings):
 
     environment_prefix: ClassVar[str] = "PREP_"
     recipe_table: ClassVar[str] = "prepare"
-    frequent: ClassVar[Mapping[str, str]] = {
-        "sources": "my-text",
-        "output": "workspace/data",
-        "recipe": "demo",
-        "workers": "2",
-        "row_length": "512",
-        "tokenizer.vocab_size": "8192",
-        "tokenizer.kind": "bpe",
-        "text.documents": "paragraphs",
-        "split.val_fraction": "0.05",
-        "dedup.near": "false",
-    }
     examples: ClassVar[tuple[str, ...]] = (
         "--sources my-text",
         "--sources books notes.jsonl --output workspace/books",
         "--sources my-text --recipe demo",
     )
 
-    recipe: NoEffectOnResults[str | None] = Field(
+    recipe: Annotated[NoEffectOnResults[str | None], Frequent("demo", 3)] = Field(
         None,
         description="Name of a recipe in env/recipes, a .toml file, or auto, which chooses the settings for the amount of text.",
     )
-    sources: NoEffectOnResults[tuple[str, ...]] = Field(
+    sources: Annotated[NoEffectOnResults[tuple[str, ...]], Frequent("my-text", 1)] = Field(
         (), description="Folders, files, glob patterns or URLs with text; builtin: the built-in corpus (Python's library)."
     )
     source: dict[str, SourceConfig] = Field(
         default_factory=dict, description="Sources, each with its settings. Only a recipe can define them."
     )
-    output: Annotated[NoEffectOnResults[Path], Place(target="folder")] = Field(
+    output: Annotated[NoEffectOnResults[Path], Place(target="folder"), Frequent("workspace/data", 2)] = Field(
         Path("workspace/data"), description="Folder that receives the prepared data."
     )
-    workers: NoEffectOnResults[int | None] = Field(
+    workers: Annotated[NoEffectOnResults[int | None], Frequent("2", 4)] = Field(
         None, ge=1, le=4096, description="Number of worker processes, which never changes the result; none: one for each core."
     )
     engine: NoEffectOnResults[Literal["local", "ray"]] = Field(
@@ -118,10 +112,10 @@ class PrepareConfig(Settings):
         description="Whether finished data in the output folder that differs in settings or text is replaced. false: it is an "
         "error.",
     )
-    row_length: ShapesData[int] = Field(
+    row_length: Annotated[ShapesData[int], Frequent("512", 5)] = Field(
         1024, ge=8, le=1 << 20, description="Number of tokens in a row. A row of L tokens has up to L-1 targets."
     )
-    partition_bytes: ShapesData[int] = Field(
+    partition_bytes: Annotated[ShapesData[int], DIVIDES_WORK] = Field(
         16 * _MIB, ge=1024, description="Number of input bytes in one task. Small files share a task."
     )
     text: TextConfig = Field(default_factory=TextConfig, description="Plain text files (.txt, .md, …)")

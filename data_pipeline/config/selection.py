@@ -8,7 +8,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from common.settings.conditions import OnlyIf
-from common.settings.markers import ShapesData, ShapesDataByContent
+from common.settings.markers import (
+    Frequent,
+    ShapesData,
+    ShapesDataByContent,
+)
 from common.settings.model import Section
 from data_pipeline.config.text import KINDS
 from data_pipeline.heuristics.rule import Share
@@ -25,7 +29,7 @@ class DedupConfig(Section):
     exact: ShapesData[bool] = Field(
         True, description="Whether a document is dropped if its letters and digits equal those of an earlier document."
     )
-    near: ShapesData[bool] = Field(
+    near: Annotated[ShapesData[bool], Frequent("false", 10)] = Field(
         True, description="Whether a document is dropped if it is nearly the same as an earlier document (MinHash)."
     )
     threshold: ShapesData[float] = Field(
@@ -150,7 +154,9 @@ class SplitConfig(Section):
         description="Choice of validation documents. content: by the digest of the text, so equal texts are in the same split; "
         "tail: the last part of each file.",
     )
-    val_fraction: ShapesData[float] = Field(0.05, gt=0, lt=1, description="Share of the text that is held out for validation.")
+    val_fraction: Annotated[ShapesData[float], Frequent("0.05", 9)] = Field(
+        0.05, gt=0, lt=1, description="Share of the text that is held out for validation."
+    )
     min_val_documents: ShapesData[int] = Field(
         4, ge=0, description="Lowest number of validation documents. If by = content, it is limited to a tenth of all documents."
     )

@@ -7,7 +7,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from common.settings.conditions import OnlyIf
-from common.settings.markers import ShapesData, ShapesDataIfChanged
+from common.settings.markers import (
+    Frequent,
+    ShapesData,
+    ShapesDataIfChanged,
+)
 from common.settings.model import Section
 
 __all__ = ["BUILTIN", "KINDS", "CleanConfig", "HtmlConfig", "Kind", "RecordConfig", "TextConfig"]
@@ -21,7 +25,7 @@ LineRule = Literal["notices", "javascript", "unpunctuated", "few-words", "long-w
 class TextConfig(Section):
     """Documents from plain text files."""
 
-    documents: ShapesData[Literal["file", "paragraphs", "chunks"]] = Field(
+    documents: Annotated[ShapesData[Literal["file", "paragraphs", "chunks"]], Frequent("paragraphs", 8)] = Field(
         "file",
         description="Part of a text file that is one document. file: the whole file; paragraphs: each paragraph between blank "
         "lines; chunks: each chunk of lines.",

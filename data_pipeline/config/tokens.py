@@ -8,7 +8,12 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from common.settings.conditions import OnlyIf
-from common.settings.markers import ShapesData, ShapesDataByContent, ShapesDataIfChanged
+from common.settings.markers import (
+    Frequent,
+    ShapesData,
+    ShapesDataByContent,
+    ShapesDataIfChanged,
+)
 from common.settings.model import Section
 
 __all__ = ["CHAT_TOKENS", "ChatConfig", "PackingConfig", "TokenizerConfig"]
@@ -21,10 +26,12 @@ _TRAINED = OnlyIf("tokenizer.kind = bpe or tokenizer.kind = unigram")
 class TokenizerConfig(Section):
     """The tokenizer: one that is trained, or a supplied one."""
 
-    kind: Annotated[ShapesData[Literal["bpe", "unigram", "char", "byte"]], _OWN] = Field(
+    kind: Annotated[ShapesData[Literal["bpe", "unigram", "char", "byte"]], _OWN, Frequent("bpe", 7)] = Field(
         "bpe", description="Kind of tokenizer. bpe and unigram are SentencePiece models; char and byte need no training."
     )
-    vocab_size: Annotated[ShapesData[Annotated[int, Field(ge=264, le=1 << 20)] | Literal["auto"]], _OWN, _TRAINED] = Field(
+    vocab_size: Annotated[
+        ShapesData[Annotated[int, Field(ge=264, le=1 << 20)] | Literal["auto"]], _OWN, _TRAINED, Frequent("8192", 6)
+    ] = Field(
         32_000,
         description="Number of tokens in the vocabulary (bpe, unigram); auto: chosen from the amount of text. For char, the text "
         "sets it; for byte, it is fixed.",

@@ -7,7 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from common.settings.conditions import OnlyIf
-from common.settings.markers import Identity, NoEffectOnResults
+from common.settings.markers import (
+    Frequent,
+    Identity,
+    NoEffectOnResults,
+)
 from common.settings.model import Section
 
 __all__ = ["BadDataConfig", "BatchConfig", "LoaderConfig", "MixtureConfig", "fitting_micro"]
@@ -27,7 +31,9 @@ def fitting_micro(global_rows: object, micro: object) -> int | None:
 class BatchConfig(Section):
     """Numbers of rows in one optimizer step and in one forward pass."""
 
-    global_rows: Identity[int] = Field(32, ge=1, le=1 << 20, description="Number of rows in one optimizer step, over all ranks.")
+    global_rows: Annotated[Identity[int], Frequent("32", 8)] = Field(
+        32, ge=1, le=1 << 20, description="Number of rows in one optimizer step, over all ranks."
+    )
     micro: Identity[Annotated[int, Field(ge=1, le=65536)] | Literal["auto"]] = Field(
         8,
         description="Number of rows in one forward and backward pass of one rank; auto: as many as fit into memory. If it is not "

@@ -7,14 +7,14 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from common.settings.conditions import OnlyIf
-from common.settings.markers import Identity, NoEffectOnResults
+from common.settings.markers import Identity, InReplay, NoEffectOnResults
 from common.settings.model import Section
 
 __all__ = ["Action", "AlertAction", "AlertsConfig", "GuardConfig"]
 
 Action = Literal["log", "skip", "rollback", "stop"]
 """What the guard does about a step with a bad loss or gradient."""
-AlertAction = Literal["off", "log", "stop"]
+AlertAction = Annotated[Literal["off", "log", "stop"], InReplay("log", instead_of="stop")]
 """What is done when any other rule is broken."""
 
 

@@ -8,7 +8,14 @@ from pydantic import Field, model_validator
 
 from common.errors import ConfigError
 from common.settings.conditions import OnlyIf
-from common.settings.markers import EXPORTED, FITS_WEIGHTS, OF_TRAINING, FixesShapes, Identity
+from common.settings.markers import (
+    EXPORTED,
+    FITS_WEIGHTS,
+    OF_TRAINING,
+    FixesShapes,
+    Frequent,
+    Identity,
+)
 from common.settings.model import Section, markers_of, settings_with
 
 __all__ = ["ModelConfig", "differing_shape", "shape_settings"]
@@ -17,8 +24,10 @@ __all__ = ["ModelConfig", "differing_shape", "shape_settings"]
 class ModelConfig(Section):
     """Shape of the decoder. Values that are not set follow from `width` and `heads`."""
 
-    layers: Annotated[Identity[int], FixesShapes(), EXPORTED] = Field(6, ge=1, le=512, description="Number of decoder layers.")
-    width: Annotated[Identity[int], FixesShapes(), EXPORTED] = Field(
+    layers: Annotated[Identity[int], FixesShapes(), EXPORTED, Frequent("6", 6)] = Field(
+        6, ge=1, le=512, description="Number of decoder layers."
+    )
+    width: Annotated[Identity[int], FixesShapes(), EXPORTED, Frequent("384", 7)] = Field(
         384, ge=8, le=65536, description="Width of the residual stream."
     )
     heads: Annotated[Identity[int], FixesShapes(), EXPORTED] = Field(6, ge=1, le=1024, description="Number of query heads.")

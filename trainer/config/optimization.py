@@ -9,7 +9,12 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from common.settings.conditions import OnlyIf
-from common.settings.markers import FixesShapes, Identity
+from common.settings.markers import (
+    FixesShapes,
+    Frequent,
+    Identity,
+    InReplay,
+)
 from common.settings.model import Section
 
 __all__ = ["OPTIMIZERS", "EmaConfig", "LossConfig", "OptimConfig", "Optimizer", "ScheduleConfig"]
@@ -67,7 +72,7 @@ class OptimConfig(Section):
     kind: Annotated[Identity[Literal["adamw", "muon"]], FixesShapes()] = Field(
         "adamw", description="Optimizer. muon: Muon for the matrices of the layers, AdamW for all others."
     )
-    lr: Identity[float] = Field(6e-4, gt=0, le=1, description="Peak learning rate.")
+    lr: Annotated[Identity[float], Frequent("6e-4", 9)] = Field(6e-4, gt=0, le=1, description="Peak learning rate.")
     muon_lr: Annotated[Identity[float | None], OnlyIf("optim.kind = muon")] = Field(
         None, gt=0, le=1, description="muon: peak learning rate of the matrices of the layers; none: lr."
     )
@@ -96,7 +101,7 @@ class ScheduleConfig(Section):
     warmup_steps: Identity[int] = Field(
         100, ge=0, description="Number of steps in which the learning rate rises linearly to its peak."
     )
-    decay_steps: Annotated[Identity[int | None], _NOT_CONSTANT, _NOT_STEP] = Field(
+    decay_steps: Annotated[Identity[int | None], _NOT_CONSTANT, _NOT_STEP, InReplay(identity=True)] = Field(
         None, ge=0, description="Step at which the floor is reached; none: the last step of the run; 0, only for wsd: never."
     )
     floor: Annotated[Identity[float], OnlyIf("schedule.kind != constant")] = Field(

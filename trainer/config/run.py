@@ -10,7 +10,15 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from common.settings.conditions import OnlyIf
-from common.settings.markers import ASKED_AGAIN, FOLDER, PER_START, NoEffectOnBits, NoEffectOnResults
+from common.settings.markers import (
+    ASKED_AGAIN,
+    FOLDER,
+    PER_START,
+    Frequent,
+    InReplay,
+    NoEffectOnBits,
+    NoEffectOnResults,
+)
 from common.settings.model import Section
 
 __all__ = ["BranchConfig", "CheckpointConfig", "EvalConfig", "LimitsConfig", "LogConfig", "ResumeConfig", "step_range"]
@@ -34,14 +42,16 @@ def step_range(text: str) -> tuple[int, int]:
 class LimitsConfig(Section):
     """Limits of the training, which ends at the first one. At least one is needed."""
 
-    steps: NoEffectOnBits[int | None] = Field(None, ge=1, description="Training ends after this many optimizer steps.")
-    epochs: NoEffectOnBits[float | None] = Field(
+    steps: Annotated[NoEffectOnBits[int | None], Frequent("2000", 4), InReplay(None)] = Field(
+        None, ge=1, description="Training ends after this many optimizer steps."
+    )
+    epochs: Annotated[NoEffectOnBits[float | None], InReplay(None)] = Field(
         None, gt=0, description="Training ends after this many passes over the training rows, such as 1.5."
     )
-    tokens: NoEffectOnBits[int | None] = Field(
+    tokens: Annotated[NoEffectOnBits[int | None], InReplay(None)] = Field(
         None, ge=1, description="Training ends after this many training targets, counted over all ranks."
     )
-    minutes: NoEffectOnBits[float | None] = Field(
+    minutes: Annotated[NoEffectOnBits[float | None], Frequent("30", 5), InReplay(None)] = Field(
         None,
         gt=0,
         description="Training ends after this many minutes, counted over all resumes. Evaluations and saves "
@@ -52,7 +62,7 @@ class LimitsConfig(Section):
 class EvalConfig(Section):
     """Validation and text samples."""
 
-    every_steps: NoEffectOnBits[int] = Field(
+    every_steps: Annotated[NoEffectOnBits[int], Frequent("250", 10)] = Field(
         250, ge=1, description="Steps between evaluations. The first and the last step are always evaluated."
     )
     max_rows: NoEffectOnBits[int | None] = Field(
@@ -84,7 +94,7 @@ class EvalConfig(Section):
     plateau_window: NoEffectOnBits[int] = Field(
         10, ge=7, le=1000, description="Number of last evaluations that decide about trend, plateau and overfitting."
     )
-    patience: NoEffectOnBits[int | None] = Field(
+    patience: Annotated[NoEffectOnBits[int | None], InReplay(None)] = Field(
         None, ge=1, description="Training ends after this many evaluations in a row without improvement; none: off."
     )
     min_delta: Annotated[NoEffectOnBits[float], OnlyIf("eval.patience")] = Field(
@@ -113,7 +123,7 @@ class LogConfig(Section):
     every_steps: NoEffectOnResults[int] = Field(
         10, ge=1, description="Steps between lines on the terminal and points in TensorBoard."
     )
-    report: NoEffectOnResults[bool] = Field(
+    report: Annotated[NoEffectOnResults[bool], InReplay(False)] = Field(
         True, description="Whether report.html and training_metrics.png are written when the training ends."
     )
     average_steps: NoEffectOnResults[int] = Field(
@@ -128,15 +138,15 @@ class LogConfig(Section):
     hardware_every_s: NoEffectOnResults[float] = Field(
         10.0, ge=0, le=3600, description="Seconds between measurements of GPUs and host; 0: none."
     )
-    profile_steps: NoEffectOnResults[str | None] = Field(
+    profile_steps: Annotated[NoEffectOnResults[str | None], InReplay(None)] = Field(
         None,
         description="First and last step of a profile, such as 10..15: a trace of each rank in the folder profile of the run, and "
         "a snapshot of the memory on GPUs; none: no profile.",
     )
-    wandb_project: NoEffectOnResults[str | None] = Field(
+    wandb_project: Annotated[NoEffectOnResults[str | None], InReplay(None)] = Field(
         None, description="Project in Weights & Biases that shows this run too; none: off."
     )
-    mlflow_uri: Annotated[NoEffectOnResults[str | None], ASKED_AGAIN] = Field(
+    mlflow_uri: Annotated[NoEffectOnResults[str | None], ASKED_AGAIN, InReplay(None)] = Field(
         None, description="Address or folder of the MLflow store that shows this run too; none: off."
     )
     mlflow_experiment: Annotated[NoEffectOnResults[str], OnlyIf("log.mlflow_uri")] = Field(
@@ -172,10 +182,10 @@ class ResumeConfig(Section):
 class BranchConfig(Section):
     """Another run whose state a new run begins with. Its schedule may differ from that of the other run."""
 
-    run: Annotated[NoEffectOnBits[Path | None], FOLDER] = Field(
+    run: Annotated[NoEffectOnBits[Path | None], FOLDER, InReplay(None)] = Field(
         None, description="Directory of the run to branch off; none: a new run begins with new weights."
     )
-    step: Annotated[NoEffectOnBits[int | None], FOLDER] = Field(
+    step: Annotated[NoEffectOnBits[int | None], FOLDER, InReplay(None)] = Field(
         None, ge=1, description="Step of the checkpoint to begin with; none: the newest checkpoint."
     )
 

@@ -19,7 +19,9 @@ from common.settings.markers import (
     MOVEABLE,
     PER_START,
     FixesShapes,
+    Frequent,
     Identity,
+    InReplay,
     NoEffectOnResults,
     NotSearched,
     ResolvedInIdentity,
@@ -46,34 +48,36 @@ class TrainConfig(Settings):
     recipe_table: ClassVar[str] = "train"
     resolver: ClassVar[str] = "trainer.runs.defaults"
     facts: ClassVar[tuple[str, ...]] = ("device", "extension.loss", "extension.model", "ranks", "watchdog.enabled")
-    frequent: ClassVar[Mapping[str, str]] = {
-        "data": "workspace/data",
-        "run": "workspace/runs/first",
-        "recipe": "demo",
-        "limits.steps": "2000",
-        "limits.minutes": "30",
-        "model.layers": "6",
-        "model.width": "384",
-        "batch.global_rows": "32",
-        "optim.lr": "6e-4",
-        "eval.every_steps": "250",
-    }
     examples: ClassVar[tuple[str, ...]] = (
         "--data workspace/data --run workspace/runs/first --recipe demo",
         "--data workspace/data --run workspace/runs/big --limits.epochs 3",
         "--run workspace/runs/first",
     )
 
-    recipe: Annotated[ResolvedInIdentity[str | None], MOVEABLE, NotSearched("the recipe is the same for all trials")] = Field(
+    recipe: Annotated[
+        ResolvedInIdentity[str | None],
+        MOVEABLE,
+        NotSearched("the recipe is the same for all trials"),
+        Frequent("demo", 3),
+        InReplay(None),
+    ] = Field(
         None,
         description="Recipe: its name in env/recipes, a .toml file, or auto, which chooses the settings for the text and the time.",
     )
-    data: Annotated[ResolvedInIdentity[Path], FOLDER, MOVEABLE, NotSearched("losses on different data cannot be compared")] = Field(
-        description="Directory that `trainer prepare` wrote."
-    )
-    run: Annotated[NoEffectOnResults[Path], PER_START, NotSearched("each trial has its own run"), Place(target="folder")] = Field(
-        description="Directory of this run. An existing run is continued; --run alone uses the settings that it has saved."
-    )
+    data: Annotated[
+        ResolvedInIdentity[Path],
+        FOLDER,
+        MOVEABLE,
+        NotSearched("losses on different data cannot be compared"),
+        Frequent("workspace/data", 1),
+    ] = Field(description="Directory that `trainer prepare` wrote.")
+    run: Annotated[
+        NoEffectOnResults[Path],
+        PER_START,
+        NotSearched("each trial has its own run"),
+        Place(target="folder"),
+        Frequent("workspace/runs/first", 2),
+    ] = Field(description="Directory of this run. An existing run is continued; --run alone uses the settings that it has saved.")
     init: Annotated[ResolvedInIdentity[Path | None], FOLDER] = Field(
         None,
         description="Directory of another run whose weights a new run begins with; none: new weights. Step, schedule and "
@@ -88,7 +92,9 @@ class TrainConfig(Settings):
     device: ResolvedInIdentity[Literal["auto", "cpu", "cuda"]] = Field(
         "auto", description="Device to compute on; auto: GPUs if the machine has any."
     )
-    threads: Annotated[ResolvedInIdentity[int | None], NotSearched("all trials have the same number of threads")] = Field(
+    threads: Annotated[
+        ResolvedInIdentity[int | None], NotSearched("all trials have the same number of threads"), InReplay(identity=True)
+    ] = Field(
         None, ge=1, le=1024, description="Number of CPU threads of one rank; none: OMP_NUM_THREADS or its share of the cores."
     )
     precision: Identity[Literal["auto"] | Precision] = Field(
@@ -134,7 +140,9 @@ class TrainConfig(Settings):
         "auto", description="Whether torch.compile is used; auto: on CUDA only."
     )
     verify_data: NoEffectOnResults[bool] = Field(True, description="Whether a shard's digest is checked when it is first opened.")
-    prefetch: NoEffectOnResults[int] = Field(2, ge=1, le=64, description="Number of global batches that are read in advance.")
+    prefetch: Annotated[NoEffectOnResults[int], InReplay(2)] = Field(
+        2, ge=1, le=64, description="Number of global batches that are read in advance."
+    )
     loader: LoaderConfig = Field(LoaderConfig(), description="Threads and retries of the reading of rows.")
     model: ModelConfig = Field(ModelConfig(), description="Shape of the decoder.")
     lora: LoraConfig = Field(LoraConfig(), description="Low-rank adapters, which are trained in place of the weights.")
@@ -260,6 +268,6 @@ class TrainConfig(Settings):
 class PlanConfig(TrainConfig):
     """The settings of `trainer plan`, which writes nothing and so needs no run."""
 
-    run: Annotated[NoEffectOnResults[Path], PER_START] = Field(
+    run: Annotated[NoEffectOnResults[Path], PER_START, Frequent("workspace/runs/first", 2)] = Field(
         Path(".planned-run"), description="Directory of this run. For an existing run, the plan counts the steps that are done."
     )

@@ -9,15 +9,16 @@ from typing import Any
 from common.files import UnusableFileError, read_input
 from common.settings.dotted import flatten
 from common.settings.load import AUTO, MAX_SETTINGS_BYTES, recipe_path
+from common.settings.markers import Marker
+from common.settings.model import settings_with
 from common.settings.toml import parse_toml
 from common.text import some_of
+from data_pipeline.config import PrepareConfig
 from data_pipeline.dataset.manifest import Manifest
 
 __all__ = ["other_preparation"]
 
 _SHOWN = 3
-_OF_WORK = ("partition_bytes",)
-"""Settings that divide the work. They change only the order of the rows."""
 
 
 def other_preparation(recipe: str | None, manifest: Manifest) -> str | None:
@@ -30,10 +31,11 @@ def other_preparation(recipe: str | None, manifest: Manifest) -> str | None:
         with suppress(OSError, ValueError, UnusableFileError):
             wanted = parse_toml(read_input(recipe_path(str(recipe)), MAX_SETTINGS_BYTES)).get("prepare")
     used = flatten(manifest.config)
+    unimportant = settings_with(PrepareConfig, Marker.DIVIDES_WORK)
     found = [
         f"{name} = {used[name]} instead of {value}"
         for name, value in (flatten(wanted).items() if isinstance(wanted, Mapping) else ())
-        if name in used and name not in _OF_WORK and used[name] != value
+        if name in used and name not in unimportant and used[name] != value
     ]
     if not found:
         return None

@@ -12,6 +12,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ from torch import Tensor
 from common.errors import CheckpointError, ConfigError, ExitCode, ProjectError
 from common.hardware import num_cores
 from common.host_memory import free_host_bytes
+from common.settings.markers import InReplay
 from common.settings.messages import explain
+from common.settings.model import markers_of
 from common.settings.toml import to_toml
 from common.untrusted import copy_run_file
 from data_pipeline.tokenizer import load_tokenizer
@@ -47,8 +51,6 @@ __all__ = ["ChildError", "Replay", "Train", "choose_start", "first_difference", 
 
 _ROOT = Path(__file__).resolve().parents[2]
 _DEFAULT_STEPS = 10
-_PREFETCH = 2
-"""Largest number of global batches read ahead. They need memory, and change no bits."""
 _RANKS_PER_CORE, _THREADS_PER_CORE = 4, 16
 _RANK_BYTES = 256 << 20
 """Least memory of a process that has loaded torch."""
@@ -212,13 +214,12 @@ def replay_config(
     It sends nothing to a tracking service.
     """
     settings = config.model_dump()
-    settings |= {"recipe": None, "run": run, "threads": identity.get("threads")}
-    settings |= {"limits": {"steps": end}, "resume": {"allow_changes": allow_changes}, "branch": {}}
-    settings["schedule"]["decay_steps"] = identity.get("schedule.decay_steps")
-    settings["eval"]["patience"] = None
-    settings["alerts"] = {name: "log" if value == "stop" else value for name, value in settings["alerts"].items()}
-    settings["log"] |= {"report": False, "profile_steps": None, "wandb_project": None, "mlflow_uri": None}
-    settings["prefetch"] = min(config.prefetch, _PREFETCH)
+    for name, found in markers_of(TrainConfig, InReplay).items():
+        *sections, last = name.split(".")
+        section = reduce(getitem, sections, settings)
+        if found.instead_of is None or section[last] == found.instead_of:
+            section[last] = identity.get(name) if found.identity else found.value
+    settings |= {"run": run, "limits": {"steps": end}, "resume": {"allow_changes": allow_changes}}
     try:
         return TrainConfig(**settings)
     except ValidationError as error:
