@@ -5,7 +5,7 @@ from data_pipeline.config.filters import HeuristicConfig, LanguageConfig, Qualit
 from data_pipeline.config.limits import LimitConfig
 from data_pipeline.config.prepare import PrepareConfig, SourceConfig
 from data_pipeline.config.selection import FIM_TOKENS, AugmentConfig, BalanceConfig, DedupConfig, SplitConfig
-from data_pipeline.config.shaping import named_files, portable_settings, shaping_settings
+from data_pipeline.config.shaping import content_settings, named_files, portable_settings, shaping_settings
 from data_pipeline.config.text import BUILTIN, KINDS, CleanConfig, HtmlConfig, Kind, RecordConfig, TextConfig
 from data_pipeline.config.tokens import CHAT_TOKENS, ChatConfig, PackingConfig, TokenizerConfig
 
@@ -32,6 +32,7 @@ __all__ = [
     "SplitConfig",
     "TextConfig",
     "TokenizerConfig",
+    "content_settings",
     "named_files",
     "portable_settings",
     "settings_without_effect",

@@ -11,15 +11,17 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from common.settings.markers import Effect
+from common.settings.dotted import without
+from common.settings.markers import Effect, Marker
 from common.settings.model import setting_names, settings_with, with_nones
 from data_pipeline.config.prepare import OVERRIDABLE, PrepareConfig
 
-__all__ = ["named_files", "portable_settings", "shaping_settings"]
+__all__ = ["content_settings", "named_files", "portable_settings", "shaping_settings"]
 
 _IF_CHANGED = settings_with(PrepareConfig, Effect.SHAPES_DATA_IF_CHANGED)
 _SHAPING = (*settings_with(PrepareConfig, Effect.SHAPES_DATA), *_IF_CHANGED)
 _BY_CONTENT = settings_with(PrepareConfig, Effect.SHAPES_DATA_BY_CONTENT)
+_OF_WORK = settings_with(PrepareConfig, Marker.DIVIDES_WORK)
 _EACH_SOURCE = "source.*."
 
 
@@ -37,6 +39,11 @@ def portable_settings(config: PrepareConfig) -> dict[str, Any]:
 def shaping_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a manifest that shape bytes. Values of other types are left out."""
     return _picked(config, _SHAPING)
+
+
+def content_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a manifest without those that change only the order of the rows."""
+    return without(config, _OF_WORK)
 
 
 def named_files(config: Mapping[str, Any]) -> list[str]:

@@ -9,11 +9,8 @@ from typing import Any
 from common.files import UnusableFileError, read_input
 from common.settings.dotted import flatten
 from common.settings.load import AUTO, MAX_SETTINGS_BYTES, recipe_path
-from common.settings.markers import Marker
-from common.settings.model import settings_with
 from common.settings.toml import parse_toml
 from common.text import some_of
-from data_pipeline.config import PrepareConfig
 from data_pipeline.dataset.manifest import Manifest
 
 __all__ = ["other_preparation"]
@@ -24,18 +21,17 @@ _SHOWN = 3
 def other_preparation(recipe: str | None, manifest: Manifest) -> str | None:
     """Return a sentence with the settings of `prepare` in which a recipe and the data differ; None if there are none.
 
-    Only settings that shape the data are compared. A recipe that cannot be read any more is not compared.
+    Only settings that decide the content of the rows are compared. A recipe that cannot be read any more is not compared.
     """
     wanted: Any = {}
     if recipe not in (None, AUTO):
         with suppress(OSError, ValueError, UnusableFileError):
             wanted = parse_toml(read_input(recipe_path(str(recipe)), MAX_SETTINGS_BYTES)).get("prepare")
-    used = flatten(manifest.config)
-    unimportant = settings_with(PrepareConfig, Marker.DIVIDES_WORK)
+    used = flatten(manifest.content_settings)
     found = [
         f"{name} = {used[name]} instead of {value}"
         for name, value in (flatten(wanted).items() if isinstance(wanted, Mapping) else ())
-        if name in used and name not in unimportant and used[name] != value
+        if name in used and used[name] != value
     ]
     if not found:
         return None
