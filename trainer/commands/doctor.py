@@ -16,6 +16,7 @@ from common.settings.load import load_settings
 from common.settings.model import Options, Place
 from common.settings.options import help_parser
 from trainer.config import TrainConfig
+from trainer.runs.layout import CONFIG
 
 __all__ = ["DoctorOptions", "run"]
 
@@ -70,7 +71,7 @@ def _space_needed(options: DoctorOptions) -> tuple[int, int] | None:
     if options.run is None or options.data is None:
         return None
     with suppress(ProjectError, UnusableFileError, OSError):
-        if (options.run / "config.toml").is_file():
+        if (options.run / CONFIG).is_file():
             config = load_config(options.run)
         elif options.recipe:
             words = ["--run", str(options.run), "--data", str(options.data), "--recipe", options.recipe]

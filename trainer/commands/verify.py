@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from common.errors import ProjectError
 from common.settings.model import Place
 from trainer.commands.run_options import TrustOptions
+from trainer.runs.layout import RECORD
 
 if TYPE_CHECKING:
     from trainer.verification.outcome import Outcome
@@ -79,7 +80,7 @@ def _outcomes(options: VerifyOptions) -> Iterator[Outcome]:
     from trainer.verification.outcome import Outcome
     from trainer.verification.verify import verify_run
 
-    is_export = (options.run / EXPORT_RECORD).exists() and not (options.run / "record.json").exists()
+    is_export = (options.run / EXPORT_RECORD).exists() and not (options.run / RECORD).exists()
     if options.export is not None or is_export:
         facts = verify_export(options.run) if options.export is None else verify_export(options.export, options.run)
         return iter([Outcome("export", describe_export(facts), facts)])

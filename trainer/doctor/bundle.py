@@ -23,6 +23,7 @@ from common.settings.toml import parse_toml
 from common.untrusted import MAX_COUNT, MAX_RECORD_BYTES, read_run_file
 from trainer.doctor.check import Check
 from trainer.doctor.own_words import is_own_word, own_parts, own_place
+from trainer.runs.layout import CONFIG, METRICS, RECORD
 
 __all__ = ["Contents", "check_place", "kept", "kept_lines", "kept_row", "read_contents", "write_bundle"]
 
@@ -70,19 +71,19 @@ def read_contents(run: Path | None, log: Path | None) -> Contents:
             problems.append(f"{name} cannot be read: {own_parts(str(error)) or type(error).__name__}")
         return None
 
-    settings, record = tried("config.toml", _settings), tried("record.json", _record)
-    return Contents(settings, record, tried("metrics.jsonl", _events), lines, tuple(problems))
+    settings, record = tried(CONFIG, _settings), tried(RECORD, _record)
+    return Contents(settings, record, tried(METRICS, _events), lines, tuple(problems))
 
 
 def _settings(run: Path) -> dict[str, Any]:
-    settings = parse_toml(read_run_file(run / "config.toml", MAX_SETTINGS_BYTES, run)).get("train")
+    settings = parse_toml(read_run_file(run / CONFIG, MAX_SETTINGS_BYTES, run)).get("train")
     if not isinstance(settings, dict):
         raise ValueError("it has no table [train]")
     return _kept_table(settings)
 
 
 def _record(run: Path) -> dict[str, Any]:
-    record = parse_json(read_run_file(run / "record.json", MAX_RECORD_BYTES, run))
+    record = parse_json(read_run_file(run / RECORD, MAX_RECORD_BYTES, run))
     if not isinstance(record, dict):
         raise ValueError("it is not a table")
     return _kept_table({name: record.get(name) for name in ("status", "step", "ended_by", "environment")})
@@ -90,7 +91,7 @@ def _record(run: Path) -> dict[str, Any]:
 
 def _events(run: Path) -> list[dict[str, Any]]:
     events: deque[dict[str, Any]] = deque(maxlen=_LAST_EVENTS)
-    for line in _last_lines(run / "metrics.jsonl", run):
+    for line in _last_lines(run / METRICS, run):
         try:
             event = parse_json(line.encode())
         except (ValueError, RecursionError):  # the line of a run that was killed while it wrote

@@ -19,6 +19,7 @@ from common.files import UnusableFileError, digest_bytes, read_input
 from common.untrusted import MAX_EXTENSION_BYTES
 from trainer.extensions.hooks import Extension
 from trainer.extensions.loading import execute_extension
+from trainer.runs.layout import RECORD
 
 __all__ = ["EXTENSION", "checked_extension", "note_trained_with", "recorded_source", "run_extension"]
 
@@ -55,7 +56,7 @@ def recorded_source(run: Path, recorded: object) -> bytes | None:
     if recorded is None:
         return None
     if not isinstance(recorded, str) or not _DIGEST.fullmatch(recorded):
-        raise CheckpointError(f"{run / 'record.json'}: extension is not a digest; the record was changed, restore it from a copy")
+        raise CheckpointError(f"{run / RECORD}: extension is not a digest; the record was changed, restore it from a copy")
     path = run / EXTENSION
     try:
         source = read_input(path, MAX_EXTENSION_BYTES, below=run)

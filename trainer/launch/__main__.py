@@ -23,6 +23,7 @@ from trainer.launch.command import become, folder_of, group_command, other_comma
 from trainer.launch.environment import missing_variables
 from trainer.launch.stop_request import StopRequest
 from trainer.launch.supervisor import RESTART_VARIABLES, RestartPolicy, newest_step, run_group, supervise
+from trainer.runs.layout import RECORD
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 
 __all__ = ["main"]
@@ -68,7 +69,7 @@ def train(arguments: Sequence[str], restarts: Mapping[str, str], run: str, stop:
 def may_be_finished(run: str) -> bool:
     """Return whether the unchecked record of a run says that it has finished."""
     try:
-        return b'"status":"finished"' in read_input(Path(run) / "record.json", _MAX_RECORD_BYTES).replace(b" ", b"")
+        return b'"status":"finished"' in read_input(Path(run) / RECORD, _MAX_RECORD_BYTES).replace(b" ", b"")
     except (OSError, ValueError, UnusableFileError):
         return False
 

@@ -14,10 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import ConfigError, ExitCode, NextStart
+from common.errors import CheckpointError, ConfigError, ExitCode, NextStart
 from common.host_memory import num_oom_kills, why_killed
 from trainer.launch.log_line import log_line
 from trainer.launch.stop_request import STOP_SIGNALS, StopRequest
+from trainer.runs.layout import saved_steps
 
 __all__ = ["RESTART_VARIABLES", "Ended", "RestartPolicy", "ended", "newest_step", "run_group", "supervise"]
 
@@ -28,7 +29,6 @@ _MAX_RESTARTS = "3"
 _DELAY_S = "5"
 _MOST_DOUBLINGS = 6
 _NUMBER = re.compile(r"[0-9]{1,6}")
-_CHECKPOINT = re.compile(r"step-([0-9]+)")
 _SIGNAL_BASE = 128  # a shell reports a process that signal N ended with the exit code 128 + N
 _FINAL = {code for code in ExitCode if code.next_start is not NextStart.MAY_SUCCEED}
 
@@ -149,11 +149,9 @@ def ended(status: int, left: str, why_killed: str = "") -> Ended:
 
 def newest_step(run: str) -> int:
     """Return the step of the newest checkpoint in a run directory; -1 if there is none or the directory is unknown."""
-    names: list[str] = []
-    if run:
-        with suppress(OSError):
-            names = [path.name for path in (Path(run) / "checkpoints").iterdir()]
-    return max((int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name))), default=-1)
+    with suppress(OSError, CheckpointError):
+        return max(saved_steps(Path(run)), default=-1) if run else -1
+    return -1
 
 
 def _wait_for(child: int, stop: StopRequest) -> None:
