@@ -1,12 +1,10 @@
-"""Extracts the text of HTML pages in a separate process. `html` starts it as a script.
-
-A page that exceeds the limits on memory and processor time of its length ends this process alone.
+"""Extracts the text of HTML pages in a separate process, which `html` starts and which a page beyond the limits ends.
 
 Requests come on standard input, answers go to standard output. All numbers are little-endian and have 64 bits:
 
-    M or A, length, bytes of memory, seconds, the page     request: M the main content (everything if there is none), A everything
-    m or a, length, the text                               answer: m the main content, a everything
-    E, 0                                                   answer if the page needs more memory; the process ends
+M or A, length, bytes of memory, seconds, the page     request: M the main content (everything if there is none), A everything
+m or a, length, the text                               answer: m the main content, a everything
+E, 0                                                   answer if the page needs more memory; the process ends
 """
 
 from __future__ import annotations
