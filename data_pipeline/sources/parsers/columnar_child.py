@@ -1,17 +1,16 @@
-"""Read one Parquet or Arrow file in a separate process. `columnar` starts this file as a script.
+"""Read one Parquet or Arrow file in a separate process, which `columnar` starts. The C++ library trusts the sizes in a file.
 
-The C++ library that decodes these formats trusts the sizes in a file. A hostile file makes it allocate any amount of memory, or
-crash. This process has a memory limit, cannot write files, and can crash without ending its parent. The parent sends the bytes of
-the file, so this process needs no credentials and no network.
+This process has a memory limit and cannot write files. It gets the bytes from its parent, so it needs no credentials and no
+network.
 
 The first line on standard input is the request, a JSON object. Then messages go to standard output. Each is a letter, a 64-bit
 length in bytes, and a body of that length. All numbers are little-endian.
 
-    R  offset and size, 64 bits each    the parent answers on standard input with a 64-bit length and the bytes
-    B  rows: their number n, 64 bits; n lengths of texts and n lengths of prompts (-1: null, -2: too large); n lengths of metadata;
-       the texts; the prompts; the metadata. With `chat_fields` a text is a JSON object of these columns (-3: not UTF-8)
-    E  reason and explanation, separated by a NUL; the last message of a file that cannot be read further
-    Z  empty; the last message of a file that was read to its end
+R  offset and size, 64 bits each    the parent answers on standard input with a 64-bit length and the bytes
+B  rows: their number n, 64 bits; n lengths of texts and n lengths of prompts (-1: null, -2: too large); n lengths of metadata;
+   the texts; the prompts; the metadata. With `chat_fields` a text is a JSON object of these columns (-3: not UTF-8)
+E  reason and explanation, separated by a NUL; the last message of a file that cannot be read further
+Z  empty; the last message of a file that was read to its end
 """
 
 from __future__ import annotations
@@ -201,8 +200,6 @@ def _send(sink: io.BufferedWriter, letter: bytes, *pieces: bytes) -> None:
 
 
 class _RemoteFile(io.RawIOBase):
-    """The file, whose bytes the parent sends on request."""
-
     def __init__(self, source: io.BufferedReader, sink: io.BufferedWriter, num_bytes: int) -> None:
         self._source = source
         self._sink = sink

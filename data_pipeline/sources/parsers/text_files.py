@@ -1,5 +1,3 @@
-"""Read plain text and HTML: a document is a whole file, a paragraph, or a chunk of lines."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -31,7 +29,6 @@ def _read_whole(content: Content) -> Iterator[Document | Rejection]:
 
 
 def _read_pieces(content: Content) -> Iterator[Document | Rejection]:
-    """Yield paragraphs, or chunks of whole lines."""
     origin, text, limits = content.origin, content.config.text, content.config.limits
     by_paragraph = text.documents == "paragraphs"
     max_bytes = limits.max_document_bytes if by_paragraph else None
