@@ -53,7 +53,7 @@ def redacted_url(url: str) -> str:
 
 
 def url_chain(url: str) -> list[str]:
-    """For example of `simplecache::https://host/file`."""
+    """Return the parts of a chained URL such as `simplecache::https://host/file`."""
     return _LINK.split(url)
 
 

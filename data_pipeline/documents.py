@@ -136,13 +136,13 @@ class Rejection:
 
 
 def cut_text(text: str, parts: Sequence[int]) -> list[str]:
-    """Their lengths are in characters; the whole text if there are none."""
+    """Return the parts of these lengths in characters; the whole text if there are none."""
     ends = list(accumulate(parts)) or [len(text)]
     return [text[start:end] for start, end in pairwise([0, *ends])]
 
 
 def document_id(partition: int, ordinal: int) -> int:
-    """The place `ordinal` counts from 0. Both must fit in 32 bits."""
+    """Return the id of the document at place `ordinal`, from 0. Both numbers must fit in 32 bits."""
     if not (0 <= partition < 1 << _ORDINAL_BITS and 0 <= ordinal < 1 << _ORDINAL_BITS):
         raise OverflowError(f"partition {partition}, document {ordinal}: both must fit in {_ORDINAL_BITS} bits")
     return partition << _ORDINAL_BITS | ordinal

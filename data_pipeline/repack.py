@@ -53,7 +53,6 @@ class CountResult:
 
 
 def repack(directory: Path, output: Path, row_length: int, workers: int | None = None, *, replace: bool = False) -> Manifest:
-    """Write the documents of prepared data under `output`, in rows of `row_length` tokens, and return the manifest."""
     try:  # the numbers have the bounds that they have in `prepare`
         PrepareConfig(sources=(BUILTIN,), row_length=row_length, workers=workers)
     except ValidationError as error:

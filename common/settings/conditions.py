@@ -1,10 +1,10 @@
 """Conditions under which settings have an effect, as text beside the settings, with `or` and these forms:
 
-language.keep                  the setting is set: it is not none, false, 0 or empty
-not tokenizer.path             it is not set
-schedule.kind = wsd            it has this value
-watchdog.enabled != off        it has another value
-heuristics.presets has c4      it is a list with this entry
+    language.keep                  the setting is set: it is not none, false, 0 or empty
+    not tokenizer.path             it is not set
+    schedule.kind = wsd            it has this value
+    watchdog.enabled != off        it has another value
+    heuristics.presets has c4      it is a list with this entry
 
 A name is that of a setting, or of a fact that is known only when the command runs and may replace a setting, such as `device`.
 """

@@ -9,8 +9,8 @@ Messages in both directions are a 64-bit length, little-endian, and a JSON objec
 `template`, `variables`, `seconds` and `memory_bytes`. Each later one has `messages`, `marks` (two characters that the conversation
 does not contain), and `prompt`: whether only the text before the next answer is needed. The answers are:
 
-{"text": …, "spans": [[start, end], …], "has_marks": …}     the text, and the part of each answer in it
-{"refused": …}                                              the template cannot be used for this conversation
+    {"text": …, "spans": [[start, end], …], "has_marks": …}     the text, and the part of each answer in it
+    {"refused": …}                                              the template cannot be used for this conversation
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class ShardEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The types are those of a file, which may come from a stranger."""
+    """The content of `manifest.json`. The types are those of a file, which may come from a stranger."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 

@@ -1,9 +1,9 @@
 """Shards: Arrow IPC files with one packed sequence in each row, written once and read memory-mapped, uncompressed in one batch.
 
-tokens     fixed_size_list<uint16 or uint32>[L]   the row; tokens after the last segment are padding
-segments   list<uint32>                           lengths of the documents in the row, in order; their sum is at most L
-documents  list<uint64>                           ids of the documents, one for each segment
-loss_runs  list<uint32>                           the loss mask of the row without padding, if its source has one (`packed-rows/3`)
+    tokens     fixed_size_list<uint16 or uint32>[L]   the row; tokens after the last segment are padding
+    segments   list<uint32>                           lengths of the documents in the row, in order; their sum is at most L
+    documents  list<uint64>                           ids of the documents, one for each segment
+    loss_runs  list<uint32>                           the loss mask of the row without padding (`packed-rows/3`); not in all shards
 
 Shape suffixes: B requested rows, R rows of a shard, L tokens of a row, S segments of all rows of a shard.
 """
@@ -47,7 +47,7 @@ _MAX_SHOWN = 300  # maximum number of characters of untrusted column names and t
 
 
 class ShardError(PreparedDataError):
-    """`shard` is its path in the manifest."""
+    """A shard is missing or damaged. `shard` is its path in the manifest."""
 
     def __init__(self, shard: str, message: str) -> None:
         super().__init__(message)
@@ -65,7 +65,7 @@ class ShardContent:
     segments_S: NDArray[np.uint32]
     documents_S: NDArray[np.uint64]
     num_segments_R: Int64s
-    mask: LossMask | None = None  # none: all tokens have a loss, and the shard has no column for it
+    mask: LossMask | None = None  # None: all tokens have a loss, and the shard has no column for it
 
     @property
     def num_tokens(self) -> int:
@@ -318,7 +318,7 @@ class _OpenShard:
             )
 
     def read(self, rows: Int64s) -> RowBatch:
-        """Check the ids, too: one outside of the vocabulary makes a model read other memory, or ends the process on a GPU."""
+        """Shapes [B, L]. An id outside of the vocabulary would make a model read other memory, or end a process on a GPU."""
         tokens_BL = self._tokens_RL[rows]
         if tokens_BL.size and (largest := int(tokens_BL.max())) >= self._vocab_size:
             raise PreparedDataError(

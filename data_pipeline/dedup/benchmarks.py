@@ -37,7 +37,7 @@ Int64s = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Runs:
-    """In ascending order of the hashes. A run of several items is listed for each."""
+    """The runs of one length, in ascending order of their hashes. A run of several items is listed for each."""
 
     num_words: int
     hashes: Hashes
@@ -53,7 +53,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class Overlaps:
-    """With repetitions."""
+    """Pairs of a document and a benchmark item that share a run, with repetitions."""
 
     documents: Int64s
     items: Int64s

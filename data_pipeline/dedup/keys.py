@@ -5,7 +5,7 @@ probability J, the share of common shingles (Broder, 1997). Texts are candidates
 probability 1 - (1 - J^r)^b (Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4).
 
 Keys are stored in the order of the documents, and as sorted runs with entries of 16 bytes: key, place in the partition, 32 more
-bits of the digest. Equal documents have 95 equal bits: of 10^10 documents, different ones do by a chance of one in 800 million.
+bits of the digest. Equal documents have 95 equal bits. Two different ones among 10^10 do with a probability of one in 800 million.
 """
 
 # ruff: noqa: N815 - names of arrays carry their shape
@@ -71,7 +71,7 @@ class Bands:
 
 @dataclass(frozen=True)
 class Shingles:
-    """Concatenated. A shingle that occurs twice in a text is listed twice."""
+    """The shingles of some texts, concatenated. A shingle that occurs twice in a text is listed twice."""
 
     hashes_S: Hashes
     borders_D1: Int64s

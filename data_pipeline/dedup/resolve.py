@@ -51,7 +51,7 @@ class Fate(IntEnum):
 
 @dataclass(frozen=True)
 class Resolution:
-    """Of the M documents that are in any pair, in ascending order of their ids."""
+    """The decisions about the M documents that are in any pair, in ascending order of their ids."""
 
     ids_M: Ids
     fates_M: NDArray[np.uint8]
@@ -76,7 +76,7 @@ class ResolveResult:
 
 
 def resolve_pairs(task: ResolveTask) -> ResolveResult:
-    """With about 150 bytes of memory for each pair and its documents."""
+    """Write all decisions, with about 150 bytes of memory for each pair and its documents."""
     resolution = resolve(read_pairs(task.copies, *_ALL_IDS), read_pairs(task.similar, *_ALL_IDS), task.settings.max_cluster)
     split_keys = fixed_bytes(digests_of(resolution.roots_M, task.work / "keys"))
     columns = [*map(pa.array, (resolution.ids_M, resolution.fates_M, resolution.leaders_M)), split_keys]

@@ -129,7 +129,7 @@ class Texts:
 
 
 class ShingleCache:
-    """It drops the sets that were not used recently and computes them again on demand."""
+    """The shingle sets of documents. Those that were not used recently are dropped and computed again on demand."""
 
     def __init__(self, texts: Texts, num_words: int) -> None:
         self._texts = texts
@@ -141,7 +141,7 @@ class ShingleCache:
         return self._sets[identity]
 
     def load(self, ids: set[int]) -> None:
-        """They stay available until the next call."""
+        """Load the sets of these documents. They stay available until the next call."""
         for identity in [*self._sets]:
             if self._bytes <= _CACHE_BYTES:
                 break

@@ -27,7 +27,7 @@ _QUIET_ALLOCATION = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": 
 
 
 class ProgramEndedError(Exception):
-    """It ended, or was silent for too long, before its answer was complete."""
+    """The program ended, or was silent for too long, before its answer was complete."""
 
     def __init__(self, how: str, signal_number: int = 0) -> None:
         super().__init__(how)
@@ -35,7 +35,7 @@ class ProgramEndedError(Exception):
 
 
 def refuse_lower_limits(memory_bytes: int, seconds: int = 0) -> None:
-    """WorkerError: a program may use less than its limit, so the same input and settings could give other data elsewhere."""
+    """WorkerError if inherited limits allow a program less than it may use: other limits of a shell must not change the data."""
     if limit := inherited_limit(memory_bytes, seconds):
         time = f" and {seconds} s of processor time" if seconds else ""
         raise WorkerError(
@@ -45,7 +45,7 @@ def refuse_lower_limits(memory_bytes: int, seconds: int = 0) -> None:
 
 
 class ConfinedProgram:
-    """It may be silent for `silence_s` seconds of wall time while an answer is expected."""
+    """A running program. It may be silent for `silence_s` seconds of wall time while an answer is expected."""
 
     def __init__(self, script: Path, silence_s: float) -> None:
         self._silence_s = silence_s
@@ -110,7 +110,7 @@ class ProgramOnDemand:
     def ask(
         self, question: Callable[[ConfinedProgram], AnswerT | None], what: str, ended_by_question: Collection[int]
     ) -> AnswerT | None:
-        """None: no answer, or the program ended by one of these signals (0: none). A used program is tried again fresh."""
+        """None: no answer, or it ends the program by one of these signals (0: none). If a used program fails, a fresh one tries."""
         while True:
             was_fresh = self._program is None
             try:

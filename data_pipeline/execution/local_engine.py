@@ -44,7 +44,7 @@ class _Inline:
 
 
 class _Pool:
-    """Each stage starts new ones, so the memory, models and caches of a stage are freed at its end."""
+    """Worker processes, new for each stage, so the memory, models and caches of a stage are freed at its end."""
 
     def __init__(self, num_workers: int) -> None:
         # Workers are forked from a new server process: a fork of this process, which has threads, can hang.
@@ -82,7 +82,7 @@ class _Pool:
 
 @contextlib.contextmanager
 def open_engine(num_workers: int) -> Iterator[Engine]:
-    """With 1 worker, the tasks run in this process."""
+    """Yield an engine. With 1 worker, the tasks run in this process."""
     if num_workers == 1:
         yield _Inline()
         return

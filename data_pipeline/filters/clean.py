@@ -50,7 +50,7 @@ class Cleaned:
 
 
 def clean(text: str, settings: CleanConfig, kind: Kind = "prose", *, keep_end: bool = False) -> Cleaned:
-    """Cleaning the result again changes nothing. With `keep_end` another part of the document follows the text."""
+    """Apply all rules. Cleaning again changes nothing. With `keep_end` another part of the document follows the text."""
     rules = _rules(settings, kind)
     changes: dict[str, None] = {}
     before = None

@@ -1,7 +1,6 @@
 """HTML to text: the main content of a page, or everything that it shows if there is none.
 
-Resiliparse builds the tree as a browser would. Titles, alternative texts, link targets, forms and everything invisible are left
-out.
+Resiliparse builds the tree as a browser would. Titles, alternative texts, link targets, forms and invisible parts are left out.
 
 Building the tree can take time that grows with the square of depth, attributes or length (each `<p>` after 240 unclosed `<font>`
 holds 240 more elements). So pages that exceed what authors write are only stripped of their tags, in linear time. The parser runs
@@ -64,7 +63,7 @@ class Extracted:
 
 
 class PageReader(ProgramOnDemand):
-    """Its child process starts with the first page, in about 15 ms, and ends with `close`."""
+    """Converts pages. Its child process starts with the first one, in about 15 ms, and ends with `close`."""
 
     def __init__(self, limits: LimitConfig) -> None:
         super().__init__(_CHILD, _SILENCE_S)

@@ -2,9 +2,9 @@
 
 Requests come on standard input, answers go to standard output. All numbers are little-endian and have 64 bits:
 
-M or A, length, bytes of memory, seconds, the page     request: M the main content (everything if there is none), A everything
-m or a, length, the text                               answer: m the main content, a everything
-E, 0                                                   answer if the page needs more memory; the process ends
+    M or A, length, bytes of memory, seconds, the page     request: M the main content (everything if there is none), A everything
+    m or a, length, the text                               answer: m the main content, a everything
+    E, 0                                                   answer if the page needs more memory; the process ends
 """
 
 from __future__ import annotations

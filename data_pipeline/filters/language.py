@@ -50,7 +50,7 @@ _SAME_LANGUAGE = {
 
 @dataclass(frozen=True, slots=True)
 class Identified:
-    """An ISO 639-1 code if the language has one, and the confidence from 0 to 1."""
+    """A language, by its ISO 639-1 code if it has one, and the confidence from 0 to 1."""
 
     language: str
     confidence: float
@@ -72,7 +72,7 @@ def identify(text: bytes, settings: LanguageConfig) -> Identified:
 
 
 def check_codes(setting: str, codes: Iterable[str], settings: LanguageConfig) -> None:
-    """ConfigError if the identifier never answers with one of these languages, because it would drop all documents."""
+    """ConfigError if the identifier never answers with one of these languages, because that would drop all documents."""
     known = _known_languages(settings)
     for code in codes:
         if code not in known.values():

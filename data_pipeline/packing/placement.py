@@ -1,8 +1,8 @@
-"""Place documents in rows of fixed length, as a pure function of their lengths, cut only if they are longer than a row.
+"""Place documents in rows of fixed length. The placement is a pure function of the lengths.
 
 Each later piece of a document begins with the last token of the piece before it, so every token but the first is a target once.
-Best-fit decreasing: longest first, each in the row with the least room (Ding et al., "Fewer Truncations Improve Language
-Modeling").
+Best-fit decreasing cuts only documents longer than a row, then places the pieces, longest first, each in the row with the least
+room that can take it (Ding et al., "Fewer Truncations Improve Language Modeling", 2024).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ METHODS: tuple[Method, ...] = ("best-fit", "greedy", "one-per-row")
 
 @dataclass(frozen=True)
 class Packing:
-    """In order: row by row, and from left to right in each row."""
+    """Pieces of documents in order: row by row, and from left to right in each row."""
 
     rows: Int64s
     documents: Int64s  # of each piece, as an index into the packed lengths
@@ -47,7 +47,7 @@ def pack(lengths: Int64s, row_length: int, method: Method) -> Packing:
 
 
 def count_packing(packing: Packing) -> dict[str, int]:
-    """Rows, cut documents, and tokens in the rows: those repeated at cuts count twice."""
+    """Return rows, cut documents, and tokens in the rows: those repeated at cuts count twice."""
     return {
         "rows": packing.num_rows,
         "cut_documents": int((np.bincount(packing.documents) > 1).sum()),

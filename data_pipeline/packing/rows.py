@@ -24,7 +24,7 @@ class Window:
     ids_D: NDArray[np.uint64]
     lengths_D: NDArray[np.int64]
     tokens_T: Tokens
-    has_loss_T: NDArray[np.bool_] | None = None  # none if the source has no loss mask
+    has_loss_T: NDArray[np.bool_] | None = None  # None if the source has no loss mask
 
     @staticmethod
     def join(parts: list[Window]) -> Window:

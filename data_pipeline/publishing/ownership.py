@@ -1,6 +1,6 @@
 """Protects an output folder: one preparation writes to it at a time, and none replaces a foreign file.
 
-A foreign file is one that `published.json`, the list of what preparations have written, does not name.
+A foreign file is one that no preparation has written, by `published.json`, the list of what they have written.
 """
 
 from __future__ import annotations

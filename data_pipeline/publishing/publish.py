@@ -28,7 +28,7 @@ _SHOWN = 3  # most settings and files in a message
 
 
 def reuse_finished(directory: Path, fingerprint: str, ignored: IgnoredFiles, *, rejects: KeptRejects) -> Manifest | None:
-    """Return the manifest of `find_finished`, after its work is removed."""
+    """Return what `find_finished` finds, and remove its work."""
     finished = find_finished(directory, fingerprint, rejects=rejects)
     if finished is None:
         return None
@@ -40,7 +40,7 @@ def reuse_finished(directory: Path, fingerprint: str, ignored: IgnoredFiles, *, 
 
 
 def find_finished(directory: Path, fingerprint: str, *, rejects: KeptRejects = "none") -> Manifest | None:
-    """None unless the folder holds the complete, undamaged result of these settings and inputs.
+    """Return the manifest; None unless the folder holds the complete, undamaged result of these settings and inputs.
 
     A file whose size and times match the note is not read, because digesting a terabyte takes about an hour.
     """
@@ -151,7 +151,7 @@ def _matches(directory: Path, name: str, digest: str) -> bool:
 def check_may_replace(
     output: Path, fingerprint: str, settings: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]], *, replace: bool
 ) -> None:
-    """ConfigError: the folder holds other data without `replace`, or it is being read. Damaged data may be prepared again."""
+    """ConfigError: other data without `replace`, or data that is being read. Damaged data may be prepared again as it was."""
     try:
         finished = read_manifest(output)
         is_other = finished.fingerprint != fingerprint

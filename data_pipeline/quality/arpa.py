@@ -129,7 +129,7 @@ def _hash_of(word: bytes) -> int:
 
 
 def is_arpa(path: Path) -> bool:
-    """KenLM's binary format is refused. gzip is accepted."""
+    """Whether it is one, also if compressed by gzip. KenLM's binary format is refused."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     if head.startswith(_BINARY):
@@ -144,7 +144,7 @@ def is_arpa(path: Path) -> bool:
 
 
 def read_arpa(path: Path) -> ArpaModel:
-    """ConfigError with the line if the file is damaged or too large."""
+    """Raises ConfigError with the line if the file is damaged or too large."""
     rows: list[tuple[array[int], array[float], array[float]]] = []
     length = num_ngrams = number = 0
     is_whole = False

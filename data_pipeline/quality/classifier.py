@@ -2,7 +2,7 @@
 
 A logistic regression on hashed counts, with n(f) the count of feature f in a text, and n that of all its features:
 
-z = bias + sum over f of w(f) n(f) / sqrt(n),    p(wanted) = 1 / (1 + exp(-z))
+    z = bias + sum over f of w(f) n(f) / sqrt(n),    p(wanted) = 1 / (1 + exp(-z))
 
 The weights minimise the mean log loss, each class weighted one half, plus l2/2 times the sum of their squares, in a fixed number of
 steps of Nesterov's accelerated gradient descent (1983). They are rounded to integers: scores are equal on every machine.
@@ -49,7 +49,7 @@ _CLASS_TOKENS = 1 << 23  # of all examples of a class; further examples are igno
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Every fifth example of each class is held out."""
+    """Results on held-out examples: every fifth of each class."""
 
     good: int
     good_kept: int  # number of wanted examples with a probability of at least one half
@@ -60,7 +60,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Classifier:
-    """Its numbers are in steps of 1/4096."""
+    """A linear model. Its numbers are in steps of 1/4096."""
 
     weights_W: NDArray[np.int32]
     bias: NDArray[np.int64]  # array with a single number

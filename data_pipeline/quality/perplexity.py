@@ -3,9 +3,9 @@
 Scores come from integers and from float64 operations that IEEE 754 defines to the last bit (+, *, /), in a fixed order, so they are
 equal on every machine and in any batch. Singles, pairs and triples are counted, with a Dirichlet prior (MacKay and Peto 1995):
 
-p(c) = (n(c) + 1/V) / (n + 1)
-p(c | b) = (n(bc) + m2 p(c)) / (n(b) + m2)
-p(c | ab) = (n(abc) + m3 p(c | b)) / (n(ab) + m3)
+    p(c) = (n(c) + 1/V) / (n + 1)
+    p(c | b) = (n(bc) + m2 p(c)) / (n(b) + m2)
+    p(c | ab) = (n(abc) + m3 p(c | b)) / (n(ab) + m3)
 
 Pairs and triples have 2**bits counters each, found by hash. A counter that several keys share can be too high, so the count of its
 context limits it. If a token ends a run of nine tokens that occurred before in the document, its probability is the mean of p and 1
@@ -173,7 +173,7 @@ class _Block:
     def repeats(self) -> Int64s:
         """Return the tokens that end a run of nine tokens which occurs earlier in the window.
 
-        In each round runs are hashed to slots, which the first occupies. A later one that equals it is a repeat; others try again.
+        In each round runs are hashed to slots; the first in a slot occupies it. An equal later one is a repeat, others try again.
         """
         runs_T = self.triple_T * _MULTIPLIERS[0]
         runs_T[6:] += self.triple_T[3:-3] * _MULTIPLIERS[1] + self.triple_T[:-6] * _MULTIPLIERS[2]

@@ -22,7 +22,7 @@ Int64s = NDArray[np.int64]
 
 
 def describe_lengths(count_of_length: Mapping[str, int]) -> dict[str, Any]:
-    """The histogram is `[low, high, documents, units]`: low <= length < high, and the sum of their lengths."""
+    """With a histogram of `[low, high, documents, units]`: low <= length < high, and the sum of their lengths."""
     lengths, counts = _sorted(count_of_length)
     return {
         "documents": int(counts.sum()),
@@ -33,7 +33,7 @@ def describe_lengths(count_of_length: Mapping[str, int]) -> dict[str, Any]:
 
 
 def percentiles(count_of_length: Mapping[str, int]) -> dict[str, Any]:
-    """By nearest rank, with mean and maximum: the smallest length such that at least that share of the documents is not longer."""
+    """By nearest rank, and mean and maximum: the smallest length so that at least that share of the documents is not longer."""
     lengths, counts = _sorted(count_of_length)
     if not len(lengths):
         return {"mean": 0.0, "max": 0, **{f"p{percent}": 0 for percent in PERCENTS}}
@@ -77,7 +77,7 @@ def truncation_advice(truncation: Sequence[Mapping[str, Any]], row_length: int) 
 
 
 def log_borders(low: int, high: int) -> Int64s:
-    """Return whole numbers from at most `low` to above `high` that grow by 2, or by the smallest root of it for 40 bins at most."""
+    """Return whole numbers from at most `low` to above `high` by a factor of 2, or of its smallest root for up to 40 bins."""
     for steps in _STEPS_PER_OCTAVE:
         exponents = np.arange(steps * int(high).bit_length() + 1) / steps
         borders = np.unique(np.append(0, np.rint(np.exp2(exponents)))).astype(np.int64)

@@ -343,7 +343,7 @@ def _content(file: _Bytes, entry: _Entry, limits: LimitConfig, budget: Budget) -
 
 
 class _Bytes:
-    """An offset beyond the end, which an archive may state, gives no bytes."""
+    """Random access to an open file. An offset beyond the end, which an archive may state, gives no bytes."""
 
     def __init__(self, file: Readable, num_bytes: int) -> None:
         self._file = file

@@ -43,7 +43,7 @@ UNDERSTOOD = (
 class Shape:
     format: str  # a name in `FORMATS`, or `tar` or `zip`
     compression: Compression
-    kind: Kind | None  # none for records and archives, whose extension does not tell the kind of text
+    kind: Kind | None  # None for records and archives, whose extension does not tell the kind of text
 
     @property
     def is_archive(self) -> bool:
@@ -75,7 +75,7 @@ def _suffixes(name: str) -> list[str]:
 
 
 def is_hidden(path: str) -> bool:
-    """Such files are not read."""
+    """Whether a name in the path begins with a dot. Such files are not read."""
     return any(part.startswith(".") and part not in (".", "..") for part in path.split("/"))
 
 

@@ -46,7 +46,7 @@ _DIVISIBLE = {source_format.name for source_format in FORMATS.values() if source
 
 @dataclass(frozen=True, kw_only=True)
 class InputFile(Found):
-    """Source, path and content identify it on every machine; `location` and the stamps are local."""
+    """A file of a source. Source, path and content identify it on every machine; `location` and the stamps are local."""
 
     source: str
     format: str
@@ -68,14 +68,14 @@ class Part:
 
 @dataclass(frozen=True)
 class _Source:
-    name: str | None  # none if the source is named after its folder or file
+    name: str | None  # None if the source is named after its folder or file
     paths: tuple[str, ...]
     kind: Kind | None
     max_bytes: int | None
 
 
 def find_inputs(config: PrepareConfig, known_digests: Path, ignored: IgnoredFiles | None = None) -> tuple[InputFile, ...]:
-    """With digests, in the order of the sources and paths. A file with the size and times in `known_digests` is not read again."""
+    """Return all files with digests, by source and path. A file with the size and times in `known_digests` is not read again."""
     ignored = ignored or IgnoredFiles()
     found = list(_find_all(config, ignored))
     if not found:  # `if_empty` allows it, or `_find_named` would have raised an error

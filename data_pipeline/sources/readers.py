@@ -19,7 +19,7 @@ __all__ = ["read_part"]
 
 
 def read_part(part: Part, config: PrepareConfig, ignored: Counter[str] | None = None) -> Iterator[Document | Rejection]:
-    """Yield in order, with a rejection for each malformed document. `ignored` counts members of unknown formats by extension."""
+    """Yield documents in order, a rejection for each malformed one. `ignored` counts unknown formats in archives, by extension."""
     file = part.file
     check_unchanged(file.location, file.bytes, file.stamp, config.limits)
     try:

@@ -104,7 +104,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Unfollowed:
-    """All for the same reason."""
+    """Links inside a source that were not followed, all for the same reason."""
 
     paths: Sequence[str]
     found: str  # clause of a message: number of links, reason, and some names
@@ -192,7 +192,7 @@ class _Links:
         self._real_root = Path(os.path.realpath(self.root))
 
     def leads_out(self, path: Path) -> bool:
-        """A link that must not be followed is recorded."""
+        """Whether a path is a link that must not be followed. Such a link is recorded."""
         if self.outside or not path.is_symlink() or Path(os.path.realpath(path)).is_relative_to(self._real_root):
             return False
         try:
@@ -295,7 +295,7 @@ def _entries(visit: _Visit, links: _Links) -> Iterator[Path]:
 
 
 def files_below(folder: Path, links: _Links | None = None) -> Iterator[Path]:
-    """Hidden files and links back to a folder above are left out. `links` decides about other links, and a warning names them."""
+    """Yield no hidden files, and follow no link back to a folder above. `links` decides about other links; a warning names them."""
     links = links or _Links(folder, outside=True)
     waiting = [_Visit(folder)]
     while waiting:
@@ -440,7 +440,7 @@ def _protocols(url: str) -> list[str]:
 
 
 class _StoreFile:
-    """After a failed read it is opened again at the same byte."""
+    """A file of a store. After a failed read it is opened again at the same byte."""
 
     def __init__(self, location: Location, num_bytes: int, limits: LimitConfig) -> None:
         self._location = location

@@ -244,7 +244,7 @@ def _unzstd(blocks: Iterator[bytes], max_window_bytes: int, budget: Budget) -> I
 def read_lines(blocks: Iterator[bytes], max_bytes: int, start: int = 0, end: int | None = None) -> Iterator[Line]:
     """Yield the lines that start at an offset in [start, end). `blocks` must begin at the byte before `start`, if there is one.
 
-    A line longer than `max_bytes` is cut and marked. No byte is read after the last line that starts in the range.
+    A line longer than `max_bytes` is cut and marked. Reading stops as soon as no further line of the range can start.
     """
     offset = max(start - 1, 0)
     foreign = start > 0  # inside a line that started before the range

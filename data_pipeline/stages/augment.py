@@ -59,7 +59,7 @@ class Augmenter:
             )
 
     def encode(self, texts: Sequence[str], kinds: Sequence[Kind], document_ids: Sequence[int]) -> tuple[Encoded, Counts]:
-        """Without bos and eos, and the number of changes of each kind."""
+        """Return ids without bos and eos, and the number of changes of each kind."""
         changes = [self._change(*document) for document in zip(texts, kinds, document_ids, strict=True)]
         plain = [segment for change in changes if change.subword_seed is None for segment in change.segments]
         encoded = iter(self._tokenizer.encode_flat(plain).arrays())
@@ -141,7 +141,7 @@ def _case_of(word: str) -> Callable[[str], str] | None:
 
 
 def load_synonyms(path: Path) -> dict[str, tuple[str, ...]]:
-    """In lower case, from a `.tsv` or `.json` file."""
+    """Return words in lower case and their synonyms, from a `.tsv` or `.json` file."""
     try:
         content = path.read_text(encoding="utf-8")
         if path.suffix == ".json":

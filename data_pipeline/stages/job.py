@@ -17,7 +17,7 @@ TaskT = TypeVar("TaskT", bound="PartitionTask")
 
 @dataclass(frozen=True)
 class PartitionTask:
-    """Its files have the partition's number, in one folder for each stage."""
+    """The work of a stage on one partition. Its files have the partition's number, in one folder for each stage."""
 
     folder: ClassVar[str]
     config: PrepareConfig  # with the settings of the partition's source

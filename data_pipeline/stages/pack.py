@@ -30,7 +30,7 @@ __all__ = ["DocumentsOf", "PackResult", "PackTask", "pack_all", "pack_group"]
 
 @dataclass(frozen=True)
 class DocumentsOf:
-    """In a work folder or in prepared data."""
+    """The documents of a partition, in a work folder or in prepared data."""
 
     source: str
     number: int
@@ -54,7 +54,7 @@ def pack_all(
     *,
     has_pairs: bool = False,
 ) -> list[tuple[PackTask, PackResult]]:
-    """Pack in groups of consecutive partitions that fill about one shard. `labels` is sorted; empty without labels."""
+    """Pack in groups of consecutive partitions that fill about one shard. `labels` is sorted, or empty if there are none."""
     token_bytes = token_type(tokenizer.vocab_size).itemsize
     tasks, sizes = [], []
     for source, of_source in groupby(documents, key=lambda partition: partition.source):
@@ -106,7 +106,7 @@ class PackResult:
     )
     """Counts of each packing method for the same documents."""
     shards: list[dict[str, Any]] = field(default_factory=list)  # name, rows, tokens, targets, bytes and digest of each shard
-    targets_without_loss: int | None = None  # none if no document of the source has a loss mask
+    targets_without_loss: int | None = None  # None if no document of the source has a loss mask
     facts_sha256: str = ""  # digest of the table of facts about the documents; empty for training documents, which have none
     labels_sha256: str = ""  # digest of the table of labels; empty if the documents have none
 

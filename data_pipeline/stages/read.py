@@ -56,7 +56,7 @@ TEXT_SCHEMA = pa.schema(
         ("parts", pa.list_(pa.uint32())),
     ]
 )
-"""`tail`: it begins in the part of its file that a split by position holds out. `parts` are those of `Document`."""
+"""`tail`: the document begins in the part of its file that a split by position holds out. `parts` are those of `Document`."""
 CHAT_SCHEMA = TEXT_SCHEMA.append(pa.field("special", pa.list_(pa.uint32())))  # with a chat template: also special tokens
 
 

@@ -97,7 +97,7 @@ class RejectedResult:
 
 
 def write_rejected_partition(task: RejectedTask) -> RejectedResult:
-    """In the order of their ids, one JSON object on each line, compressed by zstd."""
+    """Write them in the order of their ids, one JSON object on each line, compressed by zstd."""
     path = _file_of(task)
     temporary = unfinished_path(path)
     documents = 0

@@ -91,7 +91,7 @@ class WeighTask(PartitionTask):
 
 @dataclass(frozen=True)
 class WeighResult:
-    """Only of the documents that are good enough."""
+    """Training tokens by group, of the documents that are good enough."""
 
     tokens: Counts
 
@@ -172,7 +172,7 @@ def _copies(batch: pa.RecordBatch, task: SelectTask) -> NDArray[np.uint8]:
 
 
 def reasons_of(batch: pa.RecordBatch, cuts: Cuts, copies_D: NDArray[np.uint8]) -> NDArray[np.object_]:
-    """ "" if a document is not rejected; `copies_D` is how often it is used."""
+    """Return "" for a document that is not rejected; `copies_D` is how often it is used."""
     reason_D = _reasons(batch, cuts)
     reason_D[(reason_D == "") & (copies_D == 0)] = Reason.OVER_SHARE
     return reason_D
@@ -218,7 +218,7 @@ def _count_labels(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], label_fiel
 
 
 def _reasons(batch: pa.RecordBatch, cuts: Cuts) -> NDArray[np.object_]:
-    """A document without tokens cannot be placed in a row."""
+    """Return "" for a good document. One without tokens cannot be placed in a row."""
     reasons_D: NDArray[np.object_] = np.full(batch.num_rows, "", np.object_)
     if cuts.by_perplexity or cuts.by_classifier:
         scores_D = batch.column("perplexity").to_numpy() if cuts.by_perplexity else None
@@ -261,7 +261,7 @@ def repeats_of_groups(tokens: Mapping[str, int], weights: Mapping[str, float], m
 
 
 def copies_of_documents(ids_D: NDArray[np.uint64], repeats: float, seed: int) -> NDArray[np.uint8]:
-    """With mean `repeats`, by the document's id and the seed alone."""
+    """Return numbers with mean `repeats`, by the document's id and the seed alone."""
     whole = math.floor(repeats)
     fractions_D = (mix_hashes(ids_D + mix_hashes(np.array([seed], np.uint64))) >> np.uint64(11)) * 2.0**-53
     return (whole + (fractions_D < repeats - whole)).astype(np.uint8)

@@ -53,7 +53,7 @@ class SplitResult:
 
 
 def with_enough_held_out(settings: SplitConfig, num_kept: int, duplicates: Sequence[Path]) -> SplitConfig:
-    """Raise `val_fraction` to the next keys if chance would hold out too few. The tables are read only for few documents."""
+    """Return a larger `val_fraction` if chance would hold out too few. The tables are read only if there are few documents."""
     fewest = min(fewest_held_out(settings.min_val_documents, num_kept), num_kept - 1)
     if settings.by == "tail" or fewest < 1 or num_kept * settings.val_fraction > max(_PLENTY, 4 * fewest):
         return settings
@@ -67,7 +67,7 @@ def with_enough_held_out(settings: SplitConfig, num_kept: int, duplicates: Seque
 
 
 def split_partition(task: SplitTask) -> SplitResult:
-    """One row for each row of the text table."""
+    """Write one row for each row of the text table."""
     result, settings = SplitResult(), task.settings
     samples, texts = Samples(), Texts(task.work / "text")
     with TableWriter(task.output, _SPLIT_SCHEMA) as table:

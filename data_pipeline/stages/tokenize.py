@@ -101,7 +101,7 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
 
 @dataclass
 class _Parts:
-    """Alternately without and with a loss; a document of one part has a loss."""
+    """The parts of some documents, alternately without and with a loss; a document of one part has a loss."""
 
     pieces_P: list[str]
     num_parts_D: NDArray[np.int64]
@@ -135,7 +135,7 @@ class _Parts:
 def _chats(
     batch: pa.RecordBatch, texts: Sequence[str], tokenizer: Tokenizer, task: TokenizeTask, result: TokenizeResult
 ) -> dict[int, EncodedChat]:
-    """By place in the batch, as they fit into a row. One that cannot be used has no tokens, and a run of 0: it was too long."""
+    """Return them by place in the batch, as they fit into a row. One that is too long has no tokens, and a run of length 0."""
     if "special" not in batch.schema.names:
         return {}
     special = batch.column("special").to_pylist()
@@ -193,7 +193,7 @@ def _augment(augmenter: Augmenter, plain: Encoded, batch: pa.RecordBatch, texts:
 def _score(
     texts: Sequence[str], encoded: Encoded, models: Models, result: TokenizeResult
 ) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
-    """0 if there is no model."""
+    """Return perplexity and probability of being wanted; 0 if there is no model."""
     perplexity_D, wanted_D = np.zeros((2, len(encoded.ends_D)), np.uint16)
     if models.reference is not None:
         perplexity_D = models.reference(texts, encoded)

@@ -108,7 +108,7 @@ class ReferenceTask:
 
 @dataclass(frozen=True)
 class ReferenceResult:
-    """0 tokens if the model was copied."""
+    """Tokens that the model was trained on; 0 if it was copied."""
 
     tokens: int
 

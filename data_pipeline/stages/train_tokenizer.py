@@ -53,7 +53,7 @@ class SampleResult:
 
 
 def sample_partition(task: SampleTask) -> SampleResult:
-    """For a tokenizer of characters only its alphabet."""
+    """Write pieces of the training text; only its alphabet for a tokenizer of characters."""
     num_bytes = 0
     texts = (text for batch in read_kept(task.place("text"), task.place("split")) for text in texts_of(batch, "train"))
     with TableWriter(task.output, _SAMPLE_SCHEMA) as table:

@@ -1,7 +1,5 @@
 """Several texts in one array of bytes, with their words and lines: the input of all vectorised measures.
 
-In NumPy this takes a few nanoseconds per byte, once; in Python it takes longer than reading the text.
-
 A word is a run of letters, digits, `_`, `'` and bytes of other scripts, without the punctuation of Latin-1, of General Punctuation
 and of CJK. A character of a script that writes no spaces (Thai, Lao, Tibetan, Burmese, Khmer, and all from U+3000 on: Chinese,
 Japanese, Korean, …) is a word by itself. Words are compared by a 64-bit hash that ignores the case of ASCII letters.

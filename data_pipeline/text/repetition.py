@@ -1,6 +1,6 @@
 """Repeated words, runs of words, lines or paragraphs of many texts at once, from the hashes of these items.
 
-One sort of hashes with places groups equal items: 45 bits of the hash are left in a batch of 1 MB, and a thousand have one clash.
+One sort of hashes with places groups equal items. A batch of 1 MB leaves 45 bits of each: one in a thousand batches has a clash.
 
 Shape suffixes: D texts, I items, W words, R repeats. Text d owns the items from `borders_D1[d]` to `borders_D1[d + 1]`.
 """

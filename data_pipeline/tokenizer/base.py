@@ -49,7 +49,7 @@ class Encoded:
         return np.split(self.ids_T, self.ends_D[:-1]) if len(self.ends_D) else []
 
     def framed(self, first: int | None, last: int | None) -> Encoded:
-        """With the id `first` before and `last` after each text, unless they are None."""
+        """Return the texts with the id `first` before and `last` after each, unless they are None."""
         lengths_D = np.diff(self.ends_D, prepend=0)
         extra = (first is not None) + (last is not None)
         ends_D = np.cumsum(lengths_D + extra)

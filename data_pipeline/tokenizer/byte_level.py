@@ -46,7 +46,7 @@ _ALWAYS = (
 
 @dataclass(frozen=True)
 class _Expression:
-    """In all its spellings, with the ASCII characters before and after the borders that only it has."""
+    """A regular expression in all its spellings, and the ASCII characters before and after the borders that only it has."""
 
     patterns: tuple[str, ...]
     borders: tuple[str, str]
@@ -87,7 +87,7 @@ class Borders:
     _is_behind_space: Bools
 
     def in_white_space(self, data: bytes, ends: Int64s) -> Int64s:
-        """Return the last space of each run of white space. `ends` are the sorted ends of the texts in `data`."""
+        """Return the places before the last space of each run of white space. `ends` are the sorted ends of the texts in `data`."""
         bytes_N = np.frombuffer(data, np.uint8)
         is_place_N = bytes_N[1:-1] == ord(" ")
         is_place_N &= self._is_before_space[bytes_N[:-2]]
@@ -98,7 +98,7 @@ class Borders:
 
 
 def borders_of(tokenizer: Mapping[str, Any]) -> Borders | None:
-    """None if cuts may change ids. The tokenizer encodes special tokens as text; `tokenizer` is its whole `tokenizer.json`."""
+    """None if cuts may change ids. The tokenizer must encode special tokens as text; `tokenizer` is its `tokenizer.json`."""
     tokens: Sequence[Mapping[str, Any]] = tokenizer["added_tokens"]
     part = tokenizer["pre_tokenizer"] or {"type": "Sequence", "pretokenizers": ()}
     parts: Sequence[Mapping[str, Any]] = part["pretokenizers"] if part["type"] == "Sequence" else (part,)

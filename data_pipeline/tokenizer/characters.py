@@ -13,7 +13,7 @@ __all__ = ["ByteTokenizer", "CharacterTokenizer"]
 
 
 class _BuiltIn(Tokenizer):
-    """Its symbols have ids from 4 on, and its additional special tokens the ids after them."""
+    """A tokenizer whose symbols have ids from 4 on, and its additional special tokens the ids after them."""
 
     def __init__(self, num_symbols: int, extra: Sequence[str]) -> None:
         self._end = NUM_SPECIAL + num_symbols

@@ -20,7 +20,7 @@ _BUILT_HERE = (CharacterTokenizer.file_name, ByteTokenizer.file_name)  # read wi
 
 
 def load_tokenizer(directory: Path, *, trial: bool = True) -> Tokenizer:
-    """Links are not followed. Without `trial` there is no load in a separate process first: the same file was loaded before."""
+    """Follow no links. Without `trial` it is not loaded in a separate process first: this preparation has loaded it before."""
     for file_name, build in _BUILDERS.items():
         path = directory / file_name
         if path.is_file():

@@ -40,7 +40,7 @@ _USUAL_NAMES = {
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """By role; None if the tokenizer has no such token."""
+    """The names and ids of the special tokens, by role; None if the tokenizer has no such token."""
 
     names: Mapping[str, str | None]
     ids: Mapping[str, int | None]

@@ -31,7 +31,7 @@ class TextBytes:
     inner_V: NDArray[np.int64]
 
     def count(self, ids_T: NDArray[np.int64], *, is_first_T: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """In the shape of `ids_T`. `is_first_T` is true at the start of a text."""
+        """Return the bytes of each id, in the shape of `ids_T`. `is_first_T` is true at the start of a text."""
         return np.where(is_first_T, self.first_V[ids_T], self.inner_V[ids_T])
 
 
@@ -66,7 +66,7 @@ def _single_bytes(tokenizer: Tokenizer) -> set[int]:
 
 
 def _byte_level_names(tokenizer: Tokenizer) -> dict[int, str]:
-    """Nothing unless each character of all names is a byte."""
+    """Return the names of all ids if each of their characters is a byte; else nothing."""
     if not isinstance(tokenizer, HuggingFaceTokenizer):
         return {}
     content = json.loads(tokenizer.to_bytes())

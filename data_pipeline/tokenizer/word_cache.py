@@ -34,7 +34,7 @@ _NO_WORD = -1
 
 
 def places_to_cut(pieces: Iterable[str], space_mark: str, spaces: Sequence[str]) -> Bools:
-    """Return a table over two bytes, `first | second << 8`, that forbids cuts in all pieces, and some others without need.
+    """Return a table over two bytes, `first | second << 8`: True where a cut is in no piece. It forbids some others without need.
 
     `spaces` are the characters that the space mark in a piece may stand for in a text.
     """
@@ -53,7 +53,7 @@ def join_texts(texts: Sequence[str]) -> tuple[bytes, Int64s]:
 
 
 class WordCache:
-    """A full cache is emptied. Its content does not change results."""
+    """Words with their ids, up to a bound. A full cache is emptied. The content of the cache does not change results."""
 
     def __init__(
         self,

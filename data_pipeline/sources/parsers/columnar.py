@@ -1,4 +1,4 @@
-"""Read Parquet and Arrow files: one row is one document. A hostile file meets a child process of its own (`columnar_child`)."""
+"""Read Parquet and Arrow files: one row is one document. A confined process decodes each file, which may be hostile."""
 
 from __future__ import annotations
 

@@ -1,16 +1,15 @@
 """Read one Parquet or Arrow file in a separate process, which `columnar` starts. The C++ library trusts the sizes in a file.
 
-This process has a memory limit and cannot write files. It gets the bytes from its parent, so it needs no credentials and no
-network.
+This process has a memory limit and cannot write files. It gets the bytes from its parent, so it needs no network.
 
 The first line on standard input is the request, a JSON object. Then messages go to standard output. Each is a letter, a 64-bit
 length in bytes, and a body of that length. All numbers are little-endian.
 
-R  offset and size, 64 bits each    the parent answers on standard input with a 64-bit length and the bytes
-B  rows: their number n, 64 bits; n lengths of texts and n lengths of prompts (-1: null, -2: too large); n lengths of metadata;
-   the texts; the prompts; the metadata. With `chat_fields` a text is a JSON object of these columns (-3: not UTF-8)
-E  reason and explanation, separated by a NUL; the last message of a file that cannot be read further
-Z  empty; the last message of a file that was read to its end
+    R  offset and size, 64 bits each    the parent answers on standard input with a 64-bit length and the bytes
+    B  rows: their number n, 64 bits; n lengths of texts and n lengths of prompts (-1: null, -2: too large); n lengths of metadata;
+       the texts; the prompts; the metadata. With `chat_fields` a text is a JSON object of these columns (-3: not UTF-8)
+    E  reason and explanation, separated by a NUL; the last message of a file that cannot be read further
+    Z  empty; the last message of a file that was read to its end
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def has_surrogate(text: str) -> bool:
 
 
 def metadata_json(fields: Mapping[str, Any], names: Iterable[str]) -> str:
-    """Compact, with sorted keys; strings of up to 65,536 characters, true, false and finite numbers are kept; or empty."""
+    """Return compact JSON with sorted keys, or "". Strings up to 65,536 characters, true, false and finite numbers are kept."""
     kept = {name: value for name in names if _is_plain(value := fields.get(name))}
     if not kept:
         return ""

@@ -61,7 +61,7 @@ def parse_json_line(line: Line, origin: Origin, records: RecordConfig, limits: L
 def parse_quickly(data: bytes, max_depth: int) -> dict[str, Any] | None:
     """Return what the strict parser would, except for integers beyond 64 bits; None if that is not certain.
 
-    With as many quotes with a colon as the object has fields, no field is named twice. Inside a string they need the strict parser.
+    If a line has as many quotes with a colon as the object has fields, no field is named twice. Other lines need the strict parser.
     """
     try:
         value = orjson.loads(data)
