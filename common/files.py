@@ -48,7 +48,7 @@ __all__ = [
     "write_atomic",
 ]
 
-MAX_VALUES = 1 << 20  # unless its reader allows more
+MAX_VALUES = 1 << 20  # of a JSON file, unless its reader allows more
 MAX_DEPTH = 100  # of lists and objects in a JSON file
 _READ_BYTES = 1 << 20
 _UNFINISHED = re.compile(r"\..+\.\d+\.[0-9a-f]{16}\.tmp")

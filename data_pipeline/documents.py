@@ -103,7 +103,6 @@ class Document:
     markup: Literal["plain", "html", "chat"] = "plain"  # as read: cleaning makes `plain` of `html`, a template of `chat`
     metadata: str = ""  # the fields that `records.metadata` names, as a JSON object; empty if there are none
     parts: tuple[int, ...] = ()  # lengths in characters, alternately without and with a loss; empty: a loss on everything
-
     special: tuple[int, ...] = ()  # lengths in characters, alternately text and special token; empty: no conversation
 
     @property

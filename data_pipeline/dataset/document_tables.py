@@ -30,7 +30,7 @@ _MAX_NAME_CHARS = 1024
 @dataclass(frozen=True)
 class ValidationDocuments:
     ids_D: NDArray[np.uint64]
-    kinds_D: NDArray[np.uint8]
+    kinds_D: NDArray[np.uint8]  # index in `kinds`
     tokens_D: NDArray[np.uint32]  # of the whole document, bos and eos included
     kinds: tuple[str, ...] = KINDS
 

@@ -80,8 +80,8 @@ class ShardContent:
 class RowBatch:
     tokens_BL: Tokens
     segments_BL: NDArray[np.int32]  # index of the document in its row, from 0; -1 for padding
-    has_loss_BL: NDArray[np.bool_] | None = None  # if it is a target; None: every token has one
-    targets_BL: Int64s | None = None  # in place of the next tokens, -100 without one. Set by views.
+    has_loss_BL: NDArray[np.bool_] | None = None  # whether a token has a loss if it is a target; None: every token
+    targets_BL: Int64s | None = None  # in place of the next tokens, -100 without one; set by views
 
 
 def write_shard(path: Path, content: ShardContent) -> None:

@@ -35,7 +35,7 @@ __all__ = [
 
 PAIRS_SCHEMA = pa.schema([("later", pa.uint64()), ("earlier", pa.uint64())])  # document ids; each batch is in order of `later`
 GROUPS_SCHEMA = pa.schema([("key", pa.uint64()), ("id", pa.uint64())])  # sorted by key, then id
-SAMPLE_EVERY = 256  # pairs for one later document in a bucket's result: the verification is cut into even tasks by them
+SAMPLE_EVERY = 256  # one pair in so many gives a sample, by which the verification is cut into even tasks
 
 _FIRST_MEMBERS = 4  # the first documents of a group, with which each other one is paired
 _FIRST_SURVIVORS = 64  # the same, after most documents are dropped

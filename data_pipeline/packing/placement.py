@@ -27,7 +27,7 @@ class Packing:
     """Pieces of documents in order: row by row, and from left to right in each row."""
 
     rows: Int64s
-    documents: Int64s  # of each piece, as an index into the packed lengths
+    documents: Int64s  # document of each piece, as an index into the packed lengths
     starts: Int64s  # first token of each piece in its document
     lengths: Int64s
     num_rows: int

@@ -242,7 +242,7 @@ class _Entry(NamedTuple):
     crc: int
     compressed: int
     size: int
-    mode: int  # of Unix; 0 if the archive does not state it
+    mode: int  # Unix file mode; 0 if the archive does not state it
     start: int
 
     @property

@@ -79,7 +79,7 @@ class ReadResult:
     confidences: dict[str, Counts] = field(default_factory=dict)  # documents by identified language and confidence
     samples: list[dict[str, Any]] = field(default_factory=list)  # the first rejections of each reason
     ignored: Counts = field(default_factory=dict)  # number of files of an unknown format in archives, by extension
-    malformed: dict[str, Counts] = field(default_factory=dict)  # items by reason and extension
+    malformed: dict[str, Counts] = field(default_factory=dict)  # items that are no document, by reason and extension
 
 
 def read_partition(task: ReadTask) -> ReadResult:

@@ -32,7 +32,7 @@ __all__ = ["VOCAB_SIZES", "alphabet_of", "fitting_vocab_size", "sample_pieces", 
 VOCAB_SIZES = ((2e6, 1024), (5e7, 4096), (5e8, 8192), (5e9, 16_384), (5e10, 32_768), (math.inf, 65_536))
 """Most bytes of text, and size of the vocabulary: with so much text each token is seen often enough to be learned."""
 _PIECE_CHARS = 4096
-_FITTINGS = 2  # too small for the characters of a text, then too large for the rest
+_FITTINGS = 2  # a size can be too small for the characters of a text, and then too large for its rest
 _UNKNOWN_MARK = "\u2585"  # SentencePiece uses this character itself, and drops every training sentence that has it
 
 

@@ -33,7 +33,7 @@ class SourceFormat:
     extensions: Mapping[str, Kind | None]  # the kind of text for each; None if the extension does not tell it
     read: Callable[[Content], Iterator[Document | Rejection]]
     markup: Literal["plain", "html", "records"] = "plain"  # of the text; documents from records have that of the settings
-    is_divisible: bool = False  # a part of a file can be read by itself
+    is_divisible: bool = False  # whether a part of a file can be read by itself
 
     def origin(self, path: str, kind: Kind | None, config: PrepareConfig) -> Origin:
         """Return the origin of a file's documents. HTML is of kind web, unless the source sets another kind."""
