@@ -36,8 +36,7 @@ __all__ = [
     "write_error",
 ]
 
-PROGRAM = "trainer"
-"""Name of the program in suggested commands."""
+PROGRAM = "trainer"  # in suggested commands
 _INDENT, _WIDTH = 14, 80
 
 

@@ -17,7 +17,7 @@ _STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 def stop_on_signals(advice: str = "finished work is kept: run the same command again to go on") -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into StoppedBySignal and Ctrl-C into KeyboardInterrupt, both with the advice.
 
-    After the first one they are ignored, for the clean-up. One that was ignored stays so (`nohup`). Other threads change nothing.
+    After the first they are ignored, for the clean-up. One that was ignored stays so (`nohup`). In other threads nothing changes.
     """
 
     def stop(number: int, _: FrameType | None) -> None:

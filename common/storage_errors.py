@@ -45,7 +45,6 @@ _EXPLAINED = {
     errno.EEXIST: ("it exists already", f"move it away, {_RUN_AGAIN}"),
     errno.ENOTEMPTY: ("it is not empty", f"move away what is in it, {_RUN_AGAIN}"),
 }
-"""What is wrong, and what to do, by error number."""
 
 
 @contextmanager

@@ -48,7 +48,7 @@ __all__ = [
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)  # `to_toml` writes finite numbers only
 
 
 class Settings(Section):

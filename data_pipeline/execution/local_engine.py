@@ -29,8 +29,6 @@ _OUT_OF_MEMORY = (
 
 
 class Engine(Protocol):
-    """A place where tasks run. The results do not depend on it."""
-
     def map(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
         """Yield the results of `function` for every task, in the order of the tasks."""
 

@@ -47,9 +47,7 @@ class SampleTask(PartitionTask):
 
 @dataclass(frozen=True)
 class SampleResult:
-    """Size of one partition's part of the sample, in bytes of UTF-8."""
-
-    bytes: int
+    bytes: int  # of UTF-8
 
 
 def sample_partition(task: SampleTask) -> SampleResult:

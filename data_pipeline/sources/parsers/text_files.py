@@ -62,7 +62,6 @@ def _document(first: Line, lines: bytearray, origin: Origin, max_bytes: int | No
 
 
 def _read_topics(content: Content) -> Iterator[Document | Rejection]:
-    """Yield the topics of the language reference, from the file that `help()` reads."""
     try:
         topics = parse_topics(b"".join(content.blocks).decode("utf-8"))
     except (ValueError, SyntaxError) as error:
