@@ -1,8 +1,4 @@
-"""Limits and environment of the programs that read files of strangers in a separate process.
-
-Such a program lowers its limits itself, after its imports. It never raises one: limits of the shell or of a batch system stay.
-Only the standard library is imported, so that the program starts quickly.
-"""
+"""Limits and environment of the programs that read files of strangers. Imports the standard library alone, to start fast."""
 
 from __future__ import annotations
 
@@ -14,8 +10,7 @@ from pathlib import Path
 
 __all__ = ["SoftLimit", "child_environment", "forbid_files", "inherited_limit", "limit_memory", "lower_limit", "memory_in_use"]
 
-_OF_THE_PROGRAM_BYTES = 1 << 30
-"""Address space that a program has mapped before it reads its first file."""
+_OF_THE_PROGRAM_BYTES = 1 << 30  # address space that a program has mapped before it reads its first file
 
 
 def child_environment() -> dict[str, str]:
@@ -49,8 +44,6 @@ def memory_in_use() -> int | None:
 
 
 class SoftLimit:
-    """A limit of this process that changes with each request. Only the soft limit does, within those that the process got."""
-
     def __init__(self, kind: int) -> None:
         self._kind = kind
         self._soft, self._hard = resource.getrlimit(kind)

@@ -1,5 +1,3 @@
-"""The frame of every command: it calls one function and turns the errors of that function into exit codes."""
-
 from __future__ import annotations
 
 import atexit
@@ -38,8 +36,7 @@ __all__ = [
     "write_error",
 ]
 
-PROGRAM = "trainer"
-"""Name of the program in suggested commands."""
+PROGRAM = "trainer"  # in suggested commands
 _INDENT, _WIDTH = 14, 80
 
 
@@ -49,14 +46,10 @@ class Command:
 
     name: str
     summary: str
-    """The description in the list of commands."""
     module: str
-    """It has the function `run`, whose only argument is a model of `Settings` or `Options`. The module imports nothing slow, so
-    that `--help` is fast and a wrong setting is refused at once; `run` imports what the work needs."""
-    is_frequent: bool = False
-    """Whether it is among the first in the list of commands of `trainer`."""
-    renamed: str = ""
-    """Its name in the program `trainer`, if that has another command of this name."""
+    """It has `run(settings or options)`. It imports nothing slow, so that `--help` is fast; `run` imports what the work needs."""
+    is_frequent: bool = False  # whether it is among the first in the list of commands of `trainer`
+    renamed: str = ""  # its name in the program `trainer`, if that has another command of this name
 
 
 def list_of(commands: Mapping[str, Command]) -> str:
@@ -78,7 +71,6 @@ def chosen(commands: Mapping[str, Command], program: str, words: Sequence[str]) 
 
 
 def command_text(name: str, *words: object) -> str:
-    """Return a command for people to copy, quoted for a shell: `trainer train --run 'runs/my run'`."""
     return shlex.join((PROGRAM, name, *map(str, words)))
 
 
@@ -119,11 +111,7 @@ def run_command(
 ) -> ExitCode:
     """Run `main(arguments)`. An error that users can act on becomes one line on stderr; any other error keeps its traceback.
 
-    Characters that the terminal's encoding cannot show are printed as escapes. Characters that would control a terminal are
-    replaced by their numbers: in output if it goes to a terminal, and in error lines always, because logs are shown on terminals.
-
-    An error without a message is one that another process of the same command reports. `announce` gets the line and its exit code
-    in place of stderr.
+    An error without a message is one that another process reports. `announce` gets line and exit code in place of stderr.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -160,7 +148,6 @@ def run_command(
 
 
 def _too_many_files(error: BaseException | None) -> OSError | None:
-    """Return the error of the system if an error comes from too many open files, which libraries turn into other errors."""
     while error is not None:
         for number in TOO_MANY_FILES:
             if getattr(error, "errno", None) == number or os.strerror(number) in str(error):

@@ -39,15 +39,10 @@ __all__ = [
 
 
 class NextStart(Enum):
-    """What another start of the same command does."""
-
     NOTHING = auto()
-    MAY_SUCCEED = auto()
-    """The launcher and the engines of env/deploy start it again."""
-    CONTINUES = auto()
-    """The engines start it again, without a limit where they can."""
-    USELESS = auto()
-    """It would end the same way, or the user does not want it."""
+    MAY_SUCCEED = auto()  # the launcher and the engines of env/deploy start it again
+    CONTINUES = auto()  # the engines start it again, without a limit where they can
+    USELESS = auto()  # it would end the same way, or the user does not want it
 
 
 class ExitCode(IntEnum):

@@ -1,16 +1,12 @@
 """Safe access to files: bounded reads of regular files, atomic writes, digests.
 
-A folder of data or of a run may come from a stranger. So no file below it is opened through a symbolic link. A pipe, a device or an
-endless file in place of an expected file is an error, and no read waits for it.
+A folder may come from a stranger: no file below it is opened through a symbolic link, and no read waits for a pipe or a device.
 
-A power failure may keep any part of the data that was not yet forced to the device, in any order: for example a new name without
-the content of the file. So data that must survive a power failure is written in this order:
+A power failure may keep any part of the data that was not yet forced to the device, in any order. So the order of writes is:
 
 1. the content of each file (`sync_file`) and the entries of its folder (`sync_directory`)
 2. the rename that makes it visible, and the entries of the folder that holds the new name
 3. once, for a folder that may be new, the entries of all folders above it (`sync_upwards`)
-
-`write_atomic` does steps 1 and 2 for a file, `commit_directory` for a folder.
 """
 
 from __future__ import annotations
@@ -52,10 +48,8 @@ __all__ = [
     "write_atomic",
 ]
 
-MAX_VALUES = 1 << 20
-"""The most values that a JSON file may hold, unless its reader allows more."""
-MAX_DEPTH = 100
-"""The most levels of lists and objects in a JSON file."""
+MAX_VALUES = 1 << 20  # of a JSON file, unless its reader allows more
+MAX_DEPTH = 100  # of lists and objects in a JSON file
 _READ_BYTES = 1 << 20
 _UNFINISHED = re.compile(r"\..+\.\d+\.[0-9a-f]{16}\.tmp")
 _NAMES_NO_FILE = (errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO)
@@ -78,11 +72,7 @@ class UnusableFileError(ValueError):
 
 
 def open_input(path: Path, *, below: Path | None = None) -> BinaryIO:
-    """Open a regular file for reading, without waiting for the other end of a pipe.
-
-    Below the folder `below` no symbolic link is followed and `..` is refused; the path of the folder itself may contain links.
-    UnusableFileError: the path is such a path, or it is no regular file.
-    """
+    """Open a file without waiting for a pipe. UnusableFileError: it is not regular, or a link or `..` is below `below`."""
     flags = os.O_RDONLY | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags) if below is None else _open_below(below, path, flags)
@@ -105,7 +95,6 @@ def open_input(path: Path, *, below: Path | None = None) -> BinaryIO:
 
 
 def read_input(path: Path, max_bytes: int, *, below: Path | None = None) -> bytes:
-    """Return the content of a regular file of at most `max_bytes`. Raises the errors of `open_input`."""
     with open_input(path, below=below) as file:
         is_larger = os.fstat(file.fileno()).st_size > max_bytes  # a sparse file can have any size, so none of it is read
         content = b"" if is_larger else file.read(max_bytes + 1)  # files in /proc and growing files hold more than their size
@@ -115,10 +104,9 @@ def read_input(path: Path, max_bytes: int, *, below: Path | None = None) -> byte
 
 
 def open_output(path: Path, flags: int, *, below: Path) -> int:
-    """Open a file below a folder for writing, create it if it is missing, and return its descriptor.
+    """Open a file below a folder for writing, created if missing; return its descriptor. UnusableFileError as for `open_input`.
 
-    UnusableFileError: it is as for `open_input`, or it has a second name (a hard link), so that a write would also change a file
-    elsewhere. `flags` has no `os.O_TRUNC`, which would empty the file before the checks.
+    A file with a second name (a hard link) is refused too. `flags` has no `os.O_TRUNC`, which would empty it before the checks.
     """
     try:
         descriptor = _open_below(below, path, flags | os.O_CREAT | os.O_NONBLOCK)
@@ -201,10 +189,7 @@ def sealed(value: dict[str, Any], *, indent: int | None = 2) -> bytes:
 
 
 def parse_json(data: bytes, max_values: int = MAX_VALUES, *, unique: bool = False) -> Any:
-    """Return the value of a JSON text of at most `max_values` values, which take a few hundred bytes of memory each.
-
-    ValueError: there are more, they are nested deeper than `MAX_DEPTH`, or with `unique` an object has a name twice.
-    """
+    """Return the value of a JSON text. ValueError: too many values, too deep, or with `unique` a name stands twice in an object."""
     if (found := sum(map(data.count, (b",", b"[", b"{")))) > max_values:  # an upper bound: commas inside of strings count too
         raise ValueError(f"up to {found} values; a file of this kind may hold at most {max_values}")
     try:
@@ -293,11 +278,7 @@ def is_unfinished(path: Path) -> bool:
 
 
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write `data` to `path` atomically: temporary file, fsync, rename, fsync of the directory.
-
-    Without `durable` nothing is forced to the device. After a power failure the file may be old, new, missing or damaged, so
-    its reader has to check it against a digest.
-    """
+    """Write a file atomically. Without `durable` a power failure may damage it, so its reader has to compare a digest."""
     temporary = unfinished_path(path)
     try:
         with temporary.open("xb") as file:
@@ -314,7 +295,7 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def commit_directory(temporary: Path, final: Path) -> None:
-    """Rename a finished directory durably. Raises OSError if `final` exists and is not empty."""
+    """Raises OSError if `final` exists and is not empty."""
     for folder, _, names in os.walk(temporary):
         for name in names:
             sync_file(Path(folder, name))

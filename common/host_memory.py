@@ -28,15 +28,11 @@ class _Files(NamedTuple):
 
 _VERSION_2 = _Files("memory.max", "memory.current", "inactive_file", "memory.events")
 _VERSION_1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control")
-_NO_LIMIT = 1 << 60
-"""Version 1 shows a cgroup without a limit as a number near 2^63."""
+_NO_LIMIT = 1 << 60  # version 1 shows a cgroup without a limit as a number near 2^63
 
 
 def available_host_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
-    """Return the bytes that are free in the system or in the cgroups of this process, whichever is less.
-
-    A cgroup counts its cached files as used. The kernel drops inactive ones when memory is short, so they count as free here.
-    """
+    """Return the bytes that are free in the system or the cgroups of this process. Inactive cached files count as free."""
     rooms = [_field(proc / "meminfo", "MemAvailable:") * 1024]
     for directory, files in _memory_cgroups(proc, cgroups):
         with suppress(OSError, ValueError):
@@ -47,12 +43,11 @@ def available_host_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
 
 
 def free_host_bytes() -> float:
-    """Return the free memory of the host in bytes; infinite if the platform is not Linux."""
+    """Infinite if the platform is not Linux."""
     return available_host_bytes() if sys.platform == "linux" else math.inf
 
 
 def check_fits_memory(num_weights: int) -> None:
-    """Raise ConfigError if the weights of a model, in fp32, are larger than the free memory."""
     if num_weights * _WEIGHT_BYTES > (free := free_host_bytes()):
         raise ConfigError(
             f"the model has {num_weights} weights, which take {format_bytes(num_weights * _WEIGHT_BYTES)}, and "
@@ -96,7 +91,7 @@ def _memory_cgroups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, _Files]]:
 
 
 def process_bytes(name: str) -> int:
-    """Return a value of `/proc/self/status`, such as `VmHWM`, in bytes."""
+    """Return a value of `/proc/self/status`, such as `VmHWM`."""
     return _field(Path("/proc/self/status"), f"{name}:") * 1024
 
 

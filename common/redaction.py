@@ -1,8 +1,7 @@
 """Removes secrets from URLs, in all text that is printed or stored.
 
-A URL can hold a password before its host, keys in its query or its options, and other URLs, joined by `::`. Passwords may hold
-characters that have a meaning in a URL (`/`, `#`, `?`, `@`, `:`), so a URL can often be parsed in several ways. A part is shown
-only if it is a secret in none of these ways. If there is no such part, only the protocol is shown.
+A URL can often be parsed in several ways, because passwords may hold `/`, `#`, `?`, `@` and `:`. A part is shown only if it is a
+secret in none of these ways.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ __all__ = [
     "without",
 ]
 
-HIDDEN = "***"
-"""Replaces the parts of a URL that could be a secret."""
+HIDDEN = "***"  # replaces the parts of a URL that could be a secret
 
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*"
 _LINK = re.compile(rf"::(?={_SCHEME}(?:://|::)|/)")
@@ -38,16 +36,11 @@ _STARTS_WITH_URL = re.compile(rf"(?:{_SCHEME}::)*{_SCHEME}://")
 _BORDER = re.compile(r"[\s\"'<>`]")
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.%]*\]|[^:\[\]]*)(?::\d{1,5})?")
 _OPTIONS = re.compile(r"[;&][^/;&=]*=.*", re.DOTALL)
-_FEWEST_CHARS = 4
-"""Shorter words are not treated as secrets, because they occur inside many other words."""
+_FEWEST_CHARS = 4  # shorter words are not treated as secrets, because they occur inside many other words
 
 
 def redacted(text: str) -> str:
-    """Return `text` with each URL in it reduced to protocol, host and path.
-
-    If a text begins with a URL, and no white space or quotation mark follows its last `@`, then the whole text is one URL: a
-    password can hold white space and quotation marks too.
-    """
+    """Reduce each URL in a text to protocol, host and path. A text that begins with one is a URL up to its last `@`."""
     if "://" not in text:
         return text
     if _STARTS_WITH_URL.match(text) and not _BORDER.search(text.rpartition("@")[2]):
@@ -74,10 +67,7 @@ def redacted_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def secrets_of(url: str) -> list[str]:
-    """Return every part of a URL that `redacted` removes, unchanged and in other encodings, the longest first.
-
-    The error messages of a service quote parts of its URL; `without` removes them.
-    """
+    """Return what `redacted` removes, in all encodings, the longest first: a service's errors quote parts of its URL."""
     found: set[str] = set()
     for part in url_chain(url):
         rest = part.partition("://")[2]
@@ -92,7 +82,6 @@ def secrets_of(url: str) -> list[str]:
 
 
 def without(text: str, secrets: Iterable[str]) -> str:
-    """Return `text` with `HIDDEN` in place of each secret, and with redacted URLs."""
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
     return redacted(text)

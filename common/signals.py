@@ -1,5 +1,3 @@
-"""Signals that end a command in order: what the command has begun is removed or kept, and one line says so."""
-
 from __future__ import annotations
 
 import signal
@@ -17,10 +15,9 @@ _STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 @contextmanager
 def stop_on_signals(advice: str = "finished work is kept: run the same command again to go on") -> Iterator[None]:
-    """While it is open, SIGTERM and SIGHUP raise StoppedBySignal, and Ctrl-C a KeyboardInterrupt with the same advice.
+    """Turn SIGTERM and SIGHUP into StoppedBySignal and Ctrl-C into KeyboardInterrupt, both with the advice.
 
-    After the first signal SIGTERM and SIGHUP are ignored, so that the command can clean up. A signal that is ignored at the start
-    stays ignored (`nohup`). In another thread than the main thread the context does nothing.
+    After the first they are ignored, for the clean-up. One that was ignored stays so (`nohup`). In other threads nothing changes.
     """
 
     def stop(number: int, _: FrameType | None) -> None:

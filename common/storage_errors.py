@@ -1,5 +1,3 @@
-"""Messages for errors of the operating system: which file, what is wrong, and what to do."""
-
 from __future__ import annotations
 
 import errno
@@ -20,8 +18,7 @@ _OF_OPEN_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EI
 """Errors of reads, writes and syncs of open files. Sockets raise none of these."""
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 _SHARED_MEMORY = "/dev/shm"
-_OF_TARGETS = (errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY)
-"""Errors of a rename or link that are about the new name."""
+_OF_TARGETS = (errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY)  # errors of a rename or link that are about the new name
 _RUN_AGAIN = "and run the same command again"
 _EXPLAINED = {
     errno.EDQUOT: ("the disk quota of this user is used up", f"remove files or ask for a larger quota, {_RUN_AGAIN}"),
@@ -48,7 +45,6 @@ _EXPLAINED = {
     errno.EEXIST: ("it exists already", f"move it away, {_RUN_AGAIN}"),
     errno.ENOTEMPTY: ("it is not empty", f"move away what is in it, {_RUN_AGAIN}"),
 }
-"""What is wrong, and what to do, by error number."""
 
 
 @contextmanager
@@ -68,7 +64,7 @@ def _is_of_a_lock(error: OSError) -> bool:
 
 
 def explain_os_error(error: OSError) -> str:
-    """Return one line: the file, the reason and what to do. If the error is not about a file, return its own message."""
+    """Return one line: file, reason, what to do. An error that is not about a file keeps its own message."""
     name = error.filename2 if error.errno in _OF_TARGETS and error.filename2 is not None else error.filename
     path = Path(os.fsdecode(name)) if isinstance(name, str | bytes | os.PathLike) else None
     if error.errno is None or (path is None and error.errno not in (*_OF_OPEN_FILES, *TOO_MANY_FILES)):

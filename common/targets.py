@@ -1,7 +1,4 @@
-"""Folders and files that a command writes to a path of the user.
-
-A new folder is written beside its place and renamed when it is complete. Its lock shows other commands that it is in use.
-"""
+"""Folders and files that a command writes to a path of the user."""
 
 from __future__ import annotations
 
@@ -56,10 +53,9 @@ def _kind(folder: Path) -> str | None:
 
 @contextmanager
 def new_folder(target: Path, *, replaces: bool = False) -> Iterator[Path]:
-    """Yield an empty folder, and rename it to `target` at the end of the context. Then the result survives a power failure.
+    """Yield an empty folder, renamed to `target` at the end of the context. It appears complete or not at all, and is durable.
 
-    The folder appears complete or not at all. An error, SIGTERM, SIGHUP or Ctrl-C removes it. After a kill the next call for the
-    same target removes it. With `replaces` a folder at this path is replaced; a kill between the two renames leaves neither.
+    After a kill the next call for the target removes it. A kill between the two renames of `replaces` leaves neither folder.
     """
     with stop_on_signals(f"{target} is written whole or not at all: run the same command again"):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +85,7 @@ def _about(target: Path, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked_folder(target: Path) -> Iterator[Path]:
-    """Yield a new folder beside `target` that is locked until it is renamed or removed."""
+    """The folder is locked until it is renamed or removed."""
     folder = unfinished_path(target)
     try:
         folder.mkdir()
@@ -121,7 +117,7 @@ def _put(folder: Path, target: Path, *, replaces: bool) -> None:
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Remove the folders that killed commands left beside a target. A folder whose lock is held is in use."""
+    """A folder whose lock is held is in use."""
     for left in target.parent.glob(f".{escape(target.name)}.*.tmp"):
         if not is_unfinished(left) or left.is_symlink() or not left.is_dir():
             continue

@@ -1,8 +1,4 @@
-"""Text on a terminal: safe to show, in lines that never mix with a progress bar, wrapped between words, coloured.
-
-Text of strangers cannot move the cursor, change colours or the title, or reorder characters. Nothing here writes colours, bars or
-wrapped lines into a pipe or a file.
-"""
+"""Text on a terminal: safe to show, in lines that never mix with a progress bar, wrapped between words, coloured."""
 
 from __future__ import annotations
 
@@ -32,8 +28,7 @@ __all__ = [
 
 _STEERING = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"))
 """Unicode categories of characters that are invisible, or that change how other characters are shown."""
-_KEPT = "\n\t\u200c\u200d"
-"""Line feed and tab, and the two joiners, which Persian, Indian scripts and emoji need."""
+_KEPT = "\n\t\u200c\u200d"  # line feed and tab, and the two joiners, which Persian, Indian scripts and emoji need
 
 
 def printable(text: str, kept: str = _KEPT) -> str:
@@ -47,8 +42,7 @@ class PrintableStream:
     """A text stream to a terminal. It makes all text printable; every other attribute is that of the stream behind it."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self.behind = stream
-        """The original stream, which writes text unchanged."""
+        self.behind = stream  # the original stream, which writes text unchanged
 
     def write(self, text: str) -> int:
         self.behind.write(printable(text))
@@ -64,7 +58,6 @@ class PrintableStream:
 
 @contextmanager
 def printable_stdout() -> Iterator[None]:
-    """Make all output printable within the context, if stdout is a terminal."""
     if not sys.stdout.isatty():
         yield
         return
@@ -76,8 +69,7 @@ Colour = Literal["red", "yellow", "green"]
 _CODES: dict[Colour, int] = {"red": 31, "yellow": 33, "green": 32}
 _COLUMNS = 80
 _BAR = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
-_QUIET_S = 1.0
-"""A bar is shown for work that takes longer than this."""
+_QUIET_S = 1.0  # a bar is shown for work that takes longer than this
 
 
 def write_line(text: str, stream: IO[str], colour: Colour | None = None) -> None:
@@ -116,7 +108,7 @@ class LineHandler(logging.StreamHandler[Any]):
 
 @contextmanager
 def progress_shown(what: str, total: int, stream: IO[str], quiet_s: float = _QUIET_S) -> Iterator[Callable[[], None]]:
-    """Yield the function to call after each of `total` parts. A bar is shown on a terminal for work longer than `quiet_s`."""
+    """Yield the function to call after each part. A bar is shown on a terminal for work longer than `quiet_s`."""
     if not stream.isatty():
         yield lambda: None
         return

@@ -1,5 +1,3 @@
-"""Formats numbers, times and text of strangers for people."""
-
 from __future__ import annotations
 
 import math
@@ -12,7 +10,7 @@ __all__ = ["count", "decimal", "duration", "format_bytes", "rate", "share", "sho
 
 
 def size(num_bytes: float) -> str:
-    """Return a number of bytes in decimal units: `517 bytes`, `1.2 kB`, `3.4 TB`."""
+    """In decimal units: `517 bytes`, `1.2 kB`, `3.4 TB`."""
     if num_bytes < 1000:
         return f"{num_bytes:,.0f} bytes"
     for unit in ("kB", "MB", "GB", "TB"):
@@ -41,12 +39,12 @@ def decimal(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """Return a whole number with thousands separators: `1,234,567`; `nan` and `inf` as they are."""
+    """With thousands separators: `1,234,567`; `nan` and `inf` as they are."""
     return f"{value:,.0f}" if math.isfinite(value) else str(value)
 
 
 def rate(per_second: float) -> str:
-    """Return a number per second with three digits and a unit prefix: `812`, `24.1k`, `1.25M`."""
+    """With three digits and a unit prefix: `812`, `24.1k`, `1.25M`."""
     for unit, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(per_second) >= 0.9995 * unit:  # below this value, three digits of the smaller unit are at most 999
             return f"{per_second / unit:.3g}{sign}"
@@ -54,7 +52,7 @@ def rate(per_second: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration: `0.4 s`, `45 s`, `3 min 20 s`, `2 h 05 min`, `3 d 4 h`."""
+    """For example `0.4 s`, `45 s`, `3 min 20 s`, `2 h 05 min`, `3 d 4 h`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -88,7 +86,7 @@ def shortened(text: str, most: int, *, from_end: bool = False) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Return a value of a setting as a user would write it: `none`, `true`, `false`, or its text."""
+    """As a user would write it: `none`, `true`, `false`, or its text."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 

@@ -1,8 +1,4 @@
-"""Reads the files of a run folder, which may come from a stranger: only regular files below it, of limited size.
-
-No value in them is used before it is checked: `parsed` compares the content of a file with the types and ranges that this program
-writes, and returns it as an object.
-"""
+"""Reads the files of a run folder, which may come from a stranger: only regular files below it, of limited size."""
 
 from __future__ import annotations
 
@@ -42,24 +38,19 @@ __all__ = [
 ]
 
 MAX_RECORD_BYTES = 16 << 20
-MAX_NOTE_BYTES = 1 << 20
-"""For the file in which one rank has noted an adjustment."""
+MAX_NOTE_BYTES = 1 << 20  # for the file in which one rank has noted an adjustment
 MAX_PROMPTS_BYTES = 64 << 20
 MAX_EXTENSION_BYTES = 16 << 20
-MAX_LINE_BYTES = 16 << 20
-"""For one event in the metrics or the ledger."""
-MAX_LINES_BYTES = 16 << 30
-"""For the metrics or the ledger as a whole: the events of forty million steps."""
+MAX_LINE_BYTES = 16 << 20  # for one event in the metrics or the ledger
+MAX_LINES_BYTES = 16 << 30  # for the metrics or the ledger as a whole: the events of forty million steps
 _MAX_OTHER_BYTES = 256 << 20
 _MAX_WEIGHTS_BYTES = 1 << 44
 _READ_BYTES = 1 << 20
 _MAX_SHOWN_CHARS = 80
 _RESTORE = "restore it from a copy, or use another run"
 
-MAX_COUNT = 1 << 53
-"""The highest value of a counter. No run reaches it, and the sum of two counters fits into 64 bits."""
+MAX_COUNT = 1 << 53  # the highest value of a counter. No run reaches it, and the sum of two counters fits into 64 bits.
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
-"""A whole number that counts something."""
 Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 
 
@@ -72,11 +63,9 @@ def _inner(name: object) -> object:
     return name
 
 
-InnerName = Annotated[str, BeforeValidator(_inner)]
-"""The path of a file inside the folder that names it."""
+InnerName = Annotated[str, BeforeValidator(_inner)]  # the path of a file inside the folder that names it
 _Scalar = str | int | float | bool | None
-Plain = _Scalar | list[_Scalar] | dict[str, _Scalar | list[_Scalar]]
-"""The type of a fact in a record."""
+Plain = _Scalar | list[_Scalar] | dict[str, _Scalar | list[_Scalar]]  # the type of a fact in a record
 
 
 class Schema(BaseModel):
@@ -85,7 +74,7 @@ class Schema(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the table as it was read. A field that was neither read nor set is absent."""
+        """A field that was neither read nor set is absent."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -93,7 +82,7 @@ T = TypeVar("T")
 
 
 def parsed(kind: type[T], value: object) -> T:
-    """Return a value from JSON as an object of a class of pydantic. ValueError names the first field that does not fit."""
+    """ValueError names the first field that does not fit."""
     try:
         return cast(T, _adapter(cast(Any, kind)).validate_python(value))
     except ValidationError as error:
@@ -121,13 +110,13 @@ def number(value: object) -> float | None:
 
 
 def read_run_file(path: Path, max_bytes: int, below: Path) -> bytes:
-    """Return the content of a file of a run; CheckpointError if it is no regular file, too large, or outside of `below`."""
+    """CheckpointError if it is no regular file, too large, or outside of `below`."""
     with _as_checkpoint_error(path):
         return read_input(path, max_bytes, below=below)
 
 
 def read_lines(path: Path, below: Path) -> Iterator[bytes]:
-    """Yield the lines of a large file of a run, with their line ends. One line is in memory at a time."""
+    """With their line ends. One line is in memory at a time."""
     with _as_checkpoint_error(path):
         file = open_input(path, below=below)
     with file:

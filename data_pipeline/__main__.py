@@ -12,7 +12,6 @@ PROGRAM = "python -m data_pipeline"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command that the arguments name."""
     if found := chosen(COMMANDS, PROGRAM, arguments):
         with importing():
             from common.settings.command import run_listed

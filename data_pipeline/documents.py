@@ -1,7 +1,6 @@
-"""Documents and rejections, which readers yield, and the ids of documents.
+"""Documents and rejections, which readers yield, and the ids of documents, `partition << 32 | ordinal`.
 
-A document's id is `partition << 32 | ordinal`: the number of the partition that it was read from, and its place among everything
-that was read there, rejected items included. So the text of any row can be found by reading one partition again.
+The ordinal counts everything that was read in the partition, so the text of any row can be found by reading one partition again.
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ _SAMPLE_CHARS = 200
 
 
 class Stage(StrEnum):
-    """The part of the preparation that rejected a document."""
-
-    READ = "read"
-    """The input is broken, which counts against `limits.max_rejected_fraction`. The other stages reject unwanted documents."""
+    READ = "read"  # broken input counts against `limits.max_rejected_fraction`; unwanted documents of other stages do not
     JUDGE = "judge"
     DEDUPLICATE = "deduplicate"
     QUALITY = "quality"
@@ -33,8 +29,6 @@ class Stage(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a document was rejected."""
-
     stage: Stage  # the stage that rejects documents for this reason
 
     def __new__(cls, value: str, *stage: Stage) -> Self:
@@ -101,22 +95,15 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text and its place in the input."""
-
     text: str
     path: str  # the input file, relative to its source
     line: int  # the number of its first line, from 1, counted from the start of the partition's part of the file
     offset: int  # the position of its first byte in the decompressed file
     kind: Kind = "prose"
-    markup: Literal["plain", "html", "chat"] = "plain"
-    """The form of the text as read. Cleaning turns `html` into `plain`, and a chat template `chat`, which is a JSON object."""
+    markup: Literal["plain", "html", "chat"] = "plain"  # as read: cleaning makes `plain` of `html`, a template of `chat`
     metadata: str = ""  # the fields that `records.metadata` names, as a JSON object; empty if there are none
-    parts: tuple[int, ...] = ()
-    """Lengths of the parts of the text, in characters, alternately without and with a loss. Empty: a loss on the whole text."""
-
-    special: tuple[int, ...] = ()
-    """Lengths of the pieces of a conversation, in characters, alternately ordinary text and a special token. Empty: the document is
-    no conversation."""
+    parts: tuple[int, ...] = ()  # lengths in characters, alternately without and with a loss; empty: a loss on everything
+    special: tuple[int, ...] = ()  # lengths in characters, alternately text and special token; empty: no conversation
 
     @property
     def pieces(self) -> list[str]:
@@ -125,15 +112,12 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """An item that was read and is not kept. It is counted by its reason."""
-
     reason: Reason
     path: str
     line: int
     detail: str = ""
     sample: str = ""
-    document: Document | None = field(default=None, compare=False, repr=False)
-    """The rejected document as it was judged, after cleaning; None if the input did not become a document."""
+    document: Document | None = field(default=None, compare=False, repr=False)  # as judged, after cleaning; None: no document
     data: bytes = field(default=b"", compare=False, repr=False)  # the bytes that did not become a document
 
     @staticmethod
@@ -151,13 +135,13 @@ class Rejection:
 
 
 def cut_text(text: str, parts: Sequence[int]) -> list[str]:
-    """Return the parts of a text that have these lengths in characters; the whole text if there are none."""
+    """Return the parts of these lengths in characters; the whole text if there are none."""
     ends = list(accumulate(parts)) or [len(text)]
     return [text[start:end] for start, end in pairwise([0, *ends])]
 
 
 def document_id(partition: int, ordinal: int) -> int:
-    """Return the id of the document at place `ordinal`, from 0, of a partition. Both must fit in 32 bits."""
+    """Return the id of the document at place `ordinal`, from 0. Both numbers must fit in 32 bits."""
     if not (0 <= partition < 1 << _ORDINAL_BITS and 0 <= ordinal < 1 << _ORDINAL_BITS):
         raise OverflowError(f"partition {partition}, document {ordinal}: both must fit in {_ORDINAL_BITS} bits")
     return partition << _ORDINAL_BITS | ordinal

@@ -1,7 +1,7 @@
 """The preparation from start to end: find the input, read, drop duplicates, split, tokenize, select, pack, publish.
 
-Each stage is a list of tasks, cut by input bytes. The result of each task is committed, so a preparation that was killed resumes
-with the unfinished tasks. Results are used in the order of the tasks, so the number of workers does not change the data.
+The result of each task is committed, so a preparation that was killed resumes with the unfinished tasks. Results are used in the
+order of the tasks, so the number of workers does not change the data.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["prepare", "stage_names"]
 
 
 def prepare(config: PrepareConfig) -> Manifest:
-    """Prepare the sources under `config.output` and return the manifest. Data that is already prepared is not prepared again."""
+    """Data that is already prepared is not prepared again."""
     output = config.output
     with stop_on_signals(), naming(output), exclusive(output) as folder:
         ignored = IgnoredFiles()
@@ -94,7 +94,6 @@ def prepare(config: PrepareConfig) -> Manifest:
 
 
 def stage_names(config: PrepareConfig) -> list[str]:
-    """Return the names of the stages that a preparation with these settings runs, in order, for progress and timings."""
     return [
         "read",
         *DUPLICATES,

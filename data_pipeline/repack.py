@@ -1,7 +1,4 @@
-"""Packs prepared data into rows of another length, from its tokenised documents. Nothing is read, cleaned or tokenised again.
-
-The result is byte for byte the same as that of `prepare` with that length.
-"""
+"""Packs prepared data into rows of another length, from its tokenised documents: byte for byte as `prepare` would."""
 
 from __future__ import annotations
 
@@ -44,8 +41,6 @@ __all__ = ["repack"]
 
 @dataclass(frozen=True)
 class CountTask:
-    """The task that counts the tokens of one partition's documents."""
-
     tokens: Path
     chosen: Path
     output: Path
@@ -53,14 +48,11 @@ class CountTask:
 
 @dataclass
 class CountResult:
-    """The numbers of tokens and documents of one partition."""
-
     tokens: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))  # number of tokens that are packed into rows, by split
     lengths: Counts = field(default_factory=dict)  # number of documents by their length in tokens
 
 
 def repack(directory: Path, output: Path, row_length: int, workers: int | None = None, *, replace: bool = False) -> Manifest:
-    """Write the documents of prepared data under `output`, in rows of `row_length` tokens, and return the manifest."""
     try:  # the numbers have the bounds that they have in `prepare`
         PrepareConfig(sources=(BUILTIN,), row_length=row_length, workers=workers)
     except ValidationError as error:

@@ -14,23 +14,17 @@ from common.html.curves import Curve, Thinned, thin
 
 __all__ = ["WIDE", "Axis", "Chart", "Line", "axis_through", "measured", "short"]
 
-WIDE = 10.0
-"""The default of `Chart.log_from` in the reports: the ratio of values above which a logarithmic axis is easier to read."""
-_LARGEST = 1e280
-"""Larger values are drawn at the edge of the picture. So no difference of two values overflows."""
+WIDE = 10.0  # in reports, the default of `Chart.log_from`
+_LARGEST = 1e280  # larger values are drawn at the edge, so no difference of two values overflows
 
 
 @dataclass(frozen=True)
 class Line:
-    """One curve of a chart."""
-
     name: str
     curve: Curve
     look: int = 0
-    faint: bool = False
-    """The line is only a background for another one."""
-    points: bool = False
-    """Each value has a marker, unless there are many values."""
+    faint: bool = False  # the line is only a background for another one
+    points: bool = False  # each value has a marker, unless there are many values
 
     @cached_property
     def thinned(self) -> Thinned:
@@ -39,19 +33,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Axis:
-    """A range of values, and the values that have a label."""
-
     low: float
     high: float
     ticks: tuple[float, ...]
     log: bool = False
 
     def places(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the places of values along the axis, from 0 (its lowest value) to 1 (its highest).
-
-        The place is nan if the axis cannot show the value: if it is nan or infinite, and on a logarithmic axis if it is not
-        above zero.
-        """
+        """Return places from 0 (lowest value) to 1 (highest); nan for nan, infinities and, in logarithms, up to zero."""
         with np.errstate(divide="ignore", invalid="ignore"):
             low, high, found = (np.log(np.array(value)) if self.log else value for value in (self.low, self.high, values))
             places: NDArray[np.float64] = (np.asarray(found) - low) / (np.asarray(high) - low)
@@ -60,11 +48,8 @@ class Axis:
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves over one horizontal axis."""
-
     title: str
-    unit: str
-    """Unit of the values, or another description of them."""
+    unit: str  # or another description of the values
     lines: tuple[Line, ...]
     along: str = "step"
     log_from: float | None = None
@@ -77,7 +62,7 @@ class Chart:
 
     @cached_property
     def x(self) -> Axis:
-        """The horizontal axis. It begins at zero, so that charts below each other have the same scale."""
+        """It begins at zero, so that charts below each other have the same scale."""
         return axis_through([np.zeros(1), *(line.curve.x_N for line in self.shown)], whole=True)
 
     @cached_property
@@ -89,14 +74,7 @@ class Chart:
 def axis_through(
     values: Sequence[NDArray[np.float64]], *, log_from: float | None = None, margin: float = 0.0, whole: bool = False
 ) -> Axis:
-    """Return an axis that shows all finite values among these.
-
-    Args:
-        values: may hold nan and infinities.
-        log_from: see `Chart`.
-        margin: free space above and below, as a share of the range.
-        whole: the values are counts, so only integers have a label.
-    """
+    """Return an axis through all finite values. `margin` is a share of the range; with `whole` only integers have a label."""
     finite = [np.clip(one[np.isfinite(one)], -_LARGEST, _LARGEST) for one in values]
     low = min((float(one.min()) for one in finite if len(one)), default=0.0)
     high = max((float(one.max()) for one in finite if len(one)), default=1.0)
@@ -111,7 +89,7 @@ def axis_through(
 
 
 def _linear_axis(low: float, high: float, *, whole: bool) -> Axis:
-    """Return an axis with three to six round numbers, or fewer if they must be integers."""
+    """Three to six round numbers, or fewer if they must be integers."""
     size = max(10.0 ** math.floor(math.log10((high - low) / 5)), 1.0 if whole else 0.0)
     factors = (1, 2, 5, 10, 20) if whole else (1, 2, 2.5, 5, 10, 20)
     step = next(size * factor for factor in factors if high - low <= 5 * size * factor)
@@ -120,7 +98,7 @@ def _linear_axis(low: float, high: float, *, whole: bool) -> Axis:
 
 
 def _log_axis(low: float, high: float) -> Axis:
-    """Return an axis with at most six labels at powers of ten. With fewer than three, twice and five times these are labels too."""
+    """At most six labels at powers of ten. With fewer than three, twice and five times these are labels too."""
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     powers = [10.0**power for power in range(first, last + 1)]
     if len(powers) < 3:
@@ -134,7 +112,7 @@ def measured(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """Return a number for an axis: `0.25`, `1.5k`, `20M`, `1e-05`."""
+    """For example `0.25`, `1.5k`, `20M`, `1e-05`."""
     for unit, sign in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if unit <= abs(value) < 1000 * unit and (abs(value) >= 1e4 or value % 1000 == 0):
             return f"{value / unit:.4g}{sign}"

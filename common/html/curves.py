@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 __all__ = ["MAX_COLUMNS", "Curve", "Thinned", "average_window", "median", "moving_average", "thin"]
 
-MAX_COLUMNS = 500
-"""The most points of a curve in a picture. This limits the size of a page for a run of any length."""
+MAX_COLUMNS = 500  # this limits the size of a page for a run of any length
 
 Floats = NDArray[np.float64]
 
@@ -51,8 +50,7 @@ class Thinned:
     """A curve in columns. If it has at most as many points as columns, each column is one point."""
 
     x_C: Floats
-    mean_C: Floats
-    """Mean of the finite values of a column; nan if it has none."""
+    mean_C: Floats  # mean of the finite values of a column; nan if it has none
     low_C: Floats
     high_C: Floats
     bad_C: NDArray[np.int64]
@@ -60,10 +58,7 @@ class Thinned:
 
 
 def thin(curve: Curve, max_columns: int = MAX_COLUMNS) -> Thinned:
-    """Cut a curve into columns of neighbouring points, with mean, lowest and highest of each. Their sizes differ by at most one.
-
-    No peak is lost with any number of points, and no finite value is mixed with one that is not.
-    """
+    """Cut a curve into columns of neighbouring points, with mean, lowest and highest of each: no peak is lost."""
     num_points = len(curve)
     num_columns = min(num_points, max_columns)
     if num_columns == 0:
@@ -89,7 +84,7 @@ def thin(curve: Curve, max_columns: int = MAX_COLUMNS) -> Thinned:
 
 
 def average_window(num_points: int) -> int:
-    """Return the number of points in a moving average: a twentieth of all, at least 1 (no averaging) and at most 100."""
+    """A twentieth of all, at least 1 (no averaging) and at most 100."""
     return max(1, min(100, num_points // 20))
 
 

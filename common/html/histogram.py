@@ -21,26 +21,15 @@ _MAX_LABELS = 7
 
 @dataclass(frozen=True)
 class Bin:
-    """A bin of values: at least `low`, and less than `high`."""
-
     low: float
     high: float
-    counts: tuple[int, ...]
-    """One count for each series. The first series is drawn as bars, the second as a line."""
+    counts: tuple[int, ...]  # one count for each series. The first series is drawn as bars, the second as a line.
 
 
 def draw_histogram(
     bins: Sequence[Bin], series: Sequence[str], unit: str, marks: Mapping[str, float], words: Callable[[Bin], str]
 ) -> Markup:
-    """Return a figure with the share of each series by bin.
-
-    Args:
-        bins: without gaps, in increasing order; all are drawn equally wide.
-        series: names of the counts, for the legend.
-        unit: label of the horizontal axis.
-        marks: values by the label of their vertical line.
-        words: returns the description of a bin, which is shown under the pointer.
-    """
+    """Return a figure with the share of each series by bin, all bins equally wide; `words` describes a bin under the pointer."""
     totals = [max(sum(bin_.counts[place] for bin_ in bins), 1) for place in range(len(series))]
     shares = [[bin_.counts[place] / total for bin_ in bins] for place, total in enumerate(totals)]
     step = next((step for step in _STEPS if max(map(max, shares)) <= 4 * step), _STEPS[-1])
@@ -66,7 +55,7 @@ def _steps(starts: Sequence[float], heights: Sequence[float]) -> str:
 
 
 def _marks(bins: Sequence[Bin], marks: Mapping[str, float]) -> Iterator[tuple[float, float, int, str]]:
-    """Yield for each mark the x of its line, the x and y of its label, and the label. Up to three rows keep labels apart."""
+    """Yield x of the line, x and y of the label, and label of each mark. Up to three rows keep labels apart."""
     ends = [0.0, 0.0, 0.0]
     for label, value in sorted(marks.items(), key=lambda item: item[1]):
         x = _PLOT.x(_place_of(value, bins) / len(bins))
@@ -78,7 +67,7 @@ def _marks(bins: Sequence[Bin], marks: Mapping[str, float]) -> Iterator[tuple[fl
 
 
 def _labels(bins: Sequence[Bin]) -> list[tuple[int, str]]:
-    """Return labels for borders at powers of two, or for all borders if there are fewer than three powers."""
+    """Borders at powers of two, or all borders if there are fewer than three powers."""
     borders = [bin_.low for bin_ in bins] + [bins[-1].high]
     powers = [index for index, border in enumerate(borders) if border >= 1 and math.log2(border).is_integer()]
     labelled = powers if len(powers) > 2 else list(range(len(borders)))
@@ -86,7 +75,7 @@ def _labels(bins: Sequence[Bin]) -> list[tuple[int, str]]:
 
 
 def _place_of(value: float, bins: Sequence[Bin]) -> float:
-    """Return the place of a value in bins from the left. Within a bin they are logarithmic, as the borders grow by factors."""
+    """Within a bin places are logarithmic, as the borders grow by factors."""
     for index, bin_ in enumerate(bins):
         if value < bin_.high:
             if bin_.low > 0:

@@ -1,8 +1,4 @@
-"""Draws a chart as inline SVG. Colours come from the page's style sheet, for light mode, dark mode and print.
-
-Every line has a colour, dashes and a marker, and each of these three is enough to identify it. The path of a line carries its
-values as data attributes. The page's script shows these values under the pointer; the picture is complete without the script.
-"""
+"""Draws a chart as inline SVG, coloured by the page's style sheet. A line's colour, dashes and marker each identify it."""
 
 from __future__ import annotations
 
@@ -34,7 +30,6 @@ _CROSS = "m-3 -3l6 6m0 -6l-6 6"
 
 
 def draw(chart: Chart) -> Markup:
-    """Return a figure; empty if the chart has no points."""
     if not chart.shown:
         return Markup()
     return draw_template(
@@ -50,7 +45,6 @@ def draw(chart: Chart) -> Markup:
 
 
 def _drawn(line: Line, chart: Chart) -> dict[str, Any]:
-    """Return the values of a line in the template."""
     thinned = line.thinned
     x_C, y_C = _widths(chart, thinned.x_C), _heights(chart, thinned.mean_C)
     shape = (line.look + line.look // _LOOKS) % _LOOKS  # shifted after each round of colours, so that 49 lines differ

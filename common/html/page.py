@@ -1,7 +1,6 @@
 """Renders a page as one file: without network access, with inline pictures, for light and dark mode, small screens and paper.
 
-All values are escaped. In addition, the content security policy of a page allows only the page's own style and script, which it
-names by their digests. So markup that is not escaped by mistake can still load nothing and run nothing.
+All values are escaped. The content security policy allows only the page's own style and script, by their digests.
 """
 
 from __future__ import annotations
@@ -49,13 +48,7 @@ def or_unknown(form: Callable[[Any], str]) -> Callable[[object], str]:
 
 
 def render_page(environment: Environment, template: str, *, script: bool = False, **values: object) -> str:
-    """Render a template that extends `page.jinja`, which lists the values that the template has to set.
-
-    With `script`, line charts show their values under the pointer. Invisible characters in values are replaced by their numbers.
-
-    Raises:
-        LookupError: a value that the template needs is missing.
-    """
+    """Render an extension of `page.jinja`. With `script`, charts show values under the pointer. LookupError: a name is missing."""
     style, code = _read("style.css"), _read("hover.js") if script else ""
     allowed = {"style-src": _digest(style)} | ({"script-src": _digest(code)} if script else {})
     forbidden = dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")
@@ -65,7 +58,7 @@ def render_page(environment: Environment, template: str, *, script: bool = False
 
 
 def render_template(environment: Environment, template: str, **values: object) -> str:
-    """Render a template. Raises LookupError if a value that the template needs is missing."""
+    """LookupError: a value that the template needs is missing."""
     try:
         return environment.get_template(template).render(**values)
     except UndefinedError as error:
@@ -91,8 +84,6 @@ _PICTURES = template_environment(_HERE, tenths="{:.1f}".format)
 
 @dataclass(frozen=True)
 class Plot:
-    """The size of a picture and the margins around its plot, in units of the picture."""
-
     width: int
     height: int
     left: int

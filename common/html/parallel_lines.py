@@ -1,7 +1,4 @@
-"""Draws parallel coordinates as inline SVG: a vertical axis for each quantity, and a line through the values of each record.
-
-Lines of good records are drawn last and stronger, so that they stay visible among hundreds of others.
-"""
+"""Draws parallel coordinates as inline SVG: an axis for each quantity, a line for each record. Good records are drawn last."""
 
 from __future__ import annotations
 
@@ -26,17 +23,14 @@ Rank = Literal["best", "good", "other"]
 
 @dataclass(frozen=True)
 class Coordinate:
-    """One axis."""
-
     name: str
-    values: tuple[Any, ...] = ()
-    """The values of an axis of categories, from bottom to top; empty for an axis of numbers."""
+    values: tuple[Any, ...] = ()  # of categories, from bottom to top; empty for an axis of numbers
     low: float = 0.0
     high: float = 1.0
     log: bool = False
 
     def place(self, value: Any) -> float | None:
-        """Return the place of a value, from 0 (bottom) to 1 (top); None if the axis cannot show it."""
+        """From 0 (bottom) to 1 (top); None if the axis cannot show the value."""
         if self.values:
             index = next((index for index, one in enumerate(self.values) if type(one) is type(value) and one == value), None)
             return None if index is None else (index + 0.5) / len(self.values)
@@ -64,16 +58,12 @@ class Coordinate:
 
 @dataclass(frozen=True)
 class Record:
-    """One line."""
-
-    values: Mapping[str, Any]
-    """By the names of the axes. Where a value is missing, the line has a gap."""
+    values: Mapping[str, Any]  # by the names of the axes. Where a value is missing, the line has a gap.
     words: str
     rank: Rank = "other"
 
 
 def draw_parallel(title: str, coordinates: Sequence[Coordinate], records: Sequence[Record]) -> Markup:
-    """Return a figure; empty without axes or records."""
     if not coordinates or not records:
         return Markup()
     width = max(_MIN_WIDTH, 2 * _SIDE + _AXIS_WIDTH * (len(coordinates) - 1))

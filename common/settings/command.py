@@ -1,5 +1,3 @@
-"""Runs a command from a table: loads its settings model, fills it, and calls the function that does the work."""
-
 from __future__ import annotations
 
 import inspect
@@ -24,10 +22,7 @@ def loaded(command: Command) -> tuple[type[Settings] | type[Options], Callable[[
 
 
 def run_listed(command: Command, program: str, arguments: Sequence[str], settings: Any = None) -> None:
-    """Run a command. Its help begins with the docstring of its options, or of `run` for a model of `Settings`.
-
-    `settings` are those of the arguments, if they are known already.
-    """
+    """Run a command. Its help begins with the docstring of its options, or of `run` for a model of `Settings`."""
     with importing():
         model, run = loaded(command)
     if settings is None:
@@ -47,6 +42,6 @@ def run_listed(command: Command, program: str, arguments: Sequence[str], setting
 
 
 def option_names(command: Command) -> list[str]:
-    """Return the options of a command as the command line spells them, such as `--limits.steps`."""
+    """For example `--limits.steps`."""
     names = [spelling(name, field) for name, field in setting_names(loaded(command)[0]).items()]
     return [*(name for name in names if name.startswith("-")), "--help"]

@@ -1,6 +1,4 @@
-"""Conditions under which settings have an effect, declared beside the settings.
-
-A condition is a line of text, with the alternatives `or` and these forms:
+"""Conditions under which settings have an effect, as text beside the settings, with `or` and these forms:
 
     language.keep                  the setting is set: it is not none, false, 0 or empty
     not tokenizer.path             it is not set
@@ -8,8 +6,7 @@ A condition is a line of text, with the alternatives `or` and these forms:
     watchdog.enabled != off        it has another value
     heuristics.presets has c4      it is a list with this entry
 
-A name is that of a setting, or of a fact that is known only when the command runs. Such a fact also replaces a setting: `device`
-is `auto` in the settings, and the found device among the facts.
+A name is that of a setting, or of a fact that is known only when the command runs and may replace a setting, such as `device`.
 """
 
 from __future__ import annotations
@@ -28,15 +25,14 @@ class OnlyIf:
     """Metadata in the `Annotated` type of a setting: it has an effect only if the condition holds. Several must hold together."""
 
     condition: str
-    words: str = ""
-    """The condition in words, if its own text is not plain enough."""
+    words: str = ""  # the condition in words, if its own text is not plain enough
 
     @property
     def text(self) -> str:
         return self.words or " or ".join(map(_in_words, self.condition.split(" or ")))
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Return whether the condition holds for these values by name. A name without a value is not judged."""
+        """A name without a value is not judged."""
         return any(_holds(part, values) for part in self.condition.split(" or "))
 
 
@@ -45,7 +41,7 @@ def names_in(condition: OnlyIf) -> list[str]:
 
 
 def _parsed(part: str) -> tuple[str, str, str]:
-    """Return name, relation and wanted word of a part; the relation is `set` or `not` without a word."""
+    """Return name, relation and wanted word; the relation is `set` or `not` without a word."""
     for relation in ("!=", "=", "has"):
         name, found, wanted = part.partition(f" {relation} ")
         if found:

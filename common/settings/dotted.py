@@ -9,7 +9,7 @@ __all__ = ["flatten", "merge", "nest", "without"]
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "", *, empty: bool = False) -> dict[str, Any]:
-    """Return nested values by their dotted names. An empty mapping has none, or counts as a value (`empty`)."""
+    """An empty mapping has no names, or counts as a value (`empty`)."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         is_table = isinstance(value, Mapping) and (value or not empty)
@@ -29,7 +29,6 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge(base: dict[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
-    """Put nested values over others, and return those."""
     for name, value in update.items():
         if isinstance(value, dict) and isinstance(base.get(name), dict):
             merge(base[name], value)
@@ -39,7 +38,7 @@ def merge(base: dict[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without(values: Mapping[str, Any], names: Collection[str], prefix: str = "") -> dict[str, Any]:
-    """Return nested values without those of these dotted names. A mapping that becomes empty is left out too."""
+    """A mapping that becomes empty is left out too."""
     kept: dict[str, Any] = {}
     for name, value in values.items():
         if prefix + name in names:

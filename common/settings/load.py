@@ -1,10 +1,4 @@
-"""Loads one frozen settings model from the command line, the environment, a TOML recipe and its defaults, in this order.
-
-`load_options` does the same for a small command, which has no recipe.
-
-Both packages use it. So `--optim.lr 3e-4`, `TRAIN_OPTIM__LR=3e-4` and `[train.optim] lr = 3e-4` mean the same, and a wrong name or
-value has the same error message in all three places.
-"""
+"""Loads one frozen settings model from the command line, the environment, a TOML recipe and its defaults, in this order."""
 
 from __future__ import annotations
 
@@ -46,16 +40,14 @@ from common.settings.toml import parse_toml
 
 __all__ = ["AUTO", "MAX_SETTINGS_BYTES", "load_options", "load_settings", "recipe_path"]
 
-AUTO = "auto"
-"""The recipe whose settings are chosen for the data and the machine."""
+AUTO = "auto"  # its settings are chosen for the data and the machine
 MAX_SETTINGS_BYTES = 1 << 20
-"""The most bytes of a recipe or of the settings of a run."""
 
 
 def load_settings(
     model: type[SettingsT], arguments: Sequence[str], parser: argparse.ArgumentParser, environment: Mapping[str, str] = os.environ
 ) -> SettingsT:
-    """Build `model` from command line, environment, recipe and defaults; `model_fields_set` has what a person has set."""
+    """`model_fields_set` of the result has what a person has set."""
     fields = setting_names(model)
     _check_utf8("command line", arguments)
     given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
@@ -109,7 +101,6 @@ def _by_name(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def load_options(
     model: type[OptionsT], arguments: Sequence[str], parser: argparse.ArgumentParser, environment: Mapping[str, str] = os.environ
 ) -> OptionsT:
-    """Build the options of a small command from its command line and the environment variables that its fields name."""
     fields = setting_names(model)
     # Options may stand between values without an option. Python 3.11 does not keep the meaning of `--` there.
     parse = parser.parse_args if "--" in arguments else parser.parse_intermixed_args

@@ -1,8 +1,4 @@
-"""What a setting is, declared in its type: `min_chars: ShapesData[int] = Field(20, ge=1)`.
-
-Every setting has exactly one effect, or its module cannot be imported. Code that treats settings by what they are asks
-`settings_with`, so that no other list names them.
-"""
+"""What a setting is, declared in its type: `min_chars: ShapesData[int] = Field(20, ge=1)`. `settings_with` finds them."""
 
 from __future__ import annotations
 
@@ -58,8 +54,6 @@ NoEffectOnResults = Annotated[T, Effect.NONE]
 
 
 class Marker(Enum):
-    """What else a setting is."""
-
     SHARED_BY_SOURCES = "a source cannot override it, because all sources share the model that it configures"
     PER_START = "it holds for one start and is not taken from the settings that a run has recorded"
     FOLDER = "it names a folder, or a checkpoint in it. Reports of changed settings leave it out"
@@ -109,8 +103,7 @@ class InReplay:
 class FixesShapes:
     """It decides about names or shapes of the tensors in checkpoints."""
 
-    resolved: str = ""
-    """Property of its section with the value that it has or stands for; empty: the setting itself."""
+    resolved: str = ""  # property of its section with the value that it has or stands for; empty: the setting itself
 
 
 @dataclass(frozen=True)

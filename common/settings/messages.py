@@ -1,5 +1,3 @@
-"""Error messages about settings, with the names that users write."""
-
 from __future__ import annotations
 
 import typing
@@ -17,12 +15,12 @@ __all__ = ["explain"]
 
 
 def explain(model: type[BaseModel], error: ValidationError, *place: str) -> str:
-    """Return what is wrong with the values of a model. `place` names the sections that hold it, if it is part of another model."""
+    """`place` names the sections that hold the model, if it is part of another one."""
     return "; ".join(dict.fromkeys(_explain(model, detail, place) for detail in _joined(model, error.errors())))
 
 
 def _joined(model: type[BaseModel], details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Return the errors, with one in place of those about the alternatives of one setting, such as a number or `auto`."""
+    """One error replaces those about the alternatives of one setting, such as a number or `auto`."""
     fields, joined = setting_names(model), dict[tuple[int | str, ...], ErrorDetails]()
     faulty_lists = {detail["loc"][:-1] for detail in details}
     for number, detail in enumerate(details):

@@ -1,5 +1,3 @@
-"""The frozen models of settings, and the names of the settings in them."""
-
 from __future__ import annotations
 
 import difflib
@@ -51,24 +49,19 @@ __all__ = [
 
 
 class Section(BaseModel):
-    """A group of related settings. All numbers are finite, because `to_toml` writes no others."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)  # `to_toml` writes finite numbers only
 
 
 class Settings(Section):
     """All settings of one command. A subclass names their places in the environment and in a recipe."""
 
-    environment_prefix: ClassVar[str]
-    """With `TRAIN_`, the variable of `optim.lr` is `TRAIN_OPTIM__LR`."""
-    recipe_table: ClassVar[str]
-    """With `train`, a recipe sets `optim.lr` as `[train.optim] lr = …`."""
+    environment_prefix: ClassVar[str]  # with `TRAIN_`, the variable of `optim.lr` is `TRAIN_OPTIM__LR`
+    recipe_table: ClassVar[str]  # with `train`, a recipe sets `optim.lr` as `[train.optim] lr = …`
     resolver: ClassVar[str] = ""
     """The module with `chosen`, `inherited` and `recorded_in` of a command whose settings depend on files or the machine."""
     facts: ClassVar[tuple[str, ...]] = ()
     """What conditions name besides settings, known once the command runs. One with the name of a setting replaces its value."""
-    examples: ClassVar[tuple[str, ...]] = ()
-    """Arguments of the command, as examples in the short help."""
+    examples: ClassVar[tuple[str, ...]] = ()  # in the short help
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -118,16 +111,11 @@ class Options(Section):
 class Place:
     """How a field of `Options` is given, if not as `--field TYPE`. It is metadata in the `Annotated` type of the field."""
 
-    option: str | None = None
-    """The option's spelling: `--trust-code`."""
+    option: str | None = None  # the option's spelling: `--trust-code`
     metavar: str | None = None
-    """The name of the value in the help text."""
     positional: bool = False
-    """The value is given without an option before it."""
-    variable: str | None = None
-    """The environment variable that is used if the command line has no value."""
-    target: Target | None = None
-    """The command writes a folder or file to this path: see `check_target`."""
+    variable: str | None = None  # the environment variable that is used if the command line has no value
+    target: Target | None = None  # the command writes a folder or file to this path: see `check_target`
 
 
 MarkerT = TypeVar("MarkerT")
@@ -136,7 +124,7 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 
 
 def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield each section and each setting of a model with its dotted name, in the order of definition."""
+    """Yield sections and settings with their dotted names, in the order of definition."""
     for name, field in model.model_fields.items():
         yield prefix + name, field
         if section := section_model(field.annotation):
@@ -144,12 +132,12 @@ def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, F
 
 
 def setting_names(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Return the settings by their dotted names, without user tables, which only a recipe can hold."""
+    """By dotted names, without user tables, which only a recipe can hold."""
     return {name: field for name, field in fields_of(model) if not section_model(field.annotation) and not is_table(field)}
 
 
 def all_settings(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
-    """Yield every setting of a model with its dotted name, user tables too. An entry of a table has the name `table.*.setting`."""
+    """With dotted names, user tables too: an entry of a table has the name `table.*.setting`."""
     for name, field in fields_of(model):
         if entry := entry_model(field):
             yield from ((f"{name}.*.{inner}", its_field) for inner, its_field in all_settings(entry))
@@ -158,7 +146,7 @@ def all_settings(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
 
 
 def settings_in(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, BaseModel, str]]:
-    """Yield each setting of an instance: its dotted name, the section that holds it, and its name there."""
+    """Yield dotted name, section that holds it, and name there."""
     for name in type(config).model_fields:
         if isinstance(value := getattr(config, name), BaseModel):
             yield from settings_in(value, f"{prefix}{name}.")
@@ -167,24 +155,22 @@ def settings_in(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, Base
 
 
 def set_names(config: BaseModel) -> list[str]:
-    """Return the dotted names of the settings that were given when the model was made, or that `keep_set` has left."""
+    """The dotted names of what was given when the model was made, or that `keep_set` has left."""
     return [name for name, section, last in settings_in(config) if last in section.model_fields_set]
 
 
 def keep_set(config: BaseModel, given: Collection[str]) -> None:
-    """Leave in `model_fields_set` only those settings of a model that are among the given dotted names."""
     for name, section, last in settings_in(config):
         if not any(f"{one}.".startswith(f"{name}.") for one in given):  # an entry sets its table
             section.model_fields_set.discard(last)
 
 
 def settings_with(model: type[BaseModel], *markers: object) -> list[str]:
-    """Return the dotted names of the settings whose type has one of these markers."""
     return [name for name, field in all_settings(model) if any(marker in field.metadata for marker in markers)]
 
 
 def markers_of(model: type[BaseModel], kind: type[MarkerT]) -> dict[str, MarkerT]:
-    """Return the marker of a kind of each setting or section that has one, by its dotted name."""
+    """By dotted name, for each setting or section that has such a marker."""
     return {name: item for name, field in fields_of(model) for item in reversed(field.metadata) if isinstance(item, kind)}
 
 
@@ -216,7 +202,6 @@ def needed_text(name: str, unmet: list[OnlyIf]) -> str:
 
 
 def is_among(name: str, settings: Collection[str]) -> bool:
-    """Return whether a name is one of these settings, or below one that is a table or section."""
     return name in settings or any(name.startswith(f"{one}.") for one in settings)
 
 
@@ -229,13 +214,13 @@ def place_of(field: FieldInfo) -> Place:
 
 
 def spelling(name: str, field: FieldInfo) -> str:
-    """Return the spelling of an option on the command line: `--trust-code`, or `RUN` for a value without an option before it."""
+    """`--trust-code`, or `RUN` for a value without an option before it."""
     place = place_of(field)
     return (place.metavar or name.upper()) if place.positional else place.option or f"--{name}"
 
 
 def with_nones(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a recipe, with None for the word `none` in settings that may be unset. TOML cannot represent None."""
+    """None replaces the word `none` in settings that may be unset, because TOML cannot represent None."""
     fields = model.model_fields
     return {name: _with_nones(fields[name], value) if name in fields else value for name, value in values.items()}
 
@@ -259,7 +244,7 @@ def section_model(annotation: Any) -> type[BaseModel] | None:
 
 
 def entry_model(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the model of each entry of a user table; None if its entries are plain values."""
+    """None if the entries are plain values."""
     return section_model(typing.get_args(field.annotation)[1]) if is_table(field) else None
 
 
@@ -276,7 +261,7 @@ def user_tables(model: type[BaseModel]) -> list[str]:
 
 
 def place_in_recipe(model: type[Settings], name: str) -> str:
-    """Return the place in a recipe of a setting in a user table; empty for any other setting."""
+    """Empty for a setting that is not in a user table."""
     table = next((table for table in user_tables(model) if f"{name}.".startswith(f"{table}.")), None)
     is_typo = name == table and difflib.get_close_matches(name, list(setting_names(model)), cutoff=0.9)  # `source` for `sources`
     return f"[{model.recipe_table}.{table}]" if table and not is_typo else ""

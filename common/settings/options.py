@@ -1,5 +1,3 @@
-"""The command-line options and the schema of a settings model."""
-
 from __future__ import annotations
 
 import argparse
@@ -35,8 +33,7 @@ from common.text import value_text
 __all__ = ["SchemaOptions", "SettingText", "help_parser", "schema_text", "setting_texts"]
 
 _SHORT_WIDTH = 80
-_WIDTH = 120
-"""Columns of a full help, unless the terminal has fewer."""
+_WIDTH = 120  # columns of a full help, unless the terminal has fewer
 _DEEP = " " * 6
 
 
@@ -47,7 +44,7 @@ class SchemaOptions(Options):
 
 
 def help_parser(model: type[Settings] | type[Options], program: str, description: str) -> argparse.ArgumentParser:
-    """Return a parser with one option for each setting, by section. It raises ConfigError instead of exiting."""
+    """It raises ConfigError instead of exiting."""
     usage = f"{program} [--SETTING VALUE ...]" if issubclass(model, Settings) else None
     short = issubclass(model, Settings) and bool(frequent_settings(model))
     parser = _Parser(
@@ -88,16 +85,11 @@ def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo, te
 
 @dataclass(frozen=True)
 class SettingText:
-    """The parts of the description of a setting or option."""
-
     name: str
-    values: str
-    """Its type, or the words that it can be; empty for a flag."""
+    values: str  # its type, or the words that it can be; empty for a flag
     bounds: str
-    default: str
-    """`required`, or empty if the description says what no value means."""
-    needs: tuple[str, ...]
-    """The conditions under which it has an effect."""
+    default: str  # `required`, or empty if the description says what no value means
+    needs: tuple[str, ...]  # the conditions under which it has an effect
     description: str
 
     @property

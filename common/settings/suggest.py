@@ -1,5 +1,3 @@
-"""Finds the settings that a user may have meant by a name that is not a setting."""
-
 from __future__ import annotations
 
 import difflib
@@ -18,10 +16,9 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 def suggest(name: str, spelled: Mapping[str, str]) -> str:
-    """Return the end of an error message with the settings that the name may mean; empty if none is similar.
+    """Return the end of an error message; empty if none is similar. `spelled` has the message's spelling by dotted name.
 
-    The last part of the name decides first, so `lr` and `train.lr` mean `optim.lr`. Then the names that other tools use are tried,
-    and then similar spellings. `spelled` has the settings by their dotted name, and how the message spells them.
+    The last part of the name decides first, so `lr` and `train.lr` mean `optim.lr`; then names of other tools, then similar ones.
     """
     name = name.lstrip("-").partition("=")[0].replace("-", "_").lower()
     if not name:
@@ -47,14 +44,14 @@ def _meant(name: str, known: list[str]) -> Iterator[str]:
 
 
 def _similar(name: str, known: Iterable[str]) -> list[str]:
-    """Return the settings whose last part is spelled in a similar way; if there is none, the setting with the most similar name."""
+    """The settings whose last part is similar; else the one with the most similar name."""
     leaves = {_leaf(one) for one in known}
     close = difflib.get_close_matches(_leaf(name), leaves, n=1, cutoff=0.75)
     return [one for one in known if _leaf(one) in close] or difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
 
 
 def _synonyms(leaf: str) -> Iterator[tuple[str, str]]:
-    """Yield each setting that other tools call `leaf`, after the command that has it."""
+    """Yield what other tools call `leaf`, after the command that has it."""
     for command, table in SYNONYMS.items():
         for names, settings in table.items():
             if _letters(leaf) in map(_letters, names.split()):

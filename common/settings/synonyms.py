@@ -1,5 +1,3 @@
-"""Names that other tools give to settings of this project."""
-
 from __future__ import annotations
 
 __all__ = ["SYNONYMS"]

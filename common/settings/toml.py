@@ -1,5 +1,3 @@
-"""Reads and writes settings in TOML files."""
-
 from __future__ import annotations
 
 import json

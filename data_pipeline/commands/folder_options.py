@@ -1,5 +1,3 @@
-"""The option that all commands on prepared data have: the folder."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""`inspect`: shows a summary of prepared data, or one of its documents."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""`leaks`: searches the training text for the text of validation and of benchmarks."""
-
 from __future__ import annotations
 
 import json

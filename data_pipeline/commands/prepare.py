@@ -1,5 +1,3 @@
-"""`prepare`: turns text into rows."""
-
 from __future__ import annotations
 
 import sys

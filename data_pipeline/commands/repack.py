@@ -1,5 +1,3 @@
-"""`repack`: packs the same documents into rows of another length."""
-
 from __future__ import annotations
 
 from pathlib import Path

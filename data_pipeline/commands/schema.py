@@ -1,5 +1,3 @@
-"""`schema`: prints the settings of `prepare`, for editors and scripts."""
-
 from __future__ import annotations
 
 from common.settings.options import SchemaOptions, schema_text

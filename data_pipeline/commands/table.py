@@ -1,5 +1,3 @@
-"""The commands on data. Options and work of a command are in the module of its name in this package."""
-
 from __future__ import annotations
 
 from common.command_line import Command
@@ -27,5 +25,4 @@ _ROWS = (
     _row("verify", "check every digest; name the first file that does not match", renamed="verify-data"),
     _row("schema", "print the JSON Schema of the settings; --env prints the environment variables", renamed="schema-data"),
 )
-COMMANDS = {command.name: command for command in _ROWS}
-"""By name, in the order of the help."""
+COMMANDS = {command.name: command for command in _ROWS}  # by name, in the order of the help

@@ -1,5 +1,3 @@
-"""`verify`: checks every digest of prepared data."""
-
 from __future__ import annotations
 
 from data_pipeline.commands.folder_options import FolderOptions

@@ -1,5 +1,3 @@
-"""The settings of a preparation that have no effect, over all of its sources."""
-
 from __future__ import annotations
 
 from common.settings.model import conditions_of, needed_text, unmet_conditions

@@ -1,5 +1,3 @@
-"""Settings that decide which documents are kept: form, language, quality."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Settings of the limits for broken or hostile input."""
-
 from __future__ import annotations
 
 from typing import Annotated

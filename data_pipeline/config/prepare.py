@@ -1,5 +1,3 @@
-"""All settings of `prepare`."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -55,15 +53,13 @@ class SourceConfig(Section):
 
 
 OVERRIDABLE = tuple(name for name, field in SourceConfig.model_fields.items() if is_table(field))
-"""The sections that a source may override."""
 
 
 def _name_of_flag(value: object) -> object:
     return {"false": "none", "true": "samples"}.get(str(value).lower(), value)
 
 
-AUTO_ROW_LENGTH = 256
-"""Tokens in a row with the recipe `auto`: enough for short texts, and small models train fastest on short rows."""
+AUTO_ROW_LENGTH = 256  # tokens, with the recipe `auto`: small models train fastest on short rows
 
 
 class PrepareConfig(Settings):

@@ -1,5 +1,3 @@
-"""Settings that decide which documents are used, how often, and in which split."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -19,8 +17,7 @@ from data_pipeline.heuristics.rule import Share
 
 __all__ = ["FIM_TOKENS", "AugmentConfig", "BalanceConfig", "DedupConfig", "SplitConfig"]
 
-FIM_TOKENS = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
-"""Names of the special tokens of fill-in-the-middle, as Qwen and CodeGemma write them."""
+FIM_TOKENS = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")  # special tokens, as Qwen and CodeGemma write them
 
 
 class DedupConfig(Section):

@@ -1,8 +1,4 @@
-"""Picks the settings that shape prepared bytes, which a manifest holds.
-
-A manifest may come from a stranger. Preparing again with its settings takes only those that shape bytes: no engine,
-no address, no worker count, no output, no source, and no file of this machine.
-"""
+"""Picks the settings that shape prepared bytes. Only these are taken from a manifest, which may come from a stranger."""
 
 from __future__ import annotations
 
@@ -26,7 +22,6 @@ _EACH_SOURCE = "source.*."
 
 
 def portable_settings(config: PrepareConfig) -> dict[str, Any]:
-    """Return the settings that decide the prepared bytes. They name nothing of this machine: no paths, no worker count."""
     values, fields = config.model_dump(mode="json"), setting_names(PrepareConfig)
     for source in values["source"].values():
         source.update({section: with_nones(type(getattr(config, section)), source[section]) for section in OVERRIDABLE})

@@ -1,5 +1,3 @@
-"""Settings that decide how files become clean documents."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self

@@ -1,5 +1,3 @@
-"""Settings of the tokenizer and of packing."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Chat templates: the text form of a conversation, and the special tokens in it.
-
-A template is a Jinja program in the file `chat_template.jinja`, as Hugging Face's libraries use it.
-"""
+"""Chat templates, Jinja programs in `chat_template.jinja`: the text form of a conversation, and the special tokens in it."""
 
 from __future__ import annotations
 
@@ -29,13 +26,9 @@ _NAMED = Path(__file__).parent
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A chat template with the special tokens that it can write."""
-
     source: str
-    variables: Mapping[str, str]
-    """Values that the template can use, such as `bos_token`."""
-    special: tuple[NamedToken, ...]
-    """Special tokens whose names in the text of the template stand for the tokens. The ids are not used here."""
+    variables: Mapping[str, str]  # values that the template can use, such as `bos_token`
+    special: tuple[NamedToken, ...]  # names that stand for the tokens in a text; the ids are not used here
 
     @staticmethod
     def of(source: str, tokenizer: Tokenizer) -> ChatTemplate:
@@ -48,7 +41,6 @@ class ChatTemplate:
 
     @cached_property
     def _lengths(self) -> dict[str, list[int]]:
-        """The lengths of the names that begin with a character, the longest first."""
         found: dict[str, set[int]] = {}
         for name in self._tokens:
             found.setdefault(name[0], set()).add(len(name))

@@ -22,8 +22,6 @@ __all__ = ["EncodedChat", "encode_chats", "encode_pieces"]
 
 @dataclass(frozen=True)
 class EncodedChat:
-    """The ids of a conversation or of a preference pair."""
-
     ids_T: NDArray[np.int32]
     has_loss_T: NDArray[np.bool_]
 
@@ -47,10 +45,7 @@ class EncodedChat:
 def encode_chats(
     tokenizer: Tokenizer, texts: Sequence[str], parts: Sequence[Sequence[int]], special: Sequence[Sequence[int]]
 ) -> list[EncodedChat]:
-    """Return the ids of documents with these texts, parts and special tokens (see `Document`).
-
-    Each part is encoded alone, so no token has text of two parts, and a model that writes an answer continues the same tokens.
-    """
+    """Encode each part alone, so that no token has text of two parts and a model continues the same tokens."""
     pieces = [_pieces(*one) for one in zip(texts, parts, special, strict=True)]
     ids = iter(_encode(tokenizer, [piece[:2] for one in pieces for piece in one]))
     encoded = []

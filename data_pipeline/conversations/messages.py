@@ -1,5 +1,3 @@
-"""Reads the messages of conversations and preference pairs from JSON, and checks them."""
-
 from __future__ import annotations
 
 import json
@@ -11,30 +9,21 @@ from data_pipeline.documents import Reason
 
 __all__ = ["ROLES", "Message", "MessagesError", "read_chat"]
 
-Message = dict[str, Any]
-"""A message: `role`, `content`, and the other fields that the record has."""
+Message = dict[str, Any]  # `role`, `content`, and the other fields of the record
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_OTHER_NAMES = {"human": "user", "gpt": "assistant"}
-"""Names of roles in records with `from` and `value`."""
+_OTHER_NAMES = {"human": "user", "gpt": "assistant"}  # names of roles in records with `from` and `value`
 _ONE_TURN = {"prompt": "user", "response": "assistant"}
 _SHOWN_CHARS = 60
 
 
 class MessagesError(ValueError):
-    """The messages of a record cannot be used."""
-
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
 
 
 def read_chat(text: str, max_depth: int) -> list[list[Message]]:
-    """Return the conversations of a record: one, or two for a preference pair, the better one first.
-
-    Args:
-        text: a JSON object with `messages`, with `prompt` and `response`, or with `prompt`, `chosen` and `rejected`.
-        max_depth: the most levels of lists and objects, also in a list of messages that is given as text.
-    """
+    """Return one conversation, or two for a preference pair, the better one first. `max_depth` holds in texts too."""
     try:
         conversations = _conversations(json.loads(text))
         if not is_deeper(conversations, max_depth):

@@ -1,8 +1,7 @@
 """Turns conversations into text with marked parts, by a chat template that runs in a confined process.
 
-Text of a conversation that spells a special token must not become this token. So before the template runs, each such name in the
-conversation is replaced by a character that the conversation does not contain, and put back afterwards. What then still spells a
-special token comes from the template.
+Text of a conversation that spells a special token must not become this token. So each such name is replaced by an unused character
+before the template runs, and put back afterwards: what then still spells a special token comes from the template.
 """
 
 from __future__ import annotations
@@ -39,13 +38,9 @@ _USER, _ANSWER = "How are you?", "I am well."
 
 @dataclass(frozen=True)
 class Rendered:
-    """The text of a conversation."""
-
     text: str
-    parts: tuple[int, ...]
-    """Lengths in characters of its parts, alternately without and with a loss."""
-    special: tuple[int, ...]
-    """Lengths in characters of its pieces, alternately ordinary text and a special token."""
+    parts: tuple[int, ...]  # of its parts in characters, alternately without and with a loss
+    special: tuple[int, ...]  # of its pieces in characters, alternately ordinary text and a special token
 
     @staticmethod
     def join(all_rendered: Sequence[Rendered]) -> Rendered:
@@ -130,7 +125,6 @@ class ChatRenderer(ProgramOnDemand):
             return character
 
         def with_places(found: re.Match[str]) -> str:
-            """Return a text of the JSON with each name of a special token replaced by a placeholder."""
             text, pieces, end = json.loads(found[0]), [], 0
             for start, name in self._template.names_in(text):
                 if name not in place_of:

@@ -1,11 +1,9 @@
 """Renders conversations with a chat template in a separate process. `rendering` starts this file as a script.
 
-A chat template is a Jinja program that may come from a stranger. Jinja's sandbox keeps it from Python's internals, but not from
-endless loops and huge texts. So it runs in this process, with limits on processor time and memory for each conversation.
+A template may come from a stranger, and Jinja's sandbox stops no endless loops or huge texts. So each conversation has limits.
 
-The template gets the values and functions that transformers gives it, with three differences. There is no `strftime_now`, because
-a date would make the same data differ from day to day. Memory and time are limited. A block `{% generation %}` puts a mark before
-and after its text, from which the parent learns which text is the answer.
+The template gets what transformers gives it, without `strftime_now`: a date would make data differ from day to day. A block
+`{% generation %}` puts a mark before and after its text, from which the parent learns which text is the answer.
 
 Messages in both directions are a 64-bit length, little-endian, and a JSON object of that length. The first message has
 `template`, `variables`, `seconds` and `memory_bytes`. Each later one has `messages`, `marks` (two characters that the conversation
@@ -142,8 +140,6 @@ def _marked_spans(text: str, marks: str) -> tuple[str, list[list[int]]]:
 
 
 class _Generation(jinja2.ext.Extension):
-    """Puts marks around the text of `{% generation %} … {% endgeneration %}`."""
-
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
@@ -157,8 +153,6 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Dict:
-    """`dict` for templates, without access to the type."""
-
     def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
         return dict(*args, **values)
 

@@ -1,9 +1,6 @@
-"""Facts about documents in tables beside the shards, which hold only the ids of documents.
+"""Facts about documents in tables beside the shards, which hold only the ids of documents. Shape suffix: D documents.
 
-`documents/` has kind and length of each validation document, by which an evaluation groups its losses. `labels/` has the label of
-each document of data that was prepared with `records.label_field`, in 10 bytes for each document.
-
-Shape suffix: D documents.
+`documents/` has kind and length of each validation document, `labels/` the label of each document if there are labels.
 """
 
 # ruff: noqa: N815 - names of arrays carry their shape
@@ -32,13 +29,9 @@ _MAX_NAME_CHARS = 1024
 
 @dataclass(frozen=True)
 class ValidationDocuments:
-    """The documents of the validation split, in ascending order of their ids."""
-
     ids_D: NDArray[np.uint64]
-    kinds_D: NDArray[np.uint8]
-    """Index in `kinds`."""
-    tokens_D: NDArray[np.uint32]
-    """Tokens of the whole document, bos and eos included."""
+    kinds_D: NDArray[np.uint8]  # index in `kinds`
+    tokens_D: NDArray[np.uint32]  # of the whole document, bos and eos included
     kinds: tuple[str, ...] = KINDS
 
     def find(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -47,18 +40,15 @@ class ValidationDocuments:
 
 @dataclass(frozen=True)
 class DocumentLabels:
-    """The labels of the documents of one split, in ascending order of the documents' ids."""
-
     ids_D: NDArray[np.uint64]
-    labels_D: NDArray[np.uint16]
-    """Index in `label_names`."""
+    labels_D: NDArray[np.uint16]  # index in `label_names`
 
     def find(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
         return self.labels_D[_find(self.ids_D, ids, "a row", LABELS)].astype(np.int64)
 
 
 def read_validation_documents(directory: Path, manifest: Manifest) -> ValidationDocuments | None:
-    """Return the validation documents of prepared data; None for data of an earlier version, which has no such tables."""
+    """None for data of an earlier version, which has no such tables."""
     names = [name for name in manifest.files if name.startswith(f"{DOCUMENTS}/")]
     if not names:
         return None

@@ -40,35 +40,27 @@ def _declare(names: list[str], name: str) -> str:
 
 
 MANIFEST = _declare(SINGLE_FILES, "manifest.json")
-PUBLISHED = _declare(SINGLE_FILES, "published.json")
-"""File beside the manifest that lists what `prepare` has written to the folder, with sizes and times."""
+PUBLISHED = _declare(SINGLE_FILES, "published.json")  # lists what `prepare` has written to the folder, with sizes and times
 INPUTS = _declare(SINGLE_FILES, "inputs.json")
 REPORT = _declare(SINGLE_FILES, "report.json")
 REPORT_PAGE = _declare(SINGLE_FILES, "report.html")
 CARD = _declare(SINGLE_FILES, "DATA_CARD.md")
 TIMINGS = _declare(SINGLE_FILES, "timings.json")
 REJECTS = _declare(SINGLE_FILES, "rejects.jsonl")
-REFERENCE = _declare(SINGLE_FILES, "reference.safetensors")
-"""The reference model of perplexity that was trained with this data, for `quality.reference` of another preparation."""
+REFERENCE = _declare(SINGLE_FILES, "reference.safetensors")  # trained with this data, for `quality.reference` elsewhere
 
 TOKENIZER = _declare(FOLDERS, "tokenizer")
-TOKENS = _declare(FOLDERS, "tokens")
-"""Folder with one table per partition: the tokenised documents."""
-CHOSEN = _declare(FOLDERS, "chosen")
-"""Folder with one table per partition: how often each document is used."""
-DOCUMENTS = _declare(FOLDERS, "documents")
-"""Folder with facts about the documents of the validation split (see `document_tables`)."""
-LABELS = _declare(FOLDERS, "labels")
-"""Folder with the label of each document (see `document_tables`)."""
-REJECTED = _declare(FOLDERS, "rejects")
-"""Folder with one file per partition: the rejected documents in full (`keep_rejects = "all"`)."""
+TOKENS = _declare(FOLDERS, "tokens")  # a table for each partition: the tokenised documents
+CHOSEN = _declare(FOLDERS, "chosen")  # a table for each partition: how often each document is used
+DOCUMENTS = _declare(FOLDERS, "documents")  # facts about the documents of the validation split
+LABELS = _declare(FOLDERS, "labels")  # the label of each document
+REJECTED = _declare(FOLDERS, "rejects")  # a file for each partition: rejected documents in full
 
 WORK = ".work"
 LOCK = ".prepare.lock"
 
 MAX_LABELS = 1024
-LOSS_RUNS = "loss_runs"
-"""Column of the loss mask, in shards and in tables of tokenised documents."""
+LOSS_RUNS = "loss_runs"  # column of the loss mask, in shards and in tables of tokenised documents
 
 
 def rejected_name(partition: int) -> str:

@@ -1,12 +1,8 @@
 """Locks that prevent `prepare` from replacing data while a process reads it.
 
-A reader holds a shared lock on the folder of the data. `prepare` holds an exclusive lock while it writes new data there. The lock
-is on the folder itself, so it needs no file, works in a read-only folder, and cannot be replaced by a link. The kernel releases it
-when the process ends. It works between all processes of a machine, also in containers. On a network file system it may be limited
-to one machine.
-
-A reader also writes its name to `.readers`, if it can write there. Each reader locks the file with its name, so a killed process
-does not count as a reader. If the server of a network file system supports locks, the names protect the data from other machines.
+A lock is on the folder itself: shared for a reader, exclusive for `prepare` while it writes. It needs no file, and the kernel
+releases it when the process ends. On a network file system it may be limited to one machine. So each reader also writes its name
+to `.readers` if it can, and locks that file: a killed process does not count.
 """
 
 from __future__ import annotations
@@ -25,8 +21,7 @@ from common.text import some_of
 
 __all__ = ["READERS", "DataInUseError", "reading", "replacing"]
 
-READERS = ".readers"
-"""Folder with the names of readers, inside the folder of the data."""
+READERS = ".readers"  # folder with the names of readers, inside the folder of the data
 _MAX_NAMES, _MAX_NAME_BYTES = 256, 512
 _SHOWN = 4  # maximum number of names in a message
 
@@ -37,11 +32,7 @@ class DataInUseError(ConfigError):
 
 @contextmanager
 def reading(directory: Path, name: str | None = None) -> Iterator[None]:
-    """Prevent `prepare` from replacing the data in a folder while the context lasts.
-
-    A folder that cannot be opened is not locked: the first read reports the error. `name`, such as "run demo", is shown by a
-    `prepare` that is refused.
-    """
+    """A `prepare` that is refused shows `name`, such as "run demo". A folder that cannot be opened is not locked."""
     with _locked(directory, fcntl.LOCK_SH) as held:
         if not held:
             raise PreparedDataError(
@@ -53,7 +44,7 @@ def reading(directory: Path, name: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def replacing(directory: Path) -> Iterator[None]:
-    """Prevent new readers of the data in a folder while the context lasts; DataInUseError if another process reads it."""
+    """DataInUseError if another process reads the data."""
     with _locked(directory, fcntl.LOCK_EX) as held:
         names = list(_readers(directory))
         if not held or names:
@@ -80,7 +71,6 @@ def _locked(directory: Path, kind: int) -> Iterator[bool]:
 
 
 def _is_locked(descriptor: int, kind: int) -> bool:
-    """Lock an open file or folder without waiting. Return whether no other process holds the lock."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

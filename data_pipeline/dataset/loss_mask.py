@@ -1,8 +1,7 @@
 """The loss mask: which tokens the model is trained to predict, as lengths of runs.
 
-The tokens of a sequence, a document or a row, are cut into runs that alternate: without loss, with loss, without loss, and so on.
-The first run has no loss; it is empty if the sequence begins with a loss. A sequence without runs has a loss on every token. So the
-mask takes memory in proportion to the number of runs, not of tokens.
+The tokens of a sequence, a document or a row, are cut into runs that alternate: without loss, with loss, and so on. The first is
+empty if the sequence begins with a loss. A sequence without runs has a loss on every token.
 
 Shape suffixes: B sequences, N runs of all sequences, S segments of all sequences, T tokens of all sequences.
 """
@@ -25,8 +24,6 @@ Int64s = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LossMask:
-    """The runs of several sequences, one sequence after the other."""
-
     runs_N: NDArray[np.uint32]
     num_runs_B: Int64s
 
@@ -103,10 +100,7 @@ class LossMask:
 
 
 def number_tokens(firsts_B: Int64s, ends_B: Int64s, runs_N: NDArray[Any], sizes_B: Int64s) -> NDArray[np.int32]:
-    """Return the index of each token's run in its sequence, from 0, and -1 for the tokens after the last run, shape [T].
-
-    The runs of a sequence are `runs_N[first:end]`. `sizes_B` are the tokens of each sequence, at least the sum of its runs.
-    """
+    """Return the index of each token's run `runs_N[first:end]` in its sequence, and -1 after the last run, shape [T]."""
     numbers, lengths = _with_rest(firsts_B, ends_B, runs_N, sizes_B)
     return np.repeat(numbers.astype(np.int32), lengths)
 

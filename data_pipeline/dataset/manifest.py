@@ -1,7 +1,4 @@
-"""The manifest of prepared data: a list of all files with a digest of each, and one root digest over the whole list.
-
-It contains no time, machine or absolute path, so the same input gives the same bytes on every machine.
-"""
+"""The manifest of prepared data: a digest of each file, and one root digest. It has no time, machine or absolute path."""
 
 from __future__ import annotations
 
@@ -46,13 +43,10 @@ __all__ = [
 
 _FAMILY = "packed-rows/"
 FORMAT = f"{_FAMILY}2"
-MASKED_FORMAT = f"{_FAMILY}3"
-"""The format of data with a loss mask: shards and tables may have a column `loss_runs` (see `loss_mask`)."""
+MASKED_FORMAT = f"{_FAMILY}3"  # shards and tables may have a column `loss_runs`
 _FORMATS = (FORMAT, MASKED_FORMAT)
-MAX_MANIFEST_BYTES = 512 << 20
-"""Enough for about a million input files."""
-MAX_REFERENCE_BYTES = 4 << 30
-"""More than a reference model has with the highest `quality.reference_bits`."""
+MAX_MANIFEST_BYTES = 512 << 20  # enough for about a million input files
+MAX_REFERENCE_BYTES = 4 << 30  # more than a model has with the highest `quality.reference_bits`
 MAX_ROW_LENGTH = 1 << 20
 _MAX_SHARD_ROWS = (1 << 31) - 1  # the offsets of the lists in a shard are int32
 _MAX_ROWS = 1 << 40  # the order of training rows is defined up to this number
@@ -106,19 +100,14 @@ _Bytes = Annotated[int, Field(ge=0, le=_MAX_FILE_BYTES)]
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One shard: rows of one split, all from one source."""
-
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
-    path: _Path
-    """Path relative to the folder of the manifest, such as `train/stdlib-code-00000.arrow`."""
+    path: _Path  # relative to the manifest, such as `train/stdlib-code-00000.arrow`
     split: Literal["train", "val"]
     source: str
     rows: Annotated[int, Field(ge=0, le=_MAX_SHARD_ROWS)]
-    tokens: _Bytes
-    """Number of tokens without padding."""
-    targets: _Bytes
-    """Number of tokens that the model predicts: those with a loss, except the first token of each document in a row."""
+    tokens: _Bytes  # number of tokens without padding
+    targets: _Bytes  # tokens with a loss, except the first of each document in a row
     bytes: _Bytes
     sha256: _Digest
 
@@ -129,8 +118,7 @@ class Manifest:
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
-    fingerprint: _Text
-    """Digest of the settings and the input. Equal fingerprints mean equal prepared data."""
+    fingerprint: _Text  # digest of the settings and the input. Equal fingerprints mean equal prepared data.
     row_length: Annotated[int, Field(ge=1, le=MAX_ROW_LENGTH)]
     vocab_size: Annotated[int, Field(ge=1, le=MAX_VOCAB_SIZE)]
     token_type: Annotated[str, Field(pattern="^uint(16|32)$")]
@@ -138,8 +126,7 @@ class Manifest:
     tokenizer_digest: _Text
     sources: tuple[Annotated[str, Field(pattern="^[a-z0-9_-]{1,64}$")], ...]
     shards: tuple[ShardEntry, ...]
-    files: dict[_Path, _Digest]
-    """Digest of every other file by name: tokenizer, report and tables."""
+    files: dict[_Path, _Digest]  # digest of every other file by name: tokenizer, report and tables
     inputs: tuple[Annotated[dict[str, Any], AfterValidator(_checked_input)], ...]
     partitions: tuple[Annotated[dict[str, Any], AfterValidator(_checked_partition)], ...]
     """Source, files and byte ranges of every partition. The id of a document contains an index into this list (see `documents`)."""
@@ -154,7 +141,7 @@ class Manifest:
 
     @property
     def shaping(self) -> dict[str, Any]:
-        """The settings that determine the prepared bytes. Only these may be used to prepare the data again."""
+        """Only these may be used to prepare the data again."""
         return shaping_settings(self.config)
 
     @property
@@ -163,7 +150,7 @@ class Manifest:
 
     @property
     def named_files(self) -> list[str]:
-        """Names of the settings that refer to files. The manifest has only the digests of these files."""
+        """The manifest has only the digests of these files."""
         return named_files(self.config)
 
     @property
@@ -179,10 +166,7 @@ class Manifest:
         return any(one.get("chosen_field") is not None for one in records)
 
     def sealed(self) -> tuple[Manifest, bytes]:
-        """Return this manifest with its root digest, as a reader would parse it, and the bytes of its file.
-
-        The file sorts all keys. The returned manifest is parsed from these bytes, so it does not depend on the order of insertion.
-        """
+        """Return this manifest with its root digest, parsed from the bytes of its file as a reader would, and these bytes."""
         content = {name: value for name, value in asdict(self).items() if name != "root_digest"}
         root_digest = digest_bytes(canonical_json(content))
         data = canonical_json({**content, "root_digest": root_digest})
@@ -200,7 +184,7 @@ _FORM = TypeAdapter(Manifest)
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read the manifest of prepared data, and check its format, its root digest and all its values. The shards are not read."""
+    """Check format, root digest and all values. The shards are not read."""
     path = directory / MANIFEST
     try:
         value = json.loads(read_input(path, MAX_MANIFEST_BYTES, below=directory))
@@ -224,10 +208,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def distrust(directory: Path) -> None:
-    """Delete the note (`published.json`) of damaged data, so that the next `prepare` reads every file and trusts no size or time.
-
-    A failing device can change content without changing size or time. If the folder is read-only, the note stays.
-    """
+    """Delete the note (`published.json`) if possible: a failing device can change content without changing size or time."""
     with suppress(OSError):
         (directory / PUBLISHED).unlink()
 
@@ -244,10 +225,7 @@ def files_in_manifest(directory: Path) -> set[str]:
 
 
 def check_digests(directory: Path, digests: Mapping[str, str], sizes: Mapping[str, int] = MappingProxyType({})) -> None:
-    """Read files of prepared data, by name, and compare each with its digest in the manifest.
-
-    A file with a wrong size, or one too large for its kind, is refused before it is read: a sparse file can have any size.
-    """
+    """A wrong size, or one too large for its kind, is refused before the file is read: a sparse file can have any size."""
     for name, expected in digests.items():
         path = directory / name
         try:
@@ -282,7 +260,7 @@ def _limit_of(name: str) -> int | None:
 
 
 def is_missing(error: OSError) -> bool:
-    """Whether an error means that a file does not exist. Any other error may be a temporary fault of the device."""
+    """Any other error may be a temporary fault of the device."""
     return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 

@@ -1,12 +1,9 @@
-"""Shards: Arrow IPC files with one packed sequence in each row, written once and read memory-mapped.
+"""Shards: Arrow IPC files with one packed sequence in each row, written once and read memory-mapped, uncompressed in one batch.
 
     tokens     fixed_size_list<uint16 or uint32>[L]   the row; tokens after the last segment are padding
     segments   list<uint32>                           lengths of the documents in the row, in order; their sum is at most L
     documents  list<uint64>                           ids of the documents, one for each segment
-    loss_runs  list<uint32>                           the loss mask of the row without padding (see `loss_mask`); not in all shards
-
-A shard is uncompressed and has one record batch, so its columns can be mapped into memory without a copy. The loss mask is only in
-data of format `packed-rows/3`, in the shards of sources that have one.
+    loss_runs  list<uint32>                           the loss mask of the row without padding (`packed-rows/3`); not in all shards
 
 Shape suffixes: B requested rows, R rows of a shard, L tokens of a row, S segments of all rows of a shard.
 """
@@ -64,14 +61,11 @@ def token_type(vocab_size: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class ShardContent:
-    """The rows of a shard as arrays."""
-
     tokens_RL: Tokens
     segments_S: NDArray[np.uint32]
     documents_S: NDArray[np.uint64]
     num_segments_R: Int64s
-    mask: LossMask | None = None
-    """Which tokens have a loss; None: all, and the shard has no column for it."""
+    mask: LossMask | None = None  # None: all tokens have a loss, and the shard has no column for it
 
     @property
     def num_tokens(self) -> int:
@@ -84,19 +78,13 @@ class ShardContent:
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Several rows."""
-
     tokens_BL: Tokens
-    segments_BL: NDArray[np.int32]
-    """Index of the document in its row, from 0; -1 for padding."""
-    has_loss_BL: NDArray[np.bool_] | None = None
-    """Whether a token has a loss if it is a target; None: every token."""
-    targets_BL: Int64s | None = None
-    """Targets in place of the next tokens, -100 at positions without one. No shard has them: a view of the rows sets them."""
+    segments_BL: NDArray[np.int32]  # index of the document in its row, from 0; -1 for padding
+    has_loss_BL: NDArray[np.bool_] | None = None  # whether a token has a loss if it is a target; None: every token
+    targets_BL: Int64s | None = None  # in place of the next tokens, -100 without one; set by views
 
 
 def write_shard(path: Path, content: ShardContent) -> None:
-    """Write a shard. The caller renames it to its final name."""
     num_rows, row_length = content.tokens_RL.shape
     offsets = _offsets(content.num_segments_R)
     columns = {
@@ -123,16 +111,10 @@ def _num_targets_of(segments_S: NDArray[np.uint32], num_segments_R: Int64s, mask
 
 
 class Rows:
-    """The rows of one split, from all its shards in the order of the manifest.
+    """The rows of one split, from all its shards in the order of the manifest. ShardError, OSError: from every reading method.
 
-    A shard is opened when it is first used. Its size is checked then, and with `verify` also its digest. Each later use checks that
-    the file has not changed since, because reading a mapping of a truncated file ends this process. After an error the next use
-    opens the shard again and always checks its digest.
-
-    Raises:
-        ShardError: from every reading method, if a shard is missing, differs from the manifest, or contains an id outside of
-            the vocabulary.
-        OSError: from every reading method. Its `filename` is the path of the shard.
+    Size and, with `verify`, digest are checked when a shard is opened. Each later use checks that the file has not changed, because
+    reading a mapping of a truncated file ends this process. After an error the next use checks the digest.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, split: str, *, verify: bool = True) -> None:
@@ -146,8 +128,7 @@ class Rows:
         self._firsts = self._ends - np.array([shard.rows for shard in self._entries], np.int64)
         self._source_of_shard = np.array([manifest.sources.index(shard.source) for shard in self._entries], np.int64)
         self._open: dict[int, _OpenShard] = {}
-        self._suspect: set[int] = set()
-        """Numbers of the shards that have failed once."""
+        self._suspect: set[int] = set()  # numbers of the shards that have failed once
         self._blank: frozenset[int] = frozenset()
         self._note: Callable[[ShardError | OSError], None] | None = None
 
@@ -155,10 +136,7 @@ class Rows:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def without(self, shards: Collection[str], note: Callable[[ShardError | OSError], None] | None = None) -> Rows:
-        """Return the same rows with the same numbers, but the rows of these shards are padding, and their files are not read.
-
-        With `note`, rows whose read fails are padding too, and `note` gets the error. Otherwise it is raised.
-        """
+        """The rows of these shards become padding. With `note`, rows whose read fails do too, and `note` gets the error."""
         rows = copy.copy(self)
         rows._blank = frozenset(number for number, entry in enumerate(self._entries) if entry.path in shards)
         rows._note = note
@@ -280,8 +258,6 @@ class Rows:
 
 
 class _BlankShard:
-    """Rows of padding in place of an unused shard."""
-
     def __init__(self, row_length: int, token_type: np.dtype[Any]) -> None:
         self._row_length, self._token_type = row_length, token_type
 
@@ -299,8 +275,6 @@ class _BlankShard:
 
 
 class _OpenShard:
-    """One shard, mapped into memory."""
-
     def __init__(self, directory: Path, entry: ShardEntry, manifest: Manifest, *, verify: bool) -> None:
         path = directory / entry.path
         self._path = path
@@ -344,11 +318,7 @@ class _OpenShard:
             )
 
     def read(self, rows: Int64s) -> RowBatch:
-        """Return tokens and segments of these rows, shape [B, L].
-
-        The digest only proves that the shard is as it was written. An id outside of the vocabulary makes a model read other
-        memory, or ends the process on a GPU.
-        """
+        """Shapes [B, L]. An id outside of the vocabulary would make a model read other memory, or end a process on a GPU."""
         tokens_BL = self._tokens_RL[rows]
         if tokens_BL.size and (largest := int(tokens_BL.max())) >= self._vocab_size:
             raise PreparedDataError(

@@ -1,5 +1,3 @@
-"""Decide whether a document is used for training or validation, by its content or by its position in the file."""
-
 from __future__ import annotations
 
 from typing import Literal

@@ -1,5 +1,3 @@
-"""Read the documents of prepared data that was prepared with `packing.keep_tokens = true`."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -38,8 +36,6 @@ _SectionT = TypeVar("_SectionT", bound=Section)
 
 @dataclass(frozen=True)
 class PublishedDocument:
-    """A document that is used in rows."""
-
     id: int
     source: str
     split: Split
@@ -88,10 +84,7 @@ def read_document(directory: Path, manifest: Manifest, identity: int) -> Publish
 
 
 def check_tables(directory: Path, manifest: Manifest, number: int) -> None:
-    """Compare the tables of a partition with the manifest before they are used, and check every value that is used as an index.
-
-    The digests only prove that the tables are as they were written, not that their values are valid.
-    """
+    """Check every value that is used as an index: digests only prove that the tables are as they were written."""
     names = [f"{folder}/{number:06d}.arrow" for folder in (TOKENS, CHOSEN)]
     if missing := [name for name in names if name not in manifest.files]:
         raise PreparedDataError(f"{directory / MANIFEST}: {missing[0]} is not listed; run `prepare` again")

@@ -1,8 +1,7 @@
 """Tables of documents on disk, which are Arrow IPC files, and a reader of such files that trusts nothing.
 
-The reader of the Arrow library follows the offsets in the footer and decompresses the buffers, so a file of some kilobytes can use
-gigabytes of memory. This project writes uncompressed files. So files are read message by message, in place, and a compressed one is
-refused. Format: https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format; the flatbuffers are defined in Message.fbs.
+Arrow's reader follows offsets and decompresses, so kilobytes can use gigabytes. This one reads message by message, in place, and
+refuses compression. Format: https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format, and Message.fbs.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class TableWriter:
         return {self._path: self.digest}
 
     def add(self, row: tuple[Any, ...], num_bytes: int) -> None:
-        """Add a row of about `num_bytes`. Rows are collected into batches of a few MiB."""
+        """Rows are collected into batches of a few MiB."""
         self._rows.append(row)
         self._bytes += num_bytes
         if self._bytes >= _BATCH_BYTES:
@@ -117,8 +116,6 @@ class TableWriter:
 
 
 class _DigestingFile(io.RawIOBase):
-    """A new file that is written sequentially, and the digest of the written bytes."""
-
     def __init__(self, path: Path) -> None:
         self._file = path.open("xb")
         self.sha256 = hashlib.sha256()
@@ -185,10 +182,7 @@ _HEADER_OF_MESSAGE, _COMPRESSION_OF_BATCH = 2, 3  # field numbers in Message.fbs
 
 
 def open_arrow(content: pa.Buffer) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the schema of an Arrow IPC file in a buffer, and its record batches, without a copy.
-
-    ValueError: it is not such a file, or a batch is damaged or compressed.
-    """
+    """Without a copy. ValueError: it is no Arrow IPC file, or a batch is damaged or compressed."""
     if bytes(content[: len(_MAGIC)]) != _MAGIC:
         raise ValueError("it does not begin with the bytes of an Arrow file")
     messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(content.slice(len(_MAGIC))))

@@ -1,11 +1,8 @@
 """Decontamination: finds the documents that share runs of words with a benchmark.
 
-A document that contains `dedup.benchmark_words` consecutive words of a benchmark counts as an overlap: 13 words as for GPT-3
-(Brown et al., 2020, appendix C). `TextBatch` compares words without punctuation and without the case of ASCII letters. A shorter
-benchmark text counts as a whole if it has at least 8 words. Shorter ones are ignored, because everyday phrases would match.
-
-Runs are compared by 64-bit hashes. For a benchmark of a million runs, a chance match is expected once in 10^13 words of training
-text.
+`dedup.benchmark_words` consecutive words count, 13 as for GPT-3 (Brown et al., 2020, appendix C). A shorter benchmark text counts
+as a whole from 8 words on; everyday phrases would match shorter ones. Runs are compared by 64-bit hashes: for a benchmark of a
+million runs, a chance match is expected once in 10^13 words.
 """
 
 from __future__ import annotations
@@ -40,13 +37,12 @@ Int64s = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of one length in a benchmark, in ascending order of their hashes. A run of several items is listed for each."""
+    """The runs of one length, in ascending order of their hashes. A run of several items is listed for each."""
 
     num_words: int
     hashes: Hashes
     items: Int64s
-    is_likely: NDArray[np.bool_]
-    """Whether any run has these lowest bits of a hash. This test rejects most words of a text."""
+    is_likely: NDArray[np.bool_]  # whether any run has these lowest bits of a hash: rejects most words
 
     def find(self, hashes: Hashes) -> tuple[Int64s, Int64s]:
         likely = np.flatnonzero(self.is_likely[hashes & _FILTER_MASK])
@@ -65,13 +61,10 @@ class Overlaps:
 
 @dataclass(frozen=True)
 class BenchmarkIndex:
-    """All runs of some benchmark files, by length."""
-
     lengths: tuple[Runs, ...]
     num_items: int
 
     def count(self, batch: TextBatch) -> NDArray[np.uint32]:
-        """Return for each text the number of places where a run of a benchmark begins."""
         counts_D = np.zeros(len(batch), np.uint32)
         for runs in self.lengths:
             counts_D += np.bincount(self._documents(batch, runs)[0], minlength=len(batch)).astype(np.uint32)

@@ -1,8 +1,7 @@
 """Finds pairs of documents that share a key, bucket by bucket. A bucket is a range of keys that fits in memory.
 
-The number of buckets depends on the number of entries, not on the number of workers. It changes only the order in which pairs are
-found. If a million documents share a key, not all of their pairs are formed: each document is paired with the first few of them
-and with the one before it. These pairs are enough to drop most of the documents. The remaining ones are then paired more densely.
+The number of workers does not change the buckets. If a million documents share a key, each is paired with the first few of them and
+with the one before it, which is enough to drop most. The remaining ones are then paired more densely.
 """
 
 from __future__ import annotations
@@ -34,12 +33,9 @@ __all__ = [
     "refine_candidates",
 ]
 
-PAIRS_SCHEMA = pa.schema([("later", pa.uint64()), ("earlier", pa.uint64())])
-"""Two document ids. Each record batch is in ascending order of the later one."""
-GROUPS_SCHEMA = pa.schema([("key", pa.uint64()), ("id", pa.uint64())])
-"""Sorted by key, then id."""
-SAMPLE_EVERY = 256
-"""A bucket's result lists the later document of one pair in this many. The verification is cut into even tasks by these samples."""
+PAIRS_SCHEMA = pa.schema([("later", pa.uint64()), ("earlier", pa.uint64())])  # document ids; each batch is in order of `later`
+GROUPS_SCHEMA = pa.schema([("key", pa.uint64()), ("id", pa.uint64())])  # sorted by key, then id
+SAMPLE_EVERY = 256  # one pair in so many gives a sample, by which the verification is cut into even tasks
 
 _FIRST_MEMBERS = 4  # the first documents of a group, with which each other one is paired
 _FIRST_SURVIVORS = 64  # the same, after most documents are dropped
@@ -50,36 +46,26 @@ Pairs = tuple[Ids, Ids]
 
 @dataclass(frozen=True)
 class BucketTask:
-    """Find the documents that share a key in bucket `bucket` of `num_buckets` equal ranges of keys."""
-
     bucket: int
     num_buckets: int
     partitions: tuple[int, ...]
     keys: Path
-    output: Path
-    """Table of the pairs that may be similar. The pairs of equal documents are in `copies_path(output)`."""
+    output: Path  # pairs that may be similar; those of equal documents are in `copies_path(output)`
 
 
 @dataclass
 class BucketResult:
-    """Counts of one bucket."""
-
     entries: int = 0
-    candidates: int = 0
-    """Number of pairs; some are counted more than once."""
+    candidates: int = 0  # pairs, some counted more than once
     copies: int = 0
-    crowded: int = 0
-    """Number of members of groups that were not paired completely."""
+    crowded: int = 0  # members of groups that were not paired completely
     samples: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class RefineTask:
-    """Pair the members of a bucket's crowded groups that are not dropped."""
-
     bucket: Path
-    resolved: Path
-    """Table of the decisions so far: `id`, ascending, and `fate`, 0 for documents that are kept."""
+    resolved: Path  # decisions so far: `id`, ascending, and `fate`, 0 for documents that are kept
     output: Path
 
 
@@ -161,10 +147,7 @@ def only_shared(keys: Ids, checks: NDArray[np.uint32], ids: Ids) -> tuple[Ids, N
 
 
 def take_copies(keys: Ids, checks: NDArray[np.uint32], ids: Ids) -> tuple[Pairs, Ids, Ids]:
-    """Return the pairs of equal documents, each with the first equal one, and key and id of the band entries, by key, then id.
-
-    Of equal documents that share a band, only the first keeps its band entry.
-    """
+    """Of equal documents that share a band, only the first keeps its band entry. Entries are returned by key, then id."""
     is_first = np.ones(len(keys), np.bool_)
     is_first[1:] = (keys[1:] != keys[:-1]) | (checks[1:] != checks[:-1])
     first_of = ids[np.maximum.accumulate(np.where(is_first, np.arange(len(keys)), 0))]
@@ -177,10 +160,7 @@ def take_copies(keys: Ids, checks: NDArray[np.uint32], ids: Ids) -> tuple[Pairs,
 
 
 def pair_up(keys: Ids, ids: Ids, num_first: int) -> Iterator[Pairs]:
-    """Yield pairs of documents with a common key: each with the first `num_first` members of its group and with the one before it.
-
-    The entries are sorted by key, then id. Groups of up to `num_first` + 2 documents are paired completely.
-    """
+    """Pair with the first `num_first` members of a group and the one before; the entries are sorted by key, then id."""
     sizes = group_sizes(keys)
     starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
     first = np.repeat(starts, sizes[starts])

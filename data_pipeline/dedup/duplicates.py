@@ -1,5 +1,3 @@
-"""Finds duplicates from keys: candidates by bucket, verification by ranges of documents, one decision, one table per partition."""
-
 from __future__ import annotations
 
 from collections import defaultdict
@@ -46,7 +44,7 @@ ENTRY_BYTES, PAIR_BYTES, KEY_BYTES = 16, 16, 28  # size of each in its file, for
 
 @dataclass(frozen=True)
 class PartitionKeys:
-    """A partition whose texts are in `text/NNNNNN.arrow` and whose keys are in `keys/NNNNNN.arrow` of the work folder."""
+    """Its texts are in `text/NNNNNN.arrow` and its keys in `keys/NNNNNN.arrow` of the work folder."""
 
     number: int
     source: str
@@ -55,8 +53,6 @@ class PartitionKeys:
 
 @dataclass(frozen=True)
 class MarkTask:
-    """Write the fate of each document of a partition."""
-
     number: int
     keys: Path
     resolved: Path
@@ -66,8 +62,6 @@ class MarkTask:
 
 @dataclass
 class MarkResult:
-    """Number of documents by fate: `kept`, or the reason why they are dropped."""
-
     counts: Counts
 
 
@@ -83,21 +77,13 @@ _NAMES = {Fate.KEEP: _KEPT, **{fate: reason.value for fate, reason in REASONS.it
 
 @dataclass(frozen=True)
 class Duplicates:
-    """The result of deduplication."""
-
-    rejected: list[Counts]
-    """Number of dropped documents by reason, for each partition."""
-    sources: dict[str, Counts]
-    """Number of documents by fate (`kept` or a reason), for each source."""
-    candidates: int
-    """Number of pairs that share a key and are not equal."""
-    similar: int
-    """Number of these pairs whose similarity reaches the threshold."""
-    capped: int
-    """Number of documents that were kept because their leaders had already absorbed `max_cluster` others."""
+    rejected: list[Counts]  # documents by reason, for each partition
+    sources: dict[str, Counts]  # documents by fate (`kept` or a reason), for each source
+    candidates: int  # pairs that share a key and are not equal
+    similar: int  # of these pairs, those whose similarity reaches the threshold
+    capped: int  # documents that were kept because their leaders had absorbed `max_cluster` others
     clusters: list[dict[str, Any]]
-    alarms: list[str]
-    """Sources that lose more than `alarm_fraction` of their documents as duplicates."""
+    alarms: list[str]  # sources that lose more than `alarm_fraction` of their documents as duplicates
 
     @property
     def num_kept(self) -> int:

@@ -1,14 +1,11 @@
 """Computes and stores the keys that documents are compared by: a digest of their letters, and MinHash bands of their shingles.
 
-Equal digests find equal documents, equal bands find candidates for similar ones. A shingle is a run of `dedup.shingle_words`
-words; a shorter text is one shingle. The share of common shingles of two texts is their Jaccard similarity J. Each number of their
-MinHash signatures is equal with probability J (Broder, 1997). A signature is cut into bands of r numbers. Two texts are candidates
-if they agree in at least one of b bands, with probability 1 - (1 - J^r)^b (Leskovec, Rajaraman and Ullman, Mining of Massive
-Datasets, section 3.4).
+A shingle is a run of `dedup.shingle_words` words; a shorter text is one. Each number of two MinHash signatures is equal with
+probability J, the share of common shingles (Broder, 1997). Texts are candidates if they agree in one of b bands of r numbers, with
+probability 1 - (1 - J^r)^b (Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4).
 
-Keys are stored twice: in the order of the documents, and as sorted runs from which a range of keys is read. An entry is 16 bytes: a
-key, the document's place in the partition, and 32 more bits of its digest. Two documents are equal if 95 bits of their digests are
-equal. Among 10^10 documents, the probability that this holds for any two different documents is one in 800 million.
+Keys are stored in the order of the documents, and as sorted runs with entries of 16 bytes: key, place in the partition, 32 more
+bits of the digest. Equal documents have 95 equal bits. Two different ones among 10^10 do with a probability of one in 800 million.
 """
 
 # ruff: noqa: N815 - names of arrays carry their shape
@@ -65,8 +62,6 @@ _NO_LETTERS = _WHITE_SPACE + string.punctuation.encode()
 
 @dataclass(frozen=True)
 class Bands:
-    """The bands of a signature: `num_bands` times `num_rows` numbers."""
-
     num_bands: int
     num_rows: int
 
@@ -87,14 +82,9 @@ class Shingles:
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of D documents."""
-
-    digests_D: NDArray[np.void]
-    """16 bytes each."""
-    bands_DB: Hashes
-    """One key for each band; no bands (B = 0) if near-duplicates are not searched for."""
-    has_words_D: NDArray[np.bool_]
-    """False for a text without words: it has no shingles, so its bands are meaningless."""
+    digests_D: NDArray[np.void]  # 16 bytes each
+    bands_DB: Hashes  # no bands (B = 0) if near-duplicates are not searched for
+    has_words_D: NDArray[np.bool_]  # a text without words has no shingles, so its bands are meaningless
 
     def __len__(self) -> int:
         return len(self.digests_D)
@@ -176,7 +166,7 @@ _RUN_DOCUMENTS = 1 << 16  # signed documents held in memory, about 300 bytes eac
 
 
 class KeyWriter:
-    """A writer of the keys of a partition's documents, which must be added in ascending order of their ids."""
+    """Documents must be added in ascending order of their ids."""
 
     def __init__(self, output: Path, settings: DedupConfig) -> None:
         self._settings = settings
@@ -195,7 +185,7 @@ class KeyWriter:
         return self._table.written | self._runs.written
 
     def add(self, ids: Sequence[int], keys: Keys, overlaps: Sequence[int] | NDArray[np.uint32] | None = None) -> None:
-        """Add documents. Those that overlap with a benchmark are dropped anyway, so they get no entries."""
+        """Those that overlap with a benchmark are dropped anyway, so they get no entries."""
         ids_D = np.asarray(ids, np.uint64)
         overlaps_D = np.zeros(len(ids_D), np.uint32) if overlaps is None else np.asarray(overlaps, np.uint32)
         self._table.write(pa.record_batch([ids_D, fixed_bytes(keys.digests_D), overlaps_D], schema=KEYS_SCHEMA))

@@ -1,7 +1,6 @@
-"""Finds validation text and benchmark text in the training text of prepared data, for the command `leaks`.
+"""Finds validation text and benchmark text in the training text of prepared data, decoded from its tokens, for `leaks`.
 
-The texts are decoded from the stored tokens, so the check covers every step of the preparation. Memory grows with the validation
-text, by about twice its size for documents of 2 KB. Training text is streamed.
+Memory grows with the validation text, by about twice its size for documents of 2 KB. Training text is streamed.
 """
 
 from __future__ import annotations
@@ -34,38 +33,27 @@ Int64s = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Example:
-    """A validation document or a benchmark item, and a training document that contains it or resembles it."""
-
-    place: int
-    """Id of the validation document, or number of the benchmark item, from 1."""
+    place: int  # id of the validation document, or number of the benchmark item, from 1
     train: int
-    similarity: float
-    """Jaccard similarity of the two documents; 0 if they only share a run of words."""
+    similarity: float  # Jaccard similarity of the two documents; 0 if they only share a run of words
     sample: str
 
 
 @dataclass(frozen=True)
 class BenchmarkLeaks:
-    """The overlap of one benchmark with the training text."""
-
     path: str
     items: int
-    overlapping: int
-    """Number of items that share a run of `benchmark_words` words with a training document."""
+    overlapping: int  # items that share a run of `benchmark_words` words with a training document
     examples: list[Example]
     share: float
 
 
 @dataclass(frozen=True)
 class LeakReport:
-    """The validation and benchmark texts that were found in the training text."""
-
     train: int
     val: int
-    exact: int
-    """Number of validation documents that equal a training document except for white space."""
-    near: int
-    """Number of other validation documents whose similarity to a training document reaches the threshold."""
+    exact: int  # validation documents that equal a training document except for white space
+    near: int  # others whose similarity to a training document reaches the threshold
     threshold: float
     examples: list[Example]
     benchmarks: list[BenchmarkLeaks]
@@ -130,13 +118,10 @@ def check_leaks(
 
 
 class _HeldOut:
-    """The validation documents with their keys, and the matches found so far."""
-
     def __init__(self, documents: Iterable[PublishedDocument], settings: DedupConfig) -> None:
         self._settings = settings
         self.ids: list[int] = []
-        self.equal: dict[int, Example] = {}
-        """Matches by the place of the validation document."""
+        self.equal: dict[int, Example] = {}  # by the place of the validation document
         self.similar: dict[int, Example] = {}
         self._shingles: list[Hashes] = []
         self._of_digest: dict[bytes, list[int]] = {}

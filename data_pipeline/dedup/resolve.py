@@ -1,9 +1,7 @@
 """Decides from the pairs which documents are dropped, and which must be in the same split.
 
-Documents are processed in the order of the input. A document is dropped only if it is similar to an earlier document that is kept,
-its leader. So every dropped document has a near-duplicate that is kept. In a chain where each document resembles only the next,
-not all are dropped for the first. Documents that are connected by pairs of any kind, kept or dropped, are one component. A
-component is in one split.
+A document is dropped only if it is similar to an earlier document that is kept, its leader: in a chain where each resembles only
+the next, not all are dropped for the first. Documents that pairs of any kind connect are one component, which is in one split.
 """
 
 # ruff: noqa: N815 - names of arrays carry their shape
@@ -45,8 +43,6 @@ Indices = NDArray[np.int64]
 
 
 class Fate(IntEnum):
-    """The decision about a document."""
-
     KEEP = 0
     EXACT = 1
     NEAR = 2
@@ -59,17 +55,13 @@ class Resolution:
 
     ids_M: Ids
     fates_M: NDArray[np.uint8]
-    leaders_M: Ids
-    """The document that is kept instead; the document itself if it is kept."""
-    roots_M: Ids
-    """The first document of its component."""
+    leaders_M: Ids  # the document that is kept instead; the document itself if it is kept
+    roots_M: Ids  # the first document of its component
     capped: int
 
 
 @dataclass(frozen=True)
 class ResolveTask:
-    """Decide from all pairs."""
-
     copies: tuple[Path, ...]
     similar: tuple[Path, ...]
     work: Path
@@ -79,16 +71,12 @@ class ResolveTask:
 
 @dataclass
 class ResolveResult:
-    """Counts, and the largest clusters."""
-
     capped: int
-    clusters: list[dict[str, Any]] = field(default_factory=list)
-    """The largest clusters: `leader`, its `path` and `line`, `size` including the leader, `members` (the first ids), and `sample`,
-    the beginning of the leader's text."""
+    clusters: list[dict[str, Any]] = field(default_factory=list)  # `leader` with `path` and `line`, `size`, `members`, `sample`
 
 
 def resolve_pairs(task: ResolveTask) -> ResolveResult:
-    """Write the decision about every document that is similar to another, with about 150 bytes for each pair and its documents."""
+    """Write all decisions, with about 150 bytes of memory for each pair and its documents."""
     resolution = resolve(read_pairs(task.copies, *_ALL_IDS), read_pairs(task.similar, *_ALL_IDS), task.settings.max_cluster)
     split_keys = fixed_bytes(digests_of(resolution.roots_M, task.work / "keys"))
     columns = [*map(pa.array, (resolution.ids_M, resolution.fates_M, resolution.leaders_M)), split_keys]
@@ -100,10 +88,7 @@ def resolve_pairs(task: ResolveTask) -> ResolveResult:
 
 
 def resolve(copies: Pairs, similar: Pairs, max_cluster: int) -> Resolution:
-    """Decide from pairs (later, earlier) of document ids.
-
-    The earlier document of a copy is the first of all equal ones. A leader absorbs at most `max_cluster` near-duplicates.
-    """
+    """Decide from pairs (later, earlier): the earlier of a copy is the first. A leader has at most `max_cluster` others."""
     ids_M = np.unique(np.concatenate([*copies, *similar]))
     copy, original = (np.searchsorted(ids_M, ids) for ids in copies)
     later, earlier = (np.searchsorted(ids_M, ids) for ids in similar)
@@ -117,10 +102,7 @@ def resolve(copies: Pairs, similar: Pairs, max_cluster: int) -> Resolution:
 
 
 def choose_leaders(is_copy_M: NDArray[np.bool_], later: Indices, earlier: Indices, max_cluster: int) -> tuple[Indices, int]:
-    """Return the leader of each document, itself if it is kept or a copy, and how many are kept because no leader had room.
-
-    The pairs are sorted by the later document, then the earlier. The first leader with room is used.
-    """
+    """Return each document's leader, and how many are kept because none had room. The pairs are sorted by later, then earlier."""
     leaders = list(range(len(is_copy_M)))
     room = np.where(is_copy_M, -1, max_cluster).tolist()
     crowded: set[int] = set()

@@ -1,5 +1,3 @@
-"""Verifies candidates: compares all their shingles, and keeps the pairs whose similarity reaches the threshold."""
-
 from __future__ import annotations
 
 from bisect import bisect_right
@@ -43,8 +41,6 @@ class VerifyTask:
 
 @dataclass
 class VerifyResult:
-    """Counts of one range of ids."""
-
     candidates: int = 0
     similar: int = 0
 
@@ -92,7 +88,7 @@ def _chunks(pairs: Pairs, texts: Texts) -> Iterator[list[tuple[int, int]]]:
 
 
 class Texts:
-    """The texts of all partitions. Memory use is bounded, because the operating system can drop mapped pages."""
+    """Memory use is bounded, because the operating system can drop mapped pages."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -133,7 +129,7 @@ class Texts:
 
 
 class ShingleCache:
-    """A cache of the shingle sets of documents. It drops the sets that were not used recently and computes them again on demand."""
+    """The shingle sets of documents. Those that were not used recently are dropped and computed again on demand."""
 
     def __init__(self, texts: Texts, num_words: int) -> None:
         self._texts = texts
@@ -145,7 +141,7 @@ class ShingleCache:
         return self._sets[identity]
 
     def load(self, ids: set[int]) -> None:
-        """Load the shingle sets of these documents. They stay available until the next call."""
+        """Load the sets of these documents. They stay available until the next call."""
         for identity in [*self._sets]:
             if self._bytes <= _CACHE_BYTES:
                 break

@@ -1,7 +1,6 @@
 """Runs a Python program in a separate process, for parsers in C, C++ or Rust that may crash or hang on hostile input.
 
-The program shares two pipes with this process and nothing else. It gets no environment variables that can hold credentials. It
-limits its memory and time itself. A crash or an endless loop affects that process alone.
+The program limits its memory and time itself. It shares two pipes with this process, and gets no variables with credentials.
 """
 
 from __future__ import annotations
@@ -32,15 +31,11 @@ class ProgramEndedError(Exception):
 
     def __init__(self, how: str, signal_number: int = 0) -> None:
         super().__init__(how)
-        self.signal_number = signal_number
-        """The number of the signal that ended the program; 0 if no signal did."""
+        self.signal_number = signal_number  # 0 if no signal ended the program
 
 
 def refuse_lower_limits(memory_bytes: int, seconds: int = 0) -> None:
-    """Raise WorkerError if this process, whose limits its programs inherit, allows a program less than it may use.
-
-    Otherwise the same input and settings would give other data under other limits of the shell.
-    """
+    """WorkerError if inherited limits allow a program less than it may use: other limits of a shell must not change the data."""
     if limit := inherited_limit(memory_bytes, seconds):
         time = f" and {seconds} s of processor time" if seconds else ""
         raise WorkerError(
@@ -50,7 +45,7 @@ def refuse_lower_limits(memory_bytes: int, seconds: int = 0) -> None:
 
 
 class ConfinedProgram:
-    """A running program, which may be silent for `silence_s` seconds of wall time while an answer is expected."""
+    """A running program. It may be silent for `silence_s` seconds of wall time while an answer is expected."""
 
     def __init__(self, script: Path, silence_s: float) -> None:
         self._silence_s = silence_s
@@ -74,7 +69,7 @@ class ConfinedProgram:
             pass
 
     def read(self, size: int) -> bytes:
-        """Return the next `size` bytes that the program writes. Raises ProgramEndedError if it ends or is silent for too long."""
+        """ProgramEndedError: it ends or is silent for too long."""
         pieces = []
         while size:
             if not select.select([self._out], [], [], self._silence_s)[0]:
@@ -115,10 +110,7 @@ class ProgramOnDemand:
     def ask(
         self, question: Callable[[ConfinedProgram], AnswerT | None], what: str, ended_by_question: Collection[int]
     ) -> AnswerT | None:
-        """Return the answer to a question; None if it has none, or if it ends the program by one of these signals (0: no signal).
-
-        If a used program fails, a fresh one tries again, so the answer does not depend on earlier questions.
-        """
+        """None: no answer, or it ends the program by one of these signals (0: none). If a used program fails, a fresh one tries."""
         while True:
             was_fresh = self._program is None
             try:

@@ -1,5 +1,3 @@
-"""Runs tasks in this process or in a pool of worker processes, and returns the results in the order of the tasks."""
-
 from __future__ import annotations
 
 import contextlib
@@ -31,8 +29,6 @@ _OUT_OF_MEMORY = (
 
 
 class Engine(Protocol):
-    """A place where tasks run. The results do not depend on it."""
-
     def map(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
         """Yield the results of `function` for every task, in the order of the tasks."""
 
@@ -46,7 +42,7 @@ class _Inline:
 
 
 class _Pool:
-    """Worker processes. Each stage starts new ones, so the memory, models and caches of a stage are freed at its end."""
+    """Worker processes, new for each stage, so the memory, models and caches of a stage are freed at its end."""
 
     def __init__(self, num_workers: int) -> None:
         # Workers are forked from a new server process: a fork of this process, which has threads, can hang.
@@ -84,7 +80,7 @@ class _Pool:
 
 @contextlib.contextmanager
 def open_engine(num_workers: int) -> Iterator[Engine]:
-    """Yield an engine with `num_workers` processes. With 1, the tasks run in this process."""
+    """Yield an engine. With 1 worker, the tasks run in this process."""
     if num_workers == 1:
         yield _Inline()
         return

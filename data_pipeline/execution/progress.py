@@ -1,8 +1,4 @@
-"""Shows the current stage and its remaining time on stderr: a bar on a terminal, a line every 30 s elsewhere.
-
-The remaining time is that of the current stage. The speed of later stages is not known before they begin. The time is shown after
-three results and five seconds. Work that an earlier run has finished does not count for the speed.
-"""
+"""Shows the current stage and its remaining time on stderr: a bar on a terminal, a line every 30 s elsewhere."""
 
 from __future__ import annotations
 
@@ -29,8 +25,6 @@ _BAR = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}B/{total_fmt}B{postfix}"
 
 @dataclass(frozen=True)
 class StageTiming:
-    """The time that a stage took, and its work."""
-
     name: str
     bytes: int  # bytes of the stage's input that this run processed: files, text, or stored tokens
     bytes_done_before: int  # bytes of the stage's input that an earlier run had processed
@@ -61,10 +55,7 @@ class Pace:
             self._points.popleft()
 
     def seconds_left(self, now: float, left_bytes: int) -> float | None:
-        """Return the seconds that `left_bytes` take at this speed; None before three results and five seconds.
-
-        The wait for the next result counts, so the remaining time grows while no result comes.
-        """
+        """None before three results and five seconds. The wait for the next result counts, so that the time grows."""
         since, before = self._points[0]
         if self._num_results < self._EVIDENCE_RESULTS or now - self._begin < self._EVIDENCE_SECONDS or self.done == before:
             return None
@@ -72,8 +63,6 @@ class Pace:
 
 
 class Progress:
-    """The progress of a preparation by stage, and the time that each stage took."""
-
     def __init__(self, stages: Sequence[str], stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stages = tuple(stages)
         self._stream = stream or sys.stderr

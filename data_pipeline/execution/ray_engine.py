@@ -1,7 +1,6 @@
 """Runs tasks on a Ray cluster. This is the only module that imports Ray, which is an optional dependency.
 
-Tasks read and write below the output folder. So all nodes must have it under the same path (a shared file system), and the input
-too unless it is remote. Everything else is sent with the tasks, including the packages `common` and `data_pipeline`.
+All nodes must have the output folder under the same path, and the input too unless it is remote. Tasks bring everything else.
 """
 
 from __future__ import annotations

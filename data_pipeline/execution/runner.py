@@ -1,5 +1,3 @@
-"""Runs the stages of a preparation on the engine of the settings, without finished tasks, and shows the progress."""
-
 from __future__ import annotations
 
 import contextlib
@@ -19,8 +17,6 @@ ResultT = TypeVar("ResultT")
 
 
 class Runner:
-    """Function that runs one stage after the other on an engine."""
-
     def __init__(self, engine: Engine, progress: Progress) -> None:
         self._engine = engine
         self._progress = progress
@@ -33,7 +29,7 @@ class Runner:
         sizes: Sequence[int],
         result_type: Callable[..., ResultT],
     ) -> list[ResultT]:
-        """Return the results of all tasks in their order. `sizes` are the bytes of the tasks, for the progress."""
+        """`sizes` are the bytes of the tasks, for the progress."""
         results = []
         with self._progress.stage(name, sum(sizes)) as advance:
             for size, (result, before) in zip(sizes, run_stage(self._engine, function, tasks, result_type), strict=True):

@@ -1,9 +1,7 @@
 """Tasks, the units of a stage's work, and their results on disk.
 
-A task names its output. Its data is written first, and a small JSON file with the result last. If that file exists, the task is
-done and is not run again after a kill. The file is sealed and holds the digest of every file that the task has written. A later
-run checks all digests before it uses the result; a task whose files are damaged is run again. So files are not synced to the
-device here: after a power failure the digests show which results are complete. Published data is synced, see `publish`.
+A task writes its data, and last a small sealed JSON file with the result and the digest of each file. Then it is done, and runs
+again only if a digest does not match. So nothing is synced here: after a power failure the digests show which results are complete.
 """
 
 from __future__ import annotations
@@ -29,16 +27,12 @@ Counts = dict[str, int]
 
 
 class Task(Protocol):
-    """A unit of a stage's work. It names the place of its result."""
-
     @property
     def output(self) -> Path:
         """The path of its files without their extensions."""
 
 
 class Written(Protocol):
-    """An object that has written files of a task, such as a table writer."""
-
     @property
     def written(self) -> Mapping[Path, str]:
         """The digest of each file, `sha256:…`, which is known when the file has its final name."""
@@ -51,10 +45,7 @@ ResultT = TypeVar("ResultT")
 def run_stage(
     engine: Engine, function: Callable[[TaskT], ResultT], tasks: list[TaskT], result_type: Callable[..., ResultT]
 ) -> Iterator[tuple[ResultT, bool]]:
-    """Yield the results of a stage in the order of its tasks, each with whether an earlier run had finished the task.
-
-    A task whose result or files are damaged runs again.
-    """
+    """Yield each result, and whether an earlier run had finished its task. A task whose files are damaged runs again."""
     stored = _stored_results(tasks, result_type)
     to_do = engine.map(function, [task for task, before in zip(tasks, stored, strict=True) if before is None])
     for before in stored:
@@ -93,7 +84,7 @@ def _stored_result(output: Path, result_type: Callable[..., ResultT]) -> tuple[R
 
 
 def check_files(output: Path, files: Mapping[str, str]) -> None:
-    """Compare the files of a finished task with their digests. Raises ValueError or OSError for the first that differs."""
+    """Raises ValueError or OSError for the first file that differs."""
     for name, expected in files.items():
         path = Path(os.path.normpath(output.parent / name))
         if digest_file(path, below=output.parent.parent) != expected:
@@ -101,7 +92,7 @@ def check_files(output: Path, files: Mapping[str, str]) -> None:
 
 
 def add_counts(counts: Iterable[Mapping[str, int]]) -> Counts:
-    """Return the sum of counts by name, in the order in which the names first occur."""
+    """In the order in which the names first occur."""
     total: Counts = {}
     for count in counts:
         for name, number in count.items():
@@ -110,10 +101,7 @@ def add_counts(counts: Iterable[Mapping[str, int]]) -> Counts:
 
 
 def commit_result(task: Task, result: ResultT, *tables: Written, files: Mapping[Path, str] | None = None) -> ResultT:
-    """Write the result of a finished task, a dataclass of plain values, and return it. The written file marks the task as done.
-
-    It holds the digests of the files of `tables`, and those in `files`.
-    """
+    """Write the result, a dataclass of plain values: this marks the task as done. It holds the digests of `tables` and `files`."""
     task.output.parent.mkdir(parents=True, exist_ok=True)
     digests = dict(files or {})
     for table in tables:

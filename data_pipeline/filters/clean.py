@@ -1,6 +1,4 @@
-r"""Cleaning of texts (line ends, encoding faults, control characters, Unicode form, unwanted lines), and the check of their length.
-
-The rules apply in this order. Documents that a rule changes are counted by the rule's name:
+r"""Cleaning of texts, and the check of their length. The rules apply in this order and count what they change by name:
 
 - `newlines`: CRLF and lone CR become LF.
 - `mojibake`: UTF-8 that was decoded with a single-byte encoding (`cafÃ©`, `itâ€™s`) is repaired by ftfy, in the lines that look
@@ -11,8 +9,7 @@ The rules apply in this order. Documents that a rule changes are counted by the 
 - `repeats`: a line or paragraph that equals one shortly before it is removed.
 - White space at the end of the text is removed, which is not counted.
 
-In code, only `newlines` and `control-characters` apply. Direction marks, private characters and non-characters are kept. The rules
-run until none of them changes anything, so cleaning a clean text changes nothing.
+In code, only `newlines` and `control-characters` apply. The rules run until none changes anything.
 """
 
 from __future__ import annotations
@@ -48,17 +45,12 @@ Rule = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """A clean text, and the changes that were made."""
-
     text: str
     changes: tuple[str, ...]  # the names of the rules that changed the text, in the order of the rules. The report counts them.
 
 
 def clean(text: str, settings: CleanConfig, kind: Kind = "prose", *, keep_end: bool = False) -> Cleaned:
-    """Return the text after all rules of this module. Cleaning it again changes nothing.
-
-    White space at the end is removed, unless `keep_end`: then the text is a part of a document, and another part follows.
-    """
+    """Apply all rules. Cleaning again changes nothing. With `keep_end` another part of the document follows the text."""
     rules = _rules(settings, kind)
     changes: dict[str, None] = {}
     before = None

@@ -1,17 +1,11 @@
-"""HTML to text: the main content of a page, or everything that it shows.
+"""HTML to text: the main content of a page, or everything that it shows if there is none.
 
-Resiliparse builds the tree as a browser would and writes paragraphs, list items and table rows as lines. Titles, alternative texts,
-link targets, forms and everything invisible are left out: a title mostly repeats the first heading. If no main content is found,
-the whole page is taken.
+Resiliparse builds the tree as a browser would. Titles, alternative texts, link targets, forms and invisible parts are left out.
 
-Building the tree takes time that grows with the square of the depth of elements and of the number of attributes of one element, and
-a list item is indented by its depth: half a megabyte of `<div>` would take minutes. Pages that exceed what authors write are
-therefore only stripped of their tags, by regular expressions that take linear time.
-
-Other pages make the tree itself grow with the square of their length: each `<p>` after 240 unclosed `<font>` holds 240 more
-elements. Only the parser can tell such a page from an ordinary one. So the parser runs in a child process (`html_child`), with
-limits on memory and processor time that follow from the length of the page. A page that exceeds them is stripped of its tags too.
-Ordinary pages take 4 to 60 bytes of memory per byte, and a page that consists of `<p>x` takes 144 (measured 2026-11).
+Building the tree can take time that grows with the square of depth, attributes or length (each `<p>` after 240 unclosed `<font>`
+holds 240 more elements). So pages that exceed what authors write are only stripped of their tags, in linear time. The parser runs
+in a child process (`html_child`), limited by the length of the page; a page that exceeds this is stripped too. Ordinary pages take
+4 to 60 bytes of memory per byte, and a page that consists of `<p>x` takes 144 (measured 2026-11).
 """
 
 from __future__ import annotations
@@ -64,14 +58,12 @@ _TAG = re.compile(r"<[a-zA-Z/!?][^>]*+>?")
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """The text of a page, and the rule that produced it."""
-
     text: str
     rule: str  # `html-main`, `html-all` or `html-stripped`; counted in the report
 
 
 class PageReader(ProgramOnDemand):
-    """Converter from HTML pages to text. Its child process starts with the first page, in about 15 ms, and ends with `close`."""
+    """Converts pages. Its child process starts with the first one, in about 15 ms, and ends with `close`."""
 
     def __init__(self, limits: LimitConfig) -> None:
         super().__init__(_CHILD, _SILENCE_S)
@@ -104,7 +96,6 @@ class PageReader(ProgramOnDemand):
 
 
 def _is_pathological(page: str) -> bool:
-    """Whether building the tree could take more than linear time."""
     few_attributes = _TAGS_WITH_FEW_ATTRIBUTES.match(page)
     assert few_attributes  # it matches the empty string
     return few_attributes.end() < len(page) or _is_deep(page)

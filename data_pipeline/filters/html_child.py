@@ -1,6 +1,4 @@
-"""Extracts the text of HTML pages in a separate process. `html` starts it as a script.
-
-A page that exceeds the limits on memory and processor time of its length ends this process alone.
+"""Extracts the text of HTML pages in a separate process, which `html` starts and which a page beyond the limits ends.
 
 Requests come on standard input, answers go to standard output. All numbers are little-endian and have 64 bits:
 

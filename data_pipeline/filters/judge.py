@@ -1,9 +1,4 @@
-"""Extracts, cleans and judges a batch of documents, for the read stage.
-
-The order is: the label is judged, HTML becomes text, the text is cleaned, then its length, its language and its form (heuristics)
-are judged. The first check that fails gives the reason. The form of all remaining texts is judged in one array, which
-near-duplicate detection uses too.
-"""
+"""Extracts, cleans and judges a batch of documents: label, HTML, cleaning, length, language, form. The first failure decides."""
 
 from __future__ import annotations
 
@@ -31,8 +26,6 @@ _JUDGED_BYTES = 4 << 20  # of a longer text, only this much is judged by its for
 
 @dataclass(frozen=True, slots=True)
 class JudgedDocument:
-    """A document that is kept, as plain and clean text."""
-
     document: Document
     language: str  # `code` for code; `und` if the language is unknown or was not identified
     confidence: float
@@ -40,14 +33,11 @@ class JudgedDocument:
 
 @dataclass(frozen=True, slots=True)
 class JudgedBatch:
-    """The documents of a batch after cleaning and judging."""
-
     items: list[JudgedDocument | Rejection]  # one for each document of the batch, in the same order
     texts: TextBatch  # the cleaned texts of the documents that were kept, or were rejected for their form
     kept: NDArray[np.int64]  # the index in `texts` of each kept document, in order
     changes: dict[str, int]  # number of documents changed by each cleaning rule
-    confidences: dict[str, dict[str, int]]
-    """Number of identified documents, rejected ones included, by language and by confidence in whole percent."""
+    confidences: dict[str, dict[str, int]]  # identified documents by language and whole percent
 
 
 def judge_batch(items: Sequence[Document | Rejection], config: PrepareConfig, pages: PageReader) -> JudgedBatch:
@@ -137,8 +127,6 @@ def _judge_language(document: Document, found: Identified, settings: LanguageCon
 
 @dataclass(frozen=True, slots=True)
 class BrokenRule:
-    """The rule that a text breaks."""
-
     reason: Reason
     detail: str  # the measured value, and the setting that bounds it with its value
 

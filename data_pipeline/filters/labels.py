@@ -1,5 +1,3 @@
-"""The label of a document: a field of its record, which classification predicts."""
-
 from __future__ import annotations
 
 import json

@@ -1,18 +1,14 @@
 """The language of a text and the confidence in it, by models that are part of their packages and need no network.
 
-pycld2 (Compact Language Detector 2) answers first, at about 30 MB/s. If its confidence is below 0.9, py3langid, which is slower and
-better at short texts, gives a second vote on the first kilobyte.
-
-**Confidence** is a number from 0 to 1, computed in the same way for every text:
+pycld2 (Compact Language Detector 2) answers first, at about 30 MB/s. Below a confidence of 0.9, py3langid, slower and better at
+short texts, votes on the first kilobyte. The **confidence** from 0 to 1 is computed in the same way for every text:
 
 - It is cld2's share of the text in its first language, or half of that share if cld2 calls the result unreliable.
 - If this is below 0.9, it is the mean of this and py3langid's probability for the same language, for the language with the larger
   mean. So if the two disagree, the confidence is at most 0.5; if they agree, it lies between theirs.
 - With a fastText model, it is the probability that this model gives.
 
-**A threshold means different things** for different models: of clean English text, 0.9 keeps 98 % by cld2 and 21 % by fastText's
-small model. So the report shows what each threshold keeps. Text without a language (digits, symbols, too short) is `und` with
-confidence 0.
+Of clean English text, 0.9 keeps 98 % by cld2 and 21 % by fastText's small model. Text without a language is `und`, confidence 0.
 """
 
 from __future__ import annotations
@@ -54,7 +50,7 @@ _SAME_LANGUAGE = {
 
 @dataclass(frozen=True, slots=True)
 class Identified:
-    """A language (its ISO 639-1 code if it has one), and the confidence from 0 to 1."""
+    """A language, by its ISO 639-1 code if it has one, and the confidence from 0 to 1."""
 
     language: str
     confidence: float
@@ -76,7 +72,7 @@ def identify(text: bytes, settings: LanguageConfig) -> Identified:
 
 
 def check_codes(setting: str, codes: Iterable[str], settings: LanguageConfig) -> None:
-    """Raise ConfigError if the identifier never answers with one of these languages, because it would drop all documents."""
+    """ConfigError if the identifier never answers with one of these languages, because that would drop all documents."""
     known = _known_languages(settings)
     for code in codes:
         if code not in known.values():

@@ -1,5 +1,3 @@
-"""The presets of rules about the form of a text."""
-
 from __future__ import annotations
 
 from data_pipeline.heuristics.code import CODE

@@ -1,9 +1,7 @@
 """What a rule about the form of a text declares, and the presets that collect rules.
 
-A rule is a function that measures each text of a batch, under a decorator that names its reason and its threshold. The settings of
-`prepare` and the reasons of rejection are made from these declarations: the docstring of the function is the help of the threshold.
-They import no NumPy, because the help of `prepare` lists the settings: a measure calls the methods of `TextStatistics`, and the
-operators and methods of the arrays that these return.
+A rule is a function that measures each text of a batch. Its docstring is the help of its threshold: the settings of `prepare` and
+the reasons of rejection are made from these declarations. They import no NumPy, because the help of `prepare` lists the settings.
 """
 
 from __future__ import annotations
@@ -23,8 +21,6 @@ MeasureT = TypeVar("MeasureT", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting in the section `heuristics` of `prepare`."""
-
     name: str
     type: Any
     default: Any
@@ -35,8 +31,6 @@ class Setting:
 
 @dataclass(frozen=True)
 class Rule:
-    """A bound on a measure of the form of a text."""
-
     reason: str
     what: str  # the measure in words, for the detail of a rejection
     measure: Callable[[Any], Any]  # returns one number for each text of a batch, from its `TextStatistics`
@@ -52,8 +46,6 @@ class Rule:
 
 @dataclass(frozen=True)
 class Preset:
-    """A set of rules that the user turns on together. They are checked in the order of their definition."""
-
     name: str
     source: str = ""
     for_code: bool = False  # whether the rules apply to code alone. Otherwise they apply to everything else.

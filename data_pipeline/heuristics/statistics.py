@@ -1,6 +1,4 @@
-"""Statistics of the texts of a batch, of which the rules are made.
-
-Our choices, which the papers of the rules leave open:
+"""Statistics of the texts of a batch, of which the rules are made. The papers of the rules leave these choices open:
 
 - A **word** is a word of `TextBatch`: it has no punctuation, and in scripts without spaces each character is a word.
 - **Lines** and **paragraphs** count if they have a word. They are equal if their words are equal; case and punctuation are ignored.
@@ -47,8 +45,6 @@ _MAY_FOLLOW_SENTENCE = _table(string.whitespace + "\"')]") | (np.arange(256) >= 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """The lines, or the paragraphs, of a batch."""
-
     starts: Int64s
     ends: Int64s
     borders_D1: Int64s
@@ -88,7 +84,6 @@ class TextStatistics:
         return counts_D
 
     def are_between(self, first: str, last: str) -> Bools:
-        """Return which bytes are ASCII characters from `first` to `last`."""
         is_between_N: Bools = self.batch.bytes_N - np.uint8(ord(first)) <= ord(last) - ord(first)  # lower bytes wrap around
         return is_between_N
 
@@ -198,7 +193,6 @@ class TextStatistics:
         return self.share(_sums(is_counted_T, borders_D1), np.diff(borders_D1))
 
     def share_in_tokens_at(self, places: Int64s) -> Floats:
-        """Return the share of characters in the tokens at these bytes."""
         numbers = np.unique(np.searchsorted(self.batch.token_starts_T, places, side="right") - 1)
         starts, ends = self.batch.token_starts_T[numbers], self.batch.token_ends_T[numbers]
         return self.share_of_chars(self.batch.count_characters(starts, ends), starts)
@@ -234,7 +228,6 @@ class TextStatistics:
 
     @cached_property
     def paragraphs(self) -> Spans:
-        """The runs of consecutive lines with words."""
         has_word_K1 = np.append(self._words_in_lines_K > 0, False)
         opens_text_K1 = np.zeros(len(has_word_K1), np.bool_)
         opens_text_K1[self.batch.lines_D1] = True

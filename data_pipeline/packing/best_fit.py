@@ -1,5 +1,3 @@
-"""Best-fit decreasing bin packing with linear memory."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -11,8 +9,7 @@ Int64s = NDArray[np.int64]
 def best_fit_decreasing(lengths: Int64s, row_length: int) -> Int64s:
     """Return the row of each piece. Rows are numbered in the order of their first piece, so input order is mostly preserved.
 
-    Pieces of the same length are placed together, with the result of placing them one by one: the row with the least room for
-    them stays the best while it can take such a piece.
+    Pieces of one length are placed together: the row with the least room for them stays the best while it can take one.
     """
     row_of_piece = np.empty(len(lengths), np.int64)
     rows_by_room: list[list[int]] = [[] for _ in range(row_length + 1)]

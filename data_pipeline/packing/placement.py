@@ -1,10 +1,8 @@
 """Place documents in rows of fixed length. The placement is a pure function of the lengths.
 
-A document longer than a row is cut into pieces that overlap by one token: each later piece begins with the last token of the piece
-before it. So every token except the first of a document is a target exactly once, even if the document is cut.
-
-Best-fit decreasing follows Ding et al., "Fewer Truncations Improve Language Modeling" (2024): cut only documents longer than a row,
-then place the pieces, longest first, each in the row with the least room that can take it.
+Each later piece of a document begins with the last token of the piece before it, so every token but the first is a target once.
+Best-fit decreasing cuts only documents longer than a row, then places the pieces, longest first, each in the row with the least
+room that can take it (Ding et al., "Fewer Truncations Improve Language Modeling", 2024).
 """
 
 from __future__ import annotations
@@ -29,10 +27,8 @@ class Packing:
     """Pieces of documents in order: row by row, and from left to right in each row."""
 
     rows: Int64s
-    documents: Int64s
-    """Document of each piece, as an index into the packed lengths."""
-    starts: Int64s
-    """Index of the first token of each piece in its document."""
+    documents: Int64s  # document of each piece, as an index into the packed lengths
+    starts: Int64s  # first token of each piece in its document
     lengths: Int64s
     num_rows: int
 
@@ -51,7 +47,7 @@ def pack(lengths: Int64s, row_length: int, method: Method) -> Packing:
 
 
 def count_packing(packing: Packing) -> dict[str, int]:
-    """Return the numbers of rows, of cut documents, and of tokens in the rows. Tokens repeated at cuts count twice."""
+    """Return rows, cut documents, and tokens in the rows: those repeated at cuts count twice."""
     return {
         "rows": packing.num_rows,
         "cut_documents": int((np.bincount(packing.documents) > 1).sum()),
@@ -80,7 +76,6 @@ def _pack_greedy(lengths: Int64s, row_length: int) -> Packing:
 
 
 def _cut(lengths: Int64s, row_length: int) -> tuple[Int64s, Int64s, Int64s]:
-    """Return document, start and length of each piece. Only documents longer than a row are cut."""
     stride = row_length - 1
     num_pieces = np.maximum(1, -(-(lengths - 1) // stride))
     documents = np.repeat(np.arange(len(lengths)), num_pieces)

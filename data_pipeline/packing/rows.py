@@ -1,7 +1,4 @@
-"""Build the rows of shards from tokenised documents.
-
-Shape suffixes: D documents of a window, T concatenated tokens of all its documents; R, L and S as in `shards`.
-"""
+"""Build the rows of shards. Shape suffixes: D documents of a window, T all their tokens; R, L and S as in `shards`."""
 
 # ruff: noqa: N815 - names of arrays carry their shape
 
@@ -19,19 +16,15 @@ from data_pipeline.packing.placement import Packing
 
 __all__ = ["Window", "cut_into_shards", "cut_into_windows", "fill_rows"]
 
-FILL_TOKENS = 1 << 20
-"""Number of tokens in the rows that are filled at a time. No digest depends on it."""
+FILL_TOKENS = 1 << 20  # in the rows that are filled at a time; no digest depends on it
 
 
 @dataclass(frozen=True)
 class Window:
-    """Tokenised documents that are packed together."""
-
     ids_D: NDArray[np.uint64]
     lengths_D: NDArray[np.int64]
     tokens_T: Tokens
-    has_loss_T: NDArray[np.bool_] | None = None
-    """Whether each token has a loss; None if the source has no loss mask."""
+    has_loss_T: NDArray[np.bool_] | None = None  # None if the source has no loss mask
 
     @staticmethod
     def join(parts: list[Window]) -> Window:
@@ -77,10 +70,7 @@ def cut_into_windows(batches: Iterable[Window], window_tokens: int) -> Iterator[
 
 
 def fill_rows(window: Window, packing: Packing, row_length: int, pad_id: int, *, has_pairs: bool = False) -> Iterator[ShardContent]:
-    """Yield the rows of a packed window, `FILL_TOKENS` tokens at a time. All rows at once would be another copy of the window.
-
-    With `has_pairs` each document is a preference pair, and becomes two segments.
-    """
+    """Yield some rows at a time: all of them would be another copy of the window. With `has_pairs` a document has two segments."""
     firsts_D = np.cumsum(window.lengths_D) - window.lengths_D
     begins = firsts_D[packing.documents] + packing.starts
     rows_at_once = max(1, FILL_TOKENS // row_length)

@@ -1,5 +1,3 @@
-"""Assembles prepared data from the results of the stages: names the shards, renders the reports, and publishes everything."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -25,8 +23,6 @@ __all__ = ["Prepared", "assemble"]
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything that prepared data consists of, before it is published."""
-
     settings: Mapping[str, Any]  # the result of `settings_of`
     inputs: Sequence[Mapping[str, Any]]
     partitions: Sequence[Mapping[str, Any]]

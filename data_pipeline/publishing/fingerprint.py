@@ -1,5 +1,3 @@
-"""Computes a digest of everything that decides the result of a preparation."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

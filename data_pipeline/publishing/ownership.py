@@ -1,6 +1,6 @@
-"""Protects an output folder: only one preparation writes to it at a time, and none replaces a foreign file.
+"""Protects an output folder: one preparation writes to it at a time, and none replaces a foreign file.
 
-A foreign file is one that no preparation has written. The note `published.json` lists the files that preparations have written.
+A foreign file is one that no preparation has written, by `published.json`, the list of what they have written.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ _MAY_PASS = (UnreadableSourceError, DataInUseError)  # refusals that the same se
 
 @dataclass
 class OutputFolder:
-    """An output folder that one preparation has locked."""
-
     directory: Path
     work: Path | None = None  # the folder of the stages' results. None before `start_work`.
 
@@ -50,10 +48,7 @@ class OutputFolder:
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[OutputFolder]:
-    """Lock a folder for one preparation, and remove the unfinished files of one that was killed.
-
-    A preparation that the same settings and text would end again leaves nothing. One that may succeed next time leaves its work.
-    """
+    """Lock a folder, and remove the unfinished files of a killed preparation. If it may succeed next time, its work stays."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         check_nothing_foreign(directory)
@@ -90,7 +85,7 @@ def exclusive(directory: Path) -> Iterator[OutputFolder]:
 
 
 def _is_locked(file: BinaryIO, path: Path) -> bool:
-    """Lock a file. Return False if another process holds the lock, or has removed the file."""
+    """False if another process holds the lock, or has removed the file."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(file.fileno()), path.lstat())
@@ -149,7 +144,7 @@ def _remove(path: Path) -> None:
 
 
 def check_nothing_foreign(directory: Path) -> None:
-    """Raise ConfigError if publishing would replace a foreign file."""
+    """ConfigError: publishing would replace a foreign file."""
     found: list[str] = []
     for path in (directory / name for name in (*SINGLE_FILES, *FOLDERS)):
         if path.is_dir() and not path.is_symlink():

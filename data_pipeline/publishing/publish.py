@@ -1,8 +1,4 @@
-"""Publishes finished data. It is built in the work folder and moved into place, the manifest last.
-
-So a reader finds the old data, the new data, or no manifest. Finished data is replaced by other data only on request, and never
-while it is being read.
-"""
+"""Publishes finished data: moves it into place, the manifest last. A reader finds old data, new data, or no manifest."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ _SHOWN = 3  # most settings and files in a message
 
 
 def reuse_finished(directory: Path, fingerprint: str, ignored: IgnoredFiles, *, rejects: KeptRejects) -> Manifest | None:
-    """Return the manifest of finished data that need not be prepared again: see `find_finished`. Remove its work, and log it."""
+    """Return what `find_finished` finds, and remove its work."""
     finished = find_finished(directory, fingerprint, rejects=rejects)
     if finished is None:
         return None
@@ -44,7 +40,7 @@ def reuse_finished(directory: Path, fingerprint: str, ignored: IgnoredFiles, *, 
 
 
 def find_finished(directory: Path, fingerprint: str, *, rejects: KeptRejects = "none") -> Manifest | None:
-    """Return the manifest if the folder holds the complete, undamaged result of these settings and inputs; else None.
+    """Return the manifest; None unless the folder holds the complete, undamaged result of these settings and inputs.
 
     A file whose size and times match the note is not read, because digesting a terabyte takes about an hour.
     """
@@ -66,7 +62,7 @@ def find_finished(directory: Path, fingerprint: str, *, rejects: KeptRejects = "
 
 
 def settle(directory: Path, manifest: Manifest) -> None:
-    """Remove the work of published data, and note the states of its files, so that later runs need not read them."""
+    """Remove the work, and note the states of the files, so that later runs need not read them."""
     clear_work(directory)  # first: removing a hard link changes a file's ctime
     files = {name: _state(directory, name) for name in manifest.digests}
     if files != noted_files(directory):
@@ -83,11 +79,7 @@ def clear_work(directory: Path) -> None:
 def publish(
     directory: Path, work: Path, manifest: Manifest, shards: Mapping[str, Path], files: Mapping[str, Path | bytes]
 ) -> Manifest:
-    """Move shards and files to their place under `directory`, replace those of an earlier preparation, and remove the work.
-
-    If this is killed at any point, running it again completes it: the stages' results stay in the work folder until the end, as
-    hard links, and the note lists the files that preparations have written.
-    """
+    """Replace the files of an earlier preparation. After a kill a second run completes it: the results stay until the end."""
     check_nothing_foreign(directory)
     built = work / "final"
     shutil.rmtree(built, ignore_errors=True)
@@ -159,10 +151,7 @@ def _matches(directory: Path, name: str, digest: str) -> bool:
 def check_may_replace(
     output: Path, fingerprint: str, settings: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]], *, replace: bool
 ) -> None:
-    """Raise ConfigError if the folder holds other data and `replace` is false, or if its data is being read.
-
-    Damaged data may be prepared again from the same settings and text without `replace`.
-    """
+    """ConfigError: other data without `replace`, or data that is being read. Damaged data may be prepared again as it was."""
     try:
         finished = read_manifest(output)
         is_other = finished.fingerprint != fingerprint

@@ -1,12 +1,10 @@
 """Score texts by their perplexity under an n-gram model of words in the ARPA format, as KenLM and SRILM write it.
 
-Format: https://www.speech.sri.com/projects/srilm/manpages/ngram-format.5.html. The words of a text are divided by white space and
-spelled as in the model, and each line of the text is a sentence, as for KenLM's `query`. A word that is not in the model has the
-probability of `<unk>`, or of the rarest word if the model has no `<unk>`. The probability of a word is that of its longest n-gram
-in the model, times the backoff weights of longer contexts (Katz 1987).
+Format: https://www.speech.sri.com/projects/srilm/manpages/ngram-format.5.html. Words are divided by white space and spelled as in
+the model, and each line is a sentence, as for KenLM's `query`. An unknown word is `<unk>`, or the rarest word without it. A word
+has the probability of its longest n-gram, times the backoff weights of longer contexts (Katz 1987).
 
-Logarithms become integers, in 1/1024 bit, when the file is read. Everything after that is integer arithmetic, so a text has the
-same score on every machine and in any batch.
+Logarithms become integers, in 1/1024 bit, when the file is read: a text has the same score on every machine and in any batch.
 
 Shape suffixes: G the n-grams of one order, in ascending order of their keys; W words of all texts, D texts.
 """
@@ -55,8 +53,6 @@ Scores = NDArray[np.uint16]
 
 @dataclass(frozen=True)
 class _Order:
-    """All n-grams of one length."""
-
     keys_G: Hashes
     costs_G: Costs  # -log2 of each probability, in 1/1024 bit
     backoffs_G: Costs  # -log2 of each backoff weight, in 1/1024 bit
@@ -68,8 +64,6 @@ class _Order:
 
 @dataclass(frozen=True)
 class ArpaModel:
-    """An n-gram model of words."""
-
     orders: tuple[_Order, ...]  # the single words first
 
     def to_bytes(self) -> bytes:
@@ -135,7 +129,7 @@ def _hash_of(word: bytes) -> int:
 
 
 def is_arpa(path: Path) -> bool:
-    """Whether a file is an n-gram model in the ARPA format, also if it is compressed by gzip. KenLM's binary format is refused."""
+    """Whether it is one, also if compressed by gzip. KenLM's binary format is refused."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     if head.startswith(_BINARY):
@@ -150,7 +144,7 @@ def is_arpa(path: Path) -> bool:
 
 
 def read_arpa(path: Path) -> ArpaModel:
-    """Return the model in an ARPA file. Raises ConfigError, with the line, if it is damaged or too large."""
+    """Raises ConfigError with the line if the file is damaged or too large."""
     rows: list[tuple[array[int], array[float], array[float]]] = []
     length = num_ngrams = number = 0
     is_whole = False
@@ -191,7 +185,6 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _order(hashes: array[int], logarithms: array[float], backoffs: array[float]) -> _Order:
-    """Return the n-grams of one length, from the hashes of all their words one after the other."""
     columns = np.frombuffer(hashes, np.uint64).reshape(len(logarithms), -1).T
     keys_G = columns[0]
     for column in columns[1:]:

@@ -1,5 +1,3 @@
-"""The quality bounds of each source, and the documents outside of them."""
-
 from __future__ import annotations
 
 import math
@@ -19,7 +17,7 @@ __all__ = ["FATES", "Bounds", "judge", "resolve_bounds"]
 
 @dataclass(frozen=True)
 class Bounds:
-    """Scores between which a source's documents are kept, including both bounds."""
+    """Scores between which a source's documents are kept, inclusive."""
 
     min_score: int
     max_score: int
@@ -45,12 +43,11 @@ def resolve_bounds(histogram: Mapping[str, int], settings: QualityConfig) -> Bou
     return Bounds(max(lows), min(highs), math.ceil(settings.min_good_probability * PROBABILITY_STEPS))
 
 
-FATES = (None, Reason.PERPLEXITY_LOW, Reason.PERPLEXITY_HIGH, Reason.CLASSIFIED_BAD)
-"""Meaning of the numbers that `judge` returns: a reason of rejection, or None for a document that is kept."""
+FATES = (None, Reason.PERPLEXITY_LOW, Reason.PERPLEXITY_HIGH, Reason.CLASSIFIED_BAD)  # what the numbers of `judge` mean
 
 
 def judge(bounds: Bounds, scores_D: Scores | None, probabilities_D: Scores | None) -> NDArray[np.uint8]:
-    """Return an index into `FATES` for each document. The first reason in `FATES` applies. None as scores skips their bounds."""
+    """Return an index into `FATES` for each document, the first that applies. None as scores skips their bounds."""
     given = scores_D if scores_D is not None else probabilities_D
     fates_D = np.zeros(0 if given is None else len(given), np.uint8)
     if probabilities_D is not None:

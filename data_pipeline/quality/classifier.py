@@ -1,13 +1,11 @@
 """Classify text as wanted or unwanted by its tokens and pairs of tokens, trained on examples of both from the user.
 
-The classifier is a logistic regression on hashed counts. With n(f) the count of feature f in a text, and n the number of all its
-features,
+A logistic regression on hashed counts, with n(f) the count of feature f in a text, and n that of all its features:
 
     z = bias + sum over f of w(f) n(f) / sqrt(n),    p(wanted) = 1 / (1 + exp(-z))
 
-The weights minimise the mean log loss plus l2/2 times the sum of their squares. Each class has weight one half in the loss, for any
-number of examples. Nesterov's accelerated gradient descent (1983) finds the weights in a fixed number of steps. They are rounded to
-integers, so a text has the same score on every machine.
+The weights minimise the mean log loss, each class weighted one half, plus l2/2 times the sum of their squares, in a fixed number of
+steps of Nesterov's accelerated gradient descent (1983). They are rounded to integers: scores are equal on every machine.
 
 Shape suffixes: T token ids, D texts, F features of all texts, W weights.
 """
@@ -51,7 +49,7 @@ _CLASS_TOKENS = 1 << 23  # of all examples of a class; further examples are igno
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Results of the classifier on held-out examples: every fifth example of each class."""
+    """Results on held-out examples: every fifth of each class."""
 
     good: int
     good_kept: int  # number of wanted examples with a probability of at least one half

@@ -1,12 +1,7 @@
 """Score texts by their perplexity under a reference model of token ids.
 
-The model counts pairs and triples of tokens, so meaningless letters get a high perplexity. A model of words would treat them all as
-the same unknown word. The model is small enough to be trained in every preparation.
-
-A score is computed from integers and from float64 operations that IEEE 754 defines to the last bit (+, *, /), in a fixed order.
-Scoring computes no logarithm. So a document has the same score on every machine, and in any batch.
-
-The reference model counts single tokens, pairs and triples, and backs off with a Dirichlet prior (MacKay and Peto 1995):
+Scores come from integers and from float64 operations that IEEE 754 defines to the last bit (+, *, /), in a fixed order, so they are
+equal on every machine and in any batch. Singles, pairs and triples are counted, with a Dirichlet prior (MacKay and Peto 1995):
 
     p(c) = (n(c) + 1/V) / (n + 1)
     p(c | b) = (n(bc) + m2 p(c)) / (n(b) + m2)
@@ -66,8 +61,6 @@ _COSTS = _cost_table()
 
 @dataclass(frozen=True)
 class ReferenceModel:
-    """Counts of tokens, pairs and triples in trusted text."""
-
     singles_V: Counts  # the last count is that of the start of a text, which occurs only as context
     pairs_N: Counts
     triples_N: Counts
@@ -112,7 +105,7 @@ class ReferenceModel:
 
     @property
     def _start(self) -> int:
-        """Id for the start of a text. It is higher than all token ids."""
+        """Higher than all token ids."""
         return len(self.singles_V) - 1
 
     def _probability(self, block: _Block, singles_V: NDArray[np.float64], count_before: int) -> tuple[NDArray[np.float64], int]:
@@ -167,8 +160,6 @@ def count_scores(scores_D: Scores) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Block:
-    """Some tokens, each with the two tokens before it."""
-
     first: int  # index of its first token among all tokens
     window_T: Int64s
     ids_T: Ids
@@ -180,10 +171,9 @@ class _Block:
         return self.triple_T & np.uint64((1 << 2 * _ID_BITS) - 1)
 
     def repeats(self) -> Int64s:
-        """Return the indices of the tokens that end a run of nine tokens which occurs earlier in the window.
+        """Return the tokens that end a run of nine tokens which occurs earlier in the window.
 
-        In each round, every remaining run is hashed to a slot, and the first run in a slot occupies it. A later run that equals the
-        occupant is a repeat. A run that differs from it takes part in the next round, with another hash.
+        In each round runs are hashed to slots; the first in a slot occupies it. An equal later one is a repeat, others try again.
         """
         runs_T = self.triple_T * _MULTIPLIERS[0]
         runs_T[6:] += self.triple_T[3:-3] * _MULTIPLIERS[1] + self.triple_T[:-6] * _MULTIPLIERS[2]

@@ -1,8 +1,6 @@
-"""Renders the data card: what the prepared data contains, where it comes from, how it was prepared, and its limits, as Markdown.
+"""Renders the data card as Markdown, after "Datasheets for Datasets" (Gebru et al., 2021) and the cards of the Hugging Face hub.
 
-The sections follow "Datasheets for Datasets" (Gebru et al., 2021) and the cards of the Hugging Face hub. Questions that the
-preparation cannot answer, such as the licence, are lines for the user to fill in. The card contains no time, so equal data has an
-equal card.
+Questions that the preparation cannot answer are lines to fill in. It contains no time, so equal data has an equal card.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ Report = Mapping[str, Any]
 
 
 def render_card(manifest: Manifest) -> str:
-    """Return the data card of prepared data. The manifest must have its root digest. Parts that the report lacks are left out."""
+    """The manifest must have its root digest. Parts that the report lacks are left out."""
     recipe, report = _recipe(manifest), known(manifest.totals)
     values = [one for value in flatten(recipe).values() for one in (value if isinstance(value, list) else [value])]
     named = [name for name in manifest.sources if name not in recipe.get("source", {})]

@@ -1,5 +1,3 @@
-"""Renders the report as one HTML file without scripts or network access. `html_page.jinja` contains the text and the tables."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,4 @@
-"""Computes statistics of document lengths: exact percentiles, a histogram, and the cost of each row length.
-
-The input is `{length: documents}`, so the time depends on the number of different lengths, not on the number of documents.
-"""
+"""Statistics of document lengths, from `{length: documents}`: percentiles, a histogram, and the cost of each row length."""
 
 from __future__ import annotations
 
@@ -25,10 +22,7 @@ Int64s = NDArray[np.int64]
 
 
 def describe_lengths(count_of_length: Mapping[str, int]) -> dict[str, Any]:
-    """Return number of documents, total length, mean, P50, P90, P95, P99, maximum, and a histogram with logarithmic borders.
-
-    The histogram's bins are `[low, high, documents, units]`: documents with low <= length < high, and the sum of their lengths.
-    """
+    """With a histogram of `[low, high, documents, units]`: low <= length < high, and the sum of their lengths."""
     lengths, counts = _sorted(count_of_length)
     return {
         "documents": int(counts.sum()),
@@ -39,10 +33,7 @@ def describe_lengths(count_of_length: Mapping[str, int]) -> dict[str, Any]:
 
 
 def percentiles(count_of_length: Mapping[str, int]) -> dict[str, Any]:
-    """Return exact P50, P90, P95 and P99 by nearest rank, with mean and maximum.
-
-    A percentile is the smallest length such that at least that share of the documents is not longer.
-    """
+    """By nearest rank, and mean and maximum: the smallest length so that at least that share of the documents is not longer."""
     lengths, counts = _sorted(count_of_length)
     if not len(lengths):
         return {"mean": 0.0, "max": 0, **{f"p{percent}": 0 for percent in PERCENTS}}
@@ -56,11 +47,8 @@ def percentiles(count_of_length: Mapping[str, int]) -> dict[str, Any]:
 
 
 def compare_row_lengths(count_of_length: Mapping[str, int], row_length: int) -> list[dict[str, Any]]:
-    """Return the effect of each candidate row length on documents of these lengths, in tokens.
-
-    The candidates are `row_length`, which is set, and the powers of two from 128 to the first that is not below P99. A document
-    longer than a row is either truncated, which loses its end (`kept_rate`), or cut into pieces that overlap by one token, as
-    packing does, which loses nothing. `rows`, `padding_if_one_document_per_row` and `one_per_row_fill` assume one piece per row.
+    """Candidates are `row_length` and the powers of two from 128 to the first that is not below P99. A longer document is
+    truncated (`kept_rate`), or cut as packing does; fields about rows and padding assume one piece per row.
     """
     lengths, counts = _sorted(count_of_length)
     total = int((lengths * counts).sum())
@@ -89,11 +77,7 @@ def truncation_advice(truncation: Sequence[Mapping[str, Any]], row_length: int) 
 
 
 def log_borders(low: int, high: int) -> Int64s:
-    """Return whole numbers from at most `low` to above `high` that grow by a constant factor.
-
-    The factor is 2, or the smallest root of it that gives at most 40 bins. Powers of two are always included, because they are the
-    usual row lengths.
-    """
+    """Return whole numbers from at most `low` to above `high` by a factor of 2, or of its smallest root for up to 40 bins."""
     for steps in _STEPS_PER_OCTAVE:
         exponents = np.arange(steps * int(high).bit_length() + 1) / steps
         borders = np.unique(np.append(0, np.rint(np.exp2(exponents)))).astype(np.int64)
@@ -147,5 +131,5 @@ def _sorted(count_of_length: Mapping[str, int]) -> tuple[Int64s, Int64s]:
 
 
 def share_of(part: int, whole: int) -> float:
-    """Return `part / whole`, rounded to six decimals; 0 if `whole` is 0."""
+    """Rounded to six decimals; 0 if `whole` is 0."""
     return round(part / whole, 6) if whole else 0.0

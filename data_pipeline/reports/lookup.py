@@ -1,5 +1,3 @@
-"""Reads parts of a report on prepared data."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -21,12 +19,11 @@ def round_trip(tokenizer: Mapping[str, Any]) -> str:
 
 
 def known(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the report without None values at any depth."""
     return {name: known(value) if isinstance(value, Mapping) else value for name, value in report.items() if value is not None}
 
 
 def lookup(report: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return the nested table under these names; empty if there is none. A report leaves out what was not requested."""
+    """Empty if there is no such table. A report leaves out what was not requested."""
     for name in names:
         report = report.get(name) or {}
     return dict(report)
@@ -39,5 +36,5 @@ def by_extension(report: Mapping[str, Any], name: str) -> list[tuple[str, str, i
 
 
 def largest_first(entries: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
-    """Return the entries in descending order of the number under `name`; a stored report has no such order."""
+    """A stored report has no such order."""
     return dict(sorted(entries.items(), key=lambda item: (-(item[1].get(name) or 0), item[0])))

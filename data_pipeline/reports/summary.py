@@ -1,5 +1,3 @@
-"""The summary that `prepare` prints when it has finished: five lines, of which the last is the next command."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -46,10 +44,9 @@ def summary_lines(manifest: Manifest, config: PrepareConfig) -> list[str]:
 
 
 def next_command(manifest: Manifest, config: PrepareConfig) -> str:
-    """Return the command that trains on the prepared data.
+    """Return the command that trains on the data: the recipe, or `auto` without one, and what the recipe does not set.
 
-    It names the recipe, or `auto` without one; the run whose tokenizer the data has, or RUN if preference pairs have another
-    tokenizer; and each of these unless the recipe has a setting that fits: objective, length of the rows, length of the training.
+    The run is the one whose tokenizer the data has; RUN if preference pairs have another tokenizer.
     """
     recipe = config.recipe or AUTO
     settings = {} if recipe == AUTO else _training_settings(recipe)

@@ -1,5 +1,3 @@
-"""Describes prepared data on the terminal, for `inspect`, and checks that its report can be shown."""
-
 from __future__ import annotations
 
 import textwrap
@@ -54,7 +52,7 @@ def summarise(manifest: Manifest) -> dict[str, Any]:
 
 @contextmanager
 def malformed(directory: Path) -> Iterator[None]:
-    """Turn errors while a report is rendered into PreparedDataError, because its values can have any JSON type."""
+    """PreparedDataError for errors while a report is rendered, because its values can have any JSON type."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:

@@ -1,5 +1,3 @@
-"""Adds up the counts of the stages, and checks that every document is kept or rejected for one reason."""
-
 from __future__ import annotations
 
 import copy
@@ -38,8 +36,6 @@ _BIN_STEPS = SCORE_STEPS // 4
 
 @dataclass(frozen=True)
 class Results:
-    """The results of every stage for each partition, in the order of the partitions."""
-
     partitions: Sequence[Partition]
     read: Sequence[ReadResult]
     duplicates: Duplicates
@@ -54,7 +50,7 @@ class Results:
 
 
 def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
-    """Return counts by stage, reason, source, language and split. They contain no time, because the report is reproducible."""
+    """Counts by stage, reason, source, language and split; no time, because the report is reproducible."""
     everything = range(len(results.partitions))
     sources = {
         source: [number for number in everything if results.partitions[number].source == source]
@@ -119,7 +115,6 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
 
 
 def row_counts(packed: Sequence[tuple[Split, PackResult]], row_length: int) -> dict[str, Any]:
-    """Return the part of the report that depends on the rows."""
     of_train = [result for side, result in packed if side == "train"]
     methods = {method: add_counts(result.methods[method] for result in of_train) for method in METHODS}
     documents = sum(result.documents for result in of_train)

@@ -1,8 +1,7 @@
 """Read the members of tar and zip archives as streams. No member is written to disk.
 
-Python's own modules are not used. They keep a record of every member, follow chains of headers of any length, and trust the sizes
-that an archive states. Links, devices, and members whose name is absolute or leads out of the archive are rejected. Two members
-with the same name, or with names that differ only in case, are both read.
+Python's own modules keep a record of every member, follow header chains of any length, and trust stated sizes. Links, devices, and
+names that are absolute or lead out are rejected. Two members of one name are both read.
 
 Formats: POSIX.1-2017 `pax`, ustar and the GNU long names; PKWARE APPNOTE 6.3.10 with ZIP64.
 """
@@ -38,22 +37,15 @@ class ArchiveError(StreamError):
 
 @dataclass(frozen=True)
 class Member:
-    """A file in an archive whose extension is that of a text format."""
-
-    path: str
-    """Path for messages and documents: `archive.tar!/path/of/member`."""
+    path: str  # for messages and documents: `archive.tar!/path/of/member`
     shape: Shape
-    blocks: Iterator[bytes] = field(repr=False)
-    """Content of the file. It can be read only until the next member is requested."""
+    blocks: Iterator[bytes] = field(repr=False)  # can be read only until the next member is requested
 
 
 def read_tar(
     blocks: Iterator[bytes], path: str, limits: LimitConfig, ignored: Counter[str] | None = None
 ) -> Iterator[Member | Rejection]:
-    """Yield each text member of a tar archive, and a rejection for each refused member.
-
-    Files of an unknown format are skipped, and counted in `ignored` by extension. Hidden files are skipped.
-    """
+    """Yield text members, and a rejection for each refused one. Unknown formats are counted in `ignored`, by extension."""
     reader = ByteReader(_outermost(blocks))
     census = _Census(path, limits, ignored)
     extra: dict[str, str] = {}
@@ -110,8 +102,6 @@ def read_zip(
 
 
 class _Census:
-    """Counts the members of an archive, and decides for each whether it is read."""
-
     def __init__(self, path: str, limits: LimitConfig, ignored: Counter[str] | None) -> None:
         self._path = path
         self._ignored = Counter() if ignored is None else ignored
@@ -252,8 +242,7 @@ class _Entry(NamedTuple):
     crc: int
     compressed: int
     size: int
-    mode: int
-    """Unix file mode; 0 if the archive does not state it."""
+    mode: int  # Unix file mode; 0 if the archive does not state it
     start: int
 
     @property

@@ -1,7 +1,4 @@
-"""The built-in corpus: code and prose from the standard library of this Python interpreter, without a download.
-
-`stdlib-code` holds the source files. `stdlib-manual` holds the topics of the language reference that `help()` prints.
-"""
+"""The built-in corpus from the standard library: its source files, and the language reference of `help()`."""
 
 from __future__ import annotations
 
@@ -39,8 +36,7 @@ def parse_topics(code: str) -> list[tuple[int, str]]:
     raise ValueError("it assigns no dict literal")
 
 
-_PLACEHOLDERS = {"README.md", ".gitignore"}
-"""Files in the folder `text` of a fresh checkout."""
+_PLACEHOLDERS = {"README.md", ".gitignore"}  # files in the folder `text` of a fresh checkout
 _FIRST_LINE = b"# Put your text here\n"
 _MAX_README_BYTES = 1 << 20
 

@@ -1,5 +1,3 @@
-"""Format, compression and kind of text of a file, by its name."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -43,13 +41,9 @@ UNDERSTOOD = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a file is read."""
-
-    format: str
-    """A name in `FORMATS`, or `tar` or `zip`."""
+    format: str  # a name in `FORMATS`, or `tar` or `zip`
     compression: Compression
-    kind: Kind | None
-    """None for formats of records and for archives, because their extension does not tell the kind of text."""
+    kind: Kind | None  # None for records and archives, whose extension does not tell the kind of text
 
     @property
     def is_archive(self) -> bool:
@@ -81,7 +75,7 @@ def _suffixes(name: str) -> list[str]:
 
 
 def is_hidden(path: str) -> bool:
-    """Whether the name of a file, or of a folder in its path, begins with a dot. Such files are not read."""
+    """Whether a name in the path begins with a dot. Such files are not read."""
     return any(part.startswith(".") and part not in (".", "..") for part in path.split("/"))
 
 

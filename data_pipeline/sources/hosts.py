@@ -1,7 +1,6 @@
 """Restrict web addresses to the host that the user named and to the hosts in `limits.allowed_hosts`.
 
-A web server can redirect to any address, and a name server can answer with any address. Without a check, either could make this
-machine fetch pages of its private network and train on them (server-side request forgery).
+Otherwise a redirect or a name server could make this machine train on pages of its private network (request forgery).
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Counts the files of the sources that are not read, by reason and extension.
-
-Two kinds of files are not counted, because their number says nothing about the text: hidden files, such as those in `.git`, and
-files that a preparation has written.
-"""
+"""Counts files that are not read, by reason and extension, except hidden ones and those that a preparation has written."""
 
 from __future__ import annotations
 
@@ -14,34 +10,23 @@ from data_pipeline.sources.formats import extension_of
 
 __all__ = ["IgnoredFiles", "IgnoredReason", "count_extension", "extension_shown"]
 
-_EXTENSION = re.compile(r"(\.\w[\w+-]{0,11}){1,2}")
-"""Longer ends of names, and those with spaces, are not extensions: `1. Introduction`."""
+_EXTENSION = re.compile(r"(\.\w[\w+-]{0,11}){1,2}")  # longer ends of names and those with spaces are none: `1. Introduction`
 _WITHOUT = "without an extension"
 _OTHER = "other"
-_MAX_EXTENSIONS = 1000
-"""Most extensions that are counted separately, because an archive from a stranger can have a million."""
+_MAX_EXTENSIONS = 1000  # counted separately, because an archive from a stranger can have a million
 
 
 class IgnoredReason(StrEnum):
-    """Why a file is not read."""
-
-    UNKNOWN_FORMAT = "unknown-format"
-    """Its extension is not that of a format that is read."""
-    UNKNOWN_MEMBER = "unknown-format-in-archive"
-    """The same for a file in an archive."""
+    UNKNOWN_FORMAT = "unknown-format"  # its extension is not that of a format that is read
+    UNKNOWN_MEMBER = "unknown-format-in-archive"  # the same for a file in an archive
     EMPTY = "empty"
-    OVER_LIMIT = "over-limit"
-    """The files before it have reached the limit of its source in bytes."""
-    README = "readme"
-    """It is the README.md at the top of the folder."""
-    CACHE = "cache"
-    """Hugging Face's datasets library keeps it beside the data."""
+    OVER_LIMIT = "over-limit"  # the files before it have reached the limit of its source in bytes
+    README = "readme"  # at the top of the folder
+    CACHE = "cache"  # Hugging Face's datasets library keeps it beside the data
     LINK = "link"
 
 
 class IgnoredFiles:
-    """Counts the files of all sources that are not read."""
-
     def __init__(self) -> None:
         self._counts: dict[str, dict[str, int]] = {}
 

@@ -1,5 +1,3 @@
-"""Find the input files of all sources, sort them, identify them by content, and cut them into partitions."""
-
 from __future__ import annotations
 
 import glob
@@ -48,13 +46,12 @@ _DIVISIBLE = {source_format.name for source_format in FORMATS.values() if source
 
 @dataclass(frozen=True, kw_only=True)
 class InputFile(Found):
-    """One file of one source. Source, path and content identify it on every machine; `location` and the stamps are local."""
+    """A file of a source. Source, path and content identify it on every machine; `location` and the stamps are local."""
 
     source: str
     format: str
     compression: Compression
-    kind: Kind | None
-    """Kind of text, if the settings of the source or the file name state it."""
+    kind: Kind | None  # if the settings of the source or the file name state it
 
     @property
     def identity(self) -> dict[str, str | int]:
@@ -64,8 +61,6 @@ class InputFile(Found):
 
 @dataclass(frozen=True)
 class Part:
-    """The documents that begin in the bytes [start, end) of a file."""
-
     file: InputFile
     start: int
     end: int
@@ -73,18 +68,14 @@ class Part:
 
 @dataclass(frozen=True)
 class _Source:
-    name: str | None
-    """None if the source is named after its folder or file."""
+    name: str | None  # None if the source is named after its folder or file
     paths: tuple[str, ...]
     kind: Kind | None
     max_bytes: int | None
 
 
 def find_inputs(config: PrepareConfig, known_digests: Path, ignored: IgnoredFiles | None = None) -> tuple[InputFile, ...]:
-    """Return all files to read, in the order of the sources and then of their paths, with the digests of their content.
-
-    A file whose size and times are those in `known_digests` is not read again. `ignored` counts the files that are not read.
-    """
+    """Return all files with digests, by source and path. A file with the size and times in `known_digests` is not read again."""
     ignored = ignored or IgnoredFiles()
     found = list(_find_all(config, ignored))
     if not found:  # `if_empty` allows it, or `_find_named` would have raised an error
@@ -244,7 +235,6 @@ def _unique(name: str, taken: set[str]) -> str:
 
 
 def _first_bytes(files: Iterable[InputFile], max_bytes: int | None, ignored: IgnoredFiles) -> Iterator[InputFile]:
-    """Yield the files in the order of their paths until `max_bytes` are used."""
     used = 0
     for file in sorted(files, key=lambda file: (file.path, file.location.name)):
         if not file.bytes:
@@ -321,7 +311,7 @@ def _count_extensions(files: Sequence[Found]) -> str:
 
 @dataclass(frozen=True)
 class Partition:
-    """A unit of work: one range of one file, or several whole files, all from one source."""
+    """One range of one file, or several whole files, all from one source."""
 
     number: int
     parts: tuple[Part, ...]

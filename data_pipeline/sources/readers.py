@@ -1,7 +1,4 @@
-"""Turn the bytes of an input file into documents, and malformed input into rejections. No content of a file raises an error.
-
-The formats are read in `parsers` and `archives`.
-"""
+"""Turn the bytes of an input file into documents, and malformed input into rejections. No content of a file raises an error."""
 
 from __future__ import annotations
 
@@ -22,10 +19,7 @@ __all__ = ["read_part"]
 
 
 def read_part(part: Part, config: PrepareConfig, ignored: Counter[str] | None = None) -> Iterator[Document | Rejection]:
-    """Yield the documents that begin in a part of a file, in order, with a rejection in the place of each malformed one.
-
-    `config` is that of the file's source. `ignored` counts the files of an unknown format in archives, by extension.
-    """
+    """Yield documents in order, a rejection for each malformed one. `ignored` counts unknown formats in archives, by extension."""
     file = part.file
     check_unchanged(file.location, file.bytes, file.stamp, config.limits)
     try:

@@ -1,13 +1,11 @@
 """List and read files of this machine and of any store that fsspec supports (`s3://`, `gs://`, `hf://`, `http://`, …).
 
-A failed read from a store is retried from the byte where it failed, with growing waits. The error text of a store can contain the
-address with its secrets, so it is never shown. Messages show the type of the error and the address without secrets.
+A failed read from a store is retried from its byte. The error text of a store is never shown, as it can contain secrets.
 
-A local file is identified by its content. A file in a store is identified by its size and the checksum that the store provides
-(SHA-256, MD5, CRC32C or entity tag), or else by the time of its last change, so it is not downloaded only to identify it.
+A local file is identified by its content; one in a store by size and checksum (SHA-256, MD5, CRC32C or entity tag), or else by its
+time, so it is not downloaded only to identify it.
 
-A source may come from a stranger, so it must not decide which other files are read. Links are followed only inside the named
-folder, and redirects only to the named host (`hosts`). `limits.outside_links` and `limits.allowed_hosts` allow more.
+A source may come from a stranger: links are followed only inside the named folder, and redirects only to the named host (`hosts`).
 """
 
 from __future__ import annotations
@@ -83,12 +81,10 @@ class UnreadableSourceError(SourceError):
 
 @dataclass(frozen=True, repr=False)
 class Location:
-    """Where a file is. Its text form has no credentials and no query, so any message may contain it."""
+    """Its text form has no credentials and no query, so any message may contain it."""
 
-    name: str
-    """Path of a local file, or the name of a file in its store."""
-    store: str = ""
-    """URL from the user, which opens the store. It may contain secrets. It is empty for a local file."""
+    name: str  # of a local file, or in its store
+    store: str = ""  # URL from the user, which opens the store and may contain secrets; empty for a local file
 
     def __str__(self) -> str:
         return printable(_address(self.name, self.store)) if self.store else self.name
@@ -98,18 +94,12 @@ class Location:
 
 @dataclass(frozen=True)
 class Found:
-    """A file that exists."""
-
     location: Location
-    path: str
-    """Path relative to the root of the listing, with forward slashes."""
+    path: str  # relative to the root of the listing, with forward slashes
     bytes: int
-    stamp: str
-    """Value that changes when the content changes: the time of the last change in ns, or the checksum of a store."""
-    checksum: str = ""
-    """`algorithm:value` from the store. Empty if the content must be read to compute it."""
-    status_stamp: str = ""
-    """Time in ns of the last change to a local file or its metadata. Programs cannot set it. Empty for a store."""
+    stamp: str  # changes with the content: time of the last change in ns, or checksum of a store
+    checksum: str = ""  # `algorithm:value` from the store; empty if the content must be read to compute it
+    status_stamp: str = ""  # time in ns of the last change, which programs cannot set; empty for a store
 
 
 @dataclass(frozen=True)
@@ -117,17 +107,13 @@ class Unfollowed:
     """Links inside a source that were not followed, all for the same reason."""
 
     paths: Sequence[str]
-    found: str
-    """Clause of a message: number of links, reason, and some names."""
+    found: str  # clause of a message: number of links, reason, and some names
     remedy: str
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of a path, pattern or URL."""
-
-    root: str
-    """Folder that the paths are relative to, or the file itself. It has no secrets."""
+    root: str  # folder that the paths are relative to, or the file itself, without secrets
     files: Sequence[Found]
     is_folder: bool
     unfollowed: Sequence[Unfollowed] = ()
@@ -196,8 +182,6 @@ def _list_local(named: str, outside_links: bool) -> Listing:
 
 @dataclass
 class _Links:
-    """Decides which links of a source are followed, and records the others."""
-
     root: Path
     outside: bool
     left_out: dict[str, None] = field(default_factory=dict)
@@ -224,7 +208,7 @@ class _Links:
         self.broken[self._shown(path)] = None
 
     def count_folder(self) -> None:
-        """Count a folder that was reached through two or more links. A dozen folders that link to each other have 10^9 paths."""
+        """A dozen folders that link to each other have 10^9 paths."""
         self.num_folders += 1
         if self.num_folders > _MAX_LINKED_FOLDERS:
             raise SourceError(
@@ -286,13 +270,9 @@ def _folders(folder: Path, links: _Links) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class _Visit:
-    """A folder, and the path on which it was reached."""
-
     folder: Path
-    above: frozenset[tuple[int, int]] = frozenset()
-    """Device and inode number of each folder on the path to it."""
-    num_links: int = 0
-    """Number of links on the path to it, below the root of the source."""
+    above: frozenset[tuple[int, int]] = frozenset()  # device and inode number of each folder on the path to it
+    num_links: int = 0  # links on the path to it, below the root of the source
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -315,10 +295,7 @@ def _entries(visit: _Visit, links: _Links) -> Iterator[Path]:
 
 
 def files_below(folder: Path, links: _Links | None = None) -> Iterator[Path]:
-    """Yield the files in a folder and in the folders below it, except hidden ones. No link back to a folder above is followed.
-
-    All other links are followed, unless `links` decides. A warning names those that are not.
-    """
+    """Yield no hidden files, and follow no link back to a folder above. `links` decides about other links; a warning names them."""
     links = links or _Links(folder, outside=True)
     waiting = [_Visit(folder)]
     while waiting:
@@ -524,10 +501,7 @@ class _StoreFile:
 
 
 def _attempts(action: Callable[[], Result], location: Location, limits: LimitConfig) -> Result:
-    """Return the result of `action`. A failure is retried `limits.retries` times with growing waits.
-
-    FileNotFoundError means that there is no such file.
-    """
+    """A failure is retried `limits.retries` times with growing waits. FileNotFoundError: there is no such file."""
     for attempt in range(limits.retries + 1):
         try:
             return action()

@@ -56,22 +56,16 @@ class StreamError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line without its newline."""
-
     number: int
-    offset: int
-    """Offset of its first byte in the decompressed file."""
-    data: bytes
-    """The line, or its beginning if it is too long."""
+    offset: int  # of its first byte in the decompressed file
+    data: bytes  # without its newline; its beginning if it is too long
     too_long: bool = False
 
 
 class Budget:
-    """Limits the bytes that decompression may produce, in total and for each compressed byte.
+    """Limits the bytes that decompression may produce, in total and for each compressed byte of the outermost file.
 
-    All data that is decompressed at one level of a file shares one budget, for example all members of an archive. So many small
-    decompression bombs count as one large one. `consumed` counts compressed bytes of the outermost file, so nesting does not raise
-    the limit.
+    All data at one level of a file shares one budget, such as all members of an archive: many small bombs count as one.
     """
 
     def __init__(self, limits: LimitConfig, consumed: Callable[[], int]) -> None:
@@ -80,7 +74,7 @@ class Budget:
         self._produced = 0
 
     def charge(self, num_bytes: int) -> None:
-        """Count bytes that were produced; StreamError if they exceed the budget."""
+        """StreamError if the budget is exceeded."""
         self._produced += num_bytes
         went_in = self._consumed()
         allowed = min(self._limits.max_decompressed_bytes, max(went_in * self._limits.max_expansion, _EXPANSION_GRACE_BYTES))
@@ -98,8 +92,6 @@ class Budget:
 
 
 class ByteReader:
-    """Reads blocks as one stream, only forwards."""
-
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = blocks
         self._rest = memoryview(b"")
@@ -252,8 +244,7 @@ def _unzstd(blocks: Iterator[bytes], max_window_bytes: int, budget: Budget) -> I
 def read_lines(blocks: Iterator[bytes], max_bytes: int, start: int = 0, end: int | None = None) -> Iterator[Line]:
     """Yield the lines that start at an offset in [start, end). `blocks` must begin at the byte before `start`, if there is one.
 
-    A line longer than `max_bytes` is cut and marked, and its rest is not kept in memory. Reading stops as soon as no further line
-    of the range can start. So each byte of a very long line is read once, not once for each range that it crosses.
+    A line longer than `max_bytes` is cut and marked. Reading stops as soon as no further line of the range can start.
     """
     offset = max(start - 1, 0)
     foreign = start > 0  # inside a line that started before the range

@@ -1,14 +1,11 @@
-"""Changes training documents: fill-in-the-middle, synonyms, and words that are cut into tokens at random. All are off by default.
-
-The change to a document depends only on the seed, the document's id and its text, not on the batch or the worker.
+"""Changes training documents, by the seed, the document's id and its text alone, not by batch or worker.
 
 - Fill-in-the-middle (Bavarian et al. 2022), in code only. The text is cut at two characters drawn at random into prefix, middle
   and suffix, which are encoded separately. With the prefix first (PSM) the order is `<|fim_prefix|>` prefix `<|fim_suffix|>`
   suffix `<|fim_middle|>` middle. With the suffix first (SPM) it is `<|fim_prefix|>` `<|fim_suffix|>` suffix `<|fim_middle|>`
   prefix middle, the form of SPM that the paper trains together with PSM.
 - Synonyms, in prose and web text: words from the user's list are replaced, in the same case.
-- Subword regularization, in all kinds of text: BPE-dropout (Provilkov et al. 2020) or a sample of unigram segmentations (Kudo
-  2018). The ids still decode to the same text.
+- Subword regularization: BPE-dropout (Provilkov et al. 2020) or a sample of unigram segmentations (Kudo 2018).
 """
 
 from __future__ import annotations
@@ -42,8 +39,6 @@ def is_on(settings: AugmentConfig) -> bool:
 
 
 class Augmenter:
-    """An encoder that applies the augmentation settings to training documents."""
-
     def __init__(self, tokenizer: Tokenizer, settings: AugmentConfig) -> None:
         self._tokenizer = tokenizer
         self._settings = settings
@@ -64,7 +59,7 @@ class Augmenter:
             )
 
     def encode(self, texts: Sequence[str], kinds: Sequence[Kind], document_ids: Sequence[int]) -> tuple[Encoded, Counts]:
-        """Return the ids of all changed documents, without bos and eos, and the number of changes of each kind."""
+        """Return ids without bos and eos, and the number of changes of each kind."""
         changes = [self._change(*document) for document in zip(texts, kinds, document_ids, strict=True)]
         plain = [segment for change in changes if change.subword_seed is None for segment in change.segments]
         encoded = iter(self._tokenizer.encode_flat(plain).arrays())
@@ -108,8 +103,6 @@ class Augmenter:
 
 @dataclass(frozen=True)
 class _Change:
-    """A changed document."""
-
     segments: tuple[str, ...]  # one text; or prefix, middle and suffix for fill-in-the-middle
     num_synonyms: int = 0
     fim: Literal["psm", "spm"] | None = None

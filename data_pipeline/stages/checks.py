@@ -1,4 +1,4 @@
-"""Checks between stages: a preparation that cannot succeed fails before the next stage. Each error says what to change."""
+"""Checks between stages: a preparation that cannot succeed fails before the next stage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ _SHOWN = 3  # files in a message
 
 
 def check_settings(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
-    """Compare the settings with the input, and warn about each that differs from its default and has no effect."""
     for warning in settings_without_effect(config):
         logger.warning("%s", warning)
     for file in inputs:

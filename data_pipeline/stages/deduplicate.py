@@ -1,5 +1,3 @@
-"""The stage that drops duplicates and benchmark text."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

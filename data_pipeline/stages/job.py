@@ -1,5 +1,3 @@
-"""What the stages of one preparation share."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -37,8 +35,6 @@ class PartitionTask:
 
 @dataclass(frozen=True)
 class Job:
-    """One preparation: its settings, its partitions, its work folder and the runner of its stages."""
-
     config: PrepareConfig
     partitions: Sequence[Partition]
     work: Path
@@ -50,7 +46,7 @@ class Job:
 
     @cached_property
     def of_sources(self) -> dict[str, PrepareConfig]:
-        """The settings of each source that has partitions."""
+        """Only sources that have partitions."""
         return {name: self.config.for_source(name) for name in dict.fromkeys(partition.source for partition in self.partitions)}
 
     def task(self, kind: Callable[..., TaskT], number: int, **more: Any) -> TaskT:

@@ -1,5 +1,3 @@
-"""Packs token ids into rows and writes them as shards."""
-
 from __future__ import annotations
 
 import shutil
@@ -32,7 +30,7 @@ __all__ = ["DocumentsOf", "PackResult", "PackTask", "pack_all", "pack_group"]
 
 @dataclass(frozen=True)
 class DocumentsOf:
-    """The tokenized documents of one partition, in a work folder or in prepared data."""
+    """The documents of a partition, in a work folder or in prepared data."""
 
     source: str
     number: int
@@ -56,11 +54,7 @@ def pack_all(
     *,
     has_pairs: bool = False,
 ) -> list[tuple[PackTask, PackResult]]:
-    """Pack each split of each source, in groups of consecutive partitions that fill about one shard.
-
-    `labels` has the names of all labels, sorted; it is empty if the documents have none. `has_pairs` says that each document is a
-    preference pair.
-    """
+    """Pack in groups of consecutive partitions that fill about one shard. `labels` is sorted, or empty if there are none."""
     token_bytes = token_type(tokenizer.vocab_size).itemsize
     tasks, sizes = [], []
     for source, of_source in groupby(documents, key=lambda partition: partition.source):
@@ -90,8 +84,6 @@ def group_by_tokens(partitions: Sequence[DocumentsOf], split: Split, group_token
 
 @dataclass(frozen=True)
 class PackTask:
-    """Pack one split of some consecutive partitions of one source."""
-
     source: str
     documents: tuple[DocumentsOf, ...]
     split: Split
@@ -106,8 +98,6 @@ class PackTask:
 
 @dataclass
 class PackResult:
-    """Counts of one group of partitions, and its shards in order."""
-
     documents: int = 0
     cut_documents: int = 0
     document_tokens: int = 0  # Tokens of the documents, without those that are repeated where a document is cut
@@ -116,8 +106,7 @@ class PackResult:
     )
     """Counts of each packing method for the same documents."""
     shards: list[dict[str, Any]] = field(default_factory=list)  # name, rows, tokens, targets, bytes and digest of each shard
-    targets_without_loss: int | None = None
-    """Tokens that would be targets without the loss mask; None if no document of the source has one."""
+    targets_without_loss: int | None = None  # None if no document of the source has a loss mask
     facts_sha256: str = ""  # digest of the table of facts about the documents; empty for training documents, which have none
     labels_sha256: str = ""  # digest of the table of labels; empty if the documents have none
 
@@ -159,7 +148,6 @@ def pack_group(task: PackTask) -> PackResult:
 
 
 def _written(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
-    """Write a table and return its digest."""
     with TableWriter(path, schema) as table:
         for batch in batches:
             table.write(batch)
@@ -222,7 +210,6 @@ def _facts(task: PackTask) -> Iterator[pa.RecordBatch]:
 
 
 def _taken(task: PackTask) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
-    """Yield the documents, and which of them are in a row."""
     for one in task.documents:
         for batch, row in read_side_by_side(one.place(TOKENS), one.place(CHOSEN)):
             yield batch, pa.array((row.column("copies").to_numpy() > 0) & _is_in(task.split, batch))

@@ -1,5 +1,3 @@
-"""Reads bytes into clean documents, and computes the keys by which duplicates are found."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -33,7 +31,7 @@ __all__ = ["TEXT_SCHEMA", "ReadResult", "ReadTask", "read_all", "read_partition"
 
 
 def read_all(job: Job, chat: ChatTemplate | None = None) -> list[ReadResult]:
-    """Read, clean and judge every partition. The template turns conversations into text."""
+    """The template turns conversations into text."""
     with _opened(chat) as chats:
         if chats is not None:
             chats.end_of_turn()
@@ -58,16 +56,12 @@ TEXT_SCHEMA = pa.schema(
         ("parts", pa.list_(pa.uint32())),
     ]
 )
-"""One row for each kept document. `tail` is true if it begins in the part of its file that a split by position holds out. `parts`
-are the lengths in characters of its parts (see `Document`)."""
-CHAT_SCHEMA = TEXT_SCHEMA.append(pa.field("special", pa.list_(pa.uint32())))
-"""The columns if there is a chat template: also the special tokens of each conversation (see `Document`)."""
+"""`tail`: the document begins in the part of its file that a split by position holds out. `parts` are those of `Document`."""
+CHAT_SCHEMA = TEXT_SCHEMA.append(pa.field("special", pa.list_(pa.uint32())))  # with a chat template: also special tokens
 
 
 @dataclass(frozen=True)
 class ReadTask(PartitionTask):
-    """Read, clean and judge one partition."""
-
     folder = "text"
     partition: Partition
     chat: ChatTemplate | None = None  # the template of conversations; None if there are none
@@ -75,8 +69,6 @@ class ReadTask(PartitionTask):
 
 @dataclass
 class ReadResult:
-    """Counts of one partition."""
-
     source: str
     input_bytes: int
     documents: int = 0  # everything that was read, including rejections. In JSON Lines this is the number of lines.
@@ -84,12 +76,10 @@ class ReadResult:
     bytes: int = 0  # size of the kept documents as UTF-8
     rejected: Counts = field(default_factory=dict)
     changes: Counts = field(default_factory=dict)  # number of documents that each cleaning rule changed
-    confidences: dict[str, Counts] = field(default_factory=dict)
-    """Number of documents by identified language and by the identifier's confidence."""
+    confidences: dict[str, Counts] = field(default_factory=dict)  # documents by identified language and confidence
     samples: list[dict[str, Any]] = field(default_factory=list)  # the first rejections of each reason
     ignored: Counts = field(default_factory=dict)  # number of files of an unknown format in archives, by extension
-    malformed: dict[str, Counts] = field(default_factory=dict)
-    """Number of items that did not become a document, by reason and by the extension of their file."""
+    malformed: dict[str, Counts] = field(default_factory=dict)  # items that are no document, by reason and extension
 
 
 def read_partition(task: ReadTask) -> ReadResult:
@@ -129,10 +119,7 @@ def _opened(chat: ChatTemplate | None) -> AbstractContextManager[ChatRenderer | 
 def _batches(
     partition: Partition, config: PrepareConfig, rejects: RejectedWriter, ignored: Counter[str], chats: ChatRenderer | None
 ) -> Iterator[tuple[list[Part], list[Document | Rejection]]]:
-    """Yield everything that is read from a partition in batches: the items, and for each the part of a file that it comes from.
-
-    The bytes of malformed items go to `rejects` at once and are not in the batches, whose memory they would dominate.
-    """
+    """Yield items, and for each the part of a file that it comes from. Malformed bytes go to `rejects` at once, to save memory."""
     ordinal = 0
     parts: list[Part] = []
     items: list[Document | Rejection] = []

@@ -1,5 +1,3 @@
-"""Rejected documents as the stages record them: a sample of each reason, and all of them in full if `keep_rejects = "all"`."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -18,8 +16,7 @@ __all__ = ["REJECTED_TABLES", "SAMPLES_PER_REASON", "RejectedWriter", "Samples",
 
 ReasonT = TypeVar("ReasonT", bound=str)
 SAMPLES_PER_REASON = 10  # most samples of each reason in one partition
-REJECTED_TABLES = ("malformed", "judged")
-"""Ends of the names of the tables that `RejectedWriter` writes. Each table is in ascending order of the ids."""
+REJECTED_TABLES = ("malformed", "judged")  # ends of names; each table is in ascending order of the ids
 _ROW_BYTES = 256  # of a row besides its texts, which may be empty
 _REJECTED_SCHEMA = pa.schema(
     [
@@ -35,8 +32,6 @@ _REJECTED_SCHEMA = pa.schema(
 
 
 class Samples:
-    """The first rejected documents of each reason."""
-
     def __init__(self) -> None:
         self._shown: Counter[Reason] = Counter()
         self.values: list[dict[str, Any]] = []
@@ -66,7 +61,7 @@ def find_rows(
 
 
 class RejectedWriter:
-    """Writes the documents that are rejected while a partition is read, in full. Without a path it writes nothing."""
+    """Without a path it writes nothing."""
 
     def __init__(self, output: Path | None) -> None:
         self._tables = (

@@ -1,5 +1,3 @@
-"""Collects the rejected documents of all stages: samples for the report, and files with all of them in full."""
-
 from __future__ import annotations
 
 import base64
@@ -88,8 +86,6 @@ def write_rejects(
 
 @dataclass(frozen=True)
 class RejectedTask(PartitionTask):
-    """Write the rejected documents of one partition."""
-
     folder = REJECTED
     lines_before: int  # number of lines before the partition in its first file
     cuts: Mapping[str, Cuts]
@@ -97,13 +93,11 @@ class RejectedTask(PartitionTask):
 
 @dataclass(frozen=True)
 class RejectedResult:
-    """Number of rejected documents."""
-
     documents: int
 
 
 def write_rejected_partition(task: RejectedTask) -> RejectedResult:
-    """Write the rejected documents of a partition in the order of their ids, one JSON object on each line, compressed by zstd."""
+    """Write them in the order of their ids, one JSON object on each line, compressed by zstd."""
     path = _file_of(task)
     temporary = unfinished_path(path)
     documents = 0
@@ -124,7 +118,7 @@ def _file_of(task: RejectedTask) -> Path:
 
 
 def _line(row: Mapping[str, Any], task: RejectedTask) -> bytes:
-    """Return one line of the file. Bytes that are not UTF-8 are written as base64."""
+    """Bytes that are not UTF-8 are written as base64."""
     shown = {name: row[name] for name in ("id", "reason", "detail", "path")}
     shown |= {"source": task.source, "stage": Reason(row["reason"]).stage.value}
     shown["line"] = row["line"] and row["line"] + task.lines_before
@@ -143,7 +137,6 @@ def _rejected_while_reading(task: RejectedTask, end: str) -> Iterator[dict[str, 
 
 
 def _rejected_later(task: RejectedTask) -> Iterator[dict[str, Any]]:
-    """Yield the documents of the text table that a later stage rejected."""
     for batch, row, (identity, reason, detail) in find_rows(
         task.place("text"), heapq.merge(_duplicates(task), _not_selected(task))
     ):

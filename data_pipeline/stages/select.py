@@ -1,5 +1,3 @@
-"""Decides which tokenized documents go into rows and how often: quality thresholds, then the balance of the groups."""
-
 from __future__ import annotations
 
 import json
@@ -34,15 +32,13 @@ __all__ = ["Cuts", "SelectResult", "cuts_of_sources", "documents_of", "explain_s
 
 @dataclass(frozen=True)
 class Cuts:
-    """The quality thresholds of a source."""
-
     bounds: Bounds
     by_perplexity: bool
     by_classifier: bool
 
 
 def cuts_of_sources(job: Job, tokenized: Sequence[TokenizeResult]) -> dict[str, Cuts]:
-    """Return the quality thresholds of each source. Percentiles are computed over all documents of the source."""
+    """Percentiles are computed over all documents of the source."""
     cuts = {}
     for source, config in job.of_sources.items():
         settings = config.quality
@@ -89,8 +85,6 @@ _REASONS = np.array([reason or "" for reason in FATES], np.object_)
 
 @dataclass(frozen=True)
 class WeighTask(PartitionTask):
-    """Count the training tokens of each group in one partition."""
-
     folder = "weighed"
     cuts: Mapping[str, Cuts]
 
@@ -114,8 +108,6 @@ def weigh_partition(task: WeighTask) -> WeighResult:
 
 @dataclass(frozen=True)
 class SelectTask(PartitionTask):
-    """Select the documents of one partition."""
-
     folder = CHOSEN
     cuts: Mapping[str, Cuts]
     repeats: Mapping[str, float] | None  # mean number of copies, by group; None if nothing is balanced
@@ -137,8 +129,7 @@ class SelectResult:
     kinds: Counts = field(default_factory=dict)
     samples: list[dict[str, Any]] = field(default_factory=list)  # the first rejected documents of each reason
     offered: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))  # number of documents to select from
-    labels: dict[str, Counts] = field(default_factory=dict)
-    """Number of documents by label and split; empty if the source has no labels."""
+    labels: dict[str, Counts] = field(default_factory=dict)  # documents by label and split; empty if the source has no labels
 
 
 def select_partition(task: SelectTask) -> SelectResult:
@@ -181,7 +172,7 @@ def _copies(batch: pa.RecordBatch, task: SelectTask) -> NDArray[np.uint8]:
 
 
 def reasons_of(batch: pa.RecordBatch, cuts: Cuts, copies_D: NDArray[np.uint8]) -> NDArray[np.object_]:
-    """Return why each document of a token table is rejected, "" if it is not; `copies_D` is how often it is used."""
+    """Return "" for a document that is not rejected; `copies_D` is how often it is used."""
     reason_D = _reasons(batch, cuts)
     reason_D[(reason_D == "") & (copies_D == 0)] = Reason.OVER_SHARE
     return reason_D
@@ -227,7 +218,7 @@ def _count_labels(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], label_fiel
 
 
 def _reasons(batch: pa.RecordBatch, cuts: Cuts) -> NDArray[np.object_]:
-    """Return why each document is rejected, "" if it is not. A document without tokens cannot be placed in a row."""
+    """Return "" for a good document. One without tokens cannot be placed in a row."""
     reasons_D: NDArray[np.object_] = np.full(batch.num_rows, "", np.object_)
     if cuts.by_perplexity or cuts.by_classifier:
         scores_D = batch.column("perplexity").to_numpy() if cuts.by_perplexity else None
@@ -260,11 +251,9 @@ def _members(column: pa.Array) -> Iterator[tuple[str, NDArray[np.bool_]]]:
 
 
 def repeats_of_groups(tokens: Mapping[str, int], weights: Mapping[str, float], max_repeats: float) -> dict[str, float]:
-    """Return the mean number of copies of the documents of each group, from 0 to `max_repeats`.
+    """Return the mean number of copies of the documents of each group with tokens, from 0 to `max_repeats`.
 
-    The groups' tokens are in proportion to their weights, and as many tokens are used as that allows: the group with the fewest
-    tokens for its weight is repeated `max_repeats` times, the others less. A group without a weight has weight 1. Groups without
-    tokens are left out.
+    Tokens are in proportion to the weights (1 if unset): the group with the fewest for its weight is repeated `max_repeats` times.
     """
     wanted = {group: weights.get(group, 1.0) for group, count in tokens.items() if count}
     scale = min((max_repeats * tokens[group] / weight for group, weight in wanted.items() if weight), default=0.0)
@@ -272,7 +261,7 @@ def repeats_of_groups(tokens: Mapping[str, int], weights: Mapping[str, float], m
 
 
 def copies_of_documents(ids_D: NDArray[np.uint64], repeats: float, seed: int) -> NDArray[np.uint8]:
-    """Return the number of copies of each document, with mean `repeats`. It depends only on the document's id and the seed."""
+    """Return numbers with mean `repeats`, by the document's id and the seed alone."""
     whole = math.floor(repeats)
     fractions_D = (mix_hashes(ids_D + mix_hashes(np.array([seed], np.uint64))) >> np.uint64(11)) * 2.0**-53
     return (whole + (fractions_D < repeats - whole)).astype(np.uint8)

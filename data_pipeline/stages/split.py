@@ -1,5 +1,3 @@
-"""Assigns every document that is not a duplicate to training or validation."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -42,29 +40,20 @@ _SPLIT_SCHEMA = pa.schema([("split", pa.uint8())])
 
 @dataclass(frozen=True)
 class SplitTask(PartitionTask):
-    """Choose the split of each document of one partition."""
-
     folder = "split"
     settings: SplitConfig
 
 
 @dataclass
 class SplitResult:
-    """The remaining documents of one partition, by split."""
-
     kept: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     bytes: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     benchmark_bytes: int = 0  # size of the documents that are dropped because they share text with a benchmark
-    samples: list[dict[str, Any]] = field(default_factory=list)
-    """The first dropped documents of each reason. Duplicates have `kept`: id, path and line of the document that is kept."""
+    samples: list[dict[str, Any]] = field(default_factory=list)  # the first of each reason. Duplicates: `kept` has id, path, line.
 
 
 def with_enough_held_out(settings: SplitConfig, num_kept: int, duplicates: Sequence[Path]) -> SplitConfig:
-    """Return the settings with a larger `val_fraction` if chance would hold out too few documents.
-
-    The fraction is just large enough: the documents with the next keys are held out too. The tables of the documents' fates are
-    read only if there are few documents.
-    """
+    """Return a larger `val_fraction` if chance would hold out too few. The tables are read only if there are few documents."""
     fewest = min(fewest_held_out(settings.min_val_documents, num_kept), num_kept - 1)
     if settings.by == "tail" or fewest < 1 or num_kept * settings.val_fraction > max(_PLENTY, 4 * fewest):
         return settings
@@ -78,7 +67,7 @@ def with_enough_held_out(settings: SplitConfig, num_kept: int, duplicates: Seque
 
 
 def split_partition(task: SplitTask) -> SplitResult:
-    """Write the split of every document of a partition, one row for each row of the text table."""
+    """Write one row for each row of the text table."""
     result, settings = SplitResult(), task.settings
     samples, texts = Samples(), Texts(task.work / "text")
     with TableWriter(task.output, _SPLIT_SCHEMA) as table:

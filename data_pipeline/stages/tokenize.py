@@ -1,7 +1,4 @@
-"""Encodes documents as token ids, and scores their quality from the ids.
-
-Shape suffixes: D documents of a batch, P parts of all documents, T ids of all documents.
-"""
+"""Encodes documents as ids and scores them. Shape suffixes: D documents of a batch, P parts, T ids of all documents."""
 
 # ruff: noqa: N815 - names of arrays carry their shape
 
@@ -47,15 +44,11 @@ _ROUND_TRIPS = 8  # documents of each partition whose ids are decoded to compare
 
 @dataclass(frozen=True)
 class TokenizeTask(PartitionTask):
-    """Encode and score the documents of one partition."""
-
     folder = TOKENS
 
 
 @dataclass
 class TokenizeResult:
-    """Counts of one partition."""
-
     sha256: str = ""  # digest of the token table
     tokens: int = 0
     unknown: int = 0
@@ -63,12 +56,10 @@ class TokenizeResult:
     scores: Counts = field(default_factory=dict)  # number of documents by score under the reference model
     probabilities: Counts = field(default_factory=dict)  # number of documents by probability under the classifier
     augmented: Counts = field(default_factory=dict)
-    chats: Counts = field(default_factory=dict)
-    """Numbers of conversations or pairs, of those that are cut at the end of a row, and of those that are too long."""
+    chats: Counts = field(default_factory=dict)  # all conversations or pairs, cut ones, too long ones
 
 
 def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
-    """Write the token ids of a partition's documents, with their facts and scores."""
     tokenizer = _load(task.work / TOKENIZER)
     models = load_models(task.work / MODELS, task.config.quality)
     augmenter = Augmenter(tokenizer, task.config.augment) if is_on(task.config.augment) else None
@@ -129,10 +120,7 @@ class _Parts:
         return Encoded(encoded.ids_T, encoded.ends_D[np.cumsum(self.num_parts_D) - 1])
 
     def has_loss(self, changed: Encoded, framed: Encoded, *, has_bos: bool) -> NDArray[np.bool_]:
-        """Return whether each token of the documents has a loss, with bos and eos. These belong to the first and last part.
-
-        `changed` are the documents without bos and eos, after augmentation; `framed` are those with them.
-        """
+        """Bos and eos belong to the first and last part. `changed` are the documents without them, `framed` with them."""
         sizes_D, framed_D = (np.diff(encoded.ends_D, prepend=0) for encoded in (changed, framed))
         firsts_D = np.cumsum(self.num_parts_D) - self.num_parts_D
         lengths_P, numbers_P = self.lengths_P.copy(), np.arange(len(self.lengths_P)) - np.repeat(firsts_D, self.num_parts_D)
@@ -147,10 +135,7 @@ class _Parts:
 def _chats(
     batch: pa.RecordBatch, texts: Sequence[str], tokenizer: Tokenizer, task: TokenizeTask, result: TokenizeResult
 ) -> dict[int, EncodedChat]:
-    """Return the conversations and pairs of a batch by their place in it, as they fit into a row. Count what does not fit.
-
-    One that cannot be used has no tokens, and a run of length 0, by which the selection knows that it was too long.
-    """
+    """Return them by place in the batch, as they fit into a row. One that is too long has no tokens, and a run of length 0."""
     if "special" not in batch.schema.names:
         return {}
     special = batch.column("special").to_pylist()
@@ -191,10 +176,7 @@ def _load(folder: Path) -> Tokenizer:
 
 
 def _augment(augmenter: Augmenter, plain: Encoded, batch: pa.RecordBatch, texts: Sequence[str], result: TokenizeResult) -> Encoded:
-    """Return the documents with the training documents changed, and count the changes.
-
-    A document with a loss mask stays as it is, because a change would move the borders of its parts.
-    """
+    """A document with a loss mask stays as it is, because a change would move the borders of its parts."""
     is_train_D = batch.column("split").to_numpy() == SPLITS.index("train")
     has_parts_D = pc.list_value_length(batch.column("parts")).to_numpy() > 0
     places = np.flatnonzero(is_train_D & ~has_parts_D).tolist()
@@ -211,7 +193,7 @@ def _augment(augmenter: Augmenter, plain: Encoded, batch: pa.RecordBatch, texts:
 def _score(
     texts: Sequence[str], encoded: Encoded, models: Models, result: TokenizeResult
 ) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
-    """Return the perplexity and the probability of being wanted of each document; 0 if there is no model."""
+    """Return perplexity and probability of being wanted; 0 if there is no model."""
     perplexity_D, wanted_D = np.zeros((2, len(encoded.ends_D)), np.uint16)
     if models.reference is not None:
         perplexity_D = models.reference(texts, encoded)

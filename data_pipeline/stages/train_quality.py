@@ -1,5 +1,3 @@
-"""Trains the models that score the quality of documents."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -98,7 +96,7 @@ def _digests_of_prepared(path: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ReferenceTask:
-    """Make the reference model: train it on the trusted source or on a text, or copy the model that the user names."""
+    """Train the model on the trusted source or on a text, or copy the one that the user names."""
 
     documents: tuple[tuple[Path, Path], ...]  # text table and split table of each partition of the trusted source
     files: tuple[InputFile, ...]  # the files of the text that `quality.reference` names
@@ -110,7 +108,7 @@ class ReferenceTask:
 
 @dataclass(frozen=True)
 class ReferenceResult:
-    """Number of tokens that the reference model was trained on; 0 if it was copied."""
+    """Tokens that the model was trained on; 0 if it was copied."""
 
     tokens: int
 
@@ -156,8 +154,6 @@ def trained_reference(job: Job) -> Path | None:
 
 @dataclass(frozen=True)
 class ClassifierTask:
-    """Train the classifier on the user's examples."""
-
     good: tuple[InputFile, ...]
     bad: tuple[InputFile, ...]
     tokenizer: Path
@@ -193,7 +189,7 @@ Score = Callable[[Sequence[str], Encoded], NDArray[np.uint16]]
 
 @dataclass(frozen=True)
 class Models:
-    """The models that score documents; None if the settings do not ask for one."""
+    """None if the settings do not ask for the model."""
 
     reference: Score | None
     classifier: Classifier | None

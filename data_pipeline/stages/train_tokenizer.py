@@ -1,5 +1,3 @@
-"""Draws a sample of the training text and trains the tokenizer on it."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -23,10 +21,7 @@ __all__ = ["SampleResult", "SampleTask", "TrainTask", "TrainedTokenizer", "sampl
 
 
 def train_on_sample(job: Job, split: Sequence[SplitResult], chat: ChatTemplate | None = None) -> TrainedTokenizer:
-    """Draw a sample of the training text and train the tokenizer on it, or use the tokenizer that the user supplies.
-
-    The folder of the tokenizer also gets the chat template, if there is one.
-    """
+    """Train on a sample, or use the tokenizer of the user. Its folder also gets the chat template."""
     settings = job.config.tokenizer
     sizes = [result.bytes["train"] for result in split]
     samples: list[SampleTask] = []
@@ -46,17 +41,13 @@ _SAMPLE_SCHEMA = pa.schema([("text", pa.large_string())])
 
 @dataclass(frozen=True)
 class SampleTask(PartitionTask):
-    """Draw one partition's part of the sample."""
-
     folder = "sample"
     fraction: float
 
 
 @dataclass(frozen=True)
 class SampleResult:
-    """Size of one partition's part of the sample, in bytes of UTF-8."""
-
-    bytes: int
+    bytes: int  # of UTF-8
 
 
 def sample_partition(task: SampleTask) -> SampleResult:
@@ -85,8 +76,6 @@ class TrainTask:
 
 @dataclass(frozen=True)
 class TrainedTokenizer:
-    """Facts of a tokenizer that do not need it to be loaded."""
-
     kind: str
     vocab_size: int
     digest: str

@@ -1,8 +1,5 @@
 """Several texts in one array of bytes, with their words and lines: the input of all vectorised measures.
 
-Heuristics and near-duplicate detection both need the words and lines of every text, and which of them are equal. Finding them for
-each text in Python takes longer than reading the text. For a batch of texts in NumPy it takes a few nanoseconds per byte, once.
-
 A word is a run of letters, digits, `_`, `'` and bytes of other scripts, without the punctuation of Latin-1, of General Punctuation
 and of CJK. A character of a script that writes no spaces (Thai, Lao, Tibetan, Burmese, Khmer, and all from U+3000 on: Chinese,
 Japanese, Korean, …) is a word by itself. Words are compared by a 64-bit hash that ignores the case of ASCII letters.
@@ -60,10 +57,10 @@ _INVERSE_POWERS = _powers(_INVERSE, _HASH_BLOCK_BYTES + _HASHED_WORD_BYTES)
 
 
 class TextBatch:
-    """Several texts that are measured together. Expensive properties are computed at their first use."""
+    """Expensive properties are computed at their first use."""
 
     def __init__(self, texts: Sequence[bytes]) -> None:
-        """`texts` are valid UTF-8."""
+        """The texts are valid UTF-8."""
         self.bytes_N: Bytes = np.frombuffer(b"\n".join([*texts, b""]), np.uint8)
         """All texts. Each is followed by a newline that is not part of it, so no word or line continues in the next text."""
         self.starts_D: Int64s
@@ -183,10 +180,7 @@ class TextBatch:
         return sums_W1, _powers(_INVERSE, num_words + 1)
 
     def hash_of_words(self, first: Int64s, last: Int64s) -> Hashes:
-        """Return a hash of each run [first, last) of words, in their order; 0 for an empty run.
-
-        It is a polynomial in the hashes of the words, mixed with their number. So runs of the same words in another order differ.
-        """
+        """Return a hash of each run [first, last): a polynomial in the words' hashes, so order counts; 0 if empty."""
         count = (last - first).astype(np.uint64)
         sums_W1, inverse_powers_W1 = self._sums_of_hashes
         polynomial = (sums_W1[last] - sums_W1[first]) * inverse_powers_W1[first]

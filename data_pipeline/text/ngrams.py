@@ -1,5 +1,3 @@
-"""Runs of words in many texts at once, as hashes."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -28,7 +26,7 @@ class NGrams:
 
 
 def ngrams_of(word_hashes_W: Hashes, words_D1: Int64s, n: int) -> NGrams:
-    """Return all runs of `n` words of the texts, in the order of their first words. A text with fewer words has none."""
+    """Return all runs of `n` words, in the order of their first words. A text with fewer words has none."""
     counts_D = np.maximum(np.diff(words_D1) - n + 1, 0)
     borders_D1 = np.concatenate([[0], np.cumsum(counts_D)])
     first_G = np.arange(borders_D1[-1]) + np.repeat(words_D1[:-1] - borders_D1[:-1], counts_D)

@@ -1,10 +1,8 @@
 """Repeated words, runs of words, lines or paragraphs of many texts at once, from the hashes of these items.
 
-Shape suffixes: D texts, I their items, W their words, R repeats. `borders_D1` holds D + 1 borders: text d owns the items
-[border[d], border[d + 1]).
+One sort of hashes with places groups equal items. A batch of 1 MB leaves 45 bits of each: one in a thousand batches has a clash.
 
-The hash of an item is shortened to make room for its place, so one sort of plain numbers groups equal items of a text in their
-order. In a batch of 1 MB, 45 bits of the hash are left: in one of a thousand batches, two different items count as equal.
+Shape suffixes: D texts, I items, W words, R repeats. Text d owns the items from `borders_D1[d]` to `borders_D1[d + 1]`.
 """
 
 # ruff: noqa: N815 - names of arrays carry their shape

@@ -1,8 +1,6 @@
 """Text to token ids and back: SentencePiece models (bpe, unigram), characters, bytes, and tokenizers that the user supplies.
 
-In our own tokenizers, ids 0 to 3 are pad, unk, bos and eos. In a supplied tokenizer, its files decide. `encode` adds neither bos
-nor eos. Our own tokenizers decode every encoded text exactly, except `char`, which encodes characters outside the training text as
-unk. A supplied tokenizer can lose text, which `round_trip_failures` counts.
+Our own have pad, unk, bos and eos as 0 to 3 and decode texts exactly, except `char` with unk. `encode` adds neither bos nor eos.
 """
 
 from data_pipeline.tokenizer.base import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Encoded, NamedToken, Tokenizer, round_trip_failures

@@ -1,7 +1,4 @@
-"""The interface of all tokenizers, and the ids of several texts in one array.
-
-Shape suffixes: D texts, T ids.
-"""
+"""The interface of all tokenizers, and the ids of several texts in one array. Shape suffixes: D texts, T ids."""
 
 from __future__ import annotations
 
@@ -29,8 +26,7 @@ __all__ = [
     "round_trip_failures",
 ]
 
-PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
-"""The special ids of the built-in tokenizers. A supplied tokenizer defines its special ids in its files."""
+PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)  # of the built-in tokenizers; supplied ones define theirs
 SPECIAL_IDS = {"pad": PAD_ID, "unk": UNK_ID, "bos": BOS_ID, "eos": EOS_ID}
 NUM_SPECIAL = len(SPECIAL_IDS)
 MAX_VOCAB_SIZE = 1 << 24
@@ -42,8 +38,7 @@ class Encoded:
     """The ids of several texts, one after the other."""
 
     ids_T: NDArray[np.int32]
-    ends_D: NDArray[np.int64]
-    """The end of each text in `ids_T`."""
+    ends_D: NDArray[np.int64]  # of each text in `ids_T`
 
     @staticmethod
     def of(arrays: Sequence[NDArray[np.int32]]) -> Encoded:
@@ -54,7 +49,7 @@ class Encoded:
         return np.split(self.ids_T, self.ends_D[:-1]) if len(self.ends_D) else []
 
     def framed(self, first: int | None, last: int | None) -> Encoded:
-        """Return the same texts with the id `first` before and `last` after each, unless they are None."""
+        """Return the texts with the id `first` before and `last` after each, unless they are None."""
         lengths_D = np.diff(self.ends_D, prepend=0)
         extra = (first is not None) + (last is not None)
         ends_D = np.cumsum(lengths_D + extra)
@@ -82,11 +77,9 @@ class Tokenizer(ABC):
     """A fixed mapping between text and ids in [0, vocab_size)."""
 
     kind: str
-    file_name: str
-    """The file in the tokenizer's folder by which `load_tokenizer` recognises the kind."""
+    file_name: str  # in the tokenizer's folder, by which `load_tokenizer` recognises the kind
 
-    pad_id: int = PAD_ID
-    """The id that fills rows. It is never a target, so it may have another meaning too."""
+    pad_id: int = PAD_ID  # fills rows; it is never a target, so it may have another meaning too
     unk_id: int | None = UNK_ID
     bos_id: int | None = BOS_ID
     eos_id: int | None = EOS_ID

@@ -1,10 +1,7 @@
 r"""Places where a text can be cut before a byte-level `tokenizer.json` encodes it, so that the parts have the ids of the whole.
 
-Such a tokenizer divides a text by a regular expression and encodes every division by itself. A text can be cut at a border of two
-divisions if the border does not depend on text further away, and no match looks across it. In all known expressions, a space is the
-first character of its division unless white space is before it. Letters and numbers end their division, except before the
-apostrophe of `'s`. A number is joined to nothing but a space before it. Only `\s+(?!\S)` looks at the following character, at the
-end of its white space. So these are such borders:
+A regular expression divides the text, and each division is encoded by itself. A border is a place for a cut if it does not depend
+on text further away, and no match looks across it. In all known expressions these are such borders:
 
 - between a character that is not white space and a space;
 - between an ASCII letter and an ASCII character that is not a letter, or a digit and one that is not a digit, except apostrophes;
@@ -84,19 +81,13 @@ _COMPOSED_TO_ASCII = ";K`"  # NFC makes them of U+037E, U+212A and U+1FEF
 
 @dataclass(frozen=True)
 class Borders:
-    """Borders of a tokenizer's divisions that depend only on the characters around them."""
-
-    may_cut: Bools
-    """By two neighbouring bytes, `first | second << 8`: True where a text may be cut between them."""
+    may_cut: Bools  # by two neighbouring bytes, `first | second << 8`
 
     _is_before_space: Bools
     _is_behind_space: Bools
 
     def in_white_space(self, data: bytes, ends: Int64s) -> Int64s:
-        """Return further places where a text may be cut: before the last space of each run of white space.
-
-        `ends` are the sorted ends of the texts in `data`.
-        """
+        """Return the places before the last space of each run of white space. `ends` are the sorted ends of the texts in `data`."""
         bytes_N = np.frombuffer(data, np.uint8)
         is_place_N = bytes_N[1:-1] == ord(" ")
         is_place_N &= self._is_before_space[bytes_N[:-2]]
@@ -107,10 +98,7 @@ class Borders:
 
 
 def borders_of(tokenizer: Mapping[str, Any]) -> Borders | None:
-    """Return the borders of a tokenizer that encodes special tokens in a text as text; None if cuts may change its ids.
-
-    `tokenizer` is the content of its `tokenizer.json` as the library writes it, with every field.
-    """
+    """None if cuts may change ids. The tokenizer must encode special tokens as text; `tokenizer` is its `tokenizer.json`."""
     tokens: Sequence[Mapping[str, Any]] = tokenizer["added_tokens"]
     part = tokenizer["pre_tokenizer"] or {"type": "Sequence", "pretokenizers": ()}
     parts: Sequence[Mapping[str, Any]] = part["pretokenizers"] if part["type"] == "Sequence" else (part,)

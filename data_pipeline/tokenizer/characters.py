@@ -1,5 +1,3 @@
-"""Tokenizers that need no model: characters and bytes."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +13,7 @@ __all__ = ["ByteTokenizer", "CharacterTokenizer"]
 
 
 class _BuiltIn(Tokenizer):
-    """A tokenizer without a model. Its symbols have ids from 4 on, and its additional special tokens the ids after them."""
+    """A tokenizer whose symbols have ids from 4 on, and its additional special tokens the ids after them."""
 
     def __init__(self, num_symbols: int, extra: Sequence[str]) -> None:
         self._end = NUM_SPECIAL + num_symbols
@@ -82,8 +80,6 @@ class CharacterTokenizer(_BuiltIn):
 
 
 class ByteTokenizer(_BuiltIn):
-    """One id for each of the 256 bytes of UTF-8."""
-
     kind = "byte"
     file_name = "bytes.json"
 

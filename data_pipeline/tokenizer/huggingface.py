@@ -1,5 +1,3 @@
-"""Supplied tokenizers in a `tokenizer.json` of Hugging Face's tokenizers library."""
-
 from __future__ import annotations
 
 import json
@@ -34,10 +32,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
     def __init__(
         self, content: bytes, chosen: Mapping[str, str] | None = None, found: Mapping[str, str | None] | None = None
     ) -> None:
-        """Load the content of a file; ValueError if it cannot be used.
-
-        `chosen` names special tokens by role; `found` has those that the files beside it name.
-        """
+        """ValueError: the file cannot be used. `chosen` names special tokens by role; `found` has those of the files beside it."""
         # Several processes do the work already, and the library's threads do not survive a fork.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self._content = content

@@ -1,5 +1,3 @@
-"""Loads tokenizers from files and saves them."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -18,15 +16,11 @@ from data_pipeline.tokenizer.trial import try_out
 __all__ = ["load_tokenizer", "open_supplied", "save_tokenizer", "supplied_files"]
 
 _Files = Mapping[str, bytes]
-_BUILT_HERE = (CharacterTokenizer.file_name, ByteTokenizer.file_name)
-"""Files that are read without a third-party library."""
+_BUILT_HERE = (CharacterTokenizer.file_name, ByteTokenizer.file_name)  # read without a third-party library
 
 
 def load_tokenizer(directory: Path, *, trial: bool = True) -> Tokenizer:
-    """Return the tokenizer in a folder, such as the folder `tokenizer` of prepared data. Links in it are not followed.
-
-    Without `trial` it is not loaded in a separate process first: this preparation has loaded the same file before.
-    """
+    """Follow no links. Without `trial` it is not loaded in a separate process first: this preparation has loaded it before."""
     for file_name, build in _BUILDERS.items():
         path = directory / file_name
         if path.is_file():
@@ -49,10 +43,9 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def open_supplied(path: Path, chosen: Mapping[str, str]) -> Tokenizer:
-    """Return a supplied tokenizer: a `tokenizer.json` or SentencePiece `.model` file, or a folder with one of them.
+    """Open a `tokenizer.json`, a SentencePiece `.model`, or a folder with one, also of a run or of prepared data.
 
-    The folder may also be that of a run or of prepared data, with any kind of tokenizer. `chosen` names special tokens by role
-    (`pad`, `unk`, `bos`, `eos`) and overrides the names in the files.
+    `chosen` names special tokens by role (`pad`, `unk`, `bos`, `eos`) and overrides the names in the files.
     """
     if (own := _own_folder(path)) is not None:
         if chosen:
@@ -118,10 +111,7 @@ def _file_of(path: Path) -> Path:
 
 
 def _read_with_siblings(file: Path, *, below: Path | None) -> _Files:
-    """Return by name a tokenizer's file and those beside it that name special tokens.
-
-    A link is followed only for the tokenizer's file, and only if the user has named the file itself (`below` is None).
-    """
+    """Return files by name. A link is followed only for a tokenizer's file that the user has named itself (`below` is None)."""
     files, beside = {file.name: read_input(file, MAX_TOKENIZER_BYTES, below=below)}, _with_siblings(file)[1:]
     return files | {path.name: read_input(path, MAX_TOKENIZER_BYTES, below=file.parent) for path in beside}
 

@@ -1,8 +1,6 @@
-"""Reads from a SentencePiece model file how it was trained and how it treats text.
+"""Reads how a SentencePiece model was trained and treats text, from the wire format (protobuf.dev/programming-guides/encoding).
 
-The file is a protocol buffer (sentencepiece_model.proto). SentencePiece's Python reader for it works only with the version of
-protobuf that it was generated with. So the few fields that are needed here are read from the wire format
-(https://protobuf.dev/programming-guides/encoding/).
+SentencePiece's reader of sentencepiece_model.proto needs the version of protobuf that it was generated with.
 """
 
 from __future__ import annotations
@@ -25,38 +23,31 @@ __all__ = [
     "without_provenance",
 ]
 
-PieceKind = Literal["text", "unknown", "control", "symbol", "unused", "byte"]
-"""The use of a piece. symbol: a user-defined symbol, which is found in a text before all other pieces."""
+PieceKind = Literal["text", "unknown", "control", "symbol", "unused", "byte"]  # symbol: user-defined, found before all others
 
-UNIGRAM, BPE = 1, 2
-"""Values of `ModelSpec.model_type`. An absent field means 1."""
+UNIGRAM, BPE = 1, 2  # values of `ModelSpec.model_type`; an absent field means 1
 
 _PIECE, _TRAINER_SPEC, _NORMALIZER_SPEC = 1, 2, 3
 _INPUT, _MODEL_PREFIX, _MODEL_TYPE, _NUM_THREADS, _WHITESPACE_AS_SUFFIX, _BYTE_FALLBACK = 1, 2, 3, 16, 24, 35
 _PIECE_TYPE, _CONTROL = 3, 3
-_KINDS: tuple[PieceKind, ...] = ("text", "unknown", "control", "symbol", "unused", "byte")
-"""In the order of their numbers, which begin at 1. An absent field means 1."""
+_KINDS: tuple[PieceKind, ...] = ("text", "unknown", "control", "symbol", "unused", "byte")  # in the order of their numbers, from 1
 _CHARSMAP, _ADD_DUMMY_PREFIX, _REMOVE_EXTRA_WHITESPACES, _ESCAPE_WHITESPACES = 2, 3, 4, 5
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The properties of a model that decide how it treats text."""
-
-    pieces: str
-    """Digest of the vocabulary: pieces, scores and types of the pieces."""
+    pieces: str  # digest of the vocabulary: pieces, scores and types
     model_type: int
     byte_fallback: bool
     whitespace_as_suffix: bool
-    charsmap: bytes
-    """The rules by which characters are replaced; empty if there are none."""
+    charsmap: bytes  # the rules by which characters are replaced
     add_dummy_prefix: bool
     remove_extra_whitespaces: bool
     escape_whitespaces: bool
 
     @property
     def keeps_text(self) -> bool:
-        """Whether no character is changed before encoding. A space may be added before the first character."""
+        """A space may be added before the first character."""
         changes = self.charsmap or self.remove_extra_whitespaces or self.whitespace_as_suffix
         return self.escape_whitespaces and not changes
 
@@ -67,8 +58,7 @@ class ModelSpec:
 
 class _Field(NamedTuple):
     number: int
-    start: int
-    """The position of its first byte, which belongs to the key."""
+    start: int  # of its first byte, which belongs to the key
     end: int
     value: int | bytes
 
@@ -98,7 +88,6 @@ def read_spec(model: bytes) -> ModelSpec:
 
 
 def piece_kinds(model: bytes) -> list[PieceKind]:
-    """Return the kind of each piece, in the order of the ids."""
     numbers = [_values(field.value).get(_PIECE_TYPE, 1) for field in _fields(model) if field.number == _PIECE]
     known = dict(enumerate(_KINDS, start=1))
     if strange := [number for number in numbers if number not in known]:

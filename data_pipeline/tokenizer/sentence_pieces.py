@@ -1,5 +1,3 @@
-"""SentencePiece models: bpe and unigram models that `prepare` trains, and models that users supply."""
-
 from __future__ import annotations
 
 import random
@@ -31,8 +29,7 @@ from data_pipeline.tokenizer.word_cache import WordCache, join_texts, places_to_
 
 __all__ = ["SPACE_MARK", "Piece", "SentencePieceTokenizer"]
 
-SPACE_MARK = "\u2581"
-"""SentencePiece writes a space as this character, so it would decode the character itself as a space."""
+SPACE_MARK = "\u2581"  # SentencePiece writes a space so, and would decode the character as one
 
 _SPACE_MARK_BYTES = SPACE_MARK.encode()
 _PROCESSOR_CHARS = 1 << 20  # longest text for one call of SentencePiece, which needs about 100 bytes of memory per character
@@ -40,8 +37,6 @@ _SUPPLIED = "sentencepiece"
 
 
 class Piece(NamedTuple):
-    """An entry of the vocabulary."""
-
     name: str
     score: float
     kind: PieceKind
@@ -53,10 +48,7 @@ class SentencePieceTokenizer(LibraryTokenizer):
     def __init__(
         self, model: bytes, kind: str, chosen: Mapping[str, str] | None = None, found: Mapping[str, str | None] | None = None
     ) -> None:
-        """Load a model; ValueError if it cannot be used.
-
-        `chosen` and `found` name special tokens by role and override those of the model.
-        """
+        """ValueError: the model cannot be used. `chosen` and `found` name special tokens by role and override its own."""
         self.kind = kind
         self.file_name = f"{kind}.model"
         self._model = model
@@ -116,10 +108,9 @@ class SentencePieceTokenizer(LibraryTokenizer):
         return Encoded(*self._words.encode(joined, cuts, ends_D))
 
     def sample(self, text: str, alpha: float, seed: int) -> NDArray[np.int32]:
-        """Return the ids of a random segmentation of the text into pieces, without bos and eos.
+        """Return a random segmentation, equal for equal seeds, without bos and eos.
 
-        unigram: each segmentation is drawn with its probability to the power of `alpha` (Kudo 2018). bpe: each merge is left
-        out with probability `alpha` (Provilkov et al. 2020). The same `seed` gives the same ids.
+        unigram: drawn by probability to the power `alpha` (Kudo 2018). bpe: merges are left out by `alpha` (Provilkov et al. 2020).
         """
         draw = random.Random(seed).random  # its results are the same in all versions of Python
         segment = sample_bpe if self._spec.model_type == BPE else sample_unigram
@@ -205,11 +196,7 @@ def _read(model: bytes) -> sentencepiece.SentencePieceProcessor:
 
 
 def _cut_at_spaces(text: str, max_chars: int) -> list[str]:
-    """Cut `text` into parts of at most `max_chars`, before spaces that follow another character.
-
-    No piece has a space after its first non-space character, so the parts have the ids of the whole. Only if `max_chars`
-    characters have no such space, the cut is made after them.
-    """
+    """Cut before spaces that follow another character, which no piece spans; else after `max_chars`."""
     parts = []
     start = 0
     while len(text) - start > max_chars:

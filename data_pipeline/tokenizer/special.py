@@ -1,5 +1,3 @@
-"""Finds the pad, unk, bos and eos tokens of a supplied tokenizer."""
-
 from __future__ import annotations
 
 from abc import abstractmethod
@@ -29,11 +27,9 @@ __all__ = [
 
 ROLES = ("pad", "unk", "bos", "eos")
 CONFIG_FILE = "tokenizer_config.json"
-SIBLINGS = (CONFIG_FILE, "special_tokens_map.json")
-"""Files beside the tokenizer's file that may name the special tokens. The first that names a token decides."""
+SIBLINGS = (CONFIG_FILE, "special_tokens_map.json")  # may name the special tokens; the first that names one decides
 
-OWN_NAMES = {"pad": "<pad>", "unk": "<unk>", "bos": "<s>", "eos": "</s>"}
-"""The names of these tokens in the tokenizers that `prepare` builds."""
+OWN_NAMES = {"pad": "<pad>", "unk": "<unk>", "bos": "<s>", "eos": "</s>"}  # in the tokenizers that `prepare` builds
 _USUAL_NAMES = {
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>", "<|endoftext|>"),
     "unk": ("<unk>", "[UNK]", "<|unk|>"),
@@ -59,8 +55,6 @@ class SpecialTokens:
 
 
 class LibraryTokenizer(Tokenizer):
-    """A tokenizer that another library reads, and whose special tokens have names."""
-
     special: SpecialTokens
 
     def set_special_tokens(self, special: SpecialTokens) -> None:
@@ -85,10 +79,9 @@ class LibraryTokenizer(Tokenizer):
 def special_tokens(
     chosen: Mapping[str, str], found: Mapping[str, str | None], id_of: Callable[[str], int | None], own: Mapping[str, str | None]
 ) -> SpecialTokens:
-    """Return each role's token: the user's choice, else the one in the files beside it, else the file's own or a usual name.
+    """Return the user's choice, else that of the files beside it, else the file's own or a usual name for other roles.
 
-    An entry None in `found` means that there is no such token. Usual names are only tried for roles that are not in `own`.
-    ValueError: a chosen token is not in the vocabulary.
+    None in `found`: there is no such token. ValueError: a chosen token is not in the vocabulary.
     """
     names: dict[str, str | None] = {}
     for role in ROLES:

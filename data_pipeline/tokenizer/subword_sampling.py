@@ -1,7 +1,4 @@
-"""Draws a random segmentation of a text into the pieces of a SentencePiece model. The same draws give the same pieces everywhere.
-
-SentencePiece can sample too. But its generator is seeded differently in every process (0.2.1 and later), even with a fixed seed.
-"""
+"""Random segmentations into SentencePiece's pieces, the same everywhere: its own generator is seeded differently (since 0.2.1)."""
 
 from __future__ import annotations
 
@@ -24,10 +21,9 @@ def words_of(text: str) -> Iterator[str]:
 
 
 def sample_bpe(text: str, scores: Mapping[str, float], alpha: float, draw: Draw) -> list[str]:
-    """Return pieces by byte-pair encoding in which each merge is left out with probability `alpha` (Provilkov et al. 2020).
+    """Leave each merge out with probability `alpha` (Provilkov et al. 2020), and try it again when a neighbour has changed.
 
-    A merge that was left out is tried again when a neighbour has changed. The highest score is merged first. Characters without a
-    piece stay single. `draw` returns numbers in [0, 1).
+    The highest score is merged first. Characters without a piece stay single. `draw` returns numbers in [0, 1).
     """
     return [piece for word in words_of(text) for piece in _join(word, scores, alpha, draw)]
 
@@ -61,10 +57,7 @@ def _join(word: str, scores: Mapping[str, float], alpha: float, draw: Draw) -> I
 
 
 def sample_unigram(text: str, scores: Mapping[str, float], alpha: float, draw: Draw) -> list[str]:
-    """Return one of all segmentations into pieces, drawn with its probability to the power of `alpha` (Kudo 2018).
-
-    `scores` are the logarithms of the pieces' probabilities. `draw` returns numbers in [0, 1).
-    """
+    """Draw by probability to the power of `alpha` (Kudo 2018). `scores` are logarithms; `draw` returns numbers in [0, 1)."""
     longest = max(map(len, scores))
     unknown = min(scores.values()) - _UNKNOWN_PENALTY
     return [piece for word in words_of(text) for piece in _segment(word, scores, alpha, draw, longest, unknown)]

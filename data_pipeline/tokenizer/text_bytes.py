@@ -1,7 +1,4 @@
-"""Counts the bytes of text of each id, so that losses of different tokenizers can be compared per byte.
-
-Shape suffixes: V ids of the vocabulary, T ids of a text.
-"""
+"""Counts bytes of text by id, to compare losses of different tokenizers per byte. Shape suffixes: V the vocabulary, T ids."""
 
 # ruff: noqa: N815 - names of arrays carry their shape
 
@@ -28,13 +25,9 @@ _BYTE_ALPHABET = {chr(code) for code in (*range(33, 127), *range(161, 173), *ran
 
 @dataclass(frozen=True)
 class TextBytes:
-    """Bytes of UTF-8 that each id of a vocabulary adds to the decoded text.
+    """Bytes of UTF-8 that each id adds to the decoded text: none for special ids, nor for unk, whose text is lost."""
 
-    Special ids add none. Unk adds none either, because its text is lost.
-    """
-
-    first_V: NDArray[np.int64]
-    """At the start of a text, where many tokenizers remove a space that they have added."""
+    first_V: NDArray[np.int64]  # at the start of a text, where many tokenizers remove an added space
     inner_V: NDArray[np.int64]
 
     def count(self, ids_T: NDArray[np.int64], *, is_first_T: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -43,11 +36,7 @@ class TextBytes:
 
 
 def count_text_bytes(tokenizer: Tokenizer) -> TextBytes:
-    """Return the bytes of every id of a tokenizer, with two calls of `decode` for each id.
-
-    If an id is a part of a character, which cannot be decoded by itself, its name gives the number of bytes: `<0xE2>` is one,
-    and byte-level names have a character per byte.
-    """
+    """Decode each id twice. The name of a part of a character tells its bytes: `<0xE2>` is one, byte-level names have one each."""
     names = _byte_level_names(tokenizer)
     single_bytes = _single_bytes(tokenizer)
     first_V, inner_V = (np.zeros(tokenizer.vocab_size, np.int64) for _ in range(2))

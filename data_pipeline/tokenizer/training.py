@@ -1,7 +1,4 @@
-"""Builds the tokenizer of the settings: from a sample of the training text, or from the user's files.
-
-The same sample gives the same tokenizer, byte for byte.
-"""
+"""Builds the tokenizer from a sample of the training text, byte for byte the same for the same sample, or from the user's files."""
 
 from __future__ import annotations
 
@@ -33,11 +30,9 @@ from data_pipeline.tokenizer.sentence_pieces import SPACE_MARK
 __all__ = ["VOCAB_SIZES", "alphabet_of", "fitting_vocab_size", "sample_pieces", "train_tokenizer"]
 
 VOCAB_SIZES = ((2e6, 1024), (5e7, 4096), (5e8, 8192), (5e9, 16_384), (5e10, 32_768), (math.inf, 65_536))
-"""Most bytes of training text, and the size of the vocabulary for `tokenizer.vocab_size = auto`. With so many tokens each is seen
-often enough to be learned, and the embedding is not most of a model that goes with so much text."""
+"""Most bytes of text, and size of the vocabulary: with so much text each token is seen often enough to be learned."""
 _PIECE_CHARS = 4096
-_FITTINGS = 2
-"""A size can be too small for the characters of a text, and then too large for the rest of it."""
+_FITTINGS = 2  # a size can be too small for the characters of a text, and then too large for its rest
 _UNKNOWN_MARK = "\u2585"  # SentencePiece uses this character itself, and drops every training sentence that has it
 
 
@@ -62,11 +57,7 @@ def fitting_vocab_size(num_bytes: int) -> int:
 def train_tokenizer(
     sample: Sequence[str], settings: TokenizerConfig, extra_special: Sequence[str] = (), num_bytes: int = 0
 ) -> Tokenizer:
-    """Return the tokenizer at `settings.path`; without a path, build one of `settings.kind`.
-
-    `extra_special` names special tokens in addition to those of the settings. The vocabulary size `auto` follows from `num_bytes`,
-    the size of the whole training text.
-    """
+    """Return the one at `settings.path`, or build one. The size `auto` follows from `num_bytes` of the whole training text."""
     if settings.path is not None:
         return _supplied(settings.path, settings, extra_special)
     extra = tuple(dict.fromkeys((*settings.extra_special, *extra_special)))

@@ -21,7 +21,7 @@ _TERSE = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "RUST_BAC
 
 
 def try_out(kind: str, content: bytes) -> None:
-    """Load a tokenizer and use it once; ValueError if this fails, takes too much time or memory, or makes far too many tokens."""
+    """ValueError if it fails, takes too much time or memory, or makes far too many tokens."""
     memory_bytes = _MEMORY_BYTES + _MEMORY_PER_BYTE * len(content)
     request = {"kind": kind, "seconds": _CPU_S, "memory_bytes": memory_bytes}
     try:

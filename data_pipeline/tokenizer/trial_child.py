@@ -1,7 +1,4 @@
-"""Loads one tokenizer in a separate process, and encodes and decodes with it. `trial` starts it as a script.
-
-The libraries are compiled code that trusts its input: a hostile file can make them run forever,
-allocate any amount of memory, or crash. Here time and memory are limited, and no file can be written.
+"""Loads one tokenizer in a separate process with limits, which `trial` starts: compiled libraries trust their input.
 
 The first line on standard input is the request, a JSON object; the rest is the file. Standard output gets `ok` or the problem.
 """

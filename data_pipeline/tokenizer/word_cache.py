@@ -1,13 +1,10 @@
 """Encodes text word by word. Each word is encoded once and stored, which gives the same ids several times as fast.
 
-Byte-pair encoding merges two neighbours only if the result is a piece of the vocabulary (Sennrich et al. 2016). So it never merges
-across a place between two characters that are neighbours in no piece, and the ids on one side do not depend on the other. Here a
-word is the text between two such places. In prose these are usual words with the space before them. The method is not exact for
-unigram models, which choose by a sum over the whole text. For byte-level models, which divide the text first, `byte_level` gives
-the places.
+Byte-pair encoding merges two neighbours only if the result is a piece (Sennrich et al. 2016). A word is the text between two places
+where the neighbouring characters are neighbours in no piece. This is not exact for unigram models, which choose by a sum over the
+whole text. For byte-level models, `byte_level` gives the places.
 
-Words of up to 15 bytes, more than 19 in 20, are found with NumPy: a word and its length are two 64-bit numbers, which are compared
-exactly. Longer words are found in a dictionary.
+Words of up to 15 bytes, more than 19 in 20, are found with NumPy: a word and its length are two 64-bit numbers.
 
 Shape suffixes: N bytes, W words, T ids.
 """
@@ -37,10 +34,9 @@ _NO_WORD = -1
 
 
 def places_to_cut(pieces: Iterable[str], space_mark: str, spaces: Sequence[str]) -> Bools:
-    """Return a table over two neighbouring bytes, `first | second << 8`: True if a text may be cut between them.
+    """Return a table over two bytes, `first | second << 8`: True where a cut is in no piece. It forbids some others without need.
 
-    `spaces` are the characters that the space mark in a piece may stand for in a text. A pair of bytes stands for all pairs of
-    characters that end and begin with them, so the table forbids some cuts without need.
+    `spaces` are the characters that the space mark in a piece may stand for in a text.
     """
     may_cut = np.ones((256, 256), np.bool_)
     may_cut[0x80:0xC0] = False  # inside a character
@@ -66,7 +62,7 @@ class WordCache:
         max_words: int = 1 << 18,
         max_ids: int = 1 << 21,
     ) -> None:
-        """Create an empty cache. Both bounds must be at least 65536, the most that one block of text can have."""
+        """Both bounds must be at least 65536, the most that one block of text can have."""
         self._may_cut = may_cut
         self._encode_words = encode_words
         self._bits = (max_words * _SLOTS_PER_WORD - 1).bit_length()
@@ -80,10 +76,7 @@ class WordCache:
         self._num_words = self._num_ids = 0
 
     def encode(self, data: bytes, cuts: Int64s, ends: Int64s) -> tuple[Int32s, Int64s]:
-        """Return the ids of `data`, and the number of ids before each of `ends`.
-
-        `data` is valid UTF-8, and is also cut at `cuts`. `cuts` and `ends` are sorted byte positions, `ends` are among the cuts.
-        """
+        """Return the ids, and the number of ids before each of `ends`. `cuts` and `ends` are sorted; `ends` are among the cuts."""
         ids: list[Int32s] = []
         ids_before = np.zeros(len(ends), np.int64)
         position = num_ids = 0

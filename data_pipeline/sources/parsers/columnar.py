@@ -1,7 +1,4 @@
-"""Read Parquet and Arrow files: one row is one document. A confined child process decodes the file, because it may be hostile.
-
-`columnar_child` describes the protocol between the two processes. Each file has its own child, which takes about 0.15 s to start.
-"""
+"""Read Parquet and Arrow files: one row is one document. A confined process decodes each file, which may be hostile."""
 
 from __future__ import annotations
 

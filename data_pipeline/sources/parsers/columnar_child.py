@@ -1,8 +1,6 @@
-"""Read one Parquet or Arrow file in a separate process. `columnar` starts this file as a script.
+"""Read one Parquet or Arrow file in a separate process, which `columnar` starts. The C++ library trusts the sizes in a file.
 
-The C++ library that decodes these formats trusts the sizes in a file. A hostile file makes it allocate any amount of memory, or
-crash. This process has a memory limit, cannot write files, and can crash without ending its parent. The parent sends the bytes of
-the file, so this process needs no credentials and no network.
+This process has a memory limit and cannot write files. It gets the bytes from its parent, so it needs no network.
 
 The first line on standard input is the request, a JSON object. Then messages go to standard output. Each is a letter, a 64-bit
 length in bytes, and a body of that length. All numbers are little-endian.
@@ -201,8 +199,6 @@ def _send(sink: io.BufferedWriter, letter: bytes, *pieces: bytes) -> None:
 
 
 class _RemoteFile(io.RawIOBase):
-    """The file, whose bytes the parent sends on request."""
-
     def __init__(self, source: io.BufferedReader, sink: io.BufferedWriter, num_bytes: int) -> None:
         self._source = source
         self._sink = sink

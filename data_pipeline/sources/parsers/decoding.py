@@ -1,10 +1,4 @@
-"""Decode bytes into documents, for all readers. Bytes that are not valid UTF-8 become a rejection with the first wrong byte.
-
-Text is UTF-8, with or without a byte order mark. No character is replaced, guessed or dropped, so a document has the bytes of the
-input. A text with invalid UTF-8 (other encodings, overlong forms, encoded surrogates) is rejected as a whole. The message names
-UTF-16 and UTF-32 if the text has their byte order mark. NUL, mixed line ends, direction marks and private characters are valid
-Unicode and are kept; cleaning decides about them.
-"""
+"""Decode bytes into documents. Invalid UTF-8 is rejected as a whole, with its first wrong byte; nothing is replaced."""
 
 from __future__ import annotations
 
@@ -46,10 +40,7 @@ class MalformedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The file that documents come from, and the properties that all its documents share."""
-
-    path: str
-    """Path of the input file, relative to its source. A member of an archive is `archive.tar!/path/of/member`."""
+    path: str  # relative to its source; a member is `archive.tar!/path/of/member`
     kind: Kind = "prose"
     markup: Literal["plain", "html", "chat"] = "plain"
 
@@ -111,10 +102,7 @@ def has_surrogate(text: str) -> bool:
 
 
 def metadata_json(fields: Mapping[str, Any], names: Iterable[str]) -> str:
-    """Return the named fields as one compact JSON object with sorted keys, or an empty string if there are none.
-
-    Only strings of at most 65,536 characters, true, false and finite numbers are kept.
-    """
+    """Return compact JSON with sorted keys, or "". Strings up to 65,536 characters, true, false and finite numbers are kept."""
     kept = {name: value for name in names if _is_plain(value := fields.get(name))}
     if not kept:
         return ""

@@ -1,8 +1,6 @@
-"""Read JSON Lines: one JSON object in each line is one document.
+"""Read JSON Lines, more strictly than Python's `json`: no NaN, infinity, duplicate fields or deep nesting.
 
-Parsing is stricter than that of Python's `json`: NaN, infinity, and an object that names a field twice are errors, and the depth of
-nesting is limited. A fast parser reads the lines whose result is certain. A strict parser reads all other lines, so the result does
-not depend on the fast one.
+A fast parser reads the lines whose result is certain, and a strict one all others: the result does not depend on the fast one.
 """
 
 from __future__ import annotations
@@ -61,10 +59,9 @@ def parse_json_line(line: Line, origin: Origin, records: RecordConfig, limits: L
 
 
 def parse_quickly(data: bytes, max_depth: int) -> dict[str, Any] | None:
-    """Return the object that the strict parser would return, except for integers beyond 64 bits; None if that is not certain.
+    """Return what the strict parser would, except for integers beyond 64 bits; None if that is not certain.
 
-    A colon follows the name of every field. So if a line has as many quotes with a colon as the object has fields, no field is
-    named twice. Text inside a string can also contain a quote with a colon; such a line needs the strict parser.
+    If a line has as many quotes with a colon as the object has fields, no field is named twice. Other lines need the strict parser.
     """
     try:
         value = orjson.loads(data)

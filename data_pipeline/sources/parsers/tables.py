@@ -1,8 +1,6 @@
-"""Read CSV and TSV: the first row names the columns, and each later row is one document.
+"""Read CSV and TSV (RFC 4180): the first row names the columns, and each later row is one document.
 
-Rows follow RFC 4180: a field in double quotes may contain the separator, line ends, and doubled quotes. A row that violates these
-rules, or has another number of fields than the first row, is rejected. If a quote is never closed, its line is rejected and reading
-continues at the next line. So an extra quote costs one line, not the rest of the file.
+A row with another number of fields is rejected. If a quote is never closed, its line is rejected and the next line is read.
 """
 
 from __future__ import annotations

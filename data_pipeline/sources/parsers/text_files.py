@@ -1,5 +1,3 @@
-"""Read plain text and HTML: a document is a whole file, a paragraph, or a chunk of lines."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -31,7 +29,6 @@ def _read_whole(content: Content) -> Iterator[Document | Rejection]:
 
 
 def _read_pieces(content: Content) -> Iterator[Document | Rejection]:
-    """Yield paragraphs, or chunks of whole lines."""
     origin, text, limits = content.origin, content.config.text, content.config.limits
     by_paragraph = text.documents == "paragraphs"
     max_bytes = limits.max_document_bytes if by_paragraph else None
@@ -65,7 +62,6 @@ def _document(first: Line, lines: bytearray, origin: Origin, max_bytes: int | No
 
 
 def _read_topics(content: Content) -> Iterator[Document | Rejection]:
-    """Yield the topics of the language reference, from the file that `help()` reads."""
     try:
         topics = parse_topics(b"".join(content.blocks).decode("utf-8"))
     except (ValueError, SyntaxError) as error:
