@@ -16,8 +16,7 @@ from common.errors import ConfigError
 
 __all__ = ["convert_to_float8"]
 
-_NEEDED_CAPABILITY = (8, 9)
-"""Compute capability of Ada Lovelace, the first GPUs whose tensor cores multiply float8."""
+_NEEDED_CAPABILITY = (8, 9)  # compute capability of Ada Lovelace, the first GPUs whose tensor cores multiply float8
 
 _MULTIPLE = 16
 
@@ -29,9 +28,6 @@ def convert_to_float8(model: nn.Module, device: torch.device, capability: tuple[
 
     The parameters stay the same objects under the same names. Call this before the model is compiled or wrapped. A layer whose
     widths are not both multiples of 16 stays.
-
-    Raises:
-        ConfigError: there is no GPU, it has no float8 tensor cores, torchao is missing, or no layer can be converted.
     """
     if device.type != "cuda":
         raise ConfigError(f"precision = float8 needs a GPU, but the device is {device.type}; {_INSTEAD}")

@@ -118,7 +118,6 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
 
     def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout, cache: LayerCache | None = None) -> Tensor:
-        """Return the contribution to the residual stream, (B, L, D). A `cache` holds the earlier tokens of each row."""
         keys_B = layout.keys_B
         q_BLNH = rotate(self.q_norm(self._heads(projected(self.q_proj, x_BLD, keys_B))), rotation)
         k_BLKH = rotate(self.k_norm(self._heads(projected(self.k_proj, x_BLD, keys_B))), rotation)

@@ -41,7 +41,6 @@ class BucketExchange:
         _state: object,
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[torch.Tensor]:
-        """Return a future with the sum of a bucket over the ranks. This is the hook."""
         gradients_P = bucket.buffer()
         self._num_done = bucket.index() + 1
         self._sizes[bucket.index() : None if bucket.is_last() else self._num_done] = [

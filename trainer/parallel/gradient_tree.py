@@ -44,8 +44,6 @@ def add_pairwise(parts: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class _Buffer:
-    """A contiguous tensor for all gradients, and a view of it for each parameter."""
-
     flat_P: Tensor
     views: tuple[Tensor, ...]
 
@@ -57,7 +55,6 @@ class GradientTree:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: Group) -> None:
-        """Raise ValueError if the number of ranks is not a power of two, or the parameters differ in type or device."""
         if group.world_size & (group.world_size - 1):
             raise ValueError(f"{group.world_size} ranks are not a power of two")
         if len({(parameter.dtype, parameter.device) for parameter in parameters}) != 1:
@@ -97,9 +94,7 @@ class GradientTree:
         self._attach(self._current)
 
     def finish(self) -> None:
-        """Leave the sum over the global batch in the gradients, the same on every rank. Raises ValueError if the number of leaves
-        is not a power of two.
-        """
+        """Leave the sum over the global batch in the gradients, the same on every rank."""
         if len(self._partial) != 1:
             raise ValueError("the number of micro-batches of a rank is not a power of two")
         [(_, root)] = self._partial

@@ -1,5 +1,3 @@
-"""Wraps a model for training on one or several ranks."""
-
 from __future__ import annotations
 
 from itertools import chain
