@@ -10,8 +10,7 @@ from statistics import median
 
 __all__ = ["UNTIMED_STEPS", "Clock"]
 
-UNTIMED_STEPS = 3
-"""The first steps of a process compile code, so their times say little about later steps."""
+UNTIMED_STEPS = 3  # the first steps of a process compile code, so their times say little about later steps
 _NUM_RECENT = 10
 _FIRST_STEPS = 5
 
@@ -39,10 +38,7 @@ class Clock:
 
     @property
     def ending_s(self) -> float:
-        """Seconds from the beginning of a step to the end of the run if one more step and the last evaluation and save follow.
-
-        Two steps of the median duration, and the longest of the last pauses for evaluations and saves.
-        """
+        """Seconds from the start of a step to the end of the run: two median steps, and the longest recent evaluation or save."""
         steps_s = 2 * median(self._laps_s) if self._laps_s else 0.0
         return max(self._least_ending_s, steps_s + max(self._pauses_s, default=0.0))
 
@@ -61,7 +57,6 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not count the time that this context takes as time of a step."""
         begin = time.monotonic()
         yield
         self._last_lap += time.monotonic() - begin

@@ -46,19 +46,14 @@ SHAPES = (
     *((12, 768, 12), (16, 1024, 16), (24, 1536, 24), (24, 2048, 32)),
 )
 """Layers, width and heads of the models to choose from, from small to large."""
-MINUTES = 10.0
-"""The time of a training without any limit."""
-MOST_EPOCHS = 8.0
-"""Passes over the text at most: with more, a model of this size learns the text by heart."""
-_FLOPS_PER_CORE, _FLOPS_PER_GPU = 30e9, 60e12
-"""Floating-point operations per second that a small model reaches."""
-_TRAINING_SHARE = 0.8
-"""Part of the time that is left after loading, evaluations and saves."""
+MINUTES = 10.0  # the time of a training without any limit
+MOST_EPOCHS = 8.0  # Passes over the text at most: with more, a model of this size learns the text by heart
+_FLOPS_PER_CORE, _FLOPS_PER_GPU = 30e9, 60e12  # Floating-point operations per second that a small model reaches
+_TRAINING_SHARE = 0.8  # part of the time that is left after loading, evaluations and saves
 _SMALL_BATCH_TOKENS, _SMALL_WEIGHTS = 2048, 1.4e6
 """Tokens in a step of a model with this many weights. They grow with the square root of the weights."""
 _LEAST_ROWS, _MOST_MICRO = 8, 8
-_LR_WIDTH = 128
-"""The width of the model for which the optimizers state their learning rates."""
+_LR_WIDTH = 128  # the width of the model for which the optimizers state their learning rates
 _EVALUATION_SHARE = 0.05
 
 
@@ -102,16 +97,11 @@ def inherited(given: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the choice depends on, besides the settings that are given."""
-
-    num_tokens: int
-    """Tokens of the training rows, without padding."""
+    num_tokens: int  # tokens of the training rows, without padding
     row_length: int
     vocab_size: int
-    num_gpus: int
-    """On all nodes; 0 on CPUs."""
-    num_cores: int
-    """On all nodes."""
+    num_gpus: int  # on all nodes; 0 on CPUs
+    num_cores: int  # on all nodes
     num_ranks: int
 
     @property
@@ -134,13 +124,7 @@ def chosen(given: Mapping[str, Any], variables: Mapping[str, str] = os.environ) 
 
 
 def choose(facts: Facts, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings by their names, without those that are given.
-
-    Args:
-        facts: the data and the machine.
-        given: settings of the user by their names, such as `model.width`, as values or as text. The others are chosen to go with
-            them. A value that cannot be meant is left to the validation of all settings.
-    """
+    """Return the settings by their names, without those that are given. The others are chosen to go with `given`."""
     names, given = set(given), _usable(given)
     chosen = _limits(given)
     limits = chosen | given
@@ -216,14 +200,12 @@ def _named(shape: tuple[int, int, int]) -> dict[str, Any]:
 
 
 def _weights(facts: Facts, settings: dict[str, Any]) -> int:
-    """Return the number of weights of a decoder, without norms."""
     layers, width = settings["model.layers"], settings["model.width"]
     mlp = ModelConfig(width=width, heads=1, head_dim=2).mlp_size
     return int(layers * (4 * width * width + 3 * width * mlp) + facts.vocab_size * width)
 
 
 def _num_tokens(facts: Facts, limits: dict[str, Any], weights: int, rows: int | None) -> float:
-    """Return the tokens that a model is trained on until the first limit, at the expected speed."""
     bounds = []
     if minutes := limits.get("limits.minutes"):
         bounds.append(facts.flops_per_s * 60 * minutes * _TRAINING_SHARE / (6 * weights))

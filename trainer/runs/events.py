@@ -85,13 +85,9 @@ NOT_IN_FILE = Metric(in_file=False)
 
 
 class Event(Written):
-    """What a run reports at a step: one line of `metrics.jsonl`."""
-
     name: ClassVar[str] = ""
-    of_evaluation: ClassVar[bool] = False
-    """Whether a resume removes it with the evaluation of its step, if that is made again."""
-    tags: ClassVar[str] = ""
-    """How its names in TensorBoard begin, if a resume may remove the event alone."""
+    of_evaluation: ClassVar[bool] = False  # whether a resume removes it with the evaluation of its step, if that is made again
+    tags: ClassVar[str] = ""  # how its names in TensorBoard begin, if a resume may remove the event alone
     step: int
 
     def to_json(self) -> dict[str, Any]:
@@ -102,7 +98,6 @@ class Event(Written):
         return self.of_evaluation
 
     def points(self) -> dict[str, float]:
-        """Return the points of its curves by name, without values that are not known."""
         points: dict[str, float | None] = {}
         for name, metric in metrics_of(type(self)).items():
             value = getattr(self, name) if metric.curve else None
@@ -138,8 +133,7 @@ class Score(_OfTokens):
     }
     loss: Needed
     num_targets: Annotated[Count, Metric(key="targets")]
-    num_bytes: Annotated[Count, Metric(key="bytes")] = 0
-    """UTF-8 bytes of the targets' text; 0 if they were not counted."""
+    num_bytes: Annotated[Count, Metric(key="bytes")] = 0  # UTF-8 bytes of the targets' text; 0 if they were not counted
     has_perplexity: Annotated[bool, NOT_IN_FILE] = True
 
     @property
@@ -157,8 +151,6 @@ class Score(_OfTokens):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainEvent(_OfTokens, Event):
-    """The numbers of one training step."""
-
     name: ClassVar = "train"
     derived: ClassVar = {
         "loss_hex": Metric(after="loss", exact=True),
@@ -242,8 +234,7 @@ class TrainEvent(_OfTokens, Event):
         int, Metric("health/non_finite_steps", in_file=False, chart="Health: steps that were not finite", compared=True)
     ] = 0
     """Steps of the run so far whose loss or gradient was not finite. The monitor sets it."""
-    num_averaged: Annotated[int, NOT_IN_FILE] = 1
-    """Steps in `loss_average`. The monitor sets it."""
+    num_averaged: Annotated[int, NOT_IN_FILE] = 1  # Steps in `loss_average`. The monitor sets it.
     has_perplexity: Annotated[bool, NOT_IN_FILE] = True
 
     @property
@@ -265,8 +256,6 @@ class TrainEvent(_OfTokens, Event):
 
 @dataclass(frozen=True)
 class EvalEvent(_OfTokens, Event):
-    """The result of an evaluation of the validation text."""
-
     name: ClassVar = "eval"
     of_evaluation: ClassVar = True
     tags: ClassVar = "validation"
@@ -346,16 +335,13 @@ class EvalEvent(_OfTokens, Event):
 
 @dataclass(frozen=True)
 class SampleEvent(Event):
-    """A text that the model wrote."""
-
     name: ClassVar = "sample"
     of_evaluation: ClassVar = True
     tags: ClassVar = "sample"
     derived: ClassVar = {"whole": Metric(key="text", after="text")}
     step: Step
     prompt: Text
-    text: Annotated[Text, NOT_IN_FILE]
-    """The text after the prompt. In the file, `text` begins with the prompt."""
+    text: Annotated[Text, NOT_IN_FILE]  # The text after the prompt. In the file, `text` begins with the prompt.
 
     @property
     def whole(self) -> str:
@@ -392,8 +378,6 @@ class ScoresEvent(Event):
 
 @dataclass(frozen=True)
 class ScalarsEvent(Event):
-    """The numbers that a hook of an extension logged in one call."""
-
     name: ClassVar = "scalars"
     tags: ClassVar = "extension_evaluation/"
     step: Step
@@ -488,7 +472,6 @@ class HardwareEvent(Event):
         return HardwareEvent(step, gpus, _known(asdict(reading.host)), reading.xids, memory_trend)
 
     def points(self) -> dict[str, float]:
-        """Return the points of the curves `host/…` and `gpu_N/…`."""
         devices = {f"gpu_{_count(gpu.get('index'))}": gpu for gpu in self.gpus}
         devices["host"] = {**self.host, GROWTH: self.host_memory_mb_per_1000_steps}
         return {f"{device}/{name}": value for device, values in devices.items() for name, value in _device_numbers(values).items()}
@@ -496,8 +479,6 @@ class HardwareEvent(Event):
 
 @dataclass(frozen=True)
 class SaveEvent(Event):
-    """A checkpoint that was handed over to be written."""
-
     name: ClassVar = "save"
     step: Step
     stall_s: Annotated[Number, Metric("speed/save_stall_s", null=True, digits=6, chart="Speed: stall of a checkpoint, s")]
@@ -510,20 +491,14 @@ class AlertEvent(Event):
     name: ClassVar = "alert"
     tags: ClassVar = "alert/"
     derived: ClassVar = {"curve": Metric("health/alerts_{}", in_file=False, chart="Health: alerts")}
-    rule: Annotated[str, Field(strict=True)]
-    """A name in `trainer.runs.rules`; empty in an alert of an older version."""
+    rule: Annotated[str, Field(strict=True)]  # a name in `trainer.runs.rules`; empty in an alert of an older version
     step: Step
-    severity: Text
-    """`warning` or `critical`."""
-    message: Text
-    """What was found, and what to do."""
-    action: Text
-    """What follows: `log`, `skip`, `rollback` or `stop`."""
+    severity: Text  # `warning` or `critical`
+    message: Text  # what was found, and what to do
+    action: Text  # what follows: `log`, `skip`, `rollback` or `stop`
     value: Number = None
-    threshold: Number = None
-    """The limit that the value was compared with."""
-    count: Annotated[int, NOT_IN_FILE] = 0
-    """How many alerts of its rule the run has had, with this one. The monitor sets it."""
+    threshold: Number = None  # the limit that the value was compared with
+    count: Annotated[int, NOT_IN_FILE] = 0  # How many alerts of its rule the run has had, with this one. The monitor sets it.
 
     @property
     def curve(self) -> dict[str, float]:
@@ -540,12 +515,9 @@ class AlertEvent(Event):
 
 @dataclass(frozen=True)
 class EndEvent(Event):
-    """The end of the run: see `trainer.metrics.run_status`."""
-
     name: ClassVar = "end"
     step: Step
-    status: Text
-    """`finished`, `stopped` or `failed`."""
+    status: Text  # `finished`, `stopped` or `failed`
     ended_by: Annotated[str | None, PlainValidator(lambda value: None if value is None else str(value))]
 
 

@@ -51,8 +51,7 @@ __all__ = [
 RECORD, CONFIG, LOCK, METRICS = "record.json", "config.toml", ".lock", "metrics.jsonl"
 LEDGER = Path("ledger") / "steps.jsonl"
 TOKENIZER, TASK_FOLDER, CHECKPOINTS = "tokenizer", "objective", "checkpoints"
-REFERENCE = f"{TASK_FOLDER}/reference.safetensors"
-"""The initial weights of a run whose task compares the model with them."""
+REFERENCE = f"{TASK_FOLDER}/reference.safetensors"  # the initial weights of a run whose task compares the model with them
 CHECKPOINT_MANIFEST, OBJECTS = "manifest.json", "objects"
 STEP_FOLDER = r"step-(\d{8,})"
 
@@ -75,8 +74,7 @@ _FOLDERS = re.compile(
 _CHECKED_LATER = re.compile(r"checkpoints/(?!objects$).*")
 """Places that the checkpoint store checks: damage there makes the run use an earlier checkpoint."""
 HEARTBEAT = re.compile(r"heartbeat/rank-\d+")
-_OF_WANDB = "wandb"
-"""The folder of Weights & Biases. That program decides about its content, which may include links."""
+_OF_WANDB = "wandb"  # The folder of Weights & Biases. That program decides about its content, which may include links.
 _ID_BYTES = 128
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.-]{0,127}")
 
@@ -86,7 +84,6 @@ def step_folder(step: int) -> str:
 
 
 def steps_among(names: Iterable[str]) -> list[int]:
-    """Return the steps of the checkpoints in a folder with these names, sorted."""
     found = [(int(match[1]), name) for name in names if (match := re.fullmatch(STEP_FOLDER, name))]
     return sorted(step for step, name in found if step_folder(step) == name)
 

@@ -79,26 +79,20 @@ __all__ = [
 
 _TARGETS = {"classification": "document", "preference": "pair"}
 _MAX_RANKS, _MAX_MICRO = 1 << 20, 65536
-IMPORTED = "imported"
-"""The status of a run that holds a published model and was never trained."""
-COMPRESSED = "compressed"
-"""The status of a run that holds the compressed model of another run."""
+IMPORTED = "imported"  # the status of a run that holds a published model and was never trained
+COMPRESSED = "compressed"  # the status of a run that holds the compressed model of another run
 NEVER_TRAINED = (IMPORTED, COMPRESSED)
 
 
 class Origin(Schema):
     """A checkpoint of another run that a run began with."""
 
-    record: str
-    """Digest of the other run's `record.json`."""
+    record: str  # digest of the other run's `record.json`
     step: Count
-    weights: str
-    """Digest of the weights: those of the checkpoint, or their moving average."""
+    weights: str  # digest of the weights: those of the checkpoint, or their moving average
 
 
 class RecordedData(Schema):
-    """The prepared data of a run."""
-
     root_digest: str
     tokenizer_digest: str = ""
 

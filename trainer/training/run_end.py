@@ -60,9 +60,7 @@ class StepTimes:
             self.times.popleft()
 
     def last_step_before(self, deadline_s: float, pause_s: float = 0.0) -> int | None:
-        """Return the last step that ends before a time; None if no step has been measured yet. `pause_s` is the least time of
-        evaluations for each step.
-        """
+        """`pause_s` is the least time of evaluations for each step. None if no step has been measured yet."""
         if self.seconds_each is None or self.last is None:
             return None
         each_s = self.seconds_each + max(pause_s, self.paused_s / (self.num_seen - UNTIMED_STEPS))

@@ -126,7 +126,6 @@ def out_of_memory_is_final(step: int) -> Iterator[None]:
 
 
 def clip_gradient(trainable: Trainable) -> Tensor:
-    """Scale the gradient down to the norm `optim.clip_norm` if it is larger. Return the norm before clipping."""
     clip_norm = trainable.context.config.optim.clip_norm
     gradient_norm = nn.utils.clip_grad_norm_(trainable.parameters, clip_norm, foreach=True)
     return gradient_norm.full_tensor() if isinstance(gradient_norm, DTensor) else gradient_norm

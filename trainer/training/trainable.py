@@ -39,8 +39,6 @@ __all__ = ["RunData", "Trainable", "hold_copy", "hold_reference", "make_scaler",
 
 @dataclass(frozen=True)
 class RunData:
-    """The prepared data of a run, in the order of training."""
-
     context: RunContext
     train_rows: Rows
     val_rows: Rows
@@ -48,7 +46,6 @@ class RunData:
     tokenizer: Tokenizer
 
     def batches(self, progress: Progress, adjustments: Adjustments) -> AbstractContextManager[Iterator[GlobalBatch]]:
-        """Read the next global batches ahead, from the position of `progress` on."""
         config = self.context.config
         return prefetched_batches(
             self.train_rows,
@@ -69,8 +66,6 @@ class RunData:
 
 @dataclass
 class Trainable:
-    """A model with everything that updates it."""
-
     context: RunContext
     extension: Extension
     loss: LossModule  # the model with its loss, without the exchange between ranks
@@ -146,7 +141,7 @@ class Trainable:
             self.scaler.unscale_(optimizer)
 
     def copy_of_scaler(self) -> list[Tensor]:
-        """Return a copy on the device, so that the host does not wait."""
+        # on the device, so that the host does not wait
         return [value.clone() for value in _tensors_of(self.scaler)]
 
     def restore_scaler(self, before: list[Tensor], *, where: Tensor) -> None:
@@ -155,7 +150,6 @@ class Trainable:
 
 
 def new_model(extension: Extension, task: Task, config: TrainConfig, vocab_size: int) -> nn.Module:
-    """Return the model of a run with new weights, on the CPU in fp32. Raises the errors of `seeded_model`."""
     if task.model is not None:
         model = task.model(config.model, vocab_size, config.seed)
     else:

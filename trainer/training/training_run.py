@@ -42,8 +42,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """The parts of a run. Each part owns its state."""
-
     context: RunContext
     data: RunData
     trainable: Trainable
@@ -77,7 +75,6 @@ class TrainingRun:
         return self.trainable.view(progress)
 
     def next_batch(self, batches: Iterator[GlobalBatch], step: int) -> tuple[GlobalBatch, float]:
-        """Return the batch of a step, and how long the step waited for it, in seconds."""
         self.profiler.before_step(step)
         self.heartbeat.at("data", step)
         begin = time.monotonic()
@@ -88,7 +85,6 @@ class TrainingRun:
         return batch, waited_s
 
     def set_learning_rate(self, progress: Progress) -> LearningRates:
-        """Set learning rates and weight decay of the next step, and return the rates."""
         schedule, optim = self.context.config.schedule, self.context.config.optim
         decay_steps, cooldown_start = self.end.decay()
         factor = learning_rate_factor(schedule, decay_steps, progress.step, cooldown_start)
@@ -112,7 +108,6 @@ class TrainingRun:
         )
 
     def after_step(self, step: int, pending: PendingStep) -> None:
-        """Do the work between a step and the reading of its result: timers, replica check, moving average of the weights."""
         self.own_timer.begin()
         self.heartbeat.at("report")
         if self.replica_check.due(step):
