@@ -45,14 +45,11 @@ _QUANTITY = re.compile(r"(?<![\w.])[0-9]{1,6}(?:\.[0-9]{1,3})? (?:[kMGT]i?B(?:/s
 
 @dataclass(frozen=True)
 class Contents:
-    """The facts that a run and a log give to the archive; None for a part that is missing."""
-
     settings: dict[str, Any] | None = None
     record: dict[str, Any] | None = None
     metrics: list[dict[str, Any]] | None = None
     log: list[str] | None = None
-    problems: tuple[str, ...] = ()
-    """One line for each file that cannot be read: a damaged run needs a bug report most."""
+    problems: tuple[str, ...] = ()  # one line for each file that cannot be read: a damaged run needs a bug report most
 
 
 def read_contents(run: Path | None, log: Path | None) -> Contents:

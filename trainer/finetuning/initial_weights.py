@@ -46,12 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_initial(config: TrainConfig, manifest: Manifest) -> None:
-    """Compare a new run with the run `init`: the shape of the model, and the tokenizer of the data.
-
-    Raises:
-        CheckpointError: there is no such run, or it is damaged.
-        ConfigError: the two do not fit; the message says what to do.
-    """
+    """Compare a new run with the run `init`: the shape of the model, and the tokenizer of the data."""
     if config.init is None:
         return
     if config.init.resolve() == config.run.resolve():
@@ -84,11 +79,7 @@ def check_initial(config: TrainConfig, manifest: Manifest) -> None:
 
 
 def check_lora(config: TrainConfig) -> None:
-    """Refuse adapters in a new run that begins with new weights: they would be trained on matrices that stay random.
-
-    Raises:
-        ConfigError: `lora.rank` is set, and no other run gives the weights.
-    """
+    """Refuse adapters in a new run with new weights: they would be trained on matrices that stay random."""
     if config.lora.rank is not None and config.init is None:
         raise ConfigError(
             f"lora.rank = {config.lora.rank} trains adapters and not the model, so the model must be trained already, and init is "
@@ -106,11 +97,7 @@ def choose_initial(config: TrainConfig) -> Origin | None:
 
 
 def read_initial(init: Path, origin: Origin) -> Mapping[str, Tensor]:
-    """Return the weights of a checkpoint of the run `init`, on the CPU, averaged if it has an average, with merged adapters.
-
-    Raises:
-        CheckpointError: the checkpoint is missing or damaged, or has other weights than `origin` says.
-    """
+    """Return the weights of a checkpoint of the run `init`, on the CPU, averaged if it has an average, with merged adapters."""
     weights = _weights(init, load_checkpoint(init, str(origin.step), option="init_checkpoint"))
     if (found := weights_digest(weights)) != origin.weights:
         raise CheckpointError(
@@ -167,11 +154,7 @@ def write_reference(run: Path, weights: Mapping[str, Tensor]) -> None:
 
 
 def read_reference(run: Path, digest: str) -> Mapping[str, Tensor]:
-    """Return the initial weights of a run by name, on the CPU. `digest` is that of its record.
-
-    Raises:
-        CheckpointError: the file is missing or damaged, or has other weights.
-    """
+    """Return the initial weights of a run by name, on the CPU. `digest` is that of its record."""
     path = run / REFERENCE
     remedy = "restore it from a copy, or begin a new run with --init"
     try:

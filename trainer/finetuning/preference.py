@@ -45,8 +45,7 @@ from trainer.runs.layout import RECORD
 
 __all__ = ["KIND", "PairRows", "pair_losses"]
 
-_UNITS = 1 << 24
-"""Steps of a nat in the integer sums of an evaluation, which have the same bits for any number of ranks."""
+_UNITS = 1 << 24  # steps of a nat in the integer sums of an evaluation, which have the same bits for any number of ranks
 _MOST_NATS = float(1 << 30)
 _LARGEST_CHUNK = 1024
 
@@ -109,8 +108,6 @@ def pair_losses(margins_N: Tensor, label_smoothing: float) -> Tensor:
 
 
 class _Preference:
-    """The loss, and the reference that it compares the model with."""
-
     def __init__(self, beta: float, label_smoothing: float) -> None:
         self._beta, self._smoothing = beta, label_smoothing
         self._reference: list[Decoder] = []

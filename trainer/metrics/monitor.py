@@ -25,12 +25,8 @@ __all__ = ["Monitor", "RunningNumbers"]
 class Monitor:
     """Hands events to the sinks, and checks them against the alert rules.
 
-    Args:
-        sinks: the sinks; empty on ranks that only train.
-        running: numbers over all steps, restored to the step from which the run resumes.
-        alerts: settings of the alert rules.
-        readings: returns the readings of the machine since its last call.
-        history: returns the events of the run that a state covers.
+    `sinks` is empty on ranks that only train. `readings` returns the readings of the machine since its last call, and `history` the
+    events of the run that a state covers.
     """
 
     def __init__(
@@ -155,13 +151,10 @@ class Monitor:
 
 
 class RunningNumbers:
-    """The moving average of the training loss, the steps that were not finite, and the alerts by rule."""
-
     def __init__(self, average_steps: int) -> None:
         self._losses: deque[float] = deque(maxlen=average_steps)
         self.non_finite_steps = 0
-        self.alerts: Counter[str] = Counter()
-        """Number of alerts of each rule, in the order of the first alerts."""
+        self.alerts: Counter[str] = Counter()  # number of alerts of each rule, in the order of the first alerts
         self._saved_step: int | None = None
 
     @property
