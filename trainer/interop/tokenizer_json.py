@@ -32,11 +32,6 @@ _UNREADABLE = "\ufffd"
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> Json:
-    """Return the content of a `tokenizer.json` that encodes and decodes as the tokenizer does.
-
-    Raises:
-        ConfigError: the format cannot express the tokenizer; the message says why.
-    """
     if isinstance(tokenizer, HuggingFaceTokenizer):
         content = _of_supplied(tokenizer)
     elif isinstance(tokenizer, SentencePieceTokenizer):

@@ -63,8 +63,6 @@ __all__ = ["Agent", "Alone", "describe", "launch"]
 
 
 class Alone(RendezvousHandler):
-    """The rendezvous of a single node. Its store is in the memory of this process."""
-
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._run_id = parameters.run_id
 
@@ -72,7 +70,7 @@ class Alone(RendezvousHandler):
         return ALONE
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Return at once, as node 0 of 1. The port is 0, because there is no store that the ranks could connect to."""
+        # the port is 0, because there is no store that the ranks could connect to
         return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("localhost", 0))
 
     def is_closed(self) -> bool:

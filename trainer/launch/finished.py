@@ -46,7 +46,6 @@ def report_finished(config: TrainConfig) -> bool:
 
 
 def nothing_to_train(config: TrainConfig, status: str, step: int, ended_by: str) -> tuple[str, ...]:
-    """Return the lines about a run with these settings of its last start, which has reached a limit after `step` steps."""
     run = config.run
     has = f"is finished: {step} steps" if status == "finished" else f"has {step} steps"
     return (
@@ -79,7 +78,6 @@ def finished_as(config: TrainConfig) -> Record | None:
 
 
 def longer_command(config: TrainConfig, ended_by: str) -> str:
-    """Return a command that continues a finished run, to twice its length if a limit has ended it."""
     section, _, ended = ended_by.partition(".")
     words: list[object] = ["--run", config.run]
     for name in settings_with(TrainConfig, Marker.ASKED_AGAIN):

@@ -35,8 +35,6 @@ _FINAL = {code for code in ExitCode if code.next_start is not NextStart.MAY_SUCC
 
 @dataclass(frozen=True)
 class Ended:
-    """How a group of ranks has ended."""
-
     code: int  # its exit code, or 128 + N if signal N ended it, as in a shell
     reason: str = ""  # a message for users; may be empty
 
@@ -48,16 +46,12 @@ class Ended:
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """How often a group is started again, and after which pauses."""
-
     max_restarts: int  # the most restarts without a new checkpoint in between
     delay_s: int  # seconds before the first of these restarts. Each further pause is twice as long, up to 64 times.
 
     @classmethod
     def of(cls, variables: Mapping[str, str], num_nodes: str) -> RestartPolicy:
-        """Return the policy that the variables set. By default only a group on a single node is started again here: one on several
-        nodes is started again by its scheduler, on all nodes together.
-        """
+        # a group on several nodes is started again by its scheduler, on all nodes together
         texts = (
             variables.get("TRAIN_MAX_RESTARTS") or (_MAX_RESTARTS if num_nodes == "1" else "0"),
             variables.get("TRAIN_RESTART_DELAY_S") or _DELAY_S,
@@ -103,9 +97,7 @@ def supervise(
 
 
 def run_group(command: list[str], exit_file: Path, stop: StopRequest) -> Ended:
-    """Run a command to its end, and pass a stop request on to it. In its new session it does not also receive a Ctrl-C from the
-    terminal.
-    """
+    # a new session, so that a Ctrl-C from the terminal reaches the group only once
     exit_file.write_bytes(b"")
     oom_kills = num_oom_kills()
     group = os.posix_spawnp(
@@ -133,9 +125,7 @@ def run_group(command: list[str], exit_file: Path, stop: StopRequest) -> Ended:
 
 
 def ended(status: int, left: str, why_killed: str = "") -> Ended:
-    """Return how a group has ended: from the exit code of torchrun (-N if signal N ended it), and the exit file with an exit code
-    and possibly a message.
-    """
+    """`status` is the exit code of torchrun, -N if signal N ended it; `left` is the content of the exit file."""
     code = status if status >= 0 else _SIGNAL_BASE - status
     if code == ExitCode.DONE:
         return Ended(code)
