@@ -79,8 +79,6 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class DataFault:
-    """A shard that this rank could not read, after all attempts."""
-
     shard: str  # path of the shard in the manifest
     error: ProjectError
 
@@ -127,7 +125,6 @@ def num_bounds(num_pieces: int, num_rows: int) -> int:
 
 
 def micro_batch(rows: RowBatch, *, with_weights: bool = False, with_bounds: bool = False) -> MicroBatch:
-    """Return the micro-batch of packed rows, with `weights` and `bounds` if they are needed."""
     segments_BL = rows.segments_BL
     num_rows, length = segments_BL.shape
     tokens_BL = rows.tokens_BL.astype(np.int64)

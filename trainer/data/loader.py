@@ -135,10 +135,7 @@ def _next_position(position: int, num_rows: int, left_out: Sequence[tuple[int, i
 
 
 def _retried(read: Callable[[], _ValueT], waits_s: Sequence[float], closed: threading.Event) -> _ValueT:
-    """Return the result of `read`, which is retried after each of `waits_s` if it fails, until `closed` is set. An `OSError` may be
-    temporary, so each wait is followed by another attempt; after the last one StorageError names the file. A damaged shard is
-    read once more, because somebody may have been restoring it.
-    """
+    # An `OSError` may be temporary. A damaged shard is read once more, because somebody may have been restoring it.
     left_s = iter(waits_s)
     damaged_before = False
     while True:

@@ -36,9 +36,7 @@ _PUBLIC = (
 
 
 def keep_private(variables: Mapping[str, str]) -> None:
-    """Restrict gloo and NCCL to loopback if all ranks are on this node, and warn if other machines can reach the group. Every rank
-    calls this before it joins its group. Without torchrun's WORLD_SIZE in `variables` nothing is done.
-    """
+    """Restrict gloo and NCCL to loopback if all ranks are on this node, and warn if other machines can reach the group."""
     if "WORLD_SIZE" not in variables:
         return
     if variables.get("LOCAL_WORLD_SIZE") == variables["WORLD_SIZE"]:

@@ -30,16 +30,12 @@ _SILENT_STEPS = 1000
 
 @dataclass(frozen=True)
 class OwnTime:
-    """Time for which a rank worked in one step before it waited for other ranks."""
-
     seconds: float
     data_s: float  # the part of `seconds` in which the rank waited for its own data
 
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank that the other ranks wait for."""
-
     rank: int
     factor: float  # own time of the rank, divided by the median of the other ranks
     phase: Literal["data", "compute"]  # the phase that causes most of the difference
@@ -119,8 +115,6 @@ class StragglerDetector:
 
 
 class HostMark:
-    """The present moment on the host."""
-
     def __init__(self) -> None:
         self._seconds = time.monotonic()
 

@@ -35,8 +35,7 @@ class EvaluationStopped(Exception):  # noqa: N818 - a request, no error
     """A rank was asked to stop before the evaluation was complete."""
 
 
-_PASSES_BETWEEN_VOTES = 8
-"""A vote waits until the device has finished its work, so not every pass has one."""
+_PASSES_BETWEEN_VOTES = 8  # a vote waits until the device has finished its work, so not every pass has one
 _Waiting = deque[tuple[Callable[[], NDArray[np.float32]], MicroBatch, NDArray[np.int64], list[NDArray[np.uint64]]]]
 """Functions that wait for the losses of a batch, each with the batch, and with sources and document ids of its rows."""
 
@@ -109,8 +108,6 @@ def evaluate(
 
 
 class _FactTable:
-    """The sum of the tables of `EvalMetrics.count`."""
-
     def __init__(self, measures: EvalMetrics | None) -> None:
         self._measures = measures
         nothing = np.empty((0, 0), np.float32), np.empty(0, np.int64)
@@ -131,7 +128,6 @@ def _take(waiting: _Waiting, tally: Tally, facts: _FactTable) -> None:
 
 
 def _on_its_way(losses_BL: Tensor) -> Callable[[], NDArray[np.float32]]:
-    """Start the copy to the host. The returned function waits for it."""
     if not losses_BL.is_cuda:
         return losses_BL.numpy
     on_host = torch.empty_like(losses_BL, device="cpu", pin_memory=True)

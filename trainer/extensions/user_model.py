@@ -21,9 +21,6 @@ def seeded_model(extension: Extension, config: ModelConfig, vocab_size: int, see
     A user's `build_model(model_config, vocab_size)` returns a module with `forward(tokens_BL, layout)`, which returns the logits
     (B, L, V or more) of the next token; `layout` is a `trainer.model.attention.Layout`. It takes random numbers from torch's global
     generator, which is seeded here and restored afterwards. A pass over two tokens tests the model.
-
-    Raises:
-        ConfigError: the function or that pass failed, or the model does not meet this description. The message names the file.
     """
     if extension.build_model is None:
         return build_model(config, vocab_size, seed)

@@ -52,7 +52,6 @@ class LossMean:
             self._total, self._steps = self._total + loss, self._steps + 1
 
     def take(self) -> float | None:
-        """Return the mean, None if there is no loss, and start a new mean."""
         mean = self._total / self._steps if self._steps else None
         self._total, self._steps = 0.0, 0
         return mean
@@ -72,7 +71,6 @@ def is_comparable(loss: LossConfig, *, custom_loss: bool) -> bool:
 
 
 def with_convergence(event: EvalEvent, evaluations: Sequence[Evaluated], settings: EvalConfig, *, comparable: bool) -> EvalEvent:
-    """Return the event of the last of these evaluations with its training loss, gap and trend."""
     last = evaluations[-1]
     gap = last.val_loss - last.train_loss if comparable and last.val_loss is not None and last.train_loss is not None else None
     numbers = [evaluated for evaluated in evaluations if evaluated.val_loss is not None][-settings.plateau_window :]
@@ -122,8 +120,6 @@ def _alert(rule: str, window: Sequence[Evaluated], value: float, threshold: floa
 
 @dataclass(frozen=True)
 class _Losses:
-    """Losses of a window and their steps."""
-
     steps: list[int]
     losses: list[float]
 

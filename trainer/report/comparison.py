@@ -39,8 +39,6 @@ def names_of(paths: Sequence[Path]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Compared:
-    """A run with its name, and the values of its row in the tables."""
-
     name: str
     run: RecordedRun
 
@@ -117,7 +115,6 @@ def _curves(named: Mapping[str, RecordedRun]) -> list[Chart]:
 
 
 def _over_tokens(run: RecordedRun, curve: Curve) -> Curve:
-    """Replace the steps of a curve by the number of tokens that the run was trained on."""
     tokens = run.curve("targets")
     reached = dict(zip(tokens.x_N.tolist(), tokens.y_N.tolist(), strict=True)) | {0.0: 0.0}
     return Curve.of((reached[x], y) for x, y in zip(curve.x_N.tolist(), curve.y_N.tolist(), strict=True) if x in reached)

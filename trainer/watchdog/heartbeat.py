@@ -29,8 +29,6 @@ _UNKNOWN = "-"
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long a rank may be silent."""
-
     stall_s: float | None
     """Limit in the phases of a step; None: the greater of 30 s and three times the slowest of the last 50 steps."""
     slow_s: float

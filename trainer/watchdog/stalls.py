@@ -21,8 +21,6 @@ _NOBODY: Mapping[int, Heartbeat] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Still:
-    """A rank that makes no progress."""
-
     rank: int
     beat: Heartbeat  # its last heartbeat
     seconds: float  # time since the last heartbeat
