@@ -62,10 +62,7 @@ class Compression:
 
 
 def magnitude_pruned(weight_NK: Tensor, share: float) -> Tensor:
-    """Return a matrix without the given share of its weights, those of the smallest magnitude (Han et al., 2015).
-
-    Of equal magnitudes the earlier weights stay, so the number of zeros is exact.
-    """
+    """Return a matrix with the weights of the smallest magnitude set to zero (Han et al., 2015); of equal ones the earlier stay."""
     num_zeros = round(share * weight_NK.numel())
     order = weight_NK.abs().flatten().sort(descending=True, stable=True).indices
     pruned = weight_NK.clone()

@@ -43,9 +43,7 @@ def decide(
     step: int,
     known: frozenset[str],
 ) -> Adjustment:
-    """Return the quarantine of `found`. If the policy ends the training, one rank raises its error, the others one without a
-    message.
-    """
+    """Return the quarantine of `found`. If the policy ends the training, one rank raises its error, the others one without text."""
     if config.policy == "stop":
         path, (rank, code) = next(iter(found.items()))
         if rank != group.rank:

@@ -55,7 +55,6 @@ class MicroBatch:
     `num_bounds(P, B) - 1`. None: not needed."""
 
     def to(self, device: torch.device) -> MicroBatch:
-        """Return the batch on `device`. The copy from pinned memory does not wait for the device."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> MicroBatch:
@@ -85,8 +84,6 @@ class DataFault:
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """One rank's part of a global batch, with the numbers of the whole batch that every rank needs."""
-
     start: int  # position of the first row in the order, which is the number of rows consumed before this batch
     rows: NDArray[np.int64]  # all rows of the global batch, in order
     num_targets: int  # targets in the whole global batch

@@ -36,8 +36,6 @@ MAX_CYCLE = 65_536
 
 @dataclass(frozen=True)
 class SourceOrder:
-    """The order of the rows of one source, as row numbers among the rows of all sources."""
-
     order: UniformOrder
     firsts: NDArray[np.int64]  # first row of each range of rows of the source
     ends: NDArray[np.int64]  # number of rows of the source up to the end of each range

@@ -27,9 +27,7 @@ _NO_GPU_WANTED = {
 
 
 def num_gpus(device: str) -> int:
-    """Return the number of GPUs that a run can use; 0: it computes on the CPU. Raises ConfigError if torch sees no GPU of the
-    machine.
-    """
+    """Return the number of GPUs that a run can use; 0: it computes on the CPU. Raises ConfigError if a GPU is hidden from torch."""
     if device == "cpu":
         return 0
     with warnings.catch_warnings():

@@ -158,7 +158,7 @@ class OwnTimer:
         self._latest = OwnTime(0.0, 0.0)
 
     def begin(self) -> None:
-        """Call this after the last exchange of the step before."""
+        # after the last exchange of the step before
         self._spans, self._begun, self._data_s = [], self._mark(), 0.0
 
     @contextmanager
@@ -172,7 +172,7 @@ class OwnTimer:
         self._data_s = seconds
 
     def end(self) -> None:
-        """Call this before the first exchange of the step."""
+        # before the first exchange of the step
         self._pending.append(([*self._spans, (self._begun, self._mark())], self._data_s))
 
     def latest(self) -> OwnTime:

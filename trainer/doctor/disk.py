@@ -54,10 +54,7 @@ class DiskReading:
 
 
 def read_disk(name: str, path: Path, *, writes: bool, may_be_new: bool = True, measures: bool = False) -> DiskReading:
-    """Return the state of a folder. If a training writes there, a file is created and removed.
-
-    For the rates up to 128 MiB are written and read.
-    """
+    # If a training writes there, a file is created and removed. For the rates up to 128 MiB are written and read.
     found = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
     place = next((one for one in (path, *path.absolute().parents) if one.is_dir()), Path("/"))
     status, disk = place.stat(), os.statvfs(place)

@@ -30,7 +30,6 @@ def _reasons(bits: str) -> tuple[str, ...]:
 
 
 def _fact(query: str, read: Callable[[str], Any] = str, default: Any = None) -> Any:
-    """Declare a fact about a GPU: its field of `nvidia-smi --query-gpu`, and how to read its text."""
     return field(default=default, metadata={"query": query, "read": read})
 
 

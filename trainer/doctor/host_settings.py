@@ -62,7 +62,7 @@ class Settings:
     file: str = ".env"
 
     def get(self, name: str, default: str = "") -> str:
-        """Return a value as Compose uses it: an empty one counts as not set."""
+        # as Compose does: an empty value counts as not set
         return self.values.get(name) or default
 
     def number(self, name: str, default: int) -> int:

@@ -52,14 +52,10 @@ def evaluate(
 ) -> Evaluation:
     """Return the mean loss over the targets of the validation rows, in total and for each group of `grouping`.
 
-    If `loss` has an `custom_score`, `measures` are those that it belongs to, and their table is part of the result.
+    Sums are integers, so neither their order nor the number of ranks changes a bit. The host adds up the losses of one batch while
+    the device computes the next. Under FSDP all ranks make the same number of passes, some of them over an empty batch.
 
-    Each rank computes consecutive batches. Sums are integers, so neither their order nor the number of ranks changes a bit. The
-    host adds up the losses of one batch while the device computes the next. Under FSDP all ranks make the same number of passes,
-    some of them over an empty batch.
-
-    Raises:
-        EvaluationStopped: `stop` returned true on a rank; raised on every rank. The ranks vote every few passes and at the end.
+    Raises EvaluationStopped on every rank if `stop` returned true on one. The ranks vote every few passes and at the end.
     """
     config, group, backend = context.config, context.group, context.backend
     num_rows = min(len(rows), config.eval.max_rows or len(rows))

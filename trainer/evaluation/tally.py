@@ -34,9 +34,7 @@ class Grouping:
 
     @staticmethod
     def of(directory: Path, manifest: Manifest, tokenizer: Tokenizer | None) -> Grouping:
-        """Takes some seconds for a vocabulary of 100,000 pieces. Without a tokenizer bytes are not counted: the targets are no
-        tokens.
-        """
+        """Takes some seconds for a vocabulary of 100,000 pieces. Without a tokenizer bytes are not counted."""
         reported = manifest.totals.get("sources", {})
         kinds = {name: reported.get(name, {}).get("kind") or "unknown" for name in manifest.sources}
         documents = read_validation_documents(directory, manifest)

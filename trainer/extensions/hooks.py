@@ -139,25 +139,20 @@ class Extension:
         self._notify("on_train_start", run)
 
     def step_end(self, run: RunView, metrics: object) -> ScalarsEvent | None:
-        """Call the hook after each step. Return what it logged. These methods raise the errors of `loss_sum`."""
+        # these methods raise the errors of `loss_sum`
         return self._notify("on_step_end", run, metrics)
 
     def evaluated(self, run: RunView, evaluation: object) -> ScalarsEvent | None:
         return self._notify("on_evaluate", run, evaluation)
 
     def saved(self, run: RunView, step: int, path: Path) -> ScalarsEvent | None:
-        """Call the hook once a checkpoint is complete, with a folder that holds nothing else."""
         return self._notify("on_save", run, step, path)
 
     def train_end(self, run: RunView) -> None:
         self._notify("on_train_end", run)
 
     def loss_sum(self, logits_BLV: Tensor, targets_BL: Tensor, weights_BL: Tensor | None) -> Tensor:
-        """Return the user's loss, summed over all targets, as an fp32 scalar.
-
-        A ProjectError of the function keeps its class and exit code. Any other failure is a ConfigError with file, line and
-        function.
-        """
+        """Return the user's loss, summed over all targets. A ProjectError keeps its class; other failures become ConfigErrors."""
         try:
             result = self.hooks["loss"](logits_BLV, targets_BL, weights_BL)
         except Exception as error:

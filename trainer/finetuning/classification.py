@@ -60,8 +60,6 @@ _MAX_NAME_CHARS = 1024
 
 
 class LabelFacts(Schema):
-    """The content of `labels.json`: what a run must know of its labelled data."""
-
     names: list[str] = Field(min_length=2, max_length=MAX_LABELS)
     documents: list[Count]  # number of training documents with each label
     add_bos: bool
@@ -92,7 +90,7 @@ def gather(config: TrainConfig, manifest: Manifest) -> dict[str, bytes]:
 
 
 def _encoders() -> Any:
-    """Return the module about encoders. A run without an encoder does not load it."""
+    # a run without an encoder does not load it
     return import_module("trainer.finetuning.encoder")
 
 
@@ -169,7 +167,6 @@ class LabelledRows(Rows):
         return replace(rows, targets_BL=targets_BL)
 
     def num_targets(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of documents in each of these rows, shape [B]. No token is read."""
         return np.array([len(self.document_ids(number)) for number in indices.tolist()], np.int64)
 
     num_sequences = num_targets

@@ -80,11 +80,7 @@ def _gather(config: TrainConfig, manifest: Manifest) -> Mapping[str, bytes]:
 
 
 def _memory(estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
-    """Return the estimate with the teacher, which each rank holds whole and in fp32.
-
-    Besides its weights these are its last hidden states, and for a chunk the logits, log-probabilities and probabilities of both
-    models and the terms of the divergence, in fp32.
-    """
+    """Add the teacher, in fp32 and whole on each rank: its weights, its last states, and a chunk of the numbers of both models."""
     config, vocab_size = context.config, context.manifest.vocab_size
     assert config.teacher is not None
     shape = load_config(config.teacher).model

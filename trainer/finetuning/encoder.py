@@ -99,8 +99,6 @@ def encoder_files(directory: Path, manifest: Manifest) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class Encoder:
-    """The encoder of a run, and the parts of its task that the encoder decides. The files are those of `gather`."""
-
     files: Mapping[str, bytes]
     num_labels: int
     pooling: Pooling
@@ -249,10 +247,7 @@ class EncoderClassifier(nn.Module):
 
 
 def by_length(lengths: Sequence[int]) -> list[list[int]]:
-    """Return the numbers of the documents in batches, longest documents first: a pure function of the lengths.
-
-    A batch has documents of at least `_SHORTEST` of the length of its longest one, so that little of it is padding.
-    """
+    """Return the documents in batches, longest first. None is shorter than `_SHORTEST` of the longest one of its batch."""
     batches: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         if not batches or lengths[number] < _SHORTEST * lengths[batches[-1][0]]:

@@ -108,10 +108,7 @@ def read_initial(init: Path, origin: Origin) -> Mapping[str, Tensor]:
 
 
 def check_same_initial(config: TrainConfig, continued: Path) -> None:
-    """Refuse to continue the run `continued` with an `init` from which it did not begin. Its weights are in its checkpoints.
-
-    The folder of the other run may be gone or may have moved, and its training may have continued.
-    """
+    """Refuse another `init` than the run `continued` began with. The folder of the other run may be gone or may have moved."""
     if config.init is None:
         return
     origin, other = read_record(continued).initial, "new weights"

@@ -170,10 +170,7 @@ def _answers(inputs: PassInputs) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _log_probabilities(model: nn.Module, inputs: PassInputs, targets_BL: Tensor) -> Tensor:
-    """Return the logarithm of the probability of each target, (B, L), fp32, 0 without one. The logits of a chunk exist at a time.
-
-    All chunks have the same shape, so the numbers of a row do not depend on other rows.
-    """
+    """Return the log-probability of each target, (B, L), fp32, 0 without one. Chunks have one shape, so rows are independent."""
     assert isinstance(model, Decoder)
     hidden_BLD, weight_VD = model.hidden(inputs.tokens, inputs.layout), model.lm_head.weight
     num_positions = targets_BL.numel()
@@ -209,7 +206,6 @@ def _lines(event: MeasuresEvent) -> str:
 
 
 def _memory(estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
-    """Return the estimate with the reference, which each rank holds whole and in fp32."""
     return replace(estimate, frozen=FP32_BYTES * num_weights(context.config.model, context.manifest.vocab_size))
 
 

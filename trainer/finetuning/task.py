@@ -73,8 +73,6 @@ class Passes(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """The parts of the loop that a kind of fine-tuning replaces."""
-
     files: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
     """Small files that the task needs besides settings and data, by name. The run keeps them in `objective/`, so a saved model
     can be loaded without their sources, and their digests belong to the run's identity. Put the digest of a large file into a
@@ -132,8 +130,6 @@ LANGUAGE = Task()
 
 
 class Kind(NamedTuple):
-    """How a task is made: `make(config, gather(config, manifest))`, or from the files of a saved run."""
-
     gather: Callable[[TrainConfig, Manifest], Mapping[str, bytes]]
     make: Callable[[TrainConfig, Mapping[str, bytes]], Task]
     """Returns the task for these files. They may come from a stranger's run: check them, and raise CheckpointError."""

@@ -42,8 +42,6 @@ _LEAST_SCORE = 3.0
 
 
 class LossMean:
-    """The mean of the training losses since the last evaluation. A checkpoint holds it."""
-
     def __init__(self, total: float = 0.0, steps: int = 0) -> None:
         self._total, self._steps = total, steps
 
@@ -79,10 +77,7 @@ def with_convergence(event: EvalEvent, evaluations: Sequence[Evaluated], setting
 
 
 def judge_convergence(evaluations: Sequence[Evaluated], settings: EvalConfig) -> list[AlertEvent]:
-    """Return the alerts of rules that are broken from the last of these evaluations on, and were not in the window before.
-
-    The value of an alert is the change of the validation loss over the window, as a share of its level.
-    """
+    """Return the alerts of rules that are broken from the last of these evaluations on. Value: relative change of the loss."""
     if not evaluations or evaluations[-1].val_loss is None:
         return []
     numbers = [evaluated for evaluated in evaluations if evaluated.val_loss is not None]

@@ -21,8 +21,6 @@ __all__ = ["Chat", "end_of_turn_id", "opened_chat"]
 
 @dataclass
 class Chat:
-    """A conversation, and the model that answers in it."""
-
     model: TextModel
     renderer: ChatRenderer
     system: str | None

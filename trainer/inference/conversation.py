@@ -43,9 +43,8 @@ def converse(
 ) -> None:
     """Read lines until the input ends. A line that begins with `/` changes a setting; any other line is a prompt.
 
-    `read` shows its argument and returns the next line, in which lone surrogates stand for bytes that are no UTF-8; it raises
-    EOFError at the end of the input. `forget` begins a new conversation. None: each line is a prompt, which is shown before its
-    continuation.
+    `read` shows its argument and returns the next line, in which lone surrogates stand for bytes that are no UTF-8. `forget` begins
+    a new conversation. None: each line is a prompt, which is shown before its continuation.
     """
     while True:
         try:

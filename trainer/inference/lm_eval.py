@@ -28,8 +28,6 @@ _MAX_TOKENS = 256  # longest continuation in tokens if a task sets none; the def
 
 
 class HarnessModel(_HarnessLM):  # type: ignore[misc]
-    """The model of a run behind the harness's interface. The attribute `args` of a request is a tuple."""
-
     def __init__(self, text_model: TextModel, config: TrainConfig) -> None:
         super().__init__()
         self._text_model = text_model

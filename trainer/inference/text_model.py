@@ -72,11 +72,7 @@ class TextModel:
                 yield piece
 
     def complete(self, prompts: Sequence[str], sampling: Sampling, *, first_row: int = 0) -> list[Continuation]:
-        """Return the continuations of all prompts, in their order. `first_row` is the number of the first prompt.
-
-        The noise of a row depends only on the seed and its number, so a long list can be cut into batches without effect on the
-        texts.
-        """
+        """The noise of a row depends only on seed and number, so a list can be cut into batches without effect on the texts."""
         if not prompts:
             return []
         writers = [_Writer(self.tokenizer, prompt, self.prompt_tokens(prompt), sampling) for prompt in prompts]

@@ -82,8 +82,6 @@ _Number = Annotated[float, Field(strict=False, gt=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class Architecture:
-    """What `config.json` says about a model that this decoder computes."""
-
     model_type: str
     model: ModelConfig  # Its settings. `vocab_rows` is the number of rows of the embedding.
 

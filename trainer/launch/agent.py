@@ -113,9 +113,7 @@ class Agent(LocalElasticAgent):
         return started
 
     def _end_after(self, first_node: str, port: int) -> None:
-        """End the ranks of this node if the torchrun of the first node has ended and the ranks have not noticed. A node that is
-        started while the others still end would wait for ranks that have another store.
-        """
+        """End the ranks if the first node's torchrun has ended: a node that is started meanwhile would wait for another store."""
         wait_for_end(first_node, port, NOTICED_S)
         if not self._asked:  # else the ranks stop in order, and `_ask_ranks` limits their time
             log_line("the torchrun of the first node has ended, so the ranks of this node are ended")
@@ -194,9 +192,7 @@ def _not_met(endpoint: str, error: Exception) -> str:
 
 
 def describe(failures: Mapping[int, ProcessFailure], why_killed: str) -> str:
-    """Return one line about the rank that failed first; empty if that rank has printed its error. A rank that a signal has ended
-    goes before those that miss it. `why_killed` says why the kernel has killed a process.
-    """
+    """Return one line about the rank that failed first, killed ones first of all; empty if it has printed its error."""
     killed = {rank: failure for rank, failure in failures.items() if failure.exitcode == -signal.SIGKILL}
     rank, failure = min((killed or failures).items(), key=lambda item: item[1].timestamp)
     process = f"rank {rank} (process {failure.pid})"

@@ -40,7 +40,6 @@ class Ended:
 
     @property
     def final(self) -> ExitCode | None:
-        """The exit code of the launcher, if another start would not help or is not wanted; None if another start may succeed."""
         return ExitCode(self.code) if self.code in _FINAL else None
 
 
@@ -69,10 +68,7 @@ class RestartPolicy:
 def supervise(
     run: Callable[[], Ended], policy: RestartPolicy, newest: Callable[[], int], stop: StopRequest, unseen: str = ""
 ) -> ExitCode:
-    """Run a group of ranks, and start it again after crashes, until it needs no further start. Return the exit code of the
-    launcher. `newest` returns the step of the newest checkpoint, a negative number if there is none. `unseen` is added to
-    messages about checkpoints if the run directory is unknown.
-    """
+    """Run a group until it needs no further start. `newest` returns the step of the newest checkpoint, negative if none."""
     num_restarts = 0
     while not stop.is_received():
         before = newest()
@@ -147,9 +143,7 @@ def newest_step(run: str) -> int:
 
 
 def _wait_for(child: int, stop: StopRequest) -> None:
-    """Wait until a child has ended, but do not reap it. Without an init, the first process of a container also becomes the parent
-    of orphans, which are reaped here.
-    """
+    """Wait without reaping. As the first process of a container this one becomes the parent of orphans, which are reaped here."""
     while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None or found.si_pid != child:
         if found is None:
             stop.wait_for_signal()

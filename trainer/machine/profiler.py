@@ -25,8 +25,6 @@ _MAX_EVENTS = 200_000  # most allocations and releases in a snapshot
 
 
 class StepProfiler:
-    """Records the steps of `log.profile_steps` once. A profile that cannot be written is a warning."""
-
     def __init__(self, run: Path, steps: str | None, rank: int, device: torch.device) -> None:
         self._folder = run / FOLDER
         self._range = None if steps is None else step_range(steps)

@@ -42,8 +42,6 @@ _NUM_NORMS = 3
 
 @dataclass(frozen=True)
 class LayerNorms:
-    """Euclidean norms over all parameters of one layer in one step."""
-
     gradient: float  # norm of the gradient of the global batch, before clipping
     weight: float  # norm of the weights before the update
     update: float  # norm of the change of the weights; 0 if the update was withheld
@@ -92,10 +90,7 @@ class StepObserver(Protocol):
 
 
 def layer_of(parameter: str) -> str:
-    """Return the layer of a parameter: its name up to the first number, or else without the last part.
-
-    `model.layers.3.mlp.up_proj.weight` is in `model.layers.3`, `model.norm.weight` in `model.norm`.
-    """
+    """`model.layers.3.mlp.up_proj.weight` is in `model.layers.3`, `model.norm.weight` in `model.norm`."""
     parts = parameter.split(".")
     for place, part in enumerate(parts):
         if part.isdigit():
@@ -142,11 +137,7 @@ class LayerObserver:
             self._arriving[step] = _Arriving(numbers, norms=current.norms)
 
     def _attempt(self, current: _Measurement, measure: Callable[[_Measurement], None]) -> None:
-        """Measure, unless memory does not suffice. Training has its memory at this point, so it continues.
-
-        AdamW needs no further memory. Muon allocates temporaries while the copy of the weights exists, so its update can run out of
-        memory because of the copy.
-        """
+        """AdamW needs no further memory. Muon's update can run out of it, because a copy of the weights exists at the same time."""
         if current.failed:
             return
         try:

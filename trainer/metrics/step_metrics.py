@@ -43,16 +43,13 @@ class StepMetrics(TrainEvent):
 
 
 class LearningRates(NamedTuple):
-    """The learning rates of a step, before they are scaled for the width of the model."""
-
+    # before they are scaled for the width of the model
     adamw: float
     muon: float | None
 
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What the host knows of a step when it begins it."""
-
     progress: Progress  # the counters after the step
     rates: LearningRates
     num_targets: int

@@ -355,13 +355,13 @@ def causal_varlen(kernel: Callable[..., Any], parameters: Collection[str]) -> Va
 
 @cache
 def _compiled_flex() -> Callable[..., Any]:
-    """Compile flex, because without compilation it stores all scores in memory."""
+    # without compilation flex stores all scores in memory
     return torch.compile(flex_attention, dynamic=False)
 
 
 @cache
 def _compiled_create_block_mask() -> Callable[..., Any]:
-    """Compile the function, because without compilation it stores the whole mask and its indices as integers."""
+    # without compilation the whole mask and its indices are stored as integers
     return torch.compile(create_block_mask, dynamic=False)
 
 

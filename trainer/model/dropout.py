@@ -47,10 +47,7 @@ _MASK = (1 << 32) - 1
 
 
 def row_keys(seed: int, step: int, first_row: int, num_rows: int, device: torch.device, draw: int = 0) -> Tensor:
-    """Return the keys of consecutive rows of a global batch, int64 (B,), without waiting for the device.
-
-    Another `draw` gives other masks for the same rows, for several passes over one micro-batch.
-    """
+    """Return the keys of rows of a global batch, int64 (B,), without waiting for the device. Another `draw` gives other masks."""
     digest = hashlib.sha256(f"dropout {seed} {step} {draw}".encode()).digest()
     rows_B = torch.arange(first_row, first_row + num_rows, device=device)
     return _mix(rows_B ^ int.from_bytes(digest[:4]))

@@ -24,10 +24,9 @@ _INSTEAD = "use precision = bf16"
 
 
 def convert_to_float8(model: nn.Module, device: torch.device, capability: tuple[int, int] | None = None) -> tuple[str, ...]:
-    """Replace linear layers inside the module list `layers` by float8 layers, in place, and return their names.
+    """Replace linear layers of the list `layers` in place, and return their names. Call this before the model is compiled.
 
-    The parameters stay the same objects under the same names. Call this before the model is compiled or wrapped. A layer whose
-    widths are not both multiples of 16 stays.
+    The parameters stay the same objects under the same names. A layer whose widths are not both multiples of 16 stays.
     """
     if device.type != "cuda":
         raise ConfigError(f"precision = float8 needs a GPU, but the device is {device.type}; {_INSTEAD}")

@@ -44,8 +44,6 @@ class Recipe:
 
 @dataclass(frozen=True)
 class ChangedSetting:
-    """A setting that differs from the recipe, or from the default if the recipe does not set it."""
-
     name: str
     before: str
     from_recipe: bool
@@ -53,7 +51,6 @@ class ChangedSetting:
 
 
 def set_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested settings by their dotted names, without those that are none."""
     return {name: value for name, value in flatten(values).items() if value is not None}
 
 

@@ -150,8 +150,6 @@ def scores(run: RecordedRun) -> Table:
 
 @dataclass(frozen=True)
 class Labels:
-    """What evaluations measured besides the loss, and how often each label was predicted for each."""
-
     step: int
     steps: Table = Table()  # the measures without a `/` in their names, by step
     each: Table = Table()  # the measures of each label, at the newest step

@@ -33,7 +33,7 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Time since the run began, in seconds. The time between two starts does not count."""
+        # without the time between two starts
         return time.monotonic() - self._zero
 
     @property

@@ -58,10 +58,7 @@ _EVALUATION_SHARE = 0.05
 
 
 def recorded_in(given: Mapping[str, Any]) -> Path | None:
-    """Return `config.toml` of an existing run that a command continues with its settings.
-
-    The command names no data and no recipe, or the recipe `auto`, or the data and no other setting.
-    """
+    """A command continues a run if it names no data and no recipe, or the recipe `auto`, or the data and no other setting."""
     is_free = given.keys().isdisjoint(("data", "recipe")) or given.keys() <= {"run", "data", "resume"}
     if "run" not in given or (given.get("recipe") != AUTO and not is_free):
         return None
@@ -70,10 +67,9 @@ def recorded_in(given: Mapping[str, Any]) -> Path | None:
 
 
 def inherited(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the model that a run takes from the run `init`, by their dotted names.
+    """Return the settings of the model that a run takes from the run `init`: its shape, at least its context, and its rotary base.
 
-    The shape is that of the other run. The context is at least as long, and the base of the rotary embedding the same if it is not
-    given. All other settings of the model may differ. If the other run was removed, the settings that this run has recorded decide.
+    If the other run was removed, the settings that this run has recorded decide.
     """
     if given.get("init") is None:
         return {}

@@ -125,8 +125,6 @@ class _OfTokens(Written):
 
 @dataclass(frozen=True)
 class Score(_OfTokens):
-    """How well a model predicts some of the text that it was not trained on."""
-
     derived: ClassVar = {
         "perplexity": Metric(after="loss"),
         "bits_per_byte": Metric(after="loss", null=True),
@@ -355,8 +353,7 @@ class SampleEvent(Event):
 
 @dataclass(frozen=True)
 class ScoresEvent(Event):
-    """The scores of all samples of one evaluation together. In the file they stand beside `step`."""
-
+    # in the file these stand beside `step`
     name: ClassVar = "scores"
     of_evaluation: ClassVar = True
     tags: ClassVar = "scores"
@@ -395,8 +392,6 @@ class ScalarsEvent(Event):
 
 @dataclass(frozen=True)
 class MeasuresEvent(Event):
-    """What an evaluation measures besides the loss, as the task of the run defines it."""
-
     name: ClassVar = "measures"
     derived: ClassVar = {"words": Metric(in_file=False, terminal="  {value}")}
     of_evaluation: ClassVar = True
@@ -486,8 +481,6 @@ class SaveEvent(Event):
 
 @dataclass(frozen=True)
 class AlertEvent(Event):
-    """A message that a broken rule raises; a person, or the run itself, should act on it."""
-
     name: ClassVar = "alert"
     tags: ClassVar = "alert/"
     derived: ClassVar = {"curve": Metric("health/alerts_{}", in_file=False, chart="Health: alerts")}
@@ -523,8 +516,6 @@ class EndEvent(Event):
 
 @dataclass(frozen=True)
 class UnknownEvent(Event):
-    """An event of a name that this version does not know. It is kept in the file."""
-
     step: Step
     facts: Mapping[str, Any]
 

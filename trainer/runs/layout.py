@@ -107,10 +107,7 @@ def object_path(checkpoints: Path, name: str) -> Path:
 
 
 def not_a_run(folder: Path, missing: str) -> str:
-    """Return what is wrong with `folder`, which was named as a run, and what to do. `missing` is the file that each run has.
-
-    A Hugging Face directory is a frequent mistake, because it holds a model too.
-    """
+    # a Hugging Face directory is a frequent mistake, because it holds a model too
     if (folder / "config.json").is_file():
         command = command_text("import", folder, "--output", "RUN")
         return f"{folder}: this is a Hugging Face directory, not a run; make a run of its model: {command}"
@@ -136,10 +133,7 @@ def check_paths(run: Path) -> None:
 
 
 def check_nothing_is_replaced(run: Path) -> None:
-    """Refuse a new run that would replace or delete a file that no run has written.
-
-    A start of a run makes the lock file before any other file, so files without it are not those of an earlier start.
-    """
+    # A start of a run makes the lock file before any other file, so files without it are not those of an earlier start.
     if (run / RECORD).exists() or (run / LOCK).exists():
         return
     if replaced := sorted(name for name, _ in entries(run) if is_own_file(name)):
@@ -198,10 +192,7 @@ def _belongs(name: str, status: os.stat_result, recorded: Collection[str]) -> bo
 
 
 def entries(run: Path, folder: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the entries of a folder and of its folders that belong to the run; links are not followed.
-
-    The run may be in progress: an entry that is removed meanwhile is skipped.
-    """
+    # the run may be in progress: an entry that is removed meanwhile is skipped
     with ExitStack() as stack:
         try:
             found = stack.enter_context(os.scandir(run / folder))

@@ -78,12 +78,10 @@ class Written:
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any], **others: Any) -> Self:
-        """Return the object with these values and `others`. The type of a field decides about a missing value."""
         return cls(**{name: facts.get(key) for name, key in _form_of(cls).read}, **others)
 
 
 def metrics_of(kind: type[Written]) -> Mapping[str, Metric]:
-    """Return the metrics of a class by the names of fields and properties, in the order of the file."""
     return _form_of(kind).metrics
 
 

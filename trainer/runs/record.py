@@ -85,8 +85,6 @@ NEVER_TRAINED = (IMPORTED, COMPRESSED)
 
 
 class Origin(Schema):
-    """A checkpoint of another run that a run began with."""
-
     record: str  # digest of the other run's `record.json`
     step: Count
     weights: str  # digest of the weights: those of the checkpoint, or their moving average
@@ -112,8 +110,6 @@ class RecordedEnvironment(Schema):
 
 
 class Imported(Schema):
-    """The published model that a run holds, with the digests of the files that it was read from."""
-
     format: str
     model_type: str
     types: list[str]
@@ -130,8 +126,6 @@ class _Comparison(Schema):
 
 
 class Compressed(Origin):
-    """How the model of a run was compressed, and the checkpoint of the other run that it was made from."""
-
     method: str
     group_size: Count | None = None
     share: float | None = None
@@ -206,12 +200,10 @@ def note_adjustment(run: Path, adjustment: Adjustment) -> None:
 
 
 def note_trained_weights(run: Path, trained: int, total: int) -> None:
-    """Write into the record how many weights the run trains, and how many the model has. Runs that train all do not say so."""
     write_record(run, read_record(run).changed(trained_weights=trained, total_weights=total))
 
 
 def leave_note(run: Path, adjustment: Adjustment, rank: int) -> None:
-    """Note an adjustment for the next start of the run, durably. Any rank can do so, without communication."""
     write_atomic(run / f"change-{rank}.json", json.dumps(Adjustments((adjustment,)).to_json()).encode())
 
 
@@ -246,7 +238,6 @@ def complete_record(
 
 
 def target_word(identity: Mapping[str, Any]) -> str:
-    """Return the word for a target of a run, from the identity in its record: token, document or pair."""
     return _TARGETS.get(str(identity.get("objective")), "token")
 
 

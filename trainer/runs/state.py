@@ -16,8 +16,6 @@ __all__ = ["GuardState", "LossSums", "RunState"]
 
 
 class GuardState(Schema):
-    """The state of `trainer.health.guard.Guard`."""
-
     steps: list[Count]
     losses: list[Finite]
     level_since: Count

@@ -28,11 +28,7 @@ _UNEVEN = 1.125  # rows of the busiest rank relative to an even share, at most. 
 
 
 def micro_candidates(global_rows: int, world_size: int) -> list[int]:
-    """Return candidates for the rows of a micro-batch, largest first: divisors of `global_rows` that spread well over the ranks.
-
-    A step takes as long as its busiest rank. The candidates give this rank at most an eighth more rows than an even share. If no
-    size does, they are the sizes that give it the fewest rows.
-    """
+    """Return divisors of `global_rows`, largest first, that give a rank at most an eighth over an even share, else the fewest."""
     if global_rows < world_size:
         raise ConfigError(
             f"batch.global_rows = {global_rows} leaves some of {world_size} ranks without rows; use at least {world_size}"

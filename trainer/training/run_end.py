@@ -95,7 +95,6 @@ class RunEnd:
         return self.criteria.certain_step if self.cooldown is None else self.cooldown.cooldown_end
 
     def ended_by(self, progress: Progress) -> str | None:
-        """Return the limit that is reached, or why the evaluations end the run; None while it continues."""
         return self.criteria.ended_by(progress, None if self.cooldown is None else self.cooldown.cooldown_end)
 
     def finished(self, progress: Progress) -> bool:

@@ -62,10 +62,10 @@ def train_step(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs, *, 
 
 
 def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> Gradient | None:
-    """Leave the clipped gradient of the global batch in the parameters. Return None if this rank ran out of memory. The loss of
-    each micro-batch is a sum, divided by the targets of the whole global batch before backward, so the result is the gradient of
-    the mean for every size of micro-batches. `losses` has an element for each micro-batch of the global batch. Those of other
-    ranks are zero, which changes no bit.
+    """Leave the clipped gradient of the global batch in the parameters. Return None if this rank ran out of memory.
+
+    The loss of each micro-batch is a sum, divided by the targets of the global batch before backward, so the gradient is that of
+    the mean for every size of micro-batches. `losses` has zeros for the micro-batches of other ranks, which changes no bit.
     """
     context, accumulation = trainable.context, trainable.accumulation
     group = context.group

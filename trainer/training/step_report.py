@@ -58,10 +58,7 @@ class Gradient:
 
 
 def encode_report(group: Group, batch: GlobalBatch, inputs: StepInputs, gradient: Gradient | None, num_measures: int = 0) -> Tensor:
-    """Return this rank's part of the report of a step, fp64: notes, the own times of the ranks in pairs, measures, losses.
-
-    A rank without a gradient reports zero losses. Its step is void, so its loss is not used.
-    """
+    """Return this rank's part of the report, fp64: notes, own times in pairs, measures, losses; zero losses without a gradient."""
     num_notes, device = _NUM_NOTES + 2 * group.world_size, group.device
     losses = torch.zeros((1 + num_measures) * batch.num_micro_batches, dtype=torch.float64, device=device)
     if gradient is not None:
@@ -109,7 +106,7 @@ class StepResult:
 
     @property
     def void(self) -> bool:
-        """Whether a rank failed. The step then changed nothing and is repeated."""
+        # a rank failed: the step changed nothing and is repeated
         return self.memory_votes > 0 or self.data_votes > 0
 
 

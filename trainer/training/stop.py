@@ -22,7 +22,6 @@ class StopRequests:
 
     @property
     def requested(self) -> bool:
-        """Whether this rank was asked to stop. The step that follows hands it to the other ranks."""
         return self.signal.name is not None or (self.monitor is not None and self.monitor.stop_alert is not None)
 
     def on_any_rank(self) -> bool:

@@ -97,7 +97,7 @@ class Trainable:
         return RunView(context.group.rank, context.group.world_size, context.config, self.model, progress)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the whole weights by name, on rank 0. All ranks must call this."""
+        # all ranks must call this
         return full_tensors(parameters_by_name(self.model), self.context.group)
 
     def checkpoint(self, state: RunState) -> Checkpoint:
@@ -107,10 +107,7 @@ class Trainable:
         return Checkpoint(state.progress.step, self.weights(), moments, state.to_json(), average)
 
     def begin_with(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the weights of a new model, and its moving average, by those of another run.
-
-        The task names the weights that only one of the two models has. Adapters stay as they are.
-        """
+        """Replace the weights of a new model and its average by those of a run. The task names weights that one of both lacks."""
         common = {name: weight for name, weight in weights.items() if name not in self.task.dropped}
         new = self.task.fresh | adapter_names(self.model)
         load_full(self.model, common, new=new, remedy="choose another init, or the extension that built its model")

@@ -118,10 +118,7 @@ class TrainingRun:
             self.profiler.after_step(step)
 
     def finish(self, progress: Progress, *, stopped: bool) -> str:
-        """Write into the record how the run ended. Return `weights sha256:… steps N`, with the digest of all weights in the order
-        of their names, as little-endian fp32, on every rank. Raises StoppedBySignal or GuardError if a signal or an alert ended
-        the run.
-        """
+        """Return `weights sha256:… steps N` on every rank: the digest of all weights by name, as little-endian fp32."""
         _log.info("%s; measured peak %s", self.expected_memory.describe(), format_bytes(self.memory.bytes()))
         weights = self.trainable.weights()
         digest = self.context.group.on_main(lambda: weights_digest(weights))

@@ -144,7 +144,7 @@ class HeartbeatWriter:
         os.pwrite(self._file, beat.to_bytes(), 0)
 
     def expect_slow_steps(self) -> None:
-        """Give this step and the next two the limit of the first steps, because code may be compiled again."""
+        # code may be compiled again
         self._step_seconds.clear()
 
     def close(self) -> None:

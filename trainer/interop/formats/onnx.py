@@ -92,8 +92,6 @@ def write_onnx(model: Decoder, vocab_size: int, folder: Path) -> float:
 
 
 class _Past:
-    """Stands in for the cache of a layer: it appends the new keys and values to those of the graph's inputs."""
-
     def __init__(self, key_BKPH: Tensor, value_BKPH: Tensor) -> None:
         self.key, self.value = key_BKPH, value_BKPH
 
@@ -176,10 +174,7 @@ class _Check:
         )
 
     def difference(self, number: int) -> float:
-        """Return the largest difference of a logit in a batch. Its padding is on the right or on the left.
-
-        The graph without a cache reads the whole batch, the one with a cache reads it in up to three parts.
-        """
+        """Return the largest difference of a logit. The graph with a cache reads the batch in up to three parts."""
         generator = torch.Generator().manual_seed(number)
 
         def some(low: int, high: int) -> int:

@@ -114,7 +114,7 @@ def _known_records(path: Path, selection: Selection) -> Iterator[tuple[int, byte
 
 
 def _tag(event: Event) -> str:
-    """Return the tag of an event's value, of which this program writes one in each event."""
+    # this program writes one value in each event
     return str(event.summary.value[0].tag) if event.HasField("summary") and event.summary.value else ""
 
 

@@ -49,8 +49,6 @@ def model_graph(build: Callable[[], nn.Module], row_length: int) -> bytes:
 
 
 class _Recorder(TorchFunctionMode):
-    """Records every call of PyTorch that returns a tensor as a node."""
-
     def __init__(self) -> None:
         super().__init__()
         self.nodes: list[NodeDef] = []

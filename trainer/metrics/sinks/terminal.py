@@ -113,8 +113,6 @@ def _texts(event: Event, place: Literal["terminal", "bar"]) -> str:
 
 
 class _Formatter(Formatter):
-    """A formatter with the formats `rate` and `ms` for numbers."""
-
     def format_field(self, value: Any, format_spec: str) -> Any:
         if format_spec == "rate":
             return rate(value)
