@@ -163,11 +163,10 @@ def test_a_search_that_is_killed_again_and_again_ends_with_the_same_trials_and_l
 
 
 INTERRUPTED_FAILS = """
-from dataclasses import replace
 from trainer.search.study import Study
 def read(self, *arguments, **options):
     Study.found(self, *arguments, **options)
-    self._trials[:] = [replace(trial, state="failed") if trial.state == "running" else trial for trial in self._trials]
+    self._trials[:] = [one.model_copy(update={"state": "failed"}) if one.state == "running" else one for one in self._trials]
 Study.found, Study._read = Study._read, read
 """
 

@@ -10,12 +10,13 @@ from pydantic import Field, model_validator
 from common.settings.model import Options, Place
 from trainer.config.run import LimitsConfig
 
-__all__ = ["SearchOptions"]
+__all__ = ["Pruner", "Sampler", "SearchOptions"]
+
+Pruner = Literal["median", "asha", "none"]
+Sampler = Literal["tpe", "random", "grid"]
 
 
 class SearchOptions(Options):
-    """The options of a search."""
-
     recipe: Annotated[str, Place(metavar="RECIPE")] = Field(
         description="Recipe with the settings that all trials share: its name in env/recipes, a .toml file, or auto."
     )
@@ -37,10 +38,10 @@ class SearchOptions(Options):
     parallel: Annotated[int, Place(metavar="N")] = Field(
         1, ge=1, le=64, description="Number of trials that run at the same time. They share the cores and the GPUs evenly."
     )
-    sampler: Literal["tpe", "random", "grid"] = Field(
+    sampler: Sampler = Field(
         "tpe", description="Choice of the values. tpe: learns from earlier trials; random: does not; grid: all combinations."
     )
-    pruner: Literal["median", "asha", "none"] = Field(
+    pruner: Pruner = Field(
         "median",
         description="Rule that ends bad trials early. median: worse than half of the finished trials at the same step; "
         "asha: not in the best third at steps 1, 3, 9, … times --prune_from; none: no trial ends early.",

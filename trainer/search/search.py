@@ -6,7 +6,6 @@ import itertools
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,22 +53,10 @@ Announce = Callable[[str], None]
 
 
 def search(options: SearchOptions, announce: Announce) -> tuple[Path, dict[str, Any]]:
-    """Run trials until a limit of the search is reached.
+    """Run trials until a limit of the search is reached. Returns the path of the best recipe, and the content of `trials.json`.
 
-    Args:
-        options: of the search.
-        announce: shows a line to the user.
-
-    Returns:
-        The path of the recipe of the best trial, and the content of `trials.json`.
-
-    Raises:
-        ConfigError: a setting is wrong, the sampler needs Optuna, the folder is of another search or in use, or no trial has
-            finished.
-        PreparedDataError: the data is missing or damaged.
-        StorageError, OSError, UnusableFileError: a file could not be written.
-        WorkerError, CheckpointError, GuardError: a trial has ended for a reason other than its values.
-        StoppedBySignal: a stop was requested; all runs have saved.
+    `announce` shows a line to the user. A trial that ends for a reason other than its values raises the error of that reason, and
+    a stop StoppedBySignal once all runs have saved.
     """
     if options.sampler != "grid":
         check_installed()
@@ -82,46 +69,27 @@ def search(options: SearchOptions, announce: Announce) -> tuple[Path, dict[str, 
         return _Search(setup, Study(setup.directory, setup.space), announce).run()
 
 
-@dataclass
-class _Active:
-    """A trial whose process runs."""
-
-    number: int
-    slot: int
-    run: TrialRun
-    starts: int = 1
-    seconds_before: float = 0.0
-    reason: str = ""
-    """Why it ends early."""
-
-    @property
-    def seconds(self) -> float:
-        return self.seconds_before + self.run.seconds
-
-
 class _Search:
     def __init__(self, setup: SearchSetup, study: Study, announce: Announce) -> None:
         self._setup, self._study, self._announce = setup, study, announce
         self._stop = StopRequest("the trials finish their step and save")
-        self._active: list[_Active] = []
+        self._active: list[TrialRun] = []
         self._began, self._before_s = time.monotonic(), study.seconds
         self._recorded_s = self._before_s
         self._failed_in_row = 0
         self._error: Exception | None = None
 
     def run(self) -> tuple[Path, dict[str, Any]]:
-        """Run the search to its end. Returns the path of the best recipe, and the content of `trials.json`."""
         self._stop.install()
         try:
             while self._begin_trials() or self._active:
                 self._stop.pause(_POLL_S)
                 self._follow()
         finally:
-            for active in self._active:  # only after an error of the search itself
-                active.run.ask_to_stop("stop")
+            for run in self._active:  # only after an error of the search itself
+                run.ask_to_stop("stop")
             self._study.spent(self._seconds, {})
-        results = write_results(self._setup, self._study.trials(), self._seconds)
-        self._drop_checkpoints()
+        results = self._write_results()
         return self._conclude(), results
 
     @property
@@ -144,7 +112,7 @@ class _Search:
 
     def _next_trial(self) -> Trial | None:
         trials = self._study.trials()
-        here = {active.number for active in self._active}
+        here = {run.number for run in self._active}
         for trial in trials:
             if trial.state == "running" and trial.number not in here:
                 return trial
@@ -160,91 +128,85 @@ class _Search:
         try:
             config = trial_config(self._setup, trial.values, self._setup.runs.absolute() / trial.name)
         except ConfigError as error:
-            self._end(trial.number, "failed", None, 0.0, str(error), limit=_MOST_INVALID)
+            self._end(trial.number, "failed", 0.0, str(error), limit=_MOST_INVALID)
             return
-        taken = {active.slot for active in self._active}
+        taken = {run.slot for run in self._active}
         slot = next(slot for slot in range(options.parallel) if slot not in taken)
-        run = TrialRun(directory, trial.name, config, gpus_of_slot(slot, options.parallel, os.environ))
-        active = _Active(trial.number, slot, run, seconds_before=trial.seconds)
-        if self._judge(active, read_progress(run.run)):  # an earlier start was killed after it had decided this
-            self._end(trial.number, "pruned", self._study.trials()[trial.number].lowest, trial.seconds, active.reason)
+        run = TrialRun(directory, trial, config, slot=slot, gpus=gpus_of_slot(slot, options.parallel, os.environ))
+        if self._judge(run, read_progress(run.path)):  # an earlier start was killed after it had decided this
+            self._end(trial.number, "pruned", trial.seconds, run.pruned)
             return
         run.start()
-        self._active.append(active)
+        self._active.append(run)
 
     def _follow(self) -> None:
-        """Read the new evaluations of all trials, and record those that have ended."""
         ending = self._is_ending
-        for active in list(self._active):
-            code = active.run.exit_code()  # before the metrics are read, which are then complete
-            progress = active.run.progress()
-            if progress is not None and not active.reason and self._judge(active, progress):
-                active.run.ask_to_stop("prune")
+        for run in list(self._active):
+            code = run.exit_code()  # before the metrics are read, which are then complete
+            progress = run.progress()
+            if progress is not None and not run.pruned and self._judge(run, progress):
+                run.ask_to_stop("prune")
             if ending:
-                active.run.ask_to_stop("stop")
+                run.ask_to_stop("stop")
             if code is not None:
-                self._active.remove(active)
-                self._ended(active, code)
+                self._active.remove(run)
+                self._ended(run, code)
         if self._seconds - self._recorded_s >= _SECONDS_EVERY_S:
             self._recorded_s = self._seconds
-            self._study.spent(self._recorded_s, {active.number: active.seconds for active in self._active})
+            self._study.spent(self._recorded_s, {run.number: run.seconds for run in self._active})
 
-    def _judge(self, active: _Active, progress: Progress) -> bool:
+    def _judge(self, run: TrialRun, progress: Progress) -> bool:
         """Record the new evaluations of a trial in order. Returns whether one of them ends the trial early.
 
         The evaluation at the last step ends nothing, so an evaluation is judged once the run has gone on after it. So the result
         does not depend on when the metrics are read.
         """
         trials = self._study.trials()
-        others = [trial for trial in trials if trial.number != active.number]
-        known = dict(trials[active.number].losses)
+        others = [trial for trial in trials if trial.number != run.number]
+        known = dict(trials[run.number].losses)
         for step, loss in sorted(progress.losses.items()):
             if step not in known:
-                self._study.evaluated(active.number, step, loss)
+                self._study.evaluated(run.number, step, loss)
                 known[step] = loss
             if progress.step > step:
                 until = {at: one for at, one in known.items() if at <= step}
-                active.reason = is_pruned(self._setup.options.pruner, until, others, step, self._setup.prune_from)
-                if active.reason:
+                run.pruned = is_pruned(self._setup.options.pruner, until, others, step, self._setup.prune_from)
+                if run.pruned:
                     return True
         return False
 
-    def _ended(self, active: _Active, code: int) -> None:
-        """Record how a trial has ended, or continue it."""
-        run, number, seconds = active.run, active.number, active.seconds
-        loss = self._study.trials()[number].lowest
-        error = run.last_error()
-        if active.reason:
-            self._end(number, "pruned", loss, seconds, active.reason)
+    def _ended(self, run: TrialRun, code: int) -> None:
+        number, seconds, error = run.number, run.seconds, run.last_error()
+        if run.pruned:
+            self._end(number, "pruned", seconds, run.pruned)
+        elif code == ExitCode.DONE and self._study.trials()[number].lowest is None:
+            self._end(number, "failed", seconds, "no evaluation has a finite loss")
         elif code == ExitCode.DONE:
-            if loss is None:
-                self._end(number, "failed", None, seconds, "no evaluation has a finite loss")
-            else:
-                self._end(number, "finished", loss, seconds)
+            self._end(number, "finished", seconds)
         elif run.asked == "stop" or self._stop.is_received():
             self._stay(number, seconds)
-        elif code == ExitCode.GUARD and read_progress(run.run).alert in _JUDGES_LOSSES:
-            self._end(number, "pruned", loss, seconds, f"the guard stopped it: {error}")
+        elif code == ExitCode.GUARD and read_progress(run.path).alert in _JUDGES_LOSSES:
+            self._end(number, "pruned", seconds, f"the guard stopped it: {error}")
         elif code in _OF_THE_PLACE:
             self._stay(
                 number, seconds, _OF_THE_PLACE[code](f"trial {number} ended: {error}; afterwards run the same command again")
             )
         elif code in (ExitCode.CONFIG, ExitCode.CRASHED) and not run.was_killed():
-            self._end(number, "failed", None, seconds, error or f"exit code {code}")
+            self._end(number, "failed", seconds, error or f"exit code {code}")
         else:
-            self._repeat(active, code, seconds, error or f"exit code {code}")
+            self._repeat(run, code, seconds, error or f"exit code {code}")
 
     def _stay(self, number: int, seconds: float, error: Exception | None = None) -> None:
         """Leave a trial unfinished, so that the next start of the search continues it. An error ends the search."""
         self._study.spent(self._seconds, {number: seconds})
         self._error = self._error or error
 
-    def _repeat(self, active: _Active, code: int, seconds: float, error: str) -> None:
+    def _repeat(self, run: TrialRun, code: int, seconds: float, error: str) -> None:
         """Continue a trial that says nothing about its values. A damaged run is set aside first, and the trial begins again."""
-        number = active.number
-        if active.starts >= _MOST_STARTS:
+        number = run.number
+        if run.starts >= _MOST_STARTS:
             if self._setup.options.killed == "fail":
-                self._end(number, "failed", None, seconds, f"{error}, {_MOST_STARTS} times")
+                self._end(number, "failed", seconds, f"{error}, {_MOST_STARTS} times")
                 return
             text = (
                 f"trial {number} ended {_MOST_STARTS} times without a result ({error}); give it more memory or fewer parallel "
@@ -253,22 +215,17 @@ class _Search:
             self._stay(number, seconds, (CheckpointError if code == ExitCode.CHECKPOINT else WorkerError)(text))
             return
         how = "continued"
-        if code == ExitCode.CHECKPOINT and active.run.run.exists():
-            how = "repeated"
-            self._set_aside(active.run.run)
+        if code == ExitCode.CHECKPOINT and run.path.exists():
+            how, name = "repeated", run.path.name
+            folder = own_folder(self._setup.directory / "damaged")
+            taken = {path.name for path in folder.iterdir()}
+            run.path.rename(next(folder / new for place in itertools.count(1) if (new := f"{name}-{place}") not in taken))
         self._announce(f"trial {number} is {how}: {error}")
-        active.starts, active.seconds_before = active.starts + 1, seconds
-        active.run.start()
-        self._active.append(active)
+        run.start()
+        self._active.append(run)
 
-    def _set_aside(self, run: Path) -> None:
-        folder = own_folder(self._setup.directory / "damaged")
-        taken = {path.name for path in folder.iterdir()}
-        run.rename(next(folder / name for number in itertools.count(1) if (name := f"{run.name}-{number}") not in taken))
-
-    def _end(
-        self, number: int, state: State, loss: float | None, seconds: float, reason: str = "", *, limit: int = _MOST_FAILED
-    ) -> None:
+    def _end(self, number: int, state: State, seconds: float, reason: str = "", *, limit: int = _MOST_FAILED) -> None:
+        loss = None if state == "failed" else self._study.trials()[number].lowest
         self._study.end(number, state, loss, seconds=seconds, reason=reason)
         trials = self._study.trials()
         self._announce(_line(trials, trials[number], self._setup.options.trials))
@@ -276,18 +233,18 @@ class _Search:
         if self._failed_in_row >= limit:
             self._error = ConfigError(f"{self._failed_in_row} trials in a row have failed; the last one: {reason}")
         if state != "failed" or limit == _MOST_FAILED:
-            write_results(self._setup, trials, self._seconds)
-            self._drop_checkpoints()
+            self._write_results()
 
-    def _drop_checkpoints(self) -> None:
-        """Remove the checkpoints that `--keep_checkpoints best` does not keep. The end of each of these trials is recorded."""
-        if self._setup.options.keep_checkpoints == "all":
-            return
+    def _write_results(self) -> dict[str, Any]:
+        """Write the results of all trials so far, and remove the checkpoints that `--keep_checkpoints best` does not keep."""
         trials = self._study.trials()
-        best = best_of(trials)
-        for trial in trials:
-            if trial.state != "running" and trial != best:
-                drop_checkpoints(self._setup.runs / trial.name)
+        results = write_results(self._setup, trials, self._seconds)
+        if self._setup.options.keep_checkpoints == "best":
+            best = best_of(trials)
+            for trial in trials:
+                if trial.state != "running" and trial != best:
+                    drop_checkpoints(self._setup.runs / trial.name)
+        return results
 
     def _conclude(self) -> Path:
         """Return the path of the best recipe, or raise the reason why the search has stopped."""
@@ -309,7 +266,6 @@ class _Search:
 
 
 def _line(trials: list[Trial], trial: Trial, limit: int | None) -> str:
-    """Return the line about a trial that has ended."""
     values = ", ".join(f"{name} {shown(value)}" for name, value in trial.values.items())
     loss = "" if trial.loss is None else f", loss {trial.loss:.4f}"
     reason = f" ({trial.reason})" if trial.reason else ""

@@ -16,7 +16,7 @@ from common.hardware import num_cores
 from common.redaction import redacted_settings
 from common.settings.dotted import flatten, merge, nest
 from common.settings.load import MAX_SETTINGS_BYTES, load_settings
-from common.settings.markers import Effect, Marker, NotSearched
+from common.settings.markers import MOVEABLE, Effect, NotSearched
 from common.settings.messages import explain
 from common.settings.model import is_among, markers_of, setting_names, settings_with
 from common.settings.options import help_parser
@@ -42,8 +42,6 @@ _SHOWN, _MOST_THREADS = 4, 1024
 
 @dataclass(frozen=True)
 class SearchSetup:
-    """A search, checked."""
-
     options: SearchOptions
     space: Space
     config: TrainConfig
@@ -86,12 +84,7 @@ class SearchSetup:
 
 
 def open_setup(options: SearchOptions, variables: Mapping[str, str] = os.environ) -> SearchSetup:
-    """Load the settings of a search, and check that its folder is new or of this search. Nothing is written.
-
-    Raises:
-        ConfigError: a setting or the space is wrong, the folder is of another search, or it holds other files.
-        PreparedDataError: the data is missing or damaged.
-    """
+    """Load the settings of a search, and check that its folder is new or of this search. Nothing is written."""
     check_variables(variables)
     if (variables.get("PET_NNODES") or "1") != "1":
         raise ConfigError(f"PET_NNODES = {variables['PET_NNODES']}, but a search runs on one node; start it without this variable")
@@ -99,27 +92,26 @@ def open_setup(options: SearchOptions, variables: Mapping[str, str] = os.environ
     if options.sampler == "grid":
         space.combinations(options.seed)
     manifest = read_manifest(config.data)
-    facts = _facts(options, space, config, manifest, variables)
     path = options.output / SETUP
-    if path.exists():
-        recorded = _recorded(path)
-        if config.threads is None:
-            facts["settings"]["threads"] = _recorded_threads(path, recorded)
+    recorded = _recorded(path) if path.exists() else None
+    if config.threads is None:
+        if recorded is not None:  # --parallel may have been another one
+            threads = recorded["settings"]["threads"]
+        else:
+            ranks = variables.get("PET_NPROC_PER_NODE") or variables.get("CPU_RANKS") or "1"
+            each = max(1, options.parallel * (int(ranks) if ranks.isdecimal() else 1))
+            threads = openmp_threads(variables) or max(1, num_cores() // each)
+        config = config.model_copy(update={"threads": threads})
+    facts = _facts(options, space, config, manifest, variables)
+    if recorded is not None:
         _check_same(options.output, recorded, facts)
-    else:
-        if options.output.exists() and (not options.output.is_dir() or any(map(_is_foreign, options.output.iterdir()))):
-            raise ConfigError(f"{options.output}: it holds other files and no search; name a new folder with --output")
-        if config.threads is None:
-            facts["settings"]["threads"] = _threads(options, variables)
-    return SearchSetup(options, space, config.model_copy(update={"threads": facts["settings"]["threads"]}), manifest, facts)
+    elif options.output.exists() and (not options.output.is_dir() or any(map(_is_foreign, options.output.iterdir()))):
+        raise ConfigError(f"{options.output}: it holds other files and no search; name a new folder with --output")
+    return SearchSetup(options, space, config, manifest, facts)
 
 
 def claim(setup: SearchSetup) -> None:
-    """Write the facts of a new search into its folder, and create the folders of its trials. Removes unfinished files of a kill.
-
-    Raises:
-        UnusableFileError: a folder of the search, or the run of a trial, is a link or a file.
-    """
+    """Write the facts of a new search into its folder, and create the folders of its trials. Removes unfinished files of a kill."""
     if not (setup.directory / SETUP).exists():
         write_atomic(setup.directory / SETUP, sealed(dict(setup.facts)))
     for name in FOLDERS:
@@ -132,11 +124,7 @@ def claim(setup: SearchSetup) -> None:
 
 
 def trial_config(setup: SearchSetup, values: Mapping[str, Value], run: Path) -> TrainConfig:
-    """Return the settings of a trial.
-
-    Raises:
-        ConfigError: the values do not go together.
-    """
+    """Return the settings of a trial. ConfigError: the values do not go together."""
     settings = setup.config.model_dump(mode="json") | {"run": str(run), "recipe": None}
     try:
         return TrainConfig.model_validate(merge(settings, nest(values)))
@@ -175,42 +163,26 @@ def _shared_settings(options: SearchOptions, variables: Mapping[str, str]) -> Tr
 def _facts(
     options: SearchOptions, space: Space, config: TrainConfig, manifest: Manifest, variables: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return what must be the same at each start of a search."""
-    settings = {name: value for name, value in config.model_dump(mode="json").items() if not _may_differ(name)}
+    # Sections and settings that no trial varies may differ if they change no result, or if their content is compared.
+    free, fixed = settings_with(TrainConfig, Effect.NONE, MOVEABLE), markers_of(TrainConfig, NotSearched)
+    left_out = {name for name in fixed if all(one in free for one in setting_names(TrainConfig) if is_among(one, (name,)))}
+    settings = {name: value for name, value in config.model_dump(mode="json").items() if name not in left_out}
     if config.extension is not None:
         try:
             settings["extension"] = digest_file(config.extension)
         except FileNotFoundError:
             raise ConfigError(f"extension = {config.extension}: there is no such file") from None
+    gpus = 0 if config.device == "cpu" else num_gpus(variables)
+    each = max(1, gpus // options.parallel) if gpus else 0
+    ranks = str(variables.get("PET_NPROC_PER_NODE") or each or variables.get("CPU_RANKS") or 1)
     return {
         "format": _FORMAT,
         **{name: getattr(options, name) for name in _OPTIONS},
-        "ranks": _num_ranks(options, variables, config),
+        "ranks": int(ranks) if ranks.isdecimal() else ranks,
         "data": manifest.root_digest,
         "space": space.to_json(),
         "settings": redacted_settings(settings),
     }
-
-
-def _may_differ(name: str) -> bool:
-    """Return whether a section or setting may differ between starts: it changes no result, or its content is compared."""
-    names = [one for one in setting_names(TrainConfig) if is_among(one, (name,))]
-    fixed = is_among(name, markers_of(TrainConfig, NotSearched))
-    return fixed and set(names) <= set(settings_with(TrainConfig, Effect.NONE, Marker.MOVEABLE))
-
-
-def _num_ranks(options: SearchOptions, variables: Mapping[str, str], config: TrainConfig) -> int | str:
-    """Return the number of ranks of one trial."""
-    gpus = 0 if config.device == "cpu" else num_gpus(variables)
-    each = max(1, gpus // options.parallel) if gpus else 0
-    named = variables.get("PET_NPROC_PER_NODE") or each or variables.get("CPU_RANKS") or 1
-    return int(named) if str(named).isdecimal() else str(named)
-
-
-def _threads(options: SearchOptions, variables: Mapping[str, str]) -> int:
-    ranks = variables.get("PET_NPROC_PER_NODE") or variables.get("CPU_RANKS") or "1"
-    each = options.parallel * (int(ranks) if ranks.isdecimal() else 1)
-    return openmp_threads(variables) or max(1, num_cores() // max(1, each))
 
 
 def _recorded(path: Path) -> dict[str, Any]:
@@ -223,26 +195,21 @@ def _recorded(path: Path) -> dict[str, Any]:
             f"{path}: format {_word(found.get('format'))}, but this version continues searches of format {_FORMAT}; finish the "
             "search with the version that began it, or use another --output"
         )
-    return found
-
-
-def _recorded_threads(path: Path, recorded: Mapping[str, Any]) -> int:
-    """Return the threads of a trial at the first start, when `--parallel` may have been another."""
-    found = recorded["settings"].get("threads")
-    if type(found) is not int or not 1 <= found <= _MOST_THREADS:
+    threads = found["settings"].get("threads")
+    if type(threads) is not int or not 1 <= threads <= _MOST_THREADS:
         raise ConfigError(
-            f"{path}: threads = {_word(found)}, but a number from 1 to {_MOST_THREADS} was expected; restore the file"
+            f"{path}: threads = {_word(threads)}, but a number from 1 to {_MOST_THREADS} was expected; restore the file"
         )
     return found
 
 
 def _check_same(directory: Path, recorded: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Raise ConfigError with the differences if the folder is of another search."""
-    before, now = (_compared(one) for one in (recorded, facts))
+    before, now = flatten(recorded), flatten(facts)
     names = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
     if not names:
         return
-    shown = ", ".join(f"{name[:80]} = {_word(now.get(name))} instead of {_word(before.get(name))}" for name in names[:_SHOWN])
+    labels = {name: f"--{name}" if name in _OPTIONS else name.removeprefix("settings.")[:80] for name in names[:_SHOWN]}
+    shown = ", ".join(f"{label} = {_word(now.get(name))} instead of {_word(before.get(name))}" for name, label in labels.items())
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     raise ConfigError(
         f"{directory}: it holds another search, which differs: {shown}{more}; use the same recipe, space, data and options, "
@@ -250,18 +217,9 @@ def _check_same(directory: Path, recorded: Mapping[str, Any], facts: Mapping[str
     )
 
 
-def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts flat: settings by their names, and the entries of the space as `space: NAME`."""
-    found = {f"--{name}": facts.get(name) for name in _OPTIONS} | {name: facts.get(name) for name in ("ranks", "data")}
-    found |= flatten(facts["settings"])
-    space = facts.get("space")
-    return found | ({f"space: {name}": entry for name, entry in space.items()} if isinstance(space, dict) else {})
-
-
 def _word(value: object) -> str:
     return "none" if value is None else str(value)[:80]
 
 
 def _is_foreign(path: Path) -> bool:
-    """Return whether no search that was killed at its start has left this entry in its folder."""
-    return path.name != ".lock" and not (is_unfinished(path) and path.name.startswith(f".{SETUP}."))
+    return path.name != ".lock" and not (is_unfinished(path) and path.name.startswith(f".{SETUP}."))  # left by a kill

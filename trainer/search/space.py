@@ -19,7 +19,7 @@ from common.errors import ConfigError
 from common.files import UnusableFileError, read_input
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.markers import NotSearched
-from common.settings.model import is_among, is_list, markers_of, none_word, section_model, setting_names, user_tables
+from common.settings.model import fields_of, is_among, is_list, markers_of, none_word, setting_names, user_tables
 from common.settings.suggest import suggest
 from common.settings.toml import parse_toml
 from trainer.config import TrainConfig
@@ -38,7 +38,7 @@ class Choices:
 
     values: tuple[Value, ...]
 
-    def holds(self, value: object) -> bool:
+    def contains(self, value: object) -> bool:
         return any(type(value) is type(one) and value == one for one in self.values)
 
     def grid(self) -> tuple[Value, ...]:
@@ -65,17 +65,15 @@ class Range:
     whole: bool = False
     """Whether only integers are allowed."""
 
-    def holds(self, value: object) -> bool:
-        """Return whether a value lies in the range and has its type. Distances are compared with a tolerance for rounding."""
+    def contains(self, value: object) -> bool:
         if type(value) is not (int if self.whole else float) or not isinstance(value, int | float):
             return False
         if not self.low <= value <= self.high:
             return False
         steps = (value - self.low) / self.step if self.step else 0.0
-        return abs(steps - round(steps)) < 1e-6
+        return abs(steps - round(steps)) < 1e-6  # a tolerance for rounding
 
     def grid(self) -> tuple[Value, ...]:
-        """Return all values, of which there must be finitely many."""
         numbers = range(self.size or 0)
         if self.whole:
             return tuple(int(self.low) + number * int(self.step or 1) for number in numbers)
@@ -88,10 +86,9 @@ class Range:
         return None if step is None else math.floor((self.high - self.low) / step + 1e-9) + 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry as the file of the space has it."""
         found = asdict(self)
         del found["whole"]
-        return {name: value for name, value in found.items() if value not in (None, False)}
+        return {name: value for name, value in found.items() if value not in (None, False)}  # also without a 0
 
 
 Dimension = Choices | Range
@@ -111,11 +108,7 @@ class Space:
         return math.prod(size for size in sizes if size is not None) if None not in sizes else None
 
     def combinations(self, seed: int) -> list[dict[str, Value]]:
-        """Return all combinations, in an order that depends on the seed.
-
-        Raises:
-            ConfigError: there are more than 100,000, or infinitely many.
-        """
+        """Return all combinations, in an order that depends on the seed. ConfigError: they are too many, or infinitely many."""
         for name, dimension in self.dimensions.items():
             if dimension.size is None:
                 remedy = "choices" if isinstance(dimension, Range) and dimension.log else "step, or choices"
@@ -130,23 +123,14 @@ class Space:
         random.Random(seed).shuffle(found)
         return found
 
-    def holds(self, values: Mapping[str, object]) -> bool:
-        """Return whether these are the values of a trial: one of each setting, as its entry allows."""
-        return values.keys() == self.dimensions.keys() and all(
-            dimension.holds(values[name]) for name, dimension in self.dimensions.items()
-        )
+    def contains(self, values: Mapping[str, object]) -> bool:
+        return values.keys() == self.dimensions.keys() and all(one.contains(values[name]) for name, one in self.dimensions.items())
 
     def to_json(self) -> dict[str, Any]:
         return {name: dimension.to_json() for name, dimension in self.dimensions.items()}
 
 
 def read_space(path: Path) -> Space:
-    """Return the space in a TOML file.
-
-    Raises:
-        ConfigError: the file is missing or no TOML; a name is no setting of `train`, or a search cannot vary it; or an entry has a
-            value that the setting does not allow. The message names the entry.
-    """
     try:
         tables = parse_toml(read_input(path, MAX_SETTINGS_BYTES))
     except (FileNotFoundError, NotADirectoryError):
@@ -181,7 +165,6 @@ def _entries(
 
 
 def _field(path: Path, name: str, known: Mapping[str, FieldInfo]) -> FieldInfo:
-    """Return the field of a setting. Raises ConfigError if there is none, or if a search cannot vary it."""
     for fixed, marker in markers_of(TrainConfig, NotSearched).items():
         if is_among(name, (fixed,)):
             raise ConfigError(f"--space {path}: a search cannot vary {name}: {marker.reason}; set it in the recipe")
@@ -190,23 +173,13 @@ def _field(path: Path, name: str, known: Mapping[str, FieldInfo]) -> FieldInfo:
         if is_list(field):
             raise ConfigError(f"--space {path}: a search cannot vary {name}, because its value is a list; set it in the recipe")
         return field
-    for table in user_tables(TrainConfig):
-        if name.startswith(f"{table}.") and "." not in name.removeprefix(f"{table}."):
-            return FieldInfo.from_annotation(typing.get_args(_user_table(table).annotation)[1])
+    table, _, entry = name.rpartition(".")
+    if entry and table in user_tables(TrainConfig):
+        return FieldInfo.from_annotation(typing.get_args(dict(fields_of(TrainConfig))[table].annotation)[1])
     raise ConfigError(f"--space {path}: {name} is not a setting of `train`{suggest(name, {one: one for one in known})}")
 
 
-def _user_table(name: str) -> FieldInfo:
-    model: Any = TrainConfig
-    *sections, leaf = name.split(".")
-    for section in sections:
-        model = section_model(model.model_fields[section].annotation)
-    field: FieldInfo = model.model_fields[leaf]
-    return field
-
-
 def _dimension(path: Path, name: str, entry: Mapping[str, Any], field: FieldInfo) -> Dimension:
-    """Return the entry of a setting, checked. Raises ConfigError otherwise."""
     place = f"--space {path}: {name}"
     for key in entry:
         if key not in _KEYS:
@@ -218,20 +191,17 @@ def _dimension(path: Path, name: str, entry: Mapping[str, Any], field: FieldInfo
             raise ConfigError(
                 f"{place}: choices cannot be combined with {', '.join(key for key in entry if key != 'choices')}; leave one out"
             )
-        return _choices(place, entry["choices"], field)
+        values = entry["choices"]
+        if not isinstance(values, list) or not 1 <= len(values) <= _MOST_CHOICES:
+            raise ConfigError(f"{place}: choices must be a list of 1 to {_MOST_CHOICES} values")
+        found = tuple(_checked(place, none_word(field, value), field) for value in values)
+        for number, value in enumerate(found):
+            if Choices(found[:number]).contains(value):
+                raise ConfigError(f"{place}: choices has {value!r} twice; name each value once")
+        return Choices(found)
     if missing := [key for key in ("low", "high") if key not in entry]:
         raise ConfigError(f"{place}: {' and '.join(missing)} missing; give low and high, or choices")
     return _range(place, entry, field)
-
-
-def _choices(place: str, values: Any, field: FieldInfo) -> Choices:
-    if not isinstance(values, list) or not 1 <= len(values) <= _MOST_CHOICES:
-        raise ConfigError(f"{place}: choices must be a list of 1 to {_MOST_CHOICES} values")
-    found = tuple(_checked(place, none_word(field, value), field) for value in values)
-    for number, value in enumerate(found):
-        if Choices(found[:number]).holds(value):
-            raise ConfigError(f"{place}: choices has {value!r} twice; name each value once")
-    return Choices(found)
 
 
 def _range(place: str, entry: Mapping[str, Any], field: FieldInfo) -> Range:
@@ -250,13 +220,10 @@ def _range(place: str, entry: Mapping[str, Any], field: FieldInfo) -> Range:
         raise ConfigError(f"{place}: low = {low} must be below high = {high}")
     if not isinstance(log, bool):
         raise ConfigError(f"{place}: log = {log!r} must be true or false")
-    if log and (low <= 0 or step is not None):
-        what = (
-            "a step, and a logarithmic range has none"
-            if step is not None
-            else f"low = {low}, but a logarithmic range needs low above 0"
-        )
-        raise ConfigError(f"{place}: it has {what}")
+    if log and step is not None:
+        raise ConfigError(f"{place}: it has a step, and a logarithmic range has none")
+    if log and low <= 0:
+        raise ConfigError(f"{place}: it has low = {low}, but a logarithmic range needs low above 0")
     if step is not None and not 0 < step <= high - low:
         raise ConfigError(f"{place}: step = {step} must be above 0 and at most high - low = {high - low}")
     if step is not None and not math.isclose((high - low) / step, round((high - low) / step), rel_tol=1e-9):
@@ -280,11 +247,8 @@ def _checked(place: str, value: Any, field: FieldInfo) -> Value:
 
 def _number_kind(annotation: Any) -> type[int] | type[float] | None:
     """Return the type of the numbers that a setting takes; None if it takes none."""
-    if annotation is int or annotation is float:
-        return int if annotation is int else float
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Annotated:
-        return _number_kind(arguments[0])
-    if origin in (types.UnionType, typing.Union):
-        return next((kind for one in arguments if (kind := _number_kind(one))), None)
+    if annotation in (int, float):
+        return annotation  # type: ignore[no-any-return]
+    if typing.get_origin(annotation) in (Annotated, types.UnionType, typing.Union):
+        return next((kind for one in typing.get_args(annotation) if (kind := _number_kind(one))), None)
     return None

@@ -11,22 +11,22 @@ import importlib
 import importlib.util
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel
 
 from common.errors import ConfigError
-from common.files import UnusableFileError, plain, read_input, sealed, unsealed, write_atomic
+from common.files import UnusableFileError, read_input, sealed, unsealed, write_atomic
+from common.untrusted import parsed
+from trainer.search.options import Sampler
 from trainer.search.space import Choices, Dimension, Space, Value
 from trainer.search.trials import MAX_REASON_CHARS, Seconds, State, Trial
 
-__all__ = ["FILE", "Sampler", "Study", "check_installed", "importance_of", "propose"]
+__all__ = ["FILE", "Study", "check_installed", "importance_of", "propose"]
 
 FILE = "study.jsonl"
 """Name of the file in the folder of a search."""
-Sampler = Literal["tpe", "random", "grid"]
 _STARTUP_TRIALS = 8
 """TPE draws this many trials at random before it models the losses."""
 _MOST_MODELLED = 4096
@@ -36,11 +36,13 @@ _MOST_LISTED = 10_000
 _MAX_BYTES, _MOST_VALUES = 64 << 20, 1 << 20
 """The largest file that is read: about ten thousand trials with a hundred evaluations each."""
 _RESTORE = "restore the file from a copy, or use another --output"
-_SECONDS, _TRIAL = TypeAdapter[float](Seconds), TypeAdapter(Trial)
+
+
+class _FirstLine(BaseModel):
+    seconds: Seconds
 
 
 def check_installed() -> None:
-    """Raise ConfigError with the command that installs Optuna if it is missing."""
     if importlib.util.find_spec("optuna") is None:
         raise ConfigError(
             "this sampler needs the package optuna, which is not installed; use --sampler grid, or install it with "
@@ -58,15 +60,7 @@ def _optuna() -> Any:
 class Study:
     """The trials of a search, in a file of its folder: one sealed line with the time of the search, and one for each trial.
 
-    Each change replaces the whole file. So it is complete after a kill at any moment.
-
-    Args:
-        directory: the folder of the search.
-        space: the trials must belong to it.
-
-    Raises:
-        ConfigError: the file is not of this search.
-        OSError: the file cannot be read.
+    Each change replaces the whole file. So it is complete after a kill at any moment. A file of another space raises ConfigError.
     """
 
     def __init__(self, directory: Path, space: Space) -> None:
@@ -94,16 +88,15 @@ class Study:
         return list(self._trials)
 
     def start(self, values: Mapping[str, Value]) -> Trial:
-        """Add a trial with these values, and return it."""
-        trial = Trial(len(self._trials), dict(values))
+        trial = Trial(number=len(self._trials), values=dict(values))
         self._trials.append(trial)
-        self._lines.append(_line(trial.to_json()))
+        self._lines.append(sealed(trial.to_json(), indent=None))
         self._write()
         return trial
 
     def evaluated(self, number: int, step: int, loss: float) -> None:
         """Note the validation loss of a trial at a step. It is written with the next other change; its run has it too."""
-        self._change(number, losses=dict(sorted({**self._trials[number].losses, step: loss}.items())))
+        self._change(number, losses={**self._trials[number].losses, step: loss})
 
     def spent(self, seconds: float, by_trial: Mapping[int, float]) -> None:
         """Record the time that all starts of the search have taken so far, and those of some trials."""
@@ -117,48 +110,40 @@ class Study:
         self._write()
 
     def _change(self, number: int, **changes: Any) -> None:
-        self._trials[number] = replace(self._trials[number], **changes)
-        self._lines[number] = _line(self._trials[number].to_json())
+        trial = Trial(**{**dict(self._trials[number]), **changes})
+        self._trials[number], self._lines[number] = trial, sealed(trial.to_json(), indent=None)
 
     def _write(self) -> None:
-        write_atomic(self._path, b"".join([_line({"seconds": self._seconds}), *self._lines]))
+        write_atomic(self._path, b"".join([sealed({"seconds": self._seconds}, indent=None), *self._lines]))
 
     def _read(self, line: bytes, space: Space, *, is_first: bool) -> None:
-        """Take a line of the file. Raises ValueError if no search with this space writes it there."""
         content = unsealed(line, indent=None)
-        try:
-            if is_first:
-                self._seconds = _SECONDS.validate_python(content.get("seconds"))
-                return
-            trial = _TRIAL.validate_python(content | {"number": content.get("trial")})
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg']}") from None
+        if is_first:
+            self._seconds = parsed(_FirstLine, content).seconds
+            return
+        trial = parsed(Trial, content)
         if trial.number != len(self._trials):
             raise ValueError(f"trial {trial.number} in place of trial {len(self._trials)}")
-        if not space.holds(trial.values):
+        if not space.contains(trial.values):
             raise ValueError(f"the values {str(trial.values)[:200]} are not in the space of this search")
-        if trial.state == "finished" and trial.loss is None:
-            raise ValueError(f"trial {trial.number} is finished and has no loss")
-        self._trials.append(replace(trial, losses=dict(sorted(trial.losses.items()))))  # JSON sorts numbers as texts
+        self._trials.append(trial)
         self._lines.append(line)
 
 
 def propose(space: Space, trials: Sequence[Trial], sampler: Sampler, seed: int) -> dict[str, Value] | None:
-    """Return the values of the next trial; None if all combinations of the space have had a trial.
-
-    No combination is proposed twice.
-
-    Args:
-        space: the settings to vary.
-        trials: all trials so far, also those that are running or have failed.
-        sampler: how the values are chosen.
-        seed: of the search.
-    """
+    """Return the values of the next trial, which none of `trials` has had; None if all combinations of the space have had one."""
     used = {tuple(trial.values.items()) for trial in trials}
     if sampler != "grid":
+        optuna = _optuna()
+        distributions = {name: _distribution(optuna, one) for name, one in space.dimensions.items()}
         for attempt in range(_MOST_ATTEMPTS):
-            values = _sampled(space, trials, sampler, _seed(seed, len(trials), attempt))
+            own_seed = int.from_bytes(hashlib.sha256(repr((seed, len(trials), attempt)).encode()).digest()[:4], "big")
+            if sampler == "tpe":
+                chosen = optuna.samplers.TPESampler(n_startup_trials=_STARTUP_TRIALS, seed=own_seed)
+            else:
+                chosen = optuna.samplers.RandomSampler(seed=own_seed)
+            known = trials[-_MOST_MODELLED:] if sampler == "tpe" else ()
+            values: dict[str, Value] = dict(_in_memory(optuna, space, known, chosen).ask(distributions).params)
             if tuple(values.items()) not in used:
                 return values
     size = space.size
@@ -180,16 +165,6 @@ def importance_of(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
         _in_memory(optuna, space, finished, None), evaluator=optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.25)
     )
     return {str(name): float(share) for name, share in found.items() if math.isfinite(share)}
-
-
-def _sampled(space: Space, trials: Sequence[Trial], sampler: Sampler, seed: int) -> dict[str, Value]:
-    optuna = _optuna()
-    if sampler == "tpe":
-        chosen = optuna.samplers.TPESampler(n_startup_trials=_STARTUP_TRIALS, seed=seed)
-        study = _in_memory(optuna, space, trials[-_MOST_MODELLED:], chosen)
-    else:
-        study = _in_memory(optuna, space, (), optuna.samplers.RandomSampler(seed=seed))
-    return dict(study.ask({name: _distribution(optuna, one) for name, one in space.dimensions.items()}).params)
 
 
 def _in_memory(optuna: Any, space: Space, trials: Sequence[Trial], sampler: Any) -> Any:
@@ -220,11 +195,3 @@ def _distribution(optuna: Any, dimension: Dimension) -> Any:
     if dimension.whole:
         return kinds.IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log, step=int(dimension.step or 1))
     return kinds.FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
-
-
-def _line(content: dict[str, Any]) -> bytes:
-    return sealed(plain(content), indent=None)
-
-
-def _seed(*parts: int) -> int:
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big")

@@ -30,6 +30,7 @@ from trainer.launch.supervisor import RESTART_VARIABLES
 from trainer.runs.events import AlertEvent, EvalEvent, TrainEvent, parse_event
 from trainer.runs.layout import CHECKPOINTS, METRICS
 from trainer.runs.lock import locked_run, wait_until_free
+from trainer.search.trials import Trial
 
 __all__ = ["Progress", "TrialRun", "drop_checkpoints", "read_progress", "recipe_of"]
 
@@ -49,8 +50,6 @@ _LOST = re.compile(rf"signal \d+ |.*{LOST_RANK}")
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come."""
-
     losses: Mapping[int, float]
     """Validation loss of each evaluation, by step."""
     step: int
@@ -66,11 +65,7 @@ def recipe_of(config: TrainConfig) -> str:
 
 
 def read_progress(run: Path) -> Progress:
-    """Return the evaluations in the metrics of a run, which may be in progress. A line that is not complete ends the reading.
-
-    Raises:
-        CheckpointError: the metrics are no regular file of the run.
-    """
+    """Return the evaluations in the metrics of a run, which may be in progress. A line that is not complete ends the reading."""
     losses: dict[int, float] = {}
     newest, alert = b"", ""
     try:
@@ -90,11 +85,7 @@ def read_progress(run: Path) -> Progress:
 
 
 def drop_checkpoints(run: Path) -> None:
-    """Remove the checkpoints of a run. A link in place of a folder stays, and so do the checkpoints of a run that is trained now.
-
-    Raises:
-        CheckpointError: the lock of the run is a link or no regular file.
-    """
+    """Remove the checkpoints of a run, unless it is trained now. A link in place of a folder stays."""
     folder = run / CHECKPOINTS
     if run.is_symlink() or folder.is_symlink() or not folder.is_dir():
         return
@@ -103,40 +94,36 @@ def drop_checkpoints(run: Path) -> None:
 
 
 class TrialRun:
-    """The process of a trial.
+    """The process of a trial, in the folder of its search. `gpus` is its CUDA_VISIBLE_DEVICES; None: unchanged."""
 
-    Args:
-        directory: folder of the search.
-        name: of the trial.
-        config: its settings.
-        gpus: CUDA_VISIBLE_DEVICES of the process; None: unchanged.
-    """
-
-    def __init__(self, directory: Path, name: str, config: TrainConfig, gpus: str | None) -> None:
-        self.run = config.run
+    def __init__(self, directory: Path, trial: Trial, config: TrainConfig, *, slot: int = 0, gpus: str | None = None) -> None:
+        self.path = config.run
+        self.number, self.slot, self.starts = trial.number, slot, 0
         self.asked: Literal["", "prune", "stop"] = ""
         """Why the run was asked to stop."""
+        self.pruned = ""
+        """Why the trial ends early."""
         self._directory = directory
-        self._log = directory / "logs" / f"{name}.log"
-        self._recipe = directory / "recipes" / f"{name}.toml"
+        self._log = directory / "logs" / f"{trial.name}.log"
+        self._recipe = directory / "recipes" / f"{trial.name}.toml"
         self._config, self._gpus = config, gpus
         self._process: subprocess.Popen[bytes] | None = None
-        self._began, self._log_begin = time.monotonic(), 0
+        self._earlier_s, self._log_begin = trial.seconds, 0
+        self._began: float | None = None
         self._seen: tuple[int, int] | None = None
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._began
+        """Time of all starts of the trial."""
+        return self._earlier_s + (0.0 if self._began is None else time.monotonic() - self._began)
 
     def start(self) -> None:
-        """Start the training, or continue it from its newest checkpoint.
-
-        Raises:
-            ConfigError: another process trains in the run.
-            CheckpointError: the log or the lock of the run is a link or no regular file.
-            OSError: a file cannot be written, or the process cannot be started.
-        """
-        wait_until_free(self.run, _FREE_S)
+        """Start the training, or continue it from its newest checkpoint."""
+        self._earlier_s, self._began = self.seconds, None
+        # The recipe holds all settings, so no variable may replace one.
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("TRAIN_") or name in RESTART_VARIABLES}
+        gpus = {} if self._gpus is None else {"CUDA_VISIBLE_DEVICES": self._gpus}
+        wait_until_free(self.path, _FREE_S)
         write_atomic(self._recipe, recipe_of(self._config).encode())
         try:
             log = open_output(self._log, os.O_WRONLY | os.O_APPEND, below=self._directory)
@@ -145,8 +132,8 @@ class TrialRun:
         self._log_begin = os.fstat(log).st_size
         try:
             self._process = subprocess.Popen(
-                training_command(["--recipe", str(self._recipe.absolute()), "--run", str(self.run)]),
-                env=self._variables(),
+                training_command(["--recipe", str(self._recipe.absolute()), "--run", str(self.path)]),
+                env=kept | {"OMP_NUM_THREADS": str(self._config.threads)} | gpus,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -154,7 +141,7 @@ class TrialRun:
             )
         finally:
             os.close(log)
-        self._began, self._seen = time.monotonic(), None
+        self._began, self._seen, self.starts = time.monotonic(), None, self.starts + 1
 
     def ask_to_stop(self, why: Literal["prune", "stop"]) -> None:
         """Ask the run to save a checkpoint and to end. A later reason does not replace the first one."""
@@ -165,20 +152,19 @@ class TrialRun:
             self._process.send_signal(signal.SIGTERM)
 
     def exit_code(self) -> int | None:
-        """Return the exit code of the process; None while it runs."""
         return None if self._process is None else self._process.poll()
 
     def progress(self) -> Progress | None:
         """Return how far the run has come; None if its metrics have not changed since the last call."""
         try:
-            status = (self.run / METRICS).stat()
+            status = (self.path / METRICS).stat()
         except FileNotFoundError:
             return None
         seen = (status.st_ino, status.st_size)
         if seen == self._seen:
             return None
         self._seen = seen
-        return read_progress(self.run)
+        return read_progress(self.path)
 
     def last_error(self) -> str:
         """Return the last error in the output of this start, in one line; empty if there is none."""
@@ -201,15 +187,8 @@ class TrialRun:
         except (OSError, UnusableFileError):
             return ""
 
-    def _variables(self) -> dict[str, str]:
-        """Return the environment. The recipe holds all settings, so no variable may replace one."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("TRAIN_") or name in RESTART_VARIABLES}
-        threads = {"OMP_NUM_THREADS": str(self._config.threads)}
-        return kept | threads | ({} if self._gpus is None else {"CUDA_VISIBLE_DEVICES": self._gpus})
-
 
 def _parsed(line: bytes) -> object:
-    """Return the event in a line; None if there is none."""
     with suppress(ValueError, KeyError, TypeError):
         return parse_event(parse_json(line))
     return None

@@ -5,79 +5,84 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, computed_field, model_validator
 
+from common.files import plain
 from common.untrusted import MAX_COUNT, Count, Finite
+from trainer.search.options import Pruner
 from trainer.search.space import Value
 
-__all__ = ["COUNTED", "MAX_REASON_CHARS", "Pruner", "Seconds", "State", "Trial", "best_of", "is_pruned", "shown"]
+__all__ = ["COUNTED", "MAX_REASON_CHARS", "Seconds", "State", "Trial", "best_of", "is_pruned", "shown"]
 
 MAX_REASON_CHARS = 2000
-Seconds = Annotated[float, Field(ge=0, le=MAX_COUNT)]
-
+Seconds = Annotated[float, Field(ge=0, le=MAX_COUNT), PlainSerializer(lambda seconds: round(seconds, 3))]
 State = Literal["running", "finished", "pruned", "failed"]
 COUNTED = ("finished", "pruned")
 """States of the trials that count towards `--trials`. A failed trial is replaced by another one."""
-Pruner = Literal["median", "asha", "none"]
 _STARTUP_TRIALS = 4
 """The median is compared once this many trials are finished."""
 _FACTOR = 3
 """One in this many trials reaches the next rung (Li et al., A System for Massively Parallel Hyperparameter Tuning, 2020)."""
+_Losses = Annotated[
+    Mapping[Annotated[int, Field(ge=0, le=MAX_COUNT)], float],  # JSON has the steps as texts, sorted as texts
+    AfterValidator(lambda losses: dict(sorted(losses.items()))),
+]
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A trial as the study has recorded it. The file of the study is checked against these types."""
+class Trial(BaseModel):
+    """A trial as the file of the study has it."""
 
-    number: Count
+    model_config = ConfigDict(frozen=True, validate_by_name=True)
+
+    number: Count = Field(validation_alias="trial", serialization_alias="trial")
+    state: State = "running"
     values: Mapping[str, Value]
     """The settings that it varies."""
-    state: State = "running"
     loss: Finite | None = None
     """Lowest validation loss in nats per token; None if it has none."""
-    losses: Mapping[Count, float] = field(default_factory=dict)
+    losses: _Losses = {}
     """Validation loss of each evaluation, by step."""
     seconds: Seconds = 0.0
     """Time of its starts together."""
     reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)] = ""
     """Why it was pruned or has failed."""
 
+    @model_validator(mode="after")
+    def _check_loss(self) -> Self:
+        if self.state == "finished" and self.loss is None:
+            raise ValueError(f"trial {self.number} is finished and has no loss")
+        return self
+
     @property
     def name(self) -> str:
         return f"trial-{self.number:04d}"
+
+    @computed_field
+    def run(self) -> str:
+        """Its folder, below that of the search."""
+        return f"runs/{self.name}"
 
     @property
     def lowest(self) -> float | None:
         return min(filter(math.isfinite, self.losses.values()), default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields for programs."""
-        facts = {"trial": self.number, "state": self.state, "values": dict(self.values), "loss": self.loss}
-        losses = {str(step): loss for step, loss in self.losses.items()}
-        return facts | {"losses": losses, "seconds": round(self.seconds, 3), "reason": self.reason, "run": f"runs/{self.name}"}
+        return plain(self.model_dump(mode="json", by_alias=True))  # type: ignore[no-any-return]
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """Return the finished trial with the lowest loss, the first one if several are equal; None if none has a loss."""
-    finished = [trial for trial in trials if trial.state == "finished" and trial.loss is not None]
-    return min(finished, key=lambda trial: (trial.loss, trial.number), default=None)
+    """Return the finished trial with the lowest loss, the first one if several are equal."""
+    return min((trial for trial in trials if trial.state == "finished"), key=lambda trial: trial.loss or 0.0, default=None)
 
 
 def is_pruned(pruner: Pruner, own: Mapping[int, float], others: Sequence[Trial], step: int, first_step: int) -> str:
-    """Return why a trial ends early at an evaluation; an empty string if it goes on.
+    """Return why a trial ends early at the evaluation of `step`; an empty string if it goes on.
 
-    The answer is a pure function of the losses, so a search that was killed decides in the same way again.
-
-    Args:
-        pruner: the rule. median: the lowest loss so far is above the median of the finished trials at the same step. asha: at the
-            steps `first_step * 3**k` the lowest loss so far is not among the best third of all trials that came as far.
-        own: loss of each evaluation by step, up to `step`.
-        others: the other trials.
-        step: step of the evaluation.
-        first_step: no trial is pruned before this step.
+    The answer is a pure function of the losses, so a search that was killed decides in the same way again. median: the lowest loss
+    so far is above the median of the finished trials at the same step. asha: at the steps `first_step * 3**k` the lowest loss so
+    far is not among the best third of all trials that came as far.
     """
     if pruner == "none" or step < first_step:
         return ""
@@ -87,25 +92,20 @@ def is_pruned(pruner: Pruner, own: Mapping[int, float], others: Sequence[Trial],
         if len(rivals) < _STARTUP_TRIALS or lowest <= (middle := statistics.median(rivals)):
             return ""
         return f"loss {lowest:.4f} at step {step} is above the median {middle:.4f} of {len(rivals)} trials"
-    if not _is_rung(step, first_step):
-        return ""
-    reached = [trial.losses for trial in others if any(at >= step for at in trial.losses)]
-    found = sorted([lowest, *(min(loss for at, loss in losses.items() if at <= step) for losses in reached if min(losses) <= step)])
-    limit = found[max(1, len(found) // _FACTOR) - 1]
-    if lowest <= limit:
-        return ""
-    return f"loss {lowest:.4f} at step {step} is not among the best {max(1, len(found) // _FACTOR)} of {len(found)} trials"
-
-
-def _is_rung(step: int, first_step: int) -> bool:
     rung = first_step
     while rung < step:
         rung *= _FACTOR
-    return rung == step
+    if rung != step:
+        return ""
+    reached = [trial.losses for trial in others if any(at >= step for at in trial.losses)]
+    found = sorted([lowest, *(min(loss for at, loss in losses.items() if at <= step) for losses in reached if min(losses) <= step)])
+    kept = max(1, len(found) // _FACTOR)
+    if lowest <= found[kept - 1]:
+        return ""
+    return f"loss {lowest:.4f} at step {step} is not among the best {kept} of {len(found)} trials"
 
 
 def shown(value: Value) -> str:
-    """Return a value as text for people."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

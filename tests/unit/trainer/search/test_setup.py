@@ -76,7 +76,7 @@ def test_a_grid_over_a_range_without_a_step_is_refused_before_anything_is_writte
     [
         ({"seed": 1}, "--seed = 1 instead of 0"),
         ({"sampler": "random"}, "--sampler = random instead of tpe"),
-        ({"space": "model.heads = {choices = [2, 4]}\n"}, "space: model.heads"),
+        ({"space": "model.heads = {choices = [2, 4]}\n"}, r"space\.model\.heads\.choices = \[2, 4\] instead of \[2, 4, 6\]"),
         ({"recipe": _RECIPE + "[train.optim]\nlr = 1e-3\n"}, "optim.lr = 0.001 instead of 0.0006"),
         ({"limits": {"steps": 31}}, "limits.steps = 31 instead of 30"),
     ],

@@ -74,7 +74,7 @@ def test_a_grid_has_each_combination_once_in_an_order_of_the_seed() -> None:
     space = Space({"a": Choices((None, True)), "b": Range(1, 5, step=2, whole=True), "c": Range(0.0, 0.3, step=0.1)})
     first = space.combinations(0)
     assert space.size == len(first) == 2 * 3 * 4
-    assert all(first.count(one) == 1 and space.holds(one) for one in first)
+    assert all(first.count(one) == 1 and space.contains(one) for one in first)
     assert first == space.combinations(0) != space.combinations(1)
 
 
@@ -87,6 +87,6 @@ def test_a_grid_needs_values_that_can_be_listed() -> None:
 
 def test_values_belong_to_a_space_only_with_its_names_types_bounds_and_steps() -> None:
     space = Space({"a": Choices((1, "x")), "b": Range(2, 6, step=2, whole=True), "c": Range(0.0, 1.0)})
-    assert space.holds({"a": 1, "b": 4, "c": 0.5})
+    assert space.contains({"a": 1, "b": 4, "c": 0.5})
     for wrong in ({"a": True}, {"a": 1.0}, {"b": 3}, {"b": 8}, {"b": 4.0}, {"c": 1}, {"c": 1.5}, {"c": float("nan")}, {"d": 1}):
-        assert not space.holds({"a": 1, "b": 4, "c": 0.5} | wrong), wrong
+        assert not space.contains({"a": 1, "b": 4, "c": 0.5} | wrong), wrong

@@ -12,8 +12,9 @@ import pytest
 from common.errors import ConfigError
 from common.files import sealed
 from tests.support.tampered_cases import SPECIAL_KINDS, put_special
+from trainer.search.options import Sampler
 from trainer.search.space import Choices, Range, Space, Value
-from trainer.search.study import FILE, Sampler, Study, check_installed, importance_of, propose
+from trainer.search.study import FILE, Study, check_installed, importance_of, propose
 from trainer.search.trials import Trial
 
 _SPACE = Space(
@@ -48,7 +49,7 @@ def test_a_missing_package_is_reported_with_the_command_that_installs_it(monkeyp
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install --no-deps --require-hashes -r env/requirements-models.lock"):
         check_installed()
-    trials = [Trial(number, {}, "finished", float(number)) for number in range(9)]
+    trials = [Trial(number=number, values={}, state="finished", loss=float(number)) for number in range(9)]
     assert importance_of(_SPACE, trials) == {}
 
 
@@ -57,7 +58,7 @@ def test_a_missing_package_is_reported_with_the_command_that_installs_it(monkeyp
 def test_a_search_that_is_opened_again_has_the_same_trials(tmp_path: Path, sampler: Sampler) -> None:
     trials = searched(tmp_path / "a", sampler, reopened=False)
     assert trials == searched(tmp_path / "b", sampler, reopened=True)
-    assert all(_SPACE.holds(trial.values) for trial in trials)
+    assert all(_SPACE.contains(trial.values) for trial in trials)
     assert {trial.state for trial in trials} == {"finished", "pruned", "failed"}
     assert trials[4].losses == {10: loss_of(dict(trials[4].values)) + 1}
     assert trials[4].reason == "as planned"
@@ -79,7 +80,7 @@ def test_each_combination_of_a_small_space_has_one_trial_and_then_there_is_none(
     space = Space({"a": Choices((1, None)), "b": Range(1, 3, step=1, whole=True)})
     trials: list[Trial] = []
     while (values := propose(space, trials, sampler, 0)) is not None:
-        trials.append(Trial(len(trials), values, "finished", float(len(trials))))
+        trials.append(Trial(number=len(trials), values=values, state="finished", loss=float(len(trials))))
     assert len(trials) == 6
     assert sorted(map(str, space.combinations(0))) == sorted(str(dict(sorted(trial.values.items()))) for trial in trials)
 
@@ -95,7 +96,15 @@ def written(folder: Path, *trials: dict[str, Any], seconds: Any = 1.0) -> Path:
     return folder
 
 
-GOOD = Trial(0, {"model.layers": 2, "model.width": 64, "optim.lr": 2e-3}, "finished", 1.5, {4: 2.5, 10: 1.5}, 2.5, "x").to_json()
+GOOD = Trial(
+    number=0,
+    values={"model.layers": 2, "model.width": 64, "optim.lr": 2e-3},
+    state="finished",
+    loss=1.5,
+    losses={4: 2.5, 10: 1.5},
+    seconds=2.5,
+    reason="x",
+).to_json()
 
 
 def test_a_study_is_what_its_file_says_with_the_evaluations_in_order(tmp_path: Path) -> None:
@@ -112,23 +121,23 @@ def test_a_study_is_what_its_file_says_with_the_evaluations_in_order(tmp_path: P
     ("change", "message"),
     [
         ({"trial": 1}, "line 2: trial 1 in place of trial 0"),
-        ({"trial": None}, "line 2: number: "),
+        ({"trial": None}, "line 2: trial = None: "),
         ({"values": {}}, "line 2: the values {} are not in the space of this search"),
         ({"values": GOOD["values"] | {"model.layers": 8}}, "not in the space"),
         ({"values": GOOD["values"] | {"model.layers": 2.0}}, "not in the space"),
         ({"values": GOOD["values"] | {"optim.lr": 10**400}}, "not in the space"),
-        ({"values": []}, "line 2: values: "),
-        ({"state": "done"}, "line 2: state: "),
-        ({"state": []}, "line 2: state: "),
-        ({"loss": None}, "line 2: trial 0 is finished and has no loss"),
-        ({"loss": "nan"}, "line 2: loss: "),
-        ({"loss": 10**400}, "line 2: loss: "),
+        ({"values": []}, "line 2: values = "),
+        ({"state": "done"}, "line 2: state = "),
+        ({"state": []}, "line 2: state = "),
+        ({"loss": None}, "line 2: .*trial 0 is finished and has no loss"),
+        ({"loss": "nan"}, "line 2: loss = "),
+        ({"loss": 10**400}, "line 2: loss = "),
         ({"losses": {"x": 1.0}}, "line 2: losses"),
         ({"losses": {"1": 10**400}}, "line 2: losses"),
         ({"losses": {str(10**30): 1.0}}, "line 2: losses"),
-        ({"seconds": -1}, "line 2: seconds: "),
-        ({"seconds": 1e300}, "line 2: seconds: "),
-        ({"reason": "x" * 100_000}, "line 2: reason: "),
+        ({"seconds": -1}, "line 2: seconds = "),
+        ({"seconds": 1e300}, "line 2: seconds = "),
+        ({"reason": "x" * 100_000}, "line 2: reason = "),
     ],
 )
 def test_a_trial_that_no_search_of_this_space_writes_is_refused_with_its_line(
@@ -179,7 +188,8 @@ def test_a_study_that_is_no_regular_file_of_moderate_size_is_refused(tmp_path: P
 
 @pytest.mark.optional
 def test_importance_needs_four_finished_trials_that_differ() -> None:
-    same = [Trial(number, {"model.layers": 2, "model.width": 32, "optim.lr": 1e-3}, "finished", 1.0) for number in range(5)]
+    values: dict[str, Value] = {"model.layers": 2, "model.width": 32, "optim.lr": 1e-3}
+    same = [Trial(number=number, values=values, state="finished", loss=1.0) for number in range(5)]
     assert importance_of(_SPACE, same) == importance_of(_SPACE, same[:3]) == {}
 
 
@@ -193,5 +203,6 @@ def test_combinations_that_fail_are_avoided_more_and_more() -> None:
         heads = values["model.heads"]
         assert isinstance(heads, int)
         failed = heads > 6
-        trials.append(Trial(number, values, "failed" if failed else "finished", None if failed else 12.0 - heads))
+        loss = None if failed else 12.0 - heads
+        trials.append(Trial(number=number, values=values, state="failed" if failed else "finished", loss=loss))
     assert sum(trial.state == "failed" for trial in trials[-20:]) <= 12

@@ -15,6 +15,7 @@ from trainer.config import TrainConfig
 from trainer.runs.events import EvalEvent, TrainEvent
 from trainer.runs.lock import locked_run
 from trainer.search.trial_run import TrialRun, drop_checkpoints, read_progress, recipe_of
+from trainer.search.trials import Trial
 
 
 def line(event: EvalEvent | TrainEvent) -> str:
@@ -49,7 +50,7 @@ def test_the_recipe_of_a_trial_gives_its_settings_again(tmp_path: Path) -> None:
 
 
 def test_the_last_error_of_the_output_is_the_reason(tmp_path: Path) -> None:
-    run = TrialRun(tmp_path, "trial-0001", tiny_config(tmp_path / "data", tmp_path / "run"), None)
+    run = TrialRun(tmp_path, Trial(number=1, values={}), tiny_config(tmp_path / "data", tmp_path / "run"))
     assert run.last_error() == ""
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "trial-0001.log").write_text("error: the first\nstep 2\nerror: model.context is too short\nmore\n")

@@ -9,7 +9,7 @@ from trainer.search.trials import Trial, best_of, is_pruned
 
 def trial(number: int, *losses: float, state: str = "finished") -> Trial:
     curve = {10 * (place + 1): loss for place, loss in enumerate(losses)}
-    return Trial(number, {}, state, min(losses), curve)  # type: ignore[arg-type]
+    return Trial.model_validate({"trial": number, "values": {}, "state": state, "loss": min(losses), "losses": curve})
 
 
 def test_the_median_rule_needs_four_finished_trials_and_compares_at_the_same_step() -> None:
@@ -50,6 +50,6 @@ def test_the_best_trial_is_finished_and_the_first_of_equals() -> None:
 
 def test_a_rung_in_the_warm_up_would_end_the_trial_that_is_best_after_it() -> None:
     short, long = {10: 3.0, 20: 2.8, 30: 2.7}, {10: 4.0, 20: 3.0, 30: 2.1}  # warm-ups of 5 and of 25 steps
-    others = [Trial(0, {}, "finished", 2.7, short)]
+    others = [Trial(number=0, values={}, state="finished", loss=2.7, losses=short)]
     assert is_pruned("asha", {10: long[10]}, others, 10, 10)
     assert is_pruned("asha", long, others, 30, 30) == ""
