@@ -14,8 +14,6 @@ __all__ = ["RunContext"]
 
 @dataclass(frozen=True)
 class RunContext:
-    """Settings, data, ranks and attention of a run. They do not change during the run."""
-
     config: TrainConfig
     """The settings at the start of the run. `trainer.training.adjuster` holds later adjustments."""
     manifest: Manifest

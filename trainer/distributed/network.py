@@ -50,7 +50,6 @@ def keep_private(variables: Mapping[str, str]) -> None:
 
 
 def public_addresses(addresses: Sequence[str]) -> list[str]:
-    """Return the IP addresses that are globally routable, each once, in the given order."""
     plain = dict.fromkeys(address.partition("%")[0] for address in addresses)  # fe80::1%eth0 includes the interface
     return [address for address in plain if ipaddress.ip_address(address).is_global]
 

@@ -50,7 +50,6 @@ def check_same_data(data: Path, root_digest: str, group: Group) -> None:
 
 
 def _write_mark(run: Path) -> str:
-    """Write a file with a new name, and return its name. Files that killed starts have left are removed."""
     for left in run.glob(f"{_PREFIX}{'[0-9a-f]' * 2 * _NONCE_BYTES}"):
         left.unlink(missing_ok=True)
     name = f"{_PREFIX}{secrets.token_hex(_NONCE_BYTES)}"

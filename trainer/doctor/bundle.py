@@ -125,7 +125,6 @@ def _last_lines(path: Path, below: Path | None = None) -> list[str]:
 
 
 def kept_lines(lines: Iterable[str]) -> list[str]:
-    """Return the last messages of this program in a log: constant parts, places in its files, classes of errors."""
     kept: deque[str] = deque(maxlen=_LAST_LINES)
     left_out = 0
     for line in lines:

@@ -88,7 +88,6 @@ def _query(queries: Sequence[str]) -> tuple[str, ...]:
 
 
 def gpus_in(text: str, queries: Sequence[str] = tuple(_FACTS)) -> tuple[Gpu, ...]:
-    """Return the GPUs in the output of a query. Other lines are ignored."""
     gpus = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]

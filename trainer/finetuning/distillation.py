@@ -58,7 +58,6 @@ class _Loaded:
 
 
 def _gather(config: TrainConfig, manifest: Manifest) -> Mapping[str, bytes]:
-    """Check that the teacher fits the data. Return the file with the digest of its weights, which the run keeps."""
     if config.teacher is None:
         raise ConfigError("objective = distillation needs a trained model to learn from; name its run with --teacher")
     if not (config.teacher / RECORD).is_file():

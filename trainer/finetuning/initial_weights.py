@@ -97,7 +97,6 @@ def choose_initial(config: TrainConfig) -> Origin | None:
 
 
 def read_initial(init: Path, origin: Origin) -> Mapping[str, Tensor]:
-    """Return the weights of a checkpoint of the run `init`, on the CPU, averaged if it has an average, with merged adapters."""
     weights = _weights(init, load_checkpoint(init, str(origin.step), option="init_checkpoint"))
     if (found := weights_digest(weights)) != origin.weights:
         raise CheckpointError(
@@ -151,7 +150,6 @@ def write_reference(run: Path, weights: Mapping[str, Tensor]) -> None:
 
 
 def read_reference(run: Path, digest: str) -> Mapping[str, Tensor]:
-    """Return the initial weights of a run by name, on the CPU. `digest` is that of its record."""
     path = run / REFERENCE
     remedy = "restore it from a copy, or begin a new run with --init"
     try:

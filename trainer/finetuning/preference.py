@@ -190,7 +190,6 @@ def _chunk_losses(hidden_CD: Tensor, weight_VD: Tensor, targets_C: Tensor) -> Te
 
 
 def _count(facts_NK: NDArray[np.float32], targets_N: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of pairs, of those whose better answer wins, and the sum of the margins in units."""
     margins_N = facts_NK[:, :1].ravel().astype(np.float64)
     units = np.rint(np.clip(np.nan_to_num(margins_N), -_MOST_NATS, _MOST_NATS) * _UNITS).astype(np.int64)
     return np.array([len(targets_N), int((margins_N > 0).sum()), int(units.sum())], np.int64)

@@ -143,7 +143,6 @@ def kind_named(objective: str) -> Kind:
 
 
 def make_task(config: TrainConfig, manifest: Manifest, hooks: Mapping[str, object]) -> Task:
-    """Return the task of a training. `hooks` are the functions of the user's extension."""
     if manifest.has_pairs and config.objective != "preference":
         raise ConfigError(
             f"{config.data} has preference pairs, and objective = {config.objective} would train on the worse answers too; use "

@@ -251,7 +251,6 @@ class Guard:
         return _LossRange(lowest - max(margin, floor), high, described, base, unit, margin, (near - level) / unit, measured)
 
     def _bounded(self, rule: str, action: Action) -> tuple[Action, str]:
-        """Return the action, which is a stop if a bound is used up, and a sentence about its effect."""
         config = self._config
         if action == "rollback" and self._rollbacks >= config.max_rollbacks:
             return "stop", f"Training stops, because the guard.max_rollbacks = {config.max_rollbacks} rollbacks are used up"

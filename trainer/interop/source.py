@@ -51,7 +51,6 @@ class ExportSource:
 
 
 def open_source(run: Path, which: str) -> ExportSource:
-    """Return the checkpoint that `which` names, with its moving average if it has one, and with merged adapters."""
     config, record = load_config(run), read_record(run)
     checkpoint = load_checkpoint(run, which)
     tokenizer = load_tokenizer(run / "tokenizer")

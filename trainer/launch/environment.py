@@ -35,7 +35,6 @@ def missing_variables(variables: Mapping[str, str], num_gpus: int | None, num_co
 
 
 def expected_ranks(variables: Mapping[str, str], num_gpus: int) -> tuple[int, int]:
-    """Return the number of ranks on this node, and the number of nodes, with which the launcher would start a training."""
     known = {**variables, **missing_variables(variables, num_gpus, num_cores())}
     check_variables(known)
     ranks, nodes = known["PET_NPROC_PER_NODE"], known.get("PET_NNODES") or "1"

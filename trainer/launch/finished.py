@@ -96,7 +96,6 @@ def longer_command(config: TrainConfig, ended_by: str) -> str:
 
 
 def _as_used(config: TrainConfig, recorded: TrainConfig, num_steps: int) -> TrainConfig:
-    """Return the settings with the warm-up that a run of so many steps has used: see `trainer.runs.limits.with_shorter_warmup`."""
     schedule, used = config.schedule, recorded.schedule.warmup_steps
     if schedule.decay_steps is not None or not used < num_steps <= schedule.warmup_steps:
         return config

@@ -60,7 +60,6 @@ class Monitor:
             sink.write(event)
 
     def train(self, metrics: StepMetrics) -> StepMetrics:
-        """Report a step. Returns the metrics with what the monitor adds."""
         with self._measured():
             self._running.after_step(metrics.loss, metrics.grad_norm)
             spent_s, self._spent_s = self._spent_s, 0.0
@@ -172,12 +171,10 @@ class RunningNumbers:
         self.non_finite_steps += not (math.isfinite(loss) and math.isfinite(grad_norm))
 
     def after_alert(self, rule: str) -> int:
-        """Add an alert. Returns how many of its rule there have been, with this one."""
         self.alerts[rule] += 1
         return self.alerts[rule]
 
     def after_save(self, step: int) -> bool:
-        """Add a save. Returns whether it is the first one of its step."""
         is_first, self._saved_step = step != self._saved_step, step
         return is_first
 

@@ -219,7 +219,7 @@ class DecoderLayer(nn.Module):
 
     @staticmethod
     def num_live(config: ModelConfig) -> int:
-        """Return how many numbers of one token exist at one time in a forward pass without gradients."""
+        # of one token, in a forward pass without gradients
         return 2 * config.mlp_size + 3 * config.heads * config.head_size + 4 * config.width
 
     @staticmethod

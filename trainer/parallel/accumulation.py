@@ -149,8 +149,6 @@ class FsdpAccumulation(Accumulation):
 
 
 class TreeAccumulation(Accumulation):
-    """Adds in the order of a binary tree over the micro-batches: see `trainer.parallel.gradient_tree`."""
-
     def __init__(self, tree: GradientTree) -> None:
         self._tree = tree
         self._num_leaves = 0

@@ -94,7 +94,6 @@ class GradientTree:
         self._attach(self._current)
 
     def finish(self) -> None:
-        """Leave the sum over the global batch in the gradients, the same on every rank."""
         if len(self._partial) != 1:
             raise ValueError("the number of micro-batches of a rank is not a power of two")
         [(_, root)] = self._partial

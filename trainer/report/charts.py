@@ -144,7 +144,6 @@ def _name(plot: Plot) -> str:
 
 
 def _with_average(name: str, curve: Curve) -> tuple[Line, ...]:
-    """Return the lines of a curve and its moving average, or of the curve alone if it is too short for an average."""
     window = average_window(len(curve))
     if window == 1:
         return (Line(name, curve),)

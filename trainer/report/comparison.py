@@ -121,7 +121,7 @@ def _over_tokens(run: RecordedRun, curve: Curve) -> Curve:
 
 
 def _surroundings(runs: Sequence[RecordedRun], settings: Collection[str]) -> list[dict[str, Any]]:
-    """Return code, versions and machine of each run. A fact that an older version did not record has the value of the others."""
+    # a fact that an older version did not record has the value of the others
     found = []
     for run in runs:
         environment, identity = run.record.environment.to_json(), run.record.identity

@@ -43,7 +43,6 @@ class Clock:
         return max(self._least_ending_s, steps_s + max(self._pauses_s, default=0.0))
 
     def lap(self) -> float:
-        """Return the seconds since the last call, without pauses."""
         now = time.monotonic()
         lap, self._last_lap = now - self._last_lap, now
         self._num_laps += 1

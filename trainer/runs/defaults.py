@@ -153,7 +153,6 @@ def tokens_per_weight(num_weights: int) -> int:
 
 
 def _usable(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given settings as values, without those that are `none` or cannot be meant."""
     usable: dict[str, Any] = {}
     for name in given.keys() & dict(all_settings(TrainConfig)).keys():
         with suppress(ValidationError):
@@ -249,8 +248,6 @@ def _rounded(value: float) -> float:
 
 
 def _num_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
-    """Return the ranks on all nodes, and the nodes, as the variables of torchrun or the launcher say."""
-
     def number(name: str) -> int | None:
         value = variables.get(name, "")
         return int(value) if value.isdecimal() and 0 < int(value) < 1 << 20 else None
@@ -263,7 +260,6 @@ def _num_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
 
 
 def num_gpus(variables: Mapping[str, str]) -> int:
-    """Return the number of NVIDIA GPUs that this process may use, without torch."""
     visible = variables.get("CUDA_VISIBLE_DEVICES")
     there = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     return there if visible is None or not there else len([name for name in visible.split(",") if name.strip() not in ("", "-1")])

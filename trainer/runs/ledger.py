@@ -82,8 +82,6 @@ class SkipEvent(LedgerEvent, frozen=True):
 
 
 class QuarantineEvent(LedgerEvent, frozen=True):
-    """These shards are padding from the next step on: see `trainer.runs.adjustments`."""
-
     shards: list[str]
 
 

@@ -25,15 +25,12 @@ class CutOff:
 
 
 class Selection:
-    """Decides for one event after the other, in their order, whether the state from which a run resumes covers it."""
-
     def __init__(self, cut_off: CutOff) -> None:
         self._cut_off = cut_off
         self._rollbacks = 0
         self.dropped_here = False  # whether an event of the state's own step was dropped
 
     def keeps(self, step: int, *, of_evaluation: bool = False, rule: str = "", action: str = "") -> bool:
-        """Return whether to keep an event, of which `rule` and `action` are given if it is an alert."""
         if step > self._cut_off.step:
             return False
         repeated = of_evaluation and step == self._cut_off.step and not self._cut_off.evaluated

@@ -96,8 +96,6 @@ class RecordedData(Schema):
 
 
 class RecordedEnvironment(Schema):
-    """The facts of `environment_facts` at the last start, and its number of ranks."""
-
     world_size: Annotated[int, Field(ge=1, le=_MAX_RANKS)] = 1
     torch: str | None = None
     processor: str | None = None
@@ -133,8 +131,6 @@ class Compressed(Origin):
 
 
 class Earlier(Schema):
-    """The values that differed in an earlier start, and the last step that had them."""
-
     until: Count
     was: dict[str, Plain]
 

@@ -69,7 +69,6 @@ class Adjuster:
 def wrapped(
     loss: LossModule, context: RunContext, adjustments: Adjustments, step: int
 ) -> tuple[nn.Module, Accumulation, Adjustments]:
-    """Wrap the model for the micro-batches of a step, or for smaller ones if these do not fit into memory."""
     while True:
         batch = adjustments.batch(context.config.batch, step)
         try:

@@ -50,7 +50,6 @@ class DryRun:
 
 
 def dry_run(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> DryRun:
-    """Check the settings against data and machine, and measure five steps of the share of one rank."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("plan works in one process and was started on several ranks; start it without torchrun")
     here, nodes = expected_ranks(os.environ, num_gpus(config.device))

@@ -110,8 +110,6 @@ def with_micro(context: RunContext, extension: Extension, recorded: int | None, 
 
 
 class _Trial:
-    """Passes through a temporary model, while a placeholder takes the memory that gradients and optimizer will need."""
-
     def __init__(self, context: RunContext, extension: Extension, task: Task) -> None:
         config, device = context.config, context.group.device
         model = new_model(extension, task, config, context.manifest.vocab_size).to(device)

@@ -116,7 +116,7 @@ def exchange_without_gradient(trainable: Trainable, batch: GlobalBatch, step: in
 
 @contextmanager
 def out_of_memory_is_final(step: int) -> Iterator[None]:
-    """The other ranks cannot continue without this one."""
+    # the other ranks cannot continue without this one
     try:
         yield
     except Exception as error:

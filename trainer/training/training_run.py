@@ -128,7 +128,6 @@ class TrainingRun:
         return f"weights {digest} steps {progress.step}"
 
     def _before_exchange(self) -> OwnTime:
-        """Stop the timer before the first exchange of a step. Return the time that this rank worked without waiting for others."""
         self.own_timer.end()
         self.heartbeat.at("reduce")
         return self.own_timer.latest()

@@ -164,7 +164,6 @@ def _reason(blamed: Sequence[Still], states: Mapping[int, str], elsewhere: Mappi
 
 
 def _ranks(numbers: Collection[int], of_one: str, of_several: str) -> str:
-    """Return ranks of other nodes as a subject, with the verb that fits their number."""
     if len(numbers) == 1:
         return f"rank {next(iter(numbers))} on another node {of_one}"
     shown = sorted(numbers)

@@ -100,7 +100,6 @@ def imported(package: str, setting: str, distribution: str) -> Any:
 
 
 def hyper_parameters(settings: Mapping[str, Any]) -> dict[str, str | float]:
-    """Return the settings that affect the result, flat, as numbers and texts."""
     left_out = settings_with(TrainConfig, Effect.NONE, Marker.FOLDER)
     flat: dict[str, str | float] = {}
     for name, value in flatten(settings).items():
