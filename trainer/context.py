@@ -1,5 +1,3 @@
-"""The values that nearly every part of a run needs."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace

@@ -1,5 +1,3 @@
-"""`classify`: predicts labels of texts with the model of a run."""
-
 from __future__ import annotations
 
 import json

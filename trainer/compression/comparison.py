@@ -1,5 +1,3 @@
-"""The table of a model before and after its compression."""
-
 from __future__ import annotations
 
 import time

@@ -1,5 +1,3 @@
-"""The results of an evaluation."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,5 +1,3 @@
-"""The sums of an evaluation by source, by kind and by length."""
-
 from __future__ import annotations
 
 import math

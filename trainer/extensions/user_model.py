@@ -1,5 +1,3 @@
-"""Builds the model: that of the user, or the decoder."""
-
 from __future__ import annotations
 
 from typing import cast

@@ -1,5 +1,3 @@
-"""The trend of a series of measurements, robust against outliers and noise."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Readings of the host while a run trains."""
-
 from __future__ import annotations
 
 import shutil

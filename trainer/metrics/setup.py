@@ -1,5 +1,3 @@
-"""Opens the monitor of a run from its settings."""
-
 from __future__ import annotations
 
 import os

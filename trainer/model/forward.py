@@ -1,5 +1,3 @@
-"""The forward pass of one micro-batch to its loss."""
-
 from __future__ import annotations
 
 import logging

@@ -1,5 +1,3 @@
-"""The time of a run, and the times of its steps."""
-
 from __future__ import annotations
 
 import time

@@ -1,5 +1,3 @@
-"""The content of a checkpoint besides tensors."""
-
 from __future__ import annotations
 
 from dataclasses import asdict

@@ -1,5 +1,3 @@
-"""Validation loss and samples during the training."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""The trained model with its optimizers, and the training data."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping

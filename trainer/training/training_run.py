@@ -1,5 +1,3 @@
-"""The parts of a training run, as the loop uses them."""
-
 from __future__ import annotations
 
 import logging

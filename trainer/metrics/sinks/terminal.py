@@ -1,5 +1,3 @@
-"""The terminal output of a run that trains."""
-
 from __future__ import annotations
 
 import math
