@@ -33,7 +33,7 @@ class ClassifyOptions(CheckpointOptions):
 @dataclass(frozen=True)
 class _Text:
     file: Path
-    line: int | None  # From 1; None if the file is one text
+    line: int | None  # from 1; None if the file is one text
     text: str
 
 

@@ -23,7 +23,7 @@ class Measured:
     weight_bytes: int
     memory_bytes: int  # Bytes of the weights of the loaded model. A shared weight counts once.
     tokens_per_s: float  # speed at which the model writes four texts at a time
-    perplexity: float | None  # Perplexity on the validation data; None if the data is not there
+    perplexity: float | None  # perplexity on the validation data; None if the data is not there
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

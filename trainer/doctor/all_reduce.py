@@ -39,7 +39,7 @@ class Sums:
     digests: tuple[str, ...] = ()  # digest of the same sum in each run and on each rank
     bytes_per_s: float = 0.0
     """Bandwidth of the links: bytes of the sum over its time, times 2 (n - 1) / n for n ranks (nccl-tests, "bus bandwidth")."""
-    error: str = ""  # Why there is no result
+    error: str = ""  # why there is no result
 
 
 def measure(num_gpus: int, timeout_s: float = _TIMEOUT_S) -> Sums:

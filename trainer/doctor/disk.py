@@ -29,7 +29,7 @@ _MOST_VISITED = 1000
 
 @dataclass(frozen=True)
 class Rates:
-    written_per_s: float | None = None  # Bytes, with the sync at the end
+    written_per_s: float | None = None  # bytes, with the sync at the end
     read_per_s: float | None = None  # bytes that were not in the cache of the kernel
     fsync_s: float | None = None  # median time of a sync of 4 KiB
 
@@ -48,7 +48,7 @@ class DiskReading:
     free_bytes: int
     total_bytes: int
     free_files: int | None  # None if the file system does not limit the number of files
-    problem: str = ""  # Why this user cannot use the folder; empty if it can
+    problem: str = ""  # why this user cannot use the folder; empty if it can
     remedy: str = ""
     rates: Rates | None = None  # None if they were not measured
 

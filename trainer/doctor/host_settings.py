@@ -35,7 +35,7 @@ _NAME = r"(?!\.{1,2}(?:/|$))[^/]+"
 _IMAGE = r"[a-z0-9][a-z0-9._/:-]*(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
 _GPU_IDS = re.compile(r"(?:[0-9]{1,3}|(?:GPU|MIG)-[0-9a-fA-F/-]+)(?:,(?:[0-9]{1,3}|(?:GPU|MIG)-[0-9a-fA-F/-]+))*")
 _OF_COMPOSE = ("COMPOSE_", "DOCKER_", "BUILDKIT_", "BUILDX_")
-IMAGE_USER = 1000  # User and group of the image
+IMAGE_USER = 1000  # user and group of the image
 _LEAST_MEMORY_BYTES = 1 << 30
 _PORT = r"(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _MOST_VISITED = 2000
@@ -239,8 +239,8 @@ def _volume(name: str, value: str, context: _Context) -> Iterator[Check]:
 
 @dataclass(frozen=True)
 class _Kind:
-    line: str  # Form of a line of a Compose file that uses a setting, whose place is NAME
-    form: str  # Form of the value
+    line: str  # form of a line of a Compose file that uses a setting, whose place is NAME
+    form: str
     needed: str
     example: str
     more: Callable[[str, str, _Context], Iterator[Check]] | None = None  # a further check of a value of this form

@@ -180,7 +180,7 @@ class RdmaReading:
     adapters: tuple[str, ...] = ()
     has_devices: bool = False
     """Whether /dev/infiniband exists. A container sees the adapters of its host even if it did not receive them."""
-    missing: tuple[str, ...] = ()  # Libraries that NCCL needs for these adapters and that cannot be loaded
+    missing: tuple[str, ...] = ()  # libraries that NCCL needs for these adapters and that cannot be loaded
 
 
 def read_rdma(root: Path = Path("/")) -> RdmaReading:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 __all__ = ["NUM_PARTS", "add_exactly", "exact_sum", "rounded_sum"]
 
-NUM_PARTS = 257  # Integers of a sum: one for each exponent of a finite number, the number of infinities, the number of NaNs
+NUM_PARTS = 257  # integers of a sum: one for each exponent of a finite number, the number of infinities, the number of NaNs
 
 _INFINITE, _NAN = 255, 256
 _SMALLEST = 149

@@ -41,7 +41,7 @@ class Grouping:
         return Grouping(kinds, count_text_bytes(tokenizer), tokenizer.bos_id, documents)
 
 
-UNDIVIDED = Grouping()  # No groups: the total alone
+UNDIVIDED = Grouping()  # no groups: the total alone
 
 
 class Tally:

@@ -47,7 +47,7 @@ from trainer.runs.saved_run import load_config
 __all__ = ["KIND", "distillation_sums"]
 
 _FACTS = "teacher.json"
-_CHUNK_ARRAYS = 6  # Arrays of the size of a chunk's logits that exist at one time, besides those of the cross-entropy
+_CHUNK_ARRAYS = 6  # arrays of the size of a chunk's logits that exist at one time, besides those of the cross-entropy
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ _COLUMNS = ("steps", "excesses", "climbs", "noises")
 class Tail:
     spread: float = 1.0
     """Factor on the unit by which the excesses are spread more widely than normal noise of this unit; at least 1."""
-    heaviness: float = 1.0  # Further factor on the limit for tails that are heavier than those of normal noise; at least 1
+    heaviness: float = 1.0  # further factor on the limit for tails that are heavier than those of normal noise; at least 1
     largest: float = 0.0  # mean of the largest excesses, in units
     largest_of_normal: float = math.inf  # the same mean for as many draws of normal noise, in its standard deviations
     climb: float = 0.0  # standard deviation of the newest level above the level of the window, in units

@@ -32,7 +32,7 @@ __all__ = ["Guard", "Thresholds", "Verdict", "guard_alert"]
 
 _SEVERITY: dict[Action, int] = {"log": 0, "skip": 1, "rollback": 2, "stop": 3}
 _PATIENCE = 3
-_LEAST_HISTORY = 8  # Losses that a reliable estimate of the noise needs; with fewer, no loss is a drop
+_LEAST_HISTORY = 8  # losses that a reliable estimate of the noise needs; with fewer, no loss is a drop
 _SURE_HISTORY = 12
 """With n losses below this number, the floor is multiplied by this number over n: level and noise are still uncertain."""
 _NEWEST_PART = 8
@@ -42,13 +42,13 @@ _LEAST_LEVEL = 0.01  # In nats. A loss below this level counts as this level, so
 _DEVIATION_PER_MEDIAN = 1 / 0.674490  # standard deviation over the median absolute deviation, for normal noise
 _FULL_WINDOW = 128
 """With fewer losses than this and than the window has, slow changes of the level and a small noise are not judged."""
-_YOUNG_FLOOR = 1.5  # Factor on the floor while the window is not full, because losses may be correlated over many steps
+_YOUNG_FLOOR = 1.5  # factor on the floor while the window is not full, because losses may be correlated over many steps
 _YOUNG_NOISE = 8
 """With n past excesses, the noise counts as 1 + 8 / (n + 8) times as large: it is uncertain, and its tail is not known."""
 _FLOOR_OF_KNOWN_NOISE = 0.75  # the floor does not count if the limit that follows from the noise is at least this share of it
-_LESS_NOISE = 0.7  # Noise of the window that is below this share of the run's usual noise has really become less
-_HEAVY = 1.2  # If the largest excesses are this many times those of normal noise, the limit is at least twice as large as they are
-_MOST_OF_PAST = 5.0  # Large past excesses raise the limit by at most this many levels, so that ten times the loss is always found
+_LESS_NOISE = 0.7  # noise of the window that is below this share of the run's usual noise has really become less
+_HEAVY = 1.2  # if the largest excesses are this many times those of normal noise, the limit is at least twice as large as they are
+_MOST_OF_PAST = 5.0  # large past excesses raise the limit by at most this many levels, so that ten times the loss is always found
 _CLIMB_OF_CORRELATED = 0.45
 """Deviation of the newest level from the window's, over the noise, from which losses are correlated; 0.29 if they are not."""
 _FEW_CLIMBS = 150

@@ -25,13 +25,13 @@ _POSITIONS = 256  # number of positions whose fp32 logits exist at one time, if 
 @dataclass(frozen=True)
 class ScoredWindow:
     tokens: tuple[int, ...]
-    targets: tuple[int, ...]  # Next token after each of the last `len(targets)` tokens
+    targets: tuple[int, ...]  # next token after each of the last `len(targets)` tokens
 
 
 @dataclass(frozen=True)
 class Likelihood:
     nats: float  # Sum of `-log p` of the targets. The softmax is over all pieces of the padded vocabulary, as in training.
-    is_greedy: bool  # Every target is the likeliest token at its position
+    is_greedy: bool  # every target is the likeliest token at its position
 
 
 def cut_windows(before: Sequence[int], scored: Sequence[int], context: int) -> list[ScoredWindow]:

@@ -37,7 +37,7 @@ class ImportedModel:
     lacking: tuple[str, ...]  # the roles `bos` and `eos` that no token of the tokenizer has
     weights: str
     has_chat_template: bool
-    template_refused: str | None  # Why the chat template of the directory is not in the run
+    template_refused: str | None  # why the chat template of the directory is not in the run
 
 
 def import_model(directory: Path, output: Path) -> ImportedModel:

@@ -25,7 +25,7 @@ RateKind = Literal["fp32", "tf32", "bf16", "fp16", "float8"]
 class PeakRates:
     """In 10^12 floating-point operations per second, from the data sheet of the GPU, without sparsity."""
 
-    names: tuple[str, ...]  # Complete names as `torch.cuda.get_device_name` returns them
+    names: tuple[str, ...]  # complete names as `torch.cuda.get_device_name` returns them
     source: str
     half: float  # rate in fp16, and in bf16 if the GPU has it
     tf32: float | None  # a rate is None if this GPU has no such unit, or the source gives no rate
@@ -129,8 +129,8 @@ def peak_flops(device_name: str, kind: RateKind) -> float | None:
 
 @dataclass(frozen=True)
 class Flops:
-    each: float  # Operations per token, from `flops_per_token`
-    peak: float | None  # Peak rate of one device in operations per second, from `peak_flops`; None if unknown
+    each: float  # operations per token, from `flops_per_token`
+    peak: float | None  # peak rate of one device in operations per second, from `peak_flops`; None if unknown
 
     def mfu(self, tokens_per_s: float, num_gpus: int) -> float | None:
         """Return model FLOPs utilisation, 0 to 1. `tokens_per_s` counts those of all GPUs together, without padding."""

@@ -29,7 +29,7 @@ class Rank:
     number: int
     beat: Heartbeat | None  # its last heartbeat; None if the file holds none
     beaten_s: float  # time of the last heartbeat, in seconds since 1970
-    absence: str = ""  # Why the rank is not running here; empty if it is
+    absence: str = ""  # why the rank is not running here; empty if it is
 
 
 def ranks_of(run: Path) -> list[Rank]:

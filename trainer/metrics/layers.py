@@ -218,8 +218,8 @@ class _Measurement:
     histograms: bool
     failed: bool = False
     before: list[Tensor] = field(default_factory=list)
-    gradients: Tensor | None = None  # Squared norms, (P,)
-    parts: list[Tensor] = field(default_factory=list)  # Histograms of gradients and of weights, (N, bins + 2) each
+    gradients: Tensor | None = None  # squared norms, (P,)
+    parts: list[Tensor] = field(default_factory=list)  # histograms of gradients and of weights, (N, bins + 2) each
     numbers: Tensor | None = None
 
     def give_up(self) -> None:

@@ -29,7 +29,7 @@ __all__ = ["RunStatus", "opened_run_status"]
 _log = logging.getLogger(__name__)
 _MAX_CHARS = 1000
 _FOLDERS = re.compile(r"(?<![\w/.])/(?:[^\s/:;,'\"]+/)+")
-_ADDRESSES = re.compile(r"\[[0-9a-fA-F.:]+\](?::\d+)?")  # Addresses of other ranks, as gloo writes them into its errors
+_ADDRESSES = re.compile(r"\[[0-9a-fA-F.:]+\](?::\d+)?")  # addresses of other ranks, as gloo writes them into its errors
 
 
 @dataclass

@@ -32,14 +32,14 @@ __all__ = [
 ]
 
 PLACES = ("run", "data", "recipe")  # settings that are paths or names of files, and do not change the training
-_MAX_WHOLE = 1e15  # Whole numbers from here on are written with an exponent
+_MAX_WHOLE = 1e15  # whole numbers from here on are written with an exponent
 
 
 @dataclass(frozen=True)
 class Recipe:
     name: str | None
     values: Mapping[str, Any]
-    missing: str = ""  # Why the recipe cannot be read any more, empty if it can
+    missing: str = ""  # why the recipe cannot be read any more, empty if it can
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ Picture = NDArray[np.uint8]
 _BLUE, _ORANGE = "#3465a4", "#ce5c00"
 _MOST_BARS = 40
 _LONGEST_NAME = 40
-_MOST_LABELS, _MOST_NUMBERS = 40, 20  # Labels in a picture of a confusion, and labels up to which it shows the counts
+_MOST_LABELS, _MOST_NUMBERS = 40, 20  # labels in a picture of a confusion, and labels up to which it shows the counts
 _DARK = 0.5
 _CHARACTER = 0.09
 

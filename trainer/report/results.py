@@ -182,7 +182,7 @@ def labels(run: RecordedRun) -> Labels:
 @dataclass(frozen=True)
 class Speed:
     words: str
-    rows: Sequence[tuple[str, Sequence[str]]]  # Percentiles 5, 50 and 95 of each measure
+    rows: Sequence[tuple[str, Sequence[str]]]  # percentiles 5, 50 and 95 of each measure
 
 
 def speed(run: RecordedRun) -> Speed:

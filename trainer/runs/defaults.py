@@ -47,8 +47,8 @@ SHAPES = (
 )
 """Layers, width and heads of the models to choose from, from small to large."""
 MINUTES = 10.0  # the time of a training without any limit
-MOST_EPOCHS = 8.0  # Passes over the text at most: with more, a model of this size learns the text by heart
-_FLOPS_PER_CORE, _FLOPS_PER_GPU = 30e9, 60e12  # Floating-point operations per second that a small model reaches
+MOST_EPOCHS = 8.0  # passes over the text at most: with more, a model of this size learns the text by heart
+_FLOPS_PER_CORE, _FLOPS_PER_GPU = 30e9, 60e12  # floating-point operations per second that a small model reaches
 _TRAINING_SHARE = 0.8  # part of the time that is left after loading, evaluations and saves
 _SMALL_BATCH_TOKENS, _SMALL_WEIGHTS = 2048, 1.4e6
 """Tokens in a step of a model with this many weights. They grow with the square root of the weights."""

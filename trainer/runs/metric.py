@@ -88,7 +88,7 @@ def metrics_of(kind: type[Written]) -> Mapping[str, Metric]:
 @dataclass(frozen=True)
 class _Form:
     metrics: Mapping[str, Metric]
-    written: Sequence[tuple[str, str, int | None, bool]]  # Name, key, digits and `null` of all that is in the file
+    written: Sequence[tuple[str, str, int | None, bool]]  # name, key, digits and `null` of all that is in the file
     read: Sequence[tuple[str, str]]  # name and key of the fields that are in the file
 
 

@@ -21,7 +21,7 @@ class CutOff:
 
     step: int
     evaluated: bool = True  # whether the state includes the evaluation of that step
-    rollbacks: int | None = None  # Rollbacks of the run so far; None keeps all that were written
+    rollbacks: int | None = None  # rollbacks of the run so far; None keeps all that were written
 
 
 class Selection:

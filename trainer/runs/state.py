@@ -40,7 +40,7 @@ class RunState:
     """State of the loss scaler in fp16; empty in other precisions."""
     guard: GuardState
     train_losses: LossSums
-    ledger: LedgerHead | None  # Only rank 0 has a ledger
+    ledger: LedgerHead | None  # only rank 0 has a ledger
 
     @property
     def known(self) -> CutOff:

@@ -17,7 +17,7 @@ from trainer.interop.source import ExportSource
 __all__ = ["DTYPES", "ExportFormat", "Shards", "write_tensors"]
 
 DTYPES: Mapping[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
-Shards = Mapping[str, Mapping[str, Tensor]]  # Tensors by the name of their file and their own name, in fp32
+Shards = Mapping[str, Mapping[str, Tensor]]  # tensors by the name of their file and their own name, in fp32
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class ServiceSink(Sink):
     def __init__(self, place: str, every_steps: int) -> None:
         self._place = place
         self._every_steps = every_steps
-        self._secrets: Sequence[str] = ()  # Texts that are removed from an error of the service before it is shown
+        self._secrets: Sequence[str] = ()  # texts that are removed from an error of the service before it is shown
         self._reachable = True
 
     def write(self, event: Event) -> None:

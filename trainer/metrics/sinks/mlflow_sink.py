@@ -49,7 +49,7 @@ class MlflowSink(ServiceSink):
         self._uri, self._experiment = uri, experiment
         self._client: Any = None
         self._id = ""
-        self._sending: deque[Callable[[], object]] = deque(maxlen=_WAITED_FOR)  # Functions that wait for the newest calls
+        self._sending: deque[Callable[[], object]] = deque(maxlen=_WAITED_FOR)  # functions that wait for the newest calls
         self._is_open = False
 
     def begin(self, facts: RunFacts) -> None:

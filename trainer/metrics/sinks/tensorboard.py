@@ -28,7 +28,7 @@ from trainer.runs.metrics_file import CutOff
 
 __all__ = ["TensorBoardSink", "layout"]
 
-_EDGES = (-(2.0**40), *BIN_LIMITS, 2.0**40)  # Limits of the bins, with an end for each of the outermost two bins
+_EDGES = (-(2.0**40), *BIN_LIMITS, 2.0**40)  # limits of the bins, with an end for each of the outermost two bins
 
 
 class TensorBoardSink(Sink):
