@@ -239,8 +239,6 @@ def private_folder() -> Iterator[str]:
 
 
 def hold_signals_back_from_new_ranks() -> None:
-    """Block SIGTERM and SIGINT in this thread, so that new ranks inherit the mask: a signal would kill a rank that still loads.
-    This process still receives its signals, in another thread, and Python runs their handlers in this one.
-    """
+    """Block the signals here, so that new ranks inherit the mask. This process receives them in another thread."""
     threading.Thread(target=threading.Event().wait, name="signals", daemon=True).start()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})

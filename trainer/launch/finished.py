@@ -57,10 +57,7 @@ def nothing_to_train(config: TrainConfig, status: str, step: int, ended_by: str)
 
 
 def finished_as(config: TrainConfig) -> Record | None:
-    """Return the record of the run if it finished with these settings and its last checkpoint is intact; else None.
-
-    Data that is there must be the data of the run. In all other cases the training decides, which also reports what is damaged.
-    """
+    """Return the record of the run if it finished with these settings, its data and an intact last checkpoint; else None."""
     saved = SavedRun(config.run)
     with suppress(OSError, ValueError, ProjectError, UnusableFileError):
         record = saved.record

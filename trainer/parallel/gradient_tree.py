@@ -76,10 +76,7 @@ class GradientTree:
         self._attach(self._current)
 
     def add(self) -> None:
-        """Add the gradients of one micro-batch as the next leaf. The gradients are zero afterwards.
-
-        If the memory for the next gradients cannot be allocated, nothing has changed.
-        """
+        """Add the gradients of one micro-batch, and set them to zero. If memory does not suffice for that, nothing has changed."""
         assert self._current is not None
         merges = bool(self._partial) and self._partial[-1][0] == 0
         following = None if merges else self._take()

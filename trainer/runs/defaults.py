@@ -144,11 +144,7 @@ def choose(facts: Facts, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tokens_per_weight(num_weights: int) -> int:
-    """Return how many tokens a model of this size should be trained on, for each of its weights, at least.
-
-    For large models it is the ratio of Hoffmann et al. (2022). Small models are limited by the number of their steps, so a larger
-    model learns more in the same time (measured: `docs/benchmarks.md`, make demo).
-    """
+    """Return the least tokens for each weight: Hoffmann et al. (2022) for large models; few for small ones (docs/benchmarks.md)."""
     return 1 if num_weights < 3e6 else 4 if num_weights < 3e7 else 20
 
 

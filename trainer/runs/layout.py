@@ -176,10 +176,7 @@ def read_id(path: Path, *, run: Path) -> str | None:
 
 
 def foreign_files(run: Path, recorded: Collection[str]) -> list[str]:
-    """Return the names of files, folders, links and pipes in a run folder that do not belong to the run, sorted.
-
-    A foreign folder is named without its content. `recorded` has the names of the files that the record names.
-    """
+    """Return what does not belong to the run, sorted. A foreign folder is named without its content."""
     return sorted(name for name, status in entries(run) if not _belongs(name, status, frozenset(recorded)))
 
 

@@ -176,10 +176,7 @@ def check_was_trained(run: Path, record: Record | None) -> None:
 
 
 def check_nothing_saved(run: Path, record: Record | None) -> None:
-    """Check that no checkpoint of a run was lost. Without this check the run would start again and lose its history.
-
-    A first save that was not completed does not count: before a second one begins, the first is on the device.
-    """
+    """Without this check the run would start again and lose its history. A first save that was not completed does not count."""
     if record is None:
         return
     saved = {event.step for event in events_until(run / METRICS, CutOff(sys.maxsize)) if isinstance(event, SaveEvent)}

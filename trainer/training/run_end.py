@@ -139,10 +139,7 @@ class RunEnd:
         self.follows_speed = True
 
     def _last_step_in_time(self, ending_s: float) -> int | None:
-        """Return the last step before `limits.minutes` ends the run; None if that is not known.
-
-        `ending_s` of the clock counts from the beginning of a step, with one more step, so the last step is two later.
-        """
+        """Return the last step before `limits.minutes` ends the run. `ending_s` has one more step, so the last is two later."""
         each_s, seconds = self.times.seconds_each, self.criteria.seconds
         if seconds is None or each_s is None:
             return None
