@@ -1,5 +1,3 @@
-"""The values that nearly every part of a run needs."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -14,8 +12,6 @@ __all__ = ["RunContext"]
 
 @dataclass(frozen=True)
 class RunContext:
-    """Settings, data, ranks and attention of a run. They do not change during the run."""
-
     config: TrainConfig
     """The settings at the start of the run. `trainer.training.adjuster` holds later adjustments."""
     manifest: Manifest

@@ -56,7 +56,6 @@ def keep_to_this_code() -> None:
 
 
 def run_here(words: Sequence[str]) -> None:
-    """Print the list of commands, the version or a completion script, or run a command on data."""
     from common.command_line import PROGRAM, importing, log_to_stderr
     from common.errors import ConfigError
     from common.paths import VERSION

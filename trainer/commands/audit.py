@@ -1,5 +1,3 @@
-"""`audit`: proves which rows every step was trained on, or shows the text of one step."""
-
 from __future__ import annotations
 
 import json

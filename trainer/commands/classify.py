@@ -1,5 +1,3 @@
-"""`classify`: predicts labels of texts with the model of a run."""
-
 from __future__ import annotations
 
 import json
@@ -35,8 +33,7 @@ class ClassifyOptions(CheckpointOptions):
 @dataclass(frozen=True)
 class _Text:
     file: Path
-    line: int | None
-    """From 1; None if the file is one text."""
+    line: int | None  # from 1; None if the file is one text
     text: str
 
 
@@ -46,7 +43,6 @@ def run(options: ClassifyOptions) -> None:
 
 
 def classified_lines(options: ClassifyOptions) -> Iterator[str]:
-    """Yield a JSON object for each text, in their order."""
     from trainer.commands.saved_model import load_model
     from trainer.distributed.group import joined_group
     from trainer.finetuning.classification import TextClassifier

@@ -1,5 +1,3 @@
-"""`compare`: writes one page about several runs."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""`compress`: writes a smaller copy of a model, and compares both."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""`doctor`: checks the machine of a training."""
-
 from __future__ import annotations
 
 import os

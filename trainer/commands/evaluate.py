@@ -1,5 +1,3 @@
-"""`evaluate`: computes the validation loss or the benchmarks of a checkpoint."""
-
 from __future__ import annotations
 
 import json

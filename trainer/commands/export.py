@@ -1,5 +1,3 @@
-"""`export`: writes the model of a checkpoint for other programs."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""`generate`: continues prompts with the model of a run, prints the texts, and scores them."""
-
 from __future__ import annotations
 
 import json

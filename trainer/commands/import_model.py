@@ -1,5 +1,3 @@
-"""`import`: makes a run of a published model."""
-
 from __future__ import annotations
 
 from pathlib import Path

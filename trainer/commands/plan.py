@@ -1,5 +1,3 @@
-"""`plan`: shows what a training will do."""
-
 from __future__ import annotations
 
 from trainer.config import PlanConfig

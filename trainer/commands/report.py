@@ -1,5 +1,3 @@
-"""`report`: writes the report page and the picture of a run."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""`runs`: lists the runs in a folder."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Loads the model of a checkpoint."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

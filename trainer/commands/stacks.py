@@ -1,5 +1,3 @@
-"""`stacks`: shows the stacks of all threads of the ranks of a running training."""
-
 from __future__ import annotations
 
 import signal

@@ -1,5 +1,3 @@
-"""`tune`: searches for the best settings of a recipe."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""`verify`: checks a run, level by level, or an exported directory."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""The table of a model before and after its compression."""
-
 from __future__ import annotations
 
 import time
@@ -16,23 +14,16 @@ from trainer.inference.text_model import TextModel
 __all__ = ["Measured", "num_bytes", "speeds", "table"]
 
 _PROMPTS = ("The", "A", "In", "def")
-_TOKENS = 16
-"""Length of a text. Short rounds are more often without a disturbance."""
-_ROUNDS, _SECONDS = 30, 20.0
-"""Rounds end at the first of both limits, but after the first measured round at the earliest."""
+_TOKENS = 16  # Length of a text. Short rounds are more often without a disturbance.
+_ROUNDS, _SECONDS = 30, 20.0  # rounds end at the first of both limits, but after the first measured round at the earliest
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a model takes and what it can do."""
-
     weight_bytes: int
-    memory_bytes: int
-    """Bytes of the weights of the loaded model. A shared weight counts once."""
-    tokens_per_s: float
-    """Speed at which the model writes four texts at a time."""
-    perplexity: float | None
-    """Perplexity on the validation data; None if the data is not there."""
+    memory_bytes: int  # Bytes of the weights of the loaded model. A shared weight counts once.
+    tokens_per_s: float  # speed at which the model writes four texts at a time
+    perplexity: float | None  # perplexity on the validation data; None if the data is not there
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

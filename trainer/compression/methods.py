@@ -21,13 +21,9 @@ _EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
 
 @dataclass(frozen=True)
 class Compression:
-    """A method with its settings."""
-
     method: Method
-    group_size: int = 32
-    """Columns of an int4 matrix that share a scale."""
-    share: float = 0.5
-    """Share of the weights that `prune` removes from each matrix."""
+    group_size: int = 32  # columns of an int4 matrix that share a scale
+    share: float = 0.5  # share of the weights that `prune` removes from each matrix
 
     def to_json(self) -> dict[str, Any]:
         used: dict[str, dict[str, Any]] = {"int4": {"group_size": self.group_size}, "prune": {"share": self.share}}
@@ -39,9 +35,6 @@ class Compression:
         The matrices of the layers are compressed. Quantisation also compresses the embedding and the output projection, always to 8
         bits: with 4 bits they cost more loss than all layers together. Pruning leaves them as they are, because each row belongs to
         one token. Norms stay as they are.
-
-        Raises:
-            ConfigError: torchao is not installed, or the group size does not fit a matrix.
         """
         stored: dict[str, Tensor] = {}
         for name, weight in weights.items():
@@ -69,10 +62,7 @@ class Compression:
 
 
 def magnitude_pruned(weight_NK: Tensor, share: float) -> Tensor:
-    """Return a matrix without the given share of its weights, those of the smallest magnitude (Han et al., 2015).
-
-    Of equal magnitudes the earlier weights stay, so the number of zeros is exact.
-    """
+    """Return a matrix with the weights of the smallest magnitude set to zero (Han et al., 2015); of equal ones the earlier stay."""
     num_zeros = round(share * weight_NK.numel())
     order = weight_NK.abs().flatten().sort(descending=True, stable=True).indices
     pruned = weight_NK.clone()

@@ -17,18 +17,10 @@ __all__ = ["quantised"]
 
 
 def quantised(weight_NK: Tensor, *, bits: int, group_size: int | None = None) -> dict[str, Tensor]:
-    """Return the stored tensors of a quantised matrix, by the last part of their names: see `trainer.checkpoint.packed`.
+    """Return the tensors of a quantised matrix by the last part of their names. `group_size`: columns of a scale; None: a row.
 
     Scales are symmetric: a scale is the largest magnitude of its weights over 127.5 or 7.5, half of the range of the integers. So
     the largest positive weight of a scale is rounded to 127 or 7 steps, half a step less than its value.
-
-    Args:
-        weight_NK: fp32 matrix on the CPU.
-        bits: 8 or 4.
-        group_size: number of columns that share a scale; None: a whole row. With 4 bits it must divide the number of columns.
-
-    Raises:
-        ConfigError: torchao is not installed.
     """
     torchao = _torchao()
     layer = nn.Linear(weight_NK.shape[1], weight_NK.shape[0], bias=False)

@@ -21,9 +21,7 @@ __all__ = ["as_project_error", "decide", "shared_faults"]
 
 
 def shared_faults(faults: Mapping[str, ProjectError], manifest: Manifest, group: Group) -> dict[str, tuple[int, int]]:
-    """Return the shards that any rank cannot read, with the lowest such rank and its exit code. All ranks must call this, with
-    their own errors by path of the shard.
-    """
+    """Return the shards that any rank cannot read, with the lowest such rank and its exit code. All ranks must call this."""
     paths = [shard.path for shard in manifest.shards]
     codes_WS = torch.zeros((group.world_size, len(paths)), dtype=torch.int64)
     for path, error in faults.items():
@@ -45,9 +43,7 @@ def decide(
     step: int,
     known: frozenset[str],
 ) -> Adjustment:
-    """Return the quarantine that follows from `found`, the result of `shared_faults`. If the policy ends the training, one rank
-    raises its error of `faults`, and the others raise an error without a message and with the same exit code.
-    """
+    """Return the quarantine of `found`. If the policy ends the training, one rank raises its error, the others one without text."""
     if config.policy == "stop":
         path, (rank, code) = next(iter(found.items()))
         if rank != group.rank:

@@ -55,7 +55,6 @@ class MicroBatch:
     `num_bounds(P, B) - 1`. None: not needed."""
 
     def to(self, device: torch.device) -> MicroBatch:
-        """Return the batch on `device`. The copy from pinned memory does not wait for the device."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> MicroBatch:
@@ -79,16 +78,12 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class DataFault:
-    """A shard that this rank could not read, after all attempts."""
-
     shard: str  # path of the shard in the manifest
     error: ProjectError
 
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """One rank's part of a global batch, with the numbers of the whole batch that every rank needs."""
-
     start: int  # position of the first row in the order, which is the number of rows consumed before this batch
     rows: NDArray[np.int64]  # all rows of the global batch, in order
     num_targets: int  # targets in the whole global batch
@@ -127,7 +122,6 @@ def num_bounds(num_pieces: int, num_rows: int) -> int:
 
 
 def micro_batch(rows: RowBatch, *, with_weights: bool = False, with_bounds: bool = False) -> MicroBatch:
-    """Return the micro-batch of packed rows, with `weights` and `bounds` if they are needed."""
     segments_BL = rows.segments_BL
     num_rows, length = segments_BL.shape
     tokens_BL = rows.tokens_BL.astype(np.int64)

@@ -71,10 +71,10 @@ def prefetched_batches(
     adjustments: Adjustments = _UNADJUSTED,
     shard_of: Callable[[BaseException | None], str | None] = lambda _: None,
 ) -> Iterator[Iterator[GlobalBatch]]:
-    """Yield an endless iterator over the global batches from position `start` on. Threads read up to `depth` batches ahead, in the
-    same order for any number of threads. A batch that would overlap a range of `left_out` (first and end) begins at its end. The
-    iterator raises an error of a thread in place of the batch that failed, PreparedDataError or StorageError. If `shard_of`
-    knows the shard of the error, the batch is padding with a `fault` instead.
+    """Yield an endless iterator over the global batches from position `start` on, which threads read up to `depth` batches ahead.
+
+    A batch that would overlap a range of `left_out` (first and end) begins at its end. The iterator raises an error of a thread in
+    place of the batch that failed. If `shard_of` knows the shard of the error, the batch is padding with a `fault` instead.
     """
     ahead: deque[Future[GlobalBatch]] = deque()
     failed_step, closed = math.inf, threading.Event()
@@ -135,10 +135,7 @@ def _next_position(position: int, num_rows: int, left_out: Sequence[tuple[int, i
 
 
 def _retried(read: Callable[[], _ValueT], waits_s: Sequence[float], closed: threading.Event) -> _ValueT:
-    """Return the result of `read`, which is retried after each of `waits_s` if it fails, until `closed` is set. An `OSError` may be
-    temporary, so each wait is followed by another attempt; after the last one StorageError names the file. A damaged shard is
-    read once more, because somebody may have been restoring it.
-    """
+    # An `OSError` may be temporary. A damaged shard is read once more, because somebody may have been restoring it.
     left_s = iter(waits_s)
     damaged_before = False
     while True:

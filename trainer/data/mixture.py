@@ -36,14 +36,11 @@ MAX_CYCLE = 65_536
 
 @dataclass(frozen=True)
 class SourceOrder:
-    """The order of the rows of one source, as row numbers among the rows of all sources."""
-
     order: UniformOrder
     firsts: NDArray[np.int64]  # first row of each range of rows of the source
     ends: NDArray[np.int64]  # number of rows of the source up to the end of each range
 
     def rows_at(self, start: int, count: int) -> NDArray[np.int64]:
-        """Return the rows of draws `start` to `start + count - 1`, shape (count,)."""
         numbers = self.order.rows_at(start, count)
         ranges = np.searchsorted(self.ends, numbers, side="right")
         before = np.concatenate(([0], self.ends))[ranges]
@@ -86,9 +83,7 @@ class MixedOrder:
 
 
 def build_order(seed: int, rows: Rows, sources: Sequence[str], weights: Mapping[str, float]) -> RowOrder:
-    """Return the order of a run: uniform over all rows without weights, else by source. A source without a weight is not drawn.
-    Raises ConfigError for a weight of a source that does not exist or has no rows, or more than `MAX_CYCLE` weights.
-    """
+    """Return the order of a run: uniform over all rows without weights, else by source. A source without a weight is not drawn."""
     if not weights:
         return UniformOrder(seed, len(rows))
     ranges = {name: found for name, found in zip(sources, rows.source_ranges(), strict=True) if len(found)}

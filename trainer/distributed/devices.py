@@ -27,9 +27,7 @@ _NO_GPU_WANTED = {
 
 
 def num_gpus(device: str) -> int:
-    """Return the number of GPUs that a run can use; 0: it computes on the CPU. Raises ConfigError if torch sees no GPU, but the
-    machine has one or `device = cuda`.
-    """
+    """Return the number of GPUs that a run can use; 0: it computes on the CPU. Raises ConfigError if a GPU is hidden from torch."""
     if device == "cpu":
         return 0
     with warnings.catch_warnings():
@@ -44,9 +42,7 @@ def num_gpus(device: str) -> int:
 
 
 def check_no_gpu_is_hidden(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> None:
-    """Refuse to compute on the CPU of a machine with GPUs, unless a variable chooses the CPU. Call this if torch sees no GPU.
-    `root` holds `dev`, `proc` and `usr`.
-    """
+    """Refuse to compute on the CPU of a machine with GPUs, unless a variable chooses it. `root` holds `dev`, `proc` and `usr`."""
     if any(environment.get(name) in values for name, values in _NO_GPU_WANTED.items()):
         return
     if not (signs := signs_of_gpus(root)):
@@ -58,7 +54,6 @@ def check_no_gpu_is_hidden(environment: Mapping[str, str] = os.environ, root: Pa
 
 
 def _hint(root: Path = Path("/")) -> str:
-    """Return the advice for a container without access to the GPUs of its machine."""
     if any(root.glob(DEVICE_NODES)) or not any(root.glob(KERNEL_MODULE)):
         return ""
     return " There is no device node /dev/nvidia0: if this is a container, give it the GPUs (docker run --gpus all)."

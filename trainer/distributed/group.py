@@ -81,8 +81,6 @@ class RemoteError(ProjectError):
 
 @dataclass(frozen=True)
 class Group:
-    """The place of this process among the ranks of a run."""
-
     rank: int
     world_size: int
     local_rank: int
@@ -91,7 +89,7 @@ class Group:
 
     @property
     def is_main(self) -> bool:
-        """True on rank 0, the only rank that writes the run directory."""
+        # the only rank that writes the run directory
         return self.rank == 0
 
     def has_here(self, rank: int) -> bool:
@@ -99,13 +97,11 @@ class Group:
         return first <= rank < first + self.local_world_size
 
     def sum(self, values: Tensor) -> Tensor:
-        """Add `values` over all ranks in place, and return the sum on every rank."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
     def smallest(self, value: int) -> int:
-        """Return the smallest value of all ranks, on every rank."""
         if self.world_size == 1:
             return value
         values = torch.tensor(value, dtype=torch.int64, device=self.device)
@@ -127,7 +123,7 @@ class Group:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes, if each has as many ranks as this one."""
+        # each has as many ranks as this one
         return -(-self.world_size // self.local_world_size)
 
     def on_all(self, action: Callable[[], _ValueT]) -> _ValueT:

@@ -36,9 +36,7 @@ _PUBLIC = (
 
 
 def keep_private(variables: Mapping[str, str]) -> None:
-    """Restrict gloo and NCCL to loopback if all ranks are on this node, and warn if other machines can reach the group. Every rank
-    calls this before it joins its group. Without torchrun's WORLD_SIZE in `variables` nothing is done.
-    """
+    """Restrict gloo and NCCL to loopback if all ranks are on this node, and warn if other machines can reach the group."""
     if "WORLD_SIZE" not in variables:
         return
     if variables.get("LOCAL_WORLD_SIZE") == variables["WORLD_SIZE"]:
@@ -52,7 +50,6 @@ def keep_private(variables: Mapping[str, str]) -> None:
 
 
 def public_addresses(addresses: Sequence[str]) -> list[str]:
-    """Return the IP addresses that are globally routable, each once, in the given order."""
     plain = dict.fromkeys(address.partition("%")[0] for address in addresses)  # fe80::1%eth0 includes the interface
     return [address for address in plain if ipaddress.ip_address(address).is_global]
 

@@ -27,8 +27,6 @@ _PIECE = 1 << 24
 
 @dataclass(frozen=True)
 class ReplicaDifference:
-    """The tensors that differ between ranks, and the ranks on which they differ."""
-
     names: tuple[str, ...]  # names of the tensors, in the order of the weights
     ranks: tuple[int, ...]  # ranks that differ from the majority; all ranks if there is no majority
 
@@ -43,16 +41,13 @@ class ReplicaDifference:
 
 
 def bit_sums(parameters: Mapping[str, Tensor]) -> Tensor:
-    """Return the sum of the bit patterns of each tensor, read as integers and added modulo 2^64: (P,) int64 on their device.
-
-    The host does not wait for the device.
-    """
+    """Return the sum of the bit patterns of each tensor, read as integers and added modulo 2^64: (P,) int64 on their device."""
     sums = [_sum(parameter.detach().contiguous().view(_INTEGERS[parameter.element_size()])) for parameter in parameters.values()]
     return torch.stack(sums)
 
 
 def _sum(bits: Tensor) -> Tensor:
-    """Add in pieces, because torch converts its whole input to int64 first."""
+    # in pieces, because torch converts its whole input to int64 first
     return torch.stack([piece.sum(dtype=torch.int64) for piece in torch.split(bits.flatten(), _PIECE)]).sum()
 
 
@@ -82,7 +77,6 @@ class ReplicaCheck:
         return bool(self._every_steps) and step % self._every_steps == 0
 
     def begin(self, step: int) -> None:
-        """Queue the comparison of the weights after `step` on the device. All ranks call this."""
         own_P = bit_sums(self._parameters)
         all_RP = self._group.gather(own_P, own_P.new_empty(self._group.world_size * len(own_P)))
         self._pending.append((step, all_RP.view(self._group.world_size, -1)))
@@ -96,7 +90,6 @@ class ReplicaCheck:
             self._agreed_step = compared
 
     def check(self, step: int) -> None:
-        """Compare the weights after `step` and wait for the result, if comparisons are on."""
         if self._every_steps:
             self.begin(step)
             self.read(step)

@@ -23,9 +23,7 @@ _MAX_BYTES = 64
 
 
 def check_shared(run: Path, group: Group) -> None:
-    """Refuse a run folder that is not the same on every node. All ranks must call this. The name of the file is new each time,
-    because a network file system may remember that a name does not exist.
-    """
+    # The name of the file is new each time, because a network file system may remember that a name does not exist.
     if not group.has_several_nodes:
         return
     name = group.on_main(lambda: _write_mark(run))
@@ -37,7 +35,6 @@ def check_shared(run: Path, group: Group) -> None:
 
 
 def check_same_data(data: Path, root_digest: str, group: Group) -> None:
-    """Refuse other data than that of rank 0 on a node. All ranks must call this."""
     if not group.has_several_nodes:
         return
     wanted = group.on_main(lambda: root_digest)
@@ -53,7 +50,6 @@ def check_same_data(data: Path, root_digest: str, group: Group) -> None:
 
 
 def _write_mark(run: Path) -> str:
-    """Write a file with a new name, and return its name. Files that killed starts have left are removed."""
     for left in run.glob(f"{_PREFIX}{'[0-9a-f]' * 2 * _NONCE_BYTES}"):
         left.unlink(missing_ok=True)
     name = f"{_PREFIX}{secrets.token_hex(_NONCE_BYTES)}"

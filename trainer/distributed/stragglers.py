@@ -30,16 +30,12 @@ _SILENT_STEPS = 1000
 
 @dataclass(frozen=True)
 class OwnTime:
-    """Time for which a rank worked in one step before it waited for other ranks."""
-
     seconds: float
     data_s: float  # the part of `seconds` in which the rank waited for its own data
 
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank that the other ranks wait for."""
-
     rank: int
     factor: float  # own time of the rank, divided by the median of the other ranks
     phase: Literal["data", "compute"]  # the phase that causes most of the difference
@@ -119,8 +115,6 @@ class StragglerDetector:
 
 
 class HostMark:
-    """The present moment on the host."""
-
     def __init__(self) -> None:
         self._seconds = time.monotonic()
 
@@ -164,7 +158,7 @@ class OwnTimer:
         self._latest = OwnTime(0.0, 0.0)
 
     def begin(self) -> None:
-        """Call this after the last exchange of the step before."""
+        # after the last exchange of the step before
         self._spans, self._begun, self._data_s = [], self._mark(), 0.0
 
     @contextmanager
@@ -178,7 +172,7 @@ class OwnTimer:
         self._data_s = seconds
 
     def end(self) -> None:
-        """Call this before the first exchange of the step."""
+        # before the first exchange of the step
         self._pending.append(([*self._spans, (self._begun, self._mark())], self._data_s))
 
     def latest(self) -> OwnTime:

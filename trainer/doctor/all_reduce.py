@@ -26,8 +26,7 @@ __all__ = ["Sums", "check_sums", "measure", "rank"]
 
 _RUNS = 3
 _SEED = 1337
-_GPU_VALUES, _CPU_VALUES = 64 << 20, 4 << 20
-"""fp32 values of one sum: 256 MiB on GPUs, 16 MiB on the CPU."""
+_GPU_VALUES, _CPU_VALUES = 64 << 20, 4 << 20  # fp32 values of one sum: 256 MiB on GPUs, 16 MiB on the CPU
 _REPEATS = 5
 _TIMEOUT_S = 120.0
 _SLOW_GPU_BYTES_PER_S = 5e9
@@ -35,15 +34,12 @@ _SLOW_GPU_BYTES_PER_S = 5e9
 
 @dataclass(frozen=True)
 class Sums:
-    backend: str
-    """`nccl` or `gloo`."""
+    backend: str  # `nccl` or `gloo`
     num_ranks: int
-    digests: tuple[str, ...] = ()
-    """Digest of the same sum in each run and on each rank."""
+    digests: tuple[str, ...] = ()  # digest of the same sum in each run and on each rank
     bytes_per_s: float = 0.0
     """Bandwidth of the links: bytes of the sum over its time, times 2 (n - 1) / n for n ranks (nccl-tests, "bus bandwidth")."""
-    error: str = ""
-    """Why there is no result."""
+    error: str = ""  # why there is no result
 
 
 def measure(num_gpus: int, timeout_s: float = _TIMEOUT_S) -> Sums:

@@ -46,14 +46,11 @@ _QUANTITY = re.compile(r"(?<![\w.])[0-9]{1,6}(?:\.[0-9]{1,3})? (?:[kMGT]i?B(?:/s
 
 @dataclass(frozen=True)
 class Contents:
-    """The facts that a run and a log give to the archive; None for a part that is missing."""
-
     settings: dict[str, Any] | None = None
     record: dict[str, Any] | None = None
     metrics: list[dict[str, Any]] | None = None
     log: list[str] | None = None
-    problems: tuple[str, ...] = ()
-    """One line for each file that cannot be read: a damaged run needs a bug report most."""
+    problems: tuple[str, ...] = ()  # one line for each file that cannot be read: a damaged run needs a bug report most
 
 
 def read_contents(run: Path | None, log: Path | None) -> Contents:
@@ -129,7 +126,6 @@ def _last_lines(path: Path, below: Path | None = None) -> list[str]:
 
 
 def kept_lines(lines: Iterable[str]) -> list[str]:
-    """Return the last messages of this program in a log: constant parts, places in its files, classes of errors."""
     kept: deque[str] = deque(maxlen=_LAST_LINES)
     left_out = 0
     for line in lines:

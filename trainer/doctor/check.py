@@ -33,12 +33,9 @@ _NAME_COLUMNS, _MARK_COLUMNS, _LEAST_COLUMNS = 18, 9, 50
 
 class Severity(IntEnum):
     OK = 0
-    NOTE = 1
-    """A fact that may explain a slow training."""
-    WARNING = 2
-    """Training works, but slower or with a risk."""
-    ERROR = 3
-    """Training cannot work."""
+    NOTE = 1  # a fact that may explain a slow training
+    WARNING = 2  # training works, but slower or with a risk
+    ERROR = 3  # training cannot work
 
 
 _COLOURS: dict[Severity, Colour] = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.ERROR: "red"}
@@ -46,14 +43,11 @@ _COLOURS: dict[Severity, Colour] = {Severity.OK: "green", Severity.WARNING: "yel
 
 @dataclass(frozen=True)
 class Check:
-    """One row: a fact about the machine, compared with what a training needs."""
-
     name: str
     found: str
     severity: Severity = Severity.OK
     needed: str = ""
-    remedy: str = ""
-    """What to do. Every warning and every error has one."""
+    remedy: str = ""  # What to do. Every warning and every error has one.
 
 
 @dataclass(frozen=True)

@@ -22,30 +22,23 @@ _FULL_BYTES, _LOW_BYTES = 100_000_000, 10_000_000_000
 _LOW_TEMPORARY_BYTES = 500_000_000
 _SLOW_BYTES_PER_S, _SLOW_FSYNC_S = 50_000_000, 0.2
 _MEASURED_BYTES, _BLOCK_BYTES = 128 << 20, 4 << 20
-_LONGEST_S = 8.0
-"""A measurement of a slow disk ends after this time."""
+_LONGEST_S = 8.0  # a measurement of a slow disk ends after this time
 _SYNCS = 5
 _MOST_VISITED = 1000
 
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast a disk is. A value is None if it was not measured."""
-
-    written_per_s: float | None = None
-    """Bytes, with the sync at the end."""
-    read_per_s: float | None = None
-    """Bytes that were not in the cache of the kernel."""
-    fsync_s: float | None = None
-    """Median time of a sync of 4 KiB."""
+    written_per_s: float | None = None  # bytes, with the sync at the end
+    read_per_s: float | None = None  # bytes that were not in the cache of the kernel
+    fsync_s: float | None = None  # median time of a sync of 4 KiB
 
 
 @dataclass(frozen=True)
 class DiskReading:
     """A folder, or its nearest parent if it does not exist."""
 
-    name: str
-    """What the folder is for: `run`, `data` or `temporary`."""
+    name: str  # what the folder is for: `run`, `data` or `temporary`
     path: Path
     user: int
     group: int
@@ -54,20 +47,14 @@ class DiskReading:
     mode: int
     free_bytes: int
     total_bytes: int
-    free_files: int | None
-    """None if the file system does not limit the number of files."""
-    problem: str = ""
-    """Why this user cannot use the folder; empty if it can."""
+    free_files: int | None  # None if the file system does not limit the number of files
+    problem: str = ""  # why this user cannot use the folder; empty if it can
     remedy: str = ""
-    rates: Rates | None = None
-    """None if they were not measured."""
+    rates: Rates | None = None  # None if they were not measured
 
 
 def read_disk(name: str, path: Path, *, writes: bool, may_be_new: bool = True, measures: bool = False) -> DiskReading:
-    """Return the state of a folder. If a training writes there, a file is created and removed.
-
-    For the rates up to 128 MiB are written and read.
-    """
+    # If a training writes there, a file is created and removed. For the rates up to 128 MiB are written and read.
     found = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
     place = next((one for one in (path, *path.absolute().parents) if one.is_dir()), Path("/"))
     status, disk = place.stat(), os.statvfs(place)
@@ -126,7 +113,6 @@ def _try_out(place: Path, *, writes: bool) -> None:
 
 
 def measure_rates(folder: Path, num_bytes: int = _MEASURED_BYTES, clock: Callable[[], float] = time.monotonic) -> Rates:
-    """Write a file, read it back without the cache of the kernel, and remove it."""
     probe, block = _probe(folder), secrets.token_bytes(_BLOCK_BYTES)  # random, because a file system may compress
     try:
         with probe.open("xb", buffering=0) as file:

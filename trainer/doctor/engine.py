@@ -47,12 +47,9 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
 class EngineReading:
     has_program: bool = True
     version: str = ""
-    error: str = ""
-    """Why it does not respond; empty if it does."""
-    compose: str = ""
-    """Version of Compose; empty if there is none."""
-    passes_gpus: bool = False
-    """Whether the engine has an nvidia runtime, or the machine a CDI description of its GPUs."""
+    error: str = ""  # why it does not respond; empty if it does
+    compose: str = ""  # version of Compose; empty if there is none
+    passes_gpus: bool = False  # whether the engine has an nvidia runtime, or the machine a CDI description of its GPUs
 
 
 def read_engine(run: Runner, root: Path = Path("/")) -> EngineReading:

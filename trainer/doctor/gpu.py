@@ -30,7 +30,6 @@ def _reasons(bits: str) -> tuple[str, ...]:
 
 
 def _fact(query: str, read: Callable[[str], Any] = str, default: Any = None) -> Any:
-    """Declare a fact about a GPU: its field of `nvidia-smi --query-gpu`, and how to read its text."""
     return field(default=default, metadata={"query": query, "read": read})
 
 
@@ -42,12 +41,10 @@ class Gpu:
     name: str = _fact("name", default="unknown")
     driver: str = _fact("driver_version", default="")
     memory_mib: float | None = _fact("memory.total", _number)
-    capability: str | None = _fact("compute_cap")
-    """Compute capability, such as `9.0`."""
+    capability: str | None = _fact("compute_cap")  # compute capability, such as `9.0`
     sm_clock_mhz: float | None = _fact("clocks.sm", _number)
     max_sm_clock_mhz: float | None = _fact("clocks.max.sm", _number)
-    ecc: str | None = _fact("ecc.mode.current")
-    """`Enabled` or `Disabled`."""
+    ecc: str | None = _fact("ecc.mode.current")  # `Enabled` or `Disabled`
     uncorrected_errors: float | None = _fact("ecc.errors.uncorrected.volatile.total", _number)
     """Memory errors that ECC could not correct, since the driver was loaded."""
     throttle: tuple[str, ...] = _fact("clocks_throttle_reasons.active", _reasons, ())
@@ -56,18 +53,14 @@ class Gpu:
 
 
 _FACTS = {fact.metadata["query"]: fact for fact in fields(Gpu)}
-_BASIC = tuple(_FACTS)[:4]
-"""The facts that every driver has. nvidia-smi refuses a query with one that it does not know."""
+_BASIC = tuple(_FACTS)[:4]  # The facts that every driver has. nvidia-smi refuses a query with one that it does not know.
 
 
 @dataclass(frozen=True)
 class DriverReading:
-    has_program: bool = False
-    """Whether there is an nvidia-smi."""
-    error: str = ""
-    """What nvidia-smi says if it fails."""
-    signs: tuple[str, ...] = ()
-    """Paths that exist only on a machine with a GPU."""
+    has_program: bool = False  # whether there is an nvidia-smi
+    error: str = ""  # what nvidia-smi says if it fails
+    signs: tuple[str, ...] = ()  # paths that exist only on a machine with a GPU
     gpus: tuple[Gpu, ...] = ()
     links: Mapping[tuple[int, int], str] = field(default_factory=dict)
     """The kind of link of each pair of GPUs, such as `NV12` or `SYS`; see `nvidia-smi topo -m`."""
@@ -95,7 +88,6 @@ def _query(queries: Sequence[str]) -> tuple[str, ...]:
 
 
 def gpus_in(text: str, queries: Sequence[str] = tuple(_FACTS)) -> tuple[Gpu, ...]:
-    """Return the GPUs in the output of a query. Other lines are ignored."""
     gpus = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]

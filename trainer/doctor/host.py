@@ -33,10 +33,8 @@ __all__ = ["check_workspace", "host_checks", "main"]
 
 _STAND_IN = "trainer-base:"
 """Begins the name of the image that `make up` builds if the registry of the base image cannot be reached."""
-_LIMIT = "ULIMIT_"
-"""Begins the name of a setting with a limit that the Compose files raise for GPUs."""
-_ENGINE_FOLDER = Path("/var/lib/docker")
-"""Where an engine keeps its images and volumes, unless it is configured otherwise."""
+_LIMIT = "ULIMIT_"  # begins the name of a setting with a limit that the Compose files raise for GPUs
+_ENGINE_FOLDER = Path("/var/lib/docker")  # where an engine keeps its images and volumes, unless it is configured otherwise
 _CONTAINER_TIMEOUT_S = 60.0
 
 

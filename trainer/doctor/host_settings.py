@@ -35,8 +35,7 @@ _NAME = r"(?!\.{1,2}(?:/|$))[^/]+"
 _IMAGE = r"[a-z0-9][a-z0-9._/:-]*(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
 _GPU_IDS = re.compile(r"(?:[0-9]{1,3}|(?:GPU|MIG)-[0-9a-fA-F/-]+)(?:,(?:[0-9]{1,3}|(?:GPU|MIG)-[0-9a-fA-F/-]+))*")
 _OF_COMPOSE = ("COMPOSE_", "DOCKER_", "BUILDKIT_", "BUILDX_")
-IMAGE_USER = 1000
-"""User and group of the image."""
+IMAGE_USER = 1000  # user and group of the image
 _LEAST_MEMORY_BYTES = 1 << 30
 _PORT = r"(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _MOST_VISITED = 2000
@@ -63,7 +62,7 @@ class Settings:
     file: str = ".env"
 
     def get(self, name: str, default: str = "") -> str:
-        """Return a value as Compose uses it: an empty one counts as not set."""
+        # as Compose does: an empty value counts as not set
         return self.values.get(name) or default
 
     def number(self, name: str, default: int) -> int:
@@ -118,8 +117,7 @@ class _Context:
     runs_here: Callable[[int], bool]
     folder: Path
     declared: list[Declaration]
-    text: str
-    """All Compose files together."""
+    text: str  # all Compose files together
 
     def path(self, value: str) -> Path:
         return self.folder / (f"{Path.home()}{value[1:]}" if value.startswith("~/") else value)
@@ -241,14 +239,11 @@ def _volume(name: str, value: str, context: _Context) -> Iterator[Check]:
 
 @dataclass(frozen=True)
 class _Kind:
-    line: str
-    """Form of a line of a Compose file that uses a setting, whose place is NAME."""
+    line: str  # form of a line of a Compose file that uses a setting, whose place is NAME
     form: str
-    """Form of the value."""
     needed: str
     example: str
-    more: Callable[[str, str, _Context], Iterator[Check]] | None = None
-    """A further check of a value of this form."""
+    more: Callable[[str, str, _Context], Iterator[Check]] | None = None  # a further check of a value of this form
 
     def applies_to(self, use: Declaration) -> bool:
         if not self.line:

@@ -29,8 +29,7 @@ __all__ = [
     "read_rdma",
 ]
 
-_DEFAULT_PORT = 29500
-"""The port of torchrun."""
+_DEFAULT_PORT = 29500  # the port of torchrun
 _LAST_PORT = 65535
 _TIMEOUT_S = 2.0
 Reached = Literal["open", "refused", "no answer", "no route", "unknown host", "free", "in use", "not allowed", "not own"]
@@ -49,8 +48,7 @@ class Meeting:
     host: str
     port: int
     num_nodes: int
-    is_first: bool
-    """Whether this node is the first one, which listens at the address."""
+    is_first: bool  # whether this node is the first one, which listens at the address
 
 
 def meeting_of(variables: Mapping[str, str]) -> Meeting | None:
@@ -182,8 +180,7 @@ class RdmaReading:
     adapters: tuple[str, ...] = ()
     has_devices: bool = False
     """Whether /dev/infiniband exists. A container sees the adapters of its host even if it did not receive them."""
-    missing: tuple[str, ...] = ()
-    """Libraries that NCCL needs for these adapters and that cannot be loaded."""
+    missing: tuple[str, ...] = ()  # libraries that NCCL needs for these adapters and that cannot be loaded
 
 
 def read_rdma(root: Path = Path("/")) -> RdmaReading:

@@ -20,8 +20,7 @@ __all__ = ["is_own_word", "own_parts", "own_place"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("common", "data_pipeline", "trainer")
-_FEWEST_CHARS = 12
-"""Shorter parts say too little about the message that they come from."""
+_FEWEST_CHARS = 12  # shorter parts say too little about the message that they come from
 _FRAME = re.compile(r"((?:common|data_pipeline|trainer)(?:/\w{1,60}){1,6}\.py)\", line ([0-9]{1,6})(?![0-9])", re.ASCII)
 _ERROR = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){0,6}([A-Za-z_]\w{0,60})(?=:|$)", re.ASCII)
 

@@ -16,20 +16,16 @@ _TIMEOUT_S = 20.0
 
 @dataclass(frozen=True)
 class Output:
-    code: int | None
-    """None if the program is missing or did not end in time."""
-    text: str
-    """What it printed on stdout, without white space around it."""
-    error: str = ""
-    """What it printed on stderr, in one line; or why it has no exit code. Empty if the program is missing."""
+    code: int | None  # None if the program is missing or did not end in time
+    text: str  # what it printed on stdout, without white space around it
+    error: str = ""  # What it printed on stderr, in one line; or why it has no exit code. Empty if the program is missing.
 
     @property
     def is_missing(self) -> bool:
         return self.code is None and not self.error
 
 
-Runner: TypeAlias = Callable[[Sequence[str]], Output]
-"""Runs a command; tests replace it."""
+Runner: TypeAlias = Callable[[Sequence[str]], Output]  # runs a command; tests replace it
 
 
 def run_program(command: Sequence[str], timeout_s: float = _TIMEOUT_S) -> Output:

@@ -24,11 +24,9 @@ _NEEDED_STACK_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Ulimits:
-    shm_bytes: int | None
-    """Size of /dev/shm, None if there is none."""
+    shm_bytes: int | None  # size of /dev/shm, None if there is none
     shm_free_bytes: int | None
-    open_files: int
-    """The hard limit, because a training raises its own limit to it."""
+    open_files: int  # the hard limit, because a training raises its own limit to it
     locked_bytes: int
     stack_bytes: int
 

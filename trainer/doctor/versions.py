@@ -22,12 +22,9 @@ _LIBRARIES = {"TORCH_VERSION": "torch", "CUDA_VERSION": "cuda", "NCCL_VERSION": 
 @dataclass(frozen=True)
 class Needs:
     compose: str
-    cuda: str
-    """The CUDA version of the image."""
-    drivers: dict[str, str]
-    """The lowest driver, by the major version of CUDA."""
-    versions: dict[str, str]
-    """The lines of versions.env: TORCH_VERSION, CUDA_VERSION, NCCL_VERSION, CUDNN_VERSION."""
+    cuda: str  # the CUDA version of the image
+    drivers: dict[str, str]  # the lowest driver, by the major version of CUDA
+    versions: dict[str, str]  # the lines of versions.env: TORCH_VERSION, CUDA_VERSION, NCCL_VERSION, CUDNN_VERSION
 
     def driver(self, cuda: str | None = None) -> str:
         """Return the lowest driver for a CUDA version such as `13.0`, that of the image by default; empty if it is unknown."""

@@ -35,8 +35,7 @@ class EvaluationStopped(Exception):  # noqa: N818 - a request, no error
     """A rank was asked to stop before the evaluation was complete."""
 
 
-_PASSES_BETWEEN_VOTES = 8
-"""A vote waits until the device has finished its work, so not every pass has one."""
+_PASSES_BETWEEN_VOTES = 8  # a vote waits until the device has finished its work, so not every pass has one
 _Waiting = deque[tuple[Callable[[], NDArray[np.float32]], MicroBatch, NDArray[np.int64], list[NDArray[np.uint64]]]]
 """Functions that wait for the losses of a batch, each with the batch, and with sources and document ids of its rows."""
 
@@ -53,14 +52,10 @@ def evaluate(
 ) -> Evaluation:
     """Return the mean loss over the targets of the validation rows, in total and for each group of `grouping`.
 
-    If `loss` has an `custom_score`, `measures` are those that it belongs to, and their table is part of the result.
+    Sums are integers, so neither their order nor the number of ranks changes a bit. The host adds up the losses of one batch while
+    the device computes the next. Under FSDP all ranks make the same number of passes, some of them over an empty batch.
 
-    Each rank computes consecutive batches. Sums are integers, so neither their order nor the number of ranks changes a bit. The
-    host adds up the losses of one batch while the device computes the next. Under FSDP all ranks make the same number of passes,
-    some of them over an empty batch.
-
-    Raises:
-        EvaluationStopped: `stop` returned true on a rank; raised on every rank. The ranks vote every few passes and at the end.
+    Raises EvaluationStopped on every rank if `stop` returned true on one. The ranks vote every few passes and at the end.
     """
     config, group, backend = context.config, context.group, context.backend
     num_rows = min(len(rows), config.eval.max_rows or len(rows))
@@ -109,8 +104,6 @@ def evaluate(
 
 
 class _FactTable:
-    """The sum of the tables of `EvalMetrics.count`."""
-
     def __init__(self, measures: EvalMetrics | None) -> None:
         self._measures = measures
         nothing = np.empty((0, 0), np.float32), np.empty(0, np.int64)
@@ -131,7 +124,6 @@ def _take(waiting: _Waiting, tally: Tally, facts: _FactTable) -> None:
 
 
 def _on_its_way(losses_BL: Tensor) -> Callable[[], NDArray[np.float32]]:
-    """Start the copy to the host. The returned function waits for it."""
     if not losses_BL.is_cuda:
         return losses_BL.numpy
     on_host = torch.empty_like(losses_BL, device="cpu", pin_memory=True)

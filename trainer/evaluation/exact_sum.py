@@ -16,21 +16,14 @@ from numpy.typing import NDArray
 
 __all__ = ["NUM_PARTS", "add_exactly", "exact_sum", "rounded_sum"]
 
-NUM_PARTS = 257
-"""Integers of a sum: one for each exponent of a finite number, the number of infinities, the number of NaNs."""
+NUM_PARTS = 257  # integers of a sum: one for each exponent of a finite number, the number of infinities, the number of NaNs
 
 _INFINITE, _NAN = 255, 256
 _SMALLEST = 149
 
 
 def add_exactly(parts_GE: NDArray[np.int64], groups_N: NDArray[np.int64], values_N: NDArray[np.float32]) -> None:
-    """Add each value to the sum of its group, in place. A sum can hold 2^39 values.
-
-    Args:
-        parts_GE: the sums, `NUM_PARTS` integers each.
-        groups_N: the index of each value's sum in `parts_GE`.
-        values_N: fp32 numbers. Both infinities count as the same.
-    """
+    """Add each value to the sum of its group, in place. A sum can hold 2^39 values. Both infinities count as the same."""
     bits_N = values_N.view(np.uint32)
     exponents_N = ((bits_N >> 23) & 0xFF).astype(np.int64)
     mantissas_N = (bits_N & 0x7FFFFF).astype(np.int64)

@@ -1,5 +1,3 @@
-"""The results of an evaluation."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +63,6 @@ class Evaluation:
 
 
 def describe_evaluation(evaluation: Evaluation, step: int, by: Sequence[str]) -> str:
-    """Return the total as a line of text, and a table for each name in `by` (source, kind, length)."""
     total = evaluation.total
     per_byte = "" if total.bits_per_byte is None else f"  bits per byte {total.bits_per_byte:.4f}"
     perplexity = "" if total.perplexity is None else f"  perplexity {total.perplexity:.2f}"

@@ -1,5 +1,3 @@
-"""The sums of an evaluation by source, by kind and by length."""
-
 from __future__ import annotations
 
 import math
@@ -20,29 +18,21 @@ from trainer.evaluation.results import Evaluation, Score
 
 __all__ = ["UNDIVIDED", "Grouping", "Tally", "length_ranges"]
 
-_TARGETS, _BYTES = NUM_PARTS, NUM_PARTS + 1
-"""Columns of a tally behind the columns of the sum."""
+_TARGETS, _BYTES = NUM_PARTS, NUM_PARTS + 1  # columns of a tally behind the columns of the sum
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """The groups of an evaluation, and how it counts bytes."""
-
     kinds: Mapping[str, str] = field(default_factory=lambda: {"": ""})
     """The kind of each source, in the order of the manifest's sources. It counts only if `documents` is None."""
-    text_bytes: TextBytes | None = None
-    """Counts the bytes of targets, None if they are not counted."""
-    bos_id: int | None = None
-    """The token before the first target of a text, None if the tokenizer has no such token."""
+    text_bytes: TextBytes | None = None  # counts the bytes of targets, None if they are not counted
+    bos_id: int | None = None  # the token before the first target of a text, None if the tokenizer has no such token
     documents: ValidationDocuments | None = None
     """Kind and length of each document. None: data of an earlier version, grouped by kind of source and by length of piece."""
 
     @staticmethod
     def of(directory: Path, manifest: Manifest, tokenizer: Tokenizer | None) -> Grouping:
-        """Return the groups of prepared data. Takes some seconds for a vocabulary of 100,000 pieces.
-
-        Without a tokenizer bytes are not counted: the targets are no tokens. Raises PreparedDataError if the data is damaged.
-        """
+        """Takes some seconds for a vocabulary of 100,000 pieces. Without a tokenizer bytes are not counted."""
         reported = manifest.totals.get("sources", {})
         kinds = {name: reported.get(name, {}).get("kind") or "unknown" for name in manifest.sources}
         documents = read_validation_documents(directory, manifest)
@@ -51,8 +41,7 @@ class Grouping:
         return Grouping(kinds, count_text_bytes(tokenizer), tokenizer.bos_id, documents)
 
 
-UNDIVIDED = Grouping()
-"""No groups: the total alone."""
+UNDIVIDED = Grouping()  # no groups: the total alone
 
 
 class Tally:
@@ -88,17 +77,7 @@ class Tally:
         sources_B: NDArray[np.int64],
         ids: Sequence[NDArray[np.uint64]] = (),
     ) -> None:
-        """Add the targets of a batch.
-
-        Args:
-            losses_BL: losses; those of positions without a target do not count.
-            batch: the rows.
-            sources_B: source numbers of the rows.
-            ids: ids of the documents of each row, in order. They are needed if the grouping has documents.
-
-        Raises:
-            PreparedDataError: the grouping does not know a document.
-        """
+        """`ids` has the ids of the documents of each row, in order. They are needed if the grouping has documents."""
         tokens_BL, targets_BL = batch.tokens.numpy(), batch.targets.numpy()
         is_target_BL = targets_BL != IGNORE
         targets_N, losses_N = targets_BL[is_target_BL], losses_BL[is_target_BL]

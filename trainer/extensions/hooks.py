@@ -29,7 +29,6 @@ def place_of(path: Path | None, line: int | None) -> str:
 
 
 def line_in(path: Path | None, error: BaseException) -> int | None:
-    """Return the last line of the file in the traceback of an error."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return lines[-1] if lines else None
 
@@ -104,8 +103,6 @@ class RunView:
 
 
 class CountedPasses(Protocol):
-    """A micro-batch as `training_step` gets it: `trainer.api.MicroStep`."""
-
     num_backward: int
 
 
@@ -114,13 +111,12 @@ class Extension:
     """The functions of a user's file by name; empty if there is no file."""
 
     path: Path | None = None
-    source: bytes | None = field(default=None, repr=False)
-    """The content of the file that was executed."""
+    source: bytes | None = field(default=None, repr=False)  # the content of the file that was executed
     hooks: Mapping[str, Callable[..., Any]] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def digest(self) -> str | None:
-        """sha256 of the file. It belongs to the identity of a run, because model and loss change the bits."""
+        # it belongs to the identity of a run, because model and loss change the bits
         return None if self.source is None else f"sha256:{hashlib.sha256(self.source).hexdigest()}"
 
     @property
@@ -143,31 +139,20 @@ class Extension:
         self._notify("on_train_start", run)
 
     def step_end(self, run: RunView, metrics: object) -> ScalarsEvent | None:
-        """Call the hook after each step. Return what it logged. These methods raise the errors of `loss_sum`."""
+        # these methods raise the errors of `loss_sum`
         return self._notify("on_step_end", run, metrics)
 
     def evaluated(self, run: RunView, evaluation: object) -> ScalarsEvent | None:
         return self._notify("on_evaluate", run, evaluation)
 
     def saved(self, run: RunView, step: int, path: Path) -> ScalarsEvent | None:
-        """Call the hook once a checkpoint is complete, with a folder that holds nothing else."""
         return self._notify("on_save", run, step, path)
 
     def train_end(self, run: RunView) -> None:
         self._notify("on_train_end", run)
 
     def loss_sum(self, logits_BLV: Tensor, targets_BL: Tensor, weights_BL: Tensor | None) -> Tensor:
-        """Return the user's loss, summed over all targets, as an fp32 scalar.
-
-        Args:
-            logits_BLV: logits in the type of the computation, for example bf16. Use `.float()` before any exponential.
-            targets_BL: int64 ids, `trainer.api.IGNORE` at positions without a target. There may be no target at all.
-            weights_BL: fp32 weight of each target, or None if all weights are 1.
-
-        Raises:
-            ConfigError: the function failed or returned an invalid value. The message names file, line and function.
-            ProjectError: the function raised a ProjectError. Its class and exit code are kept.
-        """
+        """Return the user's loss, summed over all targets. A ProjectError keeps its class; other failures become ConfigErrors."""
         try:
             result = self.hooks["loss"](logits_BLV, targets_BL, weights_BL)
         except Exception as error:

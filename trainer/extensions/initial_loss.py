@@ -13,10 +13,10 @@ _FACTOR = 3.0
 
 
 def initial_loss_warning(loss: float, evaluations: Sequence[Evaluated], vocab_size: int) -> str | None:
-    """Return a warning if the loss of the first step differs from the cross-entropy of the same weights by a factor of 3 or more. A
-    loss that returns a mean, or a sum over something other than the targets, is wrong by the number of rows or targets, which is
-    a factor of 4 or more in any real batch. Without an evaluation, the cross-entropy is that of equal probabilities,
-    `ln(vocab_size)`.
+    """Return a warning if the loss of the first step differs from the cross-entropy of the same weights by a factor of 3 or more.
+
+    A loss that returns a mean, or a sum over something other than the targets, is wrong by a factor of 4 or more in any real batch.
+    Without an evaluation, the cross-entropy is that of equal probabilities, `ln(vocab_size)`.
     """
     measured = evaluations[0].val_loss if evaluations else math.log(vocab_size)
     if not measured or not math.isfinite(loss) or 1 / _FACTOR <= loss / measured <= _FACTOR:

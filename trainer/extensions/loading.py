@@ -18,7 +18,6 @@ __all__ = ["execute_extension", "load_extension"]
 
 
 def load_extension(path: Path | None) -> Extension:
-    """Read a user's file and execute it. Raises ConfigError if it cannot be read or used."""
     if path is None:
         return Extension()
     try:
@@ -30,10 +29,7 @@ def load_extension(path: Path | None) -> Extension:
 
 
 def execute_extension(path: Path, source: bytes) -> Extension:
-    """Execute a user's file once, as a separate module, and return the functions that it defines. The file can import installed
-    packages; its directory is not searched. `path` is for messages, and the file is not read again. Raises ConfigError if the
-    file fails, defines none of the functions, or one with other arguments or a name that resembles one of them.
-    """
+    """Execute a user's file once, as a separate module. It can import installed packages; its directory is not searched."""
     module = _run_file(path, source)
     _refuse_near_misses(path, module)
     hooks = {name: getattr(module, name) for name in HOOKS if hasattr(module, name)}

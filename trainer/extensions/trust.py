@@ -32,9 +32,7 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def run_extension(run: Path, recorded: object, *, trust_code: bool) -> Extension:
-    """Execute the extension of a run and return it; `recorded` is `extension` of the identity in its record. Raises CheckpointError
-    if the file is missing or has another digest, ConfigError if the user has not allowed it or it cannot be used.
-    """
+    """`recorded` is `extension` of the identity in the run's record."""
     source = checked_extension(run, recorded, trust_code=trust_code)
     if source is None and os.path.lexists(run / EXTENSION):
         _log.warning("%s is not executed: the record names no extension, so this file does not belong to the run", run / EXTENSION)
@@ -117,7 +115,6 @@ def _others_write(path: Path) -> bool:
 
 
 def _list_path() -> Path:
-    """Return the path of the list. Raises ValueError if there is no home directory."""
     state = os.environ.get("XDG_STATE_HOME") or ""
     if Path(state).is_absolute():  # the XDG specification says to ignore relative paths
         return Path(state) / "training-environment" / "extensions"

@@ -1,5 +1,3 @@
-"""Builds the model: that of the user, or the decoder."""
-
 from __future__ import annotations
 
 from typing import cast
@@ -18,12 +16,8 @@ __all__ = ["seeded_model"]
 def seeded_model(extension: Extension, config: ModelConfig, vocab_size: int, seed: int) -> nn.Module:
     """Return the user's model, or the decoder if the extension has none, with new weights that depend only on the seed (CPU, fp32).
 
-    A user's `build_model(model_config, vocab_size)` returns a module with `forward(tokens_BL, layout)`, which returns the logits
-    (B, L, V or more) of the next token; `layout` is a `trainer.model.attention.Layout`. It takes random numbers from torch's global
-    generator, which is seeded here and restored afterwards. A pass over two tokens tests the model.
-
-    Raises:
-        ConfigError: the function or that pass failed, or the model does not meet this description. The message names the file.
+    A user's `build_model(model_config, vocab_size)` takes random numbers from torch's global generator, which is seeded here and
+    restored afterwards. A pass over two tokens tests that `forward(tokens_BL, layout)` returns logits (B, L, V or more).
     """
     if extension.build_model is None:
         return build_model(config, vocab_size, seed)

@@ -60,15 +60,11 @@ _MAX_NAME_CHARS = 1024
 
 
 class LabelFacts(Schema):
-    """The content of `labels.json`: what a run must know of its labelled data."""
-
     names: list[str] = Field(min_length=2, max_length=MAX_LABELS)
-    documents: list[Count]
-    """Number of training documents with each label."""
+    documents: list[Count]  # number of training documents with each label
     add_bos: bool
     add_eos: bool
-    row_length: int = Field(ge=2, le=MAX_ROW_LENGTH)
-    """Tokens to which a document is cut."""
+    row_length: int = Field(ge=2, le=MAX_ROW_LENGTH)  # tokens to which a document is cut
 
 
 def gather(config: TrainConfig, manifest: Manifest) -> dict[str, bytes]:
@@ -94,7 +90,7 @@ def gather(config: TrainConfig, manifest: Manifest) -> dict[str, bytes]:
 
 
 def _encoders() -> Any:
-    """Return the module about encoders. A run without an encoder does not load it."""
+    # a run without an encoder does not load it
     return import_module("trainer.finetuning.encoder")
 
 
@@ -171,7 +167,6 @@ class LabelledRows(Rows):
         return replace(rows, targets_BL=targets_BL)
 
     def num_targets(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of documents in each of these rows, shape [B]. No token is read."""
         return np.array([len(self.document_ids(number)) for number in indices.tolist()], np.int64)
 
     num_sequences = num_targets
@@ -218,8 +213,6 @@ def weighted_loss(weights_C: Tensor, settings: LossConfig) -> LossFunction:
 
 
 class DecoderClassifier(DecoderBody):
-    """The decoder with a linear head in place of the output projection."""
-
     def __init__(self, config: ModelConfig, vocab_size: int, num_labels: int) -> None:
         super().__init__(config, vocab_size)
         self.head = nn.Linear(config.width, num_labels)
@@ -294,8 +287,6 @@ def describe(event: MeasuresEvent) -> str:
 
 
 class TextClassifier:
-    """The classifier of a run, with everything that turns a text into its tokens as `prepare` did."""
-
     def __init__(self, run: Path, model: nn.Module, config: TrainConfig, device: torch.device, files: Mapping[str, bytes]) -> None:
         self._loss, self._config, self._device = LossModule(model.eval(), config.loss), config, device
         self._backend = choose_backend(config.attention, device, config.number_format, config.model.head_size)

@@ -47,21 +47,17 @@ from trainer.runs.saved_run import load_config
 __all__ = ["KIND", "distillation_sums"]
 
 _FACTS = "teacher.json"
-_CHUNK_ARRAYS = 6
-"""Arrays of the size of a chunk's logits that exist at one time, besides those of the cross-entropy."""
+_CHUNK_ARRAYS = 6  # arrays of the size of a chunk's logits that exist at one time, besides those of the cross-entropy
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """The model of a run, with the numbers that decide what it computes."""
-
     shape: ModelConfig
     vocab_size: int
     weights: Mapping[str, Tensor]
 
 
 def _gather(config: TrainConfig, manifest: Manifest) -> Mapping[str, bytes]:
-    """Check that the teacher fits the data. Return the file with the digest of its weights, which the run keeps."""
     if config.teacher is None:
         raise ConfigError("objective = distillation needs a trained model to learn from; name its run with --teacher")
     if not (config.teacher / RECORD).is_file():
@@ -83,11 +79,7 @@ def _gather(config: TrainConfig, manifest: Manifest) -> Mapping[str, bytes]:
 
 
 def _memory(estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
-    """Return the estimate with the teacher, which each rank holds whole and in fp32.
-
-    Besides its weights these are its last hidden states, and for a chunk the logits, log-probabilities and probabilities of both
-    models and the terms of the divergence, in fp32.
-    """
+    """Add the teacher, in fp32 and whole on each rank: its weights, its last states, and a chunk of the numbers of both models."""
     config, vocab_size = context.config, context.manifest.vocab_size
     assert config.teacher is not None
     shape = load_config(config.teacher).model

@@ -39,23 +39,19 @@ from trainer.model.memory_estimate import MemoryEstimate
 
 __all__ = ["WEIGHTS_FILE", "Encoder", "EncoderClassifier", "by_length", "check_length", "gather"]
 
-WEIGHTS_FILE = "encoder_weights.json"
-"""The file of the task with the digests of the encoder's tensor files."""
+WEIGHTS_FILE = "encoder_weights.json"  # the file of the task with the digests of the encoder's tensor files
 _log = logging.getLogger(__name__)
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_TENSOR_BYTES = 16 << 30
 _MAX_NUMBER = 1 << 24
 _MAX_LAYERS = 512
 _INSTALL = "pip install --no-deps --require-hashes -r env/requirements-models.lock"
-_OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
-"""Ends of names in files of the first BERT models."""
-_SHORTEST = 2 / 3
-"""Share of the longest document of a batch that each other document has at least."""
+_OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}  # ends of names in files of the first BERT models
+_SHORTEST = 2 / 3  # share of the longest document of a batch that each other document has at least
 _LEFT_OUT = ("auto_map", "custom_pipelines", "model_max_length")
 """Names of code, and a field of tokenizers that some models have with a value like 1e30."""
 _OF_IDS = ("_id", "_index")
-_LOWEST_ID = -100
-"""The label that PyTorch's cross-entropy ignores. Other fields use -1 for a value that is not set."""
+_LOWEST_ID = -100  # The label that PyTorch's cross-entropy ignores. Other fields use -1 for a value that is not set.
 
 Pooling = Literal["mean", "cls"]
 
@@ -65,9 +61,6 @@ def gather(directory: Path, kept: Path, manifest: Manifest, num_labels: int) -> 
 
     If the directory is gone, they are those that a run has `kept`. The identity of the run holds their digests, so a changed one is
     refused like any other setting that differs.
-
-    Raises:
-        ConfigError: the directory holds no encoder, or the encoder does not fit the data.
     """
     names = (ENCODER_FILE, WEIGHTS_FILE)
     if directory.exists() or not all((kept / name).is_file() for name in names):
@@ -106,12 +99,6 @@ def encoder_files(directory: Path, manifest: Manifest) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class Encoder:
-    """The encoder of a run, and the parts of its task that the encoder decides. The files are those of `gather`.
-
-    Each part raises ConfigError if `transformers` is not installed or cannot build the encoder, and CheckpointError if a number in
-    the configuration is out of range.
-    """
-
     files: Mapping[str, bytes]
     num_labels: int
     pooling: Pooling
@@ -137,7 +124,6 @@ class Encoder:
         return sum(parameter.numel() for parameter in encoder.parameters()) + (int(settings.hidden_size) + 1) * self.num_labels
 
     def pretrained(self) -> dict[str, Tensor]:
-        """Return the pretrained weights by their names in `EncoderClassifier`, in fp32."""
         assert self.directory is not None
         wanted = dict(self.build(0).encoder.named_parameters())
         named: dict[str, Tensor] = {}
@@ -199,7 +185,6 @@ class Encoder:
         return _facts(self.files[ENCODER_FILE], CheckpointError)
 
     def _new(self) -> tuple[nn.Module, Any]:
-        """Return a new encoder of `transformers`, and its configuration."""
         try:
             library = importlib.import_module("transformers")
         except ImportError:
@@ -262,10 +247,7 @@ class EncoderClassifier(nn.Module):
 
 
 def by_length(lengths: Sequence[int]) -> list[list[int]]:
-    """Return the numbers of the documents in batches, longest documents first: a pure function of the lengths.
-
-    A batch has documents of at least `_SHORTEST` of the length of its longest one, so that little of it is padding.
-    """
+    """Return the documents in batches, longest first. None is shorter than `_SHORTEST` of the longest one of its batch."""
     batches: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         if not batches or lengths[number] < _SHORTEST * lengths[batches[-1][0]]:

@@ -46,12 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_initial(config: TrainConfig, manifest: Manifest) -> None:
-    """Compare a new run with the run `init`: the shape of the model, and the tokenizer of the data.
-
-    Raises:
-        CheckpointError: there is no such run, or it is damaged.
-        ConfigError: the two do not fit; the message says what to do.
-    """
+    """Compare a new run with the run `init`: the shape of the model, and the tokenizer of the data."""
     if config.init is None:
         return
     if config.init.resolve() == config.run.resolve():
@@ -84,11 +79,7 @@ def check_initial(config: TrainConfig, manifest: Manifest) -> None:
 
 
 def check_lora(config: TrainConfig) -> None:
-    """Refuse adapters in a new run that begins with new weights: they would be trained on matrices that stay random.
-
-    Raises:
-        ConfigError: `lora.rank` is set, and no other run gives the weights.
-    """
+    """Refuse adapters in a new run with new weights: they would be trained on matrices that stay random."""
     if config.lora.rank is not None and config.init is None:
         raise ConfigError(
             f"lora.rank = {config.lora.rank} trains adapters and not the model, so the model must be trained already, and init is "
@@ -106,11 +97,6 @@ def choose_initial(config: TrainConfig) -> Origin | None:
 
 
 def read_initial(init: Path, origin: Origin) -> Mapping[str, Tensor]:
-    """Return the weights of a checkpoint of the run `init`, on the CPU, averaged if it has an average, with merged adapters.
-
-    Raises:
-        CheckpointError: the checkpoint is missing or damaged, or has other weights than `origin` says.
-    """
     weights = _weights(init, load_checkpoint(init, str(origin.step), option="init_checkpoint"))
     if (found := weights_digest(weights)) != origin.weights:
         raise CheckpointError(
@@ -121,10 +107,7 @@ def read_initial(init: Path, origin: Origin) -> Mapping[str, Tensor]:
 
 
 def check_same_initial(config: TrainConfig, continued: SavedRun) -> None:
-    """Refuse to continue a run with an `init` from which it did not begin. Its weights are in its checkpoints.
-
-    The folder of the other run may be gone or may have moved, and its training may have continued.
-    """
+    """Refuse another `init` than the continued run began with. The folder of the other run may be gone or may have moved."""
     if config.init is None:
         return
     origin, other = continued.record.initial, "new weights"
@@ -167,11 +150,6 @@ def write_reference(run: Path, weights: Mapping[str, Tensor]) -> None:
 
 
 def read_reference(run: Path, digest: str) -> Mapping[str, Tensor]:
-    """Return the initial weights of a run by name, on the CPU. `digest` is that of its record.
-
-    Raises:
-        CheckpointError: the file is missing or damaged, or has other weights.
-    """
     path = run / REFERENCE
     remedy = "restore it from a copy, or begin a new run with --init"
     try:

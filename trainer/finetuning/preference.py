@@ -45,8 +45,7 @@ from trainer.runs.layout import RECORD
 
 __all__ = ["KIND", "PairRows", "pair_losses"]
 
-_UNITS = 1 << 24
-"""Steps of a nat in the integer sums of an evaluation, which have the same bits for any number of ranks."""
+_UNITS = 1 << 24  # steps of a nat in the integer sums of an evaluation, which have the same bits for any number of ranks
 _MOST_NATS = float(1 << 30)
 _LARGEST_CHUNK = 1024
 
@@ -109,8 +108,6 @@ def pair_losses(margins_N: Tensor, label_smoothing: float) -> Tensor:
 
 
 class _Preference:
-    """The loss, and the reference that it compares the model with."""
-
     def __init__(self, beta: float, label_smoothing: float) -> None:
         self._beta, self._smoothing = beta, label_smoothing
         self._reference: list[Decoder] = []
@@ -173,10 +170,7 @@ def _answers(inputs: PassInputs) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _log_probabilities(model: nn.Module, inputs: PassInputs, targets_BL: Tensor) -> Tensor:
-    """Return the logarithm of the probability of each target, (B, L), fp32, 0 without one. The logits of a chunk exist at a time.
-
-    All chunks have the same shape, so the numbers of a row do not depend on other rows.
-    """
+    """Return the log-probability of each target, (B, L), fp32, 0 without one. Chunks have one shape, so rows are independent."""
     assert isinstance(model, Decoder)
     hidden_BLD, weight_VD = model.hidden(inputs.tokens, inputs.layout), model.lm_head.weight
     num_positions = targets_BL.numel()
@@ -196,7 +190,6 @@ def _chunk_losses(hidden_CD: Tensor, weight_VD: Tensor, targets_C: Tensor) -> Te
 
 
 def _count(facts_NK: NDArray[np.float32], targets_N: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of pairs, of those whose better answer wins, and the sum of the margins in units."""
     margins_N = facts_NK[:, :1].ravel().astype(np.float64)
     units = np.rint(np.clip(np.nan_to_num(margins_N), -_MOST_NATS, _MOST_NATS) * _UNITS).astype(np.int64)
     return np.array([len(targets_N), int((margins_N > 0).sum()), int(units.sum())], np.int64)
@@ -212,7 +205,6 @@ def _lines(event: MeasuresEvent) -> str:
 
 
 def _memory(estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
-    """Return the estimate with the reference, which each rank holds whole and in fp32."""
     return replace(estimate, frozen=FP32_BYTES * num_weights(context.config.model, context.manifest.vocab_size))
 
 

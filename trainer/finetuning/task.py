@@ -47,8 +47,7 @@ from trainer.runs.record import read_record
 
 __all__ = ["LANGUAGE", "TASK_FOLDER", "Kind", "Passes", "Task", "kind_named", "make_task", "saved_task"]
 
-TASK_FOLDER = "objective"
-"""The folder in a run with the files of its task."""
+TASK_FOLDER = "objective"  # the folder in a run with the files of its task
 _MAX_FILE_BYTES = 64 << 20
 _REPLACED = ("build_model", "loss", "training_step")
 
@@ -74,8 +73,6 @@ class Passes(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """The parts of the loop that a kind of fine-tuning replaces."""
-
     files: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
     """Small files that the task needs besides settings and data, by name. The run keeps them in `objective/`, so a saved model
     can be loaded without their sources, and their digests belong to the run's identity. Put the digest of a large file into a
@@ -96,8 +93,7 @@ class Task:
     decoder for a token."""
     fresh: frozenset[str] = frozenset()
     """Names of parameters that the decoder lacks, such as those of a head. `--init` leaves them as `model` made them."""
-    dropped: frozenset[str] = frozenset()
-    """Names of the decoder's parameters that the model lacks. `--init` ignores them."""
+    dropped: frozenset[str] = frozenset()  # Names of the decoder's parameters that the model lacks. `--init` ignores them.
     loss: LossFunction | None = None
     """`(logits, targets_BL, weights_BL)` returns the sum of the loss over all targets, a fp32 scalar."""
     step: Callable[[Passes], Tensor] | None = None
@@ -114,8 +110,7 @@ class Task:
     comparable: bool = True
     """Whether the training loss is the one that evaluations measure if the settings of `loss` are plain. If not, the alerts that
     compare both are off."""
-    writes: bool = True
-    """Whether the model continues texts. If not, evaluations have no samples, and `generate` refuses the run."""
+    writes: bool = True  # Whether the model continues texts. If not, evaluations have no samples, and `generate` refuses the run.
 
     @property
     def predicts_tokens(self) -> bool:
@@ -135,8 +130,6 @@ LANGUAGE = Task()
 
 
 class Kind(NamedTuple):
-    """How a task is made: `make(config, gather(config, manifest))`, or from the files of a saved run."""
-
     gather: Callable[[TrainConfig, Manifest], Mapping[str, bytes]]
     make: Callable[[TrainConfig, Mapping[str, bytes]], Task]
     """Returns the task for these files. They may come from a stranger's run: check them, and raise CheckpointError."""
@@ -150,11 +143,6 @@ def kind_named(objective: str) -> Kind:
 
 
 def make_task(config: TrainConfig, manifest: Manifest, hooks: Mapping[str, object]) -> Task:
-    """Return the task of a training. `hooks` are the functions of the user's extension.
-
-    Raises:
-        ConfigError: settings and data do not fit the task, or the extension replaces the same parts.
-    """
     if manifest.has_pairs and config.objective != "preference":
         raise ConfigError(
             f"{config.data} has preference pairs, and objective = {config.objective} would train on the worse answers too; use "

@@ -23,13 +23,10 @@ __all__ = ["AlertRules"]
 _HARMFUL = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
 """Throttle reasons that are a fault of cooling or power supply. A GPU at its power cap works as designed."""
 _THROTTLED_READINGS, _COOL_READINGS = 2, 3
-_GPU_WARM_UP_READINGS = 30
-"""The caching allocator takes more memory during the first minutes, because it sees new shapes."""
+_GPU_WARM_UP_READINGS = 30  # the caching allocator takes more memory during the first minutes, because it sees new shapes
 
 
 class AlertRules:
-    """All rules except those of the guard, with their settings."""
-
     def __init__(self, config: AlertsConfig) -> None:
         self._config = config
         self._wait = WaitShare(config.window_steps, config.loader_wait_share)
@@ -45,12 +42,11 @@ class AlertRules:
 
     @property
     def memory_trend(self) -> float | None:
-        """Growth of the run's private memory on the host in MB per 1,000 steps; None while there are too few readings."""
+        # in MB per 1,000 steps
         return self._memory.mb_per_1000_steps
 
     @property
     def gpu_memory_trends(self) -> dict[int, float]:
-        """Growth of the used memory in MB per 1,000 steps by the index of the GPU; without those with too few readings."""
         trends = {index: trend.mb_per_1000_steps for index, trend in self._gpu_memory.items()}
         return {index: growth for index, growth in trends.items() if growth is not None}
 
@@ -68,18 +64,16 @@ class AlertRules:
         return alerts
 
     def after_reading(self, step: int, reading: HardwareReading) -> list[AlertEvent]:
-        """Return the alerts about a reading of the machine; `step` is the last one that was reported."""
         found = [*self._host(step, reading), *self._utilisation(step, reading)]
         for gpu in reading.gpus:
             found += self._gpu(step, gpu)
         return found
 
     def slow_rank(self, step: int, slow: SlowRank) -> list[AlertEvent]:
-        """Return the alert for a rank for which the others wait; `trainer.distributed.stragglers` reports each once."""
+        # `trainer.distributed.stragglers` reports each once
         return self._alert("slow_rank", step, slow.factor, found=slow.describe())
 
     def configured(self, alert: AlertEvent) -> list[AlertEvent]:
-        """Return the alert with the action of its rule's setting; nothing if the rule is off."""
         setting = RULES[alert.rule].setting or alert.rule
         action: AlertAction = getattr(self._config, setting)
         if action == "off":

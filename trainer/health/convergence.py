@@ -42,8 +42,6 @@ _LEAST_SCORE = 3.0
 
 
 class LossMean:
-    """The mean of the training losses since the last evaluation. A checkpoint holds it."""
-
     def __init__(self, total: float = 0.0, steps: int = 0) -> None:
         self._total, self._steps = total, steps
 
@@ -52,7 +50,6 @@ class LossMean:
             self._total, self._steps = self._total + loss, self._steps + 1
 
     def take(self) -> float | None:
-        """Return the mean, None if there is no loss, and start a new mean."""
         mean = self._total / self._steps if self._steps else None
         self._total, self._steps = 0.0, 0
         return mean
@@ -72,7 +69,6 @@ def is_comparable(loss: LossConfig, *, custom_loss: bool) -> bool:
 
 
 def with_convergence(event: EvalEvent, evaluations: Sequence[Evaluated], settings: EvalConfig, *, comparable: bool) -> EvalEvent:
-    """Return the event of the last of these evaluations with its training loss, gap and trend."""
     last = evaluations[-1]
     gap = last.val_loss - last.train_loss if comparable and last.val_loss is not None and last.train_loss is not None else None
     numbers = [evaluated for evaluated in evaluations if evaluated.val_loss is not None][-settings.plateau_window :]
@@ -81,10 +77,7 @@ def with_convergence(event: EvalEvent, evaluations: Sequence[Evaluated], setting
 
 
 def judge_convergence(evaluations: Sequence[Evaluated], settings: EvalConfig) -> list[AlertEvent]:
-    """Return the alerts of rules that are broken from the last of these evaluations on, and were not in the window before.
-
-    The value of an alert is the change of the validation loss over the window, as a share of its level.
-    """
+    """Return the alerts of rules that are broken from the last of these evaluations on. Value: relative change of the loss."""
     if not evaluations or evaluations[-1].val_loss is None:
         return []
     numbers = [evaluated for evaluated in evaluations if evaluated.val_loss is not None]
@@ -122,8 +115,6 @@ def _alert(rule: str, window: Sequence[Evaluated], value: float, threshold: floa
 
 @dataclass(frozen=True)
 class _Losses:
-    """Losses of a window and their steps."""
-
     steps: list[int]
     losses: list[float]
 

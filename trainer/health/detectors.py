@@ -11,10 +11,8 @@ __all__ = ["LASTING_FALL_S", "RECOVERED", "Debounce", "IdleShare", "MemoryTrend"
 
 _RECENT_RATES = 10
 _REFERENCE_RATES = 200
-LASTING_FALL_S = 300.0
-"""Seconds that the speed must be low before it is an alert."""
-RECOVERED = 0.8
-"""Share of a limit below which a state counts as good again; between that and the limit the state does not change."""
+LASTING_FALL_S = 300.0  # seconds that the speed must be low before it is an alert
+RECOVERED = 0.8  # share of a limit below which a state counts as good again; between that and the limit the state does not change
 _WARM_UP_READINGS, _MEMORY_READINGS, _LEAST_MEMORY_READINGS = 6, 60, 30
 _START_STEPS, _LEAST_IDLE_READINGS = 3, 5
 _LEAST_SCORE = 6.0
@@ -78,7 +76,6 @@ class IdleShare:
         self._state = Debounce()
 
     def observe(self, step: int, taken_s: float, idle: float) -> float | None:
-        """Take a reading at a time in seconds. Returns the mean if it turns bad with this reading, else None."""
         self._first_step = step if self._first_step is None else self._first_step
         if step < self._first_step + _START_STEPS:
             return None
@@ -96,14 +93,9 @@ class IdleShare:
 class SpeedDrop:
     """Falls of the speed that last: compares the median of the last 10 steps with that of up to 200 steps before them.
 
-    Other programs slow a run down for seconds at a time, and that is no fault. So a fall counts once it has lasted for `least_s`
-    seconds of steps without a pause. The reference does not change while the speed is low, so a run that stays slow is reported
-    once.
-
-    Args:
-        window: steps in the reference before it is used.
-        drop: share by which the speed must fall.
-        least_s: seconds that it must last.
+    Other programs slow a run down for seconds at a time, and that is no fault. So a fall by the share `drop` counts once it has
+    lasted for `least_s` seconds of steps without a pause. `window` is the number of steps in the reference before it is used. The
+    reference does not change while the speed is low, so a run that stays slow is reported once.
     """
 
     def __init__(self, window: int, drop: float, least_s: float = LASTING_FALL_S) -> None:
@@ -111,8 +103,7 @@ class SpeedDrop:
         self._recent: deque[float] = deque(maxlen=_RECENT_RATES)
         self._reference: deque[float] = deque(maxlen=max(window, _REFERENCE_RATES))
         self._state = Debounce()
-        self._fallen_s: float | None = None
-        """How long the speed has been low; None if it is not."""
+        self._fallen_s: float | None = None  # how long the speed has been low; None if it is not
 
     def observe(self, rate: float, seconds: float) -> tuple[float, float] | None:
         """Take the rate and the duration of a step. Returns the present and the usual rate if a lasting fall is found with it."""
@@ -131,13 +122,9 @@ class SpeedDrop:
 class MemoryTrend:
     """Growth of the memory of a run on the host or of a GPU, from the trend of its last 60 readings.
 
-    It counts as a leak if it is faster than the limit in MB per 1,000 steps, if most pairs of readings rise (a score of 6 standard
-    deviations, which noise without a trend reaches once in 10^9), and if it amounts to 64 MiB. The first readings are left out,
-    because a run takes memory when it begins.
-
-    Args:
-        limit_mb: the limit, in MB (10^6 bytes) per 1,000 steps.
-        warm_up_readings: number of first readings that are left out.
+    It counts as a leak if it is faster than `limit_mb` (10^6 bytes) per 1,000 steps, if most pairs of readings rise (a score of 6
+    standard deviations, which noise without a trend reaches once in 10^9), and if it amounts to 64 MiB. The first
+    `warm_up_readings` are left out, because a run takes memory when it begins.
     """
 
     def __init__(self, limit_mb: float, warm_up_readings: int = _WARM_UP_READINGS) -> None:
@@ -146,8 +133,7 @@ class MemoryTrend:
         self._seen = 0
         self._readings: deque[tuple[float, float]] = deque(maxlen=_MEMORY_READINGS)
         self._state = Debounce(recovery=_WARM_UP_READINGS)
-        self.mb_per_1000_steps: float | None = None
-        """The growth; None while there are too few readings."""
+        self.mb_per_1000_steps: float | None = None  # the growth; None while there are too few readings
 
     def observe(self, step: int, used_mib: float) -> float | None:
         """Take a reading in MiB. Returns the growth in MB per 1,000 steps if a leak begins with it, else None."""

@@ -17,10 +17,8 @@ from typing import Any
 __all__ = ["Excesses", "Tail"]
 
 _KEPT = 1024
-_BLOCK = 16
-"""Steps between two estimates of the tail."""
-_NEWER = 2
-"""Steps that may be known before the estimate may use them."""
+_BLOCK = 16  # steps between two estimates of the tail
+_NEWER = 2  # steps that may be known before the estimate may use them
 _LEAST, _LEAST_NOISES = 16, 256
 _LARGEST = 4
 _NORMAL = NormalDist()
@@ -34,32 +32,22 @@ _COLUMNS = ("steps", "excesses", "climbs", "noises")
 
 @dataclass(frozen=True)
 class Tail:
-    """The upper tail of past excesses, in the guard's unit."""
-
     spread: float = 1.0
     """Factor on the unit by which the excesses are spread more widely than normal noise of this unit; at least 1."""
-    heaviness: float = 1.0
-    """Further factor on the limit for tails that are heavier than those of normal noise; at least 1."""
-    largest: float = 0.0
-    """Mean of the largest excesses, in units."""
-    largest_of_normal: float = math.inf
-    """The same mean for as many draws of normal noise, in its standard deviations."""
-    climb: float = 0.0
-    """Standard deviation of the newest level above the level of the window, in units."""
-    noise: float = 0.0
-    """Median of the noise that was measured in these steps, in nats; 0 if they are few."""
+    heaviness: float = 1.0  # further factor on the limit for tails that are heavier than those of normal noise; at least 1
+    largest: float = 0.0  # mean of the largest excesses, in units
+    largest_of_normal: float = math.inf  # the same mean for as many draws of normal noise, in its standard deviations
+    climb: float = 0.0  # standard deviation of the newest level above the level of the window, in units
+    noise: float = 0.0  # median of the noise that was measured in these steps, in nats; 0 if they are few
     num: int = 0
 
 
 class Excesses:
-    """The last excesses of a run."""
-
     def __init__(self) -> None:
         self._rows: deque[tuple[int, float, float, float]] = deque(maxlen=_KEPT + _BLOCK + _NEWER)
         self._tails: dict[int, Tail] = {}
 
     def add(self, step: int, excess: float, climb: float, noise: float) -> None:
-        """Add the excess of a loss and that of the newest level, both in units, and the noise of the window."""
         self._rows.append((step, _rounded(excess), _rounded(climb), _rounded(noise)))
 
     def tail(self, known: int) -> Tail:

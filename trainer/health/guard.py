@@ -32,52 +32,38 @@ __all__ = ["Guard", "Thresholds", "Verdict", "guard_alert"]
 
 _SEVERITY: dict[Action, int] = {"log": 0, "skip": 1, "rollback": 2, "stop": 3}
 _PATIENCE = 3
-_LEAST_HISTORY = 8
-"""Losses that a reliable estimate of the noise needs; with fewer, no loss is a drop."""
+_LEAST_HISTORY = 8  # losses that a reliable estimate of the noise needs; with fewer, no loss is a drop
 _SURE_HISTORY = 12
 """With n losses below this number, the floor is multiplied by this number over n: level and noise are still uncertain."""
 _NEWEST_PART = 8
 _DEVIATION_OF_MEDIAN = math.sqrt(math.pi / 2)
 """Standard deviation of the median of n normal draws, over that of their mean (Laplace, 1818)."""
-_LEAST_LEVEL = 0.01
-"""In nats. A loss below this level counts as this level, so that its small changes are not relatively large."""
-_DEVIATION_PER_MEDIAN = 1 / 0.674490
-"""Standard deviation over the median absolute deviation, for normal noise."""
+_LEAST_LEVEL = 0.01  # In nats. A loss below this level counts as this level, so that its small changes are not relatively large.
+_DEVIATION_PER_MEDIAN = 1 / 0.674490  # standard deviation over the median absolute deviation, for normal noise
 _FULL_WINDOW = 128
 """With fewer losses than this and than the window has, slow changes of the level and a small noise are not judged."""
-_YOUNG_FLOOR = 1.5
-"""Factor on the floor while the window is not full, because losses may be correlated over many steps."""
+_YOUNG_FLOOR = 1.5  # factor on the floor while the window is not full, because losses may be correlated over many steps
 _YOUNG_NOISE = 8
 """With n past excesses, the noise counts as 1 + 8 / (n + 8) times as large: it is uncertain, and its tail is not known."""
-_FLOOR_OF_KNOWN_NOISE = 0.75
-"""The floor does not count if the limit that follows from the noise is at least this share of it."""
-_LESS_NOISE = 0.7
-"""Noise of the window that is below this share of the run's usual noise has really become less."""
-_HEAVY = 1.2
-"""If the largest excesses are this many times those of normal noise, the limit is at least twice as large as they are."""
-_MOST_OF_PAST = 5.0
-"""Large past excesses raise the limit by at most this many levels, so that ten times the loss is always found."""
+_FLOOR_OF_KNOWN_NOISE = 0.75  # the floor does not count if the limit that follows from the noise is at least this share of it
+_LESS_NOISE = 0.7  # noise of the window that is below this share of the run's usual noise has really become less
+_HEAVY = 1.2  # if the largest excesses are this many times those of normal noise, the limit is at least twice as large as they are
+_MOST_OF_PAST = 5.0  # large past excesses raise the limit by at most this many levels, so that ten times the loss is always found
 _CLIMB_OF_CORRELATED = 0.45
 """Deviation of the newest level from the window's, over the noise, from which losses are correlated; 0.29 if they are not."""
 _FEW_CLIMBS = 150
 """With n steps, losses must be 1 + 150 / n times as correlated, because few independent changes of the level are known."""
 _FACTOR_OF_CORRELATED = 7.0
-_CAP = 1.5
-"""A spike counts as this many times its limit in the past excesses."""
+_CAP = 1.5  # a spike counts as this many times its limit in the past excesses
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The guard's decision about a step."""
-
     action: Literal["none", "log", "skip", "rollback", "stop"] = "none"
     """skip: the step itself withheld the update, see `Thresholds`."""
-    rule: str | None = None
-    """The broken rule with the most severe action; None if no rule is broken."""
-    message: str = ""
-    """What was found, what follows and what to do, for the user; empty if no rule is broken."""
-    streak: int = 0
-    """Steps in a row that broke this rule, with this one."""
+    rule: str | None = None  # the broken rule with the most severe action; None if no rule is broken
+    message: str = ""  # what was found, what follows and what to do, for the user; empty if no rule is broken
+    streak: int = 0  # steps in a row that broke this rule, with this one
 
     @property
     def is_news(self) -> bool:
@@ -108,27 +94,21 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class _LossRange:
-    """The range of a healthy loss, from the last healthy losses."""
-
     low: float = -math.inf
     high: float = math.inf
     described: str = ""
     level: float = math.nan
-    unit: float = 0.0
-    """Unit of the excess over `level`; 0 if it is not known."""
+    unit: float = 0.0  # unit of the excess over `level`; 0 if it is not known
     margin: float = 0.0
-    climb: float = 0.0
-    """How far the newest losses are above the window's, in units."""
+    climb: float = 0.0  # how far the newest losses are above the window's, in units
     noise: float = 0.0
 
 
 class Guard:
     """Judges each step by the healthy ones before it.
 
-    Args:
-        config: the settings.
-        scaled: gradients are scaled (precision fp16). A gradient that is not finite while the loss is finite then belongs to the
-            search for the scale: the step is skipped, `config.non_finite` does not apply, and `config.max_skips` does.
+    `scaled` (precision fp16): a gradient that is not finite while the loss is finite belongs to the search for the scale. The step
+    is skipped, `config.non_finite` does not apply, and `config.max_skips` does.
     """
 
     def __init__(self, config: GuardConfig, *, scaled: bool = False) -> None:
@@ -198,7 +178,6 @@ class Guard:
         self._rollbacks = rollbacks + 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return all that the next verdicts depend on, as plain values; floats survive JSON exactly."""
         return {
             "steps": [step for step, _ in self._losses],
             "losses": [loss for _, loss in self._losses],
@@ -272,7 +251,6 @@ class Guard:
         return _LossRange(lowest - max(margin, floor), high, described, base, unit, margin, (near - level) / unit, measured)
 
     def _bounded(self, rule: str, action: Action) -> tuple[Action, str]:
-        """Return the action, which is a stop if a bound is used up, and a sentence about its effect."""
         config = self._config
         if action == "rollback" and self._rollbacks >= config.max_rollbacks:
             return "stop", f"Training stops, because the guard.max_rollbacks = {config.max_rollbacks} rollbacks are used up"

@@ -1,5 +1,3 @@
-"""The trend of a series of measurements, robust against outliers and noise."""
-
 from __future__ import annotations
 
 import math
@@ -13,10 +11,7 @@ __all__ = ["Trend", "trend"]
 
 @dataclass(frozen=True)
 class Trend:
-    """The trend of a series."""
-
-    slope: float
-    """Units of y for one of x: the median of the slopes between all pairs of points (Theil, 1950; Sen, 1968)."""
+    slope: float  # units of y for one of x: the median of the slopes between all pairs of points (Theil, 1950; Sen, 1968)
     score: float
     """Number of rising pairs less number of falling pairs, in standard deviations of a series without a trend (Mann, 1945;
     Kendall, 1975)."""

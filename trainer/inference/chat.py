@@ -21,15 +21,11 @@ __all__ = ["Chat", "end_of_turn_id", "opened_chat"]
 
 @dataclass
 class Chat:
-    """A conversation, and the model that answers in it."""
-
     model: TextModel
     renderer: ChatRenderer
     system: str | None
-    end: str
-    """Text that ends an answer."""
-    is_token: bool
-    """Whether `end` is a special token."""
+    end: str  # text that ends an answer
+    is_token: bool  # whether `end` is a special token
     history: list[Message] = field(default_factory=list)
 
     def answer(self, text: str, sampling: Sampling) -> Generator[str, None, None]:
@@ -61,12 +57,7 @@ class Chat:
 
 @contextmanager
 def opened_chat(model: TextModel, tokenizer_folder: Path, system: str | None) -> Iterator[Chat | None]:
-    """Yield a new conversation with a model; None if the data of its run has no chat template.
-
-    Raises:
-        ConfigError: there is a system message but no chat template, or the template cannot be used.
-        PreparedDataError: the template cannot be read.
-    """
+    """Yield a new conversation with a model; None if the data of its run has no chat template."""
     template = saved_template(tokenizer_folder, model.tokenizer)
     if template is None:
         if system is not None:

@@ -16,8 +16,7 @@ from trainer.inference.sampling_options import SamplingOptions
 
 __all__ = ["HELP", "converse", "read_prompts", "stop_token_ids"]
 
-Writer = Callable[[str, Sampling], Generator[str, None, None]]
-"""Yields the continuation of a prompt, piece by piece."""
+Writer = Callable[[str, Sampling], Generator[str, None, None]]  # yields the continuation of a prompt, piece by piece
 
 
 _SETTINGS = tuple(SamplingOptions.model_fields)
@@ -44,13 +43,8 @@ def converse(
 ) -> None:
     """Read lines until the input ends. A line that begins with `/` changes a setting; any other line is a prompt.
 
-    Args:
-        write_text: continues a prompt, or answers in a conversation.
-        sampling: settings at the start.
-        read: shows its argument and returns the next line, in which lone surrogates stand for bytes that are no UTF-8; raises
-            EOFError at the end of the input.
-        out: stream that receives all output except the text that `read` shows.
-        forget: begins a new conversation. None: each line is a prompt, which is shown before its continuation.
+    `read` shows its argument and returns the next line, in which lone surrogates stand for bytes that are no UTF-8. `forget` begins
+    a new conversation. None: each line is a prompt, which is shown before its continuation.
     """
     while True:
         try:
@@ -75,7 +69,6 @@ def converse(
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Return the prompts of a file: its lines that are not empty, or the texts of the key `prompt` in a `.jsonl` file."""
     try:
         content = read_input(path, MAX_PROMPTS_BYTES).decode("utf-8-sig")
         # `splitlines` would also cut at other characters, which a prompt may contain.
@@ -101,7 +94,6 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def stop_token_ids(tokenizer: Tokenizer, names: Sequence[str]) -> tuple[int, ...]:
-    """Return the ids of tokens. A name is an id in decimal digits or the name of a special token."""
     ids = []
     for name in names:
         number = int(name) if name.isdecimal() else tokenizer.token_id(name)

@@ -19,27 +19,19 @@ from trainer.model.forward import autocast
 
 __all__ = ["Likelihood", "ScoredWindow", "cut_windows", "num_common", "score_windows"]
 
-_POSITIONS = 256
-"""Number of positions whose fp32 logits exist at one time, if the model is a `Decoder`."""
+_POSITIONS = 256  # number of positions whose fp32 logits exist at one time, if the model is a `Decoder`
 
 
 @dataclass(frozen=True)
 class ScoredWindow:
-    """Tokens that the model reads, and the next tokens whose likelihood is computed."""
-
     tokens: tuple[int, ...]
-    targets: tuple[int, ...]
-    """Next token after each of the last `len(targets)` tokens."""
+    targets: tuple[int, ...]  # next token after each of the last `len(targets)` tokens
 
 
 @dataclass(frozen=True)
 class Likelihood:
-    """The likelihood of the targets of a window."""
-
-    nats: float
-    """Sum of `-log p` of the targets. The softmax is over all pieces of the padded vocabulary, as in training."""
-    is_greedy: bool
-    """Every target is the likeliest token at its position."""
+    nats: float  # Sum of `-log p` of the targets. The softmax is over all pieces of the padded vocabulary, as in training.
+    is_greedy: bool  # every target is the likeliest token at its position
 
 
 def cut_windows(before: Sequence[int], scored: Sequence[int], context: int) -> list[ScoredWindow]:

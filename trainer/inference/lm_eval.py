@@ -24,13 +24,10 @@ __all__ = ["HarnessModel", "describe_benchmarks", "run_benchmarks"]
 
 _INSTALLED = importlib.util.find_spec("lm_eval") is not None
 _HarnessLM: Any = importlib.import_module("lm_eval.api.model").LM if _INSTALLED else object  # optional: requirements-eval.lock
-_MAX_TOKENS = 256
-"""Longest continuation in tokens if a task sets none; the default of the harness."""
+_MAX_TOKENS = 256  # longest continuation in tokens if a task sets none; the default of the harness
 
 
 class HarnessModel(_HarnessLM):  # type: ignore[misc]
-    """The model of a run behind the harness's interface. The attribute `args` of a request is a tuple."""
-
     def __init__(self, text_model: TextModel, config: TrainConfig) -> None:
         super().__init__()
         self._text_model = text_model
@@ -91,14 +88,7 @@ class HarnessModel(_HarnessLM):  # type: ignore[misc]
 
 
 def run_benchmarks(text_model: TextModel, config: TrainConfig, tasks: str, limit: int | None) -> dict[str, dict[str, Any]]:
-    """Return the harness's results of each task, by name.
-
-    `tasks` are names of the harness's tasks, separated by commas, or a folder with task files, which are all run. `limit` is the
-    number of examples of each task.
-
-    Raises:
-        ConfigError: the harness is not installed, or a task does not exist.
-    """
+    """Return the harness's results of each task, by name. `tasks` has names, separated by commas, or a folder of task files."""
     if not _INSTALLED:
         raise ConfigError(
             "--lm-eval needs lm-evaluation-harness, which is not installed; install it with "

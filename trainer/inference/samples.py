@@ -45,10 +45,7 @@ def prompts_of(settings: EvalConfig, rows: Rows, tokenizer: Tokenizer) -> tuple[
 def sample_and_score(
     source: TextModel, prompts: Sequence[str], sampling: Sampling, config: TrainConfig
 ) -> tuple[list[Continuation], Scores | None]:
-    """Continue all prompts in one batch, and score the texts. The model itself is the reference of perplexity.
-
-    If the weights are sharded over ranks, all ranks must call this; they make the same forward passes.
-    """
+    """Continue all prompts in one batch, and score the texts. If the weights are sharded, all ranks must call this."""
     written = source.complete(prompts, sampling)
     if not config.eval.score:
         return written, None

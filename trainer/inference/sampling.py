@@ -62,7 +62,6 @@ class GumbelNoise:
         self._draw = 0
 
     def next(self, vocab_size: int) -> Tensor:
-        """Return the noise of the next draw of all rows, (B, V), fp64 and finite."""
         exponential_BV = np.stack([self._exponential(key, vocab_size) for key in self._keys])
         self._draw += 1
         return -torch.from_numpy(exponential_BV).clamp_(min=_LEAST_EXPONENTIAL).log_()
@@ -92,10 +91,7 @@ def choose_tokens(logits_BV: Tensor, seen_BV: Tensor | None, noise: GumbelNoise,
 
 
 def filtered_logits(logits_BV: Tensor, seen_BV: Tensor | None, sampling: Sampling) -> Tensor:
-    """Return the logits after all filters, (B, V), fp64, with minus infinity for removed tokens; see the top of this file.
-
-    With a temperature of 0 they are the logits after the repetition penalty.
-    """
+    """Return the logits after all filters, (B, V), fp64, with minus infinity for removed tokens; see the top of this file."""
     logits_BV = logits_BV.double()
     if sampling.repetition_penalty != 1 and seen_BV is not None:
         penalty = sampling.repetition_penalty

@@ -45,13 +45,9 @@ _INCOMPLETE = "\ufffd"
 
 @dataclass(frozen=True)
 class Continuation:
-    """The text that a model wrote after a prompt."""
-
     prompt: str
-    text: str
-    """The text without the prompt, and without the stop text or token that ended it."""
-    tokens: tuple[int, ...]
-    """All drawn tokens without an end-of-text token or a stop token, but with the tokens of a stop text."""
+    text: str  # the text without the prompt, and without the stop text or token that ended it
+    tokens: tuple[int, ...]  # all drawn tokens without an end-of-text token or a stop token, but with the tokens of a stop text
     finish_reason: FinishReason
 
     def to_json(self) -> dict[str, Any]:
@@ -60,8 +56,6 @@ class Continuation:
 
 @dataclass(frozen=True)
 class TextModel:
-    """A model with its tokenizer."""
-
     model: nn.Module
     tokenizer: Tokenizer
     context: int
@@ -78,11 +72,7 @@ class TextModel:
                 yield piece
 
     def complete(self, prompts: Sequence[str], sampling: Sampling, *, first_row: int = 0) -> list[Continuation]:
-        """Return the continuations of all prompts, in their order. `first_row` is the number of the first prompt.
-
-        The noise of a row depends only on the seed and its number, so a long list can be cut into batches without effect on the
-        texts.
-        """
+        """The noise of a row depends only on seed and number, so a list can be cut into batches without effect on the texts."""
         if not prompts:
             return []
         writers = [_Writer(self.tokenizer, prompt, self.prompt_tokens(prompt), sampling) for prompt in prompts]
@@ -97,7 +87,6 @@ class TextModel:
         return [*beginning, *self.tokenizer.encode(prompt)] or [self.tokenizer.pad_id]
 
     def _continued(self, writers: Sequence[_Writer], sampling: Sampling, first_row: int) -> Iterator[None]:
-        """Draw one token of each row per step until all rows are finished."""
         rows = TokenRows(
             *(self.model, [writer.start for writer in writers], self.tokenizer.vocab_size, sampling, self.context),
             use_cache=self.use_cache,
@@ -112,11 +101,7 @@ class TextModel:
 
 
 def window_start(num_tokens: int, context: int) -> int:
-    """Return the position of the first token that the model sees when it continues a row of `num_tokens` tokens.
-
-    It is 0 up to the context. Beyond that, it is the smallest multiple of half the context (rounded down, at least 1) that leaves
-    at most `context` tokens. So the window moves once in half a context of tokens.
-    """
+    """Return the position of the first token that the model sees. Beyond the context it moves once in half a context of tokens."""
     stride = max(1, context // 2)
     return max(0, -(-(num_tokens - context) // stride) * stride)
 
@@ -150,8 +135,7 @@ class TokenRows:
         use_cache: bool = True,
         first_row: int = 0,
     ) -> None:
-        self.rows = [list(prompt) for prompt in prompts]
-        """Prompt and drawn tokens of each row."""
+        self.rows = [list(prompt) for prompt in prompts]  # prompt and drawn tokens of each row
         self.active = list(range(len(prompts)))
         self._sampling = sampling
         self._noise = GumbelNoise(sampling.seed, range(first_row, first_row + len(prompts)))
@@ -167,7 +151,6 @@ class TokenRows:
 
     @torch.no_grad()
     def step(self) -> list[tuple[int, int]]:
-        """Draw the next token of each active row. Return pairs of the row's number and the token."""
         logits_BV = self._logits.next([self.rows[row] for row in self.active])[:, : self._vocab_size].float().cpu()
         chosen_B = choose_tokens(logits_BV, self._seen_BV, self._noise, self._sampling)
         if self._seen_BV is not None:
@@ -232,7 +215,6 @@ class _Cached:
             layer.keep(places)
 
     def _extend(self, new: Sequence[Sequence[int]], first_positions: Sequence[int]) -> Tensor:
-        """Return the logits, (B, V), after the new tokens of each row, whose positions start at `first_positions`."""
         longest = max(map(len, new))
         tokens_BT = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in new], device=self._device)
         first_B1 = torch.tensor(first_positions, device=self._device)[:, None]
@@ -246,16 +228,13 @@ class _Cached:
 
 
 class _Writer:
-    """Turns the tokens of one row into text, and decides when the text ends."""
-
     def __init__(self, tokenizer: Tokenizer, prompt: str, start: Sequence[int], sampling: Sampling) -> None:
         self.finish_reason: FinishReason | None = None
         self._tokenizer, self._prompt, self.start, self._sampling = tokenizer, prompt, list(start), sampling
         self._tokens: list[int] = []
         self._num_prompt_chars = len(tokenizer.decode(self.start))
         self._num_taken = 0
-        self._end: int | None = None
-        """Start of a stop text, in characters after the prompt."""
+        self._end: int | None = None  # start of a stop text, in characters after the prompt
 
     def add(self, token: int) -> None:
         if token == self._tokenizer.eos_id:
@@ -272,7 +251,6 @@ class _Writer:
                 self.finish_reason = "length"
 
     def take(self) -> str:
-        """Return the text that is new since the last call and cannot change any more."""
         text = self._text()
         if self.finish_reason is None:
             if text.endswith(_INCOMPLETE):  # a character of several byte tokens is not complete yet

@@ -57,8 +57,6 @@ _MTLD_THRESHOLD = 0.72
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of some texts; see the top of this file. A score is None if there is too little text for it."""
-
     num_texts: int
     num_words: int
     perplexity: float | None
@@ -99,12 +97,10 @@ def score_texts(texts: Sequence[str], perplexity: float | None = None) -> Scores
 
 
 def words(text: str) -> list[str]:
-    """Return the words in lower case: letters, digits and underscores, with apostrophes inside."""
     return [word.casefold() for word in _WORD.findall(text)]
 
 
 def words_and_marks(text: str) -> list[str]:
-    """Return the words in lower case, and each other character that is not white space as one token."""
     return [token.casefold() for token in _WORD_OR_MARK.findall(text)]
 
 

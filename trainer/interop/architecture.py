@@ -31,14 +31,10 @@ _SHOWN_CHARS = 60
 
 
 class _Kind(NamedTuple):
-    """A type of model."""
-
     class_name: str
     qk_norm: bool
-    head_dim: int | None
-    """Width of a head if the file does not say it; None: width / heads."""
-    fields: Mapping[str, Any]
-    """What a file says besides, with the values that the decoder computes."""
+    head_dim: int | None  # width of a head if the file does not say it; None: width / heads
+    fields: Mapping[str, Any]  # what a file says besides, with the values that the decoder computes
 
 
 _KINDS = {
@@ -86,11 +82,8 @@ _Number = Annotated[float, Field(strict=False, gt=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class Architecture:
-    """What `config.json` says about a model that this decoder computes."""
-
     model_type: str
-    model: ModelConfig
-    """Its settings. `vocab_rows` is the number of rows of the embedding."""
+    model: ModelConfig  # Its settings. `vocab_rows` is the number of rows of the embedding.
 
 
 class _RopeSchema(Schema):
@@ -152,11 +145,6 @@ def config_of(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
 
 
 def read_architecture(directory: Path) -> Architecture:
-    """Return the model that `config.json` of a directory describes.
-
-    Raises:
-        ConfigError: the file is missing or malformed, or describes a model that this decoder does not compute.
-    """
     path = directory / CONFIG
     try:
         values = parse_json(read_input(path, _MAX_BYTES, below=directory))

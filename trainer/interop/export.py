@@ -56,15 +56,11 @@ class _File(Schema):
 class _Tokenizer(Schema):
     kind: str
     digest: _Digest
-    exact: bool
-    """Whether it was checked to give the same ids."""
+    exact: bool  # whether it was checked to give the same ids
 
 
 class ExportRecord(Schema):
-    """The content of `export.json`: where the model comes from, and the digests of all other files."""
-
-    format: Literal[1] = 1
-    """Increases whenever the meaning of a field changes."""
+    format: Literal[1] = 1  # increases whenever the meaning of a field changes
     kind: FormatName
     dtype: Dtype
     step: Count
@@ -84,12 +80,7 @@ def format_named(kind: FormatName) -> ExportFormat:
 def write_export(
     source: ExportSource, output: Path, *, kind: FormatName, dtype: Dtype, replace: bool = False, exact: bool = True
 ) -> None:
-    """Write a directory complete or not at all. `exact`: refuse a tokenizer that would give other ids for some texts.
-
-    Raises:
-        ConfigError: the directory has other files, or the model cannot be expressed in the format.
-        OSError: a file cannot be written.
-    """
+    """Write a directory complete or not at all. `exact`: refuse a tokenizer that would give other ids for some texts."""
     with new_folder(output, replaces=True) as folder:
         write_files(source, folder, format_named(kind), dtype, exact=exact)
         files = {path.name: {"sha256": digest_file(path), "bytes": path.stat().st_size} for path in sorted(folder.iterdir())}
@@ -138,11 +129,6 @@ def check_output(output: Path, *, replace: bool) -> None:
 
 
 def read_export_record(directory: Path) -> ExportRecord:
-    """Return the record of an exported directory.
-
-    Raises:
-        CheckpointError: there is none, or it was changed.
-    """
     path = directory / EXPORT_RECORD
     try:
         values = unsealed(read_input(path, _MAX_BYTES, below=directory))
@@ -173,7 +159,6 @@ def check_files(directory: Path, record: ExportRecord) -> str | None:
 
 
 def foreign_entries(directory: Path, record: ExportRecord) -> list[str]:
-    """Return the names of files, folders and links in a directory that the export did not write, sorted."""
     own = {EXPORT_RECORD, *record.files}
     return sorted(path.name for path in directory.iterdir() if path.name not in own or path.is_symlink() or not path.is_file())
 
@@ -182,12 +167,8 @@ def verify_export(directory: Path, run: Path | None = None) -> dict[str, Any]:
     """Check an exported directory, and return the facts that `verify --json` prints.
 
     Without a run: the seal of `export.json`, the digest of every file, and for a whole model in fp32 the digest of the weights.
-    With a run also: the checkpoint, data and tokenizer that `export.json` names are those of the run, each tensor has the bits of
-    the checkpoint after the conversion to its type, and the files that describe model and tokenizer are those that an export
-    writes today.
-
-    Raises:
-        CheckpointError: something differs; the message names the first file, or the first tensor of a file.
+    With a run also: `export.json` names its checkpoint, data and tokenizer, each tensor has the bits of the checkpoint after the
+    conversion to its type, and the files that describe model and tokenizer are those that an export writes today.
     """
     record = read_export_record(directory)
     changed = check_files(directory, record)
@@ -245,7 +226,6 @@ def _origin(source: ExportSource) -> dict[str, Any]:
 
 
 def _check_source(directory: Path, record: ExportRecord, source: ExportSource) -> None:
-    """Compare the record with the run, and the files that describe model and tokenizer with those of another export."""
     found = record.model_dump() | {"tokenizer": record.tokenizer.digest}
     for name, value in (_origin(source) | {"tokenizer": source.tokenizer.digest}).items():
         if found[name] != value:
@@ -264,7 +244,6 @@ def _check_source(directory: Path, record: ExportRecord, source: ExportSource) -
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[BinaryIO, Mapping[str, TensorSpec]]]:
-    """Yield a tensor file behind its header, and its tensors in their order."""
     try:
         with open_input(path, below=path.parent) as file:
             yield file, read_specs(file, os.fstat(file.fileno()).st_size)
@@ -293,10 +272,7 @@ def _weights_digest(directory: Path, names: Sequence[str]) -> str:
 
 
 def _first_difference(directory: Path, file_name: str, source: ExportSource, record: ExportRecord) -> str | None:
-    """Return the name of the first tensor of a file whose bits are not those of the checkpoint in the type of the export.
-
-    One tensor is in memory at a time, and none that the checkpoint does not have with the same type and shape.
-    """
+    """Return the first tensor of a file whose bits are not those of the checkpoint. One tensor is in memory at a time."""
     expected = format_named(record.kind).tensors(source, record.dtype).get(file_name, {})
     dtype = DTYPES[record.dtype]
     wanted = {name: spec_of(torch.empty_like(tensor, dtype=dtype, device="meta")) for name, tensor in expected.items()}

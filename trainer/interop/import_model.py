@@ -25,35 +25,23 @@ from trainer.runs.record import IMPORTED
 
 __all__ = ["ImportedModel", "import_model"]
 
-_ROWS = 8
-"""Rows of a forward pass in an evaluation."""
+_ROWS = 8  # rows of a forward pass in an evaluation
 
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """What was imported."""
-
     model_type: str
     num_weights: int
     types: tuple[str, ...]
     vocab_size: int
-    lacking: tuple[str, ...]
-    """The roles `bos` and `eos` that no token of the tokenizer has."""
+    lacking: tuple[str, ...]  # the roles `bos` and `eos` that no token of the tokenizer has
     weights: str
     has_chat_template: bool
-    template_refused: str | None
-    """Why the chat template of the directory is not in the run."""
+    template_refused: str | None  # why the chat template of the directory is not in the run
 
 
 def import_model(directory: Path, output: Path) -> ImportedModel:
-    """Write the new run `output` from a Hugging Face directory of a Qwen3 or Llama model. Nothing in the directory is executed.
-
-    The run appears at once and complete, or not at all.
-
-    Raises:
-        ConfigError: the directory holds no such model, or `output` exists.
-        CheckpointError: a file with weights is damaged.
-    """
+    """Write the new run `output`, complete or not at all. Nothing in the directory is executed."""
     if not directory.is_dir():
         raise ConfigError(f"{directory}: no such directory; name the Hugging Face directory with config.json and the weights")
     if output.exists() or output.is_symlink():

@@ -25,8 +25,7 @@ __all__ = ["model_card"]
 
 _CODE = re.compile(r"`[a-z0-9:]+`")
 _MARKUP = re.compile(r"[\\`*_{}\[\]()#!|~]")
-_EVALUATIONS = 10
-"""The most evaluations in the table, evenly spread."""
+_EVALUATIONS = 10  # the most evaluations in the table, evenly spread
 _SUMMARY = (
     "A causal language model, written by `trainer export`. `config.json` names its architecture, and `export.json` has the digests "
     "of the other files."
@@ -43,7 +42,6 @@ _LICENCE = (
 
 
 def model_card(source: ExportSource, dtype: str, *, adapters: bool = False) -> bytes:
-    """Return the card of the whole model, or of its adapters. Raises CheckpointError if the metrics of the run are damaged."""
     sections = {
         "Model": _model(source, dtype),
         "Training": _training(source),

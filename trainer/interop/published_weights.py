@@ -40,25 +40,16 @@ _COPY = "put the directory there again from its source"
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """The files with the weights of a model. Their headers are checked."""
-
     directory: Path
-    files: Mapping[str, Mapping[str, TensorSpec]]
-    """For each file its tensors, in their order in the file."""
-    expected: Mapping[str, tuple[int, ...]]
-    """The shapes of the weights of the model, by name."""
+    files: Mapping[str, Mapping[str, TensorSpec]]  # for each file its tensors, in their order in the file
+    expected: Mapping[str, tuple[int, ...]]  # the shapes of the weights of the model, by name
 
     @property
     def types(self) -> tuple[str, ...]:
         return tuple(sorted({spec.dtype for specs in self.files.values() for spec in specs.values()}))
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return the weights by name in fp32, and the digest of each file.
-
-        Raises:
-            CheckpointError: a file has changed since `open_weights`, a weight is not finite, or the output projection of a model
-                with tied embeddings is another one.
-        """
+        """Return the weights by name in fp32, and the digest of each file. Raises CheckpointError if a file has changed."""
         weights: dict[str, Tensor] = {}
         digests: dict[str, str] = {}
         for name in self.files:
@@ -88,8 +79,6 @@ class PublishedWeights:
 
 
 class _Hashing:
-    """A file whose bytes are hashed as they are read."""
-
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.digest = hashlib.sha256()
@@ -101,14 +90,7 @@ class _Hashing:
 
 
 def open_weights(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> PublishedWeights:
-    """Return the weights in a directory, as one file or with an index, after a check of all headers.
-
-    `expected` has the shapes of the weights of the model, by name.
-
-    Raises:
-        ConfigError: there are no such files, or they hold other types of numbers or other weights than the model has.
-        CheckpointError: a file is missing or damaged, or not a regular file.
-    """
+    """Return the weights in a directory after a check of all headers against the shapes `expected`."""
     names, places = _file_names(directory)
     for tensor_name in () if places is None else places:
         _shape_of(directory / INDEX, tensor_name, expected)

@@ -28,17 +28,13 @@ __all__ = ["ExportSource", "open_source"]
 
 @dataclass(frozen=True)
 class ExportSource:
-    """A checkpoint of our decoder, with all that an export says about it."""
-
     run: Path
     config: TrainConfig
     record: Record
     tokenizer: Tokenizer
     step: int
-    manifest_digest: str
-    """Digest of the checkpoint's manifest, which has the digests of all its tensors."""
-    weights: Mapping[str, Tensor]
-    """By name, on the CPU, in fp32. A shared weight appears once."""
+    manifest_digest: str  # digest of the checkpoint's manifest, which has the digests of all its tensors
+    weights: Mapping[str, Tensor]  # By name, on the CPU, in fp32. A shared weight appears once.
     is_average: bool
     chat_template: ChatTemplate | None = None
     adapters: Mapping[str, Tensor] = field(default_factory=dict)
@@ -46,7 +42,7 @@ class ExportSource:
 
     @property
     def data_digest(self) -> str | None:
-        """The root digest of the training data, None for an imported model."""
+        # None for an imported model
         return self.record.data.root_digest or None
 
     @cached_property
@@ -55,11 +51,6 @@ class ExportSource:
 
 
 def open_source(run: Path, which: str) -> ExportSource:
-    """Return the checkpoint that `which` names, with its moving average if it has one, and with merged adapters.
-
-    Raises:
-        CheckpointError: the run or the checkpoint does not exist or is damaged, or does not fit the settings of the run.
-    """
     config, record = load_config(run), read_record(run)
     checkpoint = load_checkpoint(run, which)
     tokenizer = load_tokenizer(run / "tokenizer")

@@ -53,11 +53,7 @@ _PERIODIC_PIECES = 300
 
 
 def check_tokenizer(tokenizer: Tokenizer, library: tokenizers.Tokenizer, *, exact: bool) -> None:
-    """Check that an exported tokenizer gives the texts of ours, and if `exact` the ids, after the beginning-of-text token.
-
-    Raises:
-        ConfigError: a text has other ids, or is decoded to another text; the message has the first such text.
-    """
+    """Check that an exported tokenizer gives the texts of ours, and if `exact` the ids, after the beginning-of-text token."""
     if exact and isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.spec.model_type != BPE:
         raise ConfigError(
             "a unigram tokenizer cannot be exported exactly: SentencePiece adds the scores of pieces in 32 bits and a "
@@ -74,9 +70,6 @@ def check_chat(tokenizer: Tokenizer, library: tokenizers.Tokenizer, template: Ch
 
     Not `exact`: only the special tokens must be equal. The messages of the check have no names of special tokens. Afterwards such
     names in a text are tokens to `library`.
-
-    Raises:
-        ConfigError: the text of a conversation has other ids; the message has the first such text.
     """
     library.encode_special_tokens = False
     special = {token.id for token in tokenizer.named_tokens}

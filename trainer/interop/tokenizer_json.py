@@ -32,11 +32,6 @@ _UNREADABLE = "\ufffd"
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> Json:
-    """Return the content of a `tokenizer.json` that encodes and decodes as the tokenizer does.
-
-    Raises:
-        ConfigError: the format cannot express the tokenizer; the message says why.
-    """
     if isinstance(tokenizer, HuggingFaceTokenizer):
         content = _of_supplied(tokenizer)
     elif isinstance(tokenizer, SentencePieceTokenizer):
@@ -51,10 +46,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> Json:
 
 
 def role_names(tokenizer: Tokenizer) -> dict[str, str]:
-    """Return the names of the special tokens by role, as `tokenizer_config.json` has them.
-
-    `char` has no unk there, because a reader that skips special tokens would drop the U+FFFD that stands for an unknown character.
-    """
+    # `char` has no unk, because a reader that skips special tokens would drop the U+FFFD that stands for an unknown character
     if isinstance(tokenizer, HuggingFaceTokenizer | SentencePieceTokenizer):
         return {role: name for role, name in tokenizer.special.names.items() if name is not None}
     names = dict(_OWN_NAMES)

@@ -37,15 +37,8 @@ def write_untrained(
 ) -> str:
     """Write the files of such a run into an empty directory, and return the digest of its tensors.
 
-    Args:
-        run: the directory. The caller commits it: see `common.targets.new_folder`.
-        config: settings for the commands that use the model. Those of a training have no meaning.
-        tokenizer: the tokenizer of the model.
-        tensors: the weights as they are stored, by name.
-        status: the status of the run in its record. It is also the name under which the record has `source`.
-        source: facts about the origin of the model.
-        data_digest: root digest of the data that the model was trained on, if it is known.
-        chat_template: the Jinja program of its chat template, if it has one.
+    The caller commits the directory, see `common.targets.new_folder`. The settings of a training in `config` have no meaning.
+    `status` is also the name under which the record has `source`, the facts about the origin of the model.
     """
     write_atomic(run / CONFIG, to_toml("train", config.model_dump(mode="json")).encode())
     save_tokenizer(tokenizer, run / TOKENIZER)

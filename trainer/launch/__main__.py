@@ -47,7 +47,6 @@ def main(words: Sequence[str]) -> ExitCode:
 
 
 def train(arguments: Sequence[str], restarts: Mapping[str, str], run: str, stop: StopRequest) -> ExitCode:
-    """Train under torchrun. `run` is empty if only a recipe names it."""
     num_gpus = None if signs_of_gpus() else 0  # only torch knows their number, and the next process loads it
     os.environ.update(missing_variables(os.environ, num_gpus, num_cores()))
     policy = RestartPolicy.of(restarts, os.environ.get("PET_NNODES") or "1")
@@ -67,7 +66,6 @@ def train(arguments: Sequence[str], restarts: Mapping[str, str], run: str, stop:
 
 
 def may_be_finished(run: str) -> bool:
-    """Return whether the unchecked record of a run says that it has finished."""
     try:
         return b'"status":"finished"' in read_input(Path(run) / RECORD, _MAX_RECORD_BYTES).replace(b" ", b"")
     except (OSError, ValueError, UnusableFileError):
@@ -75,7 +73,6 @@ def may_be_finished(run: str) -> bool:
 
 
 def is_finished(arguments: Sequence[str]) -> bool:
-    """Load the settings, and report a run that has finished with them. The ranks report settings that cannot be used."""
     from trainer.launch.finished import report_finished
     from trainer.launch.train_settings import load_train_settings
 
@@ -86,9 +83,7 @@ def is_finished(arguments: Sequence[str]) -> bool:
 
 @contextmanager
 def exit_file() -> Iterator[Path]:
-    """Yield the path of the exit file, in a private folder. The first rank that fails, or the watchdog, writes there why the ranks
-    end.
-    """
+    """Yield the path of the exit file: the first rank that fails, or the watchdog, writes there why the ranks end."""
     parent = os.environ.get("TMPDIR") or "/tmp"
     try:
         folder = Path(tempfile.mkdtemp(prefix="trainer.", dir=parent))

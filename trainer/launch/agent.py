@@ -63,8 +63,6 @@ __all__ = ["Agent", "Alone", "describe", "launch"]
 
 
 class Alone(RendezvousHandler):
-    """The rendezvous of a single node. Its store is in the memory of this process."""
-
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._run_id = parameters.run_id
 
@@ -72,7 +70,7 @@ class Alone(RendezvousHandler):
         return ALONE
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Return at once, as node 0 of 1. The port is 0, because there is no store that the ranks could connect to."""
+        # the port is 0, because there is no store that the ranks could connect to
         return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("localhost", 0))
 
     def is_closed(self) -> bool:
@@ -115,9 +113,7 @@ class Agent(LocalElasticAgent):
         return started
 
     def _end_after(self, first_node: str, port: int) -> None:
-        """End the ranks of this node if the torchrun of the first node has ended and the ranks have not noticed. A node that is
-        started while the others still end would wait for ranks that have another store.
-        """
+        """End the ranks if the first node's torchrun has ended: a node that is started meanwhile would wait for another store."""
         wait_for_end(first_node, port, NOTICED_S)
         if not self._asked:  # else the ranks stop in order, and `_ask_ranks` limits their time
             log_line("the torchrun of the first node has ended, so the ranks of this node are ended")
@@ -196,9 +192,7 @@ def _not_met(endpoint: str, error: Exception) -> str:
 
 
 def describe(failures: Mapping[int, ProcessFailure], why_killed: str) -> str:
-    """Return one line about the rank that failed first; empty if that rank has printed its error. A rank that a signal has ended
-    goes before those that miss it. `why_killed` says why the kernel has killed a process.
-    """
+    """Return one line about the rank that failed first, killed ones first of all; empty if it has printed its error."""
     killed = {rank: failure for rank, failure in failures.items() if failure.exitcode == -signal.SIGKILL}
     rank, failure = min((killed or failures).items(), key=lambda item: item[1].timestamp)
     process = f"rank {rank} (process {failure.pid})"
@@ -245,8 +239,6 @@ def private_folder() -> Iterator[str]:
 
 
 def hold_signals_back_from_new_ranks() -> None:
-    """Block SIGTERM and SIGINT in this thread, so that new ranks inherit the mask: a signal would kill a rank that still loads.
-    This process still receives its signals, in another thread, and Python runs their handlers in this one.
-    """
+    """Block the signals here, so that new ranks inherit the mask. This process receives them in another thread."""
     threading.Thread(target=threading.Event().wait, name="signals", daemon=True).start()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})

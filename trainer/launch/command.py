@@ -18,7 +18,6 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # exit codes of a shell for a program th
 
 
 def other_command(words: Sequence[str]) -> list[str] | None:
-    """Return the command to run instead of a training; None for a training."""
     first = words[0] if words else ""
     if first and first != "train" and not first.startswith("-"):
         return [*_python("trainer"), *words] if first in COMMANDS else list(words)
@@ -49,7 +48,6 @@ def training_command(arguments: Sequence[str]) -> list[str]:
 
 
 def folder_of(name: str, arguments: Sequence[str], variables: Mapping[str, str]) -> str:
-    """Return the folder from the option `--NAME`, or else from the variable `TRAIN_NAME`; empty if neither is set."""
     option, found = f"--{name}", variables.get(f"TRAIN_{name.upper()}", "")
     for previous, argument in zip(("", *arguments), arguments, strict=False):
         if argument.startswith(f"{option}="):

@@ -41,5 +41,4 @@ _ROWS = (
     _row("stacks", "print the stacks of all threads of a running training"),
     _row("schema", "print the JSON Schema of the settings of `train`; --env prints their environment variables"),
 )
-COMMANDS = {command.name: command for command in _ROWS}
-"""By name, in the order of the help."""
+COMMANDS = {command.name: command for command in _ROWS}  # by name, in the order of the help

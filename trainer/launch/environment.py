@@ -23,9 +23,7 @@ _NUM_RANKS = re.compile(r"[1-9][0-9]{0,5}")
 
 
 def missing_variables(variables: Mapping[str, str], num_gpus: int | None, num_cores: int) -> dict[str, str]:
-    """Return the variables of torchrun and OpenMP that are not set, with their values for this node. Without `num_gpus`, which only
-    torch knows, the number of ranks may be missing.
-    """
+    """Without `num_gpus`, which only torch knows, the number of ranks may be missing."""
     known = _of_scheduler(variables) | {name: value for name, value in variables.items() if value}
     if "PET_NPROC_PER_NODE" not in known and num_gpus is not None:
         known["PET_NPROC_PER_NODE"] = str(num_gpus) if num_gpus else known.get("CPU_RANKS", "1")
@@ -37,9 +35,6 @@ def missing_variables(variables: Mapping[str, str], num_gpus: int | None, num_co
 
 
 def expected_ranks(variables: Mapping[str, str], num_gpus: int) -> tuple[int, int]:
-    """Return the number of ranks on this node, and the number of nodes, with which the launcher would start a training. Raises
-    ConfigError for a variable that cannot be used.
-    """
     known = {**variables, **missing_variables(variables, num_gpus, num_cores())}
     check_variables(known)
     ranks, nodes = known["PET_NPROC_PER_NODE"], known.get("PET_NNODES") or "1"
@@ -81,7 +76,6 @@ _MANY = 10**6
 
 
 def check_variables(variables: Mapping[str, str]) -> None:
-    """Check the variables that torchrun and OpenMP read. An empty variable counts as not set. Raises ConfigError."""
     num_nodes = _num_nodes(variables.get("PET_NNODES") or "1")
     _check_ranks(variables)
     _check_number(variables, "PET_NODE_RANK", 0, num_nodes - 1, "the number of this node, from 0")
@@ -103,7 +97,6 @@ def check_variables(variables: Mapping[str, str]) -> None:
 
 
 def openmp_threads(variables: Mapping[str, str]) -> int | None:
-    """Return OMP_NUM_THREADS; None if it is not set. Raises ConfigError for a value that cannot be used."""
     _check_number(variables, "OMP_NUM_THREADS", 1, 1024, "CPU threads of one rank")
     return int(variables.get("OMP_NUM_THREADS") or 0) or None
 

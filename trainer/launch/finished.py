@@ -46,7 +46,6 @@ def report_finished(config: TrainConfig) -> bool:
 
 
 def nothing_to_train(config: TrainConfig, status: str, step: int, ended_by: str) -> tuple[str, ...]:
-    """Return the lines about a run with these settings of its last start, which has reached a limit after `step` steps."""
     run = config.run
     has = f"is finished: {step} steps" if status == "finished" else f"has {step} steps"
     return (
@@ -58,10 +57,7 @@ def nothing_to_train(config: TrainConfig, status: str, step: int, ended_by: str)
 
 
 def finished_as(config: TrainConfig) -> Record | None:
-    """Return the record of the run if it finished with these settings and its last checkpoint is intact; else None.
-
-    Data that is there must be the data of the run. In all other cases the training decides, which also reports what is damaged.
-    """
+    """Return the record of the run if it finished with these settings, its data and an intact last checkpoint; else None."""
     saved = SavedRun(config.run)
     with suppress(OSError, ValueError, ProjectError, UnusableFileError):
         record = saved.record
@@ -79,7 +75,6 @@ def finished_as(config: TrainConfig) -> Record | None:
 
 
 def longer_command(config: TrainConfig, ended_by: str) -> str:
-    """Return a command that continues a finished run, to twice its length if a limit has ended it."""
     section, _, ended = ended_by.partition(".")
     words: list[object] = ["--run", config.run]
     for name in settings_with(TrainConfig, Marker.ASKED_AGAIN):
@@ -98,7 +93,6 @@ def longer_command(config: TrainConfig, ended_by: str) -> str:
 
 
 def _as_used(config: TrainConfig, recorded: TrainConfig, num_steps: int) -> TrainConfig:
-    """Return the settings with the warm-up that a run of so many steps has used: see `trainer.runs.limits.with_shorter_warmup`."""
     schedule, used = config.schedule, recorded.schedule.warmup_steps
     if schedule.decay_steps is not None or not used < num_steps <= schedule.warmup_steps:
         return config

@@ -25,7 +25,7 @@ _LONGEST_UNWINDING_S = 10.0
 
 
 class ExplainedElsewhereError(ProjectError):
-    """An error without a message: another rank has reported why the run ends, or a line was already printed."""
+    """Another rank has reported why the run ends, or a line was already printed."""
 
     def __init__(self, code: ExitCode) -> None:
         super().__init__("")
@@ -34,9 +34,7 @@ class ExplainedElsewhereError(ProjectError):
 
 @contextmanager
 def only_first_failure() -> Iterator[None]:
-    """Suppress the traceback of a connection that was lost because another rank has ended, and of errors that a thread passes on.
-    If the other rank has left no reason, one line is printed on stderr.
-    """
+    """Suppress the traceback of a connection that ended with another rank. One line is printed if that rank left no reason."""
     before, threading.excepthook = threading.excepthook, _print_unless_kept
     try:
         yield
@@ -69,9 +67,7 @@ def lost_connection(error: BaseException | None) -> str | None:
 
 
 def _reason_of_others(variables: Mapping[str, str]) -> ExitCode | None:
-    """Wait for the exit code that another rank of this node writes. Returns None if a rank has ended without one, or if all ranks
-    of this node wait here: then the lost rank is on another node.
-    """
+    """Wait for the exit code that another rank of this node writes; None if it left none, or if all ranks of this node wait."""
     if not (name := variables.get(EXIT_FILE_VARIABLE)):
         return None
     path, ranks = Path(name), int(variables.get("LOCAL_WORLD_SIZE", "1"))

@@ -1,5 +1,3 @@
-"""Lines of the launcher about the ranks, on stderr."""
-
 from __future__ import annotations
 
 import os

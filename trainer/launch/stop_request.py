@@ -72,7 +72,6 @@ class StopRequest:
             os.read(self._wake_reader, select.PIPE_BUF)
 
     def pause(self, seconds: float) -> None:
-        """Wait for some seconds, or until a stop is requested."""
         end = time.monotonic() + seconds
         while not self.is_received() and (left := end - time.monotonic()) > 0:
             self.wait_for_signal(left)

@@ -35,29 +35,22 @@ _FINAL = {code for code in ExitCode if code.next_start is not NextStart.MAY_SUCC
 
 @dataclass(frozen=True)
 class Ended:
-    """How a group of ranks has ended."""
-
     code: int  # its exit code, or 128 + N if signal N ended it, as in a shell
     reason: str = ""  # a message for users; may be empty
 
     @property
     def final(self) -> ExitCode | None:
-        """The exit code of the launcher, if another start would not help or is not wanted; None if another start may succeed."""
         return ExitCode(self.code) if self.code in _FINAL else None
 
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """How often a group is started again, and after which pauses."""
-
     max_restarts: int  # the most restarts without a new checkpoint in between
     delay_s: int  # seconds before the first of these restarts. Each further pause is twice as long, up to 64 times.
 
     @classmethod
     def of(cls, variables: Mapping[str, str], num_nodes: str) -> RestartPolicy:
-        """Return the policy that the variables set. By default only a group on a single node is started again here: one on several
-        nodes is started again by its scheduler, on all nodes together.
-        """
+        # a group on several nodes is started again by its scheduler, on all nodes together
         texts = (
             variables.get("TRAIN_MAX_RESTARTS") or (_MAX_RESTARTS if num_nodes == "1" else "0"),
             variables.get("TRAIN_RESTART_DELAY_S") or _DELAY_S,
@@ -75,10 +68,7 @@ class RestartPolicy:
 def supervise(
     run: Callable[[], Ended], policy: RestartPolicy, newest: Callable[[], int], stop: StopRequest, unseen: str = ""
 ) -> ExitCode:
-    """Run a group of ranks, and start it again after crashes, until it needs no further start. Return the exit code of the
-    launcher. `newest` returns the step of the newest checkpoint, a negative number if there is none. `unseen` is added to
-    messages about checkpoints if the run directory is unknown.
-    """
+    """Run a group until it needs no further start. `newest` returns the step of the newest checkpoint, negative if none."""
     num_restarts = 0
     while not stop.is_received():
         before = newest()
@@ -103,9 +93,7 @@ def supervise(
 
 
 def run_group(command: list[str], exit_file: Path, stop: StopRequest) -> Ended:
-    """Run a command to its end, and pass a stop request on to it. In its new session it does not also receive a Ctrl-C from the
-    terminal.
-    """
+    # a new session, so that a Ctrl-C from the terminal reaches the group only once
     exit_file.write_bytes(b"")
     oom_kills = num_oom_kills()
     group = os.posix_spawnp(
@@ -133,9 +121,7 @@ def run_group(command: list[str], exit_file: Path, stop: StopRequest) -> Ended:
 
 
 def ended(status: int, left: str, why_killed: str = "") -> Ended:
-    """Return how a group has ended: from the exit code of torchrun (-N if signal N ended it), and the exit file with an exit code
-    and possibly a message.
-    """
+    """`status` is the exit code of torchrun, -N if signal N ended it; `left` is the content of the exit file."""
     code = status if status >= 0 else _SIGNAL_BASE - status
     if code == ExitCode.DONE:
         return Ended(code)
@@ -155,9 +141,7 @@ def newest_step(run: str) -> int:
 
 
 def _wait_for(child: int, stop: StopRequest) -> None:
-    """Wait until a child has ended, but do not reap it. Without an init, the first process of a container also becomes the parent
-    of orphans, which are reaped here.
-    """
+    """Wait without reaping. As the first process of a container this one becomes the parent of orphans, which are reaped here."""
     while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None or found.si_pid != child:
         if found is None:
             stop.wait_for_signal()

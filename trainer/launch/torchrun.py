@@ -50,7 +50,6 @@ def knows_ranks(variables: Mapping[str, str]) -> bool:
 
 
 def count_gpus(device: str) -> int:
-    """Return the number of GPUs that a training with this setting `device` uses on this machine."""
     if device == "cpu" or not signs_of_gpus():
         return 0
     log_line(f"counting the GPUs; loading PyTorch for it {_TAKES}")

@@ -24,7 +24,6 @@ def load_train_settings(arguments: Sequence[str]) -> TrainConfig:
 
 
 def hand_to_ranks(config: TrainConfig, arguments: Sequence[str], path: Path) -> None:
-    """Write the settings for ranks that are started with these arguments in the environment of this process."""
     handed = {"arguments": list(arguments), "given": list(set_names(config)), "settings": config.model_dump(mode="json")}
     path.write_text(json.dumps(handed))
     os.environ[SETTINGS_VARIABLE] = str(path)

@@ -19,8 +19,7 @@ from common.errors import ConfigError
 
 __all__ = ["check_private", "keep_memory", "spin_briefly", "use_private_caches"]
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Parameters of `mallopt`, from malloc.h."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of `mallopt`, from malloc.h
 _NEVER, _LARGEST = -1, 2**31 - 1
 _SPINS = 3000
 """About 10 µs. By default GNU's OpenMP spins for milliseconds, while the thread that it waits for may have no core.
@@ -34,7 +33,6 @@ _log = logging.getLogger(__name__)
 
 
 def use_private_caches() -> None:
-    """Set private cache folders, unless the environment names them. Call it before torch is imported."""
     for name in _CODE:
         if given := os.environ.get(name):
             try:

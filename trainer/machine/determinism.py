@@ -58,8 +58,7 @@ _FLAGS = (
     "NCCL_TUNER_PLUGIN",
     "TORCH_BLAS_PREFER_CUBLASLT",
 )
-_TUNABLE_KERNELS = "PYTORCH_TUNABLEOP_"
-"""Beginning of the variables of torch's choice of kernels by timing."""
+_TUNABLE_KERNELS = "PYTORCH_TUNABLEOP_"  # beginning of the variables of torch's choice of kernels by timing
 _COMPILER = "TORCHINDUCTOR_"
 """Beginning of the settings of torch.compile. All may select other kernels, except for those that end with `_NO_KERNELS`."""
 _NO_KERNELS = ("_CACHE", "_COMPILE_THREADS", "_DIR", "_FILE", "_HOST", "_PATH", "_PORT", "_TIMEOUT", "_URL")

@@ -45,18 +45,15 @@ class ChangedFact:
     name: str
     recorded: Any
     found: Any
-    changes_bits: bool
-    """True if the same steps may compute other bits because of this."""
+    changes_bits: bool  # True if the same steps may compute other bits because of this
 
     def describe(self) -> str:
-        """Return one line, with a star if the difference can change bits."""
         return f"{'*' if self.changes_bits else ' '} {self.name}: {shown(self.recorded)} before, {shown(self.found)} now"
 
 
 def find_differences(
     recorded: Mapping[str, Any], found: Mapping[str, Any], deciding: Collection[str] = ()
 ) -> tuple[ChangedFact, ...]:
-    """Return the facts that differ, by name. `deciding` holds further names that change bits."""
     certain = {*_CHANGES_BITS, *deciding}
     return tuple(
         ChangedFact(name, recorded.get(name), found.get(name), name in certain or name.startswith(_CHANGES_BITS_BELOW))
@@ -99,7 +96,6 @@ def unlocked_here() -> str:
 
 
 def library_versions() -> dict[str, str | None]:
-    """Return the versions of PyTorch, CUDA, cuDNN and NCCL; None for a part that this PyTorch does not have."""
     cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return {
         "torch": torch.__version__,
@@ -123,7 +119,6 @@ def _image_digest(variables: Mapping[str, str]) -> str | None:
 
 
 def from_cpuinfo(*names: str) -> list[str]:
-    """Return the values of these fields in /proc/cpuinfo, each once."""
     try:
         lines = _CPUINFO.read_text().splitlines()
     except OSError:

@@ -38,8 +38,7 @@ class GpuReading:
 
     index: int
     name: str
-    answers: bool = True
-    """False if the driver has lost the GPU."""
+    answers: bool = True  # False if the driver has lost the GPU
     utilisation: float | None = _fact(lambda gpu: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100)
     """Share of the last sampling period in which a kernel ran, 0 to 1."""
     memory_used_mib: float | None = _fact(lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu).used / _MIB)
@@ -139,8 +138,7 @@ class NvmlGpus:
             return GpuReading(index, name, answers=False)
 
 
-Gpus: TypeAlias = NvmlGpus | NoGpus
-"""A source of readings of GPUs."""
+Gpus: TypeAlias = NvmlGpus | NoGpus  # a source of readings of GPUs
 
 
 def opened_gpus(uuids: Sequence[str]) -> Gpus:
@@ -172,7 +170,6 @@ def _answer(query: Callable[[], _ValueT]) -> _ValueT | None:
 
 
 def _supported(query: Callable[[], _ValueT]) -> _ValueT | None:
-    """Return the result of a query, or None if this device does not support it. Raises if the device is lost."""
     try:
         return query()
     except (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_Uninitialized, pynvml.NVMLError_ResetRequired):

@@ -1,5 +1,3 @@
-"""Readings of the host while a run trains."""
-
 from __future__ import annotations
 
 import shutil
@@ -19,18 +17,13 @@ _MIB, _GB = 2**20, 10**9
 
 @dataclass(frozen=True)
 class HostReading:
-    rss_mib: float
-    """Resident memory of all processes of the run. Shared pages count for each process."""
+    rss_mib: float  # Resident memory of all processes of the run. Shared pages count for each process.
     private_mib: float
     """The part of `rss_mib` that is neither shared nor backed by a file. A leak increases it; reading data increases the rest."""
-    available_mib: float
-    """Free memory of the machine or the container."""
-    cpu: float | None
-    """Used share of the time of all processors since the last reading, 0 to 1. None in the first reading."""
-    disk_free_gb: float
-    """Free space on the disk of the run."""
-    disk_read_mb_per_s: float | None = None
-    """Rate over all disks of the machine since the last reading. None in the first reading."""
+    available_mib: float  # free memory of the machine or the container
+    cpu: float | None  # Used share of the time of all processors since the last reading, 0 to 1. None in the first reading.
+    disk_free_gb: float  # free space on the disk of the run
+    disk_read_mb_per_s: float | None = None  # Rate over all disks of the machine since the last reading. None in the first reading.
     disk_written_mb_per_s: float | None = None
 
 
@@ -59,7 +52,7 @@ class Host:
         )
 
     def _memory(self) -> tuple[int, int]:
-        """Return resident and private bytes of the process tree. A process that ends meanwhile counts as 0."""
+        # a process that ends meanwhile counts as 0
         resident = private = 0
         with suppress(psutil.Error):
             root = psutil.Process(self._process)

@@ -17,7 +17,6 @@ _MOST_NAMED = 8
 
 
 def lock_name() -> str | None:
-    """Return the name of the lock in `env/` for this installation; None if the file is missing."""
     name = "requirements-image.lock" if os.environ.get("IMAGE_REVISION") else "requirements.lock"
     return name if (ENV / name).is_file() else None
 

@@ -14,8 +14,7 @@ from common.host_memory import available_host_bytes, process_bytes
 
 __all__ = ["PeakMeter", "available_bytes", "fits_in_memory", "is_out_of_memory", "isolated_rng", "release_memory"]
 
-USABLE_SHARE = 0.9
-"""Share of the free memory that a run plans to use. The rest covers fragmentation and errors of the estimate."""
+USABLE_SHARE = 0.9  # Share of the free memory that a run plans to use. The rest covers fragmentation and errors of the estimate.
 _OUT_OF_MEMORY_TEXTS = (
     "out of memory",
     "can't allocate memory",
@@ -56,7 +55,6 @@ def release_memory() -> None:
 
 @contextmanager
 def isolated_rng() -> Iterator[None]:
-    """Restore torch's generators after the body, also after an error."""
     host = torch.get_rng_state()
     in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # querying an unused GPU would initialise it
     device = torch.cuda.get_rng_state() if in_use else None

@@ -23,17 +23,13 @@ RateKind = Literal["fp32", "tf32", "bf16", "fp16", "float8"]
 
 @dataclass(frozen=True)
 class PeakRates:
-    """Peak rates of one GPU from its data sheet, in 10^12 floating-point operations per second, without sparsity."""
+    """In 10^12 floating-point operations per second, from the data sheet of the GPU, without sparsity."""
 
-    names: tuple[str, ...]
-    """Complete names as `torch.cuda.get_device_name` returns them."""
+    names: tuple[str, ...]  # complete names as `torch.cuda.get_device_name` returns them
     source: str
-    half: float
-    """Rate in fp16, and in bf16 if the GPU has it."""
-    tf32: float | None
-    """A rate is None if this GPU has no such unit, or the source gives no rate."""
-    fp32: float
-    """Rate of the CUDA cores."""
+    half: float  # rate in fp16, and in bf16 if the GPU has it
+    tf32: float | None  # a rate is None if this GPU has no such unit, or the source gives no rate
+    fp32: float  # rate of the CUDA cores
     float8: float | None = None
     has_bf16: bool = True
 
@@ -42,8 +38,7 @@ class PeakRates:
         return {"bf16": bf16, "fp16": self.half, "tf32": self.tf32, "fp32": self.fp32, "float8": self.float8}[kind]
 
 
-_H100 = 1979 / 2, 989 / 2, 67, 3958 / 2
-"""The SXM boards with this chip have the same rates, and other memory."""
+_H100 = 1979 / 2, 989 / 2, 67, 3958 / 2  # the SXM boards with this chip have the same rates, and other memory
 _H100_PCIE = 1513 / 2, 756 / 2, 51, 3026 / 2
 _H100_NVL = 1671 / 2, 835 / 2, 60, 3341 / 2
 _A100 = 312, 156, 19.5
@@ -134,10 +129,8 @@ def peak_flops(device_name: str, kind: RateKind) -> float | None:
 
 @dataclass(frozen=True)
 class Flops:
-    each: float
-    """Operations per token, from `flops_per_token`."""
-    peak: float | None
-    """Peak rate of one device in operations per second, from `peak_flops`; None if unknown."""
+    each: float  # operations per token, from `flops_per_token`
+    peak: float | None  # peak rate of one device in operations per second, from `peak_flops`; None if unknown
 
     def mfu(self, tokens_per_s: float, num_gpus: int) -> float | None:
         """Return model FLOPs utilisation, 0 to 1. `tokens_per_s` counts those of all GPUs together, without padding."""

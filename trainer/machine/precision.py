@@ -16,14 +16,12 @@ from trainer.machine.environment import from_cpuinfo
 __all__ = ["ChosenPrecision", "choose_precision", "has_amx", "with_precision"]
 
 _log = logging.getLogger(__name__)
-_LEAST_WIDTH = 256
-"""Narrower models are not clearly faster in bf16 with AMX: see "Precision" in docs/decisions.md."""
+_LEAST_WIDTH = 256  # narrower models are not clearly faster in bf16 with AMX: see "Precision" in docs/decisions.md
 
 
 @dataclass(frozen=True)
 class ChosenPrecision:
-    setting: str
-    """The value that the user set: `auto` or a format."""
+    setting: str  # the value that the user set: `auto` or a format
     value: Precision
     reason: str
 

@@ -20,15 +20,11 @@ __all__ = ["FOLDER", "StepProfiler"]
 
 _log = logging.getLogger(__name__)
 
-FOLDER = "profile"
-"""The folder of the profiles in a run."""
-_MAX_EVENTS = 200_000
-"""Most allocations and releases in a snapshot."""
+FOLDER = "profile"  # the folder of the profiles in a run
+_MAX_EVENTS = 200_000  # most allocations and releases in a snapshot
 
 
 class StepProfiler:
-    """Records the steps of `log.profile_steps` once. A profile that cannot be written is a warning."""
-
     def __init__(self, run: Path, steps: str | None, rank: int, device: torch.device) -> None:
         self._folder = run / FOLDER
         self._range = None if steps is None else step_range(steps)
@@ -57,7 +53,6 @@ class StepProfiler:
             self.close()
 
     def close(self) -> None:
-        """Write the profile of the steps that were recorded until now. If none were, say so once."""
         recorded, waited_for = self._profile, self._range
         self._profile = self._range = None
         if recorded is None:

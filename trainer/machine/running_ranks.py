@@ -21,19 +21,15 @@ __all__ = ["Rank", "ranks_of"]
 
 _NAME = re.compile(r"rank-(0|[1-9][0-9]{0,8})")  # each rank has one name: rank-00 is not rank 0
 _MAX_BEAT_BYTES = 4096
-_WRITABLE = 0o200
-"""In the mode of a link in /proc/PID/fd: the file is open for writing (proc(5))."""
+_WRITABLE = 0o200  # in the mode of a link in /proc/PID/fd: the file is open for writing (proc(5))
 
 
 @dataclass(frozen=True)
 class Rank:
     number: int
-    beat: Heartbeat | None
-    """Its last heartbeat; None if the file holds none."""
-    beaten_s: float
-    """Time of the last heartbeat, in seconds since 1970."""
-    absence: str = ""
-    """Why the rank is not running here; empty if it is."""
+    beat: Heartbeat | None  # its last heartbeat; None if the file holds none
+    beaten_s: float  # time of the last heartbeat, in seconds since 1970
+    absence: str = ""  # why the rank is not running here; empty if it is
 
 
 def ranks_of(run: Path) -> list[Rank]:

@@ -28,8 +28,7 @@ _QUEUED_READINGS = 64
 class HardwareReading:
     gpus: tuple[GpuReading, ...]
     host: HostReading
-    xids: tuple[int, ...] = ()
-    """Xid errors that the driver has reported since the last reading."""
+    xids: tuple[int, ...] = ()  # Xid errors that the driver has reported since the last reading
     taken_s: float | None = field(default=None, compare=False)
     """When it was taken, in seconds of a clock that never goes back; None if that is not known."""
 

@@ -36,21 +36,15 @@ BIN_LIMITS: tuple[float, ...] = (*(-magnitude for magnitude in reversed(_MAGNITU
 """Upper limits of the bins of all histograms; the last bin has none. They are powers of two, the same for every layer and step, so
 histograms can be added, and the range of the values is not needed first. Zero lies in the middle bin."""
 _NUM_BINS = len(BIN_LIMITS) + 1
-_PIECE = 1 << 22
-"""Number of values that are sorted at a time, which limits the memory of the sorted copy."""
+_PIECE = 1 << 22  # number of values that are sorted at a time, which limits the memory of the sorted copy
 _NUM_NORMS = 3
 
 
 @dataclass(frozen=True)
 class LayerNorms:
-    """Euclidean norms over all parameters of one layer in one step."""
-
-    gradient: float
-    """Norm of the gradient of the global batch, before clipping."""
-    weight: float
-    """Norm of the weights before the update."""
-    update: float
-    """Norm of the change of the weights; 0 if the update was withheld."""
+    gradient: float  # norm of the gradient of the global batch, before clipping
+    weight: float  # norm of the weights before the update
+    update: float  # norm of the change of the weights; 0 if the update was withheld
 
     @property
     def update_ratio(self) -> float:
@@ -64,16 +58,13 @@ class LayerNorms:
 class Histogram:
     """A histogram: `counts[k]` values lie above `BIN_LIMITS[k - 1]` and at or below `BIN_LIMITS[k]`."""
 
-    counts: NDArray[np.int64]
-    """One more than there are limits; NaN values are in the last bin."""
+    counts: NDArray[np.int64]  # one more than there are limits; NaN values are in the last bin
     total: float
     squares: float
 
 
 @dataclass(frozen=True)
 class LayerReading:
-    """The measurements of one step; those that were not due are empty."""
-
     step: int
     norms: Mapping[str, LayerNorms]
     gradients: Mapping[str, Histogram]
@@ -91,8 +82,6 @@ class LayerReading:
 
 
 class StepObserver(Protocol):
-    """Observes the parameters within a step."""
-
     def before_update(self, step: int) -> None:
         """Take the gradients, which are complete and unscaled, before they are clipped."""
 
@@ -101,10 +90,7 @@ class StepObserver(Protocol):
 
 
 def layer_of(parameter: str) -> str:
-    """Return the layer of a parameter: its name up to the first number, or else without the last part.
-
-    `model.layers.3.mlp.up_proj.weight` is in `model.layers.3`, `model.norm.weight` in `model.norm`.
-    """
+    """`model.layers.3.mlp.up_proj.weight` is in `model.layers.3`, `model.norm.weight` in `model.norm`."""
     parts = parameter.split(".")
     for place, part in enumerate(parts):
         if part.isdigit():
@@ -113,14 +99,7 @@ def layer_of(parameter: str) -> str:
 
 
 class LayerObserver:
-    """A `StepObserver` that measures every so many steps. All ranks create one, with the same settings.
-
-    Args:
-        model: the model that is trained; frozen parameters are left out.
-        group: the ranks.
-        norms_every: steps between norms; 0 means never.
-        histograms_every: steps between histograms; 0 means never.
-    """
+    """A `StepObserver` that measures every so many steps; 0 means never. All ranks create one, with the same settings."""
 
     def __init__(self, model: nn.Module, group: Group, norms_every: int, histograms_every: int) -> None:
         trained = {name: weight for name, weight in parameters_by_name(model).items() if weight.requires_grad}
@@ -158,11 +137,7 @@ class LayerObserver:
             self._arriving[step] = _Arriving(numbers, norms=current.norms)
 
     def _attempt(self, current: _Measurement, measure: Callable[[_Measurement], None]) -> None:
-        """Measure, unless memory does not suffice. Training has its memory at this point, so it continues.
-
-        AdamW needs no further memory. Muon allocates temporaries while the copy of the weights exists, so its update can run out of
-        memory because of the copy.
-        """
+        """AdamW needs no further memory. Muon's update can run out of it, because a copy of the weights exists at the same time."""
         if current.failed:
             return
         try:
@@ -239,16 +214,12 @@ class LayerObserver:
 
 @dataclass
 class _Measurement:
-    """The measurements of a step that is due."""
-
     norms: bool
     histograms: bool
     failed: bool = False
     before: list[Tensor] = field(default_factory=list)
-    gradients: Tensor | None = None
-    """Squared norms, (P,)."""
-    parts: list[Tensor] = field(default_factory=list)
-    """Histograms of gradients and of weights, (N, bins + 2) each."""
+    gradients: Tensor | None = None  # squared norms, (P,)
+    parts: list[Tensor] = field(default_factory=list)  # histograms of gradients and of weights, (N, bins + 2) each
     numbers: Tensor | None = None
 
     def give_up(self) -> None:
@@ -256,8 +227,6 @@ class _Measurement:
 
 
 class _Arriving:
-    """Numbers that are being copied from the device."""
-
     def __init__(self, numbers: Tensor, *, norms: bool) -> None:
         self.norms = norms
         self._arrived: torch.cuda.Event | None = None

@@ -25,12 +25,8 @@ __all__ = ["Monitor", "RunningNumbers"]
 class Monitor:
     """Hands events to the sinks, and checks them against the alert rules.
 
-    Args:
-        sinks: the sinks; empty on ranks that only train.
-        running: numbers over all steps, restored to the step from which the run resumes.
-        alerts: settings of the alert rules.
-        readings: returns the readings of the machine since its last call.
-        history: returns the events of the run that a state covers.
+    `sinks` is empty on ranks that only train. `readings` returns the readings of the machine since its last call, and `history` the
+    events of the run that a state covers.
     """
 
     def __init__(
@@ -64,7 +60,6 @@ class Monitor:
             sink.write(event)
 
     def train(self, metrics: StepMetrics) -> StepMetrics:
-        """Report a step. Returns the metrics with what the monitor adds."""
         with self._measured():
             self._running.after_step(metrics.loss, metrics.grad_norm)
             spent_s, self._spent_s = self._spent_s, 0.0
@@ -155,13 +150,10 @@ class Monitor:
 
 
 class RunningNumbers:
-    """The moving average of the training loss, the steps that were not finite, and the alerts by rule."""
-
     def __init__(self, average_steps: int) -> None:
         self._losses: deque[float] = deque(maxlen=average_steps)
         self.non_finite_steps = 0
-        self.alerts: Counter[str] = Counter()
-        """Number of alerts of each rule, in the order of the first alerts."""
+        self.alerts: Counter[str] = Counter()  # number of alerts of each rule, in the order of the first alerts
         self._saved_step: int | None = None
 
     @property
@@ -179,12 +171,10 @@ class RunningNumbers:
         self.non_finite_steps += not (math.isfinite(loss) and math.isfinite(grad_norm))
 
     def after_alert(self, rule: str) -> int:
-        """Add an alert. Returns how many of its rule there have been, with this one."""
         self.alerts[rule] += 1
         return self.alerts[rule]
 
     def after_save(self, step: int) -> bool:
-        """Add a save. Returns whether it is the first one of its step."""
         is_first, self._saved_step = step != self._saved_step, step
         return is_first
 

@@ -29,20 +29,15 @@ __all__ = ["RunStatus", "opened_run_status"]
 _log = logging.getLogger(__name__)
 _MAX_CHARS = 1000
 _FOLDERS = re.compile(r"(?<![\w/.])/(?:[^\s/:;,'\"]+/)+")
-_ADDRESSES = re.compile(r"\[[0-9a-fA-F.:]+\](?::\d+)?")
-"""Addresses of other ranks, as gloo writes them into its errors."""
+_ADDRESSES = re.compile(r"\[[0-9a-fA-F.:]+\](?::\d+)?")  # addresses of other ranks, as gloo writes them into its errors
 
 
 @dataclass
 class RunStatus:
-    """The facts about the end of a run."""
-
     config: TrainConfig
     group: Group
-    step: int
-    """The last step in the ledger."""
-    ended: bool = False
-    """Whether the record already says how the run ended."""
+    step: int  # the last step in the ledger
+    ended: bool = False  # whether the record already says how the run ended
     alerts: dict[str, int] = field(default_factory=dict)
 
     def record(self, status: str, ended_by: str | None, weights_digest: str | None) -> None:
@@ -86,9 +81,6 @@ def opened_run_status(config: TrainConfig, group: Group, step: int) -> Iterator[
     """Write into the record that the run failed, and why, if an error leaves this context before the run has ended.
 
     Code that writes files of the run must close them inside this context, because the record stores their digests.
-
-    Raises:
-        StorageError: the folder of the run is gone. This replaces any error that follows from it.
     """
     status = RunStatus(config, group, step)
     try:

@@ -1,5 +1,3 @@
-"""Opens the monitor of a run from its settings."""
-
 from __future__ import annotations
 
 import os
@@ -37,18 +35,9 @@ _MAX_REPORT_BYTES = 64 << 20
 
 @contextmanager
 def opened_monitor(config: TrainConfig, group: Group, *, last_step: int | None, cut_off: CutOff | None) -> Iterator[Monitor]:
-    """Open the monitor of this rank.
+    """Open the monitor of this rank. Rank 0 has all sinks; the first rank of each further machine has one for its hardware.
 
-    Rank 0 has all sinks of the run. The first rank of each further machine has a sink for the hardware of that machine.
-
-    Args:
-        config: the run's settings.
-        group: the ranks.
-        last_step: the step at which the limits will end the run, if that is known.
-        cut_off: the events that the state covers from which the run resumes; None for a new run.
-
-    Raises:
-        ConfigError: Weights & Biases or MLflow is set, and is not installed or does not start.
+    `last_step` is the step at which the limits will end the run, if known. `cut_off` is None for a new run.
     """
     with ExitStack() as stack:
         running, sinks = RunningNumbers(config.log.average_steps), list[Sink]()

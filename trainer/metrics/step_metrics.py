@@ -43,31 +43,22 @@ class StepMetrics(TrainEvent):
 
 
 class LearningRates(NamedTuple):
-    """The learning rates of a step, before they are scaled for the width of the model."""
-
+    # before they are scaled for the width of the model
     adamw: float
     muon: float | None
 
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What the host knows of a step when it begins it."""
-
-    progress: Progress
-    """The counters after the step."""
+    progress: Progress  # the counters after the step
     rates: LearningRates
     num_targets: int
-    loader_wait_s: float
-    """Time that the step waited for its data."""
-    rows: NDArray[np.int64]
-    """The rows of its global batch, in order."""
+    loader_wait_s: float  # time that the step waited for its data
+    rows: NDArray[np.int64]  # the rows of its global batch, in order
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a sink is given about a run before its first event."""
-
     name: str
     settings: Mapping[str, Any]
-    report: Mapping[str, Any] = field(default_factory=dict)
-    """The report of the prepared data; empty if it cannot be read."""
+    report: Mapping[str, Any] = field(default_factory=dict)  # the report of the prepared data; empty if it cannot be read

@@ -74,8 +74,6 @@ _MAX_FLASH_HEAD, _FLASH_HEAD_MULTIPLE, _MIN_FLEX_HEAD = 256, 8, 16
 
 @dataclass(frozen=True)
 class Capability:
-    """Features of a device and of the installed PyTorch that decide which backends can run."""
-
     cuda: tuple[int, int] | None
     has_varlen: bool = True
     has_triton: bool = True
@@ -130,10 +128,7 @@ def choose_backend(
     dropout: float = 0.0,
     capability: Capability | None = None,
 ) -> Backend:
-    """Return the backend that is set, or for `auto` the first of varlen, flex, documents, sdpa that can run.
-
-    `capability` is for tests. Raises ConfigError if the backend that is set cannot run here.
-    """
+    """Return the backend that is set, or for `auto` the first of varlen, flex, documents, sdpa that can run."""
     has = capability or capability_of(device)
     obstacles = _obstacles(has, precision, head_size, compiled=compiled, dropout=dropout)
     fastest = next(backend for backend, obstacle in obstacles.items() if obstacle is None)
@@ -159,14 +154,8 @@ def make_layout(
 ) -> Layout:
     """Return the layout of a micro-batch, which every layer uses.
 
-    Args:
-        segments_BL: integer number of the document within its row, -1 on padding.
-        positions_BL: int64 position of each token in its document.
-        backend: backend that will read the layout.
-        bounds: for `varlen`, int32 first position of every piece of a document in the flattened micro-batch, then T once or more,
-            which adds empty pieces. Computing it here would make the CPU wait for the GPU.
-        keys_B: keys of the rows for dropout; None: no dropout.
-        dropout: `model.attention_dropout`.
+    `segments_BL` has the number of the document within its row, -1 on padding. `bounds`, for `varlen`, has the int32 first position
+    of every piece of a document, then T once or more, which adds empty pieces. Computing it here would make the CPU wait.
     """
     if backend == "varlen":
         if bounds is None:
@@ -181,19 +170,13 @@ def make_layout(
 
 
 def cached_layout(positions_BT: Tensor, num_used: int) -> Layout:
-    """Return the layout of T new tokens of each row whose earlier tokens are in a cache.
-
-    Each new token sees the slots up to its position. The mask has shape (B, 1, T, S), with S = `num_used`.
-    """
+    """Return the layout of T new tokens of each row. Each sees the slots of a cache up to its own position."""
     slots_S = torch.arange(num_used, device=positions_BT.device)
     return Layout(positions_BT, mask_B1LL=(slots_S <= positions_BT[:, :, None])[:, None])
 
 
 def document_mask(segments_BL: Tensor) -> Tensor:
-    """Return a mask, (B, 1, L, L), that is true if a token (third axis) sees another (fourth): same document and not later.
-
-    Padding has segment -1 and sees itself and earlier padding only, so no row of the softmax is empty.
-    """
+    """A token (third axis) sees another (fourth) of its document if it is not later. Padding sees padding: no empty softmax."""
     length = segments_BL.shape[1]
     same_BLL = segments_BL[:, :, None] == segments_BL[:, None, :]
     causal_LL = torch.ones(length, length, dtype=torch.bool, device=segments_BL.device).tril()
@@ -272,7 +255,6 @@ def attention_operators() -> list[Any]:
 
 
 def _obstacles(has: Capability, precision: str, head_size: int, *, compiled: bool, dropout: float) -> dict[Backend, str | None]:
-    """Return why each backend cannot run, the fastest backend first."""
     varlen = flex = documents = None
     if has.cuda is None:
         varlen = "needs a CUDA GPU, and the device of this run is the CPU"
@@ -373,13 +355,13 @@ def causal_varlen(kernel: Callable[..., Any], parameters: Collection[str]) -> Va
 
 @cache
 def _compiled_flex() -> Callable[..., Any]:
-    """Compile flex, because without compilation it stores all scores in memory."""
+    # without compilation flex stores all scores in memory
     return torch.compile(flex_attention, dynamic=False)
 
 
 @cache
 def _compiled_create_block_mask() -> Callable[..., Any]:
-    """Compile the function, because without compilation it stores the whole mask and its indices as integers."""
+    # without compilation the whole mask and its indices are stored as integers
     return torch.compile(create_block_mask, dynamic=False)
 
 

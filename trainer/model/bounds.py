@@ -16,8 +16,7 @@ __all__ = ["check_model_size", "most_rows"]
 _NO_ADAPTERS = LoraConfig()
 _WEIGHT_BYTES = 4
 _MOST_ROWS = 65536
-_SHARE_OF_ROWS = 0.5
-"""Share of the free memory for the rows of one forward pass."""
+_SHARE_OF_ROWS = 0.5  # share of the free memory for the rows of one forward pass
 
 
 def most_rows(model: ModelConfig, row_length: int) -> int:
@@ -33,15 +32,7 @@ def check_model_size(
     counted: Callable[[ModelConfig, int], int] = num_weights,
     lora: LoraConfig = _NO_ADAPTERS,
 ) -> None:
-    """Reject a model that cannot be built here, before memory is allocated for it.
-
-    Args:
-        model: its shape.
-        vocab_size: number of pieces of the tokenizer.
-        saved: number of weights in a checkpoint of the model, if there is one.
-        counted: returns the number of weights of the model without adapters.
-        lora: settings of its adapters.
-    """
+    """Reject a model that cannot be built here, before memory is allocated. `saved` is the number of weights in its checkpoint."""
     needed = counted(model, vocab_size) + num_adapter_weights(model, lora)
     if saved is not None and needed != saved:
         raise CheckpointError(

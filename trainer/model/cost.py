@@ -13,14 +13,11 @@ FP32_BYTES = 4
 class ActivationBytes:
     """Bytes of activations for one token in one block, read off autograd. The sums were measured (torch 2.13, CPU, 2026-11-21)."""
 
-    saved: int
-    """Kept by the forward pass for the backward pass."""
-    selective: int
-    """Kept under selective activation checkpointing: the outputs of matrix products and of attention."""
+    saved: int  # kept by the forward pass for the backward pass
+    selective: int  # kept under selective activation checkpointing: the outputs of matrix products and of attention
     reused: int
     """The part of `selective` that the second forward pass under selective activation checkpointing does not allocate again."""
-    gradients: int = 0
-    """Gradients that the backward pass holds at one time; 0 if another block of the layer holds more."""
+    gradients: int = 0  # gradients that the backward pass holds at one time; 0 if another block of the layer holds more
 
     def __add__(self, other: ActivationBytes) -> ActivationBytes:
         return ActivationBytes(

@@ -47,8 +47,6 @@ LAST_NORM = "model.norm.weight"
 
 
 class Backbone(nn.Module):
-    """The embedding, the layers and the last norm."""
-
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(vocab_size, config.width)

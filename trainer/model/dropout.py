@@ -38,22 +38,16 @@ __all__ = [
 ScoreChange = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """Maps a score and its row, head, query and key to the score that `flex_attention` uses instead."""
 
-EMBEDDING = 0
-"""The number of the embedding, one level below the keys of the rows. The layers have the numbers from 1 on."""
+EMBEDDING = 0  # The number of the embedding, one level below the keys of the rows. The layers have the numbers from 1 on.
 HASH_BYTES = 24
 """Bytes for each number of a mask while it is computed: three int64 numbers. Afterwards one byte is kept for the backward pass."""
-_ATTENTION, ATTENTION_OUTPUT, MLP_OUTPUT = range(3)
-"""The places within a layer that drop numbers."""
-ADAPTERS = 3
-"""The first of the places that drop inputs of adapters, one for each matrix of a layer."""
+_ATTENTION, ATTENTION_OUTPUT, MLP_OUTPUT = range(3)  # the places within a layer that drop numbers
+ADAPTERS = 3  # the first of the places that drop inputs of adapters, one for each matrix of a layer
 _MASK = (1 << 32) - 1
 
 
 def row_keys(seed: int, step: int, first_row: int, num_rows: int, device: torch.device, draw: int = 0) -> Tensor:
-    """Return the keys of consecutive rows of a global batch, int64 (B,), without waiting for the device.
-
-    Another `draw` gives other masks for the same rows, for several passes over one micro-batch.
-    """
+    """Return the keys of rows of a global batch, int64 (B,), without waiting for the device. Another `draw` gives other masks."""
     digest = hashlib.sha256(f"dropout {seed} {step} {draw}".encode()).digest()
     rows_B = torch.arange(first_row, first_row + num_rows, device=device)
     return _mix(rows_B ^ int.from_bytes(digest[:4]))
@@ -82,14 +76,8 @@ def attention_with_dropout(
 ) -> Tensor:
     """Return attention with dropout of its probabilities by the formula, (P, N, Q, H). It stores all probabilities.
 
-    Args:
-        q_PNQH: queries.
-        k_PKQH: keys of K heads, in the type of the queries.
-        v_PKQH: values of K heads, in the type of the queries.
-        mask: bools that broadcast to (P, N, Q, Q): which keys a query sees.
-        keys_P: keys for dropout of the row of each document in this layer.
-        places_PQ: place of each token in its row, so that all backends drop the same probabilities.
-        rate: share of the probabilities that is dropped.
+    `mask` has bools that broadcast to (P, N, Q, Q): which keys a query sees. `places_PQ` has the place of each token in its row, so
+    that all backends drop the same probabilities.
     """
     group = q_PNQH.shape[1] // k_PKQH.shape[1]
     k_PNQH, v_PNQH = (x.repeat_interleave(group, dim=1) for x in (k_PKQH, v_PKQH))

@@ -16,8 +16,7 @@ from common.errors import ConfigError
 
 __all__ = ["convert_to_float8"]
 
-_NEEDED_CAPABILITY = (8, 9)
-"""Compute capability of Ada Lovelace, the first GPUs whose tensor cores multiply float8."""
+_NEEDED_CAPABILITY = (8, 9)  # compute capability of Ada Lovelace, the first GPUs whose tensor cores multiply float8
 
 _MULTIPLE = 16
 
@@ -25,13 +24,9 @@ _INSTEAD = "use precision = bf16"
 
 
 def convert_to_float8(model: nn.Module, device: torch.device, capability: tuple[int, int] | None = None) -> tuple[str, ...]:
-    """Replace linear layers inside the module list `layers` by float8 layers, in place, and return their names.
+    """Replace linear layers of the list `layers` in place, and return their names. Call this before the model is compiled.
 
-    The parameters stay the same objects under the same names. Call this before the model is compiled or wrapped. A layer whose
-    widths are not both multiples of 16 stays.
-
-    Raises:
-        ConfigError: there is no GPU, it has no float8 tensor cores, torchao is missing, or no layer can be converted.
+    The parameters stay the same objects under the same names. A layer whose widths are not both multiples of 16 stays.
     """
     if device.type != "cuda":
         raise ConfigError(f"precision = float8 needs a GPU, but the device is {device.type}; {_INSTEAD}")

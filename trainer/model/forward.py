@@ -1,5 +1,3 @@
-"""The forward pass of one micro-batch to its loss."""
-
 from __future__ import annotations
 
 import logging
@@ -99,7 +97,6 @@ class LossModule(nn.Module):
 
 
 def empty_micro_batch(num_rows: int, row_length: int, backend: Backend, *, with_weights: bool = False) -> MicroBatch:
-    """Return a micro-batch of padding only, for passes that must not change anything."""
     return blank_micro_batch(num_rows, row_length, with_weights=with_weights, with_bounds=backend == "varlen")
 
 

@@ -118,7 +118,6 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
 
     def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout, cache: LayerCache | None = None) -> Tensor:
-        """Return the contribution to the residual stream, (B, L, D). A `cache` holds the earlier tokens of each row."""
         keys_B = layout.keys_B
         q_BLNH = rotate(self.q_norm(self._heads(projected(self.q_proj, x_BLD, keys_B))), rotation)
         k_BLKH = rotate(self.k_norm(self._heads(projected(self.k_proj, x_BLD, keys_B))), rotation)
@@ -220,7 +219,7 @@ class DecoderLayer(nn.Module):
 
     @staticmethod
     def num_live(config: ModelConfig) -> int:
-        """Return how many numbers of one token exist at one time in a forward pass without gradients."""
+        # of one token, in a forward pass without gradients
         return 2 * config.mlp_size + 3 * config.heads * config.head_size + 4 * config.width
 
     @staticmethod

@@ -39,8 +39,6 @@ _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
 class LoraLinear(nn.Module):
-    """A frozen matrix with an adapter. It takes the place of a `Linear`, whose weight keeps its name."""
-
     def __init__(self, base: Linear, lora: LoraConfig, site: int) -> None:
         super().__init__()
         assert lora.rank is not None

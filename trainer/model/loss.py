@@ -150,8 +150,6 @@ def loss_bytes(
 
 
 class _Plan(NamedTuple):
-    """Settings of one computation of the loss, without tensors."""
-
     label_smoothing: float
     z_loss: float
     temperature: float

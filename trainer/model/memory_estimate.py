@@ -21,25 +21,17 @@ __all__ = ["MemoryEstimate", "estimate"]
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes that one rank needs at the peak of a step, by part."""
-
     micro: int
     weights: int
     gradients: int
     optimizer: int
     average: int
-    tree: int
-    """Partial sums of `reproducibility = elastic`."""
-    casts: int
-    """The layers' matrices cast to the type of the computation if that is not fp32. FSDP does not divide them."""
-    gathered: int
-    """Whole weights and gradients that FSDP holds temporarily."""
-    activations: int
-    """Activations that the forward pass keeps for the backward pass, and the gradients inside one layer."""
-    loss: int
-    """Logits of a chunk, and the gradients that the loss computes in its forward pass."""
-    frozen: int = 0
-    """Weights of another model that the objective holds and does not train. FSDP does not divide them."""
+    tree: int  # partial sums of `reproducibility = elastic`
+    casts: int  # The layers' matrices cast to the type of the computation if that is not fp32. FSDP does not divide them.
+    gathered: int  # whole weights and gradients that FSDP holds temporarily
+    activations: int  # activations that the forward pass keeps for the backward pass, and the gradients inside one layer
+    loss: int  # logits of a chunk, and the gradients that the loss computes in its forward pass
+    frozen: int = 0  # Weights of another model that the objective holds and does not train. FSDP does not divide them.
 
     @property
     def total(self) -> int:

@@ -1,5 +1,3 @@
-"""The parameters of a model by name."""
-
 from __future__ import annotations
 
 from torch import nn

@@ -31,12 +31,7 @@ __all__ = [
 
 
 def check_optimizer(config: TrainConfig) -> None:
-    """Refuse an optimizer that does not work with the other settings of the run.
-
-    Raises:
-        ConfigError: Muon with sharded weights. Its iteration needs whole matrices, and torch 2.13.0 gathers a matrix in each of its
-            products, ten times per matrix and step.
-    """
+    """Refuse Muon with sharded weights: it needs whole matrices, and torch 2.13.0 gathers each ten times per step."""
     if config.optim.optimizer.needs_whole_matrices and config.parallel == "fsdp":
         raise ConfigError(
             f"optim.kind = {config.optim.kind} works on whole matrices, and parallel = fsdp shards them; use "
@@ -56,9 +51,6 @@ def build_optimizers(model: nn.Module, config: OptimConfig, width_ratio: float =
     last norm, whose weights hold the factor 1/m of the logits. Muon's rate is divided by sqrt(m), so that the spectral norm of its
     updates does not depend on the width (Yang, Simon and Bernstein, 2023). Weight decay is multiplied by the number that divides
     the rate, so that a step shrinks the weights by the same share at each width, as in the package `mup` of Tensor Programs V.
-
-    Raises:
-        ConfigError: Muon finds no matrix in a module list called `layers`.
     """
     trained = _trained_parameters(model)
     hidden = [name for name in trained if _is_hidden_matrix(name, trained[name])] if config.kind == "muon" else []
@@ -107,11 +99,7 @@ def restore_optimizer(model: nn.Module, optimizers: Sequence[torch.optim.Optimiz
 
 
 def overwrite(held: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
-    """Copy each saved tensor, from any device, over the held tensor of the same name. Both must be sharded, or both whole.
-
-    Raises:
-        CheckpointError: names, shapes or types differ. Nothing is copied.
-    """
+    """Copy each saved tensor over the held one of its name. Copies nothing and raises CheckpointError if they do not match."""
     missing, unknown = sorted(held.keys() - saved.keys()), sorted(saved.keys() - held.keys())
     if missing or unknown:
         raise CheckpointError(

@@ -56,10 +56,7 @@ def learning_rate_factor(config: ScheduleConfig, decay_steps: int, step: int, st
 
 
 def cooldown_start(config: ScheduleConfig, decay_steps: int) -> int:
-    """Return the number of steps after which the learning rate of `wsd` falls from its peak.
-
-    The cool-down has at least two steps: the first is still at the peak, so one step alone would not fall.
-    """
+    """Return the steps before the rate of `wsd` falls. A cool-down has at least two steps: the first is still at the peak."""
     length = config.cooldown_steps or max(2, round(config.decay_share * decay_steps))
     return max(config.warmup_steps, decay_steps - length)
 

@@ -46,9 +46,7 @@ class Accumulation:
     def finish(self) -> None: ...
 
     def join(self, num_passes: int) -> None:
-        """Take part in the exchanges of a step whose pass failed on this rank, of `num_passes` passes. The sum is then invalid on
-        all ranks.
-        """
+        """Take part in the exchanges of a step whose pass failed on this rank. The sum is then invalid on all ranks."""
         del num_passes
         self.begin()
 
@@ -151,8 +149,6 @@ class FsdpAccumulation(Accumulation):
 
 
 class TreeAccumulation(Accumulation):
-    """Adds in the order of a binary tree over the micro-batches: see `trainer.parallel.gradient_tree`."""
-
     def __init__(self, tree: GradientTree) -> None:
         self._tree = tree
         self._num_leaves = 0

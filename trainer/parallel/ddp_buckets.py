@@ -14,10 +14,7 @@ __all__ = ["BucketExchange", "wrapped_by_ddp"]
 
 
 def wrapped_by_ddp(module: nn.Module, **options: Any) -> DistributedDataParallel:
-    """Return the module wrapped by DDP with these options. Its forward passes do not exchange buffers.
-
-    Buffers are equal on all ranks from the start, and are no state: see `trainer.extensions.user_model`.
-    """
+    # Buffers are equal on all ranks from the start, and are no state: see `trainer.extensions.user_model`.
     has_new_name = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     name = "forward_sync_buffers" if has_new_name else "broadcast_buffers"  # its name before PyTorch 2.13
     return DistributedDataParallel(module, gradient_as_bucket_view=True, **options | {name: False})
@@ -41,7 +38,6 @@ class BucketExchange:
         _state: object,
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[torch.Tensor]:
-        """Return a future with the sum of a bucket over the ranks. This is the hook."""
         gradients_P = bucket.buffer()
         self._num_done = bucket.index() + 1
         self._sizes[bucket.index() : None if bucket.is_last() else self._num_done] = [

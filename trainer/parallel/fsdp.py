@@ -90,11 +90,7 @@ def gathered(module: nn.Module, action: Callable[[], _ResultT]) -> _ResultT:
 
 
 def full_tensors(tensors: Mapping[str, Tensor], group: Group) -> dict[str, Tensor]:
-    """Return copies of the whole tensors on the CPU on rank 0, and an empty dictionary on other ranks.
-
-    One tensor is gathered at a time, so the device needs memory only for the largest one. Tensors that are whole on every rank,
-    such as step counters, are copied from rank 0.
-    """
+    """Return whole tensors on the CPU on rank 0, nothing on other ranks. One is gathered at a time. Whole ones come from rank 0."""
     full = {}
     for name, tensor in tensors.items():
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -110,10 +106,7 @@ def load_full(
     new: Collection[str] = (),
     remedy: str = "continue with the settings that wrote it, or start a new run",
 ) -> None:
-    """Copy whole weights by name into a model; those of `new` may be missing. Every rank passes the same tensors, and a sharded
-    model takes its part of each. Raises CheckpointError, which ends with `remedy`, and copies nothing, if names or shapes
-    differ.
-    """
+    """Copy whole weights; those of `new` may be missing. If names or shapes differ, copy nothing and raise CheckpointError."""
     parameters = parameters_by_name(model)
     held, saved = ({name: tuple(tensor.shape) for name, tensor in each.items()} for each in (parameters, tensors))
     kept = set(new).intersection(held) - saved.keys()

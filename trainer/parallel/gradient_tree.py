@@ -44,8 +44,6 @@ def add_pairwise(parts: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class _Buffer:
-    """A contiguous tensor for all gradients, and a view of it for each parameter."""
-
     flat_P: Tensor
     views: tuple[Tensor, ...]
 
@@ -57,7 +55,6 @@ class GradientTree:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: Group) -> None:
-        """Raise ValueError if the number of ranks is not a power of two, or the parameters differ in type or device."""
         if group.world_size & (group.world_size - 1):
             raise ValueError(f"{group.world_size} ranks are not a power of two")
         if len({(parameter.dtype, parameter.device) for parameter in parameters}) != 1:
@@ -79,10 +76,7 @@ class GradientTree:
         self._attach(self._current)
 
     def add(self) -> None:
-        """Add the gradients of one micro-batch as the next leaf. The gradients are zero afterwards.
-
-        If the memory for the next gradients cannot be allocated, nothing has changed.
-        """
+        """Add the gradients of one micro-batch, and set them to zero. If memory does not suffice for that, nothing has changed."""
         assert self._current is not None
         merges = bool(self._partial) and self._partial[-1][0] == 0
         following = None if merges else self._take()
@@ -97,9 +91,6 @@ class GradientTree:
         self._attach(self._current)
 
     def finish(self) -> None:
-        """Leave the sum over the global batch in the gradients, the same on every rank. Raises ValueError if the number of leaves
-        is not a power of two.
-        """
         if len(self._partial) != 1:
             raise ValueError("the number of micro-batches of a rank is not a power of two")
         [(_, root)] = self._partial

@@ -1,5 +1,3 @@
-"""Wraps a model for training on one or several ranks."""
-
 from __future__ import annotations
 
 from itertools import chain
@@ -26,9 +24,7 @@ class MicroTooLarge(Exception):  # noqa: N818 - not an error: smaller micro-batc
 
 
 def wrap_for_training(loss: LossModule, context: RunContext) -> tuple[nn.Module, Accumulation]:
-    """Return the model with its loss, compiled and distributed over the ranks. Raises MicroTooLarge if a trial pass with DDP runs
-    out of memory.
-    """
+    """Return the model with its loss, compiled and distributed. Raises MicroTooLarge if a trial pass runs out of memory."""
     config, group = context.config, context.group
     compiled = config.compiles(group.device.type)
     if config.parallel == "fsdp" and group.world_size > 1:

@@ -29,12 +29,10 @@ __all__ = [
 ]
 
 _MAX_GROUPS = 7
-_MAX_GPUS = 8
-"""GPUs in a chart, at most. More lines cannot be distinguished."""
+_MAX_GPUS = 8  # GPUs in a chart, at most. More lines cannot be distinguished.
 
 
 def main_charts(run: RecordedRun) -> list[Chart]:
-    """Return the charts of loss, perplexity if it has a meaning, and of the metrics of steps that are marked as main ones."""
     loss, average = run.curve("loss"), smoothed(run, "loss")
     window = loss_window(run)
     smooth = f"training, mean of {window} steps" if window > 1 else "training"
@@ -55,7 +53,6 @@ def all_charts(run: RecordedRun) -> list[Chart]:
 
 
 def step_charts(run: RecordedRun, *, main: bool) -> list[Chart]:
-    """Return the charts of the metrics of a step, without those that were not measured."""
     charts = []
     for name, metric in metrics_of(TrainEvent).items():
         plot = metric.plot
@@ -79,7 +76,6 @@ def loss_window(run: RecordedRun) -> int:
 
 
 def group_titles() -> dict[str, str]:
-    """Return the fields of an evaluation with scores by group, each with a word for what divides the text."""
     return {name: metric.plot.title for name, metric in metrics_of(EvalEvent).items() if metric.plot and "{}" in metric.curve}
 
 
@@ -97,7 +93,6 @@ def _evaluation_charts(run: RecordedRun) -> list[Chart]:
 
 
 def layer_charts(run: RecordedRun) -> list[Chart]:
-    """Return a chart for each metric of the layers, with the lowest, the median and the highest layer."""
     charts = []
     for key, metric in metrics_of(LayersEvent).items():
         if metric.plot is not None:
@@ -115,7 +110,6 @@ def layer_charts(run: RecordedRun) -> list[Chart]:
 
 
 def hardware_curves(run: RecordedRun) -> dict[tuple[str, str], dict[str, Curve]]:
-    """Return the curve of every sampled number, by kind of device and name of the number, and then by device."""
     points: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
     for event in run.of(HardwareEvent):
         for curve, value in event.points().items():
@@ -127,7 +121,6 @@ def hardware_curves(run: RecordedRun) -> dict[tuple[str, str], dict[str, Curve]]
 
 
 def hardware_charts(curves: Mapping[tuple[str, str], Mapping[str, Curve]]) -> list[Chart]:
-    """Return a chart for each number that changed, with a line for each GPU."""
     charts = []
     for (kind, name), each in curves.items():
         if any(len(np.unique(curve.y_N)) > 1 for curve in each.values()):
@@ -151,7 +144,6 @@ def _name(plot: Plot) -> str:
 
 
 def _with_average(name: str, curve: Curve) -> tuple[Line, ...]:
-    """Return the lines of a curve and its moving average, or of the curve alone if it is too short for an average."""
     window = average_window(len(curve))
     if window == 1:
         return (Line(name, curve),)

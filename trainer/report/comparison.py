@@ -39,8 +39,6 @@ def names_of(paths: Sequence[Path]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Compared:
-    """A run with its name, and the values of its row in the tables."""
-
     name: str
     run: RecordedRun
 
@@ -117,14 +115,13 @@ def _curves(named: Mapping[str, RecordedRun]) -> list[Chart]:
 
 
 def _over_tokens(run: RecordedRun, curve: Curve) -> Curve:
-    """Replace the steps of a curve by the number of tokens that the run was trained on."""
     tokens = run.curve("targets")
     reached = dict(zip(tokens.x_N.tolist(), tokens.y_N.tolist(), strict=True)) | {0.0: 0.0}
     return Curve.of((reached[x], y) for x, y in zip(curve.x_N.tolist(), curve.y_N.tolist(), strict=True) if x in reached)
 
 
 def _surroundings(runs: Sequence[RecordedRun], settings: Collection[str]) -> list[dict[str, Any]]:
-    """Return code, versions and machine of each run. A fact that an older version did not record has the value of the others."""
+    # a fact that an older version did not record has the value of the others
     found = []
     for run in runs:
         environment, identity = run.record.environment.to_json(), run.record.identity

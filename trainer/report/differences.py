@@ -31,26 +31,19 @@ __all__ = [
     "worded",
 ]
 
-PLACES = ("run", "data", "recipe")
-"""Settings that are paths or names of files, and do not change the training."""
-_MAX_WHOLE = 1e15
-"""Whole numbers from here on are written with an exponent."""
+PLACES = ("run", "data", "recipe")  # settings that are paths or names of files, and do not change the training
+_MAX_WHOLE = 1e15  # whole numbers from here on are written with an exponent
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The recipe of a run, or the defaults alone."""
-
     name: str | None
     values: Mapping[str, Any]
-    missing: str = ""
-    """Why the recipe cannot be read any more, empty if it can."""
+    missing: str = ""  # why the recipe cannot be read any more, empty if it can
 
 
 @dataclass(frozen=True)
 class ChangedSetting:
-    """A setting that differs from the recipe, or from the default if the recipe does not set it."""
-
     name: str
     before: str
     from_recipe: bool
@@ -58,12 +51,10 @@ class ChangedSetting:
 
 
 def set_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested settings by their dotted names, without those that are none."""
     return {name: value for name, value in flatten(values).items() if value is not None}
 
 
 def worded(value: Any) -> str:
-    """Return a value as a user writes it on the command line."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -76,10 +67,6 @@ def worded(value: Any) -> str:
 
 
 def recipe_of(config: Mapping[str, Any]) -> Recipe:
-    """Return the recipe that the settings name, in its present form.
-
-    It is read if it comes with the program or is below the current directory. `missing` has the reason if it cannot be read.
-    """
     name = config.get("recipe")
     if name in (None, AUTO):  # `auto` has no file
         return Recipe(name, {})
@@ -103,7 +90,6 @@ def _recipe_path(name: str) -> tuple[Path, Path]:
 
 
 def differences(config: Mapping[str, Any], recipe: Recipe) -> list[ChangedSetting]:
-    """Return the settings of a run that differ from its recipe or the defaults, in the order of their definition."""
     defaults, used = _defaults(), set_values(config)
     names = dict.fromkeys((*defaults, *recipe.values, *used))
     return [
@@ -114,7 +100,6 @@ def differences(config: Mapping[str, Any], recipe: Recipe) -> list[ChangedSettin
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the settings whose values differ, with the value of each run, `none` for a run without this setting."""
     names = dict.fromkeys(name for one in settings for name in one)
     values = {name: [worded(one.get(name)) for one in settings] for name in names}
     return {name: each for name, each in values.items() if len(set(each)) > 1}
@@ -151,6 +136,5 @@ def _implied(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _defaults() -> dict[str, Any]:
-    """Return the default of every setting, None if it has no default."""
     found = {name: setting.get_default(call_default_factory=True) for name, setting in setting_names(TrainConfig).items()}
     return {name: None if value is PydanticUndefined else value for name, value in found.items()}

@@ -17,25 +17,18 @@ from trainer.runs.layout import METRICS, RECORD
 
 __all__ = ["ListedRun", "listed_runs"]
 
-_DEPTH = 4
-"""The most folders between the given one and a run. The name of a run can have several parts."""
+_DEPTH = 4  # The most folders between the given one and a run. The name of a run can have several parts.
 
 
 @dataclass(frozen=True)
 class ListedRun:
-    """What a list of runs shows of one."""
-
-    name: str
-    """Its path below the folder that was searched."""
-    state: str
-    """`training`, `finished`, `stopped`, `failed`, `killed`, or `damaged` if a file of it cannot be read."""
+    name: str  # its path below the folder that was searched
+    state: str  # `training`, `finished`, `stopped`, `failed`, `killed`, or `damaged` if a file of it cannot be read
     step: int
-    val_loss: float | None
-    """The last validation loss in nats per token, None before the first evaluation."""
+    val_loss: float | None  # the last validation loss in nats per token, None before the first evaluation
     changed: datetime
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values. The time is in UTC."""
         return {
             "run": self.name,
             "state": self.state,

@@ -90,7 +90,6 @@ def _line(axes: Axes, line: Line) -> None:
 
 
 def _bad_marks(axes: Axes, lines: Sequence[Line]) -> None:
-    """Draw crosses at the upper edge for values that are not finite."""
     places = np.concatenate([line.thinned.x_C[line.thinned.bad_C > 0] for line in lines])
     if len(places):
         height = axes.get_xaxis_transform()
@@ -108,8 +107,7 @@ Picture = NDArray[np.uint8]
 _BLUE, _ORANGE = "#3465a4", "#ce5c00"
 _MOST_BARS = 40
 _LONGEST_NAME = 40
-_MOST_LABELS, _MOST_NUMBERS = 40, 20
-"""Labels in a picture of a confusion, and labels up to which it shows the counts."""
+_MOST_LABELS, _MOST_NUMBERS = 40, 20  # labels in a picture of a confusion, and labels up to which it shows the counts
 _DARK = 0.5
 _CHARACTER = 0.09
 
@@ -160,10 +158,6 @@ def perplexity_bars(scores: Mapping[str, Score], title: str) -> Picture:
 
 
 def confusion_picture(counts: Mapping[str, Mapping[str, int]], title: str) -> Picture:
-    """Return a table of the share of each true label's documents that each label is predicted for.
-
-    If there are too many labels for one picture, those with the most documents are shown.
-    """
     totals = {name: sum(row.values()) for name, row in counts.items()}
     for name in {name for row in counts.values() for name in row}:
         totals.setdefault(name, 0)

@@ -30,20 +30,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint in the run's directory. Its tensors are not read."""
-
     step: int
     num_bytes: int | None = None
     """Bytes of its tensor files. A file that checkpoints share counts for each of them. None if the manifest is damaged."""
     num_weights: int | None = None
-    digest: str | None = None
-    """Digest of the manifest, which has the digests of all tensors."""
+    digest: str | None = None  # digest of the manifest, which has the digests of all tensors
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """The files of a run, read once."""
-
     path: Path
     record: Record
     config: Mapping[str, Any]
@@ -63,7 +58,6 @@ class RecordedRun:
 
     @property
     def step(self) -> int:
-        """The last step in the metrics."""
         steps = [event.step for event in self.evaluations]
         loss = self.curve("loss")
         return max([*steps, int(loss.x_N[-1]) if len(loss) else 0])
@@ -74,7 +68,7 @@ class RecordedRun:
 
     @property
     def seconds(self) -> float:
-        """Duration of all steps in seconds, without evaluations and saves."""
+        # without evaluations and saves
         return float(self.curve("seconds").finite.sum())
 
     @property
@@ -95,7 +89,6 @@ class RecordedRun:
 
     @property
     def has_perplexity(self) -> bool:
-        """Whether the validation loss is that of tokens, so that `exp(loss)` is a perplexity."""
         return self.target == "token"
 
     @property
@@ -104,7 +97,6 @@ class RecordedRun:
 
     @property
     def best(self) -> EvalEvent | None:
-        """The evaluation with the lowest loss, the first one if several are equal."""
         finite = [event for event in self.evaluations if math.isfinite(event.val_loss)]
         return min(finite, key=lambda event: event.val_loss, default=None)
 
@@ -134,7 +126,6 @@ def read_run(path: Path) -> RecordedRun:
 
 
 def _sorted(events: Iterable[Event]) -> tuple[dict[str, Curve], dict[type, list[Event]]]:
-    """Return the metrics of the training steps as curves, and all other events by class."""
     points: dict[str, tuple[list[float], list[float]]] = {}
     others: dict[type, list[Event]] = {}
     for event in events:

@@ -123,8 +123,6 @@ def groups_by(run: RecordedRun) -> list[tuple[str, list[tuple[str, Score, float]
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of the newest step, and a selection of earlier ones."""
-
     newest: Sequence[SampleEvent]
     older: Sequence[SampleEvent]
 
@@ -138,8 +136,6 @@ def samples(run: RecordedRun) -> Samples:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with names of columns and of rows."""
-
     columns: Sequence[str] = ()
     rows: Sequence[tuple[str, Sequence[float | None]]] = ()
 
@@ -154,13 +150,9 @@ def scores(run: RecordedRun) -> Table:
 
 @dataclass(frozen=True)
 class Labels:
-    """What evaluations measured besides the loss, and how often each label was predicted for each."""
-
     step: int
-    steps: Table = Table()
-    """The measures without a `/` in their names, by step."""
-    each: Table = Table()
-    """The measures of each label, at the newest step."""
+    steps: Table = Table()  # the measures without a `/` in their names, by step
+    each: Table = Table()  # the measures of each label, at the newest step
     confusion: Table = Table()
     """Counts by true and predicted label, at the newest step; empty if there are too many labels for a table."""
 
@@ -189,11 +181,8 @@ def labels(run: RecordedRun) -> Labels:
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed of the steps, and their waits."""
-
     words: str
-    rows: Sequence[tuple[str, Sequence[str]]]
-    """Percentiles 5, 50 and 95 of each measure."""
+    rows: Sequence[tuple[str, Sequence[str]]]  # percentiles 5, 50 and 95 of each measure
 
 
 def speed(run: RecordedRun) -> Speed:
@@ -220,8 +209,6 @@ def speed(run: RecordedRun) -> Speed:
 
 @dataclass(frozen=True)
 class Hardware:
-    """The sampled metrics of GPUs and host."""
-
     names: Sequence[str]
     charts: Sequence[Chart]
     constant: Sequence[tuple[str, float]]

@@ -64,7 +64,6 @@ def _commands(run: RecordedRun) -> list[tuple[str, str]]:
 
 
 def _written(form: Callable[[float], str]) -> Callable[[object], str]:
-    """Return a filter for values from JSON. It writes a dash for a value that is missing or not a number."""
     return lambda value: or_unknown(form)(number(value))
 
 

@@ -19,7 +19,6 @@ __all__ = ["summary_lines"]
 
 
 def summary_lines(run: Path) -> list[str]:
-    """Return the summary of a finished run. Raises CheckpointError if a file of the run is missing or damaged."""
     saved = SavedRun(run)
     record = saved.record
     steps, ended_by = record.step, record.ended_by

@@ -23,12 +23,6 @@ REPORT, PICTURE = "report.html", "training_metrics.png"
 
 
 def write_report(run: Path, output: Path | None = None) -> tuple[Path, Path]:
-    """Write the page, by default into the run's directory, and the picture beside it. Returns their paths.
-
-    Raises:
-        CheckpointError: the directory has no run, or a file of it is damaged.
-        OSError: a file cannot be read or written.
-    """
     page = output or run / REPORT
     picture = page.with_name(PICTURE)
     facts = read_run(run)

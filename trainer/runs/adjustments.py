@@ -51,7 +51,6 @@ class Adjustment(Schema, extra="forbid"):
 
     @property
     def kind(self) -> Literal["micro", "quarantine", "cooldown"]:
-        """The name of the ledger's event."""
         if self.cooldown_end is not None:
             return "cooldown"
         return "quarantine" if self.micro is None else "micro"
@@ -75,8 +74,6 @@ class Adjustment(Schema, extra="forbid"):
 
 @dataclass(frozen=True)
 class Adjustments:
-    """All adjustments of a run, in the order in which they were made."""
-
     made: tuple[Adjustment, ...] = ()
 
     def plus(self, *more: Adjustment) -> Adjustments:
@@ -90,9 +87,7 @@ class Adjustments:
         return tuple(adjustment for adjustment in self.made if adjustment.step == step)
 
     def batch(self, begun: BatchConfig, step: int) -> BatchConfig:
-        """Return the sizes at a step of a run that began with `begun`. Raises CheckpointError if a recorded size does not divide
-        the batch.
-        """
+        """Raises CheckpointError if a recorded size does not divide the batch."""
         smallest = min((one.micro for one in self.made if one.micro is not None and one.step <= step), default=None)
         if smallest is None or smallest >= begun.micro_rows:
             return begun
@@ -118,7 +113,6 @@ class Adjustments:
 
     @staticmethod
     def from_json(values: object) -> Adjustments:
-        """Return the adjustments that `to_json` has written. Raises ValueError for other values."""
         return Adjustments(tuple(parsed(_Changes, {"changes": values}).changes))
 
 
@@ -127,8 +121,5 @@ class _Changes(Schema):
 
 
 def smaller_micro(micro: int) -> int | None:
-    """Return the largest divisor of `micro` below it (half of it if it is even), or None for a single row.
-
-    `micro` divides the global batch, so the result divides it too, and the ranks' shares stay as even as before.
-    """
+    """Return the largest divisor of `micro` below it, None for a single row. It divides the global batch too."""
     return next((rows for rows in range(micro // 2, 0, -1) if micro % rows == 0), None)

@@ -1,5 +1,3 @@
-"""The time of a run, and the times of its steps."""
-
 from __future__ import annotations
 
 import time
@@ -10,8 +8,7 @@ from statistics import median
 
 __all__ = ["UNTIMED_STEPS", "Clock"]
 
-UNTIMED_STEPS = 3
-"""The first steps of a process compile code, so their times say little about later steps."""
+UNTIMED_STEPS = 3  # the first steps of a process compile code, so their times say little about later steps
 _NUM_RECENT = 10
 _FIRST_STEPS = 5
 
@@ -34,20 +31,16 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Time since the run began, in seconds. The time between two starts does not count."""
+        # without the time between two starts
         return time.monotonic() - self._zero
 
     @property
     def ending_s(self) -> float:
-        """Seconds from the beginning of a step to the end of the run if one more step and the last evaluation and save follow.
-
-        Two steps of the median duration, and the longest of the last pauses for evaluations and saves.
-        """
+        """Seconds from the start of a step to the end of the run: two median steps, and the longest recent evaluation or save."""
         steps_s = 2 * median(self._laps_s) if self._laps_s else 0.0
         return max(self._least_ending_s, steps_s + max(self._pauses_s, default=0.0))
 
     def lap(self) -> float:
-        """Return the seconds since the last call, without pauses."""
         now = time.monotonic()
         lap, self._last_lap = now - self._last_lap, now
         self._num_laps += 1
@@ -61,7 +54,6 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not count the time that this context takes as time of a step."""
         begin = time.monotonic()
         yield
         self._last_lap += time.monotonic() - begin

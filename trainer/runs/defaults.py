@@ -46,27 +46,19 @@ SHAPES = (
     *((12, 768, 12), (16, 1024, 16), (24, 1536, 24), (24, 2048, 32)),
 )
 """Layers, width and heads of the models to choose from, from small to large."""
-MINUTES = 10.0
-"""The time of a training without any limit."""
-MOST_EPOCHS = 8.0
-"""Passes over the text at most: with more, a model of this size learns the text by heart."""
-_FLOPS_PER_CORE, _FLOPS_PER_GPU = 30e9, 60e12
-"""Floating-point operations per second that a small model reaches."""
-_TRAINING_SHARE = 0.8
-"""Part of the time that is left after loading, evaluations and saves."""
+MINUTES = 10.0  # the time of a training without any limit
+MOST_EPOCHS = 8.0  # passes over the text at most: with more, a model of this size learns the text by heart
+_FLOPS_PER_CORE, _FLOPS_PER_GPU = 30e9, 60e12  # floating-point operations per second that a small model reaches
+_TRAINING_SHARE = 0.8  # part of the time that is left after loading, evaluations and saves
 _SMALL_BATCH_TOKENS, _SMALL_WEIGHTS = 2048, 1.4e6
 """Tokens in a step of a model with this many weights. They grow with the square root of the weights."""
 _LEAST_ROWS, _MOST_MICRO = 8, 8
-_LR_WIDTH = 128
-"""The width of the model for which the optimizers state their learning rates."""
+_LR_WIDTH = 128  # the width of the model for which the optimizers state their learning rates
 _EVALUATION_SHARE = 0.05
 
 
 def recorded_in(given: Mapping[str, Any]) -> Path | None:
-    """Return `config.toml` of an existing run that a command continues with its settings.
-
-    The command names no data and no recipe, or the recipe `auto`, or the data and no other setting.
-    """
+    """A command continues a run if it names no data and no recipe, or the recipe `auto`, or the data and no other setting."""
     is_free = given.keys().isdisjoint(("data", "recipe")) or given.keys() <= {"run", "data", "resume"}
     if "run" not in given or (given.get("recipe") != AUTO and not is_free):
         return None
@@ -75,10 +67,9 @@ def recorded_in(given: Mapping[str, Any]) -> Path | None:
 
 
 def inherited(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the model that a run takes from the run `init`, by their dotted names.
+    """Return the settings of the model that a run takes from the run `init`: its shape, at least its context, and its rotary base.
 
-    The shape is that of the other run. The context is at least as long, and the base of the rotary embedding the same if it is not
-    given. All other settings of the model may differ. If the other run was removed, the settings that this run has recorded decide.
+    If the other run was removed, the settings that this run has recorded decide.
     """
     if given.get("init") is None:
         return {}
@@ -102,16 +93,11 @@ def inherited(given: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the choice depends on, besides the settings that are given."""
-
-    num_tokens: int
-    """Tokens of the training rows, without padding."""
+    num_tokens: int  # tokens of the training rows, without padding
     row_length: int
     vocab_size: int
-    num_gpus: int
-    """On all nodes; 0 on CPUs."""
-    num_cores: int
-    """On all nodes."""
+    num_gpus: int  # on all nodes; 0 on CPUs
+    num_cores: int  # on all nodes
     num_ranks: int
 
     @property
@@ -134,13 +120,7 @@ def chosen(given: Mapping[str, Any], variables: Mapping[str, str] = os.environ) 
 
 
 def choose(facts: Facts, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings by their names, without those that are given.
-
-    Args:
-        facts: the data and the machine.
-        given: settings of the user by their names, such as `model.width`, as values or as text. The others are chosen to go with
-            them. A value that cannot be meant is left to the validation of all settings.
-    """
+    """Return the settings by their names, without those that are given. The others are chosen to go with `given`."""
     names, given = set(given), _usable(given)
     chosen = _limits(given)
     limits = chosen | given
@@ -164,16 +144,11 @@ def choose(facts: Facts, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tokens_per_weight(num_weights: int) -> int:
-    """Return how many tokens a model of this size should be trained on, for each of its weights, at least.
-
-    For large models it is the ratio of Hoffmann et al. (2022). Small models are limited by the number of their steps, so a larger
-    model learns more in the same time (measured: `docs/benchmarks.md`, make demo).
-    """
+    """Return the least tokens for each weight: Hoffmann et al. (2022) for large models; few for small ones (docs/benchmarks.md)."""
     return 1 if num_weights < 3e6 else 4 if num_weights < 3e7 else 20
 
 
 def _usable(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given settings as values, without those that are `none` or cannot be meant."""
     usable: dict[str, Any] = {}
     for name in given.keys() & dict(all_settings(TrainConfig)).keys():
         with suppress(ValidationError):
@@ -216,14 +191,12 @@ def _named(shape: tuple[int, int, int]) -> dict[str, Any]:
 
 
 def _weights(facts: Facts, settings: dict[str, Any]) -> int:
-    """Return the number of weights of a decoder, without norms."""
     layers, width = settings["model.layers"], settings["model.width"]
     mlp = ModelConfig(width=width, heads=1, head_dim=2).mlp_size
     return int(layers * (4 * width * width + 3 * width * mlp) + facts.vocab_size * width)
 
 
 def _num_tokens(facts: Facts, limits: dict[str, Any], weights: int, rows: int | None) -> float:
-    """Return the tokens that a model is trained on until the first limit, at the expected speed."""
     bounds = []
     if minutes := limits.get("limits.minutes"):
         bounds.append(facts.flops_per_s * 60 * minutes * _TRAINING_SHARE / (6 * weights))
@@ -271,8 +244,6 @@ def _rounded(value: float) -> float:
 
 
 def _num_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
-    """Return the ranks on all nodes, and the nodes, as the variables of torchrun or the launcher say."""
-
     def number(name: str) -> int | None:
         value = variables.get(name, "")
         return int(value) if value.isdecimal() and 0 < int(value) < 1 << 20 else None
@@ -285,7 +256,6 @@ def _num_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
 
 
 def num_gpus(variables: Mapping[str, str]) -> int:
-    """Return the number of NVIDIA GPUs that this process may use, without torch."""
     visible = variables.get("CUDA_VISIBLE_DEVICES")
     there = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     return there if visible is None or not there else len([name for name in visible.split(",") if name.strip() not in ("", "-1")])

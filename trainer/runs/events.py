@@ -85,13 +85,9 @@ NOT_IN_FILE = Metric(in_file=False)
 
 
 class Event(Written):
-    """What a run reports at a step: one line of `metrics.jsonl`."""
-
     name: ClassVar[str] = ""
-    of_evaluation: ClassVar[bool] = False
-    """Whether a resume removes it with the evaluation of its step, if that is made again."""
-    tags: ClassVar[str] = ""
-    """How its names in TensorBoard begin, if a resume may remove the event alone."""
+    of_evaluation: ClassVar[bool] = False  # whether a resume removes it with the evaluation of its step, if that is made again
+    tags: ClassVar[str] = ""  # how its names in TensorBoard begin, if a resume may remove the event alone
     step: int
 
     def to_json(self) -> dict[str, Any]:
@@ -102,7 +98,6 @@ class Event(Written):
         return self.of_evaluation
 
     def points(self) -> dict[str, float]:
-        """Return the points of its curves by name, without values that are not known."""
         points: dict[str, float | None] = {}
         for name, metric in metrics_of(type(self)).items():
             value = getattr(self, name) if metric.curve else None
@@ -130,16 +125,13 @@ class _OfTokens(Written):
 
 @dataclass(frozen=True)
 class Score(_OfTokens):
-    """How well a model predicts some of the text that it was not trained on."""
-
     derived: ClassVar = {
         "perplexity": Metric(after="loss"),
         "bits_per_byte": Metric(after="loss", null=True),
     }
     loss: Needed
     num_targets: Annotated[Count, Metric(key="targets")]
-    num_bytes: Annotated[Count, Metric(key="bytes")] = 0
-    """UTF-8 bytes of the targets' text; 0 if they were not counted."""
+    num_bytes: Annotated[Count, Metric(key="bytes")] = 0  # UTF-8 bytes of the targets' text; 0 if they were not counted
     has_perplexity: Annotated[bool, NOT_IN_FILE] = True
 
     @property
@@ -157,8 +149,6 @@ class Score(_OfTokens):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainEvent(_OfTokens, Event):
-    """The numbers of one training step."""
-
     name: ClassVar = "train"
     derived: ClassVar = {
         "loss_hex": Metric(after="loss", exact=True),
@@ -242,8 +232,7 @@ class TrainEvent(_OfTokens, Event):
         int, Metric("health/non_finite_steps", in_file=False, chart="Health: steps that were not finite", compared=True)
     ] = 0
     """Steps of the run so far whose loss or gradient was not finite. The monitor sets it."""
-    num_averaged: Annotated[int, NOT_IN_FILE] = 1
-    """Steps in `loss_average`. The monitor sets it."""
+    num_averaged: Annotated[int, NOT_IN_FILE] = 1  # Steps in `loss_average`. The monitor sets it.
     has_perplexity: Annotated[bool, NOT_IN_FILE] = True
 
     @property
@@ -265,8 +254,6 @@ class TrainEvent(_OfTokens, Event):
 
 @dataclass(frozen=True)
 class EvalEvent(_OfTokens, Event):
-    """The result of an evaluation of the validation text."""
-
     name: ClassVar = "eval"
     of_evaluation: ClassVar = True
     tags: ClassVar = "validation"
@@ -346,16 +333,13 @@ class EvalEvent(_OfTokens, Event):
 
 @dataclass(frozen=True)
 class SampleEvent(Event):
-    """A text that the model wrote."""
-
     name: ClassVar = "sample"
     of_evaluation: ClassVar = True
     tags: ClassVar = "sample"
     derived: ClassVar = {"whole": Metric(key="text", after="text")}
     step: Step
     prompt: Text
-    text: Annotated[Text, NOT_IN_FILE]
-    """The text after the prompt. In the file, `text` begins with the prompt."""
+    text: Annotated[Text, NOT_IN_FILE]  # The text after the prompt. In the file, `text` begins with the prompt.
 
     @property
     def whole(self) -> str:
@@ -369,8 +353,7 @@ class SampleEvent(Event):
 
 @dataclass(frozen=True)
 class ScoresEvent(Event):
-    """The scores of all samples of one evaluation together. In the file they stand beside `step`."""
-
+    # in the file these stand beside `step`
     name: ClassVar = "scores"
     of_evaluation: ClassVar = True
     tags: ClassVar = "scores"
@@ -392,8 +375,6 @@ class ScoresEvent(Event):
 
 @dataclass(frozen=True)
 class ScalarsEvent(Event):
-    """The numbers that a hook of an extension logged in one call."""
-
     name: ClassVar = "scalars"
     tags: ClassVar = "extension_evaluation/"
     step: Step
@@ -411,8 +392,6 @@ class ScalarsEvent(Event):
 
 @dataclass(frozen=True)
 class MeasuresEvent(Event):
-    """What an evaluation measures besides the loss, as the task of the run defines it."""
-
     name: ClassVar = "measures"
     derived: ClassVar = {"words": Metric(in_file=False, terminal="  {value}")}
     of_evaluation: ClassVar = True
@@ -488,7 +467,6 @@ class HardwareEvent(Event):
         return HardwareEvent(step, gpus, _known(asdict(reading.host)), reading.xids, memory_trend)
 
     def points(self) -> dict[str, float]:
-        """Return the points of the curves `host/…` and `gpu_N/…`."""
         devices = {f"gpu_{_count(gpu.get('index'))}": gpu for gpu in self.gpus}
         devices["host"] = {**self.host, GROWTH: self.host_memory_mb_per_1000_steps}
         return {f"{device}/{name}": value for device, values in devices.items() for name, value in _device_numbers(values).items()}
@@ -496,8 +474,6 @@ class HardwareEvent(Event):
 
 @dataclass(frozen=True)
 class SaveEvent(Event):
-    """A checkpoint that was handed over to be written."""
-
     name: ClassVar = "save"
     step: Step
     stall_s: Annotated[Number, Metric("speed/save_stall_s", null=True, digits=6, chart="Speed: stall of a checkpoint, s")]
@@ -505,25 +481,17 @@ class SaveEvent(Event):
 
 @dataclass(frozen=True)
 class AlertEvent(Event):
-    """A message that a broken rule raises; a person, or the run itself, should act on it."""
-
     name: ClassVar = "alert"
     tags: ClassVar = "alert/"
     derived: ClassVar = {"curve": Metric("health/alerts_{}", in_file=False, chart="Health: alerts")}
-    rule: Annotated[str, Field(strict=True)]
-    """A name in `trainer.runs.rules`; empty in an alert of an older version."""
+    rule: Annotated[str, Field(strict=True)]  # a name in `trainer.runs.rules`; empty in an alert of an older version
     step: Step
-    severity: Text
-    """`warning` or `critical`."""
-    message: Text
-    """What was found, and what to do."""
-    action: Text
-    """What follows: `log`, `skip`, `rollback` or `stop`."""
+    severity: Text  # `warning` or `critical`
+    message: Text  # what was found, and what to do
+    action: Text  # what follows: `log`, `skip`, `rollback` or `stop`
     value: Number = None
-    threshold: Number = None
-    """The limit that the value was compared with."""
-    count: Annotated[int, NOT_IN_FILE] = 0
-    """How many alerts of its rule the run has had, with this one. The monitor sets it."""
+    threshold: Number = None  # the limit that the value was compared with
+    count: Annotated[int, NOT_IN_FILE] = 0  # How many alerts of its rule the run has had, with this one. The monitor sets it.
 
     @property
     def curve(self) -> dict[str, float]:
@@ -540,19 +508,14 @@ class AlertEvent(Event):
 
 @dataclass(frozen=True)
 class EndEvent(Event):
-    """The end of the run: see `trainer.metrics.run_status`."""
-
     name: ClassVar = "end"
     step: Step
-    status: Text
-    """`finished`, `stopped` or `failed`."""
+    status: Text  # `finished`, `stopped` or `failed`
     ended_by: Annotated[str | None, PlainValidator(lambda value: None if value is None else str(value))]
 
 
 @dataclass(frozen=True)
 class UnknownEvent(Event):
-    """An event of a name that this version does not know. It is kept in the file."""
-
     step: Step
     facts: Mapping[str, Any]
 

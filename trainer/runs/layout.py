@@ -51,8 +51,7 @@ __all__ = [
 RECORD, CONFIG, LOCK, METRICS = "record.json", "config.toml", ".lock", "metrics.jsonl"
 LEDGER = Path("ledger") / "steps.jsonl"
 TOKENIZER, TASK_FOLDER, CHECKPOINTS = "tokenizer", "objective", "checkpoints"
-REFERENCE = f"{TASK_FOLDER}/reference.safetensors"
-"""The initial weights of a run whose task compares the model with them."""
+REFERENCE = f"{TASK_FOLDER}/reference.safetensors"  # the initial weights of a run whose task compares the model with them
 CHECKPOINT_MANIFEST, OBJECTS = "manifest.json", "objects"
 STEP_FOLDER = r"step-(\d{8,})"
 
@@ -75,8 +74,7 @@ _FOLDERS = re.compile(
 _CHECKED_LATER = re.compile(r"checkpoints/(?!objects$).*")
 """Places that the checkpoint store checks: damage there makes the run use an earlier checkpoint."""
 HEARTBEAT = re.compile(r"heartbeat/rank-\d+")
-_OF_WANDB = "wandb"
-"""The folder of Weights & Biases. That program decides about its content, which may include links."""
+_OF_WANDB = "wandb"  # The folder of Weights & Biases. That program decides about its content, which may include links.
 _ID_BYTES = 128
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.-]{0,127}")
 
@@ -86,7 +84,6 @@ def step_folder(step: int) -> str:
 
 
 def steps_among(names: Iterable[str]) -> list[int]:
-    """Return the steps of the checkpoints in a folder with these names, sorted."""
     found = [(int(match[1]), name) for name in names if (match := re.fullmatch(STEP_FOLDER, name))]
     return sorted(step for step, name in found if step_folder(step) == name)
 
@@ -110,10 +107,7 @@ def object_path(checkpoints: Path, name: str) -> Path:
 
 
 def not_a_run(folder: Path, missing: str) -> str:
-    """Return what is wrong with `folder`, which was named as a run, and what to do. `missing` is the file that each run has.
-
-    A Hugging Face directory is a frequent mistake, because it holds a model too.
-    """
+    # a Hugging Face directory is a frequent mistake, because it holds a model too
     if (folder / "config.json").is_file():
         command = command_text("import", folder, "--output", "RUN")
         return f"{folder}: this is a Hugging Face directory, not a run; make a run of its model: {command}"
@@ -139,10 +133,7 @@ def check_paths(run: Path) -> None:
 
 
 def check_nothing_is_replaced(run: Path) -> None:
-    """Refuse a new run that would replace or delete a file that no run has written.
-
-    A start of a run makes the lock file before any other file, so files without it are not those of an earlier start.
-    """
+    # A start of a run makes the lock file before any other file, so files without it are not those of an earlier start.
     if (run / RECORD).exists() or (run / LOCK).exists():
         return
     if replaced := sorted(name for name, _ in entries(run) if is_own_file(name)):
@@ -185,10 +176,7 @@ def read_id(path: Path, *, run: Path) -> str | None:
 
 
 def foreign_files(run: Path, recorded: Collection[str]) -> list[str]:
-    """Return the names of files, folders, links and pipes in a run folder that do not belong to the run, sorted.
-
-    A foreign folder is named without its content. `recorded` has the names of the files that the record names.
-    """
+    """Return what does not belong to the run, sorted. A foreign folder is named without its content."""
     return sorted(name for name, status in entries(run) if not _belongs(name, status, frozenset(recorded)))
 
 
@@ -201,10 +189,7 @@ def _belongs(name: str, status: os.stat_result, recorded: Collection[str]) -> bo
 
 
 def entries(run: Path, folder: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the entries of a folder and of its folders that belong to the run; links are not followed.
-
-    The run may be in progress: an entry that is removed meanwhile is skipped.
-    """
+    # the run may be in progress: an entry that is removed meanwhile is skipped
     with ExitStack() as stack:
         try:
             found = stack.enter_context(os.scandir(run / folder))

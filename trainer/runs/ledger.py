@@ -41,29 +41,21 @@ __all__ = [
     "read_ledger",
 ]
 
-_MAX_BATCH_ROWS = 1 << 20
-"""The largest `batch.global_rows`."""
+_MAX_BATCH_ROWS = 1 << 20  # the largest `batch.global_rows`
 _CHAIN_CHARS = len(LedgerHead().chain)
 _SEPARATOR = b',"chain":"'
 _END = b'"}\n'
 
 
 class LedgerStep(Schema, extra="forbid", frozen=True):
-    """The line of a step that was committed."""
-
-    head: LedgerHead = Field(LedgerHead(), exclude=True)
-    """The place after this line; not in the file."""
+    head: LedgerHead = Field(LedgerHead(), exclude=True)  # the place after this line; not in the file
     step: Count
-    start: Count
-    """Position of its first row in the order."""
+    start: Count  # position of its first row in the order
     count: Annotated[int, Field(ge=1, le=_MAX_BATCH_ROWS)]
-    epoch: Count
-    """Epoch of its first row."""
+    epoch: Count  # epoch of its first row
     targets: Count
-    digest: str
-    """`digest_of_rows` of the row numbers, in order."""
-    applied: bool
-    """False if the guard withheld the update."""
+    digest: str  # `digest_of_rows` of the row numbers, in order
+    applied: bool  # False if the guard withheld the update
 
 
 class LedgerEvent(Schema, frozen=True):
@@ -75,8 +67,6 @@ class LedgerEvent(Schema, frozen=True):
 
 
 class OrderEvent(LedgerEvent, frozen=True):
-    """The order of the next steps."""
-
     seed: Annotated[int, Field(ge=0, lt=1 << 63)]
     data: str
     rows: Count
@@ -92,8 +82,6 @@ class SkipEvent(LedgerEvent, frozen=True):
 
 
 class QuarantineEvent(LedgerEvent, frozen=True):
-    """These shards are padding from the next step on: see `trainer.runs.adjustments`."""
-
     shards: list[str]
 
 
@@ -115,15 +103,10 @@ _EVENTS: Mapping[str, type[LedgerEvent]] = {
 
 
 class Ledger:
-    """Writes the ledger of one run; only rank 0 has one.
+    """Writes the ledger of one run; only rank 0 has one. `resumed` is the head in the checkpoint from which the run resumes.
 
-    Args:
-        path: the file; its directory is made.
-        resumed: the head in the checkpoint from which the run resumes; None starts a new ledger.
-
-    Raises:
-        CheckpointError: the ledger up to the checkpoint was changed, it is no regular file, or a link leads to it. If the whole
-            file is missing, no error is raised: the new one begins with an event `gap`, which an audit reports.
+    Raises CheckpointError if the ledger up to the checkpoint was changed, or is no regular file. If the whole file is missing, the
+    new one begins with an event `gap`, which an audit reports.
     """
 
     def __init__(self, path: Path, resumed: LedgerHead | None) -> None:
@@ -160,7 +143,6 @@ class Ledger:
         self._write(step, facts | {"digest": digest_of_rows(rows), "applied": applied})
 
     def event(self, kind: str, *, step: int, **facts: Any) -> None:
-        """Write an event between `step` and the next step."""
         self._write(step, {"event": kind, "step": step, **facts})
 
     def rewind(self, head: LedgerHead) -> None:
@@ -204,17 +186,12 @@ def digest_of_rows(rows: NDArray[np.int64]) -> str:
 
 
 def read_ledger(path: Path) -> Iterator[LedgerStep | LedgerEvent]:
-    """Yield the lines, each after a check of its chain. A last line that a kill cut off is skipped.
-
-    Raises:
-        CheckpointError: there is no ledger, or a line was changed; the message names it.
-    """
+    """Yield the lines, each after a check of its chain. Skip a torn last line. CheckpointError names a line that was changed."""
     for entry, _ in _entries(path):
         yield entry
 
 
 def _entries(path: Path) -> Iterator[tuple[LedgerStep | LedgerEvent, int]]:
-    """Yield the lines, and the byte after each line."""
     head, end = LedgerHead(), 0
     try:
         for line in read_lines(path, path.parent.parent):

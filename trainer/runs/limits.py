@@ -16,8 +16,7 @@ from trainer.runs.progress import Evaluated, Progress
 __all__ = ["StopCriteria", "early_stop", "evaluations_without_gain", "plan_run", "with_shorter_warmup"]
 
 _log = logging.getLogger(__name__)
-_PARTS_OF_RUN = 10
-"""The warm-up is the first of this many parts of a run that is not longer than the warm-up of the settings."""
+_PARTS_OF_RUN = 10  # the warm-up is the first of this many parts of a run that is not longer than the warm-up of the settings
 
 
 def early_stop(evaluations: Sequence[Evaluated], settings: EvalConfig) -> str | None:
@@ -36,7 +35,6 @@ def early_stop(evaluations: Sequence[Evaluated], settings: EvalConfig) -> str | 
 
 
 def evaluations_without_gain(evaluations: Sequence[Evaluated], min_delta: float) -> tuple[int, Evaluated | None]:
-    """Return the number of evaluations since the last improvement, and the evaluation that improved."""
     stale, reference = 0, math.inf
     best: Evaluated | None = None
     for evaluated in evaluations:
@@ -49,33 +47,22 @@ def evaluations_without_gain(evaluations: Sequence[Evaluated], min_delta: float)
 
 @dataclass(frozen=True)
 class StopCriteria:
-    """The end of the run, from its limits and the size of the data."""
-
     steps: int | None
     rows: int | None
     targets: int | None
     seconds: float | None
     decay_steps: int
     """Step at which the learning rate reaches its floor; 0 if it does not depend on the last step, or if that is not known."""
-    certain_step: int | None
-    """The step at which the limits on steps and epochs end the run."""
-    expected_steps: int
-    """The number of steps until the first of the limits on steps, epochs and tokens; 0 if none is set."""
-    eval: EvalConfig
-    """Its patience may end the run before the limits."""
-    may_cool_early: bool = False
-    """Whether the cool-down may begin before its planned step, because `limits.minutes` ends the run."""
+    certain_step: int | None  # the step at which the limits on steps and epochs end the run
+    expected_steps: int  # the number of steps until the first of the limits on steps, epochs and tokens; 0 if none is set
+    eval: EvalConfig  # its patience may end the run before the limits
+    may_cool_early: bool = False  # whether the cool-down may begin before its planned step, because `limits.minutes` ends the run
 
     def may_reach_targets(self, progress: Progress, more: int) -> bool:
         return self.targets is not None and progress.targets + more >= self.targets
 
     def ended_by(self, progress: Progress, cooldown_end: int | None = None) -> str | None:
-        """Return the first limit that is reached, or why the evaluations end the run; None while it continues.
-
-        Args:
-            progress: the counters of the run.
-            cooldown_end: the last step of a cool-down that has begun in time for the end of `limits.minutes`.
-        """
+        """`cooldown_end` is the last step of a cool-down that has begun in time for the end of `limits.minutes`."""
         reached = (
             ("limits.steps", self.steps, progress.step),
             ("limits.epochs", self.rows, progress.rows),
@@ -131,12 +118,10 @@ def with_shorter_warmup(config: TrainConfig, manifest: Manifest, num_rows: int) 
 
 @dataclass(frozen=True)
 class _Length:
-    epoch_rows: int | None
-    """Rows after which `limits.epochs` ends the run."""
+    epoch_rows: int | None  # rows after which `limits.epochs` ends the run
     certain_step: int | None
     """The step at which the limits on steps and epochs end the run; None if a limit on tokens may end it before."""
-    expected_steps: int
-    """The number of steps until the first of the limits on steps, epochs and tokens; 0 if none is set."""
+    expected_steps: int  # the number of steps until the first of the limits on steps, epochs and tokens; 0 if none is set
 
 
 def _length(config: TrainConfig, manifest: Manifest, num_rows: int) -> _Length:

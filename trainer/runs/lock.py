@@ -26,12 +26,7 @@ _NAME_ATTEMPTS, _NAME_WAIT_S, _HOLDER_BYTES = 100, 0.01, 4096
 def locked_run(run: Path, *, doing: str = "is training here", option: str = "--run") -> Iterator[None]:
     """Lock a run directory against a second trainer. The kernel frees the lock when the process ends, for any reason.
 
-    The lock file names the holder while the lock is held.
-
-    Args:
-        run: the directory.
-        doing: what the holder of the lock does, for the message.
-        option: names the directory on the command line, for the message.
+    The lock file names the holder while the lock is held. `doing` and `option` are for the message to others.
     """
     with ExitStack() as stack:
         while True:
@@ -77,13 +72,8 @@ def locked_unopened(run: Path) -> Iterator[ExitStack]:
 def _put_back(run: Path, names: Collection[str], heartbeats: Mapping[Path, bytes], missing: Sequence[Path]) -> None:
     """Remove the files of the program that a start has made in a run folder, and write the heartbeats before it again.
 
-    Stacks stay, because they say why a start hung, and so do checkpoints that were found damaged.
-
-    Args:
-        run: the folder.
-        names: its files and folders before the start.
-        heartbeats: contents of the heartbeats before the start.
-        missing: folders that the start has made: the run and its parents, the innermost first.
+    Stacks stay, because they say why a start hung, and so do checkpoints that were found damaged. `missing` has the folders that
+    the start has made: the run and its parents, the innermost first.
     """
     for name, status in reversed([entry for entry in entries(run) if entry[0] not in names]):  # files before their folder
         path = run / name

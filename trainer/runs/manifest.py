@@ -21,8 +21,7 @@ from common.untrusted import Schema, parsed
 
 __all__ = ["FORMAT", "ITEM_BYTES", "MAX_MANIFEST_BYTES", "CheckpointManifest", "OtherFormatError", "StoredTensor", "TensorSpec"]
 
-FORMAT = 3
-"""Increases whenever the layout of the manifest, or of the state in it, changes."""
+FORMAT = 3  # increases whenever the layout of the manifest, or of the state in it, changes
 MAX_MANIFEST_BYTES = 64 << 20
 ITEM_BYTES = {
     **{"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1},
@@ -30,11 +29,9 @@ ITEM_BYTES = {
 }
 """The size of a number by the name of its type in the safetensors format."""
 _MAX_AXES = 16
-_MAX_ELEMENTS = 1 << 58
-"""The size in bytes of that many elements of the widest type still fits 63 bits."""
+_MAX_ELEMENTS = 1 << 58  # the size in bytes of that many elements of the widest type still fits 63 bits
 _SHOWN_CHARS = 80
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-"""A sha256 in hexadecimal, which may become part of a path."""
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # a sha256 in hexadecimal, which may become part of a path
 _Size = Annotated[int, Field(ge=0)]
 
 
@@ -44,10 +41,7 @@ class OtherFormatError(ValueError):
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Type and shape of a tensor."""
-
-    dtype: str
-    """Name of the type in the safetensors format."""
+    dtype: str  # name of the type in the safetensors format
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -69,12 +63,8 @@ class TensorSpec:
 
 
 class StoredTensor(Schema):
-    """The place and the digest of a stored tensor."""
-
-    object: Digest
-    """Name of the object file. The tensor has the same name there as in the manifest."""
-    sha256: Digest
-    """Digest of the raw values of the tensor."""
+    object: Digest  # Name of the object file. The tensor has the same name there as in the manifest.
+    sha256: Digest  # digest of the raw values of the tensor
     dtype: str
     shape: list[int]
     bytes: _Size
@@ -95,8 +85,6 @@ class StoredTensor(Schema):
 
 
 class CheckpointManifest(Schema, extra="forbid"):
-    """The content of a manifest."""
-
     format: Literal[3] = 3
     step: _Size
     objects: dict[Digest, _Size]
@@ -105,12 +93,7 @@ class CheckpointManifest(Schema, extra="forbid"):
 
     @classmethod
     def from_file(cls, data: bytes) -> CheckpointManifest:
-        """Return the manifest in the content of a file.
-
-        Raises:
-            OtherFormatError: the manifest is undamaged, but has another format.
-            ValueError: the manifest was changed since it was written, or contains invalid values.
-        """
+        """Raises OtherFormatError for an undamaged manifest of another format, and ValueError for one that was changed."""
         try:
             content = unsealed(data)
             found = content.get("format")

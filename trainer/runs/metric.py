@@ -32,38 +32,26 @@ class Plot:
     """A chart of the report. Its vertical axis may be logarithmic, unless it begins at zero."""
 
     title: str
-    unit: str
-    """A share has a unit that begins with `%`."""
+    unit: str  # a share has a unit that begins with `%`
     from_zero: bool = False
-    averaged: bool = True
-    """Whether the chart of a metric of steps has a moving average."""
-    main: bool = False
-    """Whether the chart is in `training_metrics.png` too."""
+    averaged: bool = True  # whether the chart of a metric of steps has a moving average
+    main: bool = False  # whether the chart is in `training_metrics.png` too
 
 
 @dataclass(frozen=True)
 class Metric:
-    """The declaration of a value."""
-
-    curve: str = ""
-    """Name of its curve in TensorBoard, Weights & Biases and MLflow. `{}` stands for a name in a mapping."""
+    curve: str = ""  # Name of its curve in TensorBoard, Weights & Biases and MLflow. `{}` stands for a name in a mapping.
     _: KW_ONLY
-    key: str = ""
-    """Its name in the file, if that is not the name of the field."""
+    key: str = ""  # its name in the file, if that is not the name of the field
     in_file: bool = True
-    null: bool = False
-    """Whether the file has `null` for an unknown value. Otherwise the file lacks a value that is None or empty."""
+    null: bool = False  # Whether the file has `null` for an unknown value. Otherwise the file lacks a value that is None or empty.
     digits: int | None = None
-    after: str = ""
-    """For a property: the field that it follows in the file."""
-    exact: bool = False
-    """Whether a replay must reproduce the value bit for bit."""
-    first: str = ""
-    """A second name of the curve in TensorBoard, which shows names in upper case first."""
+    after: str = ""  # for a property: the field that it follows in the file
+    exact: bool = False  # whether a replay must reproduce the value bit for bit
+    first: str = ""  # a second name of the curve in TensorBoard, which shows names in upper case first
     chart: str = ""
     """Category and title of the chart of TensorBoard's *Custom Scalars* that shows the curve, with a colon between them."""
-    compared: bool = False
-    """Whether TensorBoard's *HParams* compares runs by its last value."""
+    compared: bool = False  # whether TensorBoard's *HParams* compares runs by its last value
     terminal: str = ""
     """Its text in the line of the event, with the separator before it. `{value}` stands for the value, `{event}` for the event."""
     bar: str = ""
@@ -76,7 +64,6 @@ class Written:
     derived: ClassVar[Mapping[str, Metric]] = {}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the values by their names in the file."""
         facts: dict[str, Any] = {}
         for name, key, digits, null in _form_of(type(self)).written:
             value = getattr(self, name)
@@ -91,26 +78,18 @@ class Written:
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any], **others: Any) -> Self:
-        """Return the object with these values and `others`. The type of a field decides about a missing value.
-
-        Raises:
-            pydantic.ValidationError: a value that readers need is missing or has the wrong type.
-        """
         return cls(**{name: facts.get(key) for name, key in _form_of(cls).read}, **others)
 
 
 def metrics_of(kind: type[Written]) -> Mapping[str, Metric]:
-    """Return the metrics of a class by the names of fields and properties, in the order of the file."""
     return _form_of(kind).metrics
 
 
 @dataclass(frozen=True)
 class _Form:
     metrics: Mapping[str, Metric]
-    written: Sequence[tuple[str, str, int | None, bool]]
-    """Name, key, digits and `null` of all that is in the file."""
-    read: Sequence[tuple[str, str]]
-    """Name and key of the fields that are in the file."""
+    written: Sequence[tuple[str, str, int | None, bool]]  # name, key, digits and `null` of all that is in the file
+    read: Sequence[tuple[str, str]]  # name and key of the fields that are in the file
 
 
 _FORMS: dict[type[Written], _Form] = {}

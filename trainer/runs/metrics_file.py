@@ -20,23 +20,17 @@ class CutOff:
     """The events that a state covers from which a run resumes. Later events are removed, because the run writes them again."""
 
     step: int
-    evaluated: bool = True
-    """Whether the state includes the evaluation of that step."""
-    rollbacks: int | None = None
-    """Rollbacks of the run so far; None keeps all that were written."""
+    evaluated: bool = True  # whether the state includes the evaluation of that step
+    rollbacks: int | None = None  # rollbacks of the run so far; None keeps all that were written
 
 
 class Selection:
-    """Decides for one event after the other, in their order, whether the state from which a run resumes covers it."""
-
     def __init__(self, cut_off: CutOff) -> None:
         self._cut_off = cut_off
         self._rollbacks = 0
-        self.dropped_here = False
-        """Whether an event of the state's own step was dropped."""
+        self.dropped_here = False  # whether an event of the state's own step was dropped
 
     def keeps(self, step: int, *, of_evaluation: bool = False, rule: str = "", action: str = "") -> bool:
-        """Return whether to keep an event, of which `rule` and `action` are given if it is an alert."""
         if step > self._cut_off.step:
             return False
         repeated = of_evaluation and step == self._cut_off.step and not self._cut_off.evaluated
@@ -49,13 +43,7 @@ class Selection:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """Yield the events of a run in their order. Training steps must be 1, 2, 3, …, and each loss must equal its exact form.
-
-    A last line that a kill cut off is skipped.
-
-    Raises:
-        CheckpointError: the file is missing, or a line cannot be what a run has written; the message names it.
-    """
+    """Yield the events in their order. Steps must be 1, 2, 3, …, and each loss must equal its exact form. Skip a torn last line."""
     last_step = 0
     try:
         for number, line in enumerate(read_lines(path, path.parent), 1):
@@ -75,11 +63,7 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 def lines_until(path: Path, cut_off: CutOff) -> Iterator[tuple[bytes, Event]]:
-    """Yield each line that the state covers, without its line end, and its event. A line that a kill cut off is skipped.
-
-    Raises:
-        CheckpointError: a line cannot be what a run has written; the message names it.
-    """
+    """Yield each line that the state covers, without its line end, and its event. A line that a kill cut off is skipped."""
     selection = Selection(cut_off)
     try:
         for number, ended in enumerate(read_lines(path, path.parent), 1):

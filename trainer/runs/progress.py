@@ -19,13 +19,9 @@ _Seconds = Annotated[Finite, Field(ge=0)]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Evaluated:
-    """The losses at one evaluation."""
-
     step: Count
-    val_loss: Finite | None
-    """In nats; None if it was not finite."""
-    train_loss: Finite | None
-    """Mean of the training losses since the evaluation before; None if there are none."""
+    val_loss: Finite | None  # in nats; None if it was not finite
+    train_loss: Finite | None  # mean of the training losses since the evaluation before; None if there are none
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -83,8 +79,7 @@ class Progress:
 class LedgerHead:
     """A place in the ledger. A checkpoint holds one."""
 
-    step: Count = 0
-    """The last step up to this place."""
+    step: Count = 0  # the last step up to this place
     lines: Count = 0
     chain: Annotated[str, Field(strict=True)] = hashlib.sha256(b"ledger/1").hexdigest()
 

@@ -78,33 +78,23 @@ __all__ = [
 
 _TARGETS = {"classification": "document", "preference": "pair"}
 _MAX_RANKS, _MAX_MICRO = 1 << 20, 65536
-IMPORTED = "imported"
-"""The status of a run that holds a published model and was never trained."""
-COMPRESSED = "compressed"
-"""The status of a run that holds the compressed model of another run."""
+IMPORTED = "imported"  # the status of a run that holds a published model and was never trained
+COMPRESSED = "compressed"  # the status of a run that holds the compressed model of another run
 NEVER_TRAINED = (IMPORTED, COMPRESSED)
 
 
 class Origin(Schema):
-    """A checkpoint of another run that a run began with."""
-
-    record: str
-    """Digest of the other run's `record.json`."""
+    record: str  # digest of the other run's `record.json`
     step: Count
-    weights: str
-    """Digest of the weights: those of the checkpoint, or their moving average."""
+    weights: str  # digest of the weights: those of the checkpoint, or their moving average
 
 
 class RecordedData(Schema):
-    """The prepared data of a run."""
-
     root_digest: str
     tokenizer_digest: str = ""
 
 
 class RecordedEnvironment(Schema):
-    """The facts of `environment_facts` at the last start, and its number of ranks."""
-
     world_size: Annotated[int, Field(ge=1, le=_MAX_RANKS)] = 1
     torch: str | None = None
     processor: str | None = None
@@ -117,8 +107,6 @@ class RecordedEnvironment(Schema):
 
 
 class Imported(Schema):
-    """The published model that a run holds, with the digests of the files that it was read from."""
-
     format: str
     model_type: str
     types: list[str]
@@ -135,8 +123,6 @@ class _Comparison(Schema):
 
 
 class Compressed(Origin):
-    """How the model of a run was compressed, and the checkpoint of the other run that it was made from."""
-
     method: str
     group_size: Count | None = None
     share: float | None = None
@@ -144,8 +130,6 @@ class Compressed(Origin):
 
 
 class Earlier(Schema):
-    """The values that differed in an earlier start, and the last step that had them."""
-
     until: Count
     was: dict[str, Plain]
 
@@ -191,10 +175,7 @@ def check_was_trained(run: Path, record: Record | None) -> None:
 
 
 def check_nothing_saved(run: Path, record: Record | None) -> None:
-    """Check that no checkpoint of a run was lost. Without this check the run would start again and lose its history.
-
-    A first save that was not completed does not count: before a second one begins, the first is on the device.
-    """
+    """Without this check the run would start again and lose its history. A first save that was not completed does not count."""
     if record is None:
         return
     saved = {event.step for event in events_until(run / METRICS, CutOff(sys.maxsize)) if isinstance(event, SaveEvent)}
@@ -211,7 +192,6 @@ def note_adjustment(run: Path, adjustment: Adjustment) -> None:
 
 
 def leave_note(run: Path, adjustment: Adjustment, rank: int) -> None:
-    """Note an adjustment for the next start of the run, durably. Any rank can do so, without communication."""
     write_atomic(run / f"change-{rank}.json", json.dumps(Adjustments((adjustment,)).to_json()).encode())
 
 
@@ -246,7 +226,6 @@ def complete_record(
 
 
 def target_word(identity: Mapping[str, Any]) -> str:
-    """Return the word for a target of a run, from the identity in its record: token, document or pair."""
     return _TARGETS.get(str(identity.get("objective")), "token")
 
 

@@ -18,13 +18,11 @@ Severity = Literal["warning", "critical"]
 class Rule:
     """A rule. Those of the guard have the setting `guard.NAME`, and the guard finds severity and text of the beginning."""
 
-    name: str = ""
-    """Its name in alerts, if that is not its key in `RULES`."""
+    name: str = ""  # its name in alerts, if that is not its key in `RULES`
     text: str = ""
     """What was found, and what to do; for a rule of the guard only the latter. Empty if the code that raises the alert has it."""
     severity: Severity = "warning"
-    setting: str = ""
-    """The name of its setting in `alerts`, if that is not the rule's."""
+    setting: str = ""  # the name of its setting in `alerts`, if that is not the rule's
     of_evaluation: bool = False
     of_guard: bool = False
 

@@ -42,7 +42,6 @@ class SavedRun:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings of the last start as `config.toml` has them."""
         path = self.path / CONFIG
         try:
             return parse_settings(read_run_file(path, MAX_SETTINGS_BYTES, self.path))
@@ -83,7 +82,6 @@ class SavedRun:
             raise CheckpointError(f"{manifest_path(self.path, step)}: {error}; choose another checkpoint") from None
 
     def data_folder(self, data: Path | None) -> Path:
-        """Return the folder of the run's prepared data: `data`, or the folder in its settings."""
         if data is not None:
             return data
         named = self.config.data

@@ -1,5 +1,3 @@
-"""The content of a checkpoint besides tensors."""
-
 from __future__ import annotations
 
 from dataclasses import asdict
@@ -16,8 +14,6 @@ __all__ = ["GuardState", "LossSums", "RunState"]
 
 
 class GuardState(Schema):
-    """The state of `trainer.health.guard.Guard`."""
-
     steps: list[Count]
     losses: list[Finite]
     level_since: Count
@@ -33,23 +29,18 @@ class GuardState(Schema):
 
 
 class LossSums(Schema, extra="forbid"):
-    """The training losses since the last evaluation."""
-
     total: Finite
     steps: Count
 
 
 @dataclass(frozen=True)
 class RunState:
-    """Counters, loss scaler, guard, training losses and ledger at one step."""
-
     progress: Progress
     scaler: dict[str, Count | Annotated[Finite, Field(ge=0)]]  # torch needs its counters as integers
     """State of the loss scaler in fp16; empty in other precisions."""
     guard: GuardState
     train_losses: LossSums
-    ledger: LedgerHead | None
-    """Only rank 0 has a ledger."""
+    ledger: LedgerHead | None  # only rank 0 has a ledger
 
     @property
     def known(self) -> CutOff:
@@ -74,11 +65,7 @@ class RunState:
 
     @staticmethod
     def from_json(values: object) -> RunState:
-        """Return the state with the values of `to_json`.
-
-        Raises:
-            ValueError: a field is missing, or has another type or range; the message names it.
-        """
+        """Raises ValueError, which names the field, for values that `to_json` does not return."""
         state = parsed(RunState, values)
         if state.ledger is None:
             raise ValueError("ledger = None: a checkpoint has a place in the ledger")

@@ -30,22 +30,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Adjuster:
-    """Stores adjustments durably, and announces them."""
-
     context: RunContext
     adjustments: Adjustments  # all adjustments so far, of this start of the run and of earlier ones
     monitor: Monitor
     ledger: Ledger | None  # None on all ranks except rank 0
 
     def make(self, adjustment: Adjustment) -> None:
-        """Add an adjustment, and write it into the record, where the next start of the run reads it."""
         self.adjustments = self.adjustments.plus(adjustment)
         self.context.group.on_main(lambda: note_adjustment(self.context.config.run, adjustment))
 
     def announce(self, adjustment: Adjustment, step: int, *, after: int) -> None:
-        """Raise the alert of an adjustment at `step`, and write it into the ledger behind the step `after`. A cool-down is no
-        fault, so it is only logged.
-        """
+        """Raise the alert at `step`; write the ledger behind the step `after`. A cool-down is no fault, so it is only logged."""
         if adjustment.kind == "cooldown":
             _log.info("%s", adjustment.describe())
         else:
@@ -55,9 +50,6 @@ class Adjuster:
             self.ledger.event(adjustment.kind, step=after, **adjustment.facts())
 
     def quarantine(self, found: Mapping[str, tuple[int, int]], faults: Mapping[str, ProjectError], step: int) -> Adjustment:
-        """Return the adjustment that leaves out the shards of `found`: see `decide`. Raises ProjectError if the settings do not
-        allow it.
-        """
         context = self.context
         known = self.adjustments.quarantined(step)
         return decide(found, faults, context.config.bad_data, context.manifest, context.group, step=step, known=known)
@@ -77,9 +69,6 @@ class Adjuster:
 def wrapped(
     loss: LossModule, context: RunContext, adjustments: Adjustments, step: int
 ) -> tuple[nn.Module, Accumulation, Adjustments]:
-    """Wrap the model for the micro-batches of a step, or for smaller ones if these do not fit into memory. Return all adjustments
-    too.
-    """
     while True:
         batch = adjustments.batch(context.config.batch, step)
         try:

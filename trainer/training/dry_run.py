@@ -41,8 +41,6 @@ _LONGEST_S = 60.0  # after this time one measured step is enough
 
 @dataclass(frozen=True)
 class DryRun:
-    """The facts about a training, and the measured time of a step."""
-
     forecast: Forecast
     device: str
     num_ranks: int  # ranks on all nodes, as the launcher would start them
@@ -51,9 +49,6 @@ class DryRun:
 
 
 def dry_run(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> DryRun:
-    """Check the settings of a training against data and machine, and measure five steps of the share of one rank. Raises the errors
-    of `opened_run`.
-    """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("plan works in one process and was started on several ranks; start it without torchrun")
     here, nodes = expected_ranks(os.environ, num_gpus(config.device))
@@ -98,7 +93,6 @@ def _with_threads(config: TrainConfig, ranks_here: int) -> TrainConfig:
 
 
 def _measured(plan: StartPlan, num_ranks: int, now: Callable[[], float]) -> tuple[int, float | None]:
-    """Return the number of weights, and the expected seconds of a step; None if the memory is too small for one."""
     context, config = plan.context, plan.context.config
     micro_batches = -(-config.batch.micro_batches // num_ranks)
     probed = 1 << (min(micro_batches, _MOST_MICRO_BATCHES).bit_length() - 1)  # a power of two, as `elastic` needs

@@ -1,5 +1,3 @@
-"""Validation loss and samples during the training."""
-
 from __future__ import annotations
 
 import math
@@ -34,8 +32,6 @@ __all__ = ["Evaluator"]
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Evaluates at the first and the last step, and every `eval.every_steps` steps."""
-
     data: RunData
     trainable: Trainable
     state: LiveState
@@ -54,9 +50,7 @@ class Evaluator:
         return due and progress.evaluated_step != progress.step
 
     def evaluate(self, progress: Progress) -> Progress:
-        """Measure the validation loss and write samples, with the moving average of the weights if there is one. If a stop is
-        requested meanwhile, the result is discarded, and the resumed run evaluates this step.
-        """
+        """If a stop is requested meanwhile, the result is discarded, and the resumed run evaluates this step."""
         trainable, monitor = self.trainable, self.state.monitor
         can_write = trainable.task.writes
         try:
@@ -101,7 +95,6 @@ class Evaluator:
             time.sleep(next(iter(context.config.loader.retry_waits_s), 0.0))
 
     def _evaluation_without(self, blank: frozenset[str], faults: dict[str, ProjectError]) -> Evaluation:
-        """Return the validation loss without the rows of `blank` shards. Shards that cannot be read go into `faults`."""
         context = self.context
 
         def note(error: ShardError | OSError) -> None:
@@ -129,7 +122,6 @@ class Evaluator:
             ) from error
 
     def _samples(self, step: int) -> tuple[list[Continuation], Scores | None] | None:
-        """Continue the prompts of the run, and score the texts, on rank 0. Under FSDP all ranks take part in the forward passes."""
         config, group = self.context.config, self.context.group
         blank = self.adjuster.adjustments.quarantined(step)
         rows = self.data.val_rows.without(blank, lambda _error: None)  # rows that cannot be read give no prompt

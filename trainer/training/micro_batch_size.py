@@ -28,11 +28,7 @@ _UNEVEN = 1.125  # rows of the busiest rank relative to an even share, at most. 
 
 
 def micro_candidates(global_rows: int, world_size: int) -> list[int]:
-    """Return candidates for the rows of a micro-batch, largest first: divisors of `global_rows` that spread well over the ranks.
-
-    A step takes as long as its busiest rank. The candidates give this rank at most an eighth more rows than an even share. If no
-    size does, they are the sizes that give it the fewest rows.
-    """
+    """Return divisors of `global_rows`, largest first, that give a rank at most an eighth over an even share, else the fewest."""
     if global_rows < world_size:
         raise ConfigError(
             f"batch.global_rows = {global_rows} leaves some of {world_size} ranks without rows; use at least {world_size}"
@@ -49,7 +45,6 @@ def batch_for(batch: BatchConfig, num_ranks: int, *, elastic: bool) -> BatchConf
 
 
 def spread(batch: BatchConfig, num_ranks: int) -> BatchConfig:
-    """Return the sizes with the largest micro-batch that spreads well over the ranks, at most as large as before."""
     micro = next(rows for rows in micro_candidates(batch.global_rows, num_ranks) if rows <= batch.micro_rows)
     return BatchConfig(global_rows=batch.global_rows, micro=micro)
 
@@ -57,9 +52,7 @@ def spread(batch: BatchConfig, num_ranks: int) -> BatchConfig:
 def choose_micro(
     global_rows: int, estimated: Callable[[int], MemoryEstimate], free_bytes: int, row_length: int, world_size: int
 ) -> int:
-    """Return the largest candidate whose estimate fits into nine tenths of the free memory of a rank before the run allocates any.
-    Raises ConfigError if the smallest does not fit.
-    """
+    """Return the largest candidate whose estimate fits into nine tenths of the free memory. Raises ConfigError if none does."""
     candidates = micro_candidates(global_rows, world_size)
     fitting = next((micro for micro in candidates if estimated(micro).total <= USABLE_SHARE * free_bytes), None)
     if fitting is None:
@@ -73,10 +66,7 @@ def choose_micro(
 
 
 def probe(run: Callable[[int], None], candidates: Sequence[int]) -> int:
-    """Return the first candidate whose pass does not run out of memory. `run` makes a forward and a backward pass over padding, and
-    no exchange between ranks, because one of them may run out of memory while the others wait. The random generators keep their
-    state.
-    """
+    """Return the first candidate with enough memory. `run` exchanges nothing: a rank without memory would let the others wait."""
     with isolated_rng():
         for micro in candidates:
             if fits_in_memory(partial(run, micro)):
@@ -101,9 +91,7 @@ def expected_memory(context: RunContext, micro: int, task: Task) -> MemoryEstima
 
 
 def with_micro(context: RunContext, extension: Extension, recorded: int | None, task: Task = LANGUAGE) -> RunContext:
-    """Return the context with a number for `batch.micro = auto`. The rank with the least memory decides. The number of an earlier
-    start is used again, because the bits depend on it. Raises ConfigError if no size fits.
-    """
+    """The rank with the least memory decides. The number of an earlier start is used again, because the bits depend on it."""
     config, group = context.config, context.group
     if config.batch.micro != "auto":
         return context
@@ -122,8 +110,6 @@ def with_micro(context: RunContext, extension: Extension, recorded: int | None, 
 
 
 class _Trial:
-    """Passes through a temporary model, while a placeholder takes the memory that gradients and optimizer will need."""
-
     def __init__(self, context: RunContext, extension: Extension, task: Task) -> None:
         config, device = context.config, context.group.device
         model = new_model(extension, task, config, context.manifest.vocab_size).to(device)

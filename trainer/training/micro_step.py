@@ -86,5 +86,4 @@ class MicroStep:
 
 
 def custom_step_loss(micro: MicroStep, extension: Extension, task: Task) -> Tensor:
-    """Let the extension or the task make all passes over a micro-batch. Return the sum of its losses, without a gradient."""
     return extension.step_loss(micro) if task.step is None else task.step(micro).detach().float()

@@ -50,8 +50,6 @@ class RepeatStep(GoBack):
 
 @dataclass(frozen=True)
 class Recovery:
-    """Prepares the repetition of a void step, or restores a checkpoint."""
-
     trainable: Trainable
     saver: Saver
     state: LiveState
@@ -61,7 +59,6 @@ class Recovery:
     heartbeat: HeartbeatWriter
 
     def go_back(self, request: GoBack) -> Progress:
-        """Carry out the request, and return the counters from which training continues."""
         self.observer.forget()
         if isinstance(request, RollBack):
             return self._roll_back(request)
@@ -89,7 +86,6 @@ class Recovery:
             _log.warning("step %d is repeated: %s", result.step, reasons)
 
     def _roll_back(self, request: RollBack) -> Progress:
-        """Restore the newest checkpoint before the alert's step, and leave out the rows of the request from then on."""
         self.saver.finish()
         step = self.state.group.on_main(lambda: self._newest_before(request))
         checkpoint, state = load_whole(self.saver.checkpoints, step)

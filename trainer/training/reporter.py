@@ -31,8 +31,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainLoss:
-    """The kind of a step's loss."""
-
     custom: bool  # whether the training minimises a loss of an extension
     vocab_size: int
     measures: tuple[str, ...] = ()  # names of the measures of a step besides the loss
@@ -41,8 +39,6 @@ class TrainLoss:
 
 @dataclass(frozen=True)
 class Reporter:
-    """Hands the results of steps to sinks, ledger and guard."""
-
     state: LiveState
     end: RunEnd
     clock: Clock

@@ -60,9 +60,7 @@ class StepTimes:
             self.times.popleft()
 
     def last_step_before(self, deadline_s: float, pause_s: float = 0.0) -> int | None:
-        """Return the last step that ends before a time; None if no step has been measured yet. `pause_s` is the least time of
-        evaluations for each step.
-        """
+        """`pause_s` is the least time of evaluations for each step. None if no step has been measured yet."""
         if self.seconds_each is None or self.last is None:
             return None
         each_s = self.seconds_each + max(pause_s, self.paused_s / (self.num_seen - UNTIMED_STEPS))
@@ -97,7 +95,6 @@ class RunEnd:
         return self.criteria.certain_step if self.cooldown is None else self.cooldown.cooldown_end
 
     def ended_by(self, progress: Progress) -> str | None:
-        """Return the limit that is reached, or why the evaluations end the run; None while it continues."""
         return self.criteria.ended_by(progress, None if self.cooldown is None else self.cooldown.cooldown_end)
 
     def finished(self, progress: Progress) -> bool:
@@ -142,10 +139,7 @@ class RunEnd:
         self.follows_speed = True
 
     def _last_step_in_time(self, ending_s: float) -> int | None:
-        """Return the last step before `limits.minutes` ends the run; None if that is not known.
-
-        `ending_s` of the clock counts from the beginning of a step, with one more step, so the last step is two later.
-        """
+        """Return the last step before `limits.minutes` ends the run. `ending_s` has one more step, so the last is two later."""
         each_s, seconds = self.times.seconds_each, self.criteria.seconds
         if seconds is None or each_s is None:
             return None

@@ -22,8 +22,6 @@ __all__ = ["LiveState"]
 
 @dataclass
 class LiveState:
-    """The state of the running training, which `RunState` stores."""
-
     group: Group
     guard: Guard
     ledger: Ledger | None  # None on all ranks except rank 0

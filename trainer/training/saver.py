@@ -29,8 +29,6 @@ _FOR_HOOKS = ".saved"  # name of the folder in the run in which `on_save` finds 
 
 @dataclass
 class Saver:
-    """Saves every so many steps or minutes, at a new lowest validation loss, and at the end."""
-
     trainable: Trainable
     state: LiveState
     end: RunEnd
@@ -77,9 +75,7 @@ class Saver:
         return saved
 
     def follow(self, result: StepResult) -> None:
-        """Acknowledge the saves that rank 0 has completed, as the result of a step says. If one failed, raise its error on every
-        rank.
-        """
+        """Acknowledge the saves that rank 0 has completed. If one failed, raise its error on every rank."""
         if result.save_failed:
             self.state.group.on_main(self.writer.raise_if_failed)
         self._acknowledge(result.acknowledged_step)
@@ -100,7 +96,6 @@ class Saver:
                 self._call_hook(view, step)
 
     def _call_hook(self, view: RunView, step: int) -> None:
-        """Call the hook for a checkpoint, unless the checkpoint was deleted in the meantime."""
         group, folder = self.state.group, view.config.run / _FOR_HOOKS
         whole = group.on_main(lambda: link_checkpoint(self.checkpoints.path(step), folder))
         if whole is None:
@@ -114,7 +109,6 @@ class Saver:
 
 
 def write_and_keep(checkpoints: CheckpointStore, settings: CheckpointConfig, checkpoint: Checkpoint) -> None:
-    """Runs in the background."""
     with naming(checkpoints.directory):
         checkpoints.save(checkpoint)
     best = checkpoint.state["progress"]["best_step"]
@@ -122,7 +116,6 @@ def write_and_keep(checkpoints: CheckpointStore, settings: CheckpointConfig, che
 
 
 def let_finish(writer: AsyncSaver, heartbeat: HeartbeatWriter) -> None:
-    """Wait for a save that still runs at the end of the run. Log its failure."""
     heartbeat.at("save")
     try:
         writer.wait()

@@ -62,10 +62,10 @@ def train_step(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs, *, 
 
 
 def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> Gradient | None:
-    """Leave the clipped gradient of the global batch in the parameters. Return None if this rank ran out of memory. The loss of
-    each micro-batch is a sum, divided by the targets of the whole global batch before backward, so the result is the gradient of
-    the mean for every size of micro-batches. `losses` has an element for each micro-batch of the global batch. Those of other
-    ranks are zero, which changes no bit.
+    """Leave the clipped gradient of the global batch in the parameters. Return None if this rank ran out of memory.
+
+    The loss of each micro-batch is a sum, divided by the targets of the global batch before backward, so the gradient is that of
+    the mean for every size of micro-batches. `losses` has zeros for the micro-batches of other ranks, which changes no bit.
     """
     context, accumulation = trainable.context, trainable.accumulation
     group = context.group
@@ -116,7 +116,7 @@ def exchange_without_gradient(trainable: Trainable, batch: GlobalBatch, step: in
 
 @contextmanager
 def out_of_memory_is_final(step: int) -> Iterator[None]:
-    """The other ranks cannot continue without this one."""
+    # the other ranks cannot continue without this one
     try:
         yield
     except Exception as error:
@@ -126,7 +126,6 @@ def out_of_memory_is_final(step: int) -> Iterator[None]:
 
 
 def clip_gradient(trainable: Trainable) -> Tensor:
-    """Scale the gradient down to the norm `optim.clip_norm` if it is larger. Return the norm before clipping."""
     clip_norm = trainable.context.config.optim.clip_norm
     gradient_norm = nn.utils.clip_grad_norm_(trainable.parameters, clip_norm, foreach=True)
     return gradient_norm.full_tensor() if isinstance(gradient_norm, DTensor) else gradient_norm

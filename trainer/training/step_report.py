@@ -33,8 +33,6 @@ class _NoObserver:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """The arguments of a step besides its batch."""
-
     step: int  # number of the step, from 1
     seconds: float = 0.0  # time of this rank since the run began
     ending_s: float = 0.0  # `Clock.ending_s` of this rank
@@ -51,8 +49,6 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class Gradient:
-    """Facts about the clipped gradient of a global batch, which is in the parameters."""
-
     norm: Tensor  # global norm before clipping
     losses: Tensor  # loss sums by micro-batch of the global batch, fp64. The elements of other ranks are zero.
     own_time: OwnTime
@@ -62,10 +58,7 @@ class Gradient:
 
 
 def encode_report(group: Group, batch: GlobalBatch, inputs: StepInputs, gradient: Gradient | None, num_measures: int = 0) -> Tensor:
-    """Return this rank's part of the report of a step, fp64: notes, the own times of the ranks in pairs, measures, losses.
-
-    A rank without a gradient reports zero losses. Its step is void, so its loss is not used.
-    """
+    """Return this rank's part of the report, fp64: notes, own times in pairs, measures, losses; zero losses without a gradient."""
     num_notes, device = _NUM_NOTES + 2 * group.world_size, group.device
     losses = torch.zeros((1 + num_measures) * batch.num_micro_batches, dtype=torch.float64, device=device)
     if gradient is not None:
@@ -86,8 +79,6 @@ def encode_report(group: Group, batch: GlobalBatch, inputs: StepInputs, gradient
 
 
 class StepReport:
-    """The sum of the reports of all ranks, on the device."""
-
     def __init__(self, numbers: Tensor, batch: GlobalBatch) -> None:
         self.numbers = numbers
         self.failed_ranks = numbers[_MEMORY] + numbers[_DATA]  # number of ranks without memory or without data
@@ -97,8 +88,6 @@ class StepReport:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of one step, equal on every rank."""
-
     step: int  # number of the step, from 1
     loss: float  # mean over the targets (or sequences) of the global batch, in nats
     grad_norm: float  # global gradient norm before clipping
@@ -117,13 +106,11 @@ class StepResult:
 
     @property
     def void(self) -> bool:
-        """Whether a rank failed. The step then changed nothing and is repeated."""
+        # a rank failed: the step changed nothing and is repeated
         return self.memory_votes > 0 or self.data_votes > 0
 
 
 class PendingStep:
-    """The numbers of a step while the device copies them to the host."""
-
     def __init__(
         self,
         step: int,

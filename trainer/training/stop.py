@@ -16,15 +16,12 @@ __all__ = ["StopRequests"]
 
 @dataclass(frozen=True)
 class StopRequests:
-    """The requests that this rank has received."""
-
     signal: StopSignal
     group: Group
     monitor: Monitor | None = None  # has the alert with the action `stop`; None before the run is open
 
     @property
     def requested(self) -> bool:
-        """Whether this rank was asked to stop. The step that follows hands it to the other ranks."""
         return self.signal.name is not None or (self.monitor is not None and self.monitor.stop_alert is not None)
 
     def on_any_rank(self) -> bool:
@@ -47,9 +44,7 @@ class StopRequests:
         raise StoppedBySignal(message if self.group.local_rank == 0 else "")
 
     def end_training(self, run: Path, step: int) -> NoReturn:
-        """End a training whose state is saved. Raises GuardError on every rank if an alert of any rank ended it, else
-        StoppedBySignal.
-        """
+        """Raises GuardError on every rank if an alert of any rank ended the training, else StoppedBySignal."""
         alert = None if self.monitor is None else self.monitor.stop_alert
         if self.group.smallest(0 if alert is None else -1) < 0:
             raise GuardError("" if alert is None else alert.message)

@@ -1,5 +1,3 @@
-"""The trained model with its optimizers, and the training data."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -39,8 +37,6 @@ __all__ = ["RunData", "Trainable", "hold_copy", "hold_reference", "make_scaler",
 
 @dataclass(frozen=True)
 class RunData:
-    """The prepared data of a run, in the order of training."""
-
     context: RunContext
     train_rows: Rows
     val_rows: Rows
@@ -48,7 +44,6 @@ class RunData:
     tokenizer: Tokenizer
 
     def batches(self, progress: Progress, adjustments: Adjustments) -> AbstractContextManager[Iterator[GlobalBatch]]:
-        """Read the next global batches ahead, from the position of `progress` on."""
         config = self.context.config
         return prefetched_batches(
             self.train_rows,
@@ -69,8 +64,6 @@ class RunData:
 
 @dataclass
 class Trainable:
-    """A model with everything that updates it."""
-
     context: RunContext
     extension: Extension
     loss: LossModule  # the model with its loss, without the exchange between ranks
@@ -102,7 +95,7 @@ class Trainable:
         return RunView(context.group.rank, context.group.world_size, context.config, self.model, progress)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the whole weights by name, on rank 0. All ranks must call this."""
+        # all ranks must call this
         return full_tensors(parameters_by_name(self.model), self.context.group)
 
     def checkpoint(self, state: RunState) -> Checkpoint:
@@ -112,10 +105,7 @@ class Trainable:
         return Checkpoint(state.progress.step, self.weights(), moments, state.to_json(), average)
 
     def begin_with(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the weights of a new model, and its moving average, by those of another run.
-
-        The task names the weights that only one of the two models has. Adapters stay as they are.
-        """
+        """Replace the weights of a new model and its average by those of a run. The task names weights that one of both lacks."""
         common = {name: weight for name, weight in weights.items() if name not in self.task.dropped}
         new = self.task.fresh | adapter_names(self.model)
         load_full(self.model, common, new=new, remedy="choose another init, or the extension that built its model")
@@ -146,7 +136,7 @@ class Trainable:
             self.scaler.unscale_(optimizer)
 
     def copy_of_scaler(self) -> list[Tensor]:
-        """Return a copy on the device, so that the host does not wait."""
+        # on the device, so that the host does not wait
         return [value.clone() for value in _tensors_of(self.scaler)]
 
     def restore_scaler(self, before: list[Tensor], *, where: Tensor) -> None:
@@ -155,7 +145,6 @@ class Trainable:
 
 
 def new_model(extension: Extension, task: Task, config: TrainConfig, vocab_size: int) -> nn.Module:
-    """Return the model of a run with new weights, on the CPU in fp32. Raises the errors of `seeded_model`."""
     if task.model is not None:
         model = task.model(config.model, vocab_size, config.seed)
     else:

@@ -1,5 +1,3 @@
-"""The parts of a training run, as the loop uses them."""
-
 from __future__ import annotations
 
 import logging
@@ -42,8 +40,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """The parts of a run. Each part owns its state."""
-
     context: RunContext
     data: RunData
     trainable: Trainable
@@ -77,7 +73,6 @@ class TrainingRun:
         return self.trainable.view(progress)
 
     def next_batch(self, batches: Iterator[GlobalBatch], step: int) -> tuple[GlobalBatch, float]:
-        """Return the batch of a step, and how long the step waited for it, in seconds."""
         self.profiler.before_step(step)
         self.heartbeat.at("data", step)
         begin = time.monotonic()
@@ -88,7 +83,6 @@ class TrainingRun:
         return batch, waited_s
 
     def set_learning_rate(self, progress: Progress) -> LearningRates:
-        """Set learning rates and weight decay of the next step, and return the rates."""
         schedule, optim = self.context.config.schedule, self.context.config.optim
         decay_steps, cooldown_start = self.end.decay()
         factor = learning_rate_factor(schedule, decay_steps, progress.step, cooldown_start)
@@ -112,7 +106,6 @@ class TrainingRun:
         )
 
     def after_step(self, step: int, pending: PendingStep) -> None:
-        """Do the work between a step and the reading of its result: timers, replica check, moving average of the weights."""
         self.own_timer.begin()
         self.heartbeat.at("report")
         if self.replica_check.due(step):
@@ -123,10 +116,7 @@ class TrainingRun:
             self.profiler.after_step(step)
 
     def finish(self, progress: Progress, *, stopped: bool) -> str:
-        """Write into the record how the run ended. Return `weights sha256:… steps N`, with the digest of all weights in the order
-        of their names, as little-endian fp32, on every rank. Raises StoppedBySignal or GuardError if a signal or an alert ended
-        the run.
-        """
+        """Return `weights sha256:… steps N` on every rank: the digest of all weights by name, as little-endian fp32."""
         _log.info("%s; measured peak %s", self.expected_memory.describe(), format_bytes(self.memory.bytes()))
         weights = self.trainable.weights()
         digest = self.context.group.on_main(lambda: weights_digest(weights))
@@ -136,7 +126,6 @@ class TrainingRun:
         return f"weights {digest} steps {progress.step}"
 
     def _before_exchange(self) -> OwnTime:
-        """Stop the timer before the first exchange of a step. Return the time that this rank worked without waiting for others."""
         self.own_timer.end()
         self.heartbeat.at("reduce")
         return self.own_timer.latest()

@@ -29,8 +29,6 @@ _UNKNOWN = "-"
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long a rank may be silent."""
-
     stall_s: float | None
     """Limit in the phases of a step; None: the greater of 30 s and three times the slowest of the last 50 steps."""
     slow_s: float
@@ -146,7 +144,7 @@ class HeartbeatWriter:
         os.pwrite(self._file, beat.to_bytes(), 0)
 
     def expect_slow_steps(self) -> None:
-        """Give this step and the next two the limit of the first steps, because code may be compiled again."""
+        # code may be compiled again
         self._step_seconds.clear()
 
     def close(self) -> None:

@@ -66,9 +66,7 @@ def own_container() -> str:
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Ask the kernel to kill this process as soon as its parent has ended; at once if it has ended already. Without `parent` this
-    is the pid in TRAINER_LAUNCHER_PID. It has no effect on systems other than Linux.
-    """
+    """Ask the kernel to kill this process when its parent ends. Without `parent` this is the pid in TRAINER_LAUNCHER_PID."""
     if sys.platform != "linux":
         return
     set_death_signal(signal.SIGKILL)
@@ -78,9 +76,7 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def write_exit_code(text: str) -> bool:
-    """Write the exit code of this process, and possibly a message, into the exit file, if the launcher has named one. Returns False
-    if another process has already written there.
-    """
+    """Write into the exit file, if the launcher has named one. Returns False if another process has already written there."""
     if not (path := os.environ.get(EXIT_FILE_VARIABLE)):
         return True
     with Path(path).open("a+") as file:
@@ -113,9 +109,7 @@ def process_state(process: ProcessId) -> str | None:
 
 
 def send_signal(process: ProcessId, number: signal.Signals) -> None:
-    """Send a signal to exactly this process. Raises ProcessLookupError if it has ended, OSError if it belongs to another user or
-    the kernel has no process descriptors (added in Linux 5.3).
-    """
+    """Raises ProcessLookupError if the process has ended, OSError if it is not ours or the kernel has no process descriptors."""
     descriptor = os.pidfd_open(process.pid)
     try:
         if process_state(process) is None:  # checked after the descriptor was opened, which refers to one process
@@ -138,9 +132,7 @@ def signal_if_running(process: ProcessId, number: signal.Signals) -> None:
 
 
 def ask_for_stacks(process: ProcessId) -> None:
-    """Send SIGUSR1 to the main thread of a rank, which then pauses while the stacks are written. Another thread would leave it
-    running, and its stack would be inconsistent.
-    """
+    # To the main thread, which then pauses: another thread would leave it running, and its stack would be inconsistent.
     tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # in glibc since 2.30
     if process_state(process) and (tgkill is None or tgkill(process.pid, process.pid, signal.SIGUSR1)):
         signal_if_running(process, signal.SIGUSR1)

@@ -21,8 +21,6 @@ _NOBODY: Mapping[int, Heartbeat] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Still:
-    """A rank that makes no progress."""
-
     rank: int
     beat: Heartbeat  # its last heartbeat
     seconds: float  # time since the last heartbeat
@@ -49,9 +47,9 @@ class StallDetector:
         elsewhere: Mapping[int, Heartbeat] = _NOBODY,
     ) -> tuple[Still, ...]:
         """Return the ranks that stall the group, the longest silent one first; none while the slowest is within its limit.
-        `elsewhere` has the beats of other nodes; one that has never changed may be left by an earlier start. If much time has
-        passed since the last observation, this process did not run, so perhaps no rank did either: all times of silence begin
-        again.
+
+        `elsewhere` has the beats of other nodes; one that has never changed may be left by an earlier start. After a long time
+        without an observation all times of silence begin again, because perhaps no rank ran either.
         """
         if now_s - self._looked_s > _ASLEEP_S:
             self._seen.clear()

@@ -81,9 +81,7 @@ def watched(
 
 
 def tied_command() -> list[str]:
-    """Return the beginning of a command line whose command is killed as soon as this process ends. The command receives its own pid
-    in TRAINER_LAUNCHER_PID, for `end_with_parent` in the processes that it starts.
-    """
+    """A command after it dies with this process. It receives its own pid in TRAINER_LAUNCHER_PID, for `end_with_parent`."""
     return [sys.executable, "-I", "-S", str(_SCRIPT), _TIED, str(os.getpid())]
 
 
@@ -130,9 +128,7 @@ def _run_tied(parent: int, command: Sequence[str]) -> NoReturn:
 
 
 def _look(run: Path, processes: Mapping[int, ProcessId]) -> tuple[dict[int, Heartbeat], dict[int, str]]:
-    """Return the last beats and the kernel's process states of the ranks that are alive and not done. A beat that names another
-    process than the rank's is from an earlier start or was changed, so it is ignored.
-    """
+    # a beat that names another process than the rank's is from an earlier start or was changed
     beats, states = {}, {}
     for rank, beat in _beats_of(run, processes).items():
         if beat.process == processes[rank] and (state := process_state(beat.process)):
@@ -150,9 +146,7 @@ def _beats_of(run: Path, ranks: Iterable[int]) -> dict[int, Heartbeat]:
 
 
 def _reason(blamed: Sequence[Still], states: Mapping[int, str], elsewhere: Mapping[int, Heartbeat], ended: Collection[int]) -> str:
-    """Return which ranks stall the group, and where. `ended` are ranks of other nodes that had a heartbeat and have none any more,
-    or are done.
-    """
+    """`ended` are ranks of other nodes that had a heartbeat and have none any more, or are done."""
     reasons = [_described(still, states.get(still.rank)) for still in blamed]
     first = blamed[0].beat
     if blamed[0].rank not in states:
@@ -170,7 +164,6 @@ def _reason(blamed: Sequence[Still], states: Mapping[int, str], elsewhere: Mappi
 
 
 def _ranks(numbers: Collection[int], of_one: str, of_several: str) -> str:
-    """Return ranks of other nodes as a subject, with the verb that fits their number."""
     if len(numbers) == 1:
         return f"rank {next(iter(numbers))} on another node {of_one}"
     shown = sorted(numbers)
@@ -257,9 +250,7 @@ def collect_stacks(run: Path, beats: Mapping[int, Heartbeat], ask: Callable[[int
 
 @contextmanager
 def _answering_with_stacks(path: Path) -> Iterator[None]:
-    """While the context lasts, SIGUSR1 appends the stacks of all threads to a file. Later it is ignored, because a late request
-    would kill the rank while it ends.
-    """
+    # later SIGUSR1 is ignored, because a late request would kill the rank while it ends
     with os.fdopen(open_to_append(path), "a") as file:
         with suppress(ValueError):  # only the main thread may do this
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # `unregister` restores this

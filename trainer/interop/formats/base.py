@@ -17,8 +17,7 @@ from trainer.interop.source import ExportSource
 __all__ = ["DTYPES", "ExportFormat", "Shards", "write_tensors"]
 
 DTYPES: Mapping[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
-Shards = Mapping[str, Mapping[str, Tensor]]
-"""Tensors by the name of their file and their own name, in fp32."""
+Shards = Mapping[str, Mapping[str, Tensor]]  # tensors by the name of their file and their own name, in fp32
 
 
 @dataclass(frozen=True)
@@ -34,11 +33,9 @@ class ExportFormat:
     tensors: Callable[[ExportSource, Dtype], Shards] = lambda _source, _dtype: {}
     card: Callable[[ExportSource, Dtype], bytes] | None = None
     """Returns the content of `README.md`, which changes when the run continues."""
-    write_graphs: Callable[[ExportSource, Path], None] | None = None
-    """Writes further files into the folder."""
+    write_graphs: Callable[[ExportSource, Path], None] | None = None  # writes further files into the folder
     check: Callable[[ExportSource, Dtype], None] = lambda _source, _dtype: None
-    holds_all_weights: bool = True
-    """Whether the tensors of all files together are the weights of the model."""
+    holds_all_weights: bool = True  # whether the tensors of all files together are the weights of the model
 
 
 def write_tensors(shards: Shards, dtype: Dtype, folder: Path) -> None:

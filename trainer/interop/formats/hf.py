@@ -62,7 +62,6 @@ def described(source: ExportSource, dtype: Dtype, exact: bool = True) -> dict[st
 
 
 def _generation(source: ExportSource) -> dict[str, Any]:
-    """Return the defaults of `generate`, the ids that end a text of a chat model, and the padding of the vocabulary."""
     usual, size, eos = SamplingOptions(), source.tokenizer.vocab_size, source.tokenizer.eos_id
     settings = {"do_sample": True, "temperature": usual.temperature, "top_k": usual.top_k or 0, "top_p": usual.top_p}
     turn = None if source.chat_template is None else end_of_turn_id(source.chat_template, source.tokenizer)

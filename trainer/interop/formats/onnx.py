@@ -75,12 +75,7 @@ FORMAT = ExportFormat(hf.described, write_graphs=_write_graphs, check=_check)
 
 
 def write_onnx(model: Decoder, vocab_size: int, folder: Path) -> float:
-    """Write both graphs, and return the largest difference of a logit from the model (on the CPU, in fp32) on random rows.
-
-    Raises:
-        ConfigError: torch cannot export the model.
-        ProjectError: a logit of ONNX Runtime differs by more than 1e-4.
-    """
+    """Write both graphs, and return the largest difference of a logit from the model (on the CPU, in fp32) on random rows."""
     model = model.eval()
     external = sum(parameter.nbytes for parameter in model.parameters()) > _EXTERNAL_BYTES
     with torch.no_grad(), _quiet():
@@ -97,8 +92,6 @@ def write_onnx(model: Decoder, vocab_size: int, folder: Path) -> float:
 
 
 class _Past:
-    """Stands in for the cache of a layer: it appends the new keys and values to those of the graph's inputs."""
-
     def __init__(self, key_BKPH: Tensor, value_BKPH: Tensor) -> None:
         self.key, self.value = key_BKPH, value_BKPH
 
@@ -171,8 +164,6 @@ def _export(model: Decoder, path: Path, *, cached: bool, external: bool) -> None
 
 
 class _Check:
-    """Compares the graphs in a folder with the model, on random rows of different lengths."""
-
     def __init__(self, model: Decoder, vocab_size: int, folder: Path) -> None:
         self._model, self._vocab_size = model, vocab_size
         runtime: Any = importlib.import_module("onnxruntime")
@@ -183,10 +174,7 @@ class _Check:
         )
 
     def difference(self, number: int) -> float:
-        """Return the largest difference of a logit in a batch. Its padding is on the right or on the left.
-
-        The graph without a cache reads the whole batch, the one with a cache reads it in up to three parts.
-        """
+        """Return the largest difference of a logit. The graph with a cache reads the batch in up to three parts."""
         generator = torch.Generator().manual_seed(number)
 
         def some(low: int, high: int) -> int:

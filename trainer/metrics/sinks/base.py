@@ -68,8 +68,7 @@ class ServiceSink(Sink):
     def __init__(self, place: str, every_steps: int) -> None:
         self._place = place
         self._every_steps = every_steps
-        self._secrets: Sequence[str] = ()
-        """Texts that are removed from an error of the service before it is shown."""
+        self._secrets: Sequence[str] = ()  # texts that are removed from an error of the service before it is shown
         self._reachable = True
 
     def write(self, event: Event) -> None:
@@ -101,7 +100,6 @@ def imported(package: str, setting: str, distribution: str) -> Any:
 
 
 def hyper_parameters(settings: Mapping[str, Any]) -> dict[str, str | float]:
-    """Return the settings that affect the result, flat, as numbers and texts."""
     left_out = settings_with(TrainConfig, Effect.NONE, Marker.FOLDER)
     flat: dict[str, str | float] = {}
     for name, value in flatten(settings).items():

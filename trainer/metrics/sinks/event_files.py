@@ -37,8 +37,7 @@ _OF_EVALUATIONS = tuple(
     for tag in (kind.tags, *(metric.first for metric in metrics_of(kind).values() if metric.first))
 )
 """Beginnings of the tags that a resume removes with an evaluation."""
-_ALERT = re.compile(r"\*\*(\w+)\*\* \(\w+, (\w+)\)")
-"""Rule and action in the text of an alert."""
+_ALERT = re.compile(r"\*\*(\w+)\*\* \(\w+, (\w+)\)")  # rule and action in the text of an alert
 
 
 def cut_event_files(directory: Path, cut_off: CutOff | None) -> list[Event]:
@@ -47,10 +46,6 @@ def cut_event_files(directory: Path, cut_off: CutOff | None) -> list[Event]:
     A running TensorBoard has read the files already. It drops points if a new file names the step from which on they are void, but
     never a part of a step. So if the state does not cover a record of its own step, all points of that step are removed, and those
     that it covers are returned, to be written again.
-
-    Raises:
-        CheckpointError: a file is no regular file of the run.
-        OSError: a file cannot be read or written.
     """
     paths = sorted(directory.glob("events.out.tfevents.*"))
     if cut_off is None:
@@ -74,11 +69,8 @@ def cut_event_files(directory: Path, cut_off: CutOff | None) -> list[Event]:
 
 @dataclass(frozen=True)
 class _Kept:
-    """The parts of a file to keep, each from one byte to before another."""
-
     all: list[tuple[int, int]] = field(default_factory=list)
-    without_points: list[tuple[int, int]] = field(default_factory=list)
-    """The same without the points of the state's step."""
+    without_points: list[tuple[int, int]] = field(default_factory=list)  # the same without the points of the state's step
 
 
 def _extend(parts: list[tuple[int, int]], start: int, end: int) -> None:
@@ -100,7 +92,6 @@ def _keep_parts(path: Path, parts: list[tuple[int, int]]) -> None:
 
 
 def _known_records(path: Path, selection: Selection) -> Iterator[tuple[int, bytes, Event]]:
-    """Yield the start of each record of a file that the state covers, the record, and its event."""
     is_count_of_dropped = False
     for start, record in _records(path):
         try:
@@ -123,7 +114,7 @@ def _known_records(path: Path, selection: Selection) -> Iterator[tuple[int, byte
 
 
 def _tag(event: Event) -> str:
-    """Return the tag of an event's value, of which this program writes one in each event."""
+    # this program writes one value in each event
     return str(event.summary.value[0].tag) if event.HasField("summary") and event.summary.value else ""
 
 

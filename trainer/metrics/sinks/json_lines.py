@@ -21,12 +21,7 @@ __all__ = ["JsonLinesSink", "NodeHardwareSink"]
 
 
 class JsonLinesSink(Sink):
-    """Writes each event as one line; each step appears once. Lines after the cut-off are removed.
-
-    Raises:
-        StorageError: from here and from every method, if the file cannot be written.
-        CheckpointError: it is no regular file, or a link leads to it.
-    """
+    """Writes each event as one line; each step appears once. Every method raises StorageError if the file cannot be written."""
 
     def __init__(self, path: Path, cut_off: CutOff | None) -> None:
         self._path = path

@@ -30,17 +30,12 @@ __all__ = ["MlflowSink"]
 _log = logging.getLogger(__name__)
 _LONGEST_VALUE = 500
 _PARAMETERS_AT_ONCE = 100
-_WAITED_FOR = 256
-"""Number of newest calls whose success is checked when the run ends; older calls have ended by then."""
+_WAITED_FOR = 256  # number of newest calls whose success is checked when the run ends; older calls have ended by then
 _END_S = 20.0
 
 
 class MlflowSink(ServiceSink):
-    """Sends curves every few steps, and samples as files. A run that resumes is the same run there.
-
-    Raises:
-        ConfigError: the package is not installed, or the store does not answer.
-    """
+    """Sends curves every few steps, and samples as files. A run that resumes is the same run there."""
 
     def __init__(self, run: Path, uri: str, experiment: str, every_steps: int) -> None:
         super().__init__(f"log.mlflow_uri = {redacted(uri)}", every_steps)
@@ -54,8 +49,7 @@ class MlflowSink(ServiceSink):
         self._uri, self._experiment = uri, experiment
         self._client: Any = None
         self._id = ""
-        self._sending: deque[Callable[[], object]] = deque(maxlen=_WAITED_FOR)
-        """Functions that wait for the newest calls."""
+        self._sending: deque[Callable[[], object]] = deque(maxlen=_WAITED_FOR)  # functions that wait for the newest calls
         self._is_open = False
 
     def begin(self, facts: RunFacts) -> None:
@@ -131,7 +125,6 @@ class MlflowSink(ServiceSink):
 
     @staticmethod
     def _started(action: Callable[[], None]) -> threading.Thread:
-        """Start a thread for an action. It does not keep the process from ending."""
         thread = threading.Thread(target=action, name="mlflow", daemon=True)
         thread.start()
         return thread

@@ -28,18 +28,13 @@ from trainer.runs.metrics_file import CutOff
 
 __all__ = ["TensorBoardSink", "layout"]
 
-_EDGES = (-(2.0**40), *BIN_LIMITS, 2.0**40)
-"""Limits of the bins, with an end for each of the outermost two bins."""
+_EDGES = (-(2.0**40), *BIN_LIMITS, 2.0**40)  # limits of the bins, with an end for each of the outermost two bins
 
 
 class TensorBoardSink(Sink):
     """Writes curves every few steps, and all other events at once; a thread of TensorBoard writes the files.
 
     Records after the cut-off are removed, so no step appears twice.
-
-    Raises:
-        StorageError: the files of an earlier start cannot be read or written.
-        CheckpointError: one of them is no regular file of the run.
     """
 
     def __init__(self, directory: Path, cut_off: CutOff | None, every_steps: int) -> None:

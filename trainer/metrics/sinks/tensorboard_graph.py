@@ -30,11 +30,7 @@ _PRODUCER = 22
 
 
 def model_graph(build: Callable[[], nn.Module], row_length: int) -> bytes:
-    """Return the graph of the logits of one row, as a serialised `GraphDef`.
-
-    Raises:
-        Exception: the model fails on tensors without values.
-    """
+    """Return the graph of the logits of one row, as a serialised `GraphDef`. The model may fail on tensors without values."""
     with torch.device("meta"), torch.no_grad(), ExitStack() as stack:
         model = build().eval()
         tokens_1L, positions_1L = torch.zeros(2, 1, row_length, dtype=torch.int64)
@@ -53,8 +49,6 @@ def model_graph(build: Callable[[], nn.Module], row_length: int) -> bytes:
 
 
 class _Recorder(TorchFunctionMode):
-    """Records every call of PyTorch that returns a tensor as a node."""
-
     def __init__(self) -> None:
         super().__init__()
         self.nodes: list[NodeDef] = []

@@ -1,5 +1,3 @@
-"""The terminal output of a run that trains."""
-
 from __future__ import annotations
 
 import math
@@ -93,7 +91,6 @@ class TerminalSink(Sink):
             self._line(f"step {metrics.step}{of_total}{_texts(metrics, 'terminal')}  {_time(metrics)}")
 
     def _colour(self, event: Event) -> Colour | None:
-        """Return green for a validation loss that is the lowest so far."""
         if not isinstance(event, EvalEvent) or event.val_loss >= self._lowest:
             return None
         self._lowest = event.val_loss
@@ -109,14 +106,11 @@ def _time(metrics: StepMetrics) -> str:
 
 
 def _texts(event: Event, place: Literal["terminal", "bar"]) -> str:
-    """Return the texts of all metrics that are known and have one for this place."""
     found = ((getattr(metric, place), getattr(event, name)) for name, metric in metrics_of(type(event)).items())
     return "".join(_FORMATTER.format(text, value=value, event=event) for text, value in found if text and value is not None)
 
 
 class _Formatter(Formatter):
-    """A formatter with the formats `rate` and `ms` for numbers."""
-
     def format_field(self, value: Any, format_spec: str) -> Any:
         if format_spec == "rate":
             return rate(value)

@@ -22,9 +22,6 @@ class WandbSink(ServiceSink):
     """Sends curves every few steps, samples and alerts. A run that resumes is the same run there.
 
     `step` is sent as a number and is the axis of all curves, because a rollback repeats steps.
-
-    Raises:
-        ConfigError: the package is not installed, or does not start.
     """
 
     def __init__(self, run: Path, project: str, every_steps: int) -> None:
