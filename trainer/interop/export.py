@@ -205,8 +205,9 @@ def verify_export(directory: Path, run: Path | None = None) -> dict[str, Any]:
 
 
 def describe_export(facts: Mapping[str, Any]) -> str:
+    has_graphs = format_named(facts["kind"]).write_graphs is not None
     compared = (
-        f"{'' if facts['kind'] == 'onnx' else 'all tensors, '}the tokenizer and the settings are those of the run"
+        f"{'' if has_graphs else 'all tensors, '}the tokenizer and the settings are those of the run"
         if facts["compared_with_run"]
         else "not compared with a run; `trainer verify RUN --export DIR` does so"
     )

@@ -301,14 +301,14 @@ def test_state_that_does_not_fit_is_refused_by_name_and_nothing_is_changed(kind:
     train(model, optimizers, [0])
     before = everything(model, optimizers)
     saved = {name: tensor + 1 for name, tensor in optimizer_tensors(model, optimizers).items()}
-    name = "model.norm.weight/exp_avg"
+    name = next(name for name in saved if name.startswith("model.norm.weight/"))
     if damage == "missing":
         del saved[name]
     elif damage == "unknown":
-        saved["model.norm.bias/exp_avg"] = saved[name]
+        saved[name.replace("weight", "bias")] = saved[name]
     else:
         saved[name] = saved[name][1:] if damage == "shape" else saved[name].double()
-    with pytest.raises(CheckpointError, match=r"optimizer state .*model\.norm\..*/exp_avg"):
+    with pytest.raises(CheckpointError, match=r"optimizer state .*model\.norm\..*/"):
         restore_optimizer(model, optimizers, saved)
     assert everything(model, optimizers) == before
 
