@@ -11,10 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from tests.support.claims import RECORDS, Record, Tally, machine, opened_tally, today, write_record
 from tests.support.faults import first_seed, is_full
 from tests.support.tiers import is_long
+
+settings.register_profile("untimed", deadline=None)  # no test depends on the speed of the machine
+settings.load_profile("untimed")
 
 _TALLY = pytest.StashKey[Tally]()
 

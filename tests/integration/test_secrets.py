@@ -77,7 +77,7 @@ environments = st.dictionaries(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(
     secret_urls(protocols=("s3", "gs", "hf", "http", "https")),
     environments,

@@ -111,6 +111,8 @@ def not_a_run(folder: Path, missing: str) -> str:
     if (folder / "config.json").is_file():
         command = command_text("import", folder, "--output", "RUN")
         return f"{folder}: this is a Hugging Face directory, not a run; make a run of its model: {command}"
+    if missing == CONFIG and (folder / RECORD).is_file():
+        return f"{folder / missing}: missing; restore it from a copy"
     return f"{folder}: no {missing}, so this is not a run; name a directory that `trainer train --run` wrote"
 
 

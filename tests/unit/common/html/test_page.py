@@ -38,7 +38,7 @@ def templates(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return template_environment(folder, form=or_unknown("{:.1f}".format))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(st.one_of(st.sampled_from("<>&\"'/"), st.characters(exclude_categories=()))))
 def test_a_value_comes_out_as_text_and_as_an_attribute(templates: Environment, words: str) -> None:
     page = render_page(templates, "attribute.jinja", value=words)

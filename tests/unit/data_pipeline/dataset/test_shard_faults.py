@@ -36,7 +36,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(numbers=st.lists(st.integers(0, 60), max_size=12))
 def test_rows_of_shards_that_are_left_out_are_padding_and_the_others_as_they_were(sound: Path, numbers: list[int]) -> None:
     rows, indices = rows_of(sound), np.array(numbers, np.int64)

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
@@ -59,7 +58,6 @@ def expected(ngrams: NGrams, text: str) -> float:
     return -total * math.log2(10) / max(count, 1)
 
 
-@hypothesis_settings(deadline=None)
 @given(st.integers(0, 50), st.integers(1, 4), st.lists(texts, max_size=4))
 def test_the_score_is_that_of_the_definition(
     tmp_path_factory: pytest.TempPathFactory, seed: int, order: int, batch: list[str]

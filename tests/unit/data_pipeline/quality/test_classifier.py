@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import ConfigError, PreparedDataError
@@ -56,7 +56,6 @@ def test_a_class_with_many_more_examples_does_not_weigh_more(trained: tuple[Clas
     assert np.mean(np.array(probabilities(model, texts_of(BAD, 100))) < PROBABILITY_STEPS // 2) > 0.9
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 300), max_size=30), max_size=6))
 def test_the_probability_of_a_text_does_not_depend_on_what_stands_around_it(
     trained: tuple[Classifier, HeldOut], texts: list[list[int]]

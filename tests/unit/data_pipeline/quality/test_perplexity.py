@@ -11,7 +11,6 @@ from unittest import mock
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigError, PreparedDataError
@@ -68,7 +67,6 @@ def expected_bits(corpus: list[list[int]], document: list[int], bits: int) -> fl
     return cost / max(len(document), 1)
 
 
-@hypothesis_settings(deadline=None)
 @given(corpus=documents, judged=documents, bits=st.sampled_from([12, 16]))
 def test_the_score_is_that_of_the_formulas(corpus: list[list[int]], judged: list[list[int]], bits: int) -> None:
     corpus = [*corpus, [1, 2]]
@@ -78,7 +76,6 @@ def test_the_score_is_that_of_the_formulas(corpus: list[list[int]], judged: list
         assert score / SCORE_STEPS == pytest.approx(expected_bits(corpus, document, bits), abs=0.005)
 
 
-@hypothesis_settings(deadline=None)
 @given(judged=documents, window=st.sampled_from([16, 64]))
 def test_the_score_of_a_document_does_not_depend_on_what_stands_around_it(judged: list[list[int]], window: int) -> None:
     model = trained([[1, 2, 3, 4, 5] * 9, [3, 1, 2] * 5])
@@ -163,7 +160,6 @@ def test_text_without_sense_scores_high_and_text_that_repeats_itself_low() -> No
     assert scores[2] * 20 < scores[5]
 
 
-@hypothesis_settings(deadline=None)
 @given(
     scores=st.lists(st.integers(0, 300), min_size=1, max_size=200),
     low=st.none() | st.floats(0, 40),

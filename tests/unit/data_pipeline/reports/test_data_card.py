@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -223,7 +223,6 @@ def named(name: str) -> str:
 names = st.text(st.sampled_from("ab`|<>[]()!*_~$#-=+&;:/\\.@'\"\n\t \r\x1b\u202e1") | st.characters(), min_size=1, max_size=40)
 
 
-@settings(deadline=None)
 @given(names.filter(str.strip))
 @example("[x](javascript:1) ![y](z) <script>alert(1)</script> <!--")
 @example("``` \n# Title\n\n- a\n| b | c |\n")

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
@@ -39,7 +38,6 @@ def undo(tokenizer: Tokenizer, ids: list[int]) -> str:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "byte"])
-@hypothesis_settings(deadline=None)
 @given(documents=st.lists(texts, max_size=5))
 def test_fill_in_the_middle_loses_and_adds_no_text(kind: str, documents: list[str]) -> None:
     augmenter = Augmenter(tokenizer_of(kind), AugmentConfig(fim_rate=1))
@@ -74,7 +72,6 @@ def test_only_code_is_cut_and_about_as_often_as_the_setting_says() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-@hypothesis_settings(deadline=None)
 @given(text=texts, number=st.integers(0, 1 << 40))
 def test_pieces_cut_at_random_spell_the_same_text(kind: str, text: str, number: int) -> None:
     tokenizer = tokenizer_of(kind)

@@ -49,7 +49,7 @@ def tokenized(
     return read_table(task.output), result
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     documents=st.lists(parts, min_size=1, max_size=4),
     kind=st.sampled_from(["bpe", "byte"]),

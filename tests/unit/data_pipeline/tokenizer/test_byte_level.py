@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -127,7 +126,6 @@ def parts_of(text: str, found: Borders) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", PRE_TOKENIZERS)
-@hypothesis_settings(deadline=None)
 @given(added=st.sampled_from(list(ADDED)), nfc=st.booleans(), documents=st.lists(texts, max_size=6), order=st.randoms())
 def test_the_ids_are_those_of_the_library_whatever_the_cache_holds(
     kind: str, added: str, nfc: bool, documents: list[str], order: random.Random

@@ -69,7 +69,6 @@ def supplied(path: Path, content: bytes, **siblings: object) -> Path:
     return path
 
 
-@hypothesis_settings(deadline=None)
 @given(text=texts)
 def test_a_tokenizer_json_encodes_and_decodes_as_the_library_does(text: str) -> None:
     library = tokenizers.Tokenizer.from_str(json_file().decode())
@@ -143,7 +142,7 @@ WITH_NAMES_IN_THE_VOCABULARY: dict[str, Callable[[], HuggingFaceTokenizer | Sent
 
 
 @pytest.mark.parametrize("kind", WITH_NAMES_IN_THE_VOCABULARY)
-@hypothesis_settings(deadline=None, max_examples=30)
+@hypothesis_settings(max_examples=30)
 @given(batch=st.lists(st.lists(st.sampled_from(NAMES) | st.text(max_size=5)).map("".join), max_size=4))
 def test_no_text_is_encoded_as_bos_or_eos(kind: str, batch: list[str]) -> None:
     tokenizer = made(kind)

@@ -73,13 +73,13 @@ def size(tokenizer: Tokenizer, counts: TextBytes, text: str) -> int:
     return int(counts.count(ids_T, is_first_T=np.arange(len(ids_T)) == 0).sum())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text(st.sampled_from(sorted(set("".join(SAMPLE)) | {"\ufffd", "\u20ac"})), max_size=60))
 def test_the_bytes_of_a_text_are_counted_exactly(counted: tuple[Tokenizer, TextBytes], text: str) -> None:
     assert size(*counted, text) == len(text.encode())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters=SPACE_MARK), max_size=30))
 def test_characters_that_no_piece_has_are_counted_by_their_bytes(counted: tuple[Tokenizer, TextBytes], text: str) -> None:
     tokenizer, counts = counted

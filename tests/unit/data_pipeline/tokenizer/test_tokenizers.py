@@ -4,7 +4,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigError, PreparedDataError
@@ -56,7 +55,6 @@ def tokenizer_of() -> Callable[[str], Tokenizer]:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "byte"])
-@hypothesis_settings(deadline=None)
 @given(text=tricky_text)
 def test_every_valid_text_comes_back_exactly(tokenizer_of: Callable[[str], Tokenizer], kind: str, text: str) -> None:
     tokenizer = tokenizer_of(kind)
@@ -65,7 +63,6 @@ def test_every_valid_text_comes_back_exactly(tokenizer_of: Callable[[str], Token
     assert all(3 < i < tokenizer.vocab_size for i in ids)
 
 
-@hypothesis_settings(deadline=None)
 @given(text=st.text(st.sampled_from(alphabet_of(SAMPLE))))
 def test_characters_of_the_alphabet_come_back_exactly(tokenizer_of: Callable[[str], Tokenizer], text: str) -> None:
     tokenizer = tokenizer_of("char")
@@ -86,7 +83,6 @@ def test_a_batch_encodes_as_its_texts_do_alone(tokenizer_of: Callable[[str], Tok
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-@hypothesis_settings(deadline=None)
 @given(text=st.text("ab \n9", max_size=60))
 def test_long_text_is_cut_for_sentencepiece_where_that_changes_nothing(
     tokenizer_of: Callable[[str], Tokenizer], kind: str, text: str
@@ -171,7 +167,6 @@ def test_a_special_token_with_an_unusable_name_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char", "byte"])
 @pytest.mark.parametrize(("add_bos", "add_eos"), [(False, False), (True, False), (False, True), (True, True)])
-@hypothesis_settings(deadline=None)
 @given(texts=st.lists(tricky_text))
 def test_documents_stand_between_bos_and_eos(
     tokenizer_of: Callable[[str], Tokenizer], kind: str, add_bos: bool, add_eos: bool, texts: list[str]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import sentencepiece
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from data_pipeline.tokenizer import SentencePieceTokenizer, word_cache
@@ -91,7 +90,6 @@ def words_of(tokenizer: SentencePieceTokenizer) -> WordCache:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@hypothesis_settings(deadline=None)
 @given(documents=st.lists(texts, max_size=6))
 def test_the_ids_are_those_that_sentencepiece_gives(name: str, documents: list[str]) -> None:
     assert words_of(tokenizer_of(name))
@@ -100,7 +98,6 @@ def test_the_ids_are_those_that_sentencepiece_gives(name: str, documents: list[s
 
 
 @pytest.mark.parametrize("name", MODELS)
-@hypothesis_settings(deadline=None)
 @given(documents=st.lists(texts, max_size=9), order=st.randoms())
 def test_what_the_cache_holds_and_where_blocks_end_changes_nothing(name: str, documents: list[str], order: random.Random) -> None:
     tokenizer = tokenizer_of(name)

@@ -352,7 +352,7 @@ def test_an_older_checkpoint_with_a_damaged_manifest_is_set_aside_and_deletion_g
 # Tensor files
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     shapes=st.dictionaries(
         st.text(min_size=1, max_size=6).filter(lambda name: name != "__metadata__"),
@@ -369,7 +369,7 @@ def test_tensor_files_mean_the_same_to_the_library_of_their_format(shapes: dict[
         assert all(same_bytes(read[name], tensor) for name, tensor in tensors.items())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(at=st.integers(0), value=st.integers(0, 255), cut=st.none() | st.integers(0, 200))
 def test_a_tensor_file_with_any_byte_changed_is_read_or_refused_but_never_crashes(at: int, value: int, cut: int | None) -> None:
     content = bytearray(library_save({"a": torch.arange(6.0), "b": torch.tensor([True])}))[:cut]

@@ -188,7 +188,6 @@ def test_the_shares_of_the_ranks_are_consecutive_complete_and_even(micro_batches
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-@settings(deadline=None)
 @given(
     num_rows=st.integers(1, 40),
     micro=st.integers(1, 5),
@@ -454,7 +453,7 @@ def test_a_damaged_shard_that_is_put_back_in_time_is_read_as_if_nothing_had_been
         assert [row for _ in range(3) for row in rows_in(next(batches).micro_batches)] == UniformOrder(0, 8).rows_at(0, 6).tolist()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(readers=st.integers(1, 6), depth=st.integers(1, 6), failing_read=st.integers(1, 12), left_out=st.integers(0, 20))
 def test_any_number_of_readers_gives_the_same_batches_in_the_same_order(
     readers: int, depth: int, failing_read: int, left_out: int

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -41,7 +41,6 @@ def excess(source_M: NDArray[np.uint16], counts: list[int], source: int) -> NDAr
     return np.concatenate([[0], np.cumsum((source_M == source) * len(source_M) - counts[source])])
 
 
-@settings(deadline=None)
 @given(counts=st.lists(st.integers(1, 60), min_size=2, max_size=8))
 @example(counts=[1] * 40)
 @example(counts=[60_000, 5_535, 1])
@@ -54,14 +53,12 @@ def test_every_beginning_holds_each_share_to_less_than_one_row(counts: list[int]
         assert np.abs(over).max() <= tolerance * len(source_M)
 
 
-@settings(deadline=None)
 @given(counts=st.lists(st.integers(1, 400), min_size=2, max_size=2))
 def test_any_window_over_two_sources_holds_each_share_to_one_row(counts: list[int]) -> None:
     over = excess(chairman_assignment(counts), counts, 0)
     assert over.max() - over.min() <= sum(counts)  # the difference of two beginnings, in any two cycles, is a window
 
 
-@settings(deadline=None)
 @given(counts=st.lists(st.integers(1, 12), min_size=1, max_size=5), start=st.integers(0, 100), length=st.integers(0, 200))
 def test_any_window_over_more_sources_holds_each_share_to_two_rows(counts: list[int], start: int, length: int) -> None:
     cycle = sum(counts)
@@ -70,7 +67,6 @@ def test_any_window_over_more_sources_holds_each_share_to_two_rows(counts: list[
         assert abs(int((window == source).sum()) * cycle - length * count) < 2 * cycle
 
 
-@settings(deadline=None)
 @given(weights=st.lists(st.one_of(st.floats(1e-9, 1e9), st.integers(1, 9).map(float)), min_size=1, max_size=20))
 @example(weights=[1.0] * 19 + [1e-300])
 def test_a_cycle_holds_every_source_and_each_large_share_to_less_than_one_place(weights: list[float]) -> None:
@@ -100,7 +96,6 @@ def test_shares_that_a_cycle_can_hold_are_kept_exactly_and_others_are_rounded(we
     assert cycle_counts(weights) == counts
 
 
-@settings(deadline=None)
 @given(seed=seeds, weights=weightings, start=starts, count=st.integers(1, 300))
 @example(seed=1, weights={"code": 7.0266, "notes": 1.5425, "prose": 4.3678}, start=65_400, count=300)
 def test_a_source_has_all_its_rows_once_before_any_comes_again(
@@ -122,7 +117,6 @@ def test_a_source_has_all_its_rows_once_before_any_comes_again(
             assert set(together) <= set(own.tolist())
 
 
-@settings(deadline=None)
 @given(seed=seeds, weights=weightings, start=starts, count=st.integers(0, 300))
 def test_rows_come_from_the_sources_of_the_cycle(seed: int, weights: dict[str, float], start: int, count: int) -> None:
     order, rows = mixed(seed, weights), rows_of(*SHARDS)
@@ -130,7 +124,6 @@ def test_rows_come_from_the_sources_of_the_cycle(seed: int, weights: dict[str, f
     assert found == [order.names[order.source_M[p % len(order.source_M)]] for p in range(start, start + count)]
 
 
-@settings(deadline=None)
 @given(seed=seeds, weights=weightings, start=starts, cuts=st.lists(st.integers(1, 40), min_size=1, max_size=8))
 def test_the_mixture_does_not_depend_on_how_it_is_cut(seed: int, weights: dict[str, float], start: int, cuts: list[int]) -> None:
     order = mixed(seed, weights)

@@ -2,7 +2,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -34,14 +34,12 @@ def decrypt(values: NDArray[np.uint64], half_bits: np.uint64, keys: NDArray[np.u
     return (left << half_bits) | right
 
 
-@settings(deadline=None)
 @given(seed=seeds, epoch=st.integers(0, 1000), num_rows=sizes)
 def test_an_epoch_is_a_permutation_of_all_rows(seed: int, epoch: int, num_rows: int) -> None:
     rows = permute(seed, epoch, np.arange(num_rows), num_rows)
     assert np.array_equal(np.sort(rows), np.arange(num_rows))
 
 
-@settings(deadline=None)
 @given(seed=seeds, num_rows=st.integers(1, MAX_ROWS), offset=st.integers(0, MAX_ROWS))
 def test_rows_stay_in_range_and_differ_for_any_size(seed: int, num_rows: int, offset: int) -> None:
     indices = np.arange(min(64, num_rows)) + offset % (num_rows - min(64, num_rows) + 1)
@@ -50,7 +48,6 @@ def test_rows_stay_in_range_and_differ_for_any_size(seed: int, num_rows: int, of
     assert len(set(rows.tolist())) == len(indices)
 
 
-@settings(deadline=None)
 @given(
     seed=seeds, epoch=st.integers(0, 2**40), num_rows=sizes_to_the_limit, shares=st.lists(st.floats(0, 1), min_size=1, max_size=32)
 )
@@ -62,7 +59,6 @@ def test_every_row_stands_at_exactly_one_index_for_any_size(seed: int, epoch: in
     assert np.array_equal(permute(seed, epoch, invert(seed, epoch, numbers, num_rows), num_rows), numbers)
 
 
-@settings(deadline=None)
 @given(seed=seeds, num_rows=st.integers(1, 60), epochs=st.integers(1, 4))
 def test_a_fresh_order_goes_on_at_every_position(seed: int, num_rows: int, epochs: int) -> None:
     whole = UniformOrder(seed, num_rows).rows_at(0, num_rows * epochs)
@@ -82,7 +78,6 @@ def test_memory_does_not_grow_with_the_number_of_rows(num_rows: int) -> None:
         tracemalloc.stop()
 
 
-@settings(deadline=None)
 @given(
     seed=seeds, num_rows=st.integers(1, 200), start=st.integers(0, 1000), cuts=st.lists(st.integers(1, 40), min_size=1, max_size=12)
 )
@@ -92,7 +87,6 @@ def test_the_order_does_not_depend_on_how_it_is_cut(seed: int, num_rows: int, st
     assert np.array_equal(whole, np.concatenate(pieces))
 
 
-@settings(deadline=None)
 @given(seed=seeds, num_rows=st.integers(1, 300), epochs=st.integers(1, 4))
 def test_positions_run_on_across_epochs_without_repeat_or_omission(seed: int, num_rows: int, epochs: int) -> None:
     rows = rows_at(seed, 0, num_rows * epochs, num_rows).reshape(epochs, num_rows)

@@ -28,7 +28,7 @@ def flip(tensor: torch.Tensor, place: int, bit: int) -> None:
 
 
 @given(st.integers(0, 2**32), st.sampled_from(DTYPES), st.sampled_from("abc"), st.integers(0, 10**6), st.integers(0, 7))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_single_flipped_bit_changes_the_sum_of_its_tensor_and_no_other(
     seed: int, dtype: torch.dtype, name: str, place: int, bit: int
 ) -> None:
@@ -43,7 +43,7 @@ def test_any_single_flipped_bit_changes_the_sum_of_its_tensor_and_no_other(
     st.lists(st.integers(-(2**63), 2**63 - 1), min_size=3, max_size=3),
     st.sets(st.integers(0, 2)),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_tensors_and_the_odd_rank_are_named_where_there_is_a_majority(
     ranks: tuple[int, int], sums: list[int], wrong: set[int]
 ) -> None:

@@ -193,7 +193,7 @@ def archive_of(folder: Path, canary: str) -> dict[str, str]:
 
 
 @given(secret=secrets, form=st.sampled_from(FORMS))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_no_planted_secret_text_or_name_is_in_the_archive(secret: str, form: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         files = archive_of(Path(name), form.format(secret))

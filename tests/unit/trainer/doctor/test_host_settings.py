@@ -37,7 +37,7 @@ def test_an_odd_value_of_any_setting_is_judged_and_a_problem_has_a_remedy(name: 
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_file_is_read_and_judged(text: str) -> None:
     values, _ = parse_variables(f"{text}\nRUN_NAME={text}\nTEXT_DIR='{text}'")
     assert rows(values)

@@ -231,7 +231,7 @@ def test_a_limited_evaluation_counts_what_it_has_used(data: Path) -> None:
 
 
 @given(row_length=st.integers(2, 5000), length=st.integers(2, 5000))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_every_length_is_in_the_range_that_its_name_says(row_length: int, length: int) -> None:
     names = length_ranges(row_length)
     bounds = [(int(name.split("-")[0]), int(name.split("-")[-1])) for name in names]

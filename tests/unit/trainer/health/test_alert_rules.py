@@ -138,7 +138,7 @@ def test_a_run_that_grows_faster_is_never_told_to_be_slow() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(1, 200), st.integers(1, 2000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_noise_in_the_memory_is_no_leak(seed: int, spread: float, steps_each: int) -> None:
     generator = np.random.default_rng(seed)
     watch = MemoryTrend(100.0)
@@ -147,7 +147,7 @@ def test_noise_in_the_memory_is_no_leak(seed: int, spread: float, steps_each: in
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(200, 20_000), st.integers(10, 500))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_memory_that_grows_is_a_leak_told_once(seed: int, mb_per_1000: float, steps_each: int) -> None:
     generator = np.random.default_rng(seed)
     watch = MemoryTrend(100.0)

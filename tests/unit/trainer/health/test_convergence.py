@@ -98,7 +98,7 @@ def test_noise_without_a_trend_is_no_overfitting() -> None:
 
 
 @given(evaluations=histories)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_rule_is_told_at_most_once_in_a_window(evaluations: list[Evaluated]) -> None:
     choice = EvalConfig(plateau_window=7, plateau_threshold=0.2)
     numbers = [evaluated.step for evaluated in evaluations if evaluated.val_loss is not None]
@@ -161,7 +161,7 @@ def test_without_improvement_counts_the_evaluations_since_the_last_record(
 
 
 @given(evaluations=histories, cut=st.integers(0, 40))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_what_is_said_depends_on_the_evaluations_so_far_alone(evaluations: list[Evaluated], cut: int) -> None:
     """So a run that was stopped and goes on says the same, given the same list."""
     choice = EvalConfig(plateau_window=7, patience=4)

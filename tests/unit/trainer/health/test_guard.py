@@ -357,7 +357,7 @@ CONFIGS = st.builds(
 
 @given(config=CONFIGS, healthy=st.integers(0, 20), stream=STREAMS, cut=st.integers(0, 80))
 @example(config=GuardConfig(spike="log", loss_window=8), healthy=20, stream=[(30.0, 1.0)] * 30, cut=28)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_a_resume_at_any_step_continues_with_the_same_verdicts(
     config: GuardConfig, healthy: int, stream: list[Numbers], cut: int
 ) -> None:
@@ -376,7 +376,7 @@ def test_a_resume_at_any_step_continues_with_the_same_verdicts(
 
 @given(config=CONFIGS, healthy=st.integers(0, 20), stream=STREAMS)
 @example(config=GuardConfig(spike="log", drop="skip", loss_window=8), healthy=20, stream=[(30.0, 1.0)] * 12)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_thresholds_are_the_same_whether_results_are_read_at_once_or_one_step_late(
     config: GuardConfig, healthy: int, stream: list[Numbers]
 ) -> None:
@@ -391,7 +391,7 @@ def test_thresholds_are_the_same_whether_results_are_read_at_once_or_one_step_la
 
 
 @given(healthy=st.integers(0, 20), stream=STREAMS)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_the_step_and_the_guard_agree_on_which_updates_are_withheld(healthy: int, stream: list[Numbers]) -> None:
     guard = Guard(GuardConfig(exploding="skip", vanishing="skip", spike="skip", drop="skip", max_skips=1000, loss_window=8))
     numbers = [(3.0 + 0.01 * (n % 4), 1.0) for n in range(healthy)] + stream

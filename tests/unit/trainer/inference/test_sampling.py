@@ -65,7 +65,7 @@ def test_frequencies_follow_the_distribution_that_the_filters_define(chosen: dic
     assert statistic < CHI_SQUARE_ONE_IN_A_THOUSAND[int(often.sum()) - 1]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     logits=st.lists(st.integers(-40, 40).map(lambda n: n / 8), min_size=1, max_size=8),
     temperature=st.sampled_from([0.3, 1.0, 2.0]),
@@ -115,7 +115,6 @@ def test_a_tiny_temperature_is_the_likeliest_token_and_no_overflow() -> None:
     assert choose_tokens(torch.tensor([LOGITS]) * 1e6, None, GumbelNoise(0, [0]), Sampling(temperature=1e-12)).tolist() == [1]
 
 
-@settings(deadline=None)
 @given(row=st.integers(0, 1 << 40), logits=st.lists(st.floats(-60, 60, width=32), min_size=1, max_size=6))
 def test_only_tokens_that_were_kept_are_drawn(row: int, logits: list[float]) -> None:
     sampling = Sampling(top_k=2)

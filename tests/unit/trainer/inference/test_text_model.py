@@ -54,7 +54,7 @@ def test_tokens_are_the_same_with_and_without_the_cache_also_beyond_the_context(
     assert len({tuple(row[-40:]) for row in without}) == len(PROMPTS)  # and they say something about the prompts
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     lengths=st.lists(st.integers(1, CONTEXT), min_size=1, max_size=4),
     cut=st.integers(1, CONTEXT),
@@ -236,7 +236,7 @@ def test_characters_of_several_tokens_are_shown_when_they_are_whole() -> None:
 
 
 @given(text=st.text("ab\u00e9.", max_size=12), stops=st.lists(st.text("ab\u00e9", min_size=1, max_size=3), min_size=1, max_size=2))
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_a_text_ends_before_a_stop_text_of_which_nothing_is_ever_shown(text: str, stops: list[str]) -> None:
     found = [text.find(stop) + len(stop) for stop in stops if stop in text]
     sampling = Sampling(40, stop=tuple(stops))

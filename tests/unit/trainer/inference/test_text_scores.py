@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.inference.text_scores import (
@@ -158,7 +158,6 @@ def test_mtld_follows_its_definition(tokens: list[str]) -> None:
 
 
 @given(texts=st.lists(PROSE, max_size=4))
-@settings(deadline=None)
 def test_scores_of_any_texts_stay_within_their_bounds(texts: list[str]) -> None:
     scores = score_texts(texts)
     assert scores.num_texts == len(texts)

@@ -10,7 +10,7 @@ import pytest
 import sentencepiece
 import tokenizers
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
@@ -52,7 +52,6 @@ def pair_of() -> Callable[[str], Pair]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None)
 @given(text=odd_text)
 def test_ids_and_text_of_any_text_are_equal(pair_of: Callable[[str], Pair], kind: str, text: str) -> None:
     ours, exported = pair_of(kind)
@@ -70,7 +69,6 @@ def test_ids_and_text_of_long_and_odd_texts_are_equal(pair_of: Callable[[str], P
         assert exported.decode(ids, skip_special_tokens=True) == ours.decode(ids), text[:80]
 
 
-@settings(deadline=None)
 @given(text=odd_text)
 def test_a_unigram_tokenizer_has_the_text_of_any_ids_of_ours(pair_of: Callable[[str], Pair], text: str) -> None:
     ours, exported = pair_of("unigram")
@@ -86,7 +84,6 @@ def test_a_unigram_tokenizer_finds_no_name_of_a_byte_or_special_token_in_a_text(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None)
 @given(text=odd_text)
 def test_special_tokens_are_added_as_generate_adds_them(pair_of: Callable[[str], Pair], kind: str, text: str) -> None:
     ours, exported = pair_of(kind)

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
@@ -237,7 +237,6 @@ def test_the_description_adds_up_and_leaves_out_what_is_zero() -> None:
 
 
 @given(global_rows=st.integers(1, 5000), world_size=st.integers(1, 64))
-@settings(deadline=None)
 def test_candidates_divide_the_global_batch_and_spread_it_as_evenly_as_they_can(global_rows: int, world_size: int) -> None:
     if global_rows < world_size:
         with pytest.raises(ConfigError, match=f"without rows; use at least {world_size}"):

@@ -78,7 +78,7 @@ ROWS = st.lists(st.lists(st.integers(1, 8), min_size=1, max_size=3), min_size=1,
 
 
 @pytest.mark.parametrize("backend", TRAINS_ON_CPU)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(rows=ROWS, kv_heads=st.sampled_from([1, 2, 4]), seed=st.integers(0, 99))
 def test_attention_equals_its_definition(backend: Backend, rows: list[list[int]], kv_heads: int, seed: int) -> None:
     segments_BL = rows_of(*rows, length=24)

@@ -81,7 +81,7 @@ def test_no_token_sees_a_later_one() -> None:
 
 
 @given(shift=st.integers(0, 500), distance=st.integers(0, 50))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_rotation_makes_scores_depend_on_distance_only(shift: int, distance: int) -> None:
     q, k = torch.randn(2, 1, 1, 1, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
 
@@ -131,7 +131,7 @@ def test_evaluation_recomputes_nothing() -> None:
         model(torch.zeros(1, 24, dtype=torch.int64), layout(segments_BL))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=3), size=st.sampled_from([1, 2, 24, 64]), seed=st.integers(0, 99))
 def test_the_norm_on_a_cpu_equals_its_definition_with_its_gradients(shape: list[int], size: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -68,7 +68,7 @@ def test_masks_of_other_steps_passes_layers_places_and_neighbours_are_independen
         assert (first == other).double().mean().item() == pytest.approx(0.5, abs=spread)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, (1 << 63) - 1), step=st.integers(0, 1 << 40), first=st.integers(0, 1 << 20), size=st.integers(1, 9))
 def test_the_key_of_a_row_depends_on_its_place_in_the_global_batch_alone(seed: int, step: int, first: int, size: int) -> None:
     together = row_keys(seed, step, first, size, CPU)

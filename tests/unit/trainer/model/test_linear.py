@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -30,7 +30,6 @@ def used(action: Callable[[], object]) -> dict[str, int]:
     return {event.key: event.count for event in profiler.key_averages()}
 
 
-@settings(deadline=None)
 @given(st.integers(1, 4), SIZES, SIZES, SIZES, st.booleans(), st.booleans())
 def test_a_product_is_that_of_the_formula_for_any_shape_and_layout(
     rows: int, length: int, inner: int, outer: int, turned: bool, transposed: bool
@@ -44,7 +43,6 @@ def test_a_product_is_that_of_the_formula_for_any_shape_and_layout(
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 63), SIZES)
 def test_a_row_of_a_product_does_not_depend_on_the_rows_beside_it(row: int, outer: int) -> None:
     a_MK, b_NK = random(64, 48), random(outer, 48, seed=1)

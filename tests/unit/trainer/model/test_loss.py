@@ -95,7 +95,7 @@ def by_definition(logits_BLV: Tensor, targets_BL: Tensor, weights_BL: Tensor, ch
     return total
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(choice=options, seed=st.integers(0, 99))
 def test_the_plain_sum_equals_its_definition(choice: LossConfig, seed: int) -> None:
     weights_BL = torch.rand(3, 5, generator=torch.Generator().manual_seed(seed))
@@ -136,7 +136,7 @@ def test_ignored_positions_have_no_gradient() -> None:
     assert torch.all(logits.grad[TARGETS != IGNORE].abs().sum(-1) > 0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(choice=options, seed=st.integers(0, 999), rows=st.integers(1, 3), length=st.integers(1, 17), weighted=st.booleans())
 def test_the_chunked_sum_and_its_gradients_equal_the_plain_ones(
     choice: LossConfig, seed: int, rows: int, length: int, weighted: bool
@@ -153,7 +153,7 @@ def test_the_chunked_sum_and_its_gradients_equal_the_plain_ones(
         torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-10)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(choice=options, seed=st.integers(0, 99))
 def test_the_gradient_is_that_of_finite_differences(choice: LossConfig, seed: int) -> None:
     case = make_case(seed, 1, 3, 3, 5, torch.float64).differentiable()

@@ -113,7 +113,7 @@ def test_a_skipped_step_leaves_the_average_and_another_does_what_no_verdict_does
     assert bits(plain.tensors()) != before
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(stop=st.integers(0, 20))
 def test_an_average_that_is_resumed_at_any_step_ends_with_the_same_bits(stop: int) -> None:
     model = new_model()

@@ -97,7 +97,7 @@ def tree_sum(leaves: list[Tensor]) -> Tensor:
     return leaves[0].clone() if not half else tree_sum(leaves[:half]) + tree_sum(leaves[half:])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 5), st.integers(0, 3), st.integers(0, 1000))
 def test_the_sum_has_the_same_bits_on_any_number_of_ranks(log_leaves: int, log_ranks: int, seed: int) -> None:
     shapes = [(3, 5), (7,), (2, 2)]

@@ -77,7 +77,7 @@ def test_the_digest_depends_on_the_rows_and_their_order() -> None:
     )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_any_changed_byte_is_found(written: tuple[Path, bytes, LedgerHead], data: st.DataObject) -> None:
     path, content, head = written
@@ -90,7 +90,6 @@ def test_any_changed_byte_is_found(written: tuple[Path, bytes, LedgerHead], data
     assert is_whole(path, head)
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_any_dropped_doubled_or_swapped_line_is_found(written: tuple[Path, bytes, LedgerHead], data: st.DataObject) -> None:
     path, content, head = written
@@ -106,7 +105,6 @@ def test_any_dropped_doubled_or_swapped_line_is_found(written: tuple[Path, bytes
         assert not is_whole(path, head)
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_a_torn_last_line_is_left_out(written: tuple[Path, bytes, LedgerHead], data: st.DataObject) -> None:
     path, content, _ = written
@@ -120,7 +118,7 @@ def test_a_missing_ledger_is_named(tmp_path: Path) -> None:
         list(read_ledger(tmp_path / "steps.jsonl"))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(stops=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 6)), max_size=4))
 def test_a_run_stopped_and_killed_anywhere_leaves_the_bytes_of_an_uninterrupted_one(
     tmp_path_factory: pytest.TempPathFactory, stops: list[tuple[int, int]]

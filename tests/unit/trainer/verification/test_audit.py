@@ -89,7 +89,7 @@ def mixed(counts: tuple[int, ...], sizes: tuple[int, ...]) -> MixedOrder:
     return MixedOrder(tuple("abc"[: len(sizes)]), sources, (), source_M, drawn, np.array(counts, np.int64))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(steps=st.integers(0, 40), batch=st.integers(1, 50))
 def test_a_faultless_history_is_proven(steps: int, batch: int) -> None:
     report = audited(history(steps, batch))
@@ -98,7 +98,7 @@ def test_a_faultless_history_is_proven(steps: int, batch: int) -> None:
     assert "without a gap" in report.describe()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(sizes=st.tuples(st.integers(1, 9), st.integers(1, 30)), counts=st.tuples(st.integers(1, 5), st.integers(1, 5)))
 def test_a_faultless_history_of_a_mixture_is_proven(sizes: tuple[int, ...], counts: tuple[int, ...]) -> None:
     order = mixed(counts, sizes)
@@ -118,7 +118,6 @@ def test_passes_are_counted_for_each_source() -> None:
     assert passes_at(order, 5, 7).tolist() == passes[5:].tolist()
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_any_claim_about_a_step_that_is_not_true_is_found(data: st.DataObject) -> None:
     entries = history(12)

@@ -341,7 +341,7 @@ def test_a_damaged_arrow_file_is_refused(data: bytes) -> None:
     assert refusal(data, file_format="arrow").reason in (Reason.CORRUPT_ARROW, Reason.READER_MEMORY)
 
 
-@hypothesis_settings(max_examples=15, deadline=None)
+@hypothesis_settings(max_examples=15)
 @given(st.data())
 def test_an_arrow_file_with_changed_bytes_never_raises_anything_else(data: st.DataObject) -> None:
     content = bytearray(arrow({"text": ["some words", "é", None] * 3}, stream=data.draw(st.booleans())))
