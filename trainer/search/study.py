@@ -26,15 +26,11 @@ from trainer.search.trials import MAX_REASON_CHARS, Seconds, State, Trial
 __all__ = ["FILE", "Study", "check_installed", "importance_of", "propose"]
 
 FILE = "study.jsonl"
-"""Name of the file in the folder of a search."""
-_STARTUP_TRIALS = 8
-"""TPE draws this many trials at random before it models the losses."""
-_MOST_MODELLED = 4096
-"""TPE models the last trials only, because its time grows with their number."""
+_STARTUP_TRIALS = 8  # TPE draws this many trials at random before it models the losses
+_MOST_MODELLED = 4096  # TPE models the last trials only, because its time grows with their number
 _MOST_ATTEMPTS = 32
 _MOST_LISTED = 10_000
-_MAX_BYTES, _MOST_VALUES = 64 << 20, 1 << 20
-"""The largest file that is read: about ten thousand trials with a hundred evaluations each."""
+_MAX_BYTES, _MOST_VALUES = 64 << 20, 1 << 20  # of the file: ten thousand trials, 100 evaluations each
 _RESTORE = "restore the file from a copy, or use another --output"
 
 
@@ -58,10 +54,7 @@ def _optuna() -> Any:
 
 
 class Study:
-    """The trials of a search, in a file of its folder: one sealed line with the time of the search, and one for each trial.
-
-    Each change replaces the whole file. So it is complete after a kill at any moment. A file of another space raises ConfigError.
-    """
+    """A file with a sealed line for the search's time and one for each trial, replaced whole. Another space: ConfigError."""
 
     def __init__(self, directory: Path, space: Space) -> None:
         self._path = directory / FILE
@@ -99,7 +92,6 @@ class Study:
         self._change(number, losses={**self._trials[number].losses, step: loss})
 
     def spent(self, seconds: float, by_trial: Mapping[int, float]) -> None:
-        """Record the time that all starts of the search have taken so far, and those of some trials."""
         self._seconds = seconds
         for number, taken in by_trial.items():
             self._change(number, seconds=taken)
