@@ -36,10 +36,7 @@ _DAMAGE = _NOT_A_REGULAR_FILE | {errno.EIO, errno.EBADMSG, errno.EUCLEAN}
 
 @contextmanager
 def damage_named(path: Path) -> Iterator[None]:
-    """Turn errors that mean damage or another format into a CheckpointError that names the file.
-
-    Other errors, such as a missing permission or too many open files, pass unchanged, because the files may be intact.
-    """
+    """Turn errors that mean damage or another format into a CheckpointError. Others, such as a missing permission, pass."""
     try:
         yield
     except OSError as error:
@@ -52,8 +49,6 @@ def damage_named(path: Path) -> Iterator[None]:
 
 
 class ObjectFiles:
-    """The directory of object files."""
-
     def __init__(self, directory: Path, storage: Storage, large_bytes: int) -> None:
         self.directory = directory
         self._storage = storage

@@ -36,17 +36,12 @@ class Checkpoint:
     step: int
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
-    state: Mapping[str, Any]
-    """Plain data that JSON can represent."""
-    average: Mapping[str, Tensor] = field(default_factory=dict)
-    """The moving average of the weights; empty if the run has none."""
+    state: Mapping[str, Any]  # plain data that JSON can represent
+    average: Mapping[str, Tensor] = field(default_factory=dict)  # the moving average of the weights; empty if the run has none
 
 
 def steps_to_keep(steps: Iterable[int], *, last: int, every: int | None = None, best: int | None = None) -> set[int]:
-    """Return the steps that retention keeps: the newest `last`, the multiples of `every`, and the `best`.
-
-    Only the step numbers count, so a clock that was set back has no effect.
-    """
+    """Keep the newest `last`, the multiples of `every`, and the `best`. Only step numbers count, so clocks have no effect."""
     there = sorted(steps)
     return {step for place, step in enumerate(there) if place >= len(there) - last or step == best or (every and step % every == 0)}
 
@@ -66,19 +61,14 @@ def checkpoint_files(path: Path) -> list[Path]:
 
 
 class CheckpointStore:
-    """The checkpoints of one run.
-
-    `steps`, `path`, `verify` and `load` only read. The other methods change the directory. Only the process that holds the lock of
-    the run may call them, in one thread at a time.
-    """
+    """`steps`, `path`, `verify` and `load` only read. The other methods need the run's lock, and one thread at a time."""
 
     def __init__(self, directory: Path, storage: Storage | None = None, *, large_bytes: int = LARGE_BYTES) -> None:
         self.directory = directory
         self._storage = storage or Storage()
         self._objects = ObjectFiles(directory / OBJECTS, self._storage, large_bytes)
         self._prepared = False
-        self._verified: dict[int, CheckpointManifest] = {}
-        """The manifest that `newest_verified` has read, until its checkpoint is loaded or any other is written or deleted."""
+        self._verified: dict[int, CheckpointManifest] = {}  # read by `newest_verified`, until the next load, save or deletion
 
     @classmethod
     def of(cls, run: Path) -> CheckpointStore:
@@ -88,28 +78,22 @@ class CheckpointStore:
         return steps_among(self._names())
 
     def path(self, step: int) -> Path:
-        """Return the folder with the manifest of `step`. Its tensors are in the object files that the manifest names."""
         return self.directory / step_folder(step)
 
     def manifest_path(self, step: int) -> Path:
         return self.path(step) / CHECKPOINT_MANIFEST
 
     def manifest_bytes(self, step: int) -> bytes:
-        """Return the content of the manifest of `step`, unchecked."""
         self._check_folders(self.path(step))
         path = self.manifest_path(step)
         with damage_named(path):
             return bytes(read_file(self._storage, path, MAX_MANIFEST_BYTES))
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint. Once this returns, the checkpoint survives a power failure.
+        """Write a checkpoint. Once this returns, it survives a power failure. It replaces one of the same step atomically.
 
-        An earlier checkpoint of the same step is replaced atomically.
-
-        Raises:
-            OSError: no space, no permission or a failing device. No partial checkpoint is left, and earlier ones are unchanged.
-            ValueError: the state is not plain data, or a tensor has a type that cannot be saved.
-            CheckpointError: the directory is a link.
+        Raises OSError if the disk is full or fails; no partial checkpoint is left, and earlier ones are unchanged. Raises
+        ValueError if the state is not plain data or a tensor has a type that cannot be saved.
         """
         self._verified.clear()
         tensors = {f"{group}/{name}": tensor for group in _GROUPS for name, tensor in getattr(checkpoint, group).items()}
@@ -148,7 +132,6 @@ class CheckpointStore:
             return self._manifest(step).num_weights
 
     def verify(self, step: int) -> None:
-        """Read and verify a checkpoint as `load` does, without keeping it."""
         with _advised():
             self._read_through(step)
 
@@ -186,11 +169,7 @@ class CheckpointStore:
         return None
 
     def retain(self, keep: Iterable[int]) -> None:
-        """Delete all checkpoints except those of the steps in `keep` and the newest one.
-
-        Raises:
-            CheckpointError: the newest checkpoint, read back, is damaged. Nothing was deleted.
-        """
+        """Delete all others but the newest. CheckpointError: the newest, read back, is damaged, and nothing was deleted."""
         self._verified.clear()
         steps, spared = self.steps(), set(keep)
         doomed = [step for step in steps[:-1] if step not in spared]
@@ -202,10 +181,7 @@ class CheckpointStore:
         self.collect_trash()
 
     def collect_trash(self) -> None:
-        """Remove half-written and half-deleted checkpoints, and the object files that no manifest names.
-
-        Checkpoints that were set aside as `.bad-…` keep their objects until the user deletes their directories.
-        """
+        """Remove unfinished checkpoints and the objects that no manifest names. Those set aside as `.bad-…` keep their objects."""
         if not self._storage.is_directory(self.directory / OBJECTS):
             return
         self.discard_unfinished()
@@ -222,7 +198,6 @@ class CheckpointStore:
             self._storage.unlink(self._objects.path(name))
 
     def discard_unfinished(self) -> None:
-        """Remove checkpoints and objects that a killed process left half written or half deleted."""
         self._discard_directories()
         if self._storage.is_directory(self._objects.directory):
             self._objects.discard_unfinished()
