@@ -45,10 +45,7 @@ _UNREPORTED = frozenset(settings_with(TrainConfig, Marker.FOLDER, Marker.MOVEABL
 
 
 def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> None:
-    """Write `config.toml`, the tokenizer, the extension's source and `record.json` of a run that starts or resumes.
-
-    A run that resumes logs how identity, environment and settings differ from those of the start before.
-    """
+    """Write the record and the files that it names. A run that resumes logs how identity, environment and settings differ."""
     context, identity, before = plan.context, continued.identity, continued.before
     extension, of_task, trainable = plan.extension.source, plan.task.files, restored.trainable
     run, config, manifest, step = context.config.run, context.config, context.manifest, restored.progress.step

@@ -46,9 +46,7 @@ class StartPlan:
 
 
 def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension, *, lock: bool = True) -> StartPlan:
-    """Compare the settings with the data and the machine, and choose those that are `auto`. With `lock` the run is locked first.
-    Raises the errors of `opened_run`.
-    """
+    """Compare the settings with the data and the machine, and choose those that are `auto`. With `lock` the run is locked first."""
     if config.run.resolve() == config.data.resolve():  # both have a report.html, a tokenizer and a lock
         raise ConfigError(f"{config.run}: run and data are the same folder; name another folder for the run (--run)")
     stack.enter_context(naming(config.run))  # a file that cannot be written from here on is a file of the run
