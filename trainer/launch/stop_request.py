@@ -51,10 +51,7 @@ class StopRequest:
 
     @contextmanager
     def passed_on_to(self, child: int, *, saves: bool = False) -> Iterator[None]:
-        """Pass a stop request on to the child with this pid while the context lasts, also a request from before. The child must not
-        be reaped within the context, because its pid could then belong to another process. `saves`: whether it saves a
-        checkpoint before it ends, for the message.
-        """
+        """Pass stop requests on, also earlier ones. The child must not be reaped meanwhile, or its pid may be another process."""
         self._is_passed_on, self._child_saves = False, saves
         self._child = child
         try:
