@@ -45,8 +45,7 @@ _STACKS_S = 5.0
 _STACKS_SETTLED_S = 1.0  # seconds without a new line in any of the files. On a busy machine a rank may not run for long.
 _GRACE_S = 3.0
 _MOST_SHOWN = 8
-_READS_PER_S = 200
-"""Most heartbeats of other nodes that a watchdog reads in a second, because they come from a server that all nodes share."""
+_READS_PER_S = 200  # of other nodes' heartbeats, which come from one server
 _STATES = {"T": "stopped by a signal", "D": "waiting for a device or a file system", "R": "running", "S": "asleep"}
 _SCRIPT = Path(__file__).resolve().with_name("__main__.py")
 _TIED = "--tied-to"
