@@ -183,8 +183,7 @@ def _encoded_examples(files: Sequence[InputFile], tokenizer: Tokenizer, config: 
             yield from tokenizer.encode_arrays(texts)
 
 
-Score = Callable[[Sequence[str], Encoded], NDArray[np.uint16]]
-"""Returns the score of each text, which is given with its ids by the tokenizer of this preparation."""
+Score = Callable[[Sequence[str], Encoded], NDArray[np.uint16]]  # each text is given with its ids by this preparation's tokenizer
 
 
 @dataclass(frozen=True)
