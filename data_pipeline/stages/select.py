@@ -91,8 +91,6 @@ class WeighTask(PartitionTask):
 
 @dataclass(frozen=True)
 class WeighResult:
-    """Training tokens by group, of the documents that are good enough."""
-
     tokens: Counts
 
 

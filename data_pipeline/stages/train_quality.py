@@ -96,8 +96,6 @@ def _digests_of_prepared(path: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ReferenceTask:
-    """Train the model on the trusted source or on a text, or copy the one that the user names."""
-
     documents: tuple[tuple[Path, Path], ...]  # text table and split table of each partition of the trusted source
     files: tuple[InputFile, ...]  # the files of the text that `quality.reference` names
     kind: ReferenceKind | None  # what `quality.reference` names; None if it is not set

@@ -55,7 +55,6 @@ def folder_of(name: str, arguments: Sequence[str], variables: Mapping[str, str])
 
 
 def become(command: list[str]) -> NoReturn:
-    """Replace this process by a command. If the program cannot be started, exit with the exit code of a shell."""
     for number in _IGNORED_BY_PYTHON:  # else the program would inherit this
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

@@ -70,7 +70,6 @@ def _length(forecast: Forecast, step_s: float | None) -> str:
 
 
 def _steps(forecast: Forecast, num_steps: int) -> str:
-    """Return a number of steps from the beginning of the run, with their tokens and epochs."""
     epochs = forecast.num_epochs(num_steps)
     begun = f", of which {count(forecast.done.step)} are done" if forecast.done.step else ""
     passes = f"{epochs:.3g} epoch{'s' * (epochs != 1)}"

@@ -226,7 +226,6 @@ def _parse(line: bytes, before: LedgerHead) -> LedgerStep | LedgerEvent | None:
 
 
 def _is_beginning_of_line(line: bytes) -> bool:
-    """Return whether this can be the beginning of a line whose end a kill cut off."""
     _, separator, chain = line.rpartition(_SEPARATOR)
     return line[:1] == b"{" and (not separator or len(chain) < _CHAIN_CHARS + len(_END))
 

@@ -85,7 +85,6 @@ def _put_back(run: Path, names: Collection[str], heartbeats: Mapping[Path, bytes
 
 
 def wait_until_free(run: Path, timeout_s: float) -> None:
-    """Wait until no trainer holds the lock of a run directory, for example after its launcher was killed."""
     if not (run / LOCK).exists():
         return
     deadline = time.monotonic() + timeout_s

@@ -46,7 +46,6 @@ class TrainedIntegrity(Integrity):
 
 
 def check_integrity(run: SavedRun, data: Path | None = None) -> TrainedIntegrity:
-    """Check a run that was trained, and its data."""
     path, record = run.path, run.record
     foreign = foreign_files(path, record.files)
     if recorded_source(path, record.identity.get("extension")) is None and EXTENSION in foreign:

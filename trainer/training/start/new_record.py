@@ -106,7 +106,6 @@ def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> No
 def _since_before(
     start: SavedRun, step: int, identity: Mapping[str, Any], environment: Mapping[str, Any], settings: str
 ) -> tuple[list[Earlier], tuple[ChangedFact, ...]]:
-    """Return `earlier` of the record, and the differences of this start from the last one."""
     record = start.record
     skipped = not_compared(record.identity, identity)
     before, now = same_facts(record.environment.to_json(), environment)

@@ -33,8 +33,6 @@ __all__ = ["StartPlan", "check_shares", "plan_start"]
 
 @dataclass(frozen=True)
 class StartPlan:
-    """A run whose settings fit the data and the machine."""
-
     context: RunContext
     extension: Extension
     precision: ChosenPrecision
@@ -78,7 +76,6 @@ def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: E
 
 
 def check_shares(config: TrainConfig, num_ranks: int) -> None:
-    """Refuse a global batch with too few micro-batches for the ranks."""
     if config.batch.micro_batches < num_ranks:
         raise ConfigError(
             f"batch.global_rows = {config.batch.global_rows} and batch.micro = {config.batch.micro} make "
