@@ -77,13 +77,10 @@ class ObjectFiles:
     def store(
         self, tensors: Mapping[str, Tensor], earlier: Iterable[CheckpointManifest]
     ) -> tuple[dict[str, StoredTensor], dict[str, int]]:
-        """Store all `tensors`. Returns the place of each tensor, and the sizes of the object files in bytes by name.
+        """Return the place of each tensor, and the sizes of the object files in bytes by name.
 
-        A tensor is not written again if a file of an earlier checkpoint has the same bytes and still matches its digest. Tensors
-        from a file that has changed on the device are written again.
-
-        Raises:
-            OSError: a file could not be written. The caller removes the files that no manifest names.
+        A tensor is not written again if a file of an earlier checkpoint has the same bytes and still matches its digest. After an
+        OSError the caller removes the files that no manifest names.
         """
         digests = {name: digest_of(tensor) for name, tensor in tensors.items()}
         stored, objects = self._reused(tensors, digests, earlier)

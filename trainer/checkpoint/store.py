@@ -47,10 +47,10 @@ def steps_to_keep(steps: Iterable[int], *, last: int, every: int | None = None, 
 
 
 def checkpoint_files(path: Path) -> list[Path]:
-    """Return the files of the checkpoint at `path`, such as `checkpoints/step-00000500`: its object files, then its manifest.
+    """Return the object files of a checkpoint folder such as `checkpoints/step-00000500`, then its manifest.
 
-    A copy must keep their paths relative to the folder of the checkpoints. Copy the manifest last: the copy is complete once it
-    has the manifest. Object files never change and are shared between checkpoints, so skip those that the copy already has.
+    A copy keeps their paths relative to the folder of the checkpoints. It is complete once it has the manifest. Object files never
+    change and are shared between checkpoints, so skip those that the copy already has.
     """
     manifest = path / CHECKPOINT_MANIFEST
     try:
@@ -138,13 +138,8 @@ class CheckpointStore:
     def newest_verified(self) -> int | None:
         """Return the highest step whose checkpoint verifies, or None if nothing was ever saved.
 
-        A damaged checkpoint is logged and kept under the name `.bad-step-…` for inspection. Leftovers of a killed process are
-        removed.
-
-        The manifest that was read is also that of the next `load` of this step.
-
-        Raises:
-            CheckpointError: all checkpoints are damaged, or one has another format. Starting from step 0 would lose the run.
+        A damaged checkpoint is logged and kept as `.bad-step-…`. Leftovers of a killed process are removed. The next `load` of this
+        step uses the manifest that was read. CheckpointError: all are damaged, or one has another format.
         """
         self._verified.clear()
         for step in reversed(self.steps()):
@@ -284,9 +279,8 @@ class CheckpointStore:
     def _all_manifests(self) -> Iterator[CheckpointManifest]:
         """Yield the manifests whose objects must be kept. A checkpoint with a damaged manifest is set aside.
 
-        Raises:
-            CheckpointError: the objects of a manifest are unknown, because the device could not read it, which may be temporary, or
-                another version of the program wrote it.
+        CheckpointError: the objects are unknown, because the device could not read a manifest, which may be temporary, or another
+        version of the program wrote it.
         """
         for step in self.steps():
             try:
