@@ -145,10 +145,7 @@ def propose(space: Space, trials: Sequence[Trial], sampler: Sampler, seed: int) 
 
 
 def importance_of(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
-    """Return the share of each setting in the differences between good and other trials (PED-ANOVA, Watanabe et al., 2023).
-
-    It is empty while fewer than four trials are finished, if their losses do not differ, or without Optuna.
-    """
+    """Empty with fewer than four finished trials, equal losses, or without Optuna (PED-ANOVA, Watanabe et al., 2023)."""
     finished = [trial for trial in trials if trial.state == "finished"]
     if len(finished) < 4 or len({trial.loss for trial in finished}) < 2 or importlib.util.find_spec("optuna") is None:
         return {}
@@ -160,10 +157,7 @@ def importance_of(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
 
 
 def _in_memory(optuna: Any, space: Space, trials: Sequence[Trial], sampler: Any) -> Any:
-    """Return a study in memory with these trials, so that a proposal leaves no trace if the process is killed.
-
-    Optuna would ignore failed trials and propose the same region again, so they are trials that were pruned before any evaluation.
-    """
+    """Trials that failed are pruned here, because Optuna would propose their region again. A kill leaves no trace of a proposal."""
     study = optuna.create_study(sampler=sampler)
     names = {"running": "RUNNING", "finished": "COMPLETE", "pruned": "PRUNED", "failed": "PRUNED"}  # a failed trial is the worst
     distributions = {name: _distribution(optuna, one) for name, one in space.dimensions.items()}

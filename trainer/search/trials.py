@@ -69,11 +69,10 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
 
 
 def is_pruned(pruner: Pruner, own: Mapping[int, float], others: Sequence[Trial], step: int, first_step: int) -> str:
-    """Return why a trial ends early at the evaluation of `step`; an empty string if it goes on.
+    """Return why a trial ends early at the evaluation of `step`; an empty string if it goes on. Depends on losses alone.
 
-    The answer is a pure function of the losses, so a search that was killed decides in the same way again. median: the lowest loss
-    so far is above the median of the finished trials at the same step. asha: at the steps `first_step * 3**k` the lowest loss so
-    far is not among the best third of all trials that came as far.
+    median: the lowest loss so far is above the median of the finished trials at the same step. asha: at the steps
+    `first_step * 3**k` it is not among the best third of all trials that came as far.
     """
     if pruner == "none" or step < first_step:
         return ""
