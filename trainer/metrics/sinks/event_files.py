@@ -40,11 +40,10 @@ _ALERT = re.compile(r"\*\*(\w+)\*\* \(\w+, (\w+)\)")  # rule and action in the t
 
 
 def cut_event_files(directory: Path, cut_off: CutOff | None) -> list[Event]:
-    """Remove the records from a run's event files that the state does not cover; all records if the run is new.
+    """Remove the records that the state does not cover; all records if the run is new.
 
-    A running TensorBoard has read the files already. It drops points if a new file names the step from which on they are void, but
-    never a part of a step. So if the state does not cover a record of its own step, all points of that step are removed, and those
-    that it covers are returned, to be written again.
+    A running TensorBoard has read the files already. It drops points from a step on, but never a part of a step. So all points of a
+    step that is not covered whole are removed, and those that the state covers are returned, to be written again.
     """
     paths = sorted(directory.glob("events.out.tfevents.*"))
     if cut_off is None:
