@@ -32,9 +32,8 @@ class StopRequest:
             os.set_blocking(end, False)
 
     def install(self) -> None:
-        """Install handlers for the stop signals; they also receive signals that arrived while they were blocked. A signal that was
-        ignored when this process started stays ignored, because `nohup` relies on this. SIGCHLD is handled too, so that the end
-        of a child wakes this process.
+        """Handle the stop signals, also those that arrived while they were blocked. One ignored at the start stays so (`nohup`).
+        SIGCHLD is handled too, so that the end of a child wakes this process.
         """
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
