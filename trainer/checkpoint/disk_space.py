@@ -24,7 +24,7 @@ def required_bytes(tensor_bytes: Iterable[int]) -> int:
 
 @dataclass(frozen=True)
 class DiskSpace:
-    held: int  # size in bytes of the files that it holds already
+    held: int  # bytes of the files that it holds already
     free: int  # free bytes on its disk for this user
 
 

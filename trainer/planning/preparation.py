@@ -19,7 +19,7 @@ _SHOWN = 3
 
 
 def other_preparation(recipe: str | None, manifest: Manifest) -> str | None:
-    """Return a sentence with the settings in which a readable recipe and the data differ, None if none of them decides the rows."""
+    """Return a sentence with the settings that decide the rows and differ from a readable recipe; None if there are none."""
     wanted: Any = {}
     if recipe not in (None, AUTO):
         with suppress(OSError, ValueError, UnusableFileError):

@@ -44,13 +44,13 @@ _OF_THE_PLACE: dict[int, type[ProjectError]] = {
     ExitCode.GUARD: GuardError,
 }
 """Ends of a trial for which the data, the disk or the machine is responsible, and the error with which the search ends then."""
-_JUDGES_LOSSES = {"", *(name for name, rule in RULES.items() if rule.judges_losses)}  # the others judge the machine
+_JUDGES_LOSSES = {"", *(name for name, rule in RULES.items() if rule.judges_losses)}  # "": the guard
 
 Announce = Callable[[str], None]
 
 
 def search(options: SearchOptions, announce: Announce) -> tuple[Path, dict[str, Any]]:
-    """Return the best recipe's path and the content of `trials.json`. Raises errors of trials not due to their values."""
+    """Return the path of the best recipe and the content of `trials.json`. Raises StoppedBySignal once all runs have saved."""
     if options.sampler != "grid":
         check_installed()
     setup = open_setup(options)

@@ -19,7 +19,7 @@ _ENDING_S = 10.0
 
 
 def run_tied(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end and capture its stderr. It is killed when this process ends in any way, and saves nothing."""
+    """Run a command to its end and capture its stderr. It is killed, without a save, when this process ends in any way."""
     tied = [*watch.tied_command(), *command]
     with _stopped_by_sigterm():
         process = subprocess.Popen(

@@ -29,7 +29,7 @@ __all__ = ["opened_run"]
 
 @contextmanager
 def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator[TrainingRun]:
-    """Build and restore a run. Raises ConfigError, PreparedDataError for damaged data, CheckpointError if none is intact."""
+    """Check, build and restore a run. With `trust_extension` the digest of the extension is stored."""
     clock = Clock()
     configure_determinism(config)
     extension = load_extension(config.extension)
