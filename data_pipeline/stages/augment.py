@@ -112,7 +112,6 @@ class _Change:
 def _with_synonyms(
     text: str, synonyms: Mapping[str, Sequence[str]], rate: float, draw: Callable[[], float]
 ) -> tuple[tuple[str], int]:
-    """Return the text with about `rate` of the listed words replaced, and the number of replaced words."""
     if not synonyms:
         return (text,), 0
     num_replaced = 0
@@ -141,7 +140,6 @@ def _case_of(word: str) -> Callable[[str], str] | None:
 
 
 def load_synonyms(path: Path) -> dict[str, tuple[str, ...]]:
-    """Return words in lower case and their synonyms, from a `.tsv` or `.json` file."""
     try:
         content = path.read_text(encoding="utf-8")
         if path.suffix == ".json":

@@ -104,7 +104,6 @@ class PackResult:
     methods: dict[str, Counts] = field(
         default_factory=lambda: {method: {"rows": 0, "cut_documents": 0, "tokens": 0} for method in METHODS}
     )
-    """Counts of each packing method for the same documents."""
     shards: list[dict[str, Any]] = field(default_factory=list)  # name, rows, tokens, targets, bytes and digest of each shard
     targets_without_loss: int | None = None  # None if no document of the source has a loss mask
     facts_sha256: str = ""  # digest of the table of facts about the documents; empty for training documents, which have none

@@ -37,7 +37,6 @@ class Samples:
         self.values: list[dict[str, Any]] = []
 
     def wanted(self, rejected: Iterable[tuple[int, Reason]]) -> Iterator[tuple[int, Reason]]:
-        """Yield those rejected rows that become samples, and count them as taken."""
         for row, reason in rejected:
             if self._shown[reason] < SAMPLES_PER_REASON:
                 self._shown[reason] += 1

@@ -91,8 +91,6 @@ class WeighTask(PartitionTask):
 
 @dataclass(frozen=True)
 class WeighResult:
-    """Training tokens by group, of the documents that are good enough."""
-
     tokens: Counts
 
 
@@ -251,10 +249,7 @@ def _members(column: pa.Array) -> Iterator[tuple[str, NDArray[np.bool_]]]:
 
 
 def repeats_of_groups(tokens: Mapping[str, int], weights: Mapping[str, float], max_repeats: float) -> dict[str, float]:
-    """Return the mean number of copies of the documents of each group with tokens, from 0 to `max_repeats`.
-
-    Tokens are in proportion to the weights (1 if unset): the group with the fewest for its weight is repeated `max_repeats` times.
-    """
+    """Return mean copies of the documents, up to `max_repeats` for the group with the fewest tokens for its weight (1 if unset)."""
     wanted = {group: weights.get(group, 1.0) for group, count in tokens.items() if count}
     scale = min((max_repeats * tokens[group] / weight for group, weight in wanted.items() if weight), default=0.0)
     return {group: scale * weight / tokens[group] for group, weight in wanted.items()}

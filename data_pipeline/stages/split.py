@@ -95,7 +95,6 @@ def split_partition(task: SplitTask) -> SplitResult:
 
 
 def share_lost_to_benchmarks(read: Sequence[ReadResult], split: Sequence[SplitResult]) -> dict[str, float]:
-    """Return the share of each source's text, in bytes, that is dropped because it shares text with a benchmark."""
     lost: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for before, after in zip(read, split, strict=True):

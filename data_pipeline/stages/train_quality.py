@@ -96,8 +96,6 @@ def _digests_of_prepared(path: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ReferenceTask:
-    """Train the model on the trusted source or on a text, or copy the one that the user names."""
-
     documents: tuple[tuple[Path, Path], ...]  # text table and split table of each partition of the trusted source
     files: tuple[InputFile, ...]  # the files of the text that `quality.reference` names
     kind: ReferenceKind | None  # what `quality.reference` names; None if it is not set
@@ -183,8 +181,7 @@ def _encoded_examples(files: Sequence[InputFile], tokenizer: Tokenizer, config: 
             yield from tokenizer.encode_arrays(texts)
 
 
-Score = Callable[[Sequence[str], Encoded], NDArray[np.uint16]]
-"""Returns the score of each text, which is given with its ids by the tokenizer of this preparation."""
+Score = Callable[[Sequence[str], Encoded], NDArray[np.uint16]]  # each text is given with its ids by this preparation's tokenizer
 
 
 @dataclass(frozen=True)

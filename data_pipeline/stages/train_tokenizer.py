@@ -64,8 +64,6 @@ def sample_partition(task: SampleTask) -> SampleResult:
 
 @dataclass(frozen=True)
 class TrainTask:
-    """Train the tokenizer on all parts of the sample, in the order of the partitions, or load the one that the user supplies."""
-
     samples: tuple[Path, ...]
     settings: TokenizerConfig
     extra_special: tuple[str, ...]

@@ -43,10 +43,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def open_supplied(path: Path, chosen: Mapping[str, str]) -> Tokenizer:
-    """Open a `tokenizer.json`, a SentencePiece `.model`, or a folder with one, also of a run or of prepared data.
-
-    `chosen` names special tokens by role (`pad`, `unk`, `bos`, `eos`) and overrides the names in the files.
-    """
+    """Open a `tokenizer.json`, a `.model`, or a folder with one, of a run or data too. `chosen` names special tokens by role."""
     if (own := _own_folder(path)) is not None:
         if chosen:
             raise ConfigError(

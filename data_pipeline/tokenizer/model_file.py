@@ -1,7 +1,4 @@
-"""Reads how a SentencePiece model was trained and treats text, from the wire format (protobuf.dev/programming-guides/encoding).
-
-SentencePiece's reader of sentencepiece_model.proto needs the version of protobuf that it was generated with.
-"""
+"""Reads SentencePiece models from the wire format (protobuf.dev), as its reader needs the protobuf that it was made with."""
 
 from __future__ import annotations
 

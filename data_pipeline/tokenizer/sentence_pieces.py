@@ -108,10 +108,7 @@ class SentencePieceTokenizer(LibraryTokenizer):
         return Encoded(*self._words.encode(joined, cuts, ends_D))
 
     def sample(self, text: str, alpha: float, seed: int) -> NDArray[np.int32]:
-        """Return a random segmentation, equal for equal seeds, without bos and eos.
-
-        unigram: drawn by probability to the power `alpha` (Kudo 2018). bpe: merges are left out by `alpha` (Provilkov et al. 2020).
-        """
+        """Equal for equal seeds. `alpha`: power of probability (unigram, Kudo 2018); share left out (bpe, Provilkov 2020)."""
         draw = random.Random(seed).random  # its results are the same in all versions of Python
         segment = sample_bpe if self._spec.model_type == BPE else sample_unigram
         ids: list[int] = []

@@ -79,10 +79,7 @@ class LibraryTokenizer(Tokenizer):
 def special_tokens(
     chosen: Mapping[str, str], found: Mapping[str, str | None], id_of: Callable[[str], int | None], own: Mapping[str, str | None]
 ) -> SpecialTokens:
-    """Return the user's choice, else that of the files beside it, else the file's own or a usual name for other roles.
-
-    None in `found`: there is no such token. ValueError: a chosen token is not in the vocabulary.
-    """
+    """The user's choice, else that of the files, else a usual name. None in `found`: no token. ValueError: unknown choice."""
     names: dict[str, str | None] = {}
     for role in ROLES:
         if role in chosen:

@@ -21,10 +21,7 @@ def words_of(text: str) -> Iterator[str]:
 
 
 def sample_bpe(text: str, scores: Mapping[str, float], alpha: float, draw: Draw) -> list[str]:
-    """Leave each merge out with probability `alpha` (Provilkov et al. 2020), and try it again when a neighbour has changed.
-
-    The highest score is merged first. Characters without a piece stay single. `draw` returns numbers in [0, 1).
-    """
+    """Leave merges out with probability `alpha` (Provilkov et al. 2020), retried once a neighbour has changed. 0 ≤ `draw()` < 1."""
     return [piece for word in words_of(text) for piece in _join(word, scores, alpha, draw)]
 
 

@@ -34,10 +34,7 @@ _NO_WORD = -1
 
 
 def places_to_cut(pieces: Iterable[str], space_mark: str, spaces: Sequence[str]) -> Bools:
-    """Return a table over two bytes, `first | second << 8`: True where a cut is in no piece. It forbids some others without need.
-
-    `spaces` are the characters that the space mark in a piece may stand for in a text.
-    """
+    """Return a table by `first | second << 8`: True where a cut is in no piece. It forbids some others without need."""
     may_cut = np.ones((256, 256), np.bool_)
     may_cut[0x80:0xC0] = False  # inside a character
     for first, second in {pair for piece in pieces for pair in pairwise(piece)}:

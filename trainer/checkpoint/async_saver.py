@@ -13,11 +13,7 @@ __all__ = ["AsyncSaver"]
 
 
 class AsyncSaver:
-    """Runs `save` in a thread, one checkpoint at a time.
-
-    Only the thread of the training loop may call its methods. The interpreter does not exit before the saving thread has
-    finished, so the last checkpoint is completed.
-    """
+    """Runs `save` in a thread, one checkpoint at a time. Only the training loop's thread may call its methods."""
 
     def __init__(self, save: Callable[[Checkpoint], object]) -> None:
         self._save = save
@@ -38,23 +34,13 @@ class AsyncSaver:
         return self._failure is not None
 
     def submit(self, checkpoint: Checkpoint) -> None:
-        """Wait for the earlier save, then start this one.
-
-        Nothing is copied. The tensors must be on the CPU and must not change until this save is acknowledged.
-
-        Raises:
-            StorageError, or the error of the earlier save: the earlier save failed, and this one was not started.
-        """
+        """Wait for the earlier save and raise its error, else start this one. The CPU tensors must not change until its end."""
         self.wait()
         self._job = _Job(self._save, checkpoint)
         self._job.start()
 
     def raise_if_failed(self) -> None:
-        """Raise the error of a failed save, once. Does not wait for a running save.
-
-        Raises:
-            StorageError: a file could not be written, or the thread died. Other errors are raised as they are.
-        """
+        """Raise the error of a failed save, once. Does not wait for a running save."""
         self._collect()
         if self._failure is not None:
             failure, self._failure = self._failure, None

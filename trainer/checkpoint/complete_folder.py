@@ -13,17 +13,7 @@ __all__ = ["link_checkpoint"]
 
 
 def link_checkpoint(checkpoint: Path, folder: Path) -> Path | None:
-    """Make a folder with all files of a checkpoint and nothing else, in the layout of a folder of checkpoints.
-
-    The files are hard links where the file system has them, so they take no space.
-
-    Args:
-        checkpoint: the folder of its manifest, such as `checkpoints/step-00000500`.
-        folder: is made, with a folder named after the checkpoint in it. Whatever it held is deleted.
-
-    Returns:
-        The folder named after the checkpoint; None if the checkpoint was deleted because newer ones replaced it.
-    """
+    """Replace `folder` by links to a checkpoint's files. Return its folder there, None if the checkpoint was deleted meanwhile."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     whole = folder / checkpoint.name

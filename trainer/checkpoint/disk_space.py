@@ -24,12 +24,8 @@ def required_bytes(tensor_bytes: Iterable[int]) -> int:
 
 @dataclass(frozen=True)
 class DiskSpace:
-    """Space of a directory for checkpoints, in bytes."""
-
-    held: int
-    """Size of the files that it holds already."""
-    free: int
-    """Free space on its disk for this user."""
+    held: int  # bytes of the files that it holds already
+    free: int  # free bytes on its disk for this user
 
 
 def space_of(directory: Path) -> DiskSpace:
@@ -46,16 +42,7 @@ def missing_bytes(space: DiskSpace, bytes_per_checkpoint: int, shared_bytes: int
 
 
 def check_space(directory: Path, bytes_per_checkpoint: int, shared_bytes: int = 0) -> None:
-    """Refuse a directory without room for two checkpoints: the one that is kept and the one that is written.
-
-    Checkpoints that the run already has count towards the two. One more must always fit, because a save writes the new checkpoint
-    before it deletes an old one.
-
-    Args:
-        directory: of the checkpoints; it may not exist yet.
-        bytes_per_checkpoint: what each checkpoint adds.
-        shared_bytes: what all checkpoints have in common, which is stored once.
-    """
+    """Refuse a directory without room for two checkpoints, with those it has. One more must fit: a save writes first."""
     space = space_of(directory)
     held, free = space.held, space.free
     needed = missing_bytes(space, bytes_per_checkpoint, shared_bytes)

@@ -82,7 +82,6 @@ class Storage:
 
 
 def write_all(storage: Storage, descriptor: int, data: memoryview) -> None:
-    """Write all of `data`. Several calls may be needed, because a call may write less than it is given."""
     written = 0
     while written < len(data):
         count = storage.write(descriptor, data[written : written + _CHUNK_BYTES])
@@ -102,13 +101,7 @@ def write_file(storage: Storage, path: Path, data: bytes) -> None:
 
 
 def read_file(storage: Storage, path: Path, max_bytes: int) -> bytearray:
-    """Return the content of a regular file.
-
-    Raises:
-        OSError: the file cannot be read or is not a regular file.
-        ValueError: the file has more than `max_bytes`, or became shorter while it was read.
-        ConfigError: the file does not fit the free memory of this machine.
-    """
+    """Raises OSError for an irregular file, ValueError if it is larger or shrinks, ConfigError if it exceeds the free memory."""
     descriptor = storage.open(path)
     try:
         num_bytes = storage.size(descriptor)
@@ -160,11 +153,7 @@ def remove_directory(storage: Storage, path: Path) -> None:
 
 
 def _check_memory(path: Path, num_bytes: int) -> None:
-    """Refuse to read more than the free memory of this machine. A sparse file can have any size without using disk space.
-
-    Raises:
-        ConfigError: the bytes do not fit. This is not damage, so the checkpoint is not set aside.
-    """
+    """A sparse file can have any size. ConfigError, because this is not damage: the checkpoint is not set aside."""
     if num_bytes >= _SMALL_BYTES and num_bytes > (free := available_host_bytes()):
         raise ConfigError(
             f"{path}: has {num_bytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free; use a machine with more memory, "

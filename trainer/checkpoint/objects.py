@@ -36,10 +36,7 @@ _DAMAGE = _NOT_A_REGULAR_FILE | {errno.EIO, errno.EBADMSG, errno.EUCLEAN}
 
 @contextmanager
 def damage_named(path: Path) -> Iterator[None]:
-    """Turn errors that mean damage or another format into a CheckpointError that names the file.
-
-    Other errors, such as a missing permission or too many open files, pass unchanged, because the files may be intact.
-    """
+    """Turn errors that mean damage or another format into a CheckpointError. Others, such as a missing permission, pass."""
     try:
         yield
     except OSError as error:
@@ -52,8 +49,6 @@ def damage_named(path: Path) -> Iterator[None]:
 
 
 class ObjectFiles:
-    """The directory of object files."""
-
     def __init__(self, directory: Path, storage: Storage, large_bytes: int) -> None:
         self.directory = directory
         self._storage = storage
@@ -82,13 +77,10 @@ class ObjectFiles:
     def store(
         self, tensors: Mapping[str, Tensor], earlier: Iterable[CheckpointManifest]
     ) -> tuple[dict[str, StoredTensor], dict[str, int]]:
-        """Store all `tensors`. Returns the place of each tensor, and the sizes of the object files in bytes by name.
+        """Return the place of each tensor, and the sizes of the object files in bytes by name.
 
-        A tensor is not written again if a file of an earlier checkpoint has the same bytes and still matches its digest. Tensors
-        from a file that has changed on the device are written again.
-
-        Raises:
-            OSError: a file could not be written. The caller removes the files that no manifest names.
+        A tensor is not written again if a file of an earlier checkpoint has the same bytes and still matches its digest. After an
+        OSError the caller removes the files that no manifest names.
         """
         digests = {name: digest_of(tensor) for name, tensor in tensors.items()}
         stored, objects = self._reused(tensors, digests, earlier)

@@ -25,7 +25,6 @@ def load_whole(store: CheckpointStore, step: int) -> tuple[Checkpoint, RunState]
 
 
 def load_state(store: CheckpointStore, step: int) -> RunState:
-    """Return the counters in a checkpoint. The tensors are not read."""
     return _state(store, step, store.state(step))
 
 
@@ -37,13 +36,7 @@ def _state(store: CheckpointStore, step: int, found: Mapping[str, Any]) -> RunSt
 
 
 def load_checkpoint(run: Path, which: str, *, option: str = "--checkpoint") -> Checkpoint:
-    """Return the verified checkpoint of a run that `which` names: `latest`, `best` or a step.
-
-    Args:
-        run: its directory, which is only read.
-        which: value of the option.
-        option: its name, for messages.
-    """
+    """Return the verified checkpoint that `which` names: `latest`, `best` or a step. `option` is for messages."""
     store = CheckpointStore.of(run)
     steps = store.steps()
     if not steps:

@@ -26,8 +26,7 @@ __all__ = ["is_packed", "num_unpacked", "pack_int4", "pack_sparse", "unpack"]
 _QUANTISED = ("qdata", "scale")
 _PRUNED = ("values", "mask", "columns")
 _INT4_OFFSET = 8
-_BITS = 8
-"""Columns of a byte of a mask."""
+_BITS = 8  # columns of a byte of a mask
 _MOST_COLUMNS = 1 << 32
 
 
@@ -60,11 +59,7 @@ def num_unpacked(stored: Mapping[str, Tensor]) -> int:
 
 
 def unpack(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return all weights as ordinary tensors, by name.
-
-    Raises:
-        ValueError: the parts of a weight do not belong together. The message names the weight.
-    """
+    """Return ordinary tensors by name. ValueError names a weight whose parts do not belong together."""
     weights: dict[str, Tensor] = {}
     for name, tensor in stored.items():
         weight, _, part = name.rpartition(".")

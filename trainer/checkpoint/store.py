@@ -36,26 +36,21 @@ class Checkpoint:
     step: int
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
-    state: Mapping[str, Any]
-    """Plain data that JSON can represent."""
-    average: Mapping[str, Tensor] = field(default_factory=dict)
-    """The moving average of the weights; empty if the run has none."""
+    state: Mapping[str, Any]  # plain data that JSON can represent
+    average: Mapping[str, Tensor] = field(default_factory=dict)  # the moving average of the weights; empty if the run has none
 
 
 def steps_to_keep(steps: Iterable[int], *, last: int, every: int | None = None, best: int | None = None) -> set[int]:
-    """Return the steps that retention keeps: the newest `last`, the multiples of `every`, and the `best`.
-
-    Only the step numbers count, so a clock that was set back has no effect.
-    """
+    """Keep the newest `last`, the multiples of `every`, and the `best`. Only step numbers count, so clocks have no effect."""
     there = sorted(steps)
     return {step for place, step in enumerate(there) if place >= len(there) - last or step == best or (every and step % every == 0)}
 
 
 def checkpoint_files(path: Path) -> list[Path]:
-    """Return the files of the checkpoint at `path`, such as `checkpoints/step-00000500`: its object files, then its manifest.
+    """Return the object files of a checkpoint folder such as `checkpoints/step-00000500`, then its manifest.
 
-    A copy must keep their paths relative to the folder of the checkpoints. Copy the manifest last: the copy is complete once it
-    has the manifest. Object files never change and are shared between checkpoints, so skip those that the copy already has.
+    A copy keeps their paths relative to the folder of the checkpoints. It is complete once it has the manifest. Object files never
+    change and are shared between checkpoints, so skip those that the copy already has.
     """
     manifest = path / CHECKPOINT_MANIFEST
     try:
@@ -66,19 +61,14 @@ def checkpoint_files(path: Path) -> list[Path]:
 
 
 class CheckpointStore:
-    """The checkpoints of one run.
-
-    `steps`, `path`, `verify` and `load` only read. The other methods change the directory. Only the process that holds the lock of
-    the run may call them, in one thread at a time.
-    """
+    """`steps`, `path`, `verify` and `load` only read. The other methods need the run's lock, and one thread at a time."""
 
     def __init__(self, directory: Path, storage: Storage | None = None, *, large_bytes: int = LARGE_BYTES) -> None:
         self.directory = directory
         self._storage = storage or Storage()
         self._objects = ObjectFiles(directory / OBJECTS, self._storage, large_bytes)
         self._prepared = False
-        self._verified: dict[int, CheckpointManifest] = {}
-        """The manifest that `newest_verified` has read, until its checkpoint is loaded or any other is written or deleted."""
+        self._verified: dict[int, CheckpointManifest] = {}  # read by `newest_verified`, until the next load, save or deletion
 
     @classmethod
     def of(cls, run: Path) -> CheckpointStore:
@@ -88,28 +78,22 @@ class CheckpointStore:
         return steps_among(self._names())
 
     def path(self, step: int) -> Path:
-        """Return the folder with the manifest of `step`. Its tensors are in the object files that the manifest names."""
         return self.directory / step_folder(step)
 
     def manifest_path(self, step: int) -> Path:
         return self.path(step) / CHECKPOINT_MANIFEST
 
     def manifest_bytes(self, step: int) -> bytes:
-        """Return the content of the manifest of `step`, unchecked."""
         self._check_folders(self.path(step))
         path = self.manifest_path(step)
         with damage_named(path):
             return bytes(read_file(self._storage, path, MAX_MANIFEST_BYTES))
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint. Once this returns, the checkpoint survives a power failure.
+        """Write a checkpoint. Once this returns, it survives a power failure. It replaces one of the same step atomically.
 
-        An earlier checkpoint of the same step is replaced atomically.
-
-        Raises:
-            OSError: no space, no permission or a failing device. No partial checkpoint is left, and earlier ones are unchanged.
-            ValueError: the state is not plain data, or a tensor has a type that cannot be saved.
-            CheckpointError: the directory is a link.
+        Raises OSError if the disk is full or fails; no partial checkpoint is left, and earlier ones are unchanged. Raises
+        ValueError if the state is not plain data or a tensor has a type that cannot be saved.
         """
         self._verified.clear()
         tensors = {f"{group}/{name}": tensor for group in _GROUPS for name, tensor in getattr(checkpoint, group).items()}
@@ -148,20 +132,14 @@ class CheckpointStore:
             return self._manifest(step).num_weights
 
     def verify(self, step: int) -> None:
-        """Read and verify a checkpoint as `load` does, without keeping it."""
         with _advised():
             self._read_through(step)
 
     def newest_verified(self) -> int | None:
         """Return the highest step whose checkpoint verifies, or None if nothing was ever saved.
 
-        A damaged checkpoint is logged and kept under the name `.bad-step-…` for inspection. Leftovers of a killed process are
-        removed.
-
-        The manifest that was read is also that of the next `load` of this step.
-
-        Raises:
-            CheckpointError: all checkpoints are damaged, or one has another format. Starting from step 0 would lose the run.
+        A damaged checkpoint is logged and kept as `.bad-step-…`. Leftovers of a killed process are removed. The next `load` of this
+        step uses the manifest that was read. CheckpointError: all are damaged, or one has another format.
         """
         self._verified.clear()
         for step in reversed(self.steps()):
@@ -186,11 +164,7 @@ class CheckpointStore:
         return None
 
     def retain(self, keep: Iterable[int]) -> None:
-        """Delete all checkpoints except those of the steps in `keep` and the newest one.
-
-        Raises:
-            CheckpointError: the newest checkpoint, read back, is damaged. Nothing was deleted.
-        """
+        """Delete all others but the newest. CheckpointError: the newest, read back, is damaged, and nothing was deleted."""
         self._verified.clear()
         steps, spared = self.steps(), set(keep)
         doomed = [step for step in steps[:-1] if step not in spared]
@@ -202,10 +176,7 @@ class CheckpointStore:
         self.collect_trash()
 
     def collect_trash(self) -> None:
-        """Remove half-written and half-deleted checkpoints, and the object files that no manifest names.
-
-        Checkpoints that were set aside as `.bad-…` keep their objects until the user deletes their directories.
-        """
+        """Remove unfinished checkpoints and the objects that no manifest names. Those set aside as `.bad-…` keep their objects."""
         if not self._storage.is_directory(self.directory / OBJECTS):
             return
         self.discard_unfinished()
@@ -222,7 +193,6 @@ class CheckpointStore:
             self._storage.unlink(self._objects.path(name))
 
     def discard_unfinished(self) -> None:
-        """Remove checkpoints and objects that a killed process left half written or half deleted."""
         self._discard_directories()
         if self._storage.is_directory(self._objects.directory):
             self._objects.discard_unfinished()
@@ -309,9 +279,8 @@ class CheckpointStore:
     def _all_manifests(self) -> Iterator[CheckpointManifest]:
         """Yield the manifests whose objects must be kept. A checkpoint with a damaged manifest is set aside.
 
-        Raises:
-            CheckpointError: the objects of a manifest are unknown, because the device could not read it, which may be temporary, or
-                another version of the program wrote it.
+        CheckpointError: the objects are unknown, because the device could not read a manifest, which may be temporary, or another
+        version of the program wrote it.
         """
         for step in self.steps():
             try:

@@ -54,10 +54,7 @@ def raw_bytes(tensor: Tensor) -> memoryview:
 
 
 def encode_header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None) -> tuple[bytes, list[str]]:
-    """Return the beginning of a tensor file, and the names in the order in which the tensors must follow.
-
-    Wide types come first, so that the offset of each tensor is a multiple of its element size. `metadata` is for other programs.
-    """
+    """Return the file's beginning and the order of the tensors: wide types first, which aligns them."""
     order = sorted(specs, key=lambda name: (-specs[name].item_bytes, name))
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
@@ -70,11 +67,7 @@ def encode_header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] |
 
 
 def decode_tensors(content: bytearray) -> dict[str, Tensor]:
-    """Return the tensors of a file by name. They share the memory of `content`.
-
-    Raises:
-        ValueError: `content` is not a tensor file, or its header does not describe exactly the bytes that follow.
-    """
+    """They share the memory of `content`. ValueError: it is not a tensor file, or its header does not fit the bytes that follow."""
     begin = 8 + _header_bytes(content[:8], len(content))
     tensors, offset = {}, begin
     for name, spec in _in_order(content[8:begin], len(content)).items():
@@ -94,7 +87,6 @@ def read_specs(file: BinaryIO, num_bytes: int) -> dict[str, TensorSpec]:
 
 
 def read_tensor(file: BinaryIO, spec: TensorSpec) -> Tensor:
-    """Read the next tensor of a file behind its header."""
     content = bytearray(file.read(spec.num_bytes))
     if len(content) != spec.num_bytes:
         raise ValueError(f"it ends within a tensor: {len(content)} of {spec.num_bytes} bytes are there")
@@ -113,7 +105,6 @@ def same_bytes(first: Tensor, second: Tensor) -> bool:
 
 
 def _header_bytes(first: bytes | bytearray, num_bytes: int) -> int:
-    """Return the size of the header, from the first 8 bytes of a file of `num_bytes`."""
     size = int.from_bytes(first, "little")
     if len(first) < 8 or size > min(num_bytes - 8, _MAX_HEADER_BYTES):
         raise ValueError(f"its header claims {size} bytes in a file of {num_bytes}")

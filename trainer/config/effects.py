@@ -11,16 +11,7 @@ __all__ = ["settings_without_effect"]
 def settings_without_effect(
     config: TrainConfig, *, device: str, num_ranks: int, watched: bool, custom_loss: bool, own_model: bool
 ) -> list[str]:
-    """Return a warning for each setting that differs from its default and has no effect.
-
-    Args:
-        config: the settings.
-        device: type of the device, `cpu` or `cuda`.
-        num_ranks: number of ranks.
-        watched: whether the watchdog runs.
-        custom_loss: whether the extension defines the loss.
-        own_model: whether the extension builds the model.
-    """
+    """Return a warning for each setting that differs from its default and has no effect. `watched`: whether the watchdog runs."""
     found = (device, custom_loss, own_model, "several" if num_ranks > 1 else "one", "on" if watched else "off")
     unmet = unmet_conditions(config, dict(zip(config.facts, found, strict=True)))
     return [needed_text(name, conditions) for name, conditions in unmet.items()]

@@ -13,9 +13,7 @@ from common.settings.model import Section
 __all__ = ["Action", "AlertAction", "AlertsConfig", "GuardConfig"]
 
 Action = Literal["log", "skip", "rollback", "stop"]
-"""What the guard does about a step with a bad loss or gradient."""
 AlertAction = Annotated[Literal["off", "log", "stop"], InReplay("log", instead_of="stop")]
-"""What is done when any other rule is broken."""
 
 
 _RULES = ("non_finite", "exploding", "vanishing", "spike", "drop")

@@ -13,7 +13,6 @@ from common.settings.model import Section
 __all__ = ["PROJECTIONS", "LoraConfig", "Projection"]
 
 Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-"""The matrices of a decoder layer, in the order of `PROJECTIONS`."""
 PROJECTIONS: tuple[Projection, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 

@@ -52,12 +52,9 @@ class LossConfig(Section):
 class Optimizer:
     """What an optimizer takes, and what it works with. `trainer.optim.optimizers` builds it."""
 
-    state_bytes: tuple[int, int]
-    """Bytes of state for one weight of the layers' matrices, and for any other weight. Counters of tensors are not counted."""
-    rates: Mapping[str, float]
-    """Learning rates of the recipe `demo`, whose model is 128 wide. `auto` lowers `optim.lr` for wider models."""
-    needs_whole_matrices: bool = False
-    """Then it works neither with sharded weights nor with adapters."""
+    state_bytes: tuple[int, int]  # of each weight of the layers' matrices, and of any other
+    rates: Mapping[str, float]  # of the recipe `demo`, 128 wide. `auto` lowers `optim.lr` for wider models.
+    needs_whole_matrices: bool = False  # True: works neither with sharded weights nor with adapters
 
 
 OPTIMIZERS = {

@@ -1,8 +1,4 @@
-"""Every setting of a training run, with its meaning, unit and bounds.
-
-The checks here need only the settings. Checks that need the data or the machine are in `trainer.training.start`
-and `trainer.runs.limits`.
-"""
+"""Every setting of a training run. The checks need only the settings; those of data and machine are in `trainer.training.start`."""
 
 from __future__ import annotations
 
@@ -37,8 +33,7 @@ from trainer.config.run import BranchConfig, CheckpointConfig, EvalConfig, Limit
 
 __all__ = ["PlanConfig", "Precision", "TrainConfig"]
 
-Precision = Literal["fp32", "bf16", "fp16", "float8"]
-"""Number format of a run's matrix products."""
+Precision = Literal["fp32", "bf16", "fp16", "float8"]  # number format of a run's matrix products
 
 
 class TrainConfig(Settings):

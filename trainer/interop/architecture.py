@@ -1,7 +1,6 @@
-"""The models of Hugging Face that this decoder computes, as `config.json` describes them: to read and to write.
+"""The models of Hugging Face that this decoder computes: Qwen3, and Llama without the norms of queries and keys.
 
-The decoder is that of Qwen3, and without the norms of queries and keys that of Llama. A file that asks for anything else is refused
-by the name and value of the field. The other fields, such as those of dropout or initialisation, change no logits and are ignored.
+A `config.json` that asks for anything else is refused. Its other fields, such as those of dropout, change no logits.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ _FIELDS = {
     "tie_embeddings": "tie_word_embeddings",
 }
 """The field of each property of `ModelConfig` whose value only has another name."""
-_SETTINGS = {"num_kv_heads": "kv_heads", "head_size": "head_dim", "mlp_size": "mlp_width"}
-"""The settings of properties with another name."""
+_SETTINGS = {"num_kv_heads": "kv_heads", "head_size": "head_dim", "mlp_size": "mlp_width"}  # of properties with another name
 
 _NOT_COMPUTED: Mapping[str, tuple[Any, ...]] = {
     "auto_map": (None,),

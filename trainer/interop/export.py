@@ -164,11 +164,10 @@ def foreign_entries(directory: Path, record: ExportRecord) -> list[str]:
 
 
 def verify_export(directory: Path, run: Path | None = None) -> dict[str, Any]:
-    """Check an exported directory, and return the facts that `verify --json` prints.
+    """Return the facts that `verify --json` prints.
 
-    Without a run: the seal of `export.json`, the digest of every file, and for a whole model in fp32 the digest of the weights.
-    With a run also: `export.json` names its checkpoint, data and tokenizer, each tensor has the bits of the checkpoint after the
-    conversion to its type, and the files that describe model and tokenizer are those that an export writes today.
+    Without a run it checks the seal of `export.json`, the digest of every file, and for a whole model in fp32 that of the weights.
+    With a run it also compares names, tensors and descriptions with those that an export writes today.
     """
     record = read_export_record(directory)
     changed = check_files(directory, record)

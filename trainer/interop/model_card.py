@@ -1,7 +1,4 @@
-"""The card of an exported model, in Markdown, from what its run has recorded.
-
-It has no time, host, user or path. So the same checkpoint has the same card as long as its run does not continue.
-"""
+"""The card of an exported model in Markdown, from what its run has recorded, without time, host, user or path."""
 
 from __future__ import annotations
 

@@ -129,7 +129,6 @@ def open_weights(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> Pu
 
 
 def _shape_of(path: Path, name: str, expected: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-    """Return the shape that a tensor of the files must have, None if it is not used."""
     if _COMPUTED.fullmatch(name):
         return None
     shape = expected.get(name) or (expected[_EMBEDDING] if name == _OUTPUT else None)

@@ -37,8 +37,7 @@ class ExportSource:
     weights: Mapping[str, Tensor]  # By name, on the CPU, in fp32. A shared weight appears once.
     is_average: bool
     chat_template: ChatTemplate | None = None
-    adapters: Mapping[str, Tensor] = field(default_factory=dict)
-    """The matrices of the adapters by name, on the CPU, in fp32; empty without adapters. `weights` contains their products."""
+    adapters: Mapping[str, Tensor] = field(default_factory=dict)  # by name, CPU, fp32; empty without. `weights` has their products.
 
     @property
     def data_digest(self) -> str | None:

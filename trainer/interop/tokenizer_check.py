@@ -42,8 +42,7 @@ ODD_TEXTS = (
     *(character * count for character in " \n\t-=." for count in (2, 3, 5, 7, 15, 16, 17, 33, 77, 300)),
 )
 """Texts in which tokenizers differ if they differ at all."""
-_CHAT_TEXTS = [text for text in ODD_TEXTS if text.strip() and len(text) < 300]
-"""Messages of the check with a chat template. Many templates refuse or change an empty message."""
+_CHAT_TEXTS = [text for text in ODD_TEXTS if text.strip() and len(text) < 300]  # many templates refuse or change an empty message
 _ADVICE = (
     "prepare with a tokenizer of kind bpe, byte or char, or add --inexact_tokenizer to export it although some texts get other ids"
 )
@@ -66,11 +65,7 @@ def check_tokenizer(tokenizer: Tokenizer, library: tokenizers.Tokenizer, *, exac
 
 
 def check_chat(tokenizer: Tokenizer, library: tokenizers.Tokenizer, template: ChatTemplate, *, exact: bool) -> None:
-    """Check that an exported tokenizer encodes the text of the chat template as ours, with the ids of its special tokens.
-
-    Not `exact`: only the special tokens must be equal. The messages of the check have no names of special tokens. Afterwards such
-    names in a text are tokens to `library`.
-    """
+    """Unless `exact`, only the special tokens must be equal to ours. Afterwards their names in a text are tokens to `library`."""
     library.encode_special_tokens = False
     special = {token.id for token in tokenizer.named_tokens}
     with ChatRenderer(template) as renderer:

@@ -253,11 +253,10 @@ def _merges(pieces: Sequence[Piece]) -> Iterator[tuple[str, str]]:
 
 
 def _unigram_model(pieces: Sequence[Piece]) -> Json:
-    """Return a unigram model.
+    """The library would find the names of bytes and special tokens in a text, and SentencePiece does not.
 
-    The library would find the names of bytes and special tokens in a text, and SentencePiece does not. So these names have a score
-    below that of any other spelling. This also lowers the score of unknown characters, which has no effect: each character of a
-    piece is a piece itself, so an unknown character has no alternative.
+    So these names have a score below that of any other spelling. This also lowers the score of unknown characters, which have
+    no alternative: each character of a piece is a piece itself.
     """
     lowest = min(piece.score for piece in pieces if piece.kind == "text")
     longest = max((len(piece.name) for piece in pieces if not _is_text(piece)), default=1)

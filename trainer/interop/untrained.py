@@ -35,11 +35,7 @@ def write_untrained(
     data_digest: str = "",
     chat_template: str | None = None,
 ) -> str:
-    """Write the files of such a run into an empty directory, and return the digest of its tensors.
-
-    The caller commits the directory, see `common.targets.new_folder`. The settings of a training in `config` have no meaning.
-    `status` is also the name under which the record has `source`, the facts about the origin of the model.
-    """
+    """Write into an empty directory, which the caller commits. Return the digest of the tensors. `status` also names `source`."""
     write_atomic(run / CONFIG, to_toml("train", config.model_dump(mode="json")).encode())
     save_tokenizer(tokenizer, run / TOKENIZER)
     if chat_template is not None:

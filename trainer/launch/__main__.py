@@ -1,6 +1,4 @@
-"""`python -m trainer.launch ARGUMENTS`: trains under torchrun, or runs another command; see `entrypoints/train`. It imports neither
-torch nor pydantic, so it starts at once.
-"""
+"""`python -m trainer.launch ARGUMENTS`: trains, or runs another command. It imports no torch or pydantic, to start at once."""
 
 from __future__ import annotations
 

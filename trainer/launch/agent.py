@@ -49,15 +49,13 @@ EXPLAINED_BY_THE_RANK = set(ExitCode) - {ExitCode.DONE, ExitCode.CRASHED}
 # Log messages of torchrun about a rank that ended, a signal that it passes on, and a node that left first. They are suppressed,
 # because the launcher reports the same in plainer words.
 SUPPRESSED = ("failed (exitcode", "Sending process", "Received ", "Error waiting on exit barrier")
-OTHER_NODES_S = 30.0
-"""A node whose ranks are done waits this long for the other nodes, which need its store. A node that was killed never arrives."""
+OTHER_NODES_S = 30.0  # a node that is done waits this long for the others, which need its store
 
 NOTICED_S = 3.0  # ranks that have joined a group notice within this time that the first node has ended, and say so
 
 ALONE = "alone"  # name of the rendezvous of a single node
 
-STATIC = "static"
-"""torchrun's rendezvous at PET_MASTER_ADDR. The first node serves its store until it ends. Others may have a store elsewhere."""
+STATIC = "static"  # torchrun's rendezvous at PET_MASTER_ADDR; the first node serves its store until it ends
 
 __all__ = ["Agent", "Alone", "describe", "launch"]
 
@@ -135,10 +133,7 @@ class Agent(LocalElasticAgent):
 
 
 def launch(arguments: Sequence[str]) -> ExitCode:
-    """Run torchrun with its arguments and PET_* variables, but without its own tracebacks, until the ranks have ended. Return the
-    exit code of the first failed rank if the trainer chose that code, STOPPED after a signal before the ranks were started, and
-    otherwise CRASHED with one line on stderr. Raises ConfigError if torchrun refuses a setting.
-    """
+    """Return the exit code that the first failed rank chose, STOPPED, or CRASHED. ConfigError: torchrun refuses a setting."""
     os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
     hold_signals_back_from_new_ranks()
     vars(launcher_api).update(LocalElasticAgent=Agent)

@@ -32,10 +32,7 @@ def training_arguments(words: Sequence[str]) -> list[str]:
 
 
 def group_command(arguments: Sequence[str]) -> list[str]:
-    """Return the command that starts the ranks of this node. If the launcher is killed, the parent-death signal ends torchrun and
-    with it the ranks. SIGINT and SIGQUIT are ignored until torchrun handles them: a signal while Python loads would print a
-    traceback.
-    """
+    """Ranks end with a killed launcher. SIGINT and SIGQUIT are ignored until torchrun handles them, so there is no traceback."""
     tied = ("env", "--ignore-signal=INT,QUIT", "setpriv", "--pdeathsig", "KILL")
     return [*tied, *_python("trainer.launch.torchrun"), "-m", "trainer", "train", *arguments]
 
@@ -58,7 +55,6 @@ def folder_of(name: str, arguments: Sequence[str], variables: Mapping[str, str])
 
 
 def become(command: list[str]) -> NoReturn:
-    """Replace this process by a command. If the program cannot be started, exit with the exit code of a shell."""
     for number in _IGNORED_BY_PYTHON:  # else the program would inherit this
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

@@ -1,7 +1,4 @@
-"""The commands of the trainer: one row for each command. The launcher reads the table too, so it must load quickly.
-
-Options and work of a command are in the module of its name in `trainer/commands/`.
-"""
+"""The commands of the trainer, a row each. The launcher reads the table too, so it must load quickly."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ from common.hardware import num_cores
 
 __all__ = ["check_variables", "expected_ranks", "first_host", "missing_variables", "openmp_threads"]
 
-_SHUTDOWN_S = 60
-"""Seconds that ranks have to save: longer than a save takes, and shorter than `stop_grace_period` in docker-compose.yml."""
+_SHUTDOWN_S = 60  # to save: longer than a save takes, shorter than `stop_grace_period` in docker-compose.yml
 
 _SLURM_LIST = re.compile(r"([^][,]*)(?:\[([0-9]++)[^]]*+\])?([^][,]*)")
 _NUM_RANKS = re.compile(r"[1-9][0-9]{0,5}")

@@ -20,8 +20,7 @@ LOST_RANK = "lost its connection to another rank"  # part of the error of a rank
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 _LIBRARIES = ("gloo", "NCCL", "Gloo")
 _POLL_S = 0.02
-_LONGEST_UNWINDING_S = 10.0
-"""A rank that is killed leaves no reason, and one that fails may write it late. This is the longest wait for the reason."""
+_LONGEST_UNWINDING_S = 10.0  # the longest wait for the reason of a rank; a killed one leaves none
 
 
 class ExplainedElsewhereError(ProjectError):

@@ -32,9 +32,8 @@ class StopRequest:
             os.set_blocking(end, False)
 
     def install(self) -> None:
-        """Install handlers for the stop signals; they also receive signals that arrived while they were blocked. A signal that was
-        ignored when this process started stays ignored, because `nohup` relies on this. SIGCHLD is handled too, so that the end
-        of a child wakes this process.
+        """Handle the stop signals, also those that arrived while they were blocked. One ignored at the start stays so (`nohup`).
+        SIGCHLD is handled too, so that the end of a child wakes this process.
         """
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -51,10 +50,7 @@ class StopRequest:
 
     @contextmanager
     def passed_on_to(self, child: int, *, saves: bool = False) -> Iterator[None]:
-        """Pass a stop request on to the child with this pid while the context lasts, also a request from before. The child must not
-        be reaped within the context, because its pid could then belong to another process. `saves`: whether it saves a
-        checkpoint before it ends, for the message.
-        """
+        """Pass stop requests on, also earlier ones. The child must not be reaped meanwhile, or its pid may be another process."""
         self._is_passed_on, self._child_saves = False, saves
         self._child = child
         try:

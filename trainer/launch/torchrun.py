@@ -1,6 +1,4 @@
-"""`python -m trainer.launch.torchrun [torchrun's options] -m trainer train [options]`: checks the settings before torch is loaded,
-and starts the ranks of this node.
-"""
+"""Run by `python -m trainer.launch.torchrun`: checks the settings before torch is loaded, and starts the ranks of this node."""
 
 from __future__ import annotations
 

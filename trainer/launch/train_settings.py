@@ -15,8 +15,7 @@ from trainer.config import TrainConfig
 
 __all__ = ["SETTINGS_VARIABLE", "hand_to_ranks", "handed_settings", "load_train_settings"]
 
-SETTINGS_VARIABLE = "TRAINER_SETTINGS_FILE"
-"""Environment variable with the path of the file, which is in a folder that only this user can open."""
+SETTINGS_VARIABLE = "TRAINER_SETTINGS_FILE"  # path of the file, in a folder that only this user can open
 
 
 def load_train_settings(arguments: Sequence[str]) -> TrainConfig:

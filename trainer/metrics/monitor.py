@@ -23,11 +23,7 @@ __all__ = ["Monitor", "RunningNumbers"]
 
 
 class Monitor:
-    """Hands events to the sinks, and checks them against the alert rules.
-
-    `sinks` is empty on ranks that only train. `readings` returns the readings of the machine since its last call, and `history` the
-    events of the run that a state covers.
-    """
+    """Hands events to the sinks and checks them. `sinks` is empty on ranks that only train. `history`: events of a state."""
 
     def __init__(
         self,
@@ -43,8 +39,7 @@ class Monitor:
         self._readings = readings
         self._history = history
         self._spent_s = 0.0
-        self.stop_alert: AlertEvent | None = None
-        """The first alert of a rule here whose action is to stop: the run saves and ends. Only this rank has it."""
+        self.stop_alert: AlertEvent | None = None  # of a rule whose action is to stop, on this rank only
         self.has_reported_stop = False
 
     @property

@@ -48,11 +48,7 @@ class RunStatus:
         self.ended = True
 
     def tell(self, error: BaseException, monitor: Monitor) -> None:
-        """Report to the sinks that an error ends the run, with an alert unless this error has raised one already.
-
-        Only rank 0 reports, without an exchange, because other ranks may have ended. Failures are logged and not raised, because
-        `error` is being raised.
-        """
+        """Report once that an error ends the run, on rank 0 alone, as others may have ended. Failures are logged, not raised."""
         if not self.group.is_main or self.ended or not self.config.run.is_dir():
             return
         reason = self.reason(error)
@@ -78,10 +74,7 @@ class RunStatus:
 
 @contextmanager
 def opened_run_status(config: TrainConfig, group: Group, step: int) -> Iterator[RunStatus]:
-    """Write into the record that the run failed, and why, if an error leaves this context before the run has ended.
-
-    Code that writes files of the run must close them inside this context, because the record stores their digests.
-    """
+    """Record that the run failed, and why, if an error leaves this context. Close files inside: the record has their digests."""
     status = RunStatus(config, group, step)
     try:
         yield status

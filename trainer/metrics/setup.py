@@ -35,10 +35,7 @@ _MAX_REPORT_BYTES = 64 << 20
 
 @contextmanager
 def opened_monitor(config: TrainConfig, group: Group, *, last_step: int | None, cut_off: CutOff | None) -> Iterator[Monitor]:
-    """Open the monitor of this rank. Rank 0 has all sinks; the first rank of each further machine has one for its hardware.
-
-    `last_step` is the step at which the limits will end the run, if known. `cut_off` is None for a new run.
-    """
+    """Rank 0 has all sinks; the first rank of each further machine has one for its hardware. `cut_off` is None for a new run."""
     with ExitStack() as stack:
         running, sinks = RunningNumbers(config.log.average_steps), list[Sink]()
 

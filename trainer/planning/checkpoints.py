@@ -24,14 +24,7 @@ def frozen_bytes(config: TrainConfig, vocab_size: int) -> int:
 
 
 def most_checkpoints(settings: CheckpointConfig, num_steps: int) -> int:
-    """Return the largest number of checkpoints that are on the disk at one time.
-
-    A save writes a checkpoint before it deletes an old one. The best checkpoint by validation loss is kept too.
-
-    Args:
-        settings: of the checkpoints. Saves after `every_minutes` are not counted.
-        num_steps: of the run; 0 if the number is not known.
-    """
+    """Return the most checkpoints on the disk at one time, with the best one. Saves after `every_minutes` are not counted."""
     kept = settings.keep_last + 2
     if settings.keep_every is not None:
         kept += num_steps // settings.keep_every

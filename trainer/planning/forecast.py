@@ -16,35 +16,26 @@ from trainer.runs.progress import Progress
 
 __all__ = ["Forecast", "forecast"]
 
-_FORWARD_SHARE = 1 / 3
-"""Time of a forward pass, relative to a forward and a backward pass."""
+_FORWARD_SHARE = 1 / 3  # of the time of a forward and a backward pass
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a training will do."""
-
     config: TrainConfig
     manifest: Manifest
     num_weights: int
     num_train_rows: int
     num_val_rows: int
-    num_steps: int
-    """Steps until a limit on steps, epochs or tokens ends the run; 0 if only `limits.minutes` does."""
-    done: Progress
-    """What an earlier start of the run has done."""
-    memory: MemoryEstimate
-    """Memory of one rank."""
+    num_steps: int  # until a limit on steps, epochs or tokens ends the run; 0 if only `limits.minutes` does
+    done: Progress  # by an earlier start of the run
+    memory: MemoryEstimate  # of one rank
     bytes_per_checkpoint: int
-    num_checkpoints: int
-    """Most checkpoints that are on the disk at one time."""
+    num_checkpoints: int  # on the disk at one time, at most
     disk: DiskSpace
-    shared_bytes: int = 0
-    """Bytes of the frozen weights, which all checkpoints share."""
+    shared_bytes: int = 0  # of the frozen weights, which all checkpoints share
 
     @property
     def steps_left(self) -> int:
-        """Steps until the end of the run; 0 if their number is not known."""
         return max(0, self.num_steps - self.done.step)
 
     def num_epochs(self, num_steps: int) -> float:
@@ -94,17 +85,6 @@ def forecast(
     done: Progress,
     memory: MemoryEstimate,
 ) -> Forecast:
-    """Return the facts about a training.
-
-    Args:
-        config: settings, with a number for each that was `auto`.
-        manifest: of its data.
-        limits: the end of the run.
-        num_weights: of the model.
-        num_rows: training and validation rows.
-        done: what an earlier start of the run has done.
-        memory: the estimate for one rank.
-    """
     return Forecast(
         config=config,
         manifest=manifest,

@@ -18,14 +18,7 @@ _PATH_CHARS = 60
 
 
 def plan_lines(forecast: Forecast, *, place: str, free_bytes: int, step_s: float | None) -> list[str]:
-    """Return the lines of `plan`.
-
-    Args:
-        forecast: the facts.
-        place: device, ranks and number format, as text.
-        free_bytes: free memory for one rank.
-        step_s: measured seconds of a step; None if they could not be measured.
-    """
+    """`place`: device, ranks and number format. `free_bytes`: for one rank. `step_s`: measured; None if that failed."""
     config, manifest, model = forecast.config, forecast.manifest, forecast.config.model
     batch, micro = config.batch, config.batch.micro_rows
     folder = shortened(str(config.data), _PATH_CHARS, from_end=True)
@@ -77,7 +70,6 @@ def _length(forecast: Forecast, step_s: float | None) -> str:
 
 
 def _steps(forecast: Forecast, num_steps: int) -> str:
-    """Return a number of steps from the beginning of the run, with their tokens and epochs."""
     epochs = forecast.num_epochs(num_steps)
     begun = f", of which {count(forecast.done.step)} are done" if forecast.done.step else ""
     passes = f"{epochs:.3g} epoch{'s' * (epochs != 1)}"

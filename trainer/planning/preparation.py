@@ -19,10 +19,7 @@ _SHOWN = 3
 
 
 def other_preparation(recipe: str | None, manifest: Manifest) -> str | None:
-    """Return a sentence with the settings of `prepare` in which a recipe and the data differ; None if there are none.
-
-    Only settings that decide the content of the rows are compared. A recipe that cannot be read any more is not compared.
-    """
+    """Return a sentence with the settings that decide the rows and differ from a readable recipe; None if there are none."""
     wanted: Any = {}
     if recipe not in (None, AUTO):
         with suppress(OSError, ValueError, UnusableFileError):

@@ -1,7 +1,6 @@
-"""Settings of a training that nobody has given and that depend on the data, the machine or another run.
+"""Settings that nobody has given: from the data, the machine or another run. `chosen` is the rule of `--recipe auto`.
 
-`chosen` is the rule of `--recipe auto`: model, batch, schedule and limits from the amount of text, the time and the machine. It
-needs neither torch nor a measurement, so every rank of a run makes the same choice. Time is only estimated here: the run itself
+It needs neither torch nor a measurement, so every rank of a run makes the same choice. Time is only estimated here: the run itself
 keeps to `limits.minutes`, and lowers the learning rate in time. `docs/guide/model-size.md` shows what the rule chooses.
 """
 
@@ -67,10 +66,7 @@ def recorded_in(given: Mapping[str, Any]) -> Path | None:
 
 
 def inherited(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the model that a run takes from the run `init`: its shape, at least its context, and its rotary base.
-
-    If the other run was removed, the settings that this run has recorded decide.
-    """
+    """The settings of the model that a run takes from the run `init`: its shape, at least its context, and its rotary base."""
     if given.get("init") is None:
         return {}
     folders = [Path(given["init"]), *([Path(given["run"])] if given.get("run") is not None else [])]

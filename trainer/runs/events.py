@@ -1,8 +1,4 @@
-"""The events of `metrics.jsonl`: one class for each event, with its fields and the declaration of each value (`Metric`).
-
-`parse_event` reads an event back. A value that the file lacks, or that no run writes, is None or empty.
-If readers need the value, it is an error.
-"""
+"""The events of `metrics.jsonl`: a class for each, with a `Metric` for each value. A value that the file lacks is None or empty."""
 
 from __future__ import annotations
 

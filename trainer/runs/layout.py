@@ -1,7 +1,4 @@
-"""The names of all files and folders of a run, checkpoints included, and checks of what is there under these names.
-
-Nothing in a run folder is written or deleted through a symbolic link: the folders of the program in it must be real folders.
-"""
+"""The names of a run's files and folders. The program writes and deletes nothing through a symbolic link, so they are checked."""
 
 from __future__ import annotations
 
@@ -157,7 +154,6 @@ def make_folder(path: Path) -> Path:
 
 
 def open_own(path: Path, flags: int, *, run: Path) -> int:
-    """Return a descriptor for writing to a file of the program in a run."""
     try:
         return open_output(path, flags, below=run)
     except UnusableFileError as error:

@@ -103,11 +103,7 @@ _EVENTS: Mapping[str, type[LedgerEvent]] = {
 
 
 class Ledger:
-    """Writes the ledger of one run; only rank 0 has one. `resumed` is the head in the checkpoint from which the run resumes.
-
-    Raises CheckpointError if the ledger up to the checkpoint was changed, or is no regular file. If the whole file is missing, the
-    new one begins with an event `gap`, which an audit reports.
-    """
+    """Only rank 0 has one. CheckpointError: it was changed before the head `resumed`. A missing file begins anew with `gap`."""
 
     def __init__(self, path: Path, resumed: LedgerHead | None) -> None:
         self.path = path
@@ -230,7 +226,6 @@ def _parse(line: bytes, before: LedgerHead) -> LedgerStep | LedgerEvent | None:
 
 
 def _is_beginning_of_line(line: bytes) -> bool:
-    """Return whether this can be the beginning of a line whose end a kill cut off."""
     _, separator, chain = line.rpartition(_SEPARATOR)
     return line[:1] == b"{" and (not separator or len(chain) < _CHAIN_CHARS + len(_END))
 

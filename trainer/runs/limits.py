@@ -51,8 +51,7 @@ class StopCriteria:
     rows: int | None
     targets: int | None
     seconds: float | None
-    decay_steps: int
-    """Step at which the learning rate reaches its floor; 0 if it does not depend on the last step, or if that is not known."""
+    decay_steps: int  # when the rate reaches its floor; 0 if it does not depend on the last step, or that is not known
     certain_step: int | None  # the step at which the limits on steps and epochs end the run
     expected_steps: int  # the number of steps until the first of the limits on steps, epochs and tokens; 0 if none is set
     eval: EvalConfig  # its patience may end the run before the limits
@@ -75,10 +74,10 @@ class StopCriteria:
 
 
 def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> StopCriteria:
-    """Return the end of the run in every unit, and the length of the learning-rate schedule.
+    """Return the end of the run in every unit, and the length of the schedule.
 
-    A limit in tokens is converted to steps with the mean number of targets in a row. Only the schedule uses this estimate; the run
-    itself counts its tokens. Time is not converted: a run that only `limits.minutes` ends has no length at the start.
+    A limit in tokens becomes steps by the mean targets of a row. Only the schedule uses this estimate; the run counts its tokens.
+    A run that only `limits.minutes` ends has no length at the start.
     """
     limits, schedule, length = config.limits, config.schedule, _length(config, manifest, num_rows)
     decay_steps = length.expected_steps if schedule.decay_steps is None else schedule.decay_steps
@@ -101,10 +100,7 @@ def plan_run(config: TrainConfig, manifest: Manifest, num_rows: int) -> StopCrit
 
 
 def with_shorter_warmup(config: TrainConfig, manifest: Manifest, num_rows: int) -> TrainConfig:
-    """Return the settings with a warm-up of a tenth of the run, rounded down, if the run would end within its warm-up.
-
-    Settings with `schedule.decay_steps` are returned unchanged, because that schedule does not depend on the end of the run.
-    """
+    """Return the settings with a warm-up of a tenth of a run that would end within its warm-up. `schedule.decay_steps` has none."""
     schedule, num_steps = config.schedule, _length(config, manifest, num_rows).expected_steps
     if schedule.decay_steps is not None or not 0 < num_steps <= schedule.warmup_steps:
         return config
@@ -119,8 +115,7 @@ def with_shorter_warmup(config: TrainConfig, manifest: Manifest, num_rows: int) 
 @dataclass(frozen=True)
 class _Length:
     epoch_rows: int | None  # rows after which `limits.epochs` ends the run
-    certain_step: int | None
-    """The step at which the limits on steps and epochs end the run; None if a limit on tokens may end it before."""
+    certain_step: int | None  # for limits on steps and epochs; None if a limit on tokens may come first
     expected_steps: int  # the number of steps until the first of the limits on steps, epochs and tokens; 0 if none is set
 
 

@@ -24,10 +24,7 @@ _NAME_ATTEMPTS, _NAME_WAIT_S, _HOLDER_BYTES = 100, 0.01, 4096
 
 @contextmanager
 def locked_run(run: Path, *, doing: str = "is training here", option: str = "--run") -> Iterator[None]:
-    """Lock a run directory against a second trainer. The kernel frees the lock when the process ends, for any reason.
-
-    The lock file names the holder while the lock is held. `doing` and `option` are for the message to others.
-    """
+    """The kernel frees the lock when the process ends. The file names the holder. `doing` and `option` are for the message."""
     with ExitStack() as stack:
         while True:
             run.mkdir(parents=True, exist_ok=True)
@@ -70,11 +67,7 @@ def locked_unopened(run: Path) -> Iterator[ExitStack]:
 
 
 def _put_back(run: Path, names: Collection[str], heartbeats: Mapping[Path, bytes], missing: Sequence[Path]) -> None:
-    """Remove the files of the program that a start has made in a run folder, and write the heartbeats before it again.
-
-    Stacks stay, because they say why a start hung, and so do checkpoints that were found damaged. `missing` has the folders that
-    the start has made: the run and its parents, the innermost first.
-    """
+    """Stacks stay, because they say why a start hung, as do damaged checkpoints. `missing`: new folders, the innermost first."""
     for name, status in reversed([entry for entry in entries(run) if entry[0] not in names]):  # files before their folder
         path = run / name
         if name.startswith(f"{CHECKPOINTS}/") and CHECKPOINTS in names:
@@ -92,7 +85,6 @@ def _put_back(run: Path, names: Collection[str], heartbeats: Mapping[Path, bytes
 
 
 def wait_until_free(run: Path, timeout_s: float) -> None:
-    """Wait until no trainer holds the lock of a run directory, for example after its launcher was killed."""
     if not (run / LOCK).exists():
         return
     deadline = time.monotonic() + timeout_s
@@ -108,7 +100,6 @@ def wait_until_free(run: Path, timeout_s: float) -> None:
 
 
 def _holder(file: TextIO) -> str:
-    """Return the name of the process that holds the lock. It writes the name as soon as it has the lock."""
     for _ in range(_NAME_ATTEMPTS):
         file.seek(0)
         if name := file.read().strip():

@@ -1,8 +1,4 @@
-"""How a value of an event declares its form in `metrics.jsonl`, its curve, and its places on the terminal and in the report.
-
-A field of an event has a `Metric` in its `Annotated` type, and a property has one in `Written.derived`. Sinks and report read these
-declarations, so they have no lists of metrics.
-"""
+"""How a field of an event, or a property in `Written.derived`, declares its JSON form, its curve and its places in texts."""
 
 from __future__ import annotations
 
@@ -49,18 +45,14 @@ class Metric:
     after: str = ""  # for a property: the field that it follows in the file
     exact: bool = False  # whether a replay must reproduce the value bit for bit
     first: str = ""  # a second name of the curve in TensorBoard, which shows names in upper case first
-    chart: str = ""
-    """Category and title of the chart of TensorBoard's *Custom Scalars* that shows the curve, with a colon between them."""
+    chart: str = ""  # category and title in TensorBoard's *Custom Scalars*, with a colon between
     compared: bool = False  # whether TensorBoard's *HParams* compares runs by its last value
-    terminal: str = ""
-    """Its text in the line of the event, with the separator before it. `{value}` stands for the value, `{event}` for the event."""
+    terminal: str = ""  # in the line of the event, with the separator before it. `{value}` and `{event}` stand for them.
     bar: str = ""
     plot: Plot | None = None
 
 
 class Written:
-    """A value with a form in JSON. Subclasses are dataclasses."""
-
     derived: ClassVar[Mapping[str, Metric]] = {}
 
     def to_json(self) -> dict[str, Any]:

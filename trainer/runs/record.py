@@ -166,7 +166,6 @@ class Record(Schema):
 
 
 def check_was_trained(run: Path, record: Record | None) -> None:
-    """Raise ConfigError if a run holds an imported or compressed model, which has no steps to continue or to train again."""
     if record is not None and record.status in NEVER_TRAINED:
         raise ConfigError(
             f"{run}: its model is {record.status} and was not trained here, so it has no steps; begin a new run with its "
@@ -209,11 +208,7 @@ def noted_adjustments(run: Path) -> list[Adjustment]:
 def complete_record(
     run: Path, *, status: str, ended_by: str | None, step: int, weights_digest: str | None, alerts: Mapping[str, int]
 ) -> None:
-    """Record how the run ended, the number of alerts of each rule, and the digests of the files that it has written.
-
-    Called when nothing more will be written. `ended_by` is the limit that was reached, why evaluations ended the run, the source of
-    a stop request, or the error. After an error there is no digest of the weights.
-    """
+    """Called when nothing more will be written. `ended_by` is the limit, the evaluations, a stop request's source or the error."""
     record = read_record(run)
     manifests = [manifest_path(run, saved).relative_to(run).as_posix() for saved in saved_steps(run)]
     written = [name for name in (METRICS, LEDGER.as_posix(), *manifests) if (run / name).exists()]

@@ -1,7 +1,4 @@
-"""The rules whose violation raises an alert: severity, setting of the action, and text of each.
-
-`trainer.health` has the conditions. A text has the values that its condition gives, and the settings `alerts`.
-"""
+"""The rules that raise alerts. `trainer.health` has the conditions, which give the values of a text."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ class Rule:
     """A rule. Those of the guard have the setting `guard.NAME`, and the guard finds severity and text of the beginning."""
 
     name: str = ""  # its name in alerts, if that is not its key in `RULES`
-    text: str = ""
-    """What was found, and what to do; for a rule of the guard only the latter. Empty if the code that raises the alert has it."""
+    text: str = ""  # what was found, and what to do (for the guard only that); empty: the code that raises the alert has it
     severity: Severity = "warning"
     setting: str = ""  # the name of its setting in `alerts`, if that is not the rule's
     of_evaluation: bool = False

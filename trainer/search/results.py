@@ -29,7 +29,6 @@ from trainer.verification.data_check import recipe_of as recipe_of_data
 __all__ = ["BEST", "TRIALS", "best_recipe", "write_results"]
 
 BEST, TRIALS = "best.toml", "trials.json"
-"""Names of the files in the folder of a search."""
 _MOST_CURVES, _MOST_LINES, _MOST_TICKS = 7, 400, 8
 
 _TEMPLATES = template_environment(
@@ -79,7 +78,6 @@ def _preparation(manifest: Manifest) -> dict[str, Any]:
 
 
 def _page(setup: SearchSetup, trials: Sequence[Trial], best: Trial | None, seconds: float) -> str:
-    """Return the report: the trials, their history, parallel coordinates, and the importance of the settings."""
     names = list(setup.space.dimensions)
     options = setup.options
     counts = {state: sum(trial.state == state for trial in trials) for state in ("finished", "pruned", "failed", "running")}

@@ -36,28 +36,21 @@ from trainer.search.trials import COUNTED, State, Trial, best_of, is_pruned, sho
 __all__ = ["search"]
 
 _POLL_S, _SECONDS_EVERY_S = 0.5, 10.0
-_MOST_STARTS = 3
-"""A trial whose process is killed is continued this often, at each start of the search."""
-_MOST_FAILED, _MOST_INVALID = 10, 200
-"""The search ends after so many failed trials in a row, or combinations in a row that cannot be trained."""
+_MOST_STARTS = 3  # a trial whose process is killed is continued this often, at each start of the search
+_MOST_FAILED, _MOST_INVALID = 10, 200  # the search ends after so many in a row; invalid ones cannot be trained
 _OF_THE_PLACE: dict[int, type[ProjectError]] = {
     ExitCode.DATA: PreparedDataError,
     ExitCode.STORAGE: StorageError,
     ExitCode.GUARD: GuardError,
 }
 """Ends of a trial for which the data, the disk or the machine is responsible, and the error with which the search ends then."""
-_JUDGES_LOSSES = {"", *(name for name, rule in RULES.items() if rule.judges_losses)}
-"""Rules of alerts that judge a trial and not the machine. Without an alert the guard has stopped the run."""
+_JUDGES_LOSSES = {"", *(name for name, rule in RULES.items() if rule.judges_losses)}  # "": the guard
 
 Announce = Callable[[str], None]
 
 
 def search(options: SearchOptions, announce: Announce) -> tuple[Path, dict[str, Any]]:
-    """Run trials until a limit of the search is reached. Returns the path of the best recipe, and the content of `trials.json`.
-
-    `announce` shows a line to the user. A trial that ends for a reason other than its values raises the error of that reason, and
-    a stop StoppedBySignal once all runs have saved.
-    """
+    """Return the path of the best recipe and the content of `trials.json`. Raises StoppedBySignal once all runs have saved."""
     if options.sampler != "grid":
         check_installed()
     setup = open_setup(options)
@@ -156,11 +149,7 @@ class _Search:
             self._study.spent(self._recorded_s, {run.number: run.seconds for run in self._active})
 
     def _judge(self, run: TrialRun, progress: Progress) -> bool:
-        """Record the new evaluations of a trial in order. Returns whether one of them ends the trial early.
-
-        The evaluation at the last step ends nothing, so an evaluation is judged once the run has gone on after it. So the result
-        does not depend on when the metrics are read.
-        """
+        """Return whether an evaluation ends the trial. Each is judged once the run goes on, so reading times have no effect."""
         trials = self._study.trials()
         others = [trial for trial in trials if trial.number != run.number]
         known = dict(trials[run.number].losses)
@@ -247,7 +236,6 @@ class _Search:
         return results
 
     def _conclude(self) -> Path:
-        """Return the path of the best recipe, or raise the reason why the search has stopped."""
         if self._error is not None:
             raise self._error
         trials = self._study.trials()

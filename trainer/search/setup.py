@@ -31,12 +31,9 @@ from trainer.search.space import Range, Space, Value, read_space
 __all__ = ["FOLDERS", "SETUP", "SearchSetup", "claim", "gpus_of_slot", "open_setup", "trial_config"]
 
 SETUP = "search.json"
-"""Name of the file with the facts of a search, in its folder."""
-FOLDERS = ("runs", "recipes", "logs")
-"""Folders of a search: of the runs of its trials, their recipes, and their output."""
+FOLDERS = ("runs", "recipes", "logs")  # of the trials' runs, their recipes, and their output
 _FORMAT = 2
-_OPTIONS = ("sampler", "seed", "pruner", "prune_from")
-"""Options of the search that stay the same."""
+_OPTIONS = ("sampler", "seed", "pruner", "prune_from")  # stay the same at each start
 _SHOWN, _MOST_THREADS = 4, 1024
 
 
@@ -44,11 +41,9 @@ _SHOWN, _MOST_THREADS = 4, 1024
 class SearchSetup:
     options: SearchOptions
     space: Space
-    config: TrainConfig
-    """The settings that all trials share. `run` is the folder of the runs, and `threads` is set."""
+    config: TrainConfig  # the settings that all trials share. `run` is the folder of the runs, and `threads` is set.
     manifest: Manifest
-    facts: Mapping[str, Any]
-    """What must be the same at each start of the search, as the file of the search holds it."""
+    facts: Mapping[str, Any]  # what must be the same at each start of the search, as the file of the search holds it
 
     @property
     def directory(self) -> Path:
@@ -60,7 +55,6 @@ class SearchSetup:
 
     @property
     def warmup_steps(self) -> int:
-        """The longest warm-up of all trials."""
         varied = self.space.dimensions.get("schedule.warmup_steps")
         if isinstance(varied, Range):
             return int(varied.high)
@@ -84,7 +78,6 @@ class SearchSetup:
 
 
 def open_setup(options: SearchOptions, variables: Mapping[str, str] = os.environ) -> SearchSetup:
-    """Load the settings of a search, and check that its folder is new or of this search. Nothing is written."""
     check_variables(variables)
     if (variables.get("PET_NNODES") or "1") != "1":
         raise ConfigError(f"PET_NNODES = {variables['PET_NNODES']}, but a search runs on one node; start it without this variable")
@@ -133,10 +126,7 @@ def trial_config(setup: SearchSetup, values: Mapping[str, Value], run: Path) -> 
 
 
 def gpus_of_slot(slot: int, parallel: int, variables: Mapping[str, str]) -> str | None:
-    """Return CUDA_VISIBLE_DEVICES of one of several trials at the same time; None if the variable stays as it is.
-
-    The GPUs are divided evenly. If there are fewer GPUs than trials, trials share a GPU.
-    """
+    """Return CUDA_VISIBLE_DEVICES of a trial, None if it stays. GPUs are divided evenly, or shared if there are too few."""
     count = num_gpus(variables)
     if parallel == 1 or count == 0:
         return None

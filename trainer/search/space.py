@@ -27,15 +27,12 @@ from trainer.config import TrainConfig
 __all__ = ["Choices", "Dimension", "Range", "Space", "Value", "read_space"]
 
 Value = bool | int | float | str | None
-"""The value of a setting in a trial."""
 _KEYS = ("low", "high", "log", "step", "choices")
 _MOST_CHOICES, _MOST_COMBINATIONS = 1000, 100_000
 
 
 @dataclass(frozen=True)
 class Choices:
-    """A setting that takes one of several values."""
-
     values: tuple[Value, ...]
 
     def contains(self, value: object) -> bool:
@@ -54,16 +51,11 @@ class Choices:
 
 @dataclass(frozen=True)
 class Range:
-    """A number between two bounds, both included."""
-
     low: float
     high: float
     log: bool = False
-    """Whether the logarithm of the value is spread evenly."""
-    step: float | None = None
-    """Distance between neighbouring values, counted from `low`; None: any value. Integers without `log` have one, at least 1."""
+    step: float | None = None  # distance of neighbours from `low`; None: any value. Integers without `log` have one.
     whole: bool = False
-    """Whether only integers are allowed."""
 
     def contains(self, value: object) -> bool:
         if type(value) is not (int if self.whole else float) or not isinstance(value, int | float):
@@ -96,10 +88,7 @@ Dimension = Choices | Range
 
 @dataclass(frozen=True)
 class Space:
-    """The settings that the trials vary."""
-
-    dimensions: Mapping[str, Dimension]
-    """By the dotted names of the settings, sorted."""
+    dimensions: Mapping[str, Dimension]  # by the dotted names of the settings, sorted
 
     @property
     def size(self) -> int | None:
@@ -232,7 +221,6 @@ def _range(place: str, entry: Mapping[str, Any], field: FieldInfo) -> Range:
 
 
 def _checked(place: str, value: Any, field: FieldInfo) -> Value:
-    """Return a value if the setting allows it, with the type that the setting gives it."""
     try:
         found = TypeAdapter(field.rebuild_annotation()).validate_python(value)
     except ValidationError as error:

@@ -26,15 +26,11 @@ from trainer.search.trials import MAX_REASON_CHARS, Seconds, State, Trial
 __all__ = ["FILE", "Study", "check_installed", "importance_of", "propose"]
 
 FILE = "study.jsonl"
-"""Name of the file in the folder of a search."""
-_STARTUP_TRIALS = 8
-"""TPE draws this many trials at random before it models the losses."""
-_MOST_MODELLED = 4096
-"""TPE models the last trials only, because its time grows with their number."""
+_STARTUP_TRIALS = 8  # TPE draws this many trials at random before it models the losses
+_MOST_MODELLED = 4096  # TPE models the last trials only, because its time grows with their number
 _MOST_ATTEMPTS = 32
 _MOST_LISTED = 10_000
-_MAX_BYTES, _MOST_VALUES = 64 << 20, 1 << 20
-"""The largest file that is read: about ten thousand trials with a hundred evaluations each."""
+_MAX_BYTES, _MOST_VALUES = 64 << 20, 1 << 20  # of the file: ten thousand trials, 100 evaluations each
 _RESTORE = "restore the file from a copy, or use another --output"
 
 
@@ -58,10 +54,7 @@ def _optuna() -> Any:
 
 
 class Study:
-    """The trials of a search, in a file of its folder: one sealed line with the time of the search, and one for each trial.
-
-    Each change replaces the whole file. So it is complete after a kill at any moment. A file of another space raises ConfigError.
-    """
+    """A file with a sealed line for the search's time and one for each trial, replaced whole. Another space: ConfigError."""
 
     def __init__(self, directory: Path, space: Space) -> None:
         self._path = directory / FILE
@@ -99,7 +92,6 @@ class Study:
         self._change(number, losses={**self._trials[number].losses, step: loss})
 
     def spent(self, seconds: float, by_trial: Mapping[int, float]) -> None:
-        """Record the time that all starts of the search have taken so far, and those of some trials."""
         self._seconds = seconds
         for number, taken in by_trial.items():
             self._change(number, seconds=taken)
@@ -153,10 +145,7 @@ def propose(space: Space, trials: Sequence[Trial], sampler: Sampler, seed: int) 
 
 
 def importance_of(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
-    """Return the share of each setting in the differences between good and other trials (PED-ANOVA, Watanabe et al., 2023).
-
-    It is empty while fewer than four trials are finished, if their losses do not differ, or without Optuna.
-    """
+    """Empty with fewer than four finished trials, equal losses, or without Optuna (PED-ANOVA, Watanabe et al., 2023)."""
     finished = [trial for trial in trials if trial.state == "finished"]
     if len(finished) < 4 or len({trial.loss for trial in finished}) < 2 or importlib.util.find_spec("optuna") is None:
         return {}
@@ -168,10 +157,7 @@ def importance_of(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
 
 
 def _in_memory(optuna: Any, space: Space, trials: Sequence[Trial], sampler: Any) -> Any:
-    """Return a study in memory with these trials, so that a proposal leaves no trace if the process is killed.
-
-    Optuna would ignore failed trials and propose the same region again, so they are trials that were pruned before any evaluation.
-    """
+    """Trials that failed are pruned here, because Optuna would propose their region again. A kill leaves no trace of a proposal."""
     study = optuna.create_study(sampler=sampler)
     names = {"running": "RUNNING", "finished": "COMPLETE", "pruned": "PRUNED", "failed": "PRUNED"}  # a failed trial is the worst
     distributions = {name: _distribution(optuna, one) for name, one in space.dimensions.items()}

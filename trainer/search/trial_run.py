@@ -34,28 +34,22 @@ from trainer.search.trials import Trial
 
 __all__ = ["Progress", "TrialRun", "drop_checkpoints", "read_progress", "recipe_of"]
 
-_FREE_S = 120.0
-"""The longest wait for the ranks of an earlier start, whose launcher was killed."""
+_FREE_S = 120.0  # the longest wait for the ranks of an earlier start, whose launcher was killed
 _TAIL_BYTES = 64 << 10
 _MOST_CHARS = 300
 _ERROR = re.compile(r"^(?:error|stopped): (.*)$", re.MULTILINE)
-_OF_A_RANK = r"(?:\[rank\d+\]: ?)?"
-"""PyTorch puts this before each line of a traceback."""
+_OF_A_RANK = r"(?:\[rank\d+\]: ?)?"  # PyTorch puts this before each line of a traceback
 _EXCEPTION = re.compile(
     rf"^{_OF_A_RANK}Traceback \(most recent call last\):\n(?:{_OF_A_RANK}[ \t]{{2}}.*\n)*{_OF_A_RANK}(\S.*)$", re.MULTILINE
 )
-_LOST = re.compile(rf"signal \d+ |.*{LOST_RANK}")
-"""An error that tells only of the loss of a process."""
+_LOST = re.compile(rf"signal \d+ |.*{LOST_RANK}")  # an error that tells only of the loss of a process
 
 
 @dataclass(frozen=True)
 class Progress:
-    losses: Mapping[int, float]
-    """Validation loss of each evaluation, by step."""
-    step: int
-    """The last training step."""
-    alert: str = ""
-    """Rule of the last alert that stopped the run."""
+    losses: Mapping[int, float]  # validation loss of each evaluation, by step
+    step: int  # the last training step
+    alert: str = ""  # rule of the last alert that stopped the run
 
 
 def recipe_of(config: TrainConfig) -> str:
@@ -100,9 +94,7 @@ class TrialRun:
         self.path = config.run
         self.number, self.slot, self.starts = trial.number, slot, 0
         self.asked: Literal["", "prune", "stop"] = ""
-        """Why the run was asked to stop."""
-        self.pruned = ""
-        """Why the trial ends early."""
+        self.pruned = ""  # why the trial ends early
         self._directory = directory
         self._log = directory / "logs" / f"{trial.name}.log"
         self._recipe = directory / "recipes" / f"{trial.name}.toml"
@@ -118,7 +110,6 @@ class TrialRun:
         return self._earlier_s + (0.0 if self._began is None else time.monotonic() - self._began)
 
     def start(self) -> None:
-        """Start the training, or continue it from its newest checkpoint."""
         self._earlier_s, self._began = self.seconds, None
         # The recipe holds all settings, so no variable may replace one.
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TRAIN_") or name in RESTART_VARIABLES}
@@ -174,7 +165,6 @@ class TrialRun:
         return visible(redacted(found[-1]))[:_MOST_CHARS] if found else ""
 
     def was_killed(self) -> bool:
-        """Return whether the output of this start explains its end by nothing but the loss of a process."""
         text = self._output()
         return not _EXCEPTION.search(text) and all(map(_LOST.match, _ERROR.findall(text)))
 

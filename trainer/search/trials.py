@@ -19,12 +19,9 @@ __all__ = ["COUNTED", "MAX_REASON_CHARS", "Seconds", "State", "Trial", "best_of"
 MAX_REASON_CHARS = 2000
 Seconds = Annotated[float, Field(ge=0, le=MAX_COUNT), PlainSerializer(lambda seconds: round(seconds, 3))]
 State = Literal["running", "finished", "pruned", "failed"]
-COUNTED = ("finished", "pruned")
-"""States of the trials that count towards `--trials`. A failed trial is replaced by another one."""
-_STARTUP_TRIALS = 4
-"""The median is compared once this many trials are finished."""
-_FACTOR = 3
-"""One in this many trials reaches the next rung (Li et al., A System for Massively Parallel Hyperparameter Tuning, 2020)."""
+COUNTED = ("finished", "pruned")  # states of the trials that count towards `--trials`. A failed trial is replaced by another one.
+_STARTUP_TRIALS = 4  # the median is compared once this many trials are finished
+_FACTOR = 3  # one in this many trials reaches the next rung (Li et al. 2020, Massively Parallel Hyperparameter Tuning)
 _Losses = Annotated[
     Mapping[Annotated[int, Field(ge=0, le=MAX_COUNT)], float],  # JSON has the steps as texts, sorted as texts
     AfterValidator(lambda losses: dict(sorted(losses.items()))),
@@ -39,15 +36,10 @@ class Trial(BaseModel):
     number: Count = Field(validation_alias="trial", serialization_alias="trial")
     state: State = "running"
     values: Mapping[str, Value]
-    """The settings that it varies."""
-    loss: Finite | None = None
-    """Lowest validation loss in nats per token; None if it has none."""
-    losses: _Losses = {}
-    """Validation loss of each evaluation, by step."""
-    seconds: Seconds = 0.0
-    """Time of its starts together."""
-    reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)] = ""
-    """Why it was pruned or has failed."""
+    loss: Finite | None = None  # lowest validation loss in nats per token; None if it has none
+    losses: _Losses = {}  # validation loss of each evaluation, by step
+    seconds: Seconds = 0.0  # of its starts together
+    reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)] = ""  # why it was pruned or has failed
 
     @model_validator(mode="after")
     def _check_loss(self) -> Self:
@@ -61,7 +53,6 @@ class Trial(BaseModel):
 
     @computed_field
     def run(self) -> str:
-        """Its folder, below that of the search."""
         return f"runs/{self.name}"
 
     @property
@@ -78,11 +69,10 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
 
 
 def is_pruned(pruner: Pruner, own: Mapping[int, float], others: Sequence[Trial], step: int, first_step: int) -> str:
-    """Return why a trial ends early at the evaluation of `step`; an empty string if it goes on.
+    """Return why a trial ends early at the evaluation of `step`; an empty string if it goes on. Depends on losses alone.
 
-    The answer is a pure function of the losses, so a search that was killed decides in the same way again. median: the lowest loss
-    so far is above the median of the finished trials at the same step. asha: at the steps `first_step * 3**k` the lowest loss so
-    far is not among the best third of all trials that came as far.
+    median: the lowest loss so far is above the median of the finished trials at the same step. asha: at the steps
+    `first_step * 3**k` it is not among the best third of all trials that came as far.
     """
     if pruner == "none" or step < first_step:
         return ""

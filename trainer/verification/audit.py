@@ -42,12 +42,7 @@ __all__ = ["audit_run", "opened_data", "order_builder"]
 
 
 def audit_run(run: Path, data: Path | None = None) -> AuditReport:
-    """Audit a run that is finished, stopped or killed.
-
-    Args:
-        run: the run's directory.
-        data: the new directory of its prepared data, if it was moved.
-    """
+    """Audit a run that is finished, stopped or killed. `data` is the new directory of its prepared data, if it was moved."""
     record = read_record(run)
     check_was_trained(run, record)
     with opened_data(run, data) as (directory, manifest, rows):
@@ -112,12 +107,9 @@ def order_builder(run: Path, directory: Path, manifest: Manifest, rows: Rows) ->
 
 @dataclass(frozen=True)
 class _Saved:
-    """The counters in the manifest of a checkpoint. Its tensors are not read."""
-
     step: int
     head: LedgerHead
-    counters: Mapping[str, int]
-    """Names as in `AuditReport`."""
+    counters: Mapping[str, int]  # names as in `AuditReport`
 
 
 def _saved(run: Path) -> list[_Saved]:

@@ -18,10 +18,8 @@ from trainer.runs.ledger import LedgerEvent, LedgerStep, OrderEvent, QuarantineE
 
 __all__ = ["MAX_COUNTED_ROWS", "MAX_LEFT_OUT", "AuditReport", "Auditor", "Skipped", "Targets", "difference"]
 
-MAX_COUNTED_ROWS = 1 << 26
-"""Up to this number, each row is counted, with 4 bytes of memory. For more rows the audit only compares with the order."""
-MAX_LEFT_OUT = 1 << 26
-"""Largest number of positions in all windows that a run leaves out. The audit visits each position, so it refuses more."""
+MAX_COUNTED_ROWS = 1 << 26  # up to this number each row is counted, with 4 bytes. More are only compared with the order.
+MAX_LEFT_OUT = 1 << 26  # of positions in all windows that a run leaves out. The audit visits each, so it refuses more.
 _ROWS_AT_A_TIME = 1 << 20
 
 
@@ -41,37 +39,25 @@ class Skipped:
 
 @dataclass
 class AuditReport:
-    """The result of an audit without errors."""
-
     steps: int = 0
-    positions: int = 0
-    """Positions that steps were trained on, and positions that were left out."""
+    positions: int = 0  # positions that steps were trained on, and positions that were left out
     targets: int = 0
     lines: int = 0
     left_out: int = 0
-    """Positions that were left out."""
-    skipped: list[Skipped] = field(default_factory=list)
-    """The windows of the positions that were left out."""
-    withheld: list[int] = field(default_factory=list)
-    """Steps whose update was skipped, so that they changed no weight."""
+    skipped: list[Skipped] = field(default_factory=list)  # the windows of the positions that were left out
+    withheld: list[int] = field(default_factory=list)  # steps whose update was skipped
     orders: list[dict[str, Any]] = field(default_factory=list)
     """The `order` events, each with the step after which the order begins."""
-    events: list[dict[str, Any]] = field(default_factory=list)
-    """All other events."""
+    events: list[dict[str, Any]] = field(default_factory=list)  # all other events
     drawn: dict[str, int] = field(default_factory=dict)
     """Rows that steps were trained on, by source. A row counts each time it is used."""
     padding: dict[str, int] = field(default_factory=dict)
     """Rows that were padding in a step because their shard was in quarantine, by source."""
-    rows: dict[str, int] = field(default_factory=dict)
-    """Rows of the data, by source."""
-    counted: bool = True
-    """Whether each row was counted. False if there were too many: see `MAX_COUNTED_ROWS`."""
-    quarantined: list[str] = field(default_factory=list)
-    """Shards in quarantine at the end of the ledger."""
-    uncounted: int = 0
-    """Rows that were used before the quarantine of their shard, and whose targets cannot be counted any more."""
-    checkpoints: list[int] = field(default_factory=list)
-    """Steps of the checkpoints. All agree with the ledger."""
+    rows: dict[str, int] = field(default_factory=dict)  # of the data, by source
+    counted: bool = True  # each row was counted; False if there were more than `MAX_COUNTED_ROWS`
+    quarantined: list[str] = field(default_factory=list)  # shards in quarantine at the end of the ledger
+    uncounted: int = 0  # rows that were used before the quarantine of their shard, so their targets cannot be counted
+    checkpoints: list[int] = field(default_factory=list)  # their steps; all agree with the ledger
 
     def describe(self) -> str:
         sources = ", ".join(map(self._describe_source, self.drawn))
@@ -105,14 +91,7 @@ class AuditReport:
 
 
 class Auditor:
-    """Follows a ledger line by line.
-
-    Args:
-        path: path of the ledger, for messages.
-        build: returns the order that an `order` event describes, or raises if it does not fit the data.
-        targets: counts the targets of rows.
-        num_rows: number of training rows of the data.
-    """
+    """Follows a ledger. `build` returns the order that an `order` event describes. `targets` counts targets of rows."""
 
     def __init__(self, path: Path, build: Callable[[OrderEvent], RowOrder], targets: Targets, num_rows: int) -> None:
         self.report = AuditReport(counted=num_rows <= MAX_COUNTED_ROWS)
@@ -210,10 +189,7 @@ class Auditor:
 
 
 def next_position(position: int, count: int, windows: Iterable[Skipped]) -> int:
-    """Return the first position at or after `position` where a batch of `count` rows touches none of the windows.
-
-    The audit does not use the loader's function for this, so that an error there is found.
-    """
+    """Return the first position for `count` rows that touch no window. Not the loader's function, so the audit finds its errors."""
     for window in sorted(windows, key=lambda window: window.start):
         if window.start < position + count and position < window.end:
             position = window.end

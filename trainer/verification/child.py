@@ -19,11 +19,7 @@ _ENDING_S = 10.0
 
 
 def run_tied(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, capture its stderr, and discard its stdout.
-
-    When this process ends, by Ctrl-C, SIGTERM, SIGKILL or in any other way, the command is killed. Ranks, and the workers of
-    `prepare`, end with their parent process: see `trainer.watchdog.processes.end_with_parent`. They do not save.
-    """
+    """Run a command to its end and capture its stderr. It is killed, without a save, when this process ends in any way."""
     tied = [*watch.tied_command(), *command]
     with _stopped_by_sigterm():
         process = subprocess.Popen(

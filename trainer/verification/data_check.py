@@ -22,10 +22,7 @@ _BUILTIN = {"stdlib-code", "stdlib-manual"}
 
 
 def prepare_again(directory: Path, manifest: Manifest, sources: Sequence[str]) -> Outcome:
-    """Prepare the sources again in a temporary directory, with the settings of the manifest, and compare the root digests.
-
-    A manifest has no paths of the original machine, so the user must name the sources, except for the built-in corpus.
-    """
+    """Prepare the data again, and compare the root digests. A manifest has no paths, so users name all but the built-in sources."""
     if not sources and set(manifest.sources) <= _BUILTIN:
         sources = ("builtin",)
     if reason := _not_preparable(manifest, sources):
@@ -67,10 +64,7 @@ def _not_preparable(manifest: Manifest, sources: Sequence[str]) -> str:
 
 
 def recipe_of(manifest: Manifest, sources: Sequence[str]) -> dict[str, Any]:
-    """Return the recipe of the data of a manifest: its settings that change bytes of the data, and these sources.
-
-    A manifest is untrusted. No other field of it may decide which files are read or written, or where the work is done.
-    """
+    """Return the settings that change bytes, and the sources. A manifest is untrusted: no other field may decide about files."""
     settings = _none_words(manifest.shaping)
     for source in sources:
         name, separator, path = source.partition("=")

@@ -20,7 +20,6 @@ __all__ = ["compare_environment"]
 
 
 def compare_environment(run: SavedRun, facts: Mapping[str, Any]) -> tuple[ChangedFact, ...]:
-    """Return the differences between the environment of this process, `facts`, and that of the run."""
     record, config = run.record, run.config
     here = settings_here(config)
     with suppress(ConfigError):  # the settings that it refuses appear among the flags below

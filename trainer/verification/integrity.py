@@ -29,19 +29,14 @@ _CHECKED_BY_CONTENT = (METRICS, LEDGER.as_posix(), f"{CHECKPOINTS}/")  # that gi
 
 @dataclass(frozen=True)
 class Integrity:
-    """What was read and is unchanged."""
-
     status: str
     files: int
     checkpoints: list[int]
-    foreign: list[str]
-    """Files that do not belong to the run. None of them is used."""
+    foreign: list[str]  # files that do not belong to the run. None of them is used.
 
 
 @dataclass(frozen=True)
 class TrainedIntegrity(Integrity):
-    """The same for a run that was trained."""
-
     data_files: int
     quarantined: list[str]
     events: int
@@ -51,7 +46,6 @@ class TrainedIntegrity(Integrity):
 
 
 def check_integrity(run: SavedRun, data: Path | None = None) -> TrainedIntegrity:
-    """Check a run that was trained, and its data."""
     path, record = run.path, run.record
     foreign = foreign_files(path, record.files)
     if recorded_source(path, record.identity.get("extension")) is None and EXTENSION in foreign:

@@ -13,8 +13,6 @@ LEVELS = ("integrity", "environment", "data", "replay")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one level: it holds, or it could not be checked."""
-
     level: str
     text: str
     facts: Mapping[str, Any] = field(default_factory=dict)

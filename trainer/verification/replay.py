@@ -52,8 +52,7 @@ __all__ = ["ChildError", "Replay", "Train", "choose_start", "first_difference", 
 _ROOT = Path(__file__).resolve().parents[2]
 _DEFAULT_STEPS = 10
 _RANKS_PER_CORE, _THREADS_PER_CORE = 4, 16
-_RANK_BYTES = 256 << 20
-"""Least memory of a process that has loaded torch."""
+_RANK_BYTES = 256 << 20  # least memory of a process that has loaded torch
 _ELSEWHERE = "replay the run on a machine like the one that it was trained on"
 _LAST_LINES = 5
 
@@ -62,8 +61,6 @@ _Events = Mapping[tuple[str, int], TrainEvent | EvalEvent]
 
 
 class ChildError(ProjectError):
-    """The ranks of a replay failed. The error has their exit code."""
-
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.exit_code = ExitCode(code) if code in set(ExitCode) else ExitCode.CRASHED
@@ -71,16 +68,11 @@ class ChildError(ProjectError):
 
 @dataclass(frozen=True)
 class Replay:
-    """The result of a replay."""
-
-    start: int
-    """The step of the checkpoint that the replay began from, 0 if it began from the seed."""
+    start: int  # the step of the checkpoint that the replay began from, 0 if it began from the seed
     end: int
-    tensors_at: tuple[int, ...]
-    """The steps at which all tensors were compared."""
+    tensors_at: tuple[int, ...]  # the steps at which all tensors were compared
     num_ranks: int
-    difference: str = ""
-    """The first difference, empty if all bits are equal."""
+    difference: str = ""  # the first one, empty if all bits are equal
 
     def describe(self) -> str:
         if self.difference:
@@ -99,20 +91,10 @@ def replay_run(
     allow_changes: tuple[str, ...] = (),
     trust_code: bool = False,
 ) -> Replay:
-    """Train `num_steps` steps of a run again.
+    """Train steps of a run, which is only read, again: by default 10, or all if the run has fewer.
 
-    Args:
-        run: the run's directory, which is only read.
-        num_steps: number of steps, None for 10 or all steps if the run has fewer.
-        train: trains in this process. The command `train` is used instead for several ranks.
-        start: the step of the checkpoint to begin from, 0 for the seed, None to choose one.
-        data: the new directory of the prepared data, if it was moved.
-        allow_changes: names in the run's identity that may differ. They then explain why bits differ.
-        trust_code: allow the execution of code from the run's directory: see `trainer.extensions.trust`.
-
-    Raises:
-        ConfigError: the run has too few steps after the start, its code needs consent, or its identity differs in another name.
-        CheckpointError: record, metrics or a checkpoint is missing or damaged.
+    `train` trains in this process; several ranks use the command `train`. `start` is the step of a checkpoint, 0 for the seed, None
+    to choose one. The names in `allow_changes` may differ in the identity, and then explain why bits differ.
     """
     record = read_record(run)
     config = load_config(run)
@@ -175,14 +157,7 @@ def _absolute(path: Path | None) -> Path | None:
 
 
 def choose_start(saved: list[int], last: int, num_steps: int, wanted: int | None) -> int:
-    """Return the step to begin from: `wanted`, else the newest checkpoint that `num_steps` steps follow, else 0.
-
-    Args:
-        saved: steps of the checkpoints.
-        last: the last step in the metrics.
-        num_steps: number of steps to train again.
-        wanted: the step that the user chose, None if none.
-    """
+    """Return the step to begin from: `wanted`, else the newest of `saved` that `num_steps` steps follow up to `last`, else 0."""
     if wanted is not None and wanted not in (0, *saved):
         raise ConfigError(
             f"--from {wanted}: no checkpoint of this step; choose from {', '.join(['0 (the seed)', *map(str, saved)])}"
@@ -208,11 +183,7 @@ def begin_again(run: Path, again: Path, step: int) -> None:
 def replay_config(
     config: TrainConfig, identity: Mapping[str, Any], run: Path, end: int, allow_changes: tuple[str, ...]
 ) -> TrainConfig:
-    """Return the settings for a replay up to step `end`. Its bits depend on the same values as those of the run.
-
-    Only the step `end` ends a replay. In particular its evaluations do not: it evaluates more often than the run, before each save.
-    It sends nothing to a tracking service.
-    """
+    """Only the step `end` ends a replay: it evaluates more often than the run, before each save, and sends nothing to a service."""
     settings = config.model_dump()
     for name, found in markers_of(TrainConfig, InReplay).items():
         *sections, last = name.split(".")
@@ -229,10 +200,7 @@ def replay_config(
 
 
 def _num_ranks(config: TrainConfig, record: Record) -> int:
-    """Return the number of ranks of the replay. Refuse a record that would make this machine unusable.
-
-    A run of a larger machine may be replayed on a smaller one, so the limits are several times the useful values.
-    """
+    """A run of a larger machine may be replayed on a smaller one, so the limits are several times the useful values."""
     threads = record.identity.get("threads")
     if type(threads) is not int or threads < 1:
         raise CheckpointError(
@@ -273,10 +241,7 @@ def first_difference(recorded: Checkpoint, again: Checkpoint) -> str:
 
 
 def _difference_in_events(recorded: _Events, again: _Events, before: int, stop: int) -> str:
-    """Return the first number that differs in the steps after `before` up to `stop`, an empty string if none does.
-
-    Evaluations that only the run has are ignored: an earlier start may have ended there, or had another `eval.every_steps`.
-    """
+    """Return the first number that differs. Evaluations that only the run has are ignored: an earlier start may have had others."""
     for (name, step), event in recorded.items():
         found = again.get((name, step))
         if not before < step <= stop or (isinstance(event, EvalEvent) and found is None):
@@ -289,7 +254,6 @@ def _difference_in_events(recorded: _Events, again: _Events, before: int, stop: 
 
 
 def _events(run: Path) -> dict[tuple[str, int], TrainEvent | EvalEvent]:
-    """The steps and evaluations of a run by name and step, in the order of the file."""
     return {(event.name, event.step): event for event in read_events(run / METRICS) if isinstance(event, TrainEvent | EvalEvent)}
 
 

@@ -28,8 +28,7 @@ from trainer.verification.replay import Train, replay_run
 
 __all__ = ["verify_run"]
 
-_IN_IDENTITY = ("device", "torch", "attention", "nccl", "nodes", "flags.")
-"""Differences that a resume refuses, without the number of threads: a replay uses the recorded number."""
+_IN_IDENTITY = ("device", "torch", "attention", "nccl", "nodes", "flags.")  # without threads: a replay uses the recorded number
 _NAMED_FILES = 20
 
 
@@ -44,17 +43,10 @@ def verify_run(
     sources: Sequence[str] = (),
     trust_code: bool = False,
 ) -> Iterator[Outcome]:
-    """Check a run level by level, and yield the result of each level. The first failure is raised.
+    """Check a run level by level up to `level`, and yield the result of each. The first failure is raised.
 
-    Args:
-        run: the run's directory.
-        train: trains the steps of a replay: see `replay_run`.
-        level: the highest level, one of `LEVELS`.
-        num_steps: steps to train again at any level. None at the level `replay`: 10, or all steps if the run has fewer.
-        start: the step to begin the replay from, None to choose one.
-        data: the new directory of the prepared data, if it was moved.
-        sources: the sources of the data: paths, or `name=path` for a source that a recipe names.
-        trust_code: allow a replay to execute code from the run's directory: see `trainer.extensions.trust`.
+    `num_steps` and `start` are those of `replay_run`, at any level. `data` is the new directory of the data, if it was moved.
+    `sources` are paths, or `name=path` for a source that a recipe names.
     """
     levels, saved = LEVELS[: LEVELS.index(level) + 1], SavedRun(run)
     if saved.record.status in NEVER_TRAINED:

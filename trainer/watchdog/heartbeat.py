@@ -29,10 +29,8 @@ _UNKNOWN = "-"
 
 @dataclass(frozen=True)
 class Timeouts:
-    stall_s: float | None
-    """Limit in the phases of a step; None: the greater of 30 s and three times the slowest of the last 50 steps."""
-    slow_s: float
-    """Limit in the slow phases, and in the first three steps and those after a new shape of the data, in which code is compiled."""
+    stall_s: float | None  # limit in the phases of a step. None: the greater of 30 s and three times the slowest of 50 steps
+    slow_s: float  # limit in slow phases, the first three steps and those after a new shape, in which code is compiled
 
     def limit_s(self, phase: Phase, step_seconds: Collection[float]) -> float:
         """Return the seconds of silence that are allowed in a phase, after steps of these durations; infinite in `done`."""

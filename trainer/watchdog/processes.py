@@ -28,8 +28,7 @@ __all__ = [
 ]
 
 LAUNCHER_VARIABLE = "TRAINER_LAUNCHER_PID"  # the variable with the pid of the process that started the ranks
-EXIT_FILE_VARIABLE = "TRAINER_EXIT_FILE"
-"""The variable with the path of the exit file: the launcher reads there why the ranks ended."""
+EXIT_FILE_VARIABLE = "TRAINER_EXIT_FILE"  # path of the file where the launcher reads why the ranks ended
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 _PR_SET_PDEATHSIG = 1

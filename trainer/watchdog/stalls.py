@@ -13,9 +13,7 @@ __all__ = ["OTHER_NODE_S", "POLL_S", "StallDetector", "Still"]
 
 POLL_S = 0.5
 _ASLEEP_S = 10 * POLL_S
-OTHER_NODE_S = 60.0
-"""Seconds beyond its limit for which the watchdog waits for a rank on another node. The watchdog of that node ends the rank at its
-limit, and a network file system may show its heartbeats this much later."""
+OTHER_NODE_S = 60.0  # a rank on another node may be late: its own watchdog ends it, and the network shows its file later
 _NOBODY: Mapping[int, Heartbeat] = MappingProxyType({})
 
 
@@ -28,12 +26,7 @@ class Still:
 
 
 class StallDetector:
-    """A detector that decides from repeated observations whether a group makes no progress, and which rank is the cause.
-
-    The slowest rank limits the group, because all others wait for it in the next exchange. On several nodes each node has a
-    detector, which judges the ranks of its node. Heartbeats of other nodes can only delay its decision: while a rank there is
-    behind, the ranks here are waiting for it and are not the cause.
-    """
+    """The slowest rank limits the group. Each node's detector judges its own ranks; other heartbeats only delay its decision."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[Heartbeat, float, bool]] = {}

@@ -45,8 +45,7 @@ _STACKS_S = 5.0
 _STACKS_SETTLED_S = 1.0  # seconds without a new line in any of the files. On a busy machine a rank may not run for long.
 _GRACE_S = 3.0
 _MOST_SHOWN = 8
-_READS_PER_S = 200
-"""Most heartbeats of other nodes that a watchdog reads in a second, because they come from a server that all nodes share."""
+_READS_PER_S = 200  # of other nodes' heartbeats, which come from one server
 _STATES = {"T": "stopped by a signal", "D": "waiting for a device or a file system", "R": "running", "S": "asleep"}
 _SCRIPT = Path(__file__).resolve().with_name("__main__.py")
 _TIED = "--tied-to"
@@ -63,11 +62,10 @@ def watched(
     num_ranks: int = 1,
     enabled: bool = True,
 ) -> Iterator[HeartbeatWriter]:
-    """Yield the heartbeat of this rank. While the context lasts, the watchdog of the node, which local rank 0 starts, watches it.
-    When a rank receives SIGUSR1, it appends the stacks of all its threads to `<run>/stacks/rank-N.txt`. This takes no lock, so
-    it works while the interpreter's lock is held. The watchdog may end `processes`, the ranks on this node in their order; they
-    report them to each other, and never read them from a file. Empty: only this process. If it is not enabled, or on systems
-    other than Linux, only the heartbeat is written.
+    """Yield the heartbeat of this rank. The watchdog of the node, which local rank 0 starts, watches it meanwhile.
+
+    A rank that receives SIGUSR1 appends the stacks of its threads to `<run>/stacks/rank-N.txt`, without a lock. The watchdog may
+    end `processes`, the ranks on this node, which are never read from a file; empty: only this process.
     """
     enabled = enabled and sys.platform == "linux"
     with ExitStack() as stack:
@@ -222,9 +220,9 @@ def _log_line(line: str) -> None:
 
 
 def collect_stacks(run: Path, beats: Mapping[int, Heartbeat], ask: Callable[[int], None]) -> dict[int, int]:
-    """Ask ranks to append their stacks to their files, below a line with the time, and wait at most 5 seconds for them. `ask` sends
-    SIGUSR1 to the process of a rank. Return the offset in bytes of the new lines in the file of each rank; one without a file
-    cannot answer and is left out. Raises OSError if a file cannot be written.
+    """Ask ranks to append their stacks below a line with the time, and wait at most 5 seconds. `ask` sends SIGUSR1 to a rank.
+
+    Returns the offset in bytes of the new lines in the file of each rank that has one. OSError: a file cannot be written.
     """
     begins, empty = {}, {}
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -22,17 +22,13 @@ Shards = Mapping[str, Mapping[str, Tensor]]  # tensors by the name of their file
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """What an export writes besides `export.json`, and what `verify` compares with the run.
-
-    Each part takes the checkpoint and the type of the weights, and raises ConfigError if the format cannot express the checkpoint.
-    """
+    """What an export writes besides `export.json`. ConfigError of a part: the format cannot express the checkpoint."""
 
     described: Callable[[ExportSource, Dtype, bool], dict[str, bytes]]
     """Returns the files that describe model and tokenizer, by name; the third argument: refuse a tokenizer that would give other
     ids for some texts. They depend on the checkpoint and the settings of its run, so `verify` makes them again."""
     tensors: Callable[[ExportSource, Dtype], Shards] = lambda _source, _dtype: {}
-    card: Callable[[ExportSource, Dtype], bytes] | None = None
-    """Returns the content of `README.md`, which changes when the run continues."""
+    card: Callable[[ExportSource, Dtype], bytes] | None = None  # content of `README.md`, which changes when the run continues
     write_graphs: Callable[[ExportSource, Path], None] | None = None  # writes further files into the folder
     check: Callable[[ExportSource, Dtype], None] = lambda _source, _dtype: None
     holds_all_weights: bool = True  # whether the tensors of all files together are the weights of the model

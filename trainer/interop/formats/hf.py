@@ -1,7 +1,4 @@
-"""The files of a Hugging Face directory with our decoder, which is a Qwen3 model there, or a Llama model without `qk_norm`.
-
-transformers, vLLM and others read the directory without code of this project.
-"""
+"""A Hugging Face directory of our decoder, as a Qwen3 or Llama model. transformers, vLLM and others read it without our code."""
 
 from __future__ import annotations
 

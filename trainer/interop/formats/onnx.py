@@ -48,8 +48,7 @@ GRAPHS = (WITHOUT_CACHE, WITH_CACHE)
 LARGEST_DIFFERENCE = 1e-4
 _PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 _OPSET = 20
-_EXTERNAL_BYTES = 1_500_000_000
-"""With more bytes of weights they are in a file beside the graph, because a file of protobuf holds at most 2 GB."""
+_EXTERNAL_BYTES = 1_500_000_000  # from here on weights are beside the graph, as protobuf holds at most 2 GB
 _NUM_CHECKS, _LONGEST = 8, 48
 
 Floats = NDArray[np.float32]
@@ -217,7 +216,6 @@ def _run(session: Any, ids_BT: Tensor, mask_BS: Tensor, positions_BT: Tensor, pa
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the progress and warnings of the exporter, which name parts of torch and nothing that a user can change."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
     levels = [logger.level for logger in loggers]
     try:

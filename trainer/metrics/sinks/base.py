@@ -60,10 +60,7 @@ _log = logging.getLogger(__name__)
 
 
 class ServiceSink(Sink):
-    """A sink whose service may fail after the run has begun: points are lost, the log says so once, and training goes on.
-
-    `place` is the setting that names the service, for the log.
-    """
+    """A sink whose service may fail later: points are lost, the log says so once, and training goes on. `place`: its setting."""
 
     def __init__(self, place: str, every_steps: int) -> None:
         self._place = place

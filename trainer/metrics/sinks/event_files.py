@@ -28,8 +28,7 @@ from trainer.runs.rules import RULES
 __all__ = ["cut_event_files"]
 
 _HEAD_BYTES, _TAIL_BYTES = 12, 4
-_OF_EACH_START = ("custom_scalars__config__", "_hparams_/", "data/document_lengths")
-"""Tags of records that are written again at each start."""
+_OF_EACH_START = ("custom_scalars__config__", "_hparams_/", "data/document_lengths")  # written again at each start
 _OF_EVALUATIONS = tuple(
     tag
     for kind in EVENTS.values()
@@ -41,11 +40,10 @@ _ALERT = re.compile(r"\*\*(\w+)\*\* \(\w+, (\w+)\)")  # rule and action in the t
 
 
 def cut_event_files(directory: Path, cut_off: CutOff | None) -> list[Event]:
-    """Remove the records from a run's event files that the state does not cover; all records if the run is new.
+    """Remove the records that the state does not cover; all records if the run is new.
 
-    A running TensorBoard has read the files already. It drops points if a new file names the step from which on they are void, but
-    never a part of a step. So if the state does not cover a record of its own step, all points of that step are removed, and those
-    that it covers are returned, to be written again.
+    A running TensorBoard has read the files already. It drops points from a step on, but never a part of a step. So all points of a
+    step that is not covered whole are removed, and those that the state covers are returned, to be written again.
     """
     paths = sorted(directory.glob("events.out.tfevents.*"))
     if cut_off is None:

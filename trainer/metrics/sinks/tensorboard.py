@@ -32,10 +32,7 @@ _EDGES = (-(2.0**40), *BIN_LIMITS, 2.0**40)  # limits of the bins, with an end f
 
 
 class TensorBoardSink(Sink):
-    """Writes curves every few steps, and all other events at once; a thread of TensorBoard writes the files.
-
-    Records after the cut-off are removed, so no step appears twice.
-    """
+    """Writes curves every few steps and other events at once. Records after the cut-off are removed, so no step appears twice."""
 
     def __init__(self, directory: Path, cut_off: CutOff | None, every_steps: int) -> None:
         self._directory = make_folder(directory)

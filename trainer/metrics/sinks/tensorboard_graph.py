@@ -53,10 +53,8 @@ class _Recorder(TorchFunctionMode):
         super().__init__()
         self.nodes: list[NodeDef] = []
         self._path: list[str] = []
-        self._known: dict[int, tuple[Tensor, str]] = {}
-        """Each tensor and the name of its node, by id. A reference is kept, because Python reuses the ids of deleted objects."""
-        self._waiting: dict[int, NodeDef] = {}
-        """Inputs and weights that no call has used so far. They appear with their first use, so unused ones do not appear."""
+        self._known: dict[int, tuple[Tensor, str]] = {}  # by id; the reference keeps an id in use
+        self._waiting: dict[int, NodeDef] = {}  # inputs and weights that no call has used so far
         self._calls: Counter[str] = Counter()
 
     def name_tensors(self, path: str, tensors: dict[str, Any], kind: str = "Placeholder") -> None:

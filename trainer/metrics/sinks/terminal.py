@@ -26,10 +26,7 @@ _WITHOUT_END = "step {n_fmt}{postfix}"
 
 
 class TerminalSink(Sink):
-    """Shows a progress bar on a terminal, and elsewhere one line every few steps. It does not show layers and hardware.
-
-    `now` returns the time of the day as text, which begins the lines in a pipe or file.
-    """
+    """Shows a progress bar on a terminal, and elsewhere one line every few steps, which begins with the time that `now` returns."""
 
     def __init__(
         self,

@@ -19,10 +19,7 @@ __all__ = ["WandbSink", "remembered_id"]
 
 
 class WandbSink(ServiceSink):
-    """Sends curves every few steps, samples and alerts. A run that resumes is the same run there.
-
-    `step` is sent as a number and is the axis of all curves, because a rollback repeats steps.
-    """
+    """A resumed run is the same run there. `step` is a number and the axis of all curves, because a rollback repeats steps."""
 
     def __init__(self, run: Path, project: str, every_steps: int) -> None:
         super().__init__(f"log.wandb_project = {project}", every_steps)

@@ -23,13 +23,10 @@ _log = logging.getLogger(__name__)
 
 
 def begin_branch(own: SavedRun, branch: BranchConfig, check: Callable[[Path, Record, int], None]) -> SavedRun:
-    """Copy a checkpoint, its ledger and its metrics from `branch.run` into a new run, on rank 0, which holds its lock. Do nothing
-    if the run exists already. Return the run as it is then.
+    """On rank 0, which holds the lock of the new run: copy checkpoint, ledger and metrics from `branch.run`, unless the run exists.
 
     Before anything is written, `check` gets the other run, the record that the branch begins with, and the step. The checkpoint
-    comes last: without it, the next start copies again. The record is that of the other run, with its origin, and without the
-    adjustments that begin after the step or belong to the other schedule. `open_record` replaces it, and lists the other run's
-    schedule under `earlier`.
+    comes last: without it, the next start copies again. `open_record` replaces the record, and lists the other run's schedule.
     """
     run, trunk = own.path, branch.run
     if trunk is None or run_exists(own):

@@ -27,8 +27,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Restored:
-    """The model with its optimizers, from a checkpoint or new."""
-
     trainable: Trainable
     adjustments: Adjustments  # those of earlier starts, and those that were needed to fit the model into memory
     state: RunState | None  # the state of the checkpoint; None for a new run

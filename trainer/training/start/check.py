@@ -109,7 +109,6 @@ def _settings_before(saved: SavedRun) -> TrainConfig | None:
 def _nothing_left(
     known: TrainConfig, record: Record, checkpoints: CheckpointStore, progress: Progress, ended_by: str
 ) -> tuple[str, str]:
-    """Return the message about a run that has reached a limit, and the result of its training."""
     digest = record.weights if record.step == progress.step else None
     digest = digest or weights_digest(load_whole(checkpoints, progress.step)[0].model)
     lines = nothing_to_train(known, record.status, progress.step, ended_by)

@@ -22,7 +22,6 @@ BRANCHED = "branched"  # the status of a run that has copied its state, and has 
 
 
 def run_exists(run: SavedRun) -> bool:
-    """Return whether there is a run, or a complete copy of the state that it begins with."""
     return bool(run.steps) or (run.record_if_any is not None and not is_new_branch(run.record))
 
 

@@ -26,8 +26,6 @@ __all__ = ["RunFiles", "open_files"]
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The open files of a run."""
-
     ending: RunStatus
     writer: AsyncSaver  # writes checkpoints in a thread of rank 0
     ledger: Ledger | None  # None on all ranks except rank 0

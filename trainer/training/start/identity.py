@@ -30,11 +30,7 @@ _IDENTITY = settings_with(TrainConfig, Effect.IDENTITY)
 def identity_of(
     context: RunContext, *, decay_steps: int, extension_digest: str | None, digests: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Return all that the bits of a run depend on, flat: `{"optim.lr": 0.001, "data": "sha256:…", "world_size": 2, …}`.
-
-    `digests` has further digests: of the files of an objective, and of the weights that the run began with. Under `elastic` the
-    number of ranks is not part of the identity. `not_compared` names the values that count only on some devices.
-    """
+    """Return all that the bits of a run depend on, flat: `{"optim.lr": 0.001, "data": "sha256:…", …}`, with further `digests`."""
     config, group = context.config, context.group
     settings = flatten(config.model_dump(mode="json"))
     identity = {name: value for name, value in settings.items() if is_among(name, _IDENTITY)}
@@ -112,8 +108,7 @@ def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list
     return [one for one in find_differences(with_newer_settings(recorded, identity), identity) if one.name not in skipped]
 
 
-_OLDER_DEFAULTS = {"guard.spike_factor": 10.0}
-"""A run that was started with an older default resumes with the new one."""
+_OLDER_DEFAULTS = {"guard.spike_factor": 10.0}  # a run with the older default resumes with the new one
 
 
 def with_newer_settings(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,12 +133,7 @@ def _ranks(identity: Mapping[str, Any]) -> str:
 def recorded_adjustments(
     run: Path, record: Record | None, identity: Mapping[str, Any], allow_changes: tuple[str, ...]
 ) -> Adjustments:
-    """Return the adjustments of an earlier start of the run, and those that a rank noted just before it ended.
-
-    If the identity differs otherwise than allowed, there are none. `batch.micro` among the allowed changes drops smaller
-    micro-batches, `quarantine` drops the list of shards that were left out, and `cooldown` drops the cool-down and the end that
-    belongs to it.
-    """
+    """Return the adjustments of earlier starts without those that allowed changes drop; none if the identity differs otherwise."""
     if record is None or any(one.name not in allow_changes for one in _differing(record.identity, identity)):
         return Adjustments()
     adjustments = record.adjustments.plus(*noted_adjustments(run))

@@ -45,10 +45,7 @@ _UNREPORTED = frozenset(settings_with(TrainConfig, Marker.FOLDER, Marker.MOVEABL
 
 
 def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> None:
-    """Write `config.toml`, the tokenizer, the extension's source and `record.json` of a run that starts or resumes.
-
-    A run that resumes logs how identity, environment and settings differ from those of the start before.
-    """
+    """Write the record and the files that it names. A run that resumes logs how identity, environment and settings differ."""
     context, identity, before = plan.context, continued.identity, continued.before
     extension, of_task, trainable = plan.extension.source, plan.task.files, restored.trainable
     run, config, manifest, step = context.config.run, context.config, context.manifest, restored.progress.step
@@ -109,7 +106,6 @@ def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> No
 def _since_before(
     start: SavedRun, step: int, identity: Mapping[str, Any], environment: Mapping[str, Any], settings: str
 ) -> tuple[list[Earlier], tuple[ChangedFact, ...]]:
-    """Return `earlier` of the record, and the differences of this start from the last one."""
     record = start.record
     skipped = not_compared(record.identity, identity)
     before, now = same_facts(record.environment.to_json(), environment)

@@ -29,10 +29,7 @@ __all__ = ["opened_run"]
 
 @contextmanager
 def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator[TrainingRun]:
-    """Check the settings against data and machine, build all parts, and restore the newest checkpoint if there is one. With
-    `trust_extension` the digest of the extension is stored. Raises ConfigError if the settings do not fit the data, the machine
-    or the run, PreparedDataError if the data is damaged, CheckpointError if no checkpoint is intact.
-    """
+    """Check, build and restore a run. With `trust_extension` the digest of the extension is stored."""
     clock = Clock()
     configure_determinism(config)
     extension = load_extension(config.extension)

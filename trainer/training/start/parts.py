@@ -45,7 +45,6 @@ def put_together(
     heartbeat: HeartbeatWriter,
     clock: Clock,
 ) -> TrainingRun:
-    """Return the run, ready for its next step."""
     context, data, task = plan.context, plan.data, plan.task
     config, group, manifest = context.config, context.group, context.manifest
     trainable, adjustments, state, progress = restored.trainable, restored.adjustments, restored.state, restored.progress

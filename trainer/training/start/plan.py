@@ -33,8 +33,6 @@ __all__ = ["StartPlan", "check_shares", "plan_start"]
 
 @dataclass(frozen=True)
 class StartPlan:
-    """A run whose settings fit the data and the machine."""
-
     context: RunContext
     extension: Extension
     precision: ChosenPrecision
@@ -46,9 +44,7 @@ class StartPlan:
 
 
 def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension, *, lock: bool = True) -> StartPlan:
-    """Compare the settings with the data and the machine, and choose those that are `auto`. With `lock` the run is locked first.
-    Raises the errors of `opened_run`.
-    """
+    """Compare the settings with the data and the machine, and choose those that are `auto`. With `lock` the run is locked first."""
     if config.run.resolve() == config.data.resolve():  # both have a report.html, a tokenizer and a lock
         raise ConfigError(f"{config.run}: run and data are the same folder; name another folder for the run (--run)")
     stack.enter_context(naming(config.run))  # a file that cannot be written from here on is a file of the run
@@ -80,7 +76,6 @@ def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: E
 
 
 def check_shares(config: TrainConfig, num_ranks: int) -> None:
-    """Refuse a global batch with too few micro-batches for the ranks."""
     if config.batch.micro_batches < num_ranks:
         raise ConfigError(
             f"batch.global_rows = {config.batch.global_rows} and batch.micro = {config.batch.micro} make "
