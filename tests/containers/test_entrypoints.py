@@ -312,6 +312,8 @@ def test_the_health_of_a_container_without_compose_is_that_of_the_run_which_its_
         (tmp_path / f"proc/{number + 1}/cmdline").write_bytes(b"\0".join(word.encode() for word in command) + b"\0")
     assert run_of_the_launcher(tmp_path / "proc") == str(tmp_path / "a run")
     assert run_of_the_launcher(tmp_path / "empty") == ""
+    if run_of_the_launcher(Path("/proc")):
+        pytest.skip("a training runs on this machine, which is not in a container")
     none = run(Path(sys.executable), str(ROOT / "entrypoints/healthcheck"), TRAIN_RUN="")
     assert (none.returncode, none.stdout) == (0, "no training was started in this container\n")
 
