@@ -1,7 +1,7 @@
 """Makes kept.tar.xz: prepared data, a finished run, and a stopped run, for the test that later versions can use them.
 
-`python -m tests.golden.kept` writes it with the version at hand. Do that only if a format changes on purpose and CHANGELOG.md says
-so: the folders are worth something because an older version wrote them.
+`python -m tests.golden.kept` writes it with the code of this checkout. Do that only if a format changes on purpose and CHANGELOG.md
+says so: the folders are worth something because an older version wrote them.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class TrainConfig(Settings):
     init: Annotated[ResolvedInIdentity[Path | None], FOLDER] = Field(
         None,
         description="Directory of another run whose weights a new run begins with; none: new weights. Step, schedule and "
-        "optimizer begin anew. After its first checkpoint the new run does not need this directory.",
+        "optimizer start from the beginning. After its first checkpoint the new run does not need this directory.",
     )
     init_checkpoint: Annotated[ResolvedInIdentity[str], OnlyIf("init"), FOLDER] = Field(
         "latest", pattern=r"^(latest|best|[0-9]{1,16})$", description="Checkpoint of `init`: latest, best, or its step."

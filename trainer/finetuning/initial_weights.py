@@ -1,4 +1,4 @@
-"""Begins a new run with the weights of another run: `init`. Step, schedule, optimizer state and order of the data begin anew.
+"""Begins a new run with the weights of another run: `init`. Step, schedule, optimizer and data order start over.
 
 Rank 0 chooses the checkpoint and records its digest. Then each rank reads it, and compares the digest before the weights are used.
 Some tasks compare the trained model with a frozen copy of these weights. A run keeps them in one file, because the run that they

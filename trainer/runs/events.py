@@ -349,7 +349,7 @@ class SampleEvent(Event):
 
 @dataclass(frozen=True)
 class ScoresEvent(Event):
-    # in the file these stand beside `step`
+    # the file has these fields at the top level, next to `step`
     name: ClassVar = "scores"
     of_evaluation: ClassVar = True
     tags: ClassVar = "scores"

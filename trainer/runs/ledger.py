@@ -59,7 +59,7 @@ class LedgerStep(Schema, extra="forbid", frozen=True):
 
 
 class LedgerEvent(Schema, frozen=True):
-    """The line of an event between two steps. An event without a class of its own keeps its values as further fields."""
+    """The line of an event between two steps. An event that has no class here keeps its values as extra fields."""
 
     head: LedgerHead = Field(LedgerHead(), exclude=True)
     event: str
@@ -103,7 +103,9 @@ _EVENTS: Mapping[str, type[LedgerEvent]] = {
 
 
 class Ledger:
-    """Only rank 0 has one. CheckpointError: it was changed before the head `resumed`. A missing file begins anew with `gap`."""
+    """Only rank 0 has one. Raises CheckpointError if the file was changed before the head `resumed`. A new file in place of a missing
+    one starts with the event `gap`.
+    """
 
     def __init__(self, path: Path, resumed: LedgerHead | None) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""The heartbeat of a rank: its file, what it says, and the time until the next."""
+"""The heartbeat file of a rank, its content, and the timeouts until the next heartbeat."""
 
 from __future__ import annotations
 
