@@ -103,8 +103,9 @@ _EVENTS: Mapping[str, type[LedgerEvent]] = {
 
 
 class Ledger:
-    """Only rank 0 has one. Raises CheckpointError if the file was changed before the head `resumed`. A new file in place of a missing
-    one starts with the event `gap`.
+    """Only rank 0 has one. Raises CheckpointError if the file was changed before the head `resumed`.
+
+    A new file in place of a missing one starts with the event `gap`.
     """
 
     def __init__(self, path: Path, resumed: LedgerHead | None) -> None:
