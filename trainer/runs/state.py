@@ -13,6 +13,21 @@ from trainer.runs.progress import LedgerHead, Progress
 __all__ = ["GuardState", "LossSums", "RunState"]
 
 
+class ExcessRows(Schema):
+    """The rows of `trainer.health.excesses.Excesses`, by column."""
+
+    steps: list[Count]
+    excesses: list[Finite]
+    climbs: list[Finite]
+    noises: list[Finite]
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        if len({len(column) for column in (self.steps, self.excesses, self.climbs, self.noises)}) > 1:
+            raise ValueError("the columns of guard.tail differ in length")
+        return self
+
+
 class GuardState(Schema):
     steps: list[Count]
     losses: list[Finite]
@@ -20,6 +35,7 @@ class GuardState(Schema):
     streaks: dict[str, Count]
     skips_in_row: Count
     rollbacks: Count
+    tail: ExcessRows | None = None  # earlier versions did not save it
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:

@@ -40,6 +40,8 @@ def test_it_knows_whether_its_step_was_evaluated() -> None:
         (("progress", "evaluations"), [{"step": 1}]),
         (("guard", "steps"), [1]),
         (("guard", "rollbacks"), "none"),
+        (("guard", "tail"), {"steps": ["a"], "excesses": [0.0], "climbs": [0.0], "noises": [0.0]}),
+        (("guard", "tail"), {"steps": [1], "excesses": [], "climbs": [0.0], "noises": [0.0]}),
         (("train_losses", "total"), None),
         (("ledger", "lines"), 1.5),
         (("scaler", "scale"), -1.0),
