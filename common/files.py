@@ -304,10 +304,14 @@ def commit_directory(temporary: Path, final: Path) -> None:
     sync_directory(final.parent)
 
 
-def plain(value: Any) -> Any:
-    """Return a copy of a value for JSON. Numbers that are not finite become strings, because JSON cannot represent them."""
+def plain(value: Any, digits: int | None = None) -> Any:
+    """Return a copy of a value for JSON, with `digits` decimal places. Numbers that are not finite become strings, because JSON
+    cannot represent them.
+    """
     if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
+        if not math.isfinite(value):
+            return str(value)
+        return value if digits is None else round(value, digits)
     if isinstance(value, Mapping):
-        return {name: plain(part) for name, part in value.items()}
-    return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value
+        return {name: plain(part, digits) for name, part in value.items()}
+    return [plain(part, digits) for part in value] if isinstance(value, (list, tuple)) else value

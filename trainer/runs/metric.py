@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, ClassVar, Self, get_type_hints
+
+from common.files import plain
 
 __all__ = ["Metric", "Plot", "Written", "encodable", "metrics_of", "title_of"]
 
@@ -60,7 +61,7 @@ class Written:
         for name, key, digits, null in _form_of(type(self)).written:
             value = getattr(self, name)
             if isinstance(value, float):
-                value = _number(value, digits)
+                value = plain(value, digits)
             elif value is None or isinstance(value, Mapping | tuple):
                 if not value and not null:
                     continue
@@ -117,18 +118,9 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _number(value: float, digits: int | None) -> float | str:
-    """Return a number for JSON, which has no word for one that is not finite."""
-    if not math.isfinite(value):
-        return str(value)
-    return value if digits is None else round(value, digits)
-
-
 def _plain(value: Any, digits: int | None) -> Any:
     if isinstance(value, Written):
         return value.to_json()
-    if isinstance(value, float):
-        return _number(value, digits)
     if isinstance(value, Mapping):
         return {name: _plain(part, digits) for name, part in value.items()}
-    return [_plain(part, digits) for part in value] if isinstance(value, tuple | list) else value
+    return [_plain(part, digits) for part in value] if isinstance(value, tuple | list) else plain(value, digits)
