@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from common.errors import CheckpointError
 from common.host_memory import check_fits_memory
@@ -21,18 +19,11 @@ __all__ = ["copy_state", "load_checkpoint", "load_state", "load_whole"]
 
 def load_whole(store: CheckpointStore, step: int) -> tuple[Checkpoint, RunState]:
     checkpoint = store.load(step)
-    return checkpoint, _state(store, step, checkpoint.state)
+    return checkpoint, RunState.of_manifest(store.manifest_path(step), checkpoint.state)
 
 
 def load_state(store: CheckpointStore, step: int) -> RunState:
-    return _state(store, step, store.state(step))
-
-
-def _state(store: CheckpointStore, step: int, found: Mapping[str, Any]) -> RunState:
-    try:
-        return RunState.from_json(found)
-    except ValueError as error:
-        raise CheckpointError(f"{store.manifest_path(step)}: {error}; choose another checkpoint") from None
+    return RunState.of_manifest(store.manifest_path(step), store.state(step))
 
 
 def load_checkpoint(run: Path, which: str, *, option: str = "--checkpoint") -> Checkpoint:

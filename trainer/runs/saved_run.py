@@ -76,10 +76,7 @@ class SavedRun:
 
     def state(self, step: int) -> RunState:
         """The counters in the checkpoint of a step. The tensors are not read."""
-        try:
-            return RunState.from_json(self.manifest(step).state)
-        except ValueError as error:
-            raise CheckpointError(f"{manifest_path(self.path, step)}: {error}; choose another checkpoint") from None
+        return RunState.of_manifest(manifest_path(self.path, step), self.manifest(step).state)
 
     def data_folder(self, data: Path | None) -> Path:
         if data is not None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from common.errors import CheckpointError
 from common.untrusted import Count, Finite, Schema, parsed
 from trainer.runs.metrics_file import CutOff
 from trainer.runs.progress import LedgerHead, Progress
@@ -86,3 +88,11 @@ class RunState:
         if state.ledger is None:
             raise ValueError("ledger = None: a checkpoint has a place in the ledger")
         return state
+
+    @staticmethod
+    def of_manifest(path: Path, values: object) -> RunState:
+        """Return the state in the manifest at `path`. CheckpointError: no run writes such a state."""
+        try:
+            return RunState.from_json(values)
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}; choose another checkpoint") from None
