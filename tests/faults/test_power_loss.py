@@ -40,7 +40,7 @@ from trainer.runs.layout import LEDGER, METRICS
 from trainer.runs.ledger import Ledger
 from trainer.runs.metrics_file import CutOff, lines_until
 from trainer.runs.progress import LedgerHead
-from trainer.runs.record import check_nothing_saved, read_record_if_any
+from trainer.runs.record import check_nothing_saved
 from trainer.runs.saved_run import SavedRun
 from trainer.verification.integrity import check_integrity
 
@@ -325,7 +325,7 @@ def what_is_lost(run: Path, acknowledged: int | None, right: dict[int, str]) -> 
     if acknowledged is not None and (newest is None or newest < acknowledged):
         return f"the newest checkpoint is {newest}, but {acknowledged} was acknowledged"
     if newest is None:
-        check_nothing_saved(run, read_record_if_any(run))
+        check_nothing_saved(run, SavedRun(run).record_if_any)
         return None
     Ledger(run / LEDGER, LedgerHead(**store.load(newest).state["ledger"])).close()
     if (run / LEDGER).stat().st_size == 0:

@@ -68,7 +68,6 @@ __all__ = [
     "leave_note",
     "note_adjustment",
     "read_record",
-    "read_record_if_any",
     "noted_adjustments",
     "recorded_micro",
     "recorded_precision",
@@ -222,10 +221,6 @@ def complete_record(
 
 def target_word(identity: Mapping[str, Any]) -> str:
     return _TARGETS.get(str(identity.get("objective")), "token")
-
-
-def read_record_if_any(run: Path) -> Record | None:
-    return read_record(run) if (run / RECORD).exists() else None
 
 
 def read_record(run: Path) -> Record:
