@@ -8,8 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-__all__ = ["SoftLimit", "child_environment", "forbid_files", "inherited_limit", "limit_memory", "lower_limit", "memory_in_use"]
-
 _OF_THE_PROGRAM_BYTES = 1 << 30  # address space that a program has mapped before it reads its first file
 
 

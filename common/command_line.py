@@ -22,20 +22,6 @@ from common.redaction import RedactingFormatter, redacted
 from common.storage_errors import TOO_MANY_FILES, explain_file_error, explain_os_error
 from common.terminal import LineHandler, printable, printable_stdout, write_line
 
-__all__ = [
-    "PROGRAM",
-    "Command",
-    "chosen",
-    "command_text",
-    "end_at_once",
-    "failed_import",
-    "importing",
-    "list_of",
-    "log_to_stderr",
-    "run_command",
-    "write_error",
-]
-
 PROGRAM = "trainer"  # in suggested commands
 _INDENT, _WIDTH = 14, 80
 

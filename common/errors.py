@@ -21,22 +21,6 @@ from typing import Self
 
 from common.files import UnusableFileError
 
-__all__ = [
-    "CheckpointError",
-    "ConfigError",
-    "DataError",
-    "ExitCode",
-    "GuardError",
-    "NextStart",
-    "PreparedDataError",
-    "ProjectError",
-    "SourceError",
-    "StoppedBySignal",
-    "StorageError",
-    "WorkerError",
-    "exit_code_of",
-]
-
 
 class NextStart(Enum):
     NOTHING = auto()

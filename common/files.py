@@ -23,31 +23,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-__all__ = [
-    "MAX_DEPTH",
-    "UnusableFileError",
-    "canonical_json",
-    "commit_directory",
-    "digest_bytes",
-    "digest_file",
-    "digest_stream",
-    "is_deeper",
-    "is_unfinished",
-    "open_input",
-    "open_output",
-    "own_folder",
-    "parse_json",
-    "plain",
-    "read_input",
-    "sealed",
-    "sync_directory",
-    "sync_file",
-    "sync_upwards",
-    "unfinished_path",
-    "unsealed",
-    "write_atomic",
-]
-
 MAX_VALUES = 1 << 20  # of a JSON file, unless its reader allows more
 MAX_DEPTH = 100  # of lists and objects in a JSON file
 _READ_BYTES = 1 << 20

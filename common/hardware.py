@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["DEVICE_NODES", "KERNEL_MODULE", "num_cores", "signs_of_gpus"]
-
 DEVICE_NODES = "dev/nvidia[0-9]*"
 KERNEL_MODULE = "proc/driver/nvidia/gpus/*"
 _WSL_DEVICE = "dev/dxg"  # Windows provides this device for GPUs of all vendors

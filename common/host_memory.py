@@ -12,8 +12,6 @@ from typing import NamedTuple
 from common.errors import ConfigError
 from common.text import format_bytes, size
 
-__all__ = ["available_host_bytes", "check_fits_memory", "free_host_bytes", "num_oom_kills", "process_bytes", "why_killed"]
-
 _WEIGHT_BYTES = 4
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")

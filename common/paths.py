@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["ENV", "RECIPES", "SYSTEM_PACKAGES", "TEXT", "VERSION", "named_mount"]
-
 VERSION = "0.1.0"
 _HERE = Path(__file__).resolve().parent
 ENV = _HERE / "env" if (_HERE / "env").is_dir() else _HERE.parent / "env"  # a wheel holds this folder as `common/env`

@@ -14,18 +14,6 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 from common.terminal import printable
 
-__all__ = [
-    "HIDDEN",
-    "RedactingFormatter",
-    "redacted",
-    "redacted_repr",
-    "redacted_settings",
-    "redacted_url",
-    "secrets_of",
-    "url_chain",
-    "without",
-]
-
 HIDDEN = "***"  # replaces the parts of a URL that could be a secret
 
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*"

@@ -8,8 +8,6 @@ from types import FrameType
 
 from common.errors import StoppedBySignal
 
-__all__ = ["stop_on_signals"]
-
 _STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 

@@ -12,8 +12,6 @@ from common.files import UnusableFileError
 from common.paths import TEXT, named_mount
 from common.text import size
 
-__all__ = ["TOO_MANY_FILES", "explain_file_error", "explain_os_error", "naming"]
-
 _OF_OPEN_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
 """Errors of reads, writes and syncs of open files. Sockets raise none of these."""
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)

@@ -18,8 +18,6 @@ from common.files import commit_directory, is_unfinished, sync_upwards, unfinish
 from common.signals import stop_on_signals
 from common.storage_errors import explain_os_error, naming
 
-__all__ = ["Target", "check_target", "new_folder"]
-
 _log = logging.getLogger(__name__)
 Target = Literal["folder", "file"]
 _KINDS: Mapping[str, tuple[tuple[str, ...], ...]] = {

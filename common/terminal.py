@@ -14,18 +14,6 @@ from functools import partial
 from importlib import import_module
 from typing import IO, Any, Literal, TextIO, cast
 
-__all__ = [
-    "Colour",
-    "LineHandler",
-    "PrintableStream",
-    "bar_columns",
-    "coloured",
-    "printable",
-    "printable_stdout",
-    "progress_shown",
-    "write_line",
-]
-
 _STEERING = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"))
 """Unicode categories of characters that are invisible, or that change how other characters are shown."""
 _KEPT = "\n\t\u200c\u200d"  # line feed and tab, and the two joiners, which Persian, Indian scripts and emoji need

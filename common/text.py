@@ -6,8 +6,6 @@ from typing import Any
 
 from common.terminal import printable
 
-__all__ = ["count", "decimal", "duration", "format_bytes", "rate", "share", "shortened", "size", "some_of", "value_text", "visible"]
-
 
 def size(num_bytes: float) -> str:
     """In decimal units: `517 bytes`, `1.2 kB`, `3.4 TB`."""

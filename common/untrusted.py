@@ -16,27 +16,6 @@ from common.errors import CheckpointError
 from common.files import UnusableFileError, open_input, read_input
 from common.settings.load import MAX_SETTINGS_BYTES
 
-__all__ = [
-    "MAX_COUNT",
-    "MAX_EXTENSION_BYTES",
-    "MAX_LINES_BYTES",
-    "MAX_LINE_BYTES",
-    "MAX_NOTE_BYTES",
-    "MAX_PROMPTS_BYTES",
-    "MAX_RECORD_BYTES",
-    "Count",
-    "Finite",
-    "Schema",
-    "InnerName",
-    "Plain",
-    "copy_run_file",
-    "digest_run_file",
-    "number",
-    "parsed",
-    "read_lines",
-    "read_run_file",
-]
-
 MAX_RECORD_BYTES = 16 << 20
 MAX_NOTE_BYTES = 1 << 20  # for the file in which one rank has noted an adjustment
 MAX_PROMPTS_BYTES = 64 << 20

@@ -14,8 +14,6 @@ from typing import Any, Literal, Self
 from data_pipeline.config import Kind
 from data_pipeline.heuristics.presets import PRESETS
 
-__all__ = ["Document", "Reason", "Rejection", "Stage", "cut_text", "document_id", "partition_of"]
-
 _ORDINAL_BITS = 32
 _SAMPLE_CHARS = 200
 

@@ -33,8 +33,6 @@ from data_pipeline.stages.tokenize import tokenize_all
 from data_pipeline.stages.train_quality import train_quality, trained_reference
 from data_pipeline.stages.train_tokenizer import train_on_sample
 
-__all__ = ["prepare", "stage_names"]
-
 
 def prepare(config: PrepareConfig) -> Manifest:
     """Data that is already prepared is not prepared again."""

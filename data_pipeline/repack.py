@@ -36,8 +36,6 @@ from data_pipeline.reports.totals import row_counts
 from data_pipeline.stages.pack import DocumentsOf, pack_all
 from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
-__all__ = ["repack"]
-
 
 @dataclass(frozen=True)
 class CountTask:

@@ -7,8 +7,6 @@ from pathlib import Path
 from trainer.config import ScheduleConfig
 from trainer.optim.schedule import learning_rate_factor
 
-__all__ = ["PICTURE", "draw"]
-
 PICTURE = Path(__file__).with_name("schedules.svg")
 
 WARMUP, DECAY_STEPS, SHOWN_STEPS, FLOOR = 100, 1000, 1150, 0.1

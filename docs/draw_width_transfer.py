@@ -19,8 +19,6 @@ from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model
 from trainer.optim.optimizers import build_optimizers
 
-__all__ = ["BASE_WIDTH", "NUM_STEPS", "PICTURE", "WIDTHS", "Kind", "draw", "logit_change"]
-
 PICTURE = Path(__file__).with_name("width_transfer.svg")
 WIDTHS, BASE_WIDTH, NUM_STEPS = (64, 128, 256, 512), 64, 5
 Kind = Literal["adamw", "muon"]

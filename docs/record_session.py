@@ -28,8 +28,6 @@ from pathlib import Path
 
 from tests.support.terminals import screen_of
 
-__all__ = ["COMMANDS", "PAGE", "record", "shortened", "with_recording", "write_documents"]
-
 PAGE = Path(__file__).parent / "guide/first-model.md"
 README = Path(__file__).parents[1] / "README.md"
 STOP = "(Ctrl-C after 60 seconds)"

@@ -6,8 +6,6 @@ import re
 from pathlib import PurePosixPath
 from typing import Any
 
-__all__ = ["on_page_markdown", "without_outside_links"]
-
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 
 

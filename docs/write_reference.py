@@ -24,8 +24,6 @@ from data_pipeline.config import PrepareConfig
 from trainer.config import TrainConfig
 from trainer.program import all_commands
 
-__all__ = ["commands_page", "pages_with_parts", "settings_page", "with_made_parts"]
-
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference"
 _PART = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

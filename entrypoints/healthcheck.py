@@ -14,8 +14,6 @@ from pathlib import Path
 from trainer.launch.command import folder_of
 from trainer.machine.running_ranks import ranks_of
 
-__all__ = ["main"]
-
 
 def log_line(line: str) -> None:
     """Print a line, which Docker keeps as the result of the check."""

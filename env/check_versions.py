@@ -13,8 +13,6 @@ import torch
 
 EXPECTED = Path(__file__).with_name("versions.env")
 
-__all__ = ["expected_versions", "found_versions", "main"]
-
 
 def expected_versions(path: Path = EXPECTED) -> dict[str, str]:
     """Return the NAME=VALUE lines of versions.env."""

@@ -43,8 +43,6 @@ OF_RANKS = (
 )
 """Variables of the processes of a training."""
 
-__all__ = ["SERVICES", "files", "main"]
-
 
 def names(service: str) -> list[str]:
     """Return the settings of a service in the order of the package, without those that docker-compose.yml sets itself."""

@@ -63,8 +63,6 @@ INPUTS = {
     "base/requirements.lock": ("base/requirements.in",),
 }
 
-__all__ = ["INPUTS", "beyond", "header", "is_of_cuda", "main", "parse_blocks"]
-
 
 def header(lock: str) -> str:
     """Return the first lines of a lock file: its inputs, and how to make it again."""

@@ -11,8 +11,6 @@ import re
 import sys
 from pathlib import Path
 
-__all__ = ["hashes_of", "main"]
-
 
 def hashes_of(lock: str) -> dict[tuple[str, str], list[str]]:
     """Return the SHA-256 hashes of a lock by name and version."""

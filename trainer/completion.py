@@ -10,8 +10,6 @@ from common.command_line import PROGRAM, Command
 from common.errors import ConfigError
 from common.settings.command import option_names
 
-__all__ = ["print_completion"]
-
 
 def print_completion(commands: Mapping[str, Command], words: Sequence[str]) -> None:
     scripts = {"bash": _bash, "zsh": _zsh, "fish": _fish}

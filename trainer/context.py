@@ -7,8 +7,6 @@ from trainer.config import BatchConfig, TrainConfig
 from trainer.distributed.group import Group
 from trainer.model.attention import Backend
 
-__all__ = ["RunContext"]
-
 
 @dataclass(frozen=True)
 class RunContext:

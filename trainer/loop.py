@@ -16,8 +16,6 @@ from trainer.training.step import CannotContinueError, train_step
 from trainer.training.step_report import StepResults
 from trainer.training.training_run import TrainingRun
 
-__all__ = ["train"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from common.command_line import Command
 
-__all__ = ["all_commands", "main"]
-
 _INTERRUPTED = 130
 
 

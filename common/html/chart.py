@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from common.html.curves import Curve, Thinned, thin
 
-__all__ = ["WIDE", "Axis", "Chart", "Line", "axis_through", "measured", "short"]
-
 WIDE = 10.0  # in reports, the default of `Chart.log_from`
 _LARGEST = 1e280  # larger values are drawn at the edge, so no difference of two values overflows
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_COLUMNS", "Curve", "Thinned", "average_window", "median", "moving_average", "thin"]
-
 MAX_COLUMNS = 500  # this limits the size of a page for a run of any length
 
 Floats = NDArray[np.float64]

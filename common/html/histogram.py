@@ -11,8 +11,6 @@ from markupsafe import Markup
 from common.html.page import Plot, draw_template
 from common.text import decimal
 
-__all__ = ["Bin", "draw_histogram"]
-
 _PLOT = Plot(width=520, height=250, left=46, right=18, top=44, bottom=40)
 _LABEL_WIDTH = 9  # of one character with margins, in units of the picture
 _STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5)

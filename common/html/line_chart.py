@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from common.html.chart import Chart, Line, measured, short
 from common.html.page import Plot, draw_template
 
-__all__ = ["draw"]
-
 _PLOT = Plot(width=560, height=270, left=60, right=14, top=30, bottom=40)
 _MAX_MARKERS = 40
 _MARKERS = (

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from common.text import visible
 
-__all__ = ["UNKNOWN", "Plot", "draw_template", "or_unknown", "render_page", "render_template", "template_environment"]
-
 UNKNOWN = "—"
 
 _HERE = Path(__file__).parent

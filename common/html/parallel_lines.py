@@ -11,8 +11,6 @@ from markupsafe import Markup
 
 from common.html.page import Plot, draw_template
 
-__all__ = ["Coordinate", "Record", "Rank", "draw_parallel"]
-
 _HEIGHT, _TOP, _BOTTOM = 320, 40, 24
 _AXIS_WIDTH, _SIDE, _MIN_WIDTH = 150, 70, 1000
 _MAX_TICKS = 8

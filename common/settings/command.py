@@ -12,8 +12,6 @@ from common.settings.model import Options, Settings, place_of, setting_names, sp
 from common.settings.options import help_parser
 from common.targets import check_target
 
-__all__ = ["loaded", "option_names", "run_listed"]
-
 
 def loaded(command: Command) -> tuple[type[Settings] | type[Options], Callable[[Any], None]]:
     run = import_module(command.module).run

@@ -17,8 +17,6 @@ from typing import Any
 
 from common.text import value_text
 
-__all__ = ["OnlyIf", "names_in"]
-
 
 @dataclass(frozen=True)
 class OnlyIf:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-__all__ = ["flatten", "merge", "nest", "without"]
-
 
 def flatten(values: Mapping[str, Any], prefix: str = "", *, empty: bool = False) -> dict[str, Any]:
     """An empty mapping has no names, or counts as a value (`empty`)."""

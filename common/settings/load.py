@@ -38,8 +38,6 @@ from common.settings.model import (
 from common.settings.suggest import nearest, suggest
 from common.settings.toml import parse_toml
 
-__all__ = ["AUTO", "MAX_SETTINGS_BYTES", "load_options", "load_settings", "recipe_path"]
-
 AUTO = "auto"  # its settings are chosen for the data and the machine
 MAX_SETTINGS_BYTES = 1 << 20
 

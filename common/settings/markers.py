@@ -6,31 +6,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, TypeVar
 
-__all__ = [
-    "ASKED_AGAIN",
-    "DIVIDES_WORK",
-    "EXPORTED",
-    "FITS_WEIGHTS",
-    "MOVEABLE",
-    "OF_TRAINING",
-    "PER_START",
-    "FOLDER",
-    "SHARED_BY_SOURCES",
-    "Effect",
-    "FixesShapes",
-    "Frequent",
-    "Identity",
-    "InReplay",
-    "Marker",
-    "NoEffectOnBits",
-    "NoEffectOnResults",
-    "NotSearched",
-    "ResolvedInIdentity",
-    "ShapesData",
-    "ShapesDataByContent",
-    "ShapesDataIfChanged",
-]
-
 T = TypeVar("T")
 
 

@@ -11,8 +11,6 @@ from common.redaction import redacted_repr
 from common.settings.model import Options, Settings, entry_model, environment_names, place_of, setting_names, spelling
 from common.settings.suggest import suggest
 
-__all__ = ["explain"]
-
 
 def explain(model: type[BaseModel], error: ValidationError, *place: str) -> str:
     """`place` names the sections that hold the model, if it is part of another one."""

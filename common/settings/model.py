@@ -15,38 +15,6 @@ from common.settings.conditions import OnlyIf, names_in
 from common.settings.markers import Effect, Frequent
 from common.targets import Target
 
-__all__ = [
-    "Options",
-    "OptionsT",
-    "Place",
-    "Section",
-    "Settings",
-    "SettingsT",
-    "all_settings",
-    "conditions_of",
-    "entry_model",
-    "frequent_settings",
-    "is_among",
-    "markers_of",
-    "environment_names",
-    "is_list",
-    "is_table",
-    "keep_set",
-    "needed_text",
-    "none_word",
-    "place_in_recipe",
-    "place_of",
-    "settings_with",
-    "section_model",
-    "set_names",
-    "setting_names",
-    "settings_in",
-    "spelling",
-    "unmet_conditions",
-    "user_tables",
-    "with_nones",
-]
-
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)  # `to_toml` writes finite numbers only

@@ -30,8 +30,6 @@ from common.settings.suggest import suggest
 from common.terminal import bar_columns
 from common.text import value_text
 
-__all__ = ["SchemaOptions", "SettingText", "help_parser", "schema_text", "setting_texts"]
-
 _SHORT_WIDTH = 80
 _WIDTH = 120  # columns of a full help, unless the terminal has fewer
 _DEEP = " " * 6

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from common.settings.synonyms import SYNONYMS
 
-__all__ = ["nearest", "suggest"]
-
 _MOST = 4
 
 

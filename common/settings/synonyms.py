@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-__all__ = ["SYNONYMS"]
-
 SYNONYMS: dict[str, dict[str, tuple[str, ...]]] = {
     "train": {
         "learning_rate max_lr peak_lr base_lr initial_lr": ("optim.lr",),

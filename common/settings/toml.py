@@ -6,8 +6,6 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["parse_toml", "to_toml"]
-
 _MAX_DOTS = 256  # the parser takes quadratic time for dotted names: 64,000 parts take 50 s (November 2026)
 _TOML_STRING = re.compile(r"""\"(?:[^"\\]|\\.)*+(?P<double>\")?+|'[^']*+(?P<single>')?+""")
 """The part after an open quote is matched too, so that no character of it is read again."""

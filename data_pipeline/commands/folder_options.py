@@ -7,8 +7,6 @@ from pydantic import Field
 
 from common.settings.model import Options, Place
 
-__all__ = ["FolderOptions"]
-
 
 class FolderOptions(Options):
     directory: Annotated[Path, Place(metavar="DIR", positional=True)] = Field(description="Folder that `prepare` has written.")

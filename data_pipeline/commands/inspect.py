@@ -10,8 +10,6 @@ from common.settings.model import Place
 from common.text import visible
 from data_pipeline.commands.folder_options import FolderOptions
 
-__all__ = ["InspectOptions", "run"]
-
 
 class InspectOptions(FolderOptions):
     """Shows a summary of prepared data, or one document."""

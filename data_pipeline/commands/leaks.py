@@ -11,8 +11,6 @@ from common.settings.model import Place
 from data_pipeline.commands.folder_options import FolderOptions
 from data_pipeline.config import DedupConfig
 
-__all__ = ["LeaksOptions", "run"]
-
 
 class LeaksOptions(FolderOptions):
     """Searches the training text for validation documents and for items of benchmarks."""

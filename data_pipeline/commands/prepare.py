@@ -4,8 +4,6 @@ import sys
 
 from data_pipeline.config import PrepareConfig
 
-__all__ = ["run"]
-
 
 def run(config: PrepareConfig) -> None:
     """Turns text into packed, tokenised rows for training."""

@@ -8,8 +8,6 @@ from pydantic import Field
 from common.settings.model import Place
 from data_pipeline.commands.folder_options import FolderOptions
 
-__all__ = ["RepackOptions", "run"]
-
 
 class RepackOptions(FolderOptions):
     """Packs the documents of prepared data into rows of another length."""

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from common.command_line import Command
 
-__all__ = ["COMMANDS"]
-
 
 def _row(name: str, summary: str, *, is_frequent: bool = False, renamed: str = "") -> Command:
     return Command(name, summary, f"data_pipeline.commands.{name}", is_frequent, renamed)

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from data_pipeline.commands.folder_options import FolderOptions
 
-__all__ = ["VerifyOptions", "run"]
-
 
 class VerifyOptions(FolderOptions):
     """Checks every digest of prepared data and names the first file that does not match."""

@@ -3,8 +3,6 @@ from __future__ import annotations
 from common.settings.model import conditions_of, needed_text, unmet_conditions
 from data_pipeline.config.prepare import OVERRIDABLE, PrepareConfig, SourceConfig
 
-__all__ = ["settings_without_effect"]
-
 
 def settings_without_effect(config: PrepareConfig) -> list[str]:
     """Return a warning for each setting that differs from its default and has no effect for any source."""

@@ -12,8 +12,6 @@ from data_pipeline.heuristics.presets import PRESETS
 from data_pipeline.heuristics.rule import Preset as RulePreset
 from data_pipeline.heuristics.rule import Setting, Share
 
-__all__ = ["HeuristicConfig", "LanguageConfig", "Preset", "QualityConfig"]
-
 if TYPE_CHECKING:
     Preset = str
 else:

@@ -9,8 +9,6 @@ from common.settings.markers import NoEffectOnResults, ShapesData
 from common.settings.model import Section
 from data_pipeline.heuristics.rule import Share
 
-__all__ = ["LimitConfig"]
-
 _MIB = 1 << 20
 
 

@@ -22,8 +22,6 @@ from data_pipeline.config.selection import AugmentConfig, BalanceConfig, DedupCo
 from data_pipeline.config.text import BUILTIN, CleanConfig, HtmlConfig, Kind, RecordConfig, TextConfig
 from data_pipeline.config.tokens import ChatConfig, PackingConfig, TokenizerConfig
 
-__all__ = ["KeptRejects", "PrepareConfig", "SourceConfig"]
-
 _MIB = 1 << 20
 KeptRejects = Literal["none", "samples", "all"]
 

@@ -15,8 +15,6 @@ from common.settings.model import Section
 from data_pipeline.config.text import KINDS
 from data_pipeline.heuristics.rule import Share
 
-__all__ = ["FIM_TOKENS", "AugmentConfig", "BalanceConfig", "DedupConfig", "SplitConfig"]
-
 FIM_TOKENS = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")  # special tokens, as Qwen and CodeGemma write them
 
 

@@ -12,8 +12,6 @@ from common.settings.markers import Effect, Marker
 from common.settings.model import setting_names, settings_with, with_nones
 from data_pipeline.config.prepare import OVERRIDABLE, PrepareConfig
 
-__all__ = ["content_settings", "named_files", "portable_settings", "shaping_settings"]
-
 _IF_CHANGED = settings_with(PrepareConfig, Effect.SHAPES_DATA_IF_CHANGED)
 _SHAPING = (*settings_with(PrepareConfig, Effect.SHAPES_DATA), *_IF_CHANGED)
 _BY_CONTENT = settings_with(PrepareConfig, Effect.SHAPES_DATA_BY_CONTENT)

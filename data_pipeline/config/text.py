@@ -12,8 +12,6 @@ from common.settings.markers import (
 )
 from common.settings.model import Section
 
-__all__ = ["BUILTIN", "KINDS", "CleanConfig", "HtmlConfig", "Kind", "RecordConfig", "TextConfig"]
-
 BUILTIN = "builtin"  # the word in `sources` that stands for the built-in corpus: the text of Python's standard library
 Kind = Literal["prose", "web", "code"]  # kind of a document. It decides which filters apply to the document.
 KINDS: tuple[Kind, ...] = ("prose", "web", "code")  # the kinds, in the order of their numbers in tables

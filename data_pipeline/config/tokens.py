@@ -14,8 +14,6 @@ from common.settings.markers import (
 )
 from common.settings.model import Section
 
-__all__ = ["CHAT_TOKENS", "ChatConfig", "PackingConfig", "TokenizerConfig"]
-
 _MIB = 1 << 20
 _OWN = OnlyIf("not tokenizer.path")
 _TRAINED = OnlyIf("tokenizer.kind = bpe or tokenizer.kind = unigram")

@@ -15,8 +15,6 @@ from data_pipeline.config import ChatConfig, TokenizerConfig
 from data_pipeline.tokenizer import NamedToken, Tokenizer, open_supplied, supplied_files
 from data_pipeline.tokenizer.special import CONFIG_FILE, OWN_NAMES
 
-__all__ = ["TEMPLATE_FILE", "ChatTemplate", "chosen_template", "published_template", "saved_template", "template_source"]
-
 TEMPLATE_FILE = "chat_template.jinja"
 _MAX_BYTES = 1 << 20
 _MAX_CONFIG_BYTES = 64 << 20

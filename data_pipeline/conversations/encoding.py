@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from data_pipeline.tokenizer import Tokenizer
 
-__all__ = ["EncodedChat", "encode_chats", "encode_pieces"]
-
 
 @dataclass(frozen=True)
 class EncodedChat:

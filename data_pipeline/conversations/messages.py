@@ -7,8 +7,6 @@ from typing import Any
 from common.files import is_deeper
 from data_pipeline.documents import Reason
 
-__all__ = ["ROLES", "Message", "MessagesError", "read_chat"]
-
 Message = dict[str, Any]  # `role`, `content`, and the other fields of the record
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _OTHER_NAMES = {"human": "user", "gpt": "assistant"}  # names of roles in records with `from` and `value`

@@ -23,8 +23,6 @@ from data_pipeline.conversations.messages import Message, MessagesError, read_ch
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.execution.confined import ConfinedProgram, ProgramOnDemand, refuse_lower_limits
 
-__all__ = ["ChatRenderer", "Rendered"]
-
 _CHILD = Path(__file__).with_name("template_child.py")
 _SILENCE_S = 600.0  # wall time; the child's own limit is processor time, which a busy machine does not change
 _SECONDS = 5  # a conversation takes less than a millisecond

@@ -22,8 +22,6 @@ from data_pipeline.dataset.layout import DOCUMENTS, LABELS, MAX_LABELS
 from data_pipeline.dataset.manifest import Manifest, check_digests
 from data_pipeline.dataset.tables import DOCUMENTS_SCHEMA, LABELS_SCHEMA, read_checked
 
-__all__ = ["DocumentLabels", "ValidationDocuments", "label_names", "read_document_labels", "read_validation_documents"]
-
 _MAX_NAME_CHARS = 1024
 
 

@@ -4,32 +4,6 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-__all__ = [
-    "CARD",
-    "CHOSEN",
-    "DOCUMENTS",
-    "FOLDERS",
-    "INPUTS",
-    "LABELS",
-    "LOCK",
-    "LOSS_RUNS",
-    "MANIFEST",
-    "MAX_LABELS",
-    "PUBLISHED",
-    "REFERENCE",
-    "REJECTED",
-    "REJECTS",
-    "REPORT",
-    "REPORT_PAGE",
-    "SINGLE_FILES",
-    "TIMINGS",
-    "TOKENIZER",
-    "TOKENS",
-    "WORK",
-    "is_written_by_prepare",
-    "rejected_name",
-]
-
 SINGLE_FILES: list[str] = []
 FOLDERS = ["train", "val"]
 

@@ -19,8 +19,6 @@ from common.errors import ConfigError, PreparedDataError
 from common.files import UnusableFileError, digest_bytes, open_input, open_output, own_folder
 from common.text import some_of
 
-__all__ = ["READERS", "DataInUseError", "reading", "replacing"]
-
 READERS = ".readers"  # folder with the names of readers, inside the folder of the data
 _MAX_NAMES, _MAX_NAME_BYTES = 256, 512
 _SHOWN = 4  # maximum number of names in a message

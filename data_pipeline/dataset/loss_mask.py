@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LossMask", "number_tokens"]
-
 Int64s = NDArray[np.int64]
 
 

@@ -24,23 +24,6 @@ from data_pipeline.dataset.layout import MANIFEST, PUBLISHED, REFERENCE
 from data_pipeline.dataset.locks import reading
 from data_pipeline.tokenizer.base import MAX_TOKENIZER_BYTES, MAX_VOCAB_SIZE
 
-__all__ = [
-    "FORMAT",
-    "MASKED_FORMAT",
-    "MAX_MANIFEST_BYTES",
-    "MAX_REFERENCE_BYTES",
-    "MAX_ROW_LENGTH",
-    "Manifest",
-    "OtherFormatError",
-    "ShardEntry",
-    "check_digests",
-    "distrust",
-    "files_in_manifest",
-    "is_missing",
-    "read_manifest",
-    "verify",
-]
-
 _FAMILY = "packed-rows/"
 FORMAT = f"{_FAMILY}2"
 MASKED_FORMAT = f"{_FAMILY}3"  # shards and tables may have a column `loss_runs`

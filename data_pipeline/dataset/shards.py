@@ -35,8 +35,6 @@ from data_pipeline.dataset.loss_mask import LossMask, number_tokens
 from data_pipeline.dataset.manifest import MASKED_FORMAT, Manifest, ShardEntry, distrust, is_missing
 from data_pipeline.dataset.tables import open_arrow
 
-__all__ = ["RowBatch", "Rows", "ShardContent", "ShardError", "token_type", "write_shard"]
-
 logger = logging.getLogger(__name__)
 
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]

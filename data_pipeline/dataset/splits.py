@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from data_pipeline.text.ngrams import mix_hashes
 
-__all__ = ["SPLITS", "Split", "fewest_held_out", "fractions_of_keys", "is_held_out", "tail_offset"]
-
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, Split] = ("train", "val")
 

@@ -21,16 +21,6 @@ from data_pipeline.dataset.tables import CHOSEN_SCHEMA, data_path, read_batches,
 from data_pipeline.documents import partition_of
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = [
-    "PublishedDocument",
-    "check_tables",
-    "check_tokens_kept",
-    "read_document",
-    "read_documents",
-    "read_tokenizer",
-    "settings_in",
-]
-
 _SectionT = TypeVar("_SectionT", bound=Section)
 
 

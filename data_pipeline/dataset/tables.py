@@ -23,20 +23,6 @@ from data_pipeline.dataset.layout import LOSS_RUNS
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = [
-    "CHOSEN_SCHEMA",
-    "DOCUMENTS_SCHEMA",
-    "LABELS_SCHEMA",
-    "tokens_schema",
-    "TableWriter",
-    "data_path",
-    "open_arrow",
-    "read_batches",
-    "read_checked",
-    "read_side_by_side",
-    "read_table",
-]
-
 _BATCH_BYTES = 4 << 20  # text in one record batch; limits the memory of every stage
 
 

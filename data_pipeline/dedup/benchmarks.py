@@ -23,8 +23,6 @@ from common.errors import SourceError
 from common.files import MAX_DEPTH, is_deeper
 from data_pipeline.text.batch import TextBatch
 
-__all__ = ["BenchmarkIndex", "Overlaps", "load_benchmarks", "read_items"]
-
 _SHORTEST_RUN = 8  # words
 _FILTER_BITS = 22
 _FILTER_MASK = np.uint64((1 << _FILTER_BITS) - 1)

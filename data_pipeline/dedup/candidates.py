@@ -19,20 +19,6 @@ from data_pipeline.dedup.keys import entries_path
 from data_pipeline.documents import document_id
 from data_pipeline.execution.tasks import commit_result
 
-__all__ = [
-    "PAIRS_SCHEMA",
-    "SAMPLE_EVERY",
-    "BucketResult",
-    "BucketTask",
-    "RefineTask",
-    "copies_path",
-    "distinct",
-    "find_candidates",
-    "pair_up",
-    "read_pairs",
-    "refine_candidates",
-]
-
 PAIRS_SCHEMA = pa.schema([("later", pa.uint64()), ("earlier", pa.uint64())])  # document ids; each batch is in order of `later`
 GROUPS_SCHEMA = pa.schema([("key", pa.uint64()), ("id", pa.uint64())])  # sorted by key, then id
 SAMPLE_EVERY = 256  # one pair in so many gives a sample, by which the verification is cut into even tasks

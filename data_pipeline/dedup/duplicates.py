@@ -27,8 +27,6 @@ from data_pipeline.documents import Reason, document_id, partition_of
 from data_pipeline.execution.runner import Runner
 from data_pipeline.execution.tasks import Counts, commit_result
 
-__all__ = ["FATES_SCHEMA", "REASONS", "STAGES", "Duplicates", "PartitionKeys", "find_duplicates"]
-
 FATES_SCHEMA = pa.schema(
     [("id", pa.uint64()), ("fate", pa.uint8()), ("split_key", pa.binary(DIGEST_BYTES)), ("leader", pa.uint64())]
 )

@@ -29,25 +29,6 @@ from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.text.batch import TextBatch
 from data_pipeline.text.ngrams import mix_hashes
 
-__all__ = [
-    "Bands",
-    "DIGEST_BYTES",
-    "ENTRIES_SCHEMA",
-    "KEYS_SCHEMA",
-    "KeyWriter",
-    "Keys",
-    "Shingles",
-    "choose_bands",
-    "entries_path",
-    "fixed_bytes",
-    "fold_digest",
-    "make_entries",
-    "read_digests",
-    "read_keys",
-    "shingle",
-    "sign",
-]
-
 DIGEST_BYTES = 16
 
 Hashes = NDArray[np.uint64]

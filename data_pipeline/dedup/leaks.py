@@ -21,8 +21,6 @@ from data_pipeline.dedup.keys import Keys, Shingles, shingle, sign
 from data_pipeline.dedup.similarity import jaccard
 from data_pipeline.text.batch import TextBatch
 
-__all__ = ["BenchmarkLeaks", "Example", "LeakReport", "check_leaks"]
-
 _BATCH_CHARS = 1 << 20
 _MAX_EXAMPLES = 10
 _SAMPLE_CHARS = 100

@@ -24,8 +24,6 @@ from data_pipeline.dedup.keys import DIGEST_BYTES, fixed_bytes, read_keys
 from data_pipeline.dedup.similarity import Texts
 from data_pipeline.execution.tasks import commit_result
 
-__all__ = ["RESOLVED_SCHEMA", "Fate", "Resolution", "ResolveResult", "ResolveTask", "components", "resolve", "resolve_pairs"]
-
 RESOLVED_SCHEMA = pa.schema(
     [("id", pa.uint64()), ("fate", pa.uint8()), ("leader", pa.uint64()), ("split_key", pa.binary(DIGEST_BYTES))]
 )

@@ -17,8 +17,6 @@ from data_pipeline.documents import partition_of
 from data_pipeline.execution.tasks import commit_result
 from data_pipeline.text.batch import TextBatch
 
-__all__ = ["ShingleCache", "Texts", "VerifyResult", "VerifyTask", "cut_evenly", "jaccard", "similar_pairs", "verify_candidates"]
-
 _CACHE_BYTES = 64 << 20  # of cached shingles
 _CHUNK_BYTES = 16 << 20  # of texts whose pairs are compared together; their shingles need up to eight times as much memory
 _OPEN_FILES = 64

@@ -18,8 +18,6 @@ from typing import Self, TypeVar
 from common.child_process import child_environment, inherited_limit
 from common.errors import WorkerError
 
-__all__ = ["ConfinedProgram", "ProgramEndedError", "ProgramOnDemand", "refuse_lower_limits"]
-
 AnswerT = TypeVar("AnswerT")
 _MAX_READ_BYTES = 1 << 20
 _QUIET_ALLOCATION = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}

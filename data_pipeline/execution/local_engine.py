@@ -16,8 +16,6 @@ from typing import Protocol, TypeVar
 from common.errors import WorkerError
 from common.host_memory import num_oom_kills, why_killed
 
-__all__ = ["Engine", "open_engine"]
-
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 

@@ -15,8 +15,6 @@ from tqdm import tqdm
 
 from common.text import duration, size
 
-__all__ = ["Pace", "Progress", "StageTiming"]
-
 _SECONDS_BETWEEN_LINES = 30.0
 _SECONDS_BETWEEN_REDRAWS = 1.0
 _SECONDS_TO_END = 1.0

@@ -18,8 +18,6 @@ from common.errors import ConfigError, WorkerError
 
 ray: Any = importlib.import_module("ray") if importlib.util.find_spec("ray") else None  # optional: requirements-ray.lock
 
-__all__ = ["open_ray"]
-
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 

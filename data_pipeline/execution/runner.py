@@ -10,8 +10,6 @@ from data_pipeline.execution.local_engine import Engine, open_engine
 from data_pipeline.execution.progress import Progress
 from data_pipeline.execution.tasks import Task, run_stage
 
-__all__ = ["Runner", "open_runner", "open_runner_of"]
-
 TaskT = TypeVar("TaskT", bound=Task)
 ResultT = TypeVar("ResultT")
 

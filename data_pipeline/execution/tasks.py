@@ -18,8 +18,6 @@ from common.files import digest_file, read_input, sealed, unsealed, write_atomic
 from common.hardware import num_cores
 from data_pipeline.execution.local_engine import Engine
 
-__all__ = ["Counts", "Task", "Written", "add_counts", "check_files", "commit_result", "run_stage"]
-
 logger = logging.getLogger(__name__)
 _MAX_RESULT_BYTES = 256 << 20
 _MAX_CHECKS = 8  # at a time; computing digests releases the interpreter lock

@@ -27,8 +27,6 @@ from data_pipeline.config.text import LineRule
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.heuristics.web import LINE_ENDS, MAX_WORD_CHARS, NOTICES
 
-__all__ = ["Cleaned", "clean", "judge_length"]
-
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _MIN_LINE_WORDS = 5
 

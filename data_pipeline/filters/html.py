@@ -20,8 +20,6 @@ from pathlib import Path
 from data_pipeline.config import HtmlConfig, LimitConfig
 from data_pipeline.execution.confined import ConfinedProgram, ProgramOnDemand, refuse_lower_limits
 
-__all__ = ["Extracted", "PageReader"]
-
 _CHILD = Path(__file__).with_name("html_child.py")
 _SILENCE_S = 600.0  # wall time; the child's own limit is processor time, which a busy machine does not change
 _MEMORY_BYTES = 64 << 20  # for any page; also the lower bound of limits.reader_memory_bytes

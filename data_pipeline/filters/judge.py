@@ -19,8 +19,6 @@ from data_pipeline.heuristics.presets import PRESETS
 from data_pipeline.heuristics.statistics import TextStatistics
 from data_pipeline.text.batch import TextBatch
 
-__all__ = ["BrokenRule", "JudgedBatch", "JudgedDocument", "judge_batch", "judge_form"]
-
 _JUDGED_BYTES = 4 << 20  # of a longer text, only this much is judged by its form: the rules need 30 to 90 bytes of memory per byte
 
 

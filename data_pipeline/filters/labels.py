@@ -6,8 +6,6 @@ from typing import Any
 from data_pipeline.config import RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
 
-__all__ = ["MAX_LABEL_CHARS", "judge_label", "label_of"]
-
 MAX_LABEL_CHARS = 200  # longest name of a label, in characters
 
 

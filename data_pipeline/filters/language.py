@@ -27,8 +27,6 @@ from common.errors import ConfigError
 from common.settings.suggest import nearest
 from data_pipeline.config import LanguageConfig
 
-__all__ = ["CODE", "UNDETERMINED", "Identified", "check_codes", "confidence_bin", "identify", "kept_by_threshold"]
-
 UNDETERMINED = "und"
 CODE = "code"  # the language of source code, whose language is not identified
 

@@ -9,8 +9,6 @@ from data_pipeline.heuristics.rule import Preset, Share
 if TYPE_CHECKING:
     from data_pipeline.heuristics.statistics import Bools, Floats, Int64s, TextStatistics
 
-__all__ = ["QUALITY", "REPETITION"]
-
 QUALITY = Preset("gopher-quality", "Rae 2021")
 REPETITION = Preset("gopher-repetition", "Rae 2021")
 

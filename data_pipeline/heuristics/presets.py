@@ -5,6 +5,4 @@ from data_pipeline.heuristics.gopher import QUALITY, REPETITION
 from data_pipeline.heuristics.spam import SPAM
 from data_pipeline.heuristics.web import C4, FINEWEB
 
-__all__ = ["PRESETS"]
-
 PRESETS = {preset.name: preset for preset in (QUALITY, REPETITION, C4, FINEWEB, SPAM, CODE)}

@@ -13,8 +13,6 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
-__all__ = ["Preset", "Rule", "Setting", "Share"]
-
 Share = Annotated[float, Field(ge=0, le=1)]
 MeasureT = TypeVar("MeasureT", bound=Callable[..., Any])
 

@@ -9,8 +9,6 @@ from data_pipeline.heuristics.rule import Preset, Share
 if TYPE_CHECKING:
     from data_pipeline.heuristics.statistics import Floats, TextStatistics
 
-__all__ = ["SPAM"]
-
 SPAM = Preset("spam")
 
 _REPEATED_CHARS = 10

@@ -28,8 +28,6 @@ from data_pipeline.text.batch import TextBatch, writes_no_spaces
 from data_pipeline.text.ngrams import ngrams_of, runs_of
 from data_pipeline.text.repetition import find_repeats, top_items, words_in_repeats
 
-__all__ = ["Bools", "Floats", "Int64s", "TextStatistics"]
-
 Bools = NDArray[np.bool_]
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -14,8 +14,6 @@ from data_pipeline.heuristics.rule import Preset, Share
 if TYPE_CHECKING:
     from data_pipeline.heuristics.statistics import Floats, Int64s, TextStatistics
 
-__all__ = ["C4", "FINEWEB", "LINE_ENDS", "MAX_WORD_CHARS", "NOTICES"]
-
 C4 = Preset("c4", "Raffel 2020")
 FINEWEB = Preset("fineweb", "Penedo 2024")
 

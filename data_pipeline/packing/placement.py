@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from data_pipeline.packing.best_fit import best_fit_decreasing
 
-__all__ = ["METHODS", "Method", "Packing", "count_packing", "pack"]
-
 Int64s = NDArray[np.int64]
 Method = Literal["best-fit", "greedy", "one-per-row"]
 METHODS: tuple[Method, ...] = ("best-fit", "greedy", "one-per-row")

@@ -14,8 +14,6 @@ from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.shards import ShardContent, Tokens
 from data_pipeline.packing.placement import Packing
 
-__all__ = ["Window", "cut_into_shards", "cut_into_windows", "fill_rows"]
-
 FILL_TOKENS = 1 << 20  # in the rows that are filled at a time; no digest depends on it
 
 

@@ -18,8 +18,6 @@ from data_pipeline.reports.html_page import render_report
 from data_pipeline.stages.pack import DocumentsOf, PackResult, PackTask
 from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
-__all__ = ["Prepared", "assemble"]
-
 
 @dataclass(frozen=True)
 class Prepared:

@@ -14,8 +14,6 @@ from data_pipeline.sources.storage import files_below
 from data_pipeline.stages.train_quality import files_of_reference
 from data_pipeline.tokenizer import supplied_files
 
-__all__ = ["PIPELINE_VERSION", "fingerprint_of", "key_of_work", "settings_of"]
-
 PIPELINE_VERSION = 4
 """Increased when the same settings and input give other bytes, so that results of an older version are not reused."""
 

@@ -25,8 +25,6 @@ from data_pipeline.dataset.locks import DataInUseError
 from data_pipeline.dataset.manifest import files_in_manifest
 from data_pipeline.sources.storage import UnreadableSourceError
 
-__all__ = ["OutputFolder", "exclusive", "noted_files", "own_files", "work_folders", "write_note"]
-
 logger = logging.getLogger(__name__)
 _WORK_NAME = re.compile("[0-9a-f]{16}")
 _REJECTED_NAME = re.compile(r"[0-9]{6,}\.jsonl\.zst")

@@ -21,8 +21,6 @@ from data_pipeline.dataset.manifest import Manifest, OtherFormatError, read_mani
 from data_pipeline.publishing.ownership import check_nothing_foreign, noted_files, own_files, work_folders, write_note
 from data_pipeline.sources.ignored import IgnoredFiles
 
-__all__ = ["check_may_replace", "find_finished", "list_differences", "publish", "reuse_finished", "settle"]
-
 logger = logging.getLogger(__name__)
 _SHOWN = 3  # most settings and files in a message
 

@@ -33,8 +33,6 @@ from data_pipeline.text.ngrams import HASH_MULTIPLIER, mix_hashes
 
 # ruff: noqa: N815 - names of arrays carry their shape
 
-__all__ = ["ArpaModel", "is_arpa", "read_arpa"]
-
 _STEPS = 1024
 _BITS_PER_DIGIT = math.log2(10)
 _GZIP = b"\x1f\x8b"

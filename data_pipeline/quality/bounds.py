@@ -12,8 +12,6 @@ from data_pipeline.documents import Reason
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
 from data_pipeline.quality.perplexity import MAX_SCORE, SCORE_STEPS, Scores
 
-__all__ = ["FATES", "Bounds", "judge", "resolve_bounds"]
-
 
 @dataclass(frozen=True)
 class Bounds:

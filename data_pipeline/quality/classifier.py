@@ -24,8 +24,6 @@ from safetensors.numpy import load, save
 
 from common.errors import ConfigError, PreparedDataError
 
-__all__ = ["PROBABILITY_STEPS", "Classifier", "HeldOut", "train_classifier"]
-
 Ids = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -30,8 +30,6 @@ from data_pipeline.text.ngrams import mix_hashes
 
 # ruff: noqa: N815 - names of arrays carry their shape
 
-__all__ = ["ReferenceModel", "count_scores", "perplexity", "train_reference"]
-
 Ids = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 Counts = NDArray[np.uint32]

@@ -25,8 +25,6 @@ from data_pipeline.heuristics.presets import PRESETS
 from data_pipeline.reports.lengths import truncation_advice
 from data_pipeline.reports.lookup import by_extension, known, largest_first, lookup, round_trip
 
-__all__ = ["render_card"]
-
 _MAX_FILES = 20  # most input files listed for a source. The manifest lists all.
 
 _MAX_EXTENSIONS = 40  # most lines in a table of reasons and extensions

@@ -15,8 +15,6 @@ from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.reports.lengths import PERCENTS, truncation_advice
 from data_pipeline.reports.lookup import by_extension, known, largest_first, lookup, round_trip
 
-__all__ = ["render_report"]
-
 Report = Mapping[str, Any]
 
 _MAX_CUTS = 3  # most sources whose thresholds are marked

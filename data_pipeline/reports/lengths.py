@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from common.text import share
 
-__all__ = ["PERCENTS", "compare_row_lengths", "describe_lengths", "log_borders", "percentiles", "share_of", "truncation_advice"]
-
 PERCENTS = (50, 90, 95, 99)
 _MAX_BINS = 40
 _STEPS_PER_OCTAVE = (8, 6, 4, 3, 2, 1)

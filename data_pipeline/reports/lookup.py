@@ -3,8 +3,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["by_extension", "known", "largest_first", "lookup", "round_trip"]
-
 
 def round_trip(tokenizer: Mapping[str, Any]) -> str:
     """Return a sentence about whether decoding gives the texts back; "" if the report does not contain this."""

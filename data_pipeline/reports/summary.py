@@ -17,8 +17,6 @@ from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.reports.lookup import by_extension, lookup
 from data_pipeline.sources.ignored import IgnoredReason
 
-__all__ = ["next_command", "summary_lines"]
-
 _SHOWN = 6  # the most reasons or extensions in a line
 _FIRST_STEPS = 1000  # steps of the suggested training, if the recipe does not limit it
 _LENGTHS = ("steps", "epochs", "tokens")

@@ -15,8 +15,6 @@ from data_pipeline.reports.html_page import render_report
 from data_pipeline.reports.lengths import truncation_advice
 from data_pipeline.reports.lookup import by_extension, known, largest_first, lookup
 
-__all__ = ["check_report", "describe", "malformed", "summarise"]
-
 _WORDS = ("split", "source", "label", "kind", "stage", "reason", "ignored", "extension", "language", "length", "packing")
 """Columns that contain text."""
 _COLUMNS = 100

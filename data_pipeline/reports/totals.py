@@ -28,8 +28,6 @@ from data_pipeline.stages.split import SplitResult, share_lost_to_benchmarks
 from data_pipeline.stages.tokenize import TokenizeResult
 from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
-__all__ = ["Results", "make_report", "row_counts"]
-
 _SHOWN_SAMPLES_PER_REASON = 3
 _BIN_STEPS = SCORE_STEPS // 4
 

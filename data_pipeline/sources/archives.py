@@ -24,8 +24,6 @@ from data_pipeline.sources.formats import Shape, is_hidden, printable, shape_of
 from data_pipeline.sources.ignored import count_extension
 from data_pipeline.sources.streams import Budget, ByteReader, Compression, Readable, StreamError, decompress, inflate
 
-__all__ = ["ArchiveError", "Member", "read_tar", "read_zip"]
-
 _BLOCK = 512
 _MAX_SHOWN_CHARS = 500
 _MAX_HEADER_BYTES = 1 << 20  # of a long name or a pax header; ordinary ones have a few hundred bytes

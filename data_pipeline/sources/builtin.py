@@ -8,8 +8,6 @@ from pathlib import Path
 
 from common.files import UnusableFileError, read_input
 
-__all__ = ["code_files", "is_placeholder", "parse_topics", "standard_library"]
-
 # Tests and bundled programs are repetitive; site-packages is not the standard library and differs between machines.
 _LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "pydoc_data"}
 _LEFT_OUT |= {"site-packages", "dist-packages", "__pycache__"}

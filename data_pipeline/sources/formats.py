@@ -7,8 +7,6 @@ from data_pipeline.config import Kind
 from data_pipeline.sources.parsers import columnar, json_lines, tables, text_files
 from data_pipeline.sources.streams import Compression
 
-__all__ = ["FORMATS", "UNDERSTOOD", "Shape", "extension_of", "is_hidden", "printable", "shape_of"]
-
 FORMATS = {
     source_format.name: source_format
     for source_format in (

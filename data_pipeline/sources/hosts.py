@@ -19,8 +19,6 @@ from common.errors import SourceError
 from common.redaction import redacted
 from data_pipeline.sources.formats import printable
 
-__all__ = ["GuardedClient", "is_public", "may_redirect"]
-
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _REMEDY = "if you trust it, add it to limits.allowed_hosts"
 

@@ -8,8 +8,6 @@ from enum import StrEnum
 
 from data_pipeline.sources.formats import extension_of
 
-__all__ = ["IgnoredFiles", "IgnoredReason", "count_extension", "extension_shown"]
-
 _EXTENSION = re.compile(r"(\.\w[\w+-]{0,11}){1,2}")  # longer ends of names and those with spaces are none: `1. Introduction`
 _WITHOUT = "without an extension"
 _OTHER = "other"

@@ -24,15 +24,6 @@ from data_pipeline.sources.parsers.text_files import TOPICS
 from data_pipeline.sources.storage import Found, Listing, Location, digest, found_here, is_url, list_files
 from data_pipeline.sources.streams import Compression
 
-__all__ = [
-    "InputFile",
-    "Part",
-    "Partition",
-    "cut_into_partitions",
-    "find_inputs",
-    "remember_digests",
-]
-
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 _SHA256 = re.compile("sha256:[0-9a-f]{64}")

@@ -15,8 +15,6 @@ from data_pipeline.sources.parsers.source_format import Content
 from data_pipeline.sources.storage import UnreadableSourceError, check_unchanged, open_file
 from data_pipeline.sources.streams import Budget, Readable, StreamError, decompress, raw_blocks
 
-__all__ = ["read_part"]
-
 
 def read_part(part: Part, config: PrepareConfig, ignored: Counter[str] | None = None) -> Iterator[Document | Rejection]:
     """Yield documents in order, a rejection for each malformed one. `ignored` counts unknown formats in archives, by extension."""

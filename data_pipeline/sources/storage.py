@@ -36,20 +36,6 @@ from data_pipeline.config import LimitConfig
 from data_pipeline.sources.formats import is_hidden, printable
 from data_pipeline.sources.streams import Readable
 
-__all__ = [
-    "Found",
-    "Listing",
-    "Location",
-    "UnreadableSourceError",
-    "check_unchanged",
-    "digest",
-    "files_below",
-    "found_here",
-    "is_url",
-    "list_files",
-    "open_file",
-]
-
 logger = logging.getLogger(__name__)
 
 _MAX_WAIT_S = 30.0

@@ -14,20 +14,6 @@ import zstandard
 from data_pipeline.config import LimitConfig
 from data_pipeline.documents import Reason
 
-__all__ = [
-    "Budget",
-    "ByteReader",
-    "Compression",
-    "Line",
-    "Readable",
-    "StreamError",
-    "decompress",
-    "inflate",
-    "join_blocks",
-    "raw_blocks",
-    "read_lines",
-]
-
 Compression = Literal["none", "gz", "zst", "xz", "bz2"]
 
 _BLOCK_BYTES = 1 << 18

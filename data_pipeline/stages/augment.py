@@ -27,8 +27,6 @@ from data_pipeline.config import FIM_TOKENS, AugmentConfig, Kind
 from data_pipeline.execution.tasks import Counts
 from data_pipeline.tokenizer import Encoded, SentencePieceTokenizer, Tokenizer
 
-__all__ = ["Augmenter", "is_on", "load_synonyms"]
-
 Ids = NDArray[np.int32]
 
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")

@@ -22,8 +22,6 @@ from data_pipeline.stages.rejects import collect_rejects
 from data_pipeline.stages.select import SelectResult
 from data_pipeline.stages.split import SplitResult, share_lost_to_benchmarks
 
-__all__ = ["check_labels", "check_rejected", "check_selected", "check_settings", "check_split", "warn_of_losses"]
-
 logger = logging.getLogger(__name__)
 
 _SHOWN = 3  # files in a message

@@ -6,8 +6,6 @@ from data_pipeline.dedup.duplicates import Duplicates, PartitionKeys, find_dupli
 from data_pipeline.stages.job import Job
 from data_pipeline.stages.read import ReadResult
 
-__all__ = ["drop_duplicates"]
-
 
 def drop_duplicates(job: Job, read: Sequence[ReadResult]) -> Duplicates:
     keys = [PartitionKeys(number, result.source, result.kept) for number, result in enumerate(read)]

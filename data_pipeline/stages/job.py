@@ -10,8 +10,6 @@ from data_pipeline.config import PrepareConfig, TokenizerConfig
 from data_pipeline.execution.runner import Runner
 from data_pipeline.sources.inputs import Partition
 
-__all__ = ["Job", "PartitionTask", "is_trained"]
-
 TaskT = TypeVar("TaskT", bound="PartitionTask")
 
 

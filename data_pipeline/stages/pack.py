@@ -25,8 +25,6 @@ from data_pipeline.packing.placement import METHODS, count_packing, pack
 from data_pipeline.packing.rows import Window, cut_into_shards, cut_into_windows, fill_rows
 from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
-__all__ = ["DocumentsOf", "PackResult", "PackTask", "pack_all", "pack_group"]
-
 
 @dataclass(frozen=True)
 class DocumentsOf:

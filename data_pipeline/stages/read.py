@@ -27,8 +27,6 @@ from data_pipeline.sources.readers import read_part
 from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.reject_samples import SAMPLES_PER_REASON, RejectedWriter
 
-__all__ = ["TEXT_SCHEMA", "ReadResult", "ReadTask", "read_all", "read_partition"]
-
 
 def read_all(job: Job, chat: ChatTemplate | None = None) -> list[ReadResult]:
     """The template turns conversations into text."""

@@ -12,8 +12,6 @@ import pyarrow as pa
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.documents import Document, Reason, Rejection
 
-__all__ = ["REJECTED_TABLES", "SAMPLES_PER_REASON", "RejectedWriter", "Samples", "find_rows"]
-
 ReasonT = TypeVar("ReasonT", bound=str)
 SAMPLES_PER_REASON = 10  # most samples of each reason in one partition
 REJECTED_TABLES = ("malformed", "judged")  # ends of names; each table is in ascending order of the ids

@@ -29,8 +29,6 @@ from data_pipeline.stages.reject_samples import REJECTED_TABLES, find_rows
 from data_pipeline.stages.select import Cuts, SelectResult, explain_selection, reasons_of
 from data_pipeline.stages.split import SplitResult, explain_duplicate
 
-__all__ = ["RejectedResult", "RejectedTask", "collect_rejects", "lines_before", "write_rejected_partition", "write_rejects"]
-
 
 def collect_rejects(
     partitions: Sequence[Partition], read: Sequence[ReadResult], *later: Sequence[SplitResult | SelectResult], most: int = 1000

@@ -27,8 +27,6 @@ from data_pipeline.stages.reject_samples import Samples, find_rows
 from data_pipeline.stages.tokenize import TokenizeResult
 from data_pipeline.text.ngrams import mix_hashes
 
-__all__ = ["Cuts", "SelectResult", "cuts_of_sources", "documents_of", "explain_selection", "labels_of", "reasons_of", "select_all"]
-
 
 @dataclass(frozen=True)
 class Cuts:

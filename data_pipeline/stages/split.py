@@ -23,8 +23,6 @@ from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.reject_samples import Samples
 
-__all__ = ["SplitResult", "explain_duplicate", "read_kept", "share_lost_to_benchmarks", "split_all", "texts_of"]
-
 
 def split_all(job: Job, read: Sequence[ReadResult], duplicates: Duplicates) -> list[SplitResult]:
     places = [task.place("duplicates") for task in job.tasks(PartitionTask)]

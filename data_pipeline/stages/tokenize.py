@@ -30,8 +30,6 @@ from data_pipeline.stages.split import SplitResult, read_kept
 from data_pipeline.stages.train_quality import MODELS, Models, load_models
 from data_pipeline.tokenizer import Encoded, Tokenizer, load_tokenizer, round_trip_failures
 
-__all__ = ["TokenizeResult", "TokenizeTask", "tokenize_all", "tokenize_partition"]
-
 
 def tokenize_all(job: Job, split: Sequence[SplitResult]) -> list[TokenizeResult]:
     return job.run(

@@ -26,8 +26,6 @@ from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.split import SplitResult, read_kept, texts_of
 from data_pipeline.tokenizer import Encoded, Tokenizer, load_tokenizer
 
-__all__ = ["MODELS", "Models", "files_of_reference", "kind_of_reference", "load_models", "train_quality", "trained_reference"]
-
 
 def train_quality(job: Job, split: Sequence[SplitResult]) -> HeldOut | None:
     quality = job.config.quality

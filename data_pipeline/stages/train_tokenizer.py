@@ -17,8 +17,6 @@ from data_pipeline.stages.split import SplitResult, read_kept, texts_of
 from data_pipeline.tokenizer import Tokenizer, save_tokenizer
 from data_pipeline.tokenizer.training import alphabet_of, sample_pieces, train_tokenizer
 
-__all__ = ["SampleResult", "SampleTask", "TrainTask", "TrainedTokenizer", "sample_partition", "train", "train_on_sample"]
-
 
 def train_on_sample(job: Job, split: Sequence[SplitResult], chat: ChatTemplate | None = None) -> TrainedTokenizer:
     """Train on a sample, or use the tokenizer of the user. Its folder also gets the chat template."""

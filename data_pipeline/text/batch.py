@@ -22,8 +22,6 @@ from data_pipeline.text.ngrams import HASH_MULTIPLIER, NGrams, mix_hashes, ngram
 
 # ruff: noqa: N802 - names of arrays carry their shape
 
-__all__ = ["TextBatch", "writes_no_spaces"]
-
 Bools = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
 Int64s = NDArray[np.int64]

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 # ruff: noqa: N815 - names of arrays carry their shape
 
-__all__ = ["HASH_MULTIPLIER", "NGrams", "mix_hashes", "ngrams_of", "runs_of"]
-
 Bools = NDArray[np.bool_]
 Int64s = NDArray[np.int64]
 Hashes = NDArray[np.uint64]

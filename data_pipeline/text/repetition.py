@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from data_pipeline.text.ngrams import NGrams, mix_hashes
 
-__all__ = ["TopItems", "find_repeats", "top_items", "words_in_repeats"]
-
 Bools = NDArray[np.bool_]
 Int64s = NDArray[np.int64]
 Hashes = NDArray[np.uint64]

@@ -11,21 +11,6 @@ from numpy.typing import NDArray
 
 # ruff: noqa: N815 - names of arrays carry their shape
 
-__all__ = [
-    "BOS_ID",
-    "EOS_ID",
-    "MAX_TOKENIZER_BYTES",
-    "MAX_VOCAB_SIZE",
-    "NUM_SPECIAL",
-    "PAD_ID",
-    "SPECIAL_IDS",
-    "UNK_ID",
-    "Encoded",
-    "NamedToken",
-    "Tokenizer",
-    "round_trip_failures",
-]
-
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)  # of the built-in tokenizers; supplied ones define theirs
 SPECIAL_IDS = {"pad": PAD_ID, "unk": UNK_ID, "bos": BOS_ID, "eos": EOS_ID}
 NUM_SPECIAL = len(SPECIAL_IDS)

@@ -29,8 +29,6 @@ from numpy.typing import NDArray
 
 from data_pipeline.tokenizer.word_cache import Bools, Int64s
 
-__all__ = ["Borders", "borders_of"]
-
 _BLANKS = "\t\n\r "
 _WHITE_SPACE = [character for character in map(chr, range(0x3001)) if character.isspace()]  # no higher code point is a space
 _MARKS = punctuation.replace("'", "")

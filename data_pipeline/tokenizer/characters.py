@@ -9,8 +9,6 @@ from data_pipeline.tokenizer.base import NUM_SPECIAL, SPECIAL_IDS, UNK_ID, Encod
 from data_pipeline.tokenizer.special import OWN_NAMES
 from data_pipeline.tokenizer.word_cache import join_texts
 
-__all__ = ["ByteTokenizer", "CharacterTokenizer"]
-
 
 class _BuiltIn(Tokenizer):
     """A tokenizer whose symbols have ids from 4 on, and its additional special tokens the ids after them."""

@@ -18,8 +18,6 @@ from data_pipeline.tokenizer.probe import gives_same_ids
 from data_pipeline.tokenizer.special import CONFIG_FILE, LibraryTokenizer, special_tokens
 from data_pipeline.tokenizer.word_cache import WordCache, join_texts
 
-__all__ = ["HuggingFaceTokenizer"]
-
 _CHANGES_NO_ID = ("truncation", "padding", "post_processor")  # fields that are not used here
 
 

@@ -13,8 +13,6 @@ from data_pipeline.tokenizer.sentence_pieces import SentencePieceTokenizer
 from data_pipeline.tokenizer.special import SIBLINGS, names_in_siblings
 from data_pipeline.tokenizer.trial import try_out
 
-__all__ = ["load_tokenizer", "open_supplied", "save_tokenizer", "supplied_files"]
-
 _Files = Mapping[str, bytes]
 _BUILT_HERE = (CharacterTokenizer.file_name, ByteTokenizer.file_name)  # read without a third-party library
 

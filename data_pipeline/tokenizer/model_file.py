@@ -8,18 +8,6 @@ from typing import Any, Literal, NamedTuple
 
 from common.files import digest_bytes
 
-__all__ = [
-    "BPE",
-    "UNIGRAM",
-    "ModelSpec",
-    "PieceKind",
-    "piece_kinds",
-    "read_spec",
-    "with_control_pieces",
-    "without_dummy_prefix",
-    "without_provenance",
-]
-
 PieceKind = Literal["text", "unknown", "control", "symbol", "unused", "byte"]  # symbol: user-defined, found before all others
 
 UNIGRAM, BPE = 1, 2  # values of `ModelSpec.model_type`; an absent field means 1

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PROBES", "check_text", "gives_same_ids"]
-
 _Encode = Callable[[Sequence[str]], list[NDArray[np.int32]]]
 _SAMPLED = (
     (0xA0, 0x3100, 5),

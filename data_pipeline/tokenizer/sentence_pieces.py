@@ -27,8 +27,6 @@ from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, LibraryTokenizer
 from data_pipeline.tokenizer.subword_sampling import sample_bpe, sample_unigram
 from data_pipeline.tokenizer.word_cache import WordCache, join_texts, places_to_cut
 
-__all__ = ["SPACE_MARK", "Piece", "SentencePieceTokenizer"]
-
 SPACE_MARK = "\u2581"  # SentencePiece writes a space so, and would decode the character as one
 
 _SPACE_MARK_BYTES = SPACE_MARK.encode()

@@ -14,17 +14,6 @@ from common.files import canonical_json, parse_json
 from data_pipeline.tokenizer.base import Tokenizer
 from data_pipeline.tokenizer.probe import check_text
 
-__all__ = [
-    "CONFIG_FILE",
-    "OWN_NAMES",
-    "ROLES",
-    "SIBLINGS",
-    "LibraryTokenizer",
-    "SpecialTokens",
-    "names_in_siblings",
-    "special_tokens",
-]
-
 ROLES = ("pad", "unk", "bos", "eos")
 CONFIG_FILE = "tokenizer_config.json"
 SIBLINGS = (CONFIG_FILE, "special_tokens_map.json")  # may name the special tokens; the first that names one decides

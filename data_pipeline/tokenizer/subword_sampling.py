@@ -7,8 +7,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["sample_bpe", "sample_unigram"]
-
 _UNKNOWN_PENALTY = 10.0  # a character without a piece scores this much less than the worst piece, as in SentencePiece
 _WORD = re.compile("\u2581*[^\u2581]*")
 

@@ -16,8 +16,6 @@ from data_pipeline.tokenizer.base import Tokenizer
 from data_pipeline.tokenizer.characters import ByteTokenizer
 from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer
 
-__all__ = ["TextBytes", "count_text_bytes"]
-
 _UNREADABLE = "\ufffd"
 _BYTE_ALPHABET = {chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324))}
 """The characters that stand for the 256 bytes in byte-level vocabularies (`bytes_to_unicode` of GPT-2)."""

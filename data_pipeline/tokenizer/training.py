@@ -27,8 +27,6 @@ from data_pipeline.tokenizer.loading import open_supplied
 from data_pipeline.tokenizer.model_file import without_provenance
 from data_pipeline.tokenizer.sentence_pieces import SPACE_MARK
 
-__all__ = ["VOCAB_SIZES", "alphabet_of", "fitting_vocab_size", "sample_pieces", "train_tokenizer"]
-
 VOCAB_SIZES = ((2e6, 1024), (5e7, 4096), (5e8, 8192), (5e9, 16_384), (5e10, 32_768), (math.inf, 65_536))
 """Most bytes of text, and size of the vocabulary: with so much text each token is seen often enough to be learned."""
 _PIECE_CHARS = 4096

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from common.child_process import child_environment, inherited_limit
 
-__all__ = ["try_out"]
-
 _CHILD = Path(__file__).with_name("trial_child.py")
 _CPU_S = 10  # the largest common tokenizers, with 256,000 pieces, take 2 s (November 2026)
 _WALL_S = 120.0  # enough on a busy machine

@@ -14,8 +14,6 @@ from statistics import median
 from tests.support.runs import metrics, run_command
 from trainer.runs.saved_run import data_folder, load_config
 
-__all__ = ["main"]
-
 
 def trained(teacher: Path, run: Path, steps: int, *more: str) -> tuple[float, float]:
     """Train a student that is half as wide, and return its last validation loss and the median seconds of its steps."""

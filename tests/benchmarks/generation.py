@@ -20,7 +20,8 @@ from torch import nn
 from tests.support.runs import ROOT
 from trainer.commands.saved_model import opened_text_model
 from trainer.config import ModelConfig
-from trainer.inference.text_model import Sampling, TokenRows
+from trainer.inference.sampling import Sampling
+from trainer.inference.text_model import TokenRows
 from trainer.model.decoder import build_model
 from trainer.runs.saved_run import load_config
 

@@ -20,8 +20,6 @@ import torch
 from common.files import write_atomic
 from tests.support.runs import ROOT
 
-__all__ = ["EXPECTED", "Item", "Results", "failed", "passed", "this_machine", "unmeasured"]
-
 Item = dict[str, Any]
 EXPECTED: Mapping[str, tuple[str, ...]] = {
     "tests": ("tests marked gpu",),

@@ -31,18 +31,10 @@ from data_pipeline.dataset.manifest import read_manifest
 from data_pipeline.dataset.shards import Rows
 from trainer.__main__ import main as trainer
 from trainer.commands.saved_model import opened_text_model
-from trainer.inference.text_model import Sampling, TextModel
+from trainer.inference.sampling import Sampling
+from trainer.inference.text_model import TextModel
 from trainer.model.attention import make_layout
 from trainer.runs.saved_run import data_folder
-
-__all__ = [
-    "compressed_perplexity",
-    "largest_difference",
-    "logits_by_onnx",
-    "logits_of",
-    "prompts_of",
-    "same_greedy_tokens",
-]
 
 GREEDY_TOKENS = 200
 

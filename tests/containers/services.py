@@ -22,8 +22,6 @@ IMAGE = f"trainer:smoke-{_CHECKOUT}"
 """Name of the image. It is specific to this checkout, so tests of two checkouts do not disturb each other."""
 Value = TypeVar("Value")
 
-__all__ = ["IMAGE", "PROJECT", "ROOT", "Services", "copy_compose_files", "eventually"]
-
 
 @dataclass(frozen=True)
 class Services:

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from tests.support.claims import Record, read_records
 
-__all__ = ["DOCUMENT", "HEADER", "USUAL_MACHINE", "lines_by_row", "main", "updated"]
-
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
 HEADER = (
     "| # | fault | n | failures | broken variants, all caught | run |",

@@ -15,8 +15,6 @@ from pathlib import Path
 from data_pipeline.config import PrepareConfig
 from data_pipeline.prepare import prepare
 
-__all__ = ["DIGESTS", "digests", "write_text"]
-
 DIGESTS = Path(__file__).with_suffix(".json")
 
 

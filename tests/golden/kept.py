@@ -17,8 +17,6 @@ from pathlib import Path
 from tests.support.corpora import sentences
 from tests.support.runs import ROOT, wait_for_step
 
-__all__ = ["KEPT", "SETTINGS"]
-
 KEPT = Path(__file__).with_suffix(".tar.xz")
 STEPS = 160
 SETTINGS = (

@@ -26,8 +26,6 @@ from tests.support.runs import ROOT, losses, metrics
 from trainer.config import TrainConfig
 from trainer.machine.determinism import cpu_kernels
 
-__all__ = ["LOSSES", "RECIPES", "processor", "train_recipe"]
-
 LOSSES = Path(__file__).with_suffix(".json")
 RECIPES = ("smoke", "demo", "shakespeare-char")
 STEPS = 50

@@ -25,7 +25,7 @@ from trainer.checkpoint.of_run import load_checkpoint
 from trainer.checkpoint.weights import weights_digest
 from trainer.commands.evaluate import EvaluateOptions, benchmark_run
 from trainer.commands.saved_model import opened_text_model
-from trainer.inference.text_model import Sampling
+from trainer.inference.sampling import Sampling
 from trainer.interop.export import read_export_record, verify_export
 from trainer.interop.tokenizer_check import ODD_TEXTS
 from trainer.loop import train

@@ -19,8 +19,6 @@ with warnings.catch_warnings():
     import sre_constants as op
     import sre_parse
 
-__all__ = ["LENGTH", "Site", "attacks_on", "problem_within", "sites"]
-
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("common", "data_pipeline", "trainer")
 LENGTH = 200_000

@@ -9,8 +9,6 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-__all__ = ["TEMPLATES", "conversations", "write_hugging_face_tokenizer"]
-
 Message = dict[str, Any]
 
 TEMPLATES = {

@@ -19,22 +19,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = [
-    "RECORDS",
-    "Record",
-    "Tally",
-    "caught",
-    "counted",
-    "machine",
-    "measured",
-    "noted",
-    "opened_tally",
-    "read_records",
-    "today",
-    "tried",
-    "write_record",
-]
-
 RECORDS = "FAULTS_RECORDS"
 """Name of the environment variable with the folder for the records. If it is not set, nothing is written."""
 

@@ -28,8 +28,6 @@ from typing import IO, Any
 
 from data_pipeline.dataset.locks import READERS
 
-__all__ = ["Confined", "Job", "Outcome", "confined"]
-
 ROOT = Path(__file__).resolve().parents[2]
 _LAST_CHARS = 4000
 _ADDRESS_SPACE = 14 << 30

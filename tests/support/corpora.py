@@ -21,18 +21,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-__all__ = [
-    "EXPECTED",
-    "Expected",
-    "code_file",
-    "json_lines",
-    "reworded",
-    "sentences",
-    "write_corpus",
-    "write_recipe",
-    "write_texts",
-]
-
 MAX_LINE_BYTES = 20_000
 MAX_DOCUMENT_BYTES = 40_000
 

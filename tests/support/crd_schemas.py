@@ -16,8 +16,6 @@ from typing import Any
 
 import yaml
 
-__all__ = ["strict"]
-
 _KEPT = ("type", "enum", "required", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "anyOf")
 
 

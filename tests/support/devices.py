@@ -8,8 +8,6 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-__all__ = ["CUDA", "needs_gpu", "on_each_device", "waiting_is_an_error"]
-
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])
 on_each_device = pytest.mark.parametrize("device", ["cpu", CUDA])

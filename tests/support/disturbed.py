@@ -25,19 +25,6 @@ from trainer.data.batch import IGNORE
 from trainer.extensions.hooks import Extension
 from trainer.runs.layout import LEDGER
 
-__all__ = [
-    "Killed",
-    "after_steps",
-    "differences",
-    "kill",
-    "multiplied",
-    "outcome",
-    "parameters_are_finite",
-    "spoiled",
-    "stop",
-    "trained",
-]
-
 LossFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 

@@ -25,8 +25,6 @@ from data_pipeline.documents import document_id
 from data_pipeline.sources.builtin import code_files, standard_library
 from data_pipeline.text.batch import TextBatch
 
-__all__ = ["Fates", "find", "found_pairs", "naive_fates", "plant", "read_fates", "run_inline", "true_pairs", "write_documents"]
-
 _TEXT_SCHEMA = pa.schema([("id", pa.uint64()), ("path", pa.string()), ("line", pa.uint32()), ("text", pa.large_string())])
 _ROWS = 100  # documents per record batch
 _ALL_IDS = (0, (1 << 64) - 1)

@@ -9,8 +9,6 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-__all__ = ["write_encoder"]
-
 _NAMES = {
     "roberta": {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
     "bert": {"pad": "[PAD]", "unk": "[UNK]", "bos": "[CLS]", "eos": "[SEP]"},

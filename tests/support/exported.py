@@ -21,8 +21,6 @@ from trainer.model.decoder import build_model
 from trainer.model.parameters import parameters_by_name
 from trainer.runs.record import read_record
 
-__all__ = ["KINDS", "SAMPLE", "export_source", "tokenizer_of"]
-
 _WORDS = [a + b + c for a in ("re", "con", "un") for b in ("turn", "form", "duc") for c in ("ed", "ing", "tion")]
 _SCRIPTS = "na\u00efve, \u65e5\u672c\u8a9e\n<p>\n"
 SAMPLE = [

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from tests.support.claims import tried
 
-__all__ = ["ROOT", "count", "first_seed", "flip", "is_full", "peak_growth_bytes", "seeds", "truncate", "turns", "zero_tail"]
-
 ROOT = Path(__file__).resolve().parents[2]
 
 _MEASURE = """

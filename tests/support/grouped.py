@@ -12,8 +12,6 @@ from data_pipeline.dataset.manifest import Manifest, ShardEntry
 from data_pipeline.dataset.shards import ShardContent, write_shard
 from data_pipeline.tokenizer import ByteTokenizer
 
-__all__ = ["ROW_LENGTH", "write_grouped"]
-
 ROW_LENGTH = 32
 _KINDS = {"a": "prose", "b": "code", "c": "prose"}
 _SEGMENTS = {

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-__all__ = ["write_tasks"]
-
 
 def write_tasks(folder: Path) -> Path:
     """Write a multiple-choice task and a perplexity task, each with a data file."""

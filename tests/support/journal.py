@@ -21,18 +21,6 @@ from trainer.checkpoint.objects import ObjectFiles
 from trainer.extensions.hooks import RunView
 from trainer.metrics import StepMetrics
 
-__all__ = [
-    "EXTENSION",
-    "FLAWS",
-    "Entry",
-    "on_save",
-    "on_step_end",
-    "on_train_end",
-    "on_train_start",
-    "read_journal",
-    "write_damaged",
-]
-
 EXTENSION = """from tests.support.journal import on_save, on_step_end, on_train_end, on_train_start, prepare
 prepare()
 """

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from data_pipeline.documents import Reason
 
-__all__ = ["GOOD", "LINES"]
-
 GOOD = b'{"text": "a good line"}'
 DEEP = b'{"text": "x", "deep": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 

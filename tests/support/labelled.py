@@ -10,8 +10,6 @@ from typing import Any
 from data_pipeline.config import PrepareConfig
 from data_pipeline.prepare import prepare
 
-__all__ = ["WORDS", "labelled_records", "prepare_labelled", "write_records"]
-
 WORDS = {
     "animal": ["cat", "dog", "horse", "sheep", "goose", "otter", "badger", "heron"],
     "colour": ["red", "green", "blue", "amber", "violet", "grey", "olive", "teal"],

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["Cable", "connected_namespaces", "why_not"]
-
 _INTERFACE = "wire"
 _NETWORK = "10.93.7"
 

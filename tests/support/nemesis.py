@@ -27,8 +27,6 @@ from trainer.config import TrainConfig
 from trainer.runs.manifest import CheckpointManifest
 from trainer.verification.audit import audit_run
 
-__all__ = ["MOMENTS", "STRIKES", "Nemesis", "broken_claims", "lost_steps", "weights_of"]
-
 _START_S = 12.0
 _SPAN_S = 1.0
 _GONE_S = 90.0

@@ -13,8 +13,6 @@ from pathlib import Path
 import psutil
 from torch.distributed import TCPStore
 
-__all__ = ["Listener", "foreign_address", "listeners", "loopback_only", "plant_command", "reachable"]
-
 Listener = tuple[str, int]
 """Address and port."""
 

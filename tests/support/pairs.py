@@ -12,8 +12,6 @@ from tests.support.runs import tiny_config
 from trainer.config import TrainConfig
 from trainer.loop import train
 
-__all__ = ["pair_config", "pair_records", "write_pairs", "write_trunk"]
-
 _COLOURS, _ANIMALS = ("red", "blue", "green", "black"), ("cat", "dog", "bird", "fish")
 
 

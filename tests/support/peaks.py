@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from torch.profiler import ProfilerActivity, profile
 
-__all__ = ["peak_of"]
-
 
 def peak_of(action: Callable[[], None]) -> int:
     """Return the peak bytes of tensors during `action`, minus the bytes before it."""

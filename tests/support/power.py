@@ -21,8 +21,6 @@ from typing import Any
 
 from tests.support.storage import Crash
 
-__all__ = ["FLAWS", "Disk", "Naming", "Recording", "Sync", "digest_of_state", "write_state"]
-
 FLAWS = ("no file sync", "no directory sync", "no sync above new folders")
 """Operations that a replay can leave out, as if the program had not made them."""
 ROOT = 0

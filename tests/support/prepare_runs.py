@@ -17,8 +17,6 @@ from typing import Any
 
 from data_pipeline.dataset.manifest import verify
 
-__all__ = ["FinishedWork", "bytes_done_before", "content_of", "kill_at_random", "run", "start", "timed_run"]
-
 ROOT = Path(__file__).resolve().parents[2]
 _NOT_DIGESTED = (".prepare.lock", "inputs.json", "published.json", "timings.json", "report.html")
 """Files that are not part of the reproducible output: facts about this machine, and a page that shows times."""

@@ -12,8 +12,6 @@ from data_pipeline.dataset.manifest import Manifest, ShardEntry
 from data_pipeline.dataset.shards import ShardContent, write_shard
 from data_pipeline.tokenizer import ByteTokenizer
 
-__all__ = ["write_prepared"]
-
 _WORDS = b"the cat sat on a mat and the dog ran to it while birds sang of old ships at sea ".split()
 
 

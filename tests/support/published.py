@@ -17,8 +17,6 @@ from trainer.config import ModelConfig
 from trainer.model.decoder import build_model
 from trainer.model.parameters import parameters_by_name
 
-__all__ = ["CONFIGS", "SENTENCES", "published_weights", "write_published", "write_tensors", "write_tokenizer"]
-
 SENTENCES = [f"the {number} birds of the old sea sang to the cat and ran" for number in range(40)]
 _SHAPE: dict[str, Any] = {
     "vocab_size": 317,

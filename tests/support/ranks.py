@@ -22,8 +22,6 @@ from torch._C._distributed_c10d import FileStore
 
 from trainer.distributed.group import TEARDOWN_DELAY_S, Group
 
-__all__ = ["RankError", "run_ranks"]
-
 _ResultT = TypeVar("_ResultT")
 
 _NOT_CONNECTED = "Gloo connectFullMesh failed"

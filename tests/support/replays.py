@@ -7,8 +7,6 @@ from functools import partial
 from trainer.loop import train
 from trainer.verification import replay, verify
 
-__all__ = ["replay_run", "verify_run"]
-
 _TRAIN = partial(train, trust_extension=False)
 replay_run = partial(replay.replay_run, train=_TRAIN)
 verify_run = partial(verify.verify_run, train=_TRAIN)

@@ -12,8 +12,6 @@ from data_pipeline.config import PrepareConfig, portable_settings
 from data_pipeline.dataset.manifest import Manifest, ShardEntry
 from data_pipeline.reports.lengths import compare_row_lengths, describe_lengths
 
-__all__ = ["HOSTILE", "example_manifest", "example_report", "example_timings", "thinned"]
-
 HOSTILE = "</pre><script>alert('x')</script> \u202egnp.exe\x1b[2J \ud800 | `code` ${x} --> ]]> <img src=x onerror=alert(1)>"
 """Text that tries to break out of the element in which it is shown."""
 

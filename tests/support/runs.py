@@ -12,8 +12,6 @@ from typing import Any
 
 from trainer.config import TrainConfig
 
-__all__ = ["ROOT", "losses", "metrics", "run_command", "start_ranks", "tiny_config", "wait_for_step"]
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

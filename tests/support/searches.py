@@ -8,8 +8,6 @@ from typing import Any
 
 from tests.support.prepared import write_prepared
 
-__all__ = ["RECIPE", "SPACE", "trials_of", "words"]
-
 RECIPE = """[train]
 device = "cpu"
 precision = "fp32"

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-__all__ = ["SecretUrl", "secret_urls"]
-
 _SIGNS = "/#@:?%&=;+$!,.~-_*()[]|\\^{}"
 _PROTOCOLS = ("s3", "gs", "http", "https", "hf", "ftp", "memory", "sftp")
 

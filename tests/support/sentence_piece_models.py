@@ -7,8 +7,6 @@ from collections.abc import Iterable
 
 import sentencepiece
 
-__all__ = ["model_with_dummy_prefix"]
-
 
 def model_with_dummy_prefix(sample: Iterable[str], vocab_size: int) -> bytes:
     """Train a byte-pair model that adds a space before a text and spells unknown characters as bytes, like Llama's model."""

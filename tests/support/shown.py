@@ -29,17 +29,6 @@ from trainer.metrics.sinks import tensorboard
 from trainer.training import micro_step
 from trainer.training.evaluator import Evaluator
 
-__all__ = [
-    "Trouble",
-    "keeping_points",
-    "shown_by_tensorboard",
-    "small_memory",
-    "spike",
-    "stop_in_evaluation",
-    "told",
-    "train_in_child",
-]
-
 Trouble = Callable[[pytest.MonkeyPatch], None]
 """A disturbance that happens in every start of a run."""
 

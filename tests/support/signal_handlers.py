@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from trainer.launch.stop_request import STOP_SIGNALS, StopRequest
 
-__all__ = ["installed_request"]
-
 
 @contextmanager
 def installed_request() -> Iterator[StopRequest]:

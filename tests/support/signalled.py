@@ -27,8 +27,6 @@ from tests.support.two_ranks import all_ended, command_line, descendants, launch
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 
-__all__ = ["ENDLESS", "Case", "Member", "Nodes", "Outcome", "Phase", "Place", "cases", "problems", "running", "struck"]
-
 Member = Literal["launcher", "torchrun", "rank", "watchdog", "process group", "node"]
 """The receiver of the signal. `process group`: the group of the launcher, as with Ctrl-C in a terminal. `node`: every process of a
 node, as with Slurm's `scancel`."""

@@ -7,8 +7,6 @@ from typing import Any
 
 from trainer.metrics import StepMetrics
 
-__all__ = ["step_metrics"]
-
 
 def step_metrics(number: int, loss: float = 2.5, **changes: Any) -> StepMetrics:
     """Return the metrics of a step with this number, with fields replaced by `changes`."""

@@ -16,8 +16,6 @@ from pathlib import Path
 
 from trainer.checkpoint.filesystem import Storage
 
-__all__ = ["CHANGES", "Crash", "CrashAt", "FailAt", "Intercepted", "SimulatedDisk", "Sloppy"]
-
 CHANGES = frozenset({"create", "write", "sync", "rename", "unlink", "make_directory", "remove_directory"})
 """Calls that change the content of the disk."""
 

@@ -23,18 +23,6 @@ import pyarrow as pa
 from common.files import canonical_json, digest_bytes, digest_file, sealed
 from common.settings.toml import to_toml
 
-__all__ = [
-    "DATA_TAMPERINGS",
-    "RUN_TAMPERINGS",
-    "SEARCH_TAMPERINGS",
-    "SPECIAL_KINDS",
-    "Tampering",
-    "Untouched",
-    "change_bytes",
-    "changed_value",
-    "put_special",
-]
-
 Tampering = Callable[[Path, Path, random.Random], str]
 """Changes a case. Gets the case, the folder outside of it and a generator; returns a description of the change."""
 

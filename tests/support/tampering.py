@@ -11,8 +11,6 @@ import pyarrow as pa
 
 from common.files import canonical_json, digest_bytes, digest_file
 
-__all__ = ["reseal", "rewrite_table", "sealed_again", "with_value"]
-
 
 def reseal(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change values of a manifest, and recompute its root digest."""

@@ -12,8 +12,6 @@ import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["screen_of", "terminal_as"]
-
 _END = "<end of the output>"
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-__all__ = ["PROMISES", "is_long"]
-
 _LONG = ("browser", "faults", "integration")
 PROMISES = {
     "faults/test_checkpoint_store.py": (

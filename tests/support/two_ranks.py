@@ -15,20 +15,6 @@ from tests.support.runs import ROOT, arguments
 from trainer.config import TrainConfig
 from trainer.watchdog.heartbeat import Heartbeat
 
-__all__ = [
-    "all_ended",
-    "command_line",
-    "descendants",
-    "launcher_of",
-    "log",
-    "parent_of",
-    "pids_of",
-    "ranks_of",
-    "seconds_until",
-    "start_entrypoint",
-    "started",
-]
-
 
 def start_entrypoint(config: TrainConfig, **environment: str) -> subprocess.Popen[bytes]:
     """Start the entrypoint with two ranks, without a delay before restarts. The output goes to `<run>.log` next to the run."""

@@ -13,8 +13,6 @@ from torch import Tensor
 from trainer.model import attention
 from trainer.model.attention import document_mask
 
-__all__ = ["use_varlen_on_cpu"]
-
 
 def use_varlen_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the backend `varlen` run on a CPU."""

@@ -9,8 +9,6 @@ from common.errors import StorageError
 from common.storage_errors import explain_os_error
 from trainer.checkpoint.store import Checkpoint
 
-__all__ = ["AsyncSaver"]
-
 
 class AsyncSaver:
     """Runs `save` in a thread, one checkpoint at a time. Only the training loop's thread may call its methods."""

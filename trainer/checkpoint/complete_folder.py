@@ -9,8 +9,6 @@ from pathlib import Path
 from common.errors import CheckpointError
 from trainer.checkpoint.store import checkpoint_files
 
-__all__ = ["link_checkpoint"]
-
 
 def link_checkpoint(checkpoint: Path, folder: Path) -> Path | None:
     """Replace `folder` by links to a checkpoint's files. Return its folder there, None if the checkpoint was deleted meanwhile."""

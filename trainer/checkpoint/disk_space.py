@@ -9,8 +9,6 @@ from pathlib import Path
 
 from common.errors import StorageError
 
-__all__ = ["DiskSpace", "check_space", "missing_bytes", "required_bytes", "space_of"]
-
 _PER_TENSOR_BYTES = 8192  # upper bound: entries in manifest and header, 1 KiB, and the last block of a file
 _COPIES = 2
 _PER_CHECKPOINT_BYTES = 1 << 20  # directories, counters, generator states of the ranks

@@ -13,8 +13,6 @@ from pathlib import Path
 from common.errors import ConfigError
 from common.host_memory import available_host_bytes
 
-__all__ = ["Storage", "make_directories", "read_file", "remove_directory", "sync_directory", "write_all", "write_file"]
-
 _CHUNK_BYTES = 16 << 20
 _SMALL_BYTES = 256 << 20  # every machine has this much; querying the free memory takes longer than reading a small file
 

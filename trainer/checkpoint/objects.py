@@ -19,8 +19,6 @@ from trainer.checkpoint.tensor_file import decode_tensors, digest_of, encode_hea
 from trainer.runs.layout import object_path
 from trainer.runs.manifest import CheckpointManifest, StoredTensor
 
-__all__ = ["LARGE_BYTES", "ObjectFiles", "damage_named"]
-
 _log = logging.getLogger(__name__)
 
 LARGE_BYTES = 1 << 20

@@ -14,8 +14,6 @@ from trainer.runs.layout import LEDGER, METRICS, REFERENCE
 from trainer.runs.record import COMPRESSED, read_record
 from trainer.runs.state import RunState
 
-__all__ = ["copy_state", "load_checkpoint", "load_state", "load_whole"]
-
 
 def load_whole(store: CheckpointStore, step: int) -> tuple[Checkpoint, RunState]:
     checkpoint = store.load(step)

@@ -21,8 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["is_packed", "num_unpacked", "pack_int4", "pack_sparse", "unpack"]
-
 _QUANTISED = ("qdata", "scale")
 _PRUNED = ("values", "mask", "columns")
 _INT4_OFFSET = 8

@@ -21,8 +21,6 @@ from trainer.checkpoint.objects import LARGE_BYTES, ObjectFiles, damage_named
 from trainer.runs.layout import CHECKPOINT_MANIFEST, CHECKPOINTS, OBJECTS, STEP_FOLDER, object_path, step_folder, steps_among
 from trainer.runs.manifest import MAX_MANIFEST_BYTES, CheckpointManifest, OtherFormatError
 
-__all__ = ["Checkpoint", "CheckpointStore", "checkpoint_files", "steps_to_keep"]
-
 _log = logging.getLogger(__name__)
 _BAD = re.compile(rf"\.bad-{STEP_FOLDER}(-\d+)?")
 _TRASH = re.compile(rf"\.{STEP_FOLDER}\.(tmp|deleted)")

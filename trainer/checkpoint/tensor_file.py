@@ -20,17 +20,6 @@ from torch import Tensor
 from common.files import parse_json
 from trainer.runs.manifest import TensorSpec
 
-__all__ = [
-    "decode_tensors",
-    "digest_of",
-    "encode_header",
-    "raw_bytes",
-    "read_specs",
-    "read_tensor",
-    "same_bytes",
-    "spec_of",
-]
-
 _DTYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
     **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},

@@ -10,8 +10,6 @@ from torch import Tensor
 from common.errors import GuardError
 from trainer.checkpoint import Checkpoint
 
-__all__ = ["averaged_weights", "check_finite", "weights_digest"]
-
 
 def averaged_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Return the weights that evaluations use: the moving average of those that have one, and all others as they are."""

@@ -10,8 +10,6 @@ from common.errors import ProjectError
 from common.settings.model import Place
 from trainer.commands.run_options import RunOptions
 
-__all__ = ["AuditOptions", "run"]
-
 
 class AuditOptions(RunOptions):
     """Proves which rows every step was trained on. Exits with 3 if the data is wrong, with 4 if the run is wrong."""

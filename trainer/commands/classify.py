@@ -14,8 +14,6 @@ from common.settings.model import Place
 from common.untrusted import MAX_PROMPTS_BYTES
 from trainer.commands.run_options import CheckpointOptions
 
-__all__ = ["ClassifyOptions", "classified_lines", "run"]
-
 
 class ClassifyOptions(CheckpointOptions):
     """Prints the label of each text, with the probability of each label, as a JSON object in a line."""

@@ -7,8 +7,6 @@ from pydantic import Field
 
 from common.settings.model import Options, Place
 
-__all__ = ["CompareOptions", "run"]
-
 
 class CompareOptions(Options):
     """Writes one page that compares several runs: curves in the same charts, results, and the settings that differ."""

@@ -16,8 +16,6 @@ from trainer.commands.evaluate import EvaluateOptions
 from trainer.commands.run_options import CheckpointOptions
 from trainer.compression import Method
 
-__all__ = ["CompressOptions", "run"]
-
 
 class CompressOptions(CheckpointOptions):
     """Writes a smaller copy of the model of a checkpoint as a new run, and compares both.

@@ -16,8 +16,6 @@ from common.settings.options import help_parser
 from trainer.config import TrainConfig
 from trainer.runs.layout import CONFIG
 
-__all__ = ["DoctorOptions", "run"]
-
 
 class DoctorOptions(Options):
     """Checks this machine: GPUs, driver, memory, disks, network between nodes, versions. Each problem has a remedy."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from data_pipeline.tokenizer import Tokenizer
     from trainer.evaluation.results import Evaluation
 
-__all__ = ["EvaluateOptions", "benchmark_run", "evaluate_run", "run"]
-
 
 class EvaluateOptions(CheckpointOptions):
     """Measures how well a checkpoint predicts the validation text of its run, or of other data."""

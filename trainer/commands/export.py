@@ -9,8 +9,6 @@ from common.settings.model import Place
 from trainer.commands.run_options import CheckpointOptions
 from trainer.interop.formats import Dtype, FormatName
 
-__all__ = ["ExportOptions", "run"]
-
 
 class ExportOptions(CheckpointOptions):
     """Writes the model of a checkpoint as a directory that other programs read.

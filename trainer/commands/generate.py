@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from trainer.inference.sampling import Sampling
     from trainer.inference.text_model import Continuation, TextModel
 
-__all__ = ["GenerateOptions", "run", "written_texts"]
-
 
 class GenerateOptions(SamplingOptions, CheckpointOptions):
     """Writes texts that continue prompts."""

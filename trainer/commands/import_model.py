@@ -8,8 +8,6 @@ from pydantic import Field
 from common.command_line import command_text
 from common.settings.model import Options, Place
 
-__all__ = ["ImportOptions", "run"]
-
 
 class ImportOptions(Options):
     """Makes a run of a published model: a Hugging Face directory with a Qwen3 or Llama model and its tokenizer."""

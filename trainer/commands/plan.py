@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from trainer.config import PlanConfig
 
-__all__ = ["run"]
-
 
 def run(config: PlanConfig) -> None:
     """Shows what a training with these settings will do. It measures five steps and writes nothing."""

@@ -8,8 +8,6 @@ from pydantic import Field
 from common.settings.model import Place
 from trainer.commands.run_options import RunOptions
 
-__all__ = ["ReportOptions", "run"]
-
 
 class ReportOptions(RunOptions):
     """Writes report.html and training_metrics.png of a run into its directory. The run need not be finished."""

@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 
 from common.settings.model import Options, Place
 
-__all__ = ["CheckpointOptions", "RunOptions", "TrustOptions"]
-
 
 class RunOptions(Options):
     run: Annotated[Path, Place(metavar="RUN", positional=True, variable="TRAIN_RUN")] = Field(description="Directory of the run.")

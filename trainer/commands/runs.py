@@ -10,8 +10,6 @@ from common.errors import ConfigError
 from common.settings.model import Options, Place
 from common.text import visible
 
-__all__ = ["RunsOptions", "run"]
-
 
 class RunsOptions(Options):
     """Lists the runs in a folder and in its subfolders, the one that changed last first."""

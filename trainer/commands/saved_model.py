@@ -24,8 +24,6 @@ from trainer.runs.record import read_record
 from trainer.runs.saved_run import load_config
 from trainer.training.trainable import new_model
 
-__all__ = ["check_is_decoder", "check_writes", "load_model", "opened_text_model"]
-
 
 def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool = False) -> tuple[nn.Module, int]:
     """Return the model of a checkpoint with merged adapters and averaged weights, if there are any, and the checkpoint's step."""

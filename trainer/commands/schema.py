@@ -5,8 +5,6 @@ from __future__ import annotations
 from common.settings.options import SchemaOptions, schema_text
 from trainer.config import TrainConfig
 
-__all__ = ["run"]
-
 
 def run(options: SchemaOptions) -> None:
     print(schema_text(TrainConfig, env=options.env))

@@ -13,8 +13,6 @@ from trainer.watchdog.heartbeat import Heartbeat
 from trainer.watchdog.processes import process_state, send_signal
 from trainer.watchdog.watch import collect_stacks
 
-__all__ = ["StacksOptions", "run", "show_stacks"]
-
 
 class StacksOptions(RunOptions):
     """Prints the stacks of all threads of each rank of a running training."""

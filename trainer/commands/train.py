@@ -11,8 +11,6 @@ from common.errors import ExitCode, StorageError
 from trainer.config import TrainConfig
 from trainer.watchdog.processes import write_exit_code
 
-__all__ = ["run"]
-
 _log = logging.getLogger(__name__)
 
 

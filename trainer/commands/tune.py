@@ -10,8 +10,6 @@ from common.settings.model import Place
 from common.terminal import write_line
 from trainer.search.options import SearchOptions
 
-__all__ = ["TuneOptions", "run"]
-
 
 class TuneOptions(SearchOptions):
     """Searches for the settings of a recipe with the lowest validation loss. The same command continues a search."""

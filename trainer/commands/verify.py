@@ -16,8 +16,6 @@ from trainer.runs.layout import RECORD
 if TYPE_CHECKING:
     from trainer.verification.outcome import Outcome
 
-__all__ = ["VerifyOptions", "run"]
-
 
 class VerifyOptions(TrustOptions):
     """Checks a run, level by level. The first check that fails ends the command with exit code 3 (data) or 4 (run).

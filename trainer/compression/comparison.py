@@ -11,8 +11,6 @@ from common.text import format_bytes
 from trainer.inference.sampling import Sampling
 from trainer.inference.text_model import TextModel
 
-__all__ = ["Measured", "num_bytes", "speeds", "table"]
-
 _PROMPTS = ("The", "A", "In", "def")
 _TOKENS = 16  # Length of a text. Short rounds are more often without a disturbance.
 _ROUNDS, _SECONDS = 30, 20.0  # rounds end at the first of both limits, but after the first measured round at the earliest

@@ -14,8 +14,6 @@ from trainer.checkpoint.packed import pack_sparse
 from trainer.compression import Method
 from trainer.compression.quantize import quantised
 
-__all__ = ["Compression", "magnitude_pruned", "two_of_four"]
-
 _EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
 
 

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from common.errors import ConfigError
 from trainer.checkpoint.packed import pack_int4
 
-__all__ = ["quantised"]
-
 
 def quantised(weight_NK: Tensor, *, bits: int, group_size: int | None = None) -> dict[str, Tensor]:
     """Return the tensors of a quantised matrix by the last part of their names. `group_size`: columns of a scale; None: a row.

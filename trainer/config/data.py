@@ -14,8 +14,6 @@ from common.settings.markers import (
 )
 from common.settings.model import Section
 
-__all__ = ["BadDataConfig", "BatchConfig", "LoaderConfig", "MixtureConfig", "fitting_micro"]
-
 
 def fitting_micro(global_rows: object, micro: object) -> int | None:
     """Return the largest number of rows up to `micro` that divides a global batch; None if `micro` does, or is no number."""

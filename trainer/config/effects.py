@@ -5,8 +5,6 @@ from __future__ import annotations
 from common.settings.model import needed_text, unmet_conditions
 from trainer.config.train import TrainConfig
 
-__all__ = ["settings_without_effect"]
-
 
 def settings_without_effect(
     config: TrainConfig, *, device: str, num_ranks: int, watched: bool, custom_loss: bool, own_model: bool

@@ -10,8 +10,6 @@ from common.settings.conditions import OnlyIf
 from common.settings.markers import Identity
 from common.settings.model import Section
 
-__all__ = ["ClassificationConfig", "DistillationConfig", "PreferenceConfig"]
-
 _CLASSIFIES = OnlyIf("objective = classification")
 _PREFERENCE = OnlyIf("objective = preference")
 _DISTILLATION = OnlyIf("objective = distillation")

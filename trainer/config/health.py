@@ -10,8 +10,6 @@ from common.settings.conditions import OnlyIf
 from common.settings.markers import Identity, InReplay, NoEffectOnResults
 from common.settings.model import Section
 
-__all__ = ["Action", "AlertAction", "AlertsConfig", "GuardConfig"]
-
 Action = Literal["log", "skip", "rollback", "stop"]
 AlertAction = Annotated[Literal["off", "log", "stop"], InReplay("log", instead_of="stop")]
 

@@ -10,8 +10,6 @@ from common.settings.conditions import OnlyIf
 from common.settings.markers import FixesShapes, Identity
 from common.settings.model import Section
 
-__all__ = ["PROJECTIONS", "LoraConfig", "Projection"]
-
 Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 PROJECTIONS: tuple[Projection, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

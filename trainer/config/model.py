@@ -18,8 +18,6 @@ from common.settings.markers import (
 )
 from common.settings.model import Section, markers_of, settings_with
 
-__all__ = ["ModelConfig", "differing_shape", "shape_settings"]
-
 
 class ModelConfig(Section):
     """Shape of the decoder. Values that are not set follow from `width` and `heads`."""

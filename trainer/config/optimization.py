@@ -17,8 +17,6 @@ from common.settings.markers import (
 )
 from common.settings.model import Section
 
-__all__ = ["OPTIMIZERS", "EmaConfig", "LossConfig", "OptimConfig", "Optimizer", "ScheduleConfig"]
-
 _BUILT_IN_LOSS = OnlyIf("not extension.loss", "the built-in loss")
 _NOT_CONSTANT = OnlyIf("schedule.kind != constant or schedule.weight_decay = linear")
 _NOT_STEP = OnlyIf("schedule.kind != step or schedule.weight_decay = linear")

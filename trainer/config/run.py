@@ -21,8 +21,6 @@ from common.settings.markers import (
 )
 from common.settings.model import Section
 
-__all__ = ["BranchConfig", "CheckpointConfig", "EvalConfig", "LimitsConfig", "LogConfig", "ResumeConfig", "step_range"]
-
 _MAX_PROFILED = 100
 _STEP_RANGE = re.compile(r"([1-9][0-9]{0,8})\.\.([1-9][0-9]{0,8})")
 

@@ -31,8 +31,6 @@ from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
 from trainer.config.run import BranchConfig, CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
 
-__all__ = ["PlanConfig", "Precision", "TrainConfig"]
-
 Precision = Literal["fp32", "bf16", "fp16", "float8"]  # number format of a run's matrix products
 
 

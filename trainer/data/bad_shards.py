@@ -17,8 +17,6 @@ from trainer.config import BadDataConfig
 from trainer.distributed.group import Group, RemoteError
 from trainer.runs.adjustments import Adjustment
 
-__all__ = ["as_project_error", "decide", "shared_faults"]
-
 
 def shared_faults(faults: Mapping[str, ProjectError], manifest: Manifest, group: Group) -> dict[str, tuple[int, int]]:
     """Return the shards that any rank cannot read, with the lowest such rank and its exit code. All ranks must call this."""

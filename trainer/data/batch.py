@@ -19,18 +19,6 @@ from common.errors import ProjectError
 from data_pipeline.dataset.shards import RowBatch
 from trainer.distributed.group import Group
 
-__all__ = [
-    "IGNORE",
-    "MICRO_BATCH_BYTES",
-    "DataFault",
-    "GlobalBatch",
-    "MicroBatch",
-    "blank_micro_batch",
-    "micro_batch",
-    "num_bounds",
-    "share_of_rank",
-]
-
 IGNORE = -100
 """The target of a position without a loss: the last token of a piece, padding, and positions before a token that the loss mask of
 the data leaves out. It is a constant and not a setting, because the loss mask of the data selects the tokens with a loss."""

@@ -22,8 +22,6 @@ from trainer.data.order import RowOrder
 from trainer.distributed.group import Group
 from trainer.runs.adjustments import Adjustments
 
-__all__ = ["global_batch", "prefetched_batches"]
-
 _log = logging.getLogger(__name__)
 _ValueT = TypeVar("_ValueT")
 _DEFAULTS = LoaderConfig()

@@ -29,8 +29,6 @@ from common.errors import ConfigError
 from data_pipeline.dataset.shards import Rows
 from trainer.data.order import RowOrder, UniformOrder
 
-__all__ = ["MAX_CYCLE", "MixedOrder", "SourceOrder", "build_order", "chairman_assignment", "cycle_counts"]
-
 MAX_CYCLE = 65_536
 
 

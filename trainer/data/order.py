@@ -17,8 +17,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_ROWS", "RowOrder", "UniformOrder", "permute", "rows_at"]
-
 MAX_ROWS = 1 << 40
 _ROUNDS = 6
 

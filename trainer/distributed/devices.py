@@ -16,8 +16,6 @@ import torch
 from common.errors import ConfigError
 from common.hardware import DEVICE_NODES, KERNEL_MODULE, signs_of_gpus
 
-__all__ = ["check_no_gpu_is_hidden", "num_gpus"]
-
 _NO_GPU_WANTED = {
     "CUDA_VISIBLE_DEVICES": ("", "-1", "NoDevFiles"),  # Slurm sets NoDevFiles for a job without GPUs
     "NVIDIA_VISIBLE_DEVICES": ("none", "void"),

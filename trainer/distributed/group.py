@@ -23,8 +23,6 @@ from common.errors import ConfigError, ExitCode, ProjectError, exit_code_of
 from trainer.distributed.devices import num_gpus
 from trainer.distributed.network import STORE_VARIABLE, keep_private
 
-__all__ = ["Group", "OTHERS_S", "RemoteError", "TEARDOWN_DELAY_S", "joined_group", "stoppable_wait"]
-
 OTHERS_S = 5.0
 """Seconds for which a rank still waits for the others after a stop request. If they join in time, the run stops as usual."""
 _POLL_S = 0.1

@@ -15,8 +15,6 @@ from contextlib import suppress
 
 import psutil
 
-__all__ = ["STORE_VARIABLE", "chosen_interfaces", "keep_private", "public_addresses"]
-
 STORE_VARIABLE = "TRAINER_STORE"  # environment variable with the private directory in which the ranks of one node meet
 
 _LOOPBACK = "lo"

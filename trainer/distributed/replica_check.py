@@ -19,8 +19,6 @@ from torch import Tensor
 from common.errors import GuardError
 from trainer.distributed.group import Group
 
-__all__ = ["ReplicaDifference", "ReplicaCheck", "bit_sums", "find_difference"]
-
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PIECE = 1 << 24
 

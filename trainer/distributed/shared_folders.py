@@ -14,8 +14,6 @@ from common.errors import ConfigError, PreparedDataError
 from common.files import UnusableFileError, read_input, write_atomic
 from trainer.distributed.group import Group
 
-__all__ = ["check_same_data", "check_shared"]
-
 WAIT_S = 90.0  # longest wait for the file of rank 0. NFS may remember for 60 s that a folder does not exist (`acdirmax` in nfs(5)).
 _POLL_S = 0.2
 _PREFIX, _NONCE_BYTES = ".shared-", 8  # a name in `_FILES` of trainer/runs/layout.py

@@ -17,8 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["OwnTime", "OwnTimer", "SlowRank", "StragglerDetector", "slow_rank"]
-
 WINDOW_STEPS = 15
 _SLOW_STEPS = 11  # steps of the window in which a slow rank must have been slow. A few long pauses do not make a rank slow.
 _STEP_FACTOR = 1.5

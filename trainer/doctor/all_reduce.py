@@ -22,8 +22,6 @@ from pathlib import Path
 from trainer.distributed.network import STORE_VARIABLE
 from trainer.doctor.check import Check, Severity, check
 
-__all__ = ["Sums", "check_sums", "measure", "rank"]
-
 _RUNS = 3
 _SEED = 1337
 _GPU_VALUES, _CPU_VALUES = 64 << 20, 4 << 20  # fp32 values of one sum: 256 MiB on GPUs, 16 MiB on the CPU

@@ -25,8 +25,6 @@ from trainer.doctor.check import Check
 from trainer.doctor.own_words import is_own_word, own_parts, own_place
 from trainer.runs.layout import CONFIG, METRICS, RECORD
 
-__all__ = ["Contents", "check_place", "kept", "kept_lines", "kept_row", "read_contents", "write_bundle"]
-
 _PartT = TypeVar("_PartT")
 _SUFFIX = ".tar.gz"
 _LAST_LINES, _LAST_EVENTS = 200, 200

@@ -20,8 +20,6 @@ from typing import IO, Any, Literal, TypeVar
 from common.errors import ConfigError
 from common.terminal import Colour, PrintableStream, bar_columns, coloured, printable
 
-__all__ = ["Check", "Severity", "check", "refuse_errors", "rows_of", "table_lines", "to_json", "write_checks"]
-
 Place = Literal["host", "machine"]
 """`host`: that of the containers, with the standard library alone (`make doctor`). `machine`: where the training runs."""
 Group = Literal["engine", "GPUs", "containers", "limits", "all-reduce", "network", "settings", "folders", "versions"]

@@ -16,8 +16,6 @@ from common.storage_errors import explain_os_error
 from common.text import size
 from trainer.doctor.check import Check, Severity
 
-__all__ = ["DiskReading", "Rates", "check_disk", "check_space", "measure_rates", "read_disk"]
-
 _FULL_BYTES, _LOW_BYTES = 100_000_000, 10_000_000_000
 _LOW_TEMPORARY_BYTES = 500_000_000
 _SLOW_BYTES_PER_S, _SLOW_FSYNC_S = 50_000_000, 0.2

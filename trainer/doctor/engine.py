@@ -10,16 +10,6 @@ from trainer.doctor.check import Check, Severity, check
 from trainer.doctor.programs import Output, Runner
 from trainer.doctor.versions import Needs, at_least
 
-__all__ = [
-    "EngineReading",
-    "check_base_image",
-    "check_engine",
-    "check_gpu_container",
-    "check_engine_limits",
-    "read_engine",
-    "start_gpu_container",
-]
-
 _CDI_FOLDERS = ("etc/cdi", "var/run/cdi")
 _INSTALL = "on Debian: env/install-docker.sh; elsewhere follow https://docs.docker.com/engine/install. Without an engine: make demo"
 _TOOLKIT = (

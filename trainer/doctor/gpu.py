@@ -12,8 +12,6 @@ from trainer.doctor.programs import Runner
 from trainer.doctor.versions import Needs, at_least
 from trainer.machine.throttling import throttle_reasons
 
-__all__ = ["Gpu", "DriverReading", "check_gpus", "check_links", "formats_of", "gpus_in", "links_in", "read_gpus"]
-
 _HARMFUL = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _FORMATS = ((10, 0, "fp4"), (8, 9, "fp8"), (8, 0, "bf16"), (8, 0, "tf32"), (7, 0, "fp16"))

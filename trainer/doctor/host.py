@@ -29,8 +29,6 @@ from trainer.doctor.host_settings import IMAGE_USER, Settings, read_declarations
 from trainer.doctor.programs import Runner, run_program
 from trainer.doctor.versions import read_needs
 
-__all__ = ["check_workspace", "host_checks", "main"]
-
 _STAND_IN = "trainer-base:"
 """Begins the name of the image that `make up` builds if the registry of the base image cannot be reached."""
 _LIMIT = "ULIMIT_"  # begins the name of a setting with a limit that the Compose files raise for GPUs

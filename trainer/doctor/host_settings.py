@@ -24,8 +24,6 @@ from trainer.doctor.check import Check, Severity, check
 from trainer.doctor.env_file import read_variables
 from trainer.doctor.ulimits import NEEDED_SHM_BYTES
 
-__all__ = ["IMAGE_USER", "Declaration", "Settings", "check_settings", "read_declarations", "read_settings"]
-
 _USED = re.compile(r"\$\{([A-Z][A-Z0-9_]*)(?::?-([^}$]*))?")
 _PASSED_ON = re.compile(r"^ *([A-Z][A-Z0-9_]*):", re.MULTILINE)
 _SIZE = r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([kmgtpKMGTP]?)i?[bB]?"

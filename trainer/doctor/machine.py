@@ -27,8 +27,6 @@ from trainer.doctor.versions import read_needs
 from trainer.machine.environment import library_versions
 from trainer.machine.locks import lock_name, unlocked_packages_here
 
-__all__ = ["Folders", "check_seen_gpus", "check_start", "has_peer_access", "kernels_for", "machine_checks", "seen_gpus"]
-
 _log = logging.getLogger(__name__)
 
 

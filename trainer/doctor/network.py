@@ -16,19 +16,6 @@ from common.hardware import num_cores
 from trainer.doctor.check import Check, Severity, check
 from trainer.launch.environment import check_variables, missing_variables
 
-__all__ = [
-    "Meeting",
-    "RdmaReading",
-    "Reached",
-    "check_meeting",
-    "check_nodes",
-    "count_nodes",
-    "check_rdma",
-    "meeting_of",
-    "reach",
-    "read_rdma",
-]
-
 _DEFAULT_PORT = 29500  # the port of torchrun
 _LAST_PORT = 65535
 _TIMEOUT_S = 2.0

@@ -16,8 +16,6 @@ import torch
 
 import common.errors
 
-__all__ = ["is_own_word", "own_parts", "own_place"]
-
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("common", "data_pipeline", "trainer")
 _FEWEST_CHARS = 12  # shorter parts say too little about the message that they come from

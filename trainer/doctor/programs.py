@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["Output", "Runner", "run_program"]
-
 _TIMEOUT_S = 20.0
 
 

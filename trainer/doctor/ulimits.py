@@ -12,8 +12,6 @@ from pathlib import Path
 from common.text import format_bytes
 from trainer.doctor.check import Check, Severity, check
 
-__all__ = ["NEEDED_SHM_BYTES", "UNLIMITED", "Ulimits", "check_ulimits", "check_shared_memory", "read_ulimits"]
-
 UNLIMITED = -1
 _SHM = Path("/dev/shm")
 NEEDED_SHM_BYTES = 1 << 30

@@ -12,8 +12,6 @@ from trainer.doctor.check import Check, Severity, check
 from trainer.doctor.env_file import read_variables
 from trainer.machine.locks import describe_unlocked
 
-__all__ = ["Needs", "at_least", "check_lock", "check_versions", "read_needs"]
-
 _INSTALL = "install the lock: env/make-venv .venv; in containers build the image again: make image"
 _LIBRARIES = {"TORCH_VERSION": "torch", "CUDA_VERSION": "cuda", "NCCL_VERSION": "nccl", "CUDNN_VERSION": "cudnn"}
 """Names of versions.env, and of the same versions in the environment of a run."""

@@ -28,8 +28,6 @@ from trainer.evaluation.tally import UNDIVIDED, Grouping, Tally
 from trainer.model.eval_metrics import EvalMetrics
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
 
-__all__ = ["EvaluationStopped", "evaluate"]
-
 
 class EvaluationStopped(Exception):  # noqa: N818 - a request, no error
     """A rank was asked to stop before the evaluation was complete."""

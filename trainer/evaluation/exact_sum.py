@@ -14,8 +14,6 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NUM_PARTS", "add_exactly", "exact_sum", "rounded_sum"]
-
 NUM_PARTS = 257  # integers of a sum: one for each exponent of a finite number, the number of infinities, the number of NaNs
 
 _INFINITE, _NAN = 255, 256

@@ -5,8 +5,6 @@ from dataclasses import dataclass, field, replace
 
 from trainer.runs.events import EvalEvent, MeasuresEvent, Score
 
-__all__ = ["Evaluation", "Score", "describe_evaluation"]
-
 
 @dataclass(frozen=True)
 class Evaluation:

@@ -14,9 +14,8 @@ from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.text_bytes import TextBytes, count_text_bytes
 from trainer.data.batch import IGNORE, MicroBatch
 from trainer.evaluation.exact_sum import NUM_PARTS, add_exactly, rounded_sum
-from trainer.evaluation.results import Evaluation, Score
-
-__all__ = ["UNDIVIDED", "Grouping", "Tally", "length_ranges"]
+from trainer.evaluation.results import Evaluation
+from trainer.runs.events import Score
 
 _TARGETS, _BYTES = NUM_PARTS, NUM_PARTS + 1  # columns of a tally behind the columns of the sum
 

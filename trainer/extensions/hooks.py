@@ -21,8 +21,6 @@ from trainer.machine.memory import is_out_of_memory
 from trainer.runs.events import ScalarsEvent
 from trainer.runs.progress import Progress
 
-__all__ = ["Extension", "HOOKS", "LIKENESS", "RunView"]
-
 
 def place_of(path: Path | None, line: int | None) -> str:
     return f"{path}" if line is None else f"{path}, line {line}"

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from trainer.runs.progress import Evaluated
 
-__all__ = ["initial_loss_warning"]
-
 _FACTOR = 3.0
 
 

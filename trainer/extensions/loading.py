@@ -14,8 +14,6 @@ from common.files import UnusableFileError, read_input
 from common.untrusted import MAX_EXTENSION_BYTES
 from trainer.extensions.hooks import HOOKS, LIKENESS, Extension, described, line_in, line_of, place_of
 
-__all__ = ["execute_extension", "load_extension"]
-
 
 def load_extension(path: Path | None) -> Extension:
     if path is None:

@@ -21,8 +21,6 @@ from trainer.extensions.hooks import Extension
 from trainer.extensions.loading import execute_extension
 from trainer.runs.layout import RECORD
 
-__all__ = ["EXTENSION", "checked_extension", "note_trained_with", "recorded_source", "run_extension"]
-
 _log = logging.getLogger(__name__)
 
 EXTENSION = "extension.py"  # name of the copy of the extension in a run folder

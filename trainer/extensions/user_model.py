@@ -10,8 +10,6 @@ from trainer.extensions.hooks import Extension, described
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model
 
-__all__ = ["seeded_model"]
-
 
 def seeded_model(extension: Extension, config: ModelConfig, vocab_size: int, seed: int) -> nn.Module:
     """Return the user's model, or the decoder if the extension has none, with new weights that depend only on the seed (CPU, fp32).

@@ -40,19 +40,6 @@ from trainer.model.forward import CustomPass, LossFunction, LossModule, PassInpu
 from trainer.model.loss import cross_entropy_rows, cross_entropy_sum
 from trainer.runs.events import MeasuresEvent
 
-__all__ = [
-    "ENCODER_FILE",
-    "KIND",
-    "LABELS_FILE",
-    "DecoderClassifier",
-    "LabelFacts",
-    "LabelledRows",
-    "TextClassifier",
-    "facts_in",
-    "gather",
-    "make",
-]
-
 LABELS_FILE, ENCODER_FILE = "labels.json", "encoder.json"
 """Files of the task: the facts about the labels, and `config.json` of the encoder if there is one."""
 _HEAD = frozenset({"head.weight", "head.bias"})

@@ -44,8 +44,6 @@ from trainer.runs.layout import RECORD, not_a_run
 from trainer.runs.record import read_record
 from trainer.runs.saved_run import load_config
 
-__all__ = ["KIND", "distillation_sums"]
-
 _FACTS = "teacher.json"
 _CHUNK_ARRAYS = 6  # arrays of the size of a chunk's logits that exist at one time, besides those of the cross-entropy
 

@@ -37,8 +37,6 @@ from trainer.model.cost import FP32_BYTES, computed_bytes
 from trainer.model.decoder import num_weights
 from trainer.model.memory_estimate import MemoryEstimate
 
-__all__ = ["WEIGHTS_FILE", "Encoder", "EncoderClassifier", "by_length", "check_length", "gather"]
-
 WEIGHTS_FILE = "encoder_weights.json"  # the file of the task with the digests of the encoder's tensor files
 _log = logging.getLogger(__name__)
 _MAX_CONFIG_BYTES = 1 << 20

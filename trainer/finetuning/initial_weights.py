@@ -32,16 +32,6 @@ from trainer.runs.layout import RECORD, REFERENCE
 from trainer.runs.record import Origin, read_record
 from trainer.runs.saved_run import SavedRun, load_config
 
-__all__ = [
-    "check_initial",
-    "check_lora",
-    "check_same_initial",
-    "choose_initial",
-    "read_initial",
-    "read_reference",
-    "write_reference",
-]
-
 _log = logging.getLogger(__name__)
 
 

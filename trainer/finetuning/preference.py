@@ -43,8 +43,6 @@ from trainer.model.memory_estimate import MemoryEstimate
 from trainer.runs.events import MeasuresEvent
 from trainer.runs.layout import RECORD
 
-__all__ = ["KIND", "PairRows", "pair_losses"]
-
 _UNITS = 1 << 24  # steps of a nat in the integer sums of an evaluation, which have the same bits for any number of ranks
 _MOST_NATS = float(1 << 30)
 _LARGEST_CHUNK = 1024

@@ -45,8 +45,6 @@ from trainer.model.forward import LossFunction
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.runs.record import read_record
 
-__all__ = ["LANGUAGE", "TASK_FOLDER", "Kind", "Passes", "Task", "kind_named", "make_task", "saved_task"]
-
 TASK_FOLDER = "objective"  # the folder in a run with the files of its task
 _MAX_FILE_BYTES = 64 << 20
 _REPLACED = ("build_model", "loss", "training_step")

@@ -18,8 +18,6 @@ from trainer.machine.sampler import HardwareReading
 from trainer.runs.events import AlertEvent
 from trainer.runs.rules import RULES
 
-__all__ = ["AlertRules"]
-
 _HARMFUL = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
 """Throttle reasons that are a fault of cooling or power supply. A GPU at its power cap works as designed."""
 _THROTTLED_READINGS, _COOL_READINGS = 2, 3

@@ -35,8 +35,6 @@ from trainer.runs.events import AlertEvent, EvalEvent
 from trainer.runs.progress import Evaluated
 from trainer.runs.rules import RULES
 
-__all__ = ["LossMean", "is_comparable", "judge_convergence", "with_convergence"]
-
 _LEAST_TREND = 3
 _LEAST_SCORE = 3.0
 

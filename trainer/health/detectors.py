@@ -7,8 +7,6 @@ from statistics import fmean, median
 
 from trainer.health.trend import trend
 
-__all__ = ["LASTING_FALL_S", "RECOVERED", "Debounce", "IdleShare", "MemoryTrend", "SpeedDrop", "WaitShare"]
-
 _RECENT_RATES = 10
 _REFERENCE_RATES = 200
 LASTING_FALL_S = 300.0  # seconds that the speed must be low before it is an alert

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean
 from typing import Any
 
-__all__ = ["Excesses", "Tail"]
-
 _KEPT = 1024
 _BLOCK = 16  # steps between two estimates of the tail
 _NEWER = 2  # steps that may be known before the estimate may use them

@@ -28,8 +28,6 @@ from trainer.health.excesses import Excesses
 from trainer.runs.events import AlertEvent
 from trainer.runs.rules import RULES, Severity
 
-__all__ = ["Guard", "Thresholds", "Verdict", "guard_alert"]
-
 _SEVERITY: dict[Action, int] = {"log": 0, "skip": 1, "rollback": 2, "stop": 3}
 _PATIENCE = 3
 _LEAST_HISTORY = 8  # losses that a reliable estimate of the noise needs; with fewer, no loss is a drop

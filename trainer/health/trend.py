@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Trend", "trend"]
-
 
 @dataclass(frozen=True)
 class Trend:

@@ -16,8 +16,6 @@ from data_pipeline.tokenizer import Tokenizer
 from trainer.inference.sampling import Sampling
 from trainer.inference.text_model import TextModel
 
-__all__ = ["Chat", "end_of_turn_id", "opened_chat"]
-
 
 @dataclass
 class Chat:

@@ -14,8 +14,6 @@ from data_pipeline.tokenizer import Tokenizer
 from trainer.inference.sampling import Sampling
 from trainer.inference.sampling_options import SamplingOptions
 
-__all__ = ["HELP", "converse", "read_prompts", "stop_token_ids"]
-
 Writer = Callable[[str, Sampling], Generator[str, None, None]]  # yields the continuation of a prompt, piece by piece
 
 

@@ -17,8 +17,6 @@ from trainer.model.attention import make_layout
 from trainer.model.decoder import Decoder
 from trainer.model.forward import autocast
 
-__all__ = ["Likelihood", "ScoredWindow", "cut_windows", "num_common", "score_windows"]
-
 _POSITIONS = 256  # number of positions whose fp32 logits exist at one time, if the model is a `Decoder`
 
 

@@ -20,8 +20,6 @@ from trainer.inference.likelihood import ScoredWindow, cut_windows, num_common, 
 from trainer.inference.sampling import Sampling
 from trainer.inference.text_model import TextModel
 
-__all__ = ["HarnessModel", "describe_benchmarks", "run_benchmarks"]
-
 _INSTALLED = importlib.util.find_spec("lm_eval") is not None
 _HarnessLM: Any = importlib.import_module("lm_eval.api.model").LM if _INSTALLED else object  # optional: requirements-eval.lock
 _MAX_TOKENS = 256  # longest continuation in tokens if a task sets none; the default of the harness

@@ -11,11 +11,10 @@ from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer
 from trainer.config import EvalConfig, TrainConfig
 from trainer.inference.likelihood import cut_windows, num_common, score_windows
-from trainer.inference.text_model import Continuation, Sampling, TextModel, evaluating, uncompiled
+from trainer.inference.sampling import Sampling
+from trainer.inference.text_model import Continuation, TextModel, evaluating, uncompiled
 from trainer.inference.text_scores import Scores, score_texts
 from trainer.runs.events import perplexity
-
-__all__ = ["prompts_of", "sample_and_score", "text_perplexity"]
 
 _NUM_BEGINNINGS = 4
 _BEGINNING_TOKENS = 16

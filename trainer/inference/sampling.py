@@ -32,8 +32,6 @@ from common.errors import CheckpointError, ConfigError
 from common.settings.messages import explain
 from trainer.inference.sampling_options import SamplingOptions
 
-__all__ = ["GumbelNoise", "Sampling", "choose_tokens", "filtered_logits"]
-
 _LEAST_EXPONENTIAL = 1e-300
 """Replaces 0, whose infinite noise would make the sum with the logit of a removed token, minus infinity, NaN."""
 

@@ -8,8 +8,6 @@ from pydantic import Field
 
 from common.settings.model import Options, Place
 
-__all__ = ["SamplingOptions"]
-
 
 class SamplingOptions(Options):
     """Options of a command that writes text."""

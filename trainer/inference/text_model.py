@@ -25,18 +25,6 @@ from trainer.model.attention import make_layout
 from trainer.model.decoder import Decoder
 from trainer.model.layers import Attention, DecoderLayer
 
-__all__ = [
-    "Continuation",
-    "FinishReason",
-    "Sampling",
-    "TextModel",
-    "TokenRows",
-    "can_cache",
-    "evaluating",
-    "uncompiled",
-    "window_start",
-]
-
 FinishReason = Literal["end", "stop", "length"]
 """end: the model ended the text; stop: a stop text or a stop token ended it; length: the text has `max_tokens` tokens."""
 

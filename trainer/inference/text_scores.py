@@ -25,24 +25,6 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import fmean
 
-__all__ = [
-    "Scores",
-    "bleu",
-    "coherence",
-    "distinct",
-    "length_entropy",
-    "mtld",
-    "repetition",
-    "score_texts",
-    "self_bleu",
-    "sentence_shape",
-    "sentences",
-    "shape_entropy",
-    "type_token_ratio",
-    "words",
-    "words_and_marks",
-]
-
 _WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
 _WORD_OR_MARK = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
 _STOP = r"[.!?\u2026]++[\"'\u201d\u2019)\]]*+"

@@ -20,8 +20,6 @@ from common.settings.model import settings_with
 from common.untrusted import Schema, parsed
 from trainer.config import ModelConfig
 
-__all__ = ["CONFIG", "Architecture", "check_settings", "config_of", "read_architecture"]
-
 CONFIG = "config.json"
 _MAX_BYTES = 1 << 20
 _LONGEST_CONTEXT = 1 << 20

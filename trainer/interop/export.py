@@ -25,19 +25,6 @@ from trainer.interop.source import ExportSource, open_source
 from trainer.runs.manifest import FORMAT as CHECKPOINT_FORMAT
 from trainer.runs.manifest import TensorSpec
 
-__all__ = [
-    "EXPORT_RECORD",
-    "check_files",
-    "check_output",
-    "describe_export",
-    "foreign_entries",
-    "format_named",
-    "read_export_record",
-    "verify_export",
-    "write_export",
-    "write_files",
-]
-
 EXPORT_RECORD = "export.json"
 _MAX_BYTES = 1 << 20
 _Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]

@@ -23,8 +23,6 @@ from trainer.model.bounds import check_model_size
 from trainer.model.decoder import weight_shapes
 from trainer.runs.record import IMPORTED
 
-__all__ = ["ImportedModel", "import_model"]
-
 _ROWS = 8  # rows of a forward pass in an evaluation
 
 

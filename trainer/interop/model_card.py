@@ -18,8 +18,6 @@ from trainer.runs.layout import METRICS
 from trainer.runs.metrics_file import read_events
 from trainer.runs.record import IMPORTED, NEVER_TRAINED, Compressed, target_word
 
-__all__ = ["model_card"]
-
 _CODE = re.compile(r"`[a-z0-9:]+`")
 _MARKUP = re.compile(r"[\\`*_{}\[\]()#!|~]")
 _EVALUATIONS = 10  # the most evaluations in the table, evenly spread

@@ -24,8 +24,6 @@ from common.files import UnusableFileError, open_input, parse_json, read_input
 from trainer.checkpoint.tensor_file import read_specs, read_tensor
 from trainer.runs.manifest import TensorSpec
 
-__all__ = ["PublishedWeights", "open_weights"]
-
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MAX_INDEX_BYTES = _MAX_HEADER_BYTES = 64 << 20
 _MOST_FILES = 10_000

@@ -23,8 +23,6 @@ from trainer.model.lora import is_adapter, merged_weights
 from trainer.runs.record import Record, read_record
 from trainer.runs.saved_run import load_config
 
-__all__ = ["ExportSource", "open_source"]
-
 
 @dataclass(frozen=True)
 class ExportSource:

@@ -17,8 +17,6 @@ from data_pipeline.tokenizer.model_file import BPE
 from data_pipeline.tokenizer.sentence_pieces import SPACE_MARK
 from trainer.inference.likelihood import num_common
 
-__all__ = ["ODD_TEXTS", "check_chat", "check_tokenizer", "first_difference"]
-
 ODD_TEXTS = (
     "",
     " ",

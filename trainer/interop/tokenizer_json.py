@@ -22,8 +22,6 @@ from data_pipeline.tokenizer.base import NUM_SPECIAL, SPECIAL_IDS
 from data_pipeline.tokenizer.model_file import BPE
 from data_pipeline.tokenizer.sentence_pieces import SPACE_MARK, Piece
 
-__all__ = ["library_of", "role_names", "tokenizer_json"]
-
 Json = dict[str, Any]
 
 _OWN_NAMES = {"pad": "<pad>", "unk": "<unk>", "bos": "<s>", "eos": "</s>"}

@@ -21,8 +21,6 @@ from trainer.runs.layout import CONFIG, TOKENIZER
 from trainer.runs.record import Record, write_record
 from trainer.runs.state import RunState
 
-__all__ = ["write_untrained"]
-
 
 def write_untrained(
     run: Path,

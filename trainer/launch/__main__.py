@@ -24,8 +24,6 @@ from trainer.launch.supervisor import RESTART_VARIABLES, RestartPolicy, newest_s
 from trainer.runs.layout import RECORD
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 
-__all__ = ["main"]
-
 _MAX_RECORD_BYTES = 64 << 20
 
 

@@ -57,8 +57,6 @@ ALONE = "alone"  # name of the rendezvous of a single node
 
 STATIC = "static"  # torchrun's rendezvous at PET_MASTER_ADDR; the first node serves its store until it ends
 
-__all__ = ["Agent", "Alone", "describe", "launch"]
-
 
 class Alone(RendezvousHandler):
     def __init__(self, parameters: RendezvousParameters) -> None:

@@ -11,8 +11,6 @@ from typing import NoReturn
 from trainer.launch.command_table import COMMANDS
 from trainer.launch.stop_request import STOP_SIGNALS
 
-__all__ = ["become", "folder_of", "group_command", "other_command", "training_arguments", "training_command"]
-
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # exit codes of a shell for a program that it cannot start
 

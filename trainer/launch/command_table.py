@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from common.command_line import Command
 
-__all__ = ["COMMANDS"]
-
 
 def _row(name: str, summary: str, *, module: str = "", is_frequent: bool = False) -> Command:
     return Command(name, summary, f"trainer.commands.{module or name}", is_frequent)

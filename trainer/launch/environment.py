@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from common.errors import ConfigError
 from common.hardware import num_cores
 
-__all__ = ["check_variables", "expected_ranks", "first_host", "missing_variables", "openmp_threads"]
-
 _SHUTDOWN_S = 60  # to save: longer than a save takes, shorter than `stop_grace_period` in docker-compose.yml
 
 _SLURM_LIST = re.compile(r"([^][,]*)(?:\[([0-9]++)[^]]*+\])?([^][,]*)")

@@ -24,8 +24,6 @@ from trainer.runs.record import Record
 from trainer.runs.saved_run import SavedRun
 from trainer.watchdog.processes import write_exit_code
 
-__all__ = ["finished_as", "is_same", "longer_command", "nothing_to_train", "report_finished"]
-
 _UNCOMPARED = settings_with(TrainConfig, Marker.MOVEABLE, Marker.PER_START)
 
 

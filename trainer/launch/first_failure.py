@@ -13,8 +13,6 @@ from pathlib import Path
 from common.errors import ExitCode, ProjectError
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE, is_running
 
-__all__ = ["LOST_RANK", "lost_connection", "only_first_failure"]
-
 LOST_RANK = "lost its connection to another rank"  # part of the error of a rank if another rank has ended without a reason
 
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")

@@ -5,8 +5,6 @@ from contextlib import suppress
 
 from common.terminal import printable
 
-__all__ = ["log_line"]
-
 _STDERR = 2
 _CLEAR_LINE = "\r\x1b[K"
 

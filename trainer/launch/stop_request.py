@@ -12,8 +12,6 @@ from types import FrameType
 
 from trainer.launch.log_line import log_line
 
-__all__ = ["STOP_SIGNALS", "StopRequest"]
-
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The stop signals. `entrypoints/train` blocks them until this process can handle them."""
 

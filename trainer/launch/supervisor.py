@@ -20,8 +20,6 @@ from trainer.launch.log_line import log_line
 from trainer.launch.stop_request import STOP_SIGNALS, StopRequest
 from trainer.runs.layout import saved_steps
 
-__all__ = ["RESTART_VARIABLES", "Ended", "RestartPolicy", "ended", "newest_step", "run_group", "supervise"]
-
 RESTART_VARIABLES = ("TRAIN_MAX_RESTARTS", "TRAIN_RESTART_DELAY_S")
 """Settings of the launcher. They are removed from the environment, because the trainer refuses settings that it does not know."""
 

@@ -15,8 +15,6 @@ from trainer.launch.environment import check_variables, missing_variables
 from trainer.launch.log_line import log_line
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 
-__all__ = ["count_gpus", "knows_ranks", "main"]
-
 _TAKES = "takes seconds to a minute"
 
 

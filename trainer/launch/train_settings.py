@@ -13,8 +13,6 @@ from common.settings.model import keep_set, set_names
 from common.settings.options import help_parser
 from trainer.config import TrainConfig
 
-__all__ = ["SETTINGS_VARIABLE", "hand_to_ranks", "handed_settings", "load_train_settings"]
-
 SETTINGS_VARIABLE = "TRAINER_SETTINGS_FILE"  # path of the file, in a folder that only this user can open
 
 

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from common.errors import ConfigError
 
-__all__ = ["check_private", "keep_memory", "spin_briefly", "use_private_caches"]
-
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of `mallopt`, from malloc.h
 _NEVER, _LARGEST = -1, 2**31 - 1
 _SPINS = 3000

@@ -18,16 +18,6 @@ from trainer.config import TrainConfig
 from trainer.launch.environment import openmp_threads
 from trainer.machine.environment import from_cpuinfo
 
-__all__ = [
-    "configure_determinism",
-    "cpu_kernels",
-    "device_name",
-    "flags",
-    "not_compared",
-    "seed_micro_batch",
-    "threads_per_rank",
-]
-
 _FIRST_FLAGS = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_WORKSPACE_CONFIG",

@@ -20,18 +20,6 @@ from common.text import value_text
 from trainer.machine.gpus import driver_version
 from trainer.machine.locks import describe_unlocked, installed_packages, lock_name, unlocked_packages_here
 
-__all__ = [
-    "ChangedFact",
-    "environment_facts",
-    "find_differences",
-    "from_cpuinfo",
-    "library_versions",
-    "nccl_version",
-    "same_facts",
-    "shown",
-    "unlocked_here",
-]
-
 _CPUINFO = Path("/proc/cpuinfo")
 _CHANGES_BITS = {
     *("device", "torch", "threads", "attention", "cuda", "gpus", "processor", "code", "nccl", "cudnn", "nodes"),

@@ -16,8 +16,6 @@ import pynvml
 
 from trainer.machine.throttling import throttle_reasons
 
-__all__ = ["GpuReading", "Gpus", "KernelLog", "NvmlGpus", "driver_version", "opened_gpus", "xids_in"]
-
 _log = logging.getLogger(__name__)
 _ValueT = TypeVar("_ValueT")
 _XID = re.compile(r"NVRM: Xid \((?P<device>PCI:[0-9A-Fa-f:.]+)\): (?P<number>\d+)")

@@ -10,8 +10,6 @@ import psutil
 
 from common.host_memory import available_host_bytes
 
-__all__ = ["Host", "HostReading"]
-
 _MIB, _GB = 2**20, 10**9
 
 

@@ -10,8 +10,6 @@ from importlib.metadata import distributions
 
 from common.paths import ENV
 
-__all__ = ["describe_unlocked", "installed_packages", "lock_name", "unlocked_packages", "unlocked_packages_here"]
-
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)[ \t]*(;[^\\\n]*)?", re.MULTILINE)
 _MOST_NAMED = 8
 

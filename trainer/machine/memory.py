@@ -12,8 +12,6 @@ import torch.distributed as dist
 
 from common.host_memory import available_host_bytes, process_bytes
 
-__all__ = ["PeakMeter", "available_bytes", "fits_in_memory", "is_out_of_memory", "isolated_rng", "release_memory"]
-
 USABLE_SHARE = 0.9  # Share of the free memory that a run plans to use. The rest covers fragmentation and errors of the estimate.
 _OUT_OF_MEMORY_TEXTS = (
     "out of memory",

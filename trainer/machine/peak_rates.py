@@ -16,8 +16,6 @@ from typing import Literal
 
 from trainer.config import Precision
 
-__all__ = ["PEAK_RATES", "Flops", "PeakRates", "RateKind", "peak_flops", "rate_kind", "unknown_mfu"]
-
 RateKind = Literal["fp32", "tf32", "bf16", "fp16", "float8"]
 
 

@@ -13,8 +13,6 @@ from trainer.config import Precision, TrainConfig
 from trainer.distributed.group import Group
 from trainer.machine.environment import from_cpuinfo
 
-__all__ = ["ChosenPrecision", "choose_precision", "has_amx", "with_precision"]
-
 _log = logging.getLogger(__name__)
 _LEAST_WIDTH = 256  # narrower models are not clearly faster in bf16 with AMX: see "Precision" in docs/decisions.md
 

@@ -16,8 +16,6 @@ from torch.profiler import ProfilerActivity, profile
 from common.files import UnusableFileError, own_folder, unfinished_path
 from trainer.config.run import step_range
 
-__all__ = ["FOLDER", "StepProfiler"]
-
 _log = logging.getLogger(__name__)
 
 FOLDER = "profile"  # the folder of the profiles in a run

@@ -17,8 +17,6 @@ from common.files import UnusableFileError, open_input
 from trainer.watchdog.heartbeat import Heartbeat
 from trainer.watchdog.processes import ProcessId, own_container, process_state
 
-__all__ = ["Rank", "ranks_of"]
-
 _NAME = re.compile(r"rank-(0|[1-9][0-9]{0,8})")  # each rank has one name: rank-00 is not rank 0
 _MAX_BEAT_BYTES = 4096
 _WRITABLE = 0o200  # in the mode of a link in /proc/PID/fd: the file is open for writing (proc(5))

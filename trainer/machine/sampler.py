@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from trainer.machine.gpus import GpuReading, Gpus, KernelLog
 from trainer.machine.host import Host, HostReading
 
-__all__ = ["HardwareReading", "HardwareSampler"]
-
 _log = logging.getLogger(__name__)
 _JOIN_S = 2.0
 _QUEUED_READINGS = 64

@@ -8,8 +8,6 @@ from common.hardware import num_cores
 from trainer.config import TrainConfig
 from trainer.distributed.devices import check_no_gpu_is_hidden
 
-__all__ = ["settings_here"]
-
 
 def settings_here(config: TrainConfig) -> TrainConfig:
     """Return the settings with which this machine can use a run: at most one thread per core; without a GPU, a CPU's attention.

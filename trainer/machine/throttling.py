@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["throttle_reasons"]
-
 _REASONS = {
     0x001: "idle",
     0x002: "application_clocks",

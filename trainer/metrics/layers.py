@@ -26,8 +26,6 @@ from trainer.machine.memory import is_out_of_memory
 from trainer.model.parameters import parameters_by_name
 from trainer.runs.events import LayersEvent
 
-__all__ = ["BIN_LIMITS", "Histogram", "LayerNorms", "LayerObserver", "LayerReading", "StepObserver", "layer_of"]
-
 _log = logging.getLogger(__name__)
 
 _EXPONENTS = range(-40, 16)

@@ -19,8 +19,6 @@ from trainer.metrics.step_metrics import StepMetrics
 from trainer.runs.events import AlertEvent, Event, HardwareEvent, SampleEvent, SaveEvent, ScalarsEvent, ScoresEvent, TrainEvent
 from trainer.runs.metrics_file import CutOff
 
-__all__ = ["Monitor", "RunningNumbers"]
-
 
 class Monitor:
     """Hands events to the sinks and checks them. `sinks` is empty on ranks that only train. `history`: events of a state."""

@@ -24,8 +24,6 @@ from trainer.metrics import Monitor
 from trainer.runs.events import AlertEvent, EndEvent
 from trainer.runs.record import complete_record
 
-__all__ = ["RunStatus", "opened_run_status"]
-
 _log = logging.getLogger(__name__)
 _MAX_CHARS = 1000
 _FOLDERS = re.compile(r"(?<![\w/.])/(?:[^\s/:;,'\"]+/)+")

@@ -28,8 +28,6 @@ from trainer.runs.layout import METRICS
 from trainer.runs.metrics_file import CutOff, events_until
 from trainer.watchdog.processes import LAUNCHER_VARIABLE
 
-__all__ = ["opened_monitor"]
-
 _MAX_REPORT_BYTES = 64 << 20
 
 

@@ -14,8 +14,6 @@ from pydantic.dataclasses import dataclass as checked
 from trainer.runs.events import NOT_IN_FILE, TrainEvent
 from trainer.runs.progress import Progress
 
-__all__ = ["LearningRates", "RunFacts", "StepFacts", "StepMetrics"]
-
 
 @checked(frozen=True, kw_only=True)
 class StepMetrics(TrainEvent):

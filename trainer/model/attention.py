@@ -38,25 +38,6 @@ from trainer.config import ModelConfig, TrainConfig
 from trainer.model.cost import FP32_BYTES, ActivationBytes, computed_bytes
 from trainer.model.dropout import HASH_BYTES, ScoreChange, attention_with_dropout, documents_with_dropout, doubled_keys
 
-__all__ = [
-    "Backend",
-    "Capability",
-    "Layout",
-    "attend",
-    "attention_bytes",
-    "attention_flops",
-    "attention_operators",
-    "cached_layout",
-    "capability_of",
-    "causal_varlen",
-    "backend_of",
-    "choose_backend",
-    "describe_backend",
-    "document_mask",
-    "layout_bytes",
-    "make_layout",
-]
-
 Backend = Literal["varlen", "flex", "documents", "sdpa"]
 VarlenAttention = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
 """Causal attention over documents, from queries (T, N, H), keys and values (T, K, H), bounds (M,), longest length to (T, N, H)."""

@@ -11,8 +11,6 @@ from trainer.model.decoder import num_weights
 from trainer.model.layers import DecoderLayer
 from trainer.model.lora import num_adapter_weights
 
-__all__ = ["check_model_size", "most_rows"]
-
 _NO_ADAPTERS = LoraConfig()
 _WEIGHT_BYTES = 4
 _MOST_ROWS = 65536

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FP32_BYTES", "ActivationBytes", "computed_bytes"]
-
 FP32_BYTES = 4
 
 

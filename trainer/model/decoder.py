@@ -28,20 +28,6 @@ from trainer.model.linear import Linear, product_operators
 from trainer.model.lora import num_adapter_weights
 from trainer.model.parameters import parameters_by_name
 
-__all__ = [
-    "LAST_NORM",
-    "Decoder",
-    "DecoderBody",
-    "activation_bytes",
-    "build_body",
-    "build_model",
-    "decoder_with",
-    "flops_per_token",
-    "num_weights",
-    "weight_shapes",
-]
-
-
 _NO_ADAPTERS = LoraConfig()
 LAST_NORM = "model.norm.weight"
 

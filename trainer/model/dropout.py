@@ -20,21 +20,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = [
-    "ADAPTERS",
-    "ATTENTION_OUTPUT",
-    "EMBEDDING",
-    "HASH_BYTES",
-    "MLP_OUTPUT",
-    "ScoreChange",
-    "attention_with_dropout",
-    "below",
-    "documents_with_dropout",
-    "doubled_keys",
-    "dropout",
-    "row_keys",
-]
-
 ScoreChange = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """Maps a score and its row, head, query and key to the score that `flex_attention` uses instead."""
 

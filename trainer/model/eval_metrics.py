@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from trainer.model.forward import PassInputs
 
-__all__ = ["EvalMetrics"]
-
 
 @dataclass(frozen=True)
 class EvalMetrics:

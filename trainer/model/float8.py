@@ -14,8 +14,6 @@ from torch import nn
 
 from common.errors import ConfigError
 
-__all__ = ["convert_to_float8"]
-
 _NEEDED_CAPABILITY = (8, 9)  # compute capability of Ada Lovelace, the first GPUs whose tensor cores multiply float8
 
 _MULTIPLE = 16

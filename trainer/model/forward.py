@@ -17,8 +17,6 @@ from trainer.model.decoder import Decoder
 from trainer.model.dropout import row_keys
 from trainer.model.loss import cross_entropy_rows, cross_entropy_sum, linear_cross_entropy_rows, linear_cross_entropy_sum
 
-__all__ = ["LossFunction", "LossModule", "CustomPass", "PassInputs", "autocast", "empty_micro_batch", "forward_pass"]
-
 LossFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Maps logits (B, L, V), targets (B, L) and weights (B, L) or None to the weighted sum over all targets, a fp32 scalar."""
 _log = logging.getLogger(__name__)

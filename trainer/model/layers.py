@@ -23,8 +23,6 @@ from trainer.model.dropout import ATTENTION_OUTPUT, HASH_BYTES, MLP_OUTPUT, drop
 from trainer.model.linear import Linear
 from trainer.model.lora import projected
 
-__all__ = ["Attention", "DecoderLayer", "LayerCache", "RMSNorm", "SwiGLU", "rotary_bytes", "rotary_table", "rotate"]
-
 
 class RMSNorm(nn.Module):
     """`x / sqrt(mean(x^2) + eps) * weight` over the last axis (Zhang and Sennrich, 2019)."""

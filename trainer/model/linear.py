@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-__all__ = ["Linear", "multiplied", "product", "product_operators"]
-
 _HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 _FEWEST_ROWS = 32
 """With fewer rows, for example when tokens are generated one by one, the setup of oneDNN takes longer than the product."""

@@ -23,17 +23,6 @@ from trainer.model.cost import FP32_BYTES, computed_bytes
 from trainer.model.dropout import ADAPTERS, dropout
 from trainer.model.linear import Linear, multiplied
 
-__all__ = [
-    "LoraLinear",
-    "add_adapters",
-    "adapter_activation_bytes",
-    "adapter_names",
-    "is_adapter",
-    "merged_weights",
-    "num_adapter_weights",
-    "projected",
-]
-
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 """Ends of the names of A and B. The names are those of the package PEFT without its prefix, so an export only copies them."""
 

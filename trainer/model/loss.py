@@ -27,15 +27,6 @@ from trainer.data.batch import IGNORE
 from trainer.model.cost import FP32_BYTES
 from trainer.model.linear import product
 
-__all__ = [
-    "cross_entropy_rows",
-    "cross_entropy_sum",
-    "default_chunk_tokens",
-    "linear_cross_entropy_rows",
-    "linear_cross_entropy_sum",
-    "loss_bytes",
-]
-
 _PLAIN = LossConfig()
 _CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 1 << 30}
 _EVALUATION_TOKENS = 256

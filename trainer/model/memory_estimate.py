@@ -16,8 +16,6 @@ from trainer.model.layers import DecoderLayer
 from trainer.model.lora import adapter_activation_bytes, num_adapter_weights
 from trainer.model.loss import loss_bytes
 
-__all__ = ["MemoryEstimate", "estimate"]
-
 
 @dataclass(frozen=True)
 class MemoryEstimate:

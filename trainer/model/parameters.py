@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from torch import nn
 
-__all__ = ["parameters_by_name"]
-
 
 def parameters_by_name(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return all parameters in the order of their names. A shared parameter appears once, under its first name."""

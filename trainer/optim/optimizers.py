@@ -19,16 +19,6 @@ from trainer.config import OptimConfig, TrainConfig
 from trainer.model.decoder import LAST_NORM
 from trainer.model.parameters import parameters_by_name
 
-__all__ = [
-    "build_optimizers",
-    "check_optimizer",
-    "optimizer_tensors",
-    "overwrite",
-    "restore_optimizer",
-    "set_learning_rate",
-    "step_unless",
-]
-
 
 def check_optimizer(config: TrainConfig) -> None:
     """Refuse Muon with sharded weights: it needs whole matrices, and torch 2.13.0 gathers each ten times per step."""

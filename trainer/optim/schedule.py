@@ -7,8 +7,6 @@ from bisect import bisect_right
 
 from trainer.config import ScheduleConfig
 
-__all__ = ["cooldown_start", "learning_rate_factor", "weight_decay_factor"]
-
 
 def learning_rate_factor(config: ScheduleConfig, decay_steps: int, step: int, start: float | None = None) -> float:
     """Return the learning rate of the update from `step` to `step + 1`, as a share of the peak, in [0, 1].

@@ -12,8 +12,6 @@ from trainer.config import EmaConfig
 from trainer.model.parameters import parameters_by_name
 from trainer.optim.optimizers import overwrite
 
-__all__ = ["WeightAverage", "decay_at"]
-
 
 def decay_at(config: EmaConfig, step: int) -> float:
     """Return the decay of the average in step number `step`, counted from 1: min(decay, (1 + step) / (W + step)).

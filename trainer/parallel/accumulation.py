@@ -16,8 +16,6 @@ from trainer.parallel.ddp_buckets import BucketExchange
 from trainer.parallel.fsdp import ShardedModule
 from trainer.parallel.gradient_tree import GradientTree
 
-__all__ = ["Accumulation", "DdpAccumulation", "FsdpAccumulation", "LateAccumulation", "TreeAccumulation"]
-
 _LATE_NUMBERS = 8 << 20  # numbers that `LateAccumulation` adds in one exchange: 32 MiB, which is enough to use a network fully
 
 

@@ -10,8 +10,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["BucketExchange", "wrapped_by_ddp"]
-
 
 def wrapped_by_ddp(module: nn.Module, **options: Any) -> DistributedDataParallel:
     # Buffers are equal on all ranks from the start, and are no state: see `trainer.extensions.user_model`.

@@ -26,8 +26,6 @@ from trainer.config import BatchConfig
 from trainer.distributed.group import Group
 from trainer.model.parameters import parameters_by_name
 
-__all__ = ["ShardedModule", "check_parallel", "distribute_like", "full_tensors", "gathered", "load_full", "shard"]
-
 _ResultT = TypeVar("_ResultT")
 
 

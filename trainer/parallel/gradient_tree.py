@@ -31,8 +31,6 @@ from torch import Tensor, nn
 
 from trainer.distributed.group import Group
 
-__all__ = ["GradientTree", "add_pairwise"]
-
 
 def add_pairwise(parts: Sequence[Tensor]) -> Tensor:
     """Add in the order of the tree, into the tensors. Their number must be a power of two."""

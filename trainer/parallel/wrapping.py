@@ -16,8 +16,6 @@ from trainer.parallel.ddp_buckets import wrapped_by_ddp
 from trainer.parallel.fsdp import shard
 from trainer.parallel.gradient_tree import GradientTree
 
-__all__ = ["MicroTooLarge", "wrap_for_training"]
-
 
 class MicroTooLarge(Exception):  # noqa: N818 - not an error: smaller micro-batches follow
     """A pass over a micro-batch of padding ran out of memory on a rank. Raised on all ranks."""

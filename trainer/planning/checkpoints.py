@@ -9,8 +9,6 @@ from trainer.model.decoder import num_weights
 from trainer.model.memory_estimate import estimate
 from trainer.runs.layout import CHECKPOINTS
 
-__all__ = ["checkpoint_bytes", "frozen_bytes", "most_checkpoints", "space_needed"]
-
 
 def checkpoint_bytes(config: TrainConfig, vocab_size: int) -> int:
     """Return the bytes of one checkpoint without frozen weights. An estimate, because an extension may build another model."""

@@ -14,8 +14,6 @@ from trainer.runs.layout import CHECKPOINTS
 from trainer.runs.limits import StopCriteria
 from trainer.runs.progress import Progress
 
-__all__ = ["Forecast", "forecast"]
-
 _FORWARD_SHARE = 1 / 3  # of the time of a forward and a backward pass
 
 

@@ -10,8 +10,6 @@ from trainer.config import TrainConfig
 from trainer.model.lora import num_adapter_weights
 from trainer.planning.forecast import Forecast
 
-__all__ = ["brief_lines", "plan_lines", "time_lines"]
-
 _COLUMNS = 79
 _NAME_COLUMNS = 12
 _PATH_CHARS = 60

@@ -13,8 +13,6 @@ from common.settings.toml import parse_toml
 from common.text import some_of
 from data_pipeline.dataset.manifest import Manifest
 
-__all__ = ["other_preparation"]
-
 _SHOWN = 3
 
 

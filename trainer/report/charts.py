@@ -14,20 +14,6 @@ from trainer.report.recorded_run import RecordedRun, part
 from trainer.runs.events import EvalEvent, HardwareEvent, LayersEvent, TrainEvent
 from trainer.runs.metric import Plot, metrics_of, title_of
 
-__all__ = [
-    "all_charts",
-    "chart_of",
-    "group_titles",
-    "hardware_charts",
-    "hardware_curves",
-    "layer_charts",
-    "loss_window",
-    "main_charts",
-    "scaled",
-    "smoothed",
-    "step_charts",
-]
-
 _MAX_GROUPS = 7
 _MAX_GPUS = 8  # GPUs in a chart, at most. More lines cannot be distinguished.
 

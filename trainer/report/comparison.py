@@ -18,8 +18,6 @@ from trainer.report.run_page import TEMPLATES
 from trainer.runs.events import TrainEvent
 from trainer.runs.metric import metrics_of
 
-__all__ = ["names_of", "render_comparison"]
-
 _ENVIRONMENT = ("code", "image", "python", "torch", "cuda", "processor", "gpus", "world_size")
 
 

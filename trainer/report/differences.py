@@ -19,18 +19,6 @@ from common.settings.toml import parse_toml
 from trainer.config import TrainConfig
 from trainer.config.model import ModelConfig
 
-__all__ = [
-    "PLACES",
-    "ChangedSetting",
-    "Recipe",
-    "compared_settings",
-    "differences",
-    "differing",
-    "set_values",
-    "recipe_of",
-    "worded",
-]
-
 PLACES = ("run", "data", "recipe")  # settings that are paths or names of files, and do not change the training
 _MAX_WHOLE = 1e15  # whole numbers from here on are written with an exponent
 

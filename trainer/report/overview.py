@@ -15,8 +15,6 @@ from common.files import UnusableFileError, open_input
 from trainer.report.recorded_run import read_run
 from trainer.runs.layout import METRICS, RECORD
 
-__all__ = ["ListedRun", "listed_runs"]
-
 _DEPTH = 4  # The most folders between the given one and a run. The name of a run can have several parts.
 
 

@@ -18,8 +18,6 @@ from common.text import visible
 from trainer.runs.events import Score
 from trainer.runs.metric import encodable
 
-__all__ = ["Picture", "confusion_picture", "draw_png", "length_histogram", "perplexity_bars"]
-
 # Okabe and Ito, Color Universal Design, 2008. The background is white and opaque, so that the picture is legible on any page.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#1f2529")
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1)))

@@ -23,8 +23,6 @@ from trainer.runs.metrics_file import read_events
 from trainer.runs.record import Record, target_word
 from trainer.runs.saved_run import SavedRun
 
-__all__ = ["RecordedRun", "SavedCheckpoint", "part", "read_run"]
-
 T = TypeVar("T")
 
 

@@ -18,25 +18,6 @@ from trainer.report.charts import group_titles, hardware_charts, hardware_curves
 from trainer.report.recorded_run import RecordedRun, part
 from trainer.runs.events import EvalEvent, HardwareEvent, MeasuresEvent, SampleEvent, SaveEvent, Score, ScoresEvent
 
-__all__ = [
-    "STATUS",
-    "Hardware",
-    "Labels",
-    "Samples",
-    "Speed",
-    "Table",
-    "alert_kinds",
-    "evaluations",
-    "groups_by",
-    "hardware",
-    "headline",
-    "introduction",
-    "labels",
-    "samples",
-    "scores",
-    "speed",
-]
-
 T = TypeVar("T")
 
 STATUS = {"finished": "finished", "stopped": "stopped", "failed": "failed", "training": "no end recorded"}

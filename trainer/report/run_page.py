@@ -17,8 +17,6 @@ from trainer.report.differences import differences, recipe_of, set_values, worde
 from trainer.report.recorded_run import RecordedRun, part
 from trainer.report.results import STATUS
 
-__all__ = ["TEMPLATES", "render_report"]
-
 _MAX_ALERTS = 200
 
 

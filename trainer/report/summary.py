@@ -15,8 +15,6 @@ from trainer.runs.metrics_file import read_events
 from trainer.runs.record import Record, target_word
 from trainer.runs.saved_run import SavedRun
 
-__all__ = ["summary_lines"]
-
 
 def summary_lines(run: Path) -> list[str]:
     saved = SavedRun(run)

@@ -15,8 +15,6 @@ from trainer.report.pictures import draw_png
 from trainer.report.recorded_run import read_run
 from trainer.report.run_page import render_report
 
-__all__ = ["PICTURE", "REPORT", "report_at_end", "write_comparison", "write_report"]
-
 _log = logging.getLogger(__name__)
 
 REPORT, PICTURE = "report.html", "training_metrics.png"

@@ -17,8 +17,6 @@ from common.errors import CheckpointError
 from common.untrusted import Count, Finite, Schema, parsed
 from trainer.config import BatchConfig
 
-__all__ = ["Adjustment", "Adjustments", "smaller_micro"]
-
 
 class Adjustment(Schema, extra="forbid"):
     """One adjustment. Either `micro`, `shards` or `cooldown_end` is given."""

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 
-__all__ = ["UNTIMED_STEPS", "Clock"]
-
 UNTIMED_STEPS = 3  # the first steps of a process compile code, so their times say little about later steps
 _NUM_RECENT = 10
 _FIRST_STEPS = 5

@@ -27,19 +27,6 @@ from trainer.config.optimization import OPTIMIZERS
 from trainer.runs.layout import CONFIG, not_a_run
 from trainer.runs.saved_run import SavedRun
 
-__all__ = [
-    "MINUTES",
-    "MOST_EPOCHS",
-    "SHAPES",
-    "Facts",
-    "choose",
-    "chosen",
-    "inherited",
-    "num_gpus",
-    "recorded_in",
-    "tokens_per_weight",
-]
-
 SHAPES = (
     *((2, 64, 2), (4, 128, 4), (4, 192, 6), (6, 256, 8), (6, 384, 6), (8, 512, 8)),
     *((12, 768, 12), (16, 1024, 16), (24, 1536, 24), (24, 2048, 32)),

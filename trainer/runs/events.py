@@ -17,29 +17,6 @@ from trainer.runs.rules import RULES
 if TYPE_CHECKING:
     from trainer.machine.sampler import HardwareReading
 
-__all__ = [
-    "EVENTS",
-    "GROWTH",
-    "AlertEvent",
-    "EndEvent",
-    "EvalEvent",
-    "Event",
-    "HardwareEvent",
-    "NOT_IN_FILE",
-    "LayersEvent",
-    "MeasuresEvent",
-    "SampleEvent",
-    "SaveEvent",
-    "ScalarsEvent",
-    "Score",
-    "ScoresEvent",
-    "TrainEvent",
-    "UnknownEvent",
-    "check_exact_losses",
-    "parse_event",
-    "perplexity",
-]
-
 T = TypeVar("T")
 
 _LOSSES = "Loss: training, its mean over log.average_steps steps, validation"

@@ -14,37 +14,6 @@ from common.errors import CheckpointError, ConfigError
 from common.files import UnusableFileError, is_unfinished, open_output, own_folder, read_input, sync_directory
 from common.text import some_of
 
-__all__ = [
-    "CHECKPOINTS",
-    "CHECKPOINT_MANIFEST",
-    "CONFIG",
-    "HEARTBEAT",
-    "LEDGER",
-    "LOCK",
-    "METRICS",
-    "OBJECTS",
-    "RECORD",
-    "REFERENCE",
-    "STEP_FOLDER",
-    "TASK_FOLDER",
-    "TOKENIZER",
-    "check_nothing_is_replaced",
-    "check_paths",
-    "entries",
-    "foreign_files",
-    "is_folder",
-    "is_own_file",
-    "make_folder",
-    "manifest_path",
-    "not_a_run",
-    "object_path",
-    "open_own",
-    "read_id",
-    "saved_steps",
-    "step_folder",
-    "steps_among",
-]
-
 RECORD, CONFIG, LOCK, METRICS = "record.json", "config.toml", ".lock", "metrics.jsonl"
 LEDGER = Path("ledger") / "steps.jsonl"
 TOKENIZER, TASK_FOLDER, CHECKPOINTS = "tokenizer", "objective", "checkpoints"

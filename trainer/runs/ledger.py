@@ -30,17 +30,6 @@ from common.untrusted import MAX_COUNT, Count, Finite, Schema, parsed, read_line
 from trainer.runs.layout import make_folder, open_own
 from trainer.runs.progress import LedgerHead
 
-__all__ = [
-    "Ledger",
-    "LedgerEvent",
-    "LedgerStep",
-    "OrderEvent",
-    "QuarantineEvent",
-    "SkipEvent",
-    "digest_of_rows",
-    "read_ledger",
-]
-
 _MAX_BATCH_ROWS = 1 << 20  # the largest `batch.global_rows`
 _CHAIN_CHARS = len(LedgerHead().chain)
 _SEPARATOR = b',"chain":"'

@@ -13,8 +13,6 @@ from data_pipeline.dataset.manifest import Manifest
 from trainer.config import EvalConfig, TrainConfig
 from trainer.runs.progress import Evaluated, Progress
 
-__all__ = ["StopCriteria", "early_stop", "evaluations_without_gain", "plan_run", "with_shorter_warmup"]
-
 _log = logging.getLogger(__name__)
 _PARTS_OF_RUN = 10  # the warm-up is the first of this many parts of a run that is not longer than the warm-up of the settings
 

@@ -17,8 +17,6 @@ from common.files import sync_upwards, write_atomic
 from trainer.runs.layout import CHECKPOINTS, HEARTBEAT, LOCK, entries, is_folder, is_own_file, open_own
 from trainer.watchdog.files import read_beat
 
-__all__ = ["locked_run", "locked_unopened", "wait_until_free"]
-
 _NAME_ATTEMPTS, _NAME_WAIT_S, _HOLDER_BYTES = 100, 0.01, 4096
 
 

@@ -19,8 +19,6 @@ from pydantic import Field, model_validator
 from common.files import sealed, unsealed
 from common.untrusted import Schema, parsed
 
-__all__ = ["FORMAT", "ITEM_BYTES", "MAX_MANIFEST_BYTES", "CheckpointManifest", "OtherFormatError", "StoredTensor", "TensorSpec"]
-
 FORMAT = 3  # increases whenever the layout of the manifest, or of the state in it, changes
 MAX_MANIFEST_BYTES = 64 << 20
 ITEM_BYTES = {

@@ -8,9 +8,6 @@ from typing import Any, ClassVar, Self, get_type_hints
 
 from common.files import plain
 
-__all__ = ["Metric", "Plot", "Written", "encodable", "metrics_of", "title_of"]
-
-
 _UNITS = {
     "_mb_per_1000_steps": "MB per 1,000 steps",
     "_mb_per_s": "MB per second",

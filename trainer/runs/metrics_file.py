@@ -12,8 +12,6 @@ from common.files import parse_json
 from common.untrusted import read_lines
 from trainer.runs.events import AlertEvent, EndEvent, EvalEvent, Event, TrainEvent, check_exact_losses, parse_event
 
-__all__ = ["CutOff", "Selection", "events_until", "lines_until", "read_events"]
-
 
 @dataclass(frozen=True)
 class CutOff:

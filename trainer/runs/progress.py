@@ -12,8 +12,6 @@ from pydantic.dataclasses import dataclass
 
 from common.untrusted import Count, Finite
 
-__all__ = ["Evaluated", "LedgerHead", "Progress"]
-
 _Seconds = Annotated[Finite, Field(ge=0)]
 
 

@@ -50,31 +50,6 @@ from trainer.runs.events import SaveEvent
 from trainer.runs.layout import LEDGER, METRICS, RECORD, manifest_path, not_a_run, saved_steps
 from trainer.runs.metrics_file import CutOff, events_until
 
-__all__ = [
-    "COMPRESSED",
-    "IMPORTED",
-    "NEVER_TRAINED",
-    "Compressed",
-    "Earlier",
-    "Imported",
-    "Origin",
-    "Record",
-    "RecordedData",
-    "RecordedEnvironment",
-    "check_nothing_saved",
-    "check_was_trained",
-    "complete_record",
-    "digests_of",
-    "leave_note",
-    "note_adjustment",
-    "read_record",
-    "noted_adjustments",
-    "recorded_micro",
-    "recorded_precision",
-    "target_word",
-    "write_record",
-]
-
 _TARGETS = {"classification": "document", "preference": "pair"}
 _MAX_RANKS, _MAX_MICRO = 1 << 20, 65536
 IMPORTED = "imported"  # the status of a run that holds a published model and was never trained

@@ -20,8 +20,6 @@ from trainer.runs.manifest import MAX_MANIFEST_BYTES, CheckpointManifest
 from trainer.runs.record import Record, read_record
 from trainer.runs.state import RunState
 
-__all__ = ["SavedRun", "data_folder", "load_config", "parse_settings"]
-
 _RESTORE = "put the file back as the run wrote it, or use another run"
 
 

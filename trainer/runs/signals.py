@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["StopSignal", "stop_signal"]
-
 
 class StopSignal:
     """The name of the signal that asked for a stop; None before it arrives."""

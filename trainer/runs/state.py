@@ -12,8 +12,6 @@ from common.untrusted import Count, Finite, Schema, parsed
 from trainer.runs.metrics_file import CutOff
 from trainer.runs.progress import LedgerHead, Progress
 
-__all__ = ["GuardState", "LossSums", "RunState"]
-
 
 class ExcessRows(Schema):
     """The rows of `trainer.health.excesses.Excesses`, by column."""

@@ -10,8 +10,6 @@ from pydantic import Field, model_validator
 from common.settings.model import Options, Place
 from trainer.config.run import LimitsConfig
 
-__all__ = ["Pruner", "Sampler", "SearchOptions"]
-
 Pruner = Literal["median", "asha", "none"]
 Sampler = Literal["tpe", "random", "grid"]
 

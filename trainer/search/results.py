@@ -26,8 +26,6 @@ from trainer.search.trial_run import recipe_of
 from trainer.search.trials import Trial, best_of, shown
 from trainer.verification.data_check import recipe_of as recipe_of_data
 
-__all__ = ["BEST", "TRIALS", "best_recipe", "write_results"]
-
 BEST, TRIALS = "best.toml", "trials.json"
 _MOST_CURVES, _MOST_LINES, _MOST_TICKS = 7, 400, 8
 

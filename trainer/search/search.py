@@ -33,8 +33,6 @@ from trainer.search.study import Study, check_installed, propose
 from trainer.search.trial_run import Progress, TrialRun, drop_checkpoints, read_progress
 from trainer.search.trials import COUNTED, State, Trial, best_of, is_pruned, shown
 
-__all__ = ["search"]
-
 _POLL_S, _SECONDS_EVERY_S = 0.5, 10.0
 _MOST_STARTS = 3  # a trial whose process is killed is continued this often, at each start of the search
 _MOST_FAILED, _MOST_INVALID = 10, 200  # the search ends after so many in a row; invalid ones cannot be trained

@@ -28,8 +28,6 @@ from trainer.runs.defaults import num_gpus
 from trainer.search.options import SearchOptions
 from trainer.search.space import Range, Space, Value, read_space
 
-__all__ = ["FOLDERS", "SETUP", "SearchSetup", "claim", "gpus_of_slot", "open_setup", "trial_config"]
-
 SETUP = "search.json"
 FOLDERS = ("runs", "recipes", "logs")  # of the trials' runs, their recipes, and their output
 _FORMAT = 2

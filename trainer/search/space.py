@@ -24,8 +24,6 @@ from common.settings.suggest import suggest
 from common.settings.toml import parse_toml
 from trainer.config import TrainConfig
 
-__all__ = ["Choices", "Dimension", "Range", "Space", "Value", "read_space"]
-
 Value = bool | int | float | str | None
 _KEYS = ("low", "high", "log", "step", "choices")
 _MOST_CHOICES, _MOST_COMBINATIONS = 1000, 100_000

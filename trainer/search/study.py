@@ -23,8 +23,6 @@ from trainer.search.options import Sampler
 from trainer.search.space import Choices, Dimension, Space, Value
 from trainer.search.trials import MAX_REASON_CHARS, Seconds, State, Trial
 
-__all__ = ["FILE", "Study", "check_installed", "importance_of", "propose"]
-
 FILE = "study.jsonl"
 _STARTUP_TRIALS = 8  # TPE draws this many trials at random before it models the losses
 _MOST_MODELLED = 4096  # TPE models the last trials only, because its time grows with their number

@@ -32,8 +32,6 @@ from trainer.runs.layout import CHECKPOINTS, METRICS
 from trainer.runs.lock import locked_run, wait_until_free
 from trainer.search.trials import Trial
 
-__all__ = ["Progress", "TrialRun", "drop_checkpoints", "read_progress", "recipe_of"]
-
 _FREE_S = 120.0  # the longest wait for the ranks of an earlier start, whose launcher was killed
 _TAIL_BYTES = 64 << 10
 _MOST_CHARS = 300

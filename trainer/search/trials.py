@@ -14,8 +14,6 @@ from common.untrusted import MAX_COUNT, Count, Finite
 from trainer.search.options import Pruner
 from trainer.search.space import Value
 
-__all__ = ["COUNTED", "MAX_REASON_CHARS", "Seconds", "State", "Trial", "best_of", "is_pruned", "shown"]
-
 MAX_REASON_CHARS = 2000
 Seconds = Annotated[float, Field(ge=0, le=MAX_COUNT), PlainSerializer(lambda seconds: round(seconds, 3))]
 State = Literal["running", "finished", "pruned", "failed"]

@@ -23,8 +23,6 @@ from trainer.runs.events import AlertEvent
 from trainer.runs.ledger import Ledger
 from trainer.runs.record import leave_note, note_adjustment
 
-__all__ = ["Adjuster", "smaller_batches", "wrapped"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -32,8 +32,6 @@ from trainer.training.step import CannotContinueError, train_step
 from trainer.training.step_report import StepInputs
 from trainer.training.trainable import RunData, Trainable, hold_copy
 
-__all__ = ["DryRun", "measured_step_s", "dry_run"]
-
 _TIMED_STEPS = 5
 _MOST_MICRO_BATCHES = 4  # a measured step has at most this many micro-batches. The time of a step with more is in proportion.
 _LONGEST_S = 60.0  # after this time one measured step is enough

@@ -15,7 +15,8 @@ from trainer.evaluation.results import Evaluation
 from trainer.evaluation.tally import Grouping
 from trainer.health.convergence import is_comparable, judge_convergence, with_convergence
 from trainer.inference.samples import prompts_of, sample_and_score
-from trainer.inference.text_model import Continuation, Sampling, TextModel
+from trainer.inference.sampling import Sampling
+from trainer.inference.text_model import Continuation, TextModel
 from trainer.inference.text_scores import Scores
 from trainer.machine.memory import is_out_of_memory
 from trainer.parallel.fsdp import gathered
@@ -26,8 +27,6 @@ from trainer.training.run_end import RunEnd
 from trainer.training.run_state import LiveState
 from trainer.training.stop import StopRequests
 from trainer.training.trainable import RunData, Trainable
-
-__all__ = ["Evaluator"]
 
 
 @dataclass(frozen=True)

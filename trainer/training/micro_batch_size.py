@@ -20,8 +20,6 @@ from trainer.model.memory_estimate import MemoryEstimate, estimate
 from trainer.training.micro_step import MicroStep, custom_step_loss
 from trainer.training.trainable import hold_copy, new_loss, new_model
 
-__all__ = ["choose_micro", "expected_memory", "micro_candidates", "probe", "with_micro", "batch_for", "spread"]
-
 _log = logging.getLogger(__name__)
 
 _UNEVEN = 1.125  # rows of the busiest rank relative to an even share, at most. A larger micro-batch is worth this much imbalance.

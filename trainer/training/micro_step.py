@@ -15,8 +15,6 @@ from trainer.machine.determinism import seed_micro_batch
 from trainer.model.dropout import row_keys
 from trainer.model.forward import CustomPass, LossModule, forward_pass
 
-__all__ = ["MicroStep", "custom_step_loss"]
-
 
 class MicroStep:
     """The passes over one micro-batch. Gradients of all passes add up; the trainer exchanges, clips and applies them.

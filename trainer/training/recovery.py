@@ -23,8 +23,6 @@ from trainer.training.step_report import StepResult
 from trainer.training.trainable import Trainable
 from trainer.watchdog.heartbeat import HeartbeatWriter
 
-__all__ = ["GoBack", "Recovery", "RepeatStep", "RollBack"]
-
 _log = logging.getLogger(__name__)
 
 

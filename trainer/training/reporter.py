@@ -24,8 +24,6 @@ from trainer.training.run_end import RunEnd
 from trainer.training.run_state import LiveState
 from trainer.training.step_report import StepResult
 
-__all__ = ["Reporter", "TrainLoss"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -17,8 +17,6 @@ from trainer.runs.limits import StopCriteria
 from trainer.runs.progress import Progress
 from trainer.training.adjuster import Adjuster
 
-__all__ = ["RunEnd", "StepTimes"]
-
 _RECENT_S, _APART_S, _LEAST_TIMES = 60.0, 1.0, 4
 _PAUSE_FACTOR = 4.0
 _SPARE_SHARE = 0.05  # share of the remaining time that a cool-down leaves for steps that are slower than those before it

@@ -17,8 +17,6 @@ from trainer.runs.metrics_file import CutOff
 from trainer.runs.progress import Progress
 from trainer.runs.state import GuardState, LossSums, RunState
 
-__all__ = ["LiveState"]
-
 
 @dataclass
 class LiveState:

@@ -21,8 +21,6 @@ from trainer.training.step_report import StepResult
 from trainer.training.trainable import Trainable
 from trainer.watchdog.heartbeat import HeartbeatWriter
 
-__all__ = ["Saver", "let_finish", "write_and_keep"]
-
 _log = logging.getLogger(__name__)
 _FOR_HOOKS = ".saved"  # name of the folder in the run in which `on_save` finds a checkpoint
 

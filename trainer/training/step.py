@@ -20,8 +20,6 @@ from trainer.training.micro_step import MicroStep, custom_step_loss
 from trainer.training.step_report import Gradient, PendingStep, StepInputs, StepReport, encode_report
 from trainer.training.trainable import Trainable
 
-__all__ = ["CannotContinueError", "train_step"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -17,8 +17,6 @@ from trainer.distributed.stragglers import OwnTime
 from trainer.health.guard import Thresholds
 from trainer.metrics.layers import StepObserver
 
-__all__ = ["Gradient", "PendingStep", "StepInputs", "StepReport", "StepResult", "StepResults", "encode_report"]
-
 _NUM_NOTES = 8
 _STOP, _SECONDS, _ENDING, _NORM, _SAVE_FAILED, _ACKNOWLEDGED, _MEMORY, _DATA = range(_NUM_NOTES)
 """Indices of the first numbers of a report. The own times of the ranks, what the task measures in each micro-batch, and the

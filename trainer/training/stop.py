@@ -11,8 +11,6 @@ from trainer.distributed.group import Group
 from trainer.metrics import Monitor
 from trainer.runs.signals import StopSignal
 
-__all__ = ["StopRequests"]
-
 
 @dataclass(frozen=True)
 class StopRequests:

@@ -32,8 +32,6 @@ from trainer.runs.progress import Progress
 from trainer.runs.record import Origin
 from trainer.runs.state import RunState
 
-__all__ = ["RunData", "Trainable", "hold_copy", "hold_reference", "make_scaler", "new_loss", "new_model"]
-
 
 @dataclass(frozen=True)
 class RunData:

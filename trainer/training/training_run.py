@@ -33,8 +33,6 @@ from trainer.training.stop import StopRequests
 from trainer.training.trainable import RunData, Trainable
 from trainer.watchdog.heartbeat import HeartbeatWriter
 
-__all__ = ["TrainingRun"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -38,8 +38,6 @@ from trainer.runs.saved_run import data_folder, load_config
 from trainer.runs.state import RunState
 from trainer.verification.auditor import Auditor, AuditReport, Targets
 
-__all__ = ["audit_run", "opened_data", "order_builder"]
-
 
 def audit_run(run: Path, data: Path | None = None) -> AuditReport:
     """Audit a run that is finished, stopped or killed. `data` is the new directory of its prepared data, if it was moved."""

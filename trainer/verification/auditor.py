@@ -16,8 +16,6 @@ from trainer.data.mixture import MixedOrder
 from trainer.data.order import RowOrder, UniformOrder
 from trainer.runs.ledger import LedgerEvent, LedgerStep, OrderEvent, QuarantineEvent, SkipEvent, digest_of_rows
 
-__all__ = ["MAX_COUNTED_ROWS", "MAX_LEFT_OUT", "AuditReport", "Auditor", "Skipped", "Targets", "difference"]
-
 MAX_COUNTED_ROWS = 1 << 26  # up to this number each row is counted, with 4 bytes. More are only compared with the order.
 MAX_LEFT_OUT = 1 << 26  # of positions in all windows that a run leaves out. The audit visits each, so it refuses more.
 _ROWS_AT_A_TIME = 1 << 20

@@ -13,8 +13,6 @@ from types import FrameType
 from common.errors import StoppedBySignal
 from trainer.watchdog import watch
 
-__all__ = ["run_tied"]
-
 _ENDING_S = 10.0
 
 

@@ -15,8 +15,6 @@ from data_pipeline.dataset.manifest import Manifest, read_manifest
 from trainer.verification.child import run_tied
 from trainer.verification.outcome import Outcome
 
-__all__ = ["difference_of_manifests", "prepare_again", "recipe_of"]
-
 _ROOT = Path(__file__).resolve().parents[2]
 _BUILTIN = {"stdlib-code", "stdlib-manual"}
 

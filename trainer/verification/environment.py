@@ -16,8 +16,6 @@ from trainer.machine.settings import settings_here
 from trainer.model.attention import backend_of
 from trainer.runs.saved_run import SavedRun
 
-__all__ = ["compare_environment"]
-
 
 def compare_environment(run: SavedRun, facts: Mapping[str, Any]) -> tuple[ChangedFact, ...]:
     record, config = run.record, run.config

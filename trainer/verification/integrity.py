@@ -22,8 +22,6 @@ from trainer.runs.saved_run import SavedRun
 from trainer.verification.audit import audit_run
 from trainer.verification.auditor import AuditReport
 
-__all__ = ["Integrity", "check_integrity", "check_untrained"]
-
 _CHECKED_BY_CONTENT = (METRICS, LEDGER.as_posix(), f"{CHECKPOINTS}/")  # that gives a better message than a digest
 
 

@@ -47,8 +47,6 @@ from trainer.runs.saved_run import data_folder, load_config
 from trainer.verification.child import run_tied
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 
-__all__ = ["ChildError", "Replay", "Train", "choose_start", "first_difference", "most_ranks", "replay_config", "replay_run"]
-
 _ROOT = Path(__file__).resolve().parents[2]
 _DEFAULT_STEPS = 10
 _RANKS_PER_CORE, _THREADS_PER_CORE = 4, 16

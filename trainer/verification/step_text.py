@@ -21,8 +21,6 @@ from trainer.runs.ledger import LedgerStep, OrderEvent, QuarantineEvent, read_le
 from trainer.verification.audit import opened_data, order_builder
 from trainer.verification.auditor import difference
 
-__all__ = ["show_step"]
-
 _SHOWN_CHARS = 300
 
 

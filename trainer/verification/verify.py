@@ -26,8 +26,6 @@ from trainer.verification.integrity import Integrity, TrainedIntegrity, check_in
 from trainer.verification.outcome import LEVELS, Outcome
 from trainer.verification.replay import Train, replay_run
 
-__all__ = ["verify_run"]
-
 _IN_IDENTITY = ("device", "torch", "attention", "nccl", "nodes", "flags.")  # without threads: a replay uses the recorded number
 _NAMED_FILES = 20
 

@@ -9,17 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = [
-    "MAX_BEAT_BYTES",
-    "clear_heartbeats",
-    "heartbeat_file",
-    "open_to_append",
-    "opened_folder",
-    "read_beat",
-    "remove_heartbeat",
-    "stacks_file",
-]
-
 MAX_BEAT_BYTES = 4096
 
 

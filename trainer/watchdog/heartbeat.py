@@ -15,8 +15,6 @@ from typing import Literal, get_args
 from trainer.watchdog.files import opened_folder
 from trainer.watchdog.processes import ProcessId, own_container
 
-__all__ = ["PHASES", "Heartbeat", "HeartbeatWriter", "Phase", "Timeouts"]
-
 Phase = Literal["loading", "data", "forward", "reduce", "report", "evaluate", "save", "done"]
 """What a rank is doing, in the order of a step. `reduce` begins with the last backward pass, where ranks wait for each other."""
 PHASES: tuple[Phase, ...] = get_args(Phase)

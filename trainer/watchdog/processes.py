@@ -11,22 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "EXIT_FILE_VARIABLE",
-    "LAUNCHER_VARIABLE",
-    "ProcessId",
-    "ask_for_stacks",
-    "end_with_parent",
-    "is_running",
-    "write_exit_code",
-    "own_container",
-    "process_facts",
-    "process_state",
-    "send_signal",
-    "set_death_signal",
-    "signal_if_running",
-]
-
 LAUNCHER_VARIABLE = "TRAINER_LAUNCHER_PID"  # the variable with the pid of the process that started the ranks
 EXIT_FILE_VARIABLE = "TRAINER_EXIT_FILE"  # path of the file where the launcher reads why the ranks ended
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -9,8 +9,6 @@ from types import MappingProxyType
 
 from trainer.watchdog.heartbeat import Heartbeat
 
-__all__ = ["OTHER_NODE_S", "POLL_S", "StallDetector", "Still"]
-
 POLL_S = 0.5
 _ASLEEP_S = 10 * POLL_S
 OTHER_NODE_S = 60.0  # a rank on another node may be late: its own watchdog ends it, and the network shows its file later

@@ -38,8 +38,6 @@ from trainer.watchdog.processes import (
 )
 from trainer.watchdog.stalls import POLL_S, StallDetector, Still
 
-__all__ = ["collect_stacks", "tied_command", "watched"]
-
 _log = logging.getLogger(__name__)
 _STACKS_S = 5.0
 _STACKS_SETTLED_S = 1.0  # seconds without a new line in any of the files. On a busy machine a rank may not run for long.

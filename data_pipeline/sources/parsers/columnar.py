@@ -18,8 +18,6 @@ from data_pipeline.sources.parsers.decoding import Origin, chat_fields, explain_
 from data_pipeline.sources.parsers.source_format import Content, SourceFormat
 from data_pipeline.sources.streams import Budget, Readable, StreamError, join_blocks
 
-__all__ = ["ARROW", "PARQUET"]
-
 _CHILD = Path(__file__).with_name("columnar_child.py")
 _SILENCE_S = 600.0  # a batch of rows takes milliseconds, so a child that is silent longer is in an endless loop
 _MAX_READ_BYTES = 1 << 20

@@ -12,18 +12,6 @@ from typing import Any, Literal
 from data_pipeline.config import ChatConfig, Kind, RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
 
-__all__ = [
-    "BOM",
-    "MalformedError",
-    "Origin",
-    "chat_fields",
-    "decode",
-    "explain_bytes",
-    "has_surrogate",
-    "is_chat",
-    "metadata_json",
-]
-
 BOM = b"\xef\xbb\xbf"
 _FOREIGN_MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _MAX_METADATA_CHARS = 1 << 16

@@ -18,8 +18,6 @@ from data_pipeline.sources.parsers.decoding import BOM, MalformedError, Origin, 
 from data_pipeline.sources.parsers.source_format import Content, SourceFormat
 from data_pipeline.sources.streams import Line, read_lines
 
-__all__ = ["JSON_LINES", "parse_json_line", "parse_quickly", "parse_strictly"]
-
 _KEY_END = re.compile(rb'"[ \t\r\n]*:')
 _BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|([\[{])|([\]}])', re.DOTALL)
 _EXACT_BELOW = 2.0**63  # the fast parser returns larger integers as floats

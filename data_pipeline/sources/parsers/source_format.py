@@ -9,8 +9,6 @@ from data_pipeline.documents import Document, Rejection
 from data_pipeline.sources.parsers.decoding import Origin, is_chat
 from data_pipeline.sources.streams import Budget, Readable
 
-__all__ = ["Content", "SourceFormat"]
-
 
 @dataclass(frozen=True)
 class Content:

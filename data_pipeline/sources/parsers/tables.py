@@ -17,8 +17,6 @@ from data_pipeline.sources.parsers.decoding import BOM, MalformedError, Origin, 
 from data_pipeline.sources.parsers.source_format import Content, SourceFormat
 from data_pipeline.sources.streams import Line, read_lines
 
-__all__ = ["CSV", "TSV", "read_rows"]
-
 
 def _read_table(content: Content, separator: str) -> Iterator[Document | Rejection]:
     origin, records, max_bytes = content.origin, content.config.records, content.config.limits.max_line_bytes

@@ -10,8 +10,6 @@ from data_pipeline.sources.parsers.decoding import Origin, decode
 from data_pipeline.sources.parsers.source_format import Content, SourceFormat
 from data_pipeline.sources.streams import Line, join_blocks, read_lines
 
-__all__ = ["HTML", "TEXT", "TOPICS"]
-
 
 def _read_text(content: Content) -> Iterator[Document | Rejection]:
     return _read_whole(content) if content.config.text.documents == "file" else _read_pieces(content)

@@ -14,8 +14,6 @@ from trainer.checkpoint.tensor_file import encode_header, raw_bytes, spec_of
 from trainer.interop.formats import Dtype
 from trainer.interop.source import ExportSource
 
-__all__ = ["DTYPES", "ExportFormat", "Shards", "write_tensors"]
-
 DTYPES: Mapping[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Shards = Mapping[str, Mapping[str, Tensor]]  # tensors by the name of their file and their own name, in fp32
 

@@ -21,8 +21,6 @@ from trainer.interop.source import ExportSource
 from trainer.interop.tokenizer_check import check_chat, check_tokenizer
 from trainer.interop.tokenizer_json import library_of, role_names, tokenizer_json
 
-__all__ = ["FORMAT", "described"]
-
 _MAX_SHARD_BYTES = 5 * 10**9
 
 

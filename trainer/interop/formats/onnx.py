@@ -39,8 +39,6 @@ from trainer.model.attention import Layout, make_layout
 from trainer.model.decoder import Decoder, decoder_with
 from trainer.model.layers import LayerCache, rotary_table
 
-__all__ = ["FORMAT", "GRAPHS", "LARGEST_DIFFERENCE", "WITHOUT_CACHE", "WITH_CACHE", "write_onnx"]
-
 _log = logging.getLogger(__name__)
 
 WITHOUT_CACHE, WITH_CACHE = "model.onnx", "model_with_past.onnx"

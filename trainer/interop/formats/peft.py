@@ -16,8 +16,6 @@ from trainer.interop.formats.base import ExportFormat, Shards
 from trainer.interop.model_card import model_card
 from trainer.interop.source import ExportSource
 
-__all__ = ["FORMAT"]
-
 _PREFIX = "base_model.model."
 _OF_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", TEMPLATE_FILE)
 

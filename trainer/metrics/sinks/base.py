@@ -18,8 +18,6 @@ from trainer.metrics.step_metrics import RunFacts, StepMetrics
 from trainer.runs.events import Event, SampleEvent, ScoresEvent
 from trainer.runs.metrics_file import CutOff
 
-__all__ = ["ServiceSink", "Sink", "hyper_parameters", "imported"]
-
 
 class Sink:
     """Shows or stores the events of a run."""

@@ -25,8 +25,6 @@ from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import CutOff, Selection
 from trainer.runs.rules import RULES
 
-__all__ = ["cut_event_files"]
-
 _HEAD_BYTES, _TAIL_BYTES = 12, 4
 _OF_EACH_START = ("custom_scalars__config__", "_hparams_/", "data/document_lengths")  # written again at each start
 _OF_EVALUATIONS = tuple(

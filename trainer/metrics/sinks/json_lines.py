@@ -17,8 +17,6 @@ from trainer.runs.events import AlertEvent, Event, HardwareEvent
 from trainer.runs.layout import open_own
 from trainer.runs.metrics_file import CutOff, lines_until
 
-__all__ = ["JsonLinesSink", "NodeHardwareSink"]
-
 
 class JsonLinesSink(Sink):
     """Writes each event as one line; each step appears once. Every method raises StorageError if the file cannot be written."""

@@ -25,8 +25,6 @@ from trainer.runs.events import AlertEvent, Event, SampleEvent, ScoresEvent
 from trainer.runs.layout import read_id
 from trainer.runs.metric import encodable
 
-__all__ = ["MlflowSink"]
-
 _log = logging.getLogger(__name__)
 _LONGEST_VALUE = 500
 _PARAMETERS_AT_ONCE = 100

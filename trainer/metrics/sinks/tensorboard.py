@@ -26,8 +26,6 @@ from trainer.runs.layout import make_folder
 from trainer.runs.metric import encodable, metrics_of, title_of
 from trainer.runs.metrics_file import CutOff
 
-__all__ = ["TensorBoardSink", "layout"]
-
 _EDGES = (-(2.0**40), *BIN_LIMITS, 2.0**40)  # limits of the bins, with an end for each of the outermost two bins
 
 

@@ -24,8 +24,6 @@ from torch.utils._pytree import tree_leaves
 
 from trainer.model.attention import make_layout
 
-__all__ = ["model_graph"]
-
 _PRODUCER = 22
 
 

@@ -17,8 +17,6 @@ from trainer.runs.events import AlertEvent, EvalEvent, Event, SampleEvent, Score
 from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import CutOff
 
-__all__ = ["TerminalSink"]
-
 _SAMPLE_CHARS, _PROMPT_CHARS = 120, 40
 _SCORES = {"perplexity": "perplexity", "repetition": "repetition", "distinct_2": "distinct pairs"}
 _BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"

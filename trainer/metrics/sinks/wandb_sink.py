@@ -15,8 +15,6 @@ from trainer.runs.events import AlertEvent, Event, SampleEvent, ScoresEvent
 from trainer.runs.layout import read_id
 from trainer.runs.metric import encodable
 
-__all__ = ["WandbSink", "remembered_id"]
-
 
 class WandbSink(ServiceSink):
     """A resumed run is the same run there. `step` is a number and the axis of all curves, because a rollback repeats steps."""

@@ -21,8 +21,6 @@ from trainer.training.start.ranks import is_watched
 from trainer.training.trainable import Trainable
 from trainer.training.training_run import TrainingRun
 
-__all__ = ["introduce", "warn_of_settings"]
-
 _log = logging.getLogger(__name__)
 
 

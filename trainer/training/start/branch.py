@@ -17,8 +17,6 @@ from trainer.runs.record import Origin, Record, read_record, write_record
 from trainer.runs.saved_run import SavedRun
 from trainer.training.start.earlier import BRANCHED, run_exists
 
-__all__ = ["begin_branch"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -20,8 +20,6 @@ from trainer.training.start.check import Continued
 from trainer.training.start.plan import StartPlan
 from trainer.training.trainable import Trainable, hold_reference, make_scaler, new_loss, new_model
 
-__all__ = ["Restored", "build", "built_and_restored"]
-
 _log = logging.getLogger(__name__)
 
 

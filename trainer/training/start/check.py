@@ -27,8 +27,6 @@ from trainer.training.start.identity import check_identity, identity_of, recorde
 from trainer.training.start.plan import StartPlan
 from trainer.watchdog.files import clear_heartbeats
 
-__all__ = ["Continued", "NothingToTrain", "check"]
-
 
 class NothingToTrain(Exception):  # noqa: N818 - an outcome, no error
     """The run has reached a limit, so this start trains no step and changes no file. The message, on rank 0, says so."""

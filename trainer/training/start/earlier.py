@@ -16,8 +16,6 @@ from trainer.runs.record import Origin, Record, check_was_trained, recorded_micr
 from trainer.runs.saved_run import SavedRun
 from trainer.training.start.identity import check_data
 
-__all__ = ["BRANCHED", "EarlierRun", "allowed_changes", "check_cooldown", "is_new_branch", "read_earlier", "run_exists"]
-
 BRANCHED = "branched"  # the status of a run that has copied its state, and has not trained yet
 
 

@@ -21,8 +21,6 @@ from trainer.training.start.new_record import open_record
 from trainer.training.start.plan import StartPlan
 from trainer.watchdog.heartbeat import HeartbeatWriter
 
-__all__ = ["RunFiles", "open_files"]
-
 
 @dataclass(frozen=True)
 class RunFiles:

@@ -22,8 +22,6 @@ from trainer.machine.environment import ChangedFact, find_differences, nccl_vers
 from trainer.runs.adjustments import Adjustments
 from trainer.runs.record import Record, noted_adjustments
 
-__all__ = ["check_data", "check_identity", "identity_of", "recorded_adjustments", "with_newer_settings"]
-
 _IDENTITY = settings_with(TrainConfig, Effect.IDENTITY)
 
 

@@ -38,8 +38,6 @@ from trainer.training.start.check import Continued
 from trainer.training.start.identity import with_newer_settings
 from trainer.training.start.plan import StartPlan
 
-__all__ = ["open_record"]
-
 _log = logging.getLogger(__name__)
 _UNREPORTED = frozenset(settings_with(TrainConfig, Marker.FOLDER, Marker.MOVEABLE, Marker.PER_START))
 

@@ -24,8 +24,6 @@ from trainer.training.start.ranks import joined_ranks, watched_rank
 from trainer.training.stop import StopRequests
 from trainer.training.training_run import TrainingRun
 
-__all__ = ["opened_run"]
-
 
 @contextmanager
 def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator[TrainingRun]:

@@ -32,8 +32,6 @@ from trainer.training.stop import StopRequests
 from trainer.training.training_run import TrainingRun
 from trainer.watchdog.heartbeat import HeartbeatWriter
 
-__all__ = ["put_together"]
-
 
 def put_together(
     stack: ExitStack,

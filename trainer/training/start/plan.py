@@ -28,8 +28,6 @@ from trainer.training.micro_batch_size import batch_for, with_micro
 from trainer.training.start.earlier import EarlierRun, read_earlier
 from trainer.training.trainable import RunData
 
-__all__ = ["StartPlan", "check_shares", "plan_start"]
-
 
 @dataclass(frozen=True)
 class StartPlan:

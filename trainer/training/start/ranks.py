@@ -21,8 +21,6 @@ from trainer.watchdog.heartbeat import HeartbeatWriter, Timeouts
 from trainer.watchdog.processes import ProcessId
 from trainer.watchdog.watch import watched
 
-__all__ = ["is_watched", "joined_ranks", "watched_rank"]
-
 
 @contextmanager
 def joined_ranks(device: str, slow_s: float, secrets: Iterable[str]) -> Iterator[Group]:

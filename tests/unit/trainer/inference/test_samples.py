@@ -18,7 +18,8 @@ from tests.support.runs import tiny_config
 from trainer.config import EvalConfig, ModelConfig
 from trainer.distributed.group import Group
 from trainer.inference.samples import prompts_of, sample_and_score, text_perplexity
-from trainer.inference.text_model import Continuation, Sampling, TextModel
+from trainer.inference.sampling import Sampling
+from trainer.inference.text_model import Continuation, TextModel
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model
 from trainer.model.forward import LossModule

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from data_pipeline.tokenizer import ByteTokenizer, CharacterTokenizer
 from trainer.config import ModelConfig
-from trainer.inference.text_model import Sampling, TextModel, TokenRows, can_cache, window_start
+from trainer.inference.sampling import Sampling
+from trainer.inference.text_model import TextModel, TokenRows, can_cache, window_start
 from trainer.model.attention import Layout, make_layout
 from trainer.model.decoder import Decoder, build_model
 

@@ -17,7 +17,8 @@ from common.errors import ConfigError, ProjectError
 from data_pipeline.tokenizer import ByteTokenizer
 from tests.support.exported import export_source
 from trainer.config import ModelConfig
-from trainer.inference.text_model import Sampling, TextModel
+from trainer.inference.sampling import Sampling
+from trainer.inference.text_model import TextModel
 from trainer.interop.formats import onnx as exported
 from trainer.interop.formats.onnx import FORMAT, WITH_CACHE, WITHOUT_CACHE, write_onnx
 from trainer.model.attention import make_layout

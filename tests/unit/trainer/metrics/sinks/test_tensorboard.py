@@ -25,7 +25,7 @@ from torch import nn
 from tests.support.report_example import example_report
 from tests.support.step_metrics import step_metrics
 from trainer.distributed.group import Group
-from trainer.evaluation.results import Evaluation, Score
+from trainer.evaluation.results import Evaluation
 from trainer.machine.gpus import GpuReading
 from trainer.machine.host import HostReading
 from trainer.machine.sampler import HardwareReading
@@ -34,7 +34,7 @@ from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerNorms, LayerObser
 from trainer.metrics.sinks.base import hyper_parameters
 from trainer.metrics.sinks.tensorboard import layout
 from trainer.report.pictures import length_histogram, perplexity_bars
-from trainer.runs.events import AlertEvent, HardwareEvent, SampleEvent, SaveEvent, TrainEvent
+from trainer.runs.events import AlertEvent, HardwareEvent, SampleEvent, SaveEvent, Score, TrainEvent
 from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import CutOff
 
