@@ -18,10 +18,10 @@ from trainer.runs.progress import Evaluated, LedgerHead, Progress
 def test_the_state_has_these_items() -> None:
     assert FORMAT == 3
     parts = {
-        "guard": Guard(GuardConfig(), scaled=False).to_json(),
+        "guard": Guard(GuardConfig(), scaled=False).state.to_json(),
         "ledger": vars(LedgerHead()),
         "progress": vars(Progress()),
-        "train_losses": LossMean().to_json(),
+        "train_losses": LossMean().state.to_json(),
     }
     assert {name: " ".join(sorted(part)) for name, part in parts.items()} == {
         "guard": "level_since losses rollbacks skips_in_row steps streaks tail",

@@ -24,24 +24,25 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from trainer.config import EvalConfig, LossConfig
 from trainer.health.trend import Trend, trend
 from trainer.runs.events import AlertEvent, EvalEvent
 from trainer.runs.progress import Evaluated
 from trainer.runs.rules import RULES
+from trainer.runs.state import LossSums
 
 _LEAST_TREND = 3
 _LEAST_SCORE = 3.0
 
 
 class LossMean:
-    def __init__(self, total: float = 0.0, steps: int = 0) -> None:
-        self._total, self._steps = total, steps
+    def __init__(self, state: LossSums | None = None) -> None:
+        self._total, self._steps = (0.0, 0) if state is None else (state.total, state.steps)
 
     def add(self, loss: float) -> None:
         if math.isfinite(loss):
@@ -52,12 +53,9 @@ class LossMean:
         self._total, self._steps = 0.0, 0
         return mean
 
-    @staticmethod
-    def from_json(values: Mapping[str, Any]) -> LossMean:
-        return LossMean(values["total"], values["steps"])
-
-    def to_json(self) -> dict[str, float]:
-        return {"total": self._total, "steps": self._steps}
+    @property
+    def state(self) -> LossSums:
+        return LossSums(total=self._total, steps=self._steps)
 
 
 def is_comparable(loss: LossConfig, *, custom_loss: bool) -> bool:

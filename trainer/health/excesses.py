@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
-from typing import Any
+
+from trainer.runs.state import ExcessRows
 
 _KEPT = 1024
 _BLOCK = 16  # steps between two estimates of the tail
@@ -25,7 +26,6 @@ _TOLERANCE, _EXPONENT = 1.05, 3.0
 """The largest excesses of normal noise exceed their expected mean by up to 5 %. The limit grows with the third power of what is
 beyond that: by simulation, the least power with which log-normal noise (sigma 1) has about one false alarm in 20,000 steps."""
 _MOST = 1e6
-_COLUMNS = ("steps", "excesses", "climbs", "noises")
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,10 @@ class Tail:
 
 
 class Excesses:
-    def __init__(self) -> None:
+    def __init__(self, rows: ExcessRows | None = None) -> None:
         self._rows: deque[tuple[int, float, float, float]] = deque(maxlen=_KEPT + _BLOCK + _NEWER)
+        if rows is not None:
+            self._rows.extend(zip(rows.steps, rows.excesses, rows.climbs, rows.noises, strict=True))
         self._tails: dict[int, Tail] = {}
 
     def add(self, step: int, excess: float, climb: float, noise: float) -> None:
@@ -56,13 +58,14 @@ class Excesses:
             self._tails[block] = _tail([row[1:] for row in self._rows if row[0] <= block][-_KEPT:])
         return self._tails[block]
 
-    def to_json(self) -> dict[str, list[Any]]:
-        return {name: [row[place] for row in self._rows] for place, name in enumerate(_COLUMNS)}
-
-    def from_json(self, values: Mapping[str, Sequence[Any]]) -> None:
-        self._tails.clear()
-        self._rows.clear()
-        self._rows.extend(zip(*(values[name] for name in _COLUMNS), strict=True))
+    @property
+    def rows(self) -> ExcessRows:
+        return ExcessRows(
+            steps=[row[0] for row in self._rows],
+            excesses=[row[1] for row in self._rows],
+            climbs=[row[2] for row in self._rows],
+            noises=[row[3] for row in self._rows],
+        )
 
 
 def _tail(rows: Sequence[tuple[float, float, float]]) -> Tail:

@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 from trainer.config import Action, GuardConfig
 from trainer.health.excesses import Excesses
 from trainer.runs.events import AlertEvent
 from trainer.runs.rules import RULES, Severity
+from trainer.runs.state import GuardState
 
 _SEVERITY: dict[Action, int] = {"log": 0, "skip": 1, "rollback": 2, "stop": 3}
 _PATIENCE = 3
@@ -169,32 +170,33 @@ class Guard:
         found = "; ".join(broken.values()) + (f" ({streak} steps in a row)" if streak > 1 else "")
         return Verdict(action, worst, f"step {step}: {found}. {consequence}. {RULES[worst].text}", streak)
 
-    def after_rollback(self, memory: Mapping[str, Any]) -> None:
+    def after_rollback(self, state: GuardState) -> None:
         """Restore the state of a checkpoint, and count one rollback more; the count itself is not restored."""
         rollbacks = self._rollbacks
-        self.from_json(memory)
+        self.restore(state)
         self._rollbacks = rollbacks + 1
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "steps": [step for step, _ in self._losses],
-            "losses": [loss for _, loss in self._losses],
-            "level_since": self._level_since,
-            "streaks": dict(self._streaks),
-            "skips_in_row": self._skips_in_row,
-            "rollbacks": self._rollbacks,
-            "tail": self._excesses.to_json(),
-        }
+    @property
+    def state(self) -> GuardState:
+        return GuardState(
+            steps=[step for step, _ in self._losses],
+            losses=[loss for _, loss in self._losses],
+            level_since=self._level_since,
+            streaks=dict(self._streaks),
+            skips_in_row=self._skips_in_row,
+            rollbacks=self._rollbacks,
+            tail=self._excesses.rows,
+        )
 
-    def from_json(self, memory: Mapping[str, Any]) -> None:
-        """Restore the values of `to_json`. If their window is longer than this guard's, the newest losses are kept."""
+    def restore(self, state: GuardState) -> None:
+        """If the window of the state is longer than this guard's, the newest losses are kept."""
         self._losses.clear()
-        self._losses.extend(zip(memory["steps"], memory["losses"], strict=True))
-        self._level_since = memory["level_since"]
-        self._streaks = dict(memory["streaks"])
-        self._skips_in_row = memory["skips_in_row"]
-        self._rollbacks = memory["rollbacks"]
-        self._excesses.from_json(memory.get("tail") or Excesses().to_json())  # earlier versions did not save it
+        self._losses.extend(zip(state.steps, state.losses, strict=True))
+        self._level_since = state.level_since
+        self._streaks = dict(state.streaks)
+        self._skips_in_row = state.skips_in_row
+        self._rollbacks = state.rollbacks
+        self._excesses = Excesses(state.tail)
 
     def _broken_rules(self, expected: _LossRange, loss: float, grad_norm: float) -> dict[str, str]:
         """Return the rules that a step breaks, with what was found. Rules of the loss come first: they win among equal actions."""

@@ -65,9 +65,9 @@ class RunState:
 
     @staticmethod
     def of_new_run() -> RunState:
-        guard = {"steps": [], "losses": [], "level_since": 0, "streaks": {}, "skips_in_row": 0, "rollbacks": 0}
-        guard["tail"] = {"steps": [], "excesses": [], "noises": [], "climbs": []}
-        return RunState(Progress(), {}, GuardState.model_validate(guard), LossSums(total=0.0, steps=0), LedgerHead())
+        tail = ExcessRows(steps=[], excesses=[], climbs=[], noises=[])
+        guard = GuardState(steps=[], losses=[], level_since=0, streaks={}, skips_in_row=0, rollbacks=0, tail=tail)
+        return RunState(Progress(), {}, guard, LossSums(total=0.0, steps=0), LedgerHead())
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; floats survive JSON exactly."""

@@ -15,7 +15,7 @@ from trainer.runs.events import AlertEvent
 from trainer.runs.ledger import Ledger
 from trainer.runs.metrics_file import CutOff
 from trainer.runs.progress import Progress
-from trainer.runs.state import GuardState, LossSums, RunState
+from trainer.runs.state import RunState
 
 
 @dataclass
@@ -29,8 +29,7 @@ class LiveState:
 
     def at(self, progress: Progress, scaler: Mapping[str, Any]) -> RunState:
         head = None if self.ledger is None else self.ledger.head
-        guard = GuardState.model_validate(self.guard.to_json())
-        return RunState(progress, dict(scaler), guard, LossSums.model_validate(self.train_losses.to_json()), head)
+        return RunState(progress, dict(scaler), self.guard.state, self.train_losses.state, head)
 
     def sync(self) -> None:
         """Flush ledger and metrics to the disk, on rank 0, before a checkpoint refers to them."""
@@ -39,8 +38,8 @@ class LiveState:
         self.monitor.sync()
 
     def resume(self, state: RunState) -> None:
-        self.train_losses = LossMean.from_json(state.train_losses.to_json())
-        self.guard.from_json(state.guard.to_json())
+        self.train_losses = LossMean(state.train_losses)
+        self.guard.restore(state.guard)
 
     def roll_back(self, state: RunState, alert: AlertEvent, first: int, end: int) -> None:
         """Go back to a state, and note in the ledger that the positions from `first` to before `end` are left out.
@@ -48,8 +47,8 @@ class LiveState:
         All later steps are removed from sinks and ledger. The guard keeps its count of rollbacks, and nothing else.
         """
         step = state.progress.step
-        self.train_losses = LossMean.from_json(state.train_losses.to_json())
-        self.guard.after_rollback(state.guard.to_json())
+        self.train_losses = LossMean(state.train_losses)
+        self.guard.after_rollback(state.guard)
         self.monitor.rewind(CutOff(step, evaluated=state.known.evaluated))
         self.monitor.alert(replace(alert, step=step))
 

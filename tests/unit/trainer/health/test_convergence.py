@@ -15,6 +15,7 @@ from trainer.health.convergence import LossMean, is_comparable, judge_convergenc
 from trainer.runs.events import AlertEvent, EvalEvent
 from trainer.runs.limits import early_stop, evaluations_without_gain
 from trainer.runs.progress import Evaluated
+from trainer.runs.state import LossSums
 
 EVERY = 100
 SETTINGS = EvalConfig()
@@ -177,7 +178,7 @@ def test_the_mean_training_loss_goes_on_from_json_with_the_same_bits(losses: lis
         whole.add(loss)
     for loss in losses[:cut]:
         first.add(loss)
-    resumed = LossMean(**json.loads(json.dumps(first.to_json())))
+    resumed = LossMean(LossSums.model_validate_json(json.dumps(first.state.to_json())))
     for loss in losses[cut:]:
         resumed.add(loss)
     known = [loss for loss in losses if math.isfinite(loss)]

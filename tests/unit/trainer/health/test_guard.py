@@ -14,6 +14,7 @@ from tests.benchmarks.alarms import NOISES as NOISES_OF_THE_TABLE
 from tests.benchmarks.alarms import alarms, higher, is_found, tenfold
 from trainer.config import GuardConfig
 from trainer.health.guard import Guard, Thresholds, Verdict
+from trainer.runs.state import GuardState
 
 RULES = ["non_finite", "exploding", "vanishing", "spike", "drop"]
 BAD = {"non_finite": (math.nan, 1.0), "exploding": (3.0, 11.0), "vanishing": (3.0, 1e-8), "spike": (30.0, 1.0), "drop": (0.3, 1.0)}
@@ -203,9 +204,9 @@ def test_ten_times_the_loss_is_found_in_heavy_tailed_noise() -> None:
 
 
 def test_a_memory_of_an_earlier_version_is_continued() -> None:
-    guard, earlier = settled(200), settled(200).to_json()
+    guard, earlier = settled(200), settled(200).state.to_json()
     del earlier["tail"]
-    guard.from_json(earlier)
+    guard.restore(GuardState.model_validate(earlier))
     assert guard.judge(201, 3.0, 1.0) == Verdict()
     assert guard.judge(202, *BAD["spike"]).rule == "spike"
 
@@ -302,7 +303,7 @@ def test_more_skips_in_a_row_than_allowed_stop_the_run_and_a_healthy_step_starts
 
 def test_more_rollbacks_than_allowed_stop_the_run_though_each_brings_an_older_memory_back() -> None:
     guard = settled(spike="rollback", max_rollbacks=2, rollback_lr_factor=0.5)
-    checkpoint = guard.to_json()
+    checkpoint = guard.state
     for number in range(2):
         assert (guard.rollbacks, guard.lr_factor) == (number, 0.5**number)
         assert guard.judge(21, *BAD["spike"]).action == "rollback"
@@ -314,10 +315,10 @@ def test_more_rollbacks_than_allowed_stop_the_run_though_each_brings_an_older_me
 
 def test_after_a_rollback_a_guard_judges_as_one_that_was_never_beyond_the_checkpoint() -> None:
     straight, back = settled(), settled()
-    checkpoint = back.to_json()
+    checkpoint = back.state
     judged(back, [(3.4, 1.0)] * 30 + [BAD["exploding"]] * 2, first=21)
     back.after_rollback(checkpoint)
-    assert back.to_json() == straight.to_json() | {"rollbacks": 1}
+    assert back.state == straight.state.model_copy(update={"rollbacks": 1})
 
 
 def test_an_overflow_under_a_scaled_loss_is_a_skip_whatever_is_set_and_still_bounded() -> None:
@@ -364,14 +365,14 @@ def test_a_resume_at_any_step_continues_with_the_same_verdicts(
     numbers = [(3.0 + 0.01 * (n % 4), 1.0) for n in range(healthy)] + stream
     straight, before, after = Guard(config), Guard(config), Guard(config)
     for guard in (straight, before):
-        guard.after_rollback(guard.to_json())
+        guard.after_rollback(guard.state)
     expected = judged(straight, numbers)
     verdicts = judged(before, numbers[:cut])
-    text = json.dumps(before.to_json(), allow_nan=False)
-    after.from_json(json.loads(text))
+    text = json.dumps(before.state.to_json(), allow_nan=False)
+    after.restore(GuardState.model_validate_json(text))
     verdicts += judged(after, numbers[cut:], first=len(numbers[:cut]) + 1)
     assert verdicts == expected
-    assert after.to_json() == straight.to_json()
+    assert after.state == straight.state
 
 
 @given(config=CONFIGS, healthy=st.integers(0, 20), stream=STREAMS)
@@ -409,8 +410,8 @@ def test_without_skips_set_only_numbers_that_are_not_finite_withhold_an_update()
 
 def test_a_memory_of_a_longer_window_keeps_its_newest_losses() -> None:
     wide, narrow = settled(100), Guard(GuardConfig(loss_window=8))
-    narrow.from_json(wide.to_json())
-    assert narrow.to_json()["steps"] == list(range(92, 101))
+    narrow.restore(wide.state)
+    assert narrow.state.steps == list(range(92, 101))
 
 
 def test_a_spike_is_as_many_deviations_and_as_large_a_share_as_are_set() -> None:

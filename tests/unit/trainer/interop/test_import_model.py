@@ -176,8 +176,8 @@ def test_an_imported_model_does_not_depend_on_its_directory(tmp_path: Path) -> N
 def test_the_state_of_a_new_run_is_that_of_its_parts() -> None:
     state = RunState.of_new_run()
     saved = state.to_json()
-    assert saved["guard"] == Guard(GuardConfig()).to_json()
-    assert saved["train_losses"] == LossMean().to_json()
+    assert saved["guard"] == Guard(GuardConfig()).state.to_json()
+    assert saved["train_losses"] == LossMean().state.to_json()
     assert RunState.from_json(json.loads(json.dumps(state.to_json()))) == state
 
 

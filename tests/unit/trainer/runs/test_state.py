@@ -21,7 +21,7 @@ def state() -> RunState:
         guard.judge(step, 3.0 / step, 1.0)
         losses.add(3.0 / step)
     progress = Progress(step=3, rows=24, targets=700, evaluated_step=2, left_out=((8, 16),)).after_evaluation(2.5, 3.1)
-    return RunState(progress, {"scale": 65536.0}, guard.to_json(), losses.to_json(), LedgerHead(3, 4, "ab" * 32))
+    return RunState(progress, {"scale": 65536.0}, guard.state, losses.state, LedgerHead(3, 4, "ab" * 32))
 
 
 def test_it_survives_json() -> None:
