@@ -12,15 +12,15 @@ from pathlib import Path
 from statistics import median
 
 from tests.support.runs import metrics, run_command
-from trainer.runs.saved_run import data_folder, load_config
+from trainer.runs.saved_run import SavedRun
 
 
 def trained(teacher: Path, run: Path, steps: int, *more: str) -> tuple[float, float]:
     """Train a student that is half as wide, and return its last validation loss and the median seconds of its steps."""
-    model = load_config(teacher).model
+    model = SavedRun(teacher).config.model
     words = [
         "--data",
-        str(data_folder(teacher, None).resolve()),
+        str(SavedRun(teacher).data_folder(None).resolve()),
         "--run",
         str(run),
         "--recipe",

@@ -23,7 +23,7 @@ from trainer.config import ModelConfig
 from trainer.inference.sampling import Sampling
 from trainer.inference.text_model import TokenRows
 from trainer.model.decoder import build_model
-from trainer.runs.saved_run import load_config
+from trainer.runs.saved_run import SavedRun
 
 PROMPT_TOKENS = 16
 
@@ -55,7 +55,7 @@ def main() -> None:
 def opened(run: Path | None) -> tuple[nn.Module, ModelConfig, int]:
     if run is not None:
         with opened_text_model(run, "latest") as source:
-            return source.model, load_config(run).model, source.tokenizer.vocab_size
+            return source.model, SavedRun(run).config.model, source.tokenizer.vocab_size
     recipe = tomllib.loads((ROOT / "env" / "recipes" / "demo.toml").read_text())
     config, vocab_size = ModelConfig(**recipe["train"]["model"]), recipe["prepare"]["tokenizer"]["vocab_size"]
     return build_model(config, vocab_size, seed=0).eval(), config, vocab_size

@@ -34,14 +34,14 @@ from trainer.commands.saved_model import opened_text_model
 from trainer.inference.sampling import Sampling
 from trainer.inference.text_model import TextModel
 from trainer.model.attention import make_layout
-from trainer.runs.saved_run import data_folder
+from trainer.runs.saved_run import SavedRun
 
 GREEDY_TOKENS = 200
 
 
 def prompts_of(run: Path, count: int, longest: int) -> list[list[int]]:
     """Return beginnings of validation rows, of 1 to `longest` tokens, evenly spread."""
-    folder = data_folder(run, None)
+    folder = SavedRun(run).data_folder(None)
     manifest = read_manifest(folder)
     rows = Rows(folder, manifest, "val")
     lengths = np.linspace(1, min(longest, manifest.row_length), count).round().astype(int)

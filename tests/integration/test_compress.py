@@ -24,7 +24,7 @@ from trainer.commands.export import ExportOptions
 from trainer.commands.export import run as export
 from trainer.interop.export import verify_export
 from trainer.loop import train
-from trainer.runs.saved_run import load_config
+from trainer.runs.saved_run import SavedRun
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,8 @@ def test_a_pruned_run_is_smaller_has_the_zeros_and_works_with_the_commands(
     assert isinstance(after, dict)
     assert after["weight_bytes"] < before["weight_bytes"] == before["memory_bytes"] == after["memory_bytes"]
     assert after["perplexity"] != before["perplexity"]
-    weights, original = load_checkpoint(tmp_path / "small", "latest").model, load_checkpoint(trained, "latest").model
+    weights = load_checkpoint(SavedRun(tmp_path / "small"), "latest").model
+    original = load_checkpoint(SavedRun(trained), "latest").model
     assert list(weights) == list(original)
     for name, weight in weights.items():
         if weight.ndim == 2 and ".layers." in name:
@@ -97,7 +98,8 @@ def test_a_quantised_run_is_smaller_and_its_weights_are_rounded_to_the_nearest_i
     assert isinstance(before, dict)
     assert isinstance(after, dict)
     assert after["weight_bytes"] < before["weight_bytes"] * 0.35
-    weights, original = load_checkpoint(tmp_path / "small", "latest").model, load_checkpoint(trained, "latest").model
+    weights = load_checkpoint(SavedRun(tmp_path / "small"), "latest").model
+    original = load_checkpoint(SavedRun(trained), "latest").model
     assert list(weights) == list(original)
     matrices = [name for name, weight in weights.items() if weight.ndim == 2 and ".layers." in name]
     assert matrices
@@ -129,11 +131,11 @@ def test_weights_that_do_not_fit_the_memory_are_not_unpacked(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compressed(trained, tmp_path / "small", "prune", capsys)
-    num_weights = sum(weight.numel() for weight in load_checkpoint(trained, "latest").model.values())
+    num_weights = sum(weight.numel() for weight in load_checkpoint(SavedRun(trained), "latest").model.values())
     monkeypatch.setattr("trainer.checkpoint.of_run.unpack", lambda _: pytest.fail("the weights were unpacked"))
     monkeypatch.setattr("common.host_memory.available_host_bytes", lambda: 4 * num_weights - 1)
     with pytest.raises(ConfigError, match=rf"the model has {num_weights} weights, which take .* of memory are free"):
-        load_checkpoint(tmp_path / "small", "latest")
+        load_checkpoint(SavedRun(tmp_path / "small"), "latest")
 
 
 def test_data_that_is_gone_leaves_the_perplexity_out(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,7 +164,7 @@ def test_an_output_that_exists_a_compressed_run_and_a_damaged_weight_are_refused
     shutil.rmtree(small / "checkpoints")
     CheckpointStore(small / "checkpoints").save(type(checkpoint)(0, damaged, {}, checkpoint.state))
     with pytest.raises(CheckpointError, match=r"a weight of the compressed model is damaged: model\.layers\."):
-        load_checkpoint(small, "latest")
+        load_checkpoint(SavedRun(small), "latest")
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +186,7 @@ def test_a_run_that_learned_from_pairs_is_compressed_as_a_language_model(
     assert isinstance(before, dict)
     assert isinstance(after, dict)
     assert after["perplexity"] == pytest.approx(before["perplexity"], rel=0.05)
-    assert load_config(small).objective == "language"
+    assert SavedRun(small).config.objective == "language"
     template = "tokenizer/chat_template.jinja"
     assert (small / template).read_bytes() == (preferring / template).read_bytes()
     assert template in record_of(small)["files"]

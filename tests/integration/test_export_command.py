@@ -30,6 +30,7 @@ from trainer.interop.export import read_export_record, verify_export
 from trainer.interop.tokenizer_check import ODD_TEXTS
 from trainer.loop import train
 from trainer.model.attention import make_layout
+from trainer.runs.saved_run import SavedRun
 
 CONTEXT = 256
 
@@ -67,7 +68,7 @@ def exported(run: Path) -> Path:
 
 
 def test_the_averaged_weights_of_the_checkpoint_are_written(run: Path, exported: Path) -> None:
-    checkpoint = load_checkpoint(run, "latest")
+    checkpoint = load_checkpoint(SavedRun(run), "latest")
     record = read_export_record(exported)
     assert (record.step, record.average, record.dtype) == (40, True, "fp32")
     assert record.weights == weights_digest(checkpoint.average) != weights_digest(checkpoint.model)

@@ -19,6 +19,7 @@ from trainer.config import TrainConfig
 from trainer.loop import train
 from trainer.runs.layout import LEDGER
 from trainer.runs.ledger import LedgerStep, SkipEvent, read_ledger
+from trainer.runs.saved_run import SavedRun
 from trainer.training import trainable
 from trainer.training.step_report import StepResults
 
@@ -83,7 +84,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_training_goes_on(
     assert [step for step, _ in alerts(run)] == [7, 8]
     assert [entry.head.step for entry in read_ledger(run / LEDGER) if isinstance(entry, LedgerStep) and not entry.applied] == [7, 8]
     for step in CheckpointStore(run / "checkpoints").steps():
-        tensors = load_checkpoint(run, str(step))
+        tensors = load_checkpoint(SavedRun(run), str(step))
         assert all(tensor.isfinite().all() for tensor in (*tensors.model.values(), *tensors.optimizer.values()))
 
 

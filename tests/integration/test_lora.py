@@ -40,7 +40,7 @@ from trainer.report.recorded_run import read_run
 from trainer.report.results import introduction
 from trainer.runs.layout import REFERENCE
 from trainer.runs.manifest import CheckpointManifest
-from trainer.runs.saved_run import load_config
+from trainer.runs.saved_run import SavedRun
 from trainer.training.start.open import opened_run
 from trainer.verification.verify import verify_run
 
@@ -172,8 +172,8 @@ def evaluated(run: Path) -> dict[str, Any]:
 
 
 def test_the_merged_model_is_the_trained_model_up_to_rounding(adapted_run: Path) -> None:
-    config = load_config(adapted_run)
-    merged, step = load_model(adapted_run, config, "latest")
+    config = SavedRun(adapted_run).config
+    merged, step = load_model(SavedRun(adapted_run), config, "latest")
     saved = CheckpointStore(adapted_run / "checkpoints").load(step)
     unmerged = build_model(config.model, 260, 0)
     add_adapters(unmerged, config.lora, 0)
@@ -199,7 +199,7 @@ def test_commands_take_the_run_as_any_other(adapted_run: Path, tmp_path: Path) -
 
 
 def test_a_run_with_adapters_can_be_the_beginning_of_another_run(adapted_run: Path, other_data: Path, tmp_path: Path) -> None:
-    merged = merged_weights(CheckpointStore(adapted_run / "checkpoints").load(12).model, load_config(adapted_run).lora)
+    merged = merged_weights(CheckpointStore(adapted_run / "checkpoints").load(12).model, SavedRun(adapted_run).config.lora)
     train(tiny_config(other_data, tmp_path / "full", init=adapted_run, optim={"lr": 1e-30}))
     assert record_of(tmp_path / "full")["initial"]["weights"] == weights_digest(merged)
     assert weights_digest(CheckpointStore(tmp_path / "full" / "checkpoints").load(12).model) == weights_digest(merged)
@@ -238,11 +238,11 @@ def test_settings_of_a_stranger_that_do_not_fit_the_tensors_are_refused(adapted_
     for rank, named in (("rank = 3", "does not fit its matrix or lora.rank"), ("", "lora.rank = none, and the checkpoint has 14")):
         (run / "config.toml").write_text(settings.replace("rank = 2", rank))
         with pytest.raises(CheckpointError, match=named):
-            load_model(run, load_config(run), "latest")
+            load_model(SavedRun(run), SavedRun(run).config, "latest")
 
 
 def adapters_exported(run: Path, output: Path, dtype: Dtype = "fp32") -> dict[str, torch.Tensor]:
-    write_export(open_source(run, "latest"), output, kind="peft", dtype=dtype)
+    write_export(open_source(SavedRun(run), "latest"), output, kind="peft", dtype=dtype)
     return decode_tensors(bytearray((output / "adapter_model.safetensors").read_bytes()))
 
 
@@ -251,7 +251,7 @@ def test_exported_adapters_give_the_merged_weights_by_the_formula_of_peft(adapte
     settings = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert (settings["peft_type"], settings["task_type"], settings["r"], settings["lora_alpha"]) == ("LORA", "CAUSAL_LM", 2, 4)
     assert len(settings["target_modules"]) == 7
-    weights, merged = open_source(base, "latest").weights, open_source(adapted_run, "latest").weights
+    weights, merged = open_source(SavedRun(base), "latest").weights, open_source(SavedRun(adapted_run), "latest").weights
     names = {name.removeprefix("base_model.model.").removesuffix(".lora_A.weight") for name in tensors if "lora_A" in name}
     assert {name.rpartition(".")[2] for name in names} == set(settings["target_modules"])
     assert len(tensors) == 2 * len(names) == 2 * 2 * 7
@@ -294,11 +294,11 @@ def test_exported_adapters_over_the_base_model_in_transformers_give_the_logits_o
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - an optional package
 
     tensors = adapters_exported(adapted_run, tmp_path / "out")
-    write_export(open_source(base, "latest"), tmp_path / "base", kind="hf", dtype="fp32")
+    write_export(open_source(SavedRun(base), "latest"), tmp_path / "base", kind="hf", dtype="fp32")
     settings = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     tokens_1L = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / "out")("the cat ran to the sea").input_ids])
-    ours, _ = load_model(adapted_run, load_config(adapted_run), "latest")
+    ours, _ = load_model(SavedRun(adapted_run), SavedRun(adapted_run).config, "latest")
     changed = 0
     with torch.no_grad():
         before = theirs(tokens_1L).logits
@@ -320,8 +320,8 @@ def added(a_RI: torch.Tensor, b_OR: torch.Tensor, factor: float) -> Any:
 
 
 def test_an_export_has_the_merged_weights_and_verifies(adapted_run: Path, tmp_path: Path) -> None:
-    merged = merged_weights(CheckpointStore(adapted_run / "checkpoints").load(12).model, load_config(adapted_run).lora)
-    write_export(open_source(adapted_run, "latest"), tmp_path / "out", kind="hf", dtype="fp32")
+    merged = merged_weights(CheckpointStore(adapted_run / "checkpoints").load(12).model, SavedRun(adapted_run).config.lora)
+    write_export(open_source(SavedRun(adapted_run), "latest"), tmp_path / "out", kind="hf", dtype="fp32")
     written = decode_tensors(bytearray((tmp_path / "out" / "model.safetensors").read_bytes()))
     assert all(torch.equal(written[name], weight) for name, weight in merged.items())
     assert not any("lora" in name for name in written)
@@ -393,5 +393,5 @@ def test_a_compressed_run_has_no_adapters_any_more(adapted_run: Path, tmp_path: 
     words = ["trainer", "compress", str(adapted_run), "--output", str(tmp_path / "small"), "--method", "int8"]
     done = run_command(*words)
     assert done.returncode == 0, done.stderr
-    assert load_config(tmp_path / "small").lora.rank is None
+    assert SavedRun(tmp_path / "small").config.lora.rank is None
     assert evaluated(tmp_path / "small")["val_loss"] == pytest.approx(evaluated(adapted_run)["val_loss"], rel=0.01)

@@ -25,8 +25,7 @@ from tests.support.two_ranks import all_ended, descendants, has_ended, seconds_u
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.loop import train
 from trainer.model.bounds import most_rows
-from trainer.runs.record import read_record
-from trainer.runs.saved_run import load_config
+from trainer.runs.saved_run import SavedRun
 from trainer.verification.replay import most_ranks, replay_config
 
 MILLION = 1_000_000
@@ -75,7 +74,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def rewrite_config(run: Path, **changes: Any) -> None:
     """Change settings and update the digest in the record, as an attacker would who wants to hide the change."""
-    settings = load_config(run).model_dump(mode="json")
+    settings = SavedRun(run).config.model_dump(mode="json")
     for name, value in changes.items():
         settings[name] = settings[name] | value if isinstance(value, dict) else value
     (run / "config.toml").write_text(to_toml("train", settings), encoding="utf-8")
@@ -153,14 +152,14 @@ def test_rows_of_an_evaluation_are_as_many_as_memory_holds(run: Path, monkeypatc
 
 def test_a_replay_reads_no_more_batches_ahead_than_it_needs(run: Path, tmp_path: Path) -> None:
     rewrite_config(run, prefetch=64)
-    assert replay_config(load_config(run), read_record(run).identity, tmp_path, 3, ()).prefetch == 2
+    assert replay_config(SavedRun(run).config, SavedRun(run).record.identity, tmp_path, 3, ()).prefetch == 2
 
 
 @pytest.mark.parametrize(("name", "value"), [("schedule.decay_steps", "x"), ("schedule.decay_steps", -1), ("threads", 5000)])
 def test_an_identity_that_no_run_can_have_is_refused(run: Path, tmp_path: Path, name: str, value: object) -> None:
-    identity = read_record(run).identity | {name: value}
+    identity = SavedRun(run).record.identity | {name: value}
     with pytest.raises(CheckpointError, match=re.escape(name)):
-        replay_config(load_config(run), identity, tmp_path, 3, ())
+        replay_config(SavedRun(run).config, identity, tmp_path, 3, ())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc of Linux")

@@ -28,6 +28,7 @@ from trainer.model.eval_metrics import EvalMetrics
 from trainer.model.forward import PassInputs
 from trainer.model.loss import cross_entropy_rows
 from trainer.runs.events import MeasuresEvent
+from trainer.runs.saved_run import SavedRun
 from trainer.verification.audit import audit_run
 
 SHORT = {"limits": {"steps": 4}, "checkpoint": {"every_steps": 2}, "eval": {"every_steps": 2, "sample_tokens": 4}}
@@ -121,14 +122,14 @@ def test_the_run_keeps_the_files_of_its_objective_and_they_belong_to_its_identit
     config = tiny_config(data, run, **SHORT | {"limits": {"steps": 2}})
     train(config)
     assert (run / "objective" / "names.json").read_bytes() == b"[1]"
-    assert task.saved_task(run, config).files == {"names.json": b"[1]"}
+    assert task.saved_task(SavedRun(run), config).files == {"names.json": b"[1]"}
     assert "objective/names.json" in record_of(run)["files"]
     chosen(monkeypatch, LANGUAGE, {"names.json": b"[2]"})
     with pytest.raises(ConfigError, match=r"objective\.names\.json was sha256:"):
         train(tiny_config(data, run, **SHORT))
     (run / "objective" / "names.json").write_bytes(b"[3]")
     with pytest.raises(CheckpointError, match=r"names\.json: the file was changed"):
-        task.saved_task(run, config)
+        task.saved_task(SavedRun(run), config)
 
 
 def test_the_objective_language_adds_nothing_to_a_run(data: Path, tmp_path: Path) -> None:
@@ -136,4 +137,4 @@ def test_the_objective_language_adds_nothing_to_a_run(data: Path, tmp_path: Path
     train(tiny_config(data, run, **SHORT | {"limits": {"steps": 2}}))
     assert not (run / "objective").exists()
     assert not [name for name in record_of(run)["identity"] if name.startswith("objective.")]
-    assert task.saved_task(run, tiny_config(data, run)) == LANGUAGE
+    assert task.saved_task(SavedRun(run), tiny_config(data, run)) == LANGUAGE

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,9 +40,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_prepared(tmp_path_factory.mktemp("data"))
 
 
-def _opened_by_start(data: Path, run: Path, steps: int) -> Counter[str]:
+def _opened_by_start(data: Path, run: Path, steps: int, **settings: Any) -> Counter[str]:
     """Return how often a start has opened each file for reading until its first step, by the name of the file."""
-    config = tiny_config(data, run, limits={"steps": steps}, checkpoint={"every_steps": 100})
+    config = tiny_config(data, run, limits={"steps": steps}, checkpoint={"every_steps": 100}, **settings)
     done = subprocess.run(
         [sys.executable, "-c", _START, config.model_dump_json()], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
     )
@@ -59,3 +60,21 @@ def test_a_start_reads_record_settings_and_manifests_once(data: Path, tmp_path: 
     resumed = _opened_by_start(data, tmp_path / "run", 20)
     assert resumed[RECORD] == resumed[CONFIG] == 1
     assert resumed[CHECKPOINT_MANIFEST] - of_data == len(saved)  # the others are read for their objects
+
+
+@pytest.mark.parametrize(
+    ("setting", "times"),
+    [
+        ("init", 1),
+        ("branch", 2),  # the files of the other run, and the copies of record and manifest
+    ],
+)
+def test_a_start_reads_record_settings_and_manifest_of_another_run_once(
+    data: Path, tmp_path: Path, setting: str, times: int
+) -> None:
+    of_data = _opened_by_start(data, tmp_path / "fresh", 12)[CHECKPOINT_MANIFEST]
+    train(tiny_config(data, tmp_path / "run", checkpoint={"every_steps": 100}))
+    named: Any = tmp_path / "run" if setting == "init" else {"run": tmp_path / "run"}
+    opened = _opened_by_start(data, tmp_path / "new", 20, **{setting: named})
+    assert opened[CONFIG] == 1
+    assert opened[RECORD] == opened[CHECKPOINT_MANIFEST] - of_data == times

@@ -23,6 +23,7 @@ from trainer.checkpoint.of_run import load_checkpoint
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.evaluation import evaluate as evaluations
 from trainer.loop import train
+from trainer.runs.saved_run import SavedRun
 from trainer.training import training_run
 from trainer.training.start import open as opening
 from trainer.verification import replay
@@ -214,7 +215,7 @@ def test_weights_that_are_not_finite_are_never_saved(data: Path, tmp_path: Path,
     monkeypatch.setattr(training_run, "set_learning_rate", poison)
     with pytest.raises(GuardError, match="is not finite, so nothing is saved"):
         train(tiny_config(data, tmp_path / "poisoned", checkpoint={"every_steps": 1}))
-    newest = load_checkpoint(tmp_path / "poisoned", "latest")
+    newest = load_checkpoint(SavedRun(tmp_path / "poisoned"), "latest")
     assert all(torch.isfinite(tensor).all() for tensor in newest.model.values())
 
 

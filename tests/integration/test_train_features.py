@@ -28,6 +28,7 @@ from trainer.model.decoder import build_model
 from trainer.model.forward import LossModule
 from trainer.optim.optimizers import build_optimizers
 from trainer.parallel.wrapping import wrap_for_training
+from trainer.runs.saved_run import SavedRun
 from trainer.training.step import train_step
 from trainer.training.step_report import StepInputs, StepResults
 from trainer.training.trainable import Trainable, make_scaler
@@ -164,7 +165,7 @@ def test_sharded_weights_train_alike_and_checkpoints_of_either_load_in_the_other
     curves = {run: [event["loss"] for event in metrics(tmp_path / run, "train")] for run in ("ddp", "fsdp", "mixed", "mixed-2")}
     for curve in curves.values():
         assert curve == pytest.approx(curves["ddp"], rel=1e-6)
-    names = {run: load_checkpoint(tmp_path / run, "latest").model.keys() for run in curves}
+    names = {run: load_checkpoint(SavedRun(tmp_path / run), "latest").model.keys() for run in curves}
     assert len({tuple(sorted(found)) for found in names.values()}) == 1
 
 

@@ -19,7 +19,7 @@ from tests.support.sentence_piece_models import model_with_dummy_prefix
 from trainer.interop.source import ExportSource
 from trainer.model.decoder import build_model
 from trainer.model.parameters import parameters_by_name
-from trainer.runs.record import read_record
+from trainer.runs.saved_run import SavedRun
 
 _WORDS = [a + b + c for a in ("re", "con", "un") for b in ("turn", "form", "duc") for c in ("ed", "ing", "tion")]
 _SCRIPTS = "na\u00efve, \u65e5\u672c\u8a9e\n<p>\n"
@@ -55,7 +55,7 @@ def export_source(run: Path, tokenizer: Tokenizer | None = None, chat: str | Non
     return ExportSource(
         run=run,
         config=config,
-        record=read_record(run),
+        record=SavedRun(run).record,
         tokenizer=tokenizer,
         step=60,
         manifest_digest=digest_bytes(b"manifest"),

@@ -11,7 +11,8 @@ from common.untrusted import copy_run_file
 from trainer.checkpoint.packed import is_packed, num_unpacked, unpack
 from trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainer.runs.layout import LEDGER, METRICS, REFERENCE
-from trainer.runs.record import COMPRESSED, read_record
+from trainer.runs.record import COMPRESSED
+from trainer.runs.saved_run import SavedRun
 from trainer.runs.state import RunState
 
 
@@ -24,12 +25,12 @@ def load_state(store: CheckpointStore, step: int) -> RunState:
     return RunState.of_manifest(store.manifest_path(step), store.state(step))
 
 
-def load_checkpoint(run: Path, which: str, *, option: str = "--checkpoint") -> Checkpoint:
+def load_checkpoint(run: SavedRun, which: str, *, option: str = "--checkpoint") -> Checkpoint:
     """Return the verified checkpoint that `which` names: `latest`, `best` or a step. `option` is for messages."""
-    store = CheckpointStore.of(run)
+    store = CheckpointStore.of(run.path)
     steps = store.steps()
     if not steps:
-        raise CheckpointError(f"{run}: the run has no checkpoint yet; train until the first one is saved")
+        raise CheckpointError(f"{run.path}: the run has no checkpoint yet; train until the first one is saved")
     if which not in ("latest", "best") and not which.isdecimal():
         raise CheckpointError(f"{option} {which}: use latest, best, or one of the steps {', '.join(map(str, steps))}")
     if which.isdecimal():
@@ -39,15 +40,15 @@ def load_checkpoint(run: Path, which: str, *, option: str = "--checkpoint") -> C
     return _unpacked(run, latest if which == "latest" or best is None else load_whole(store, best)[0])
 
 
-def _unpacked(run: Path, checkpoint: Checkpoint) -> Checkpoint:
+def _unpacked(run: SavedRun, checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint with ordinary tensors if it is that of a compressed model."""
-    if not is_packed(checkpoint.model) or read_record(run).status != COMPRESSED:
+    if not is_packed(checkpoint.model) or run.record.status != COMPRESSED:
         return checkpoint
     try:
         check_fits_memory(num_unpacked(checkpoint.model))  # a small file may hold a large matrix of zeros
         return replace(checkpoint, model=unpack(checkpoint.model))
     except ValueError as error:
-        raise CheckpointError(f"{run}: a weight of the compressed model is damaged: {error}; compress the run again") from None
+        raise CheckpointError(f"{run.path}: a weight of the compressed model is damaged: {error}; compress the run again") from None
 
 
 def copy_state(run: Path, other: Path, checkpoint: Checkpoint) -> None:

@@ -47,10 +47,10 @@ def classified_lines(options: ClassifyOptions) -> Iterator[str]:
     from trainer.finetuning.task import saved_task
     from trainer.machine.determinism import configure_determinism
     from trainer.machine.settings import settings_here
-    from trainer.runs.saved_run import load_config
+    from trainer.runs.saved_run import SavedRun
 
-    run = options.run
-    config = settings_here(load_config(run))
+    run, saved = options.run, SavedRun(options.run)
+    config = settings_here(saved.config)
     if config.objective != "classification":
         raise ConfigError(f"{run}: it was trained with objective = {config.objective}; name a run with objective = classification")
     texts = [text for path in options.files for text in _texts_of(path, options)]
@@ -58,8 +58,8 @@ def classified_lines(options: ClassifyOptions) -> Iterator[str]:
     with joined_group(config.device) as group:
         if group.world_size > 1:
             raise ConfigError(f"classify works on one rank and was started on {group.world_size}; start it without torchrun")
-        model, _ = load_model(run, config, options.checkpoint, trust_code=options.trust_code)
-        classifier = TextClassifier(run, model.to(group.device), config, group.device, saved_task(run, config).files)
+        model, _ = load_model(saved, config, options.checkpoint, trust_code=options.trust_code)
+        classifier = TextClassifier(run, model.to(group.device), config, group.device, saved_task(saved, config).files)
         for first in range(0, len(texts), options.batch):
             some = texts[first : first + options.batch]
             for text, found in zip(some, classifier.probabilities([one.text for one in some]), strict=True):

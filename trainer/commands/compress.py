@@ -61,16 +61,17 @@ def run(options: CompressOptions) -> None:
     from trainer.interop.source import open_source
     from trainer.interop.untrained import write_untrained
     from trainer.runs.layout import RECORD
-    from trainer.runs.record import COMPRESSED, Compressed, read_record, write_record
-    from trainer.runs.saved_run import load_config
+    from trainer.runs.record import COMPRESSED, Compressed, write_record
+    from trainer.runs.saved_run import SavedRun
 
     output = options.output
     if output.exists() or output.is_symlink():
         raise ConfigError(f"{output} exists already; name a new folder (--output)")
-    if read_record(options.run).status == COMPRESSED:
+    saved = SavedRun(options.run)
+    if saved.record.status == COMPRESSED:
         raise ConfigError(f"{options.run}: it is compressed already; name the run that it was made from")
-    check_is_decoder(options.run, load_config(options.run), "only that can be compressed", trust_code=options.trust_code)
-    source = open_source(options.run, options.checkpoint)
+    check_is_decoder(saved, "only that can be compressed", trust_code=options.trust_code)
+    source = open_source(saved, options.checkpoint)
     compression = Compression(options.method, options.group_size, options.share)
     stored = compression.stored(source.weights)
     perplexity = _perplexity(options, options.run, options.checkpoint)
@@ -97,7 +98,7 @@ def run(options: CompressOptions) -> None:
         before, after = (Measured(*values) for values in measured)
         comparison = {"before": before.to_json(), "after": after.to_json()}
         compressed = Compressed.model_validate(facts | {"comparison": comparison})
-        write_record(folder, read_record(folder).changed(compressed=compressed))
+        write_record(folder, SavedRun(folder).record.changed(compressed=compressed))
     if options.as_json:
         print(json.dumps(facts | comparison | {"output": str(output)}, ensure_ascii=False))
         return
@@ -111,10 +112,11 @@ def _loaded(options: CompressOptions, compressed: Path) -> tuple[list[int], list
     from trainer.commands.saved_model import load_model, opened_text_model
     from trainer.compression.comparison import num_bytes, speeds
     from trainer.machine.settings import settings_here
-    from trainer.runs.saved_run import load_config
+    from trainer.runs.saved_run import SavedRun
 
     with opened_text_model(options.run, options.checkpoint, trust_code=options.trust_code) as before:
-        model, _ = load_model(compressed, settings_here(load_config(compressed)), "latest")
+        saved = SavedRun(compressed)
+        model, _ = load_model(saved, settings_here(saved.config), "latest")
         device = next(before.model.parameters()).device
         both = [before, replace(before, model=model.to(device))]
         return [num_bytes(one.model.parameters()) for one in both], speeds(both)
@@ -124,11 +126,11 @@ def _perplexity(options: CompressOptions, run: Path, checkpoint: str) -> float |
     """Return the perplexity on the validation data, None if the run names data that is not there or has pairs of answers."""
     from data_pipeline.dataset.manifest import read_manifest
     from trainer.commands.evaluate import evaluate_run
-    from trainer.runs.saved_run import data_folder
+    from trainer.runs.saved_run import SavedRun
 
     words = {"run": run, "checkpoint": checkpoint, "data": options.data, "limit": options.limit, "as_json": True}
     try:
-        if read_manifest(data_folder(run, options.data)).has_pairs:
+        if read_manifest(SavedRun(run).data_folder(options.data)).has_pairs:
             if options.data is None:
                 return None
             raise ConfigError(f"{options.data} has preference pairs, and a worse answer is no text to predict; name other data")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from data_pipeline.dataset.manifest import Manifest
     from data_pipeline.tokenizer import Tokenizer
     from trainer.evaluation.results import Evaluation
+    from trainer.runs.record import Record
 
 
 class EvaluateOptions(CheckpointOptions):
@@ -77,34 +78,33 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
     from trainer.machine.settings import settings_here
     from trainer.model.attention import choose_backend
     from trainer.model.bounds import most_rows
-    from trainer.runs.record import read_record
-    from trainer.runs.saved_run import data_folder, load_config
+    from trainer.runs.saved_run import SavedRun
     from trainer.training.trainable import hold_reference, new_loss
 
-    run, limit = options.run, options.limit
-    config = settings_here(load_config(run))
+    run, saved, limit = options.run, SavedRun(options.run), options.limit
+    config = settings_here(saved.config)
     if as_language:
         config = config.model_copy(update={"objective": "language"})
     configure_determinism(config)
-    directory = data_folder(run, options.data)
+    directory = saved.data_folder(options.data)
     with reading(directory, f"evaluate of run {run.absolute().name}"):
         manifest, tokenizer = read_manifest(directory), load_tokenizer(run / "tokenizer")
-        objective = saved_task(run, config)
+        objective = saved_task(saved, config)
         rows = objective.rows(directory, manifest, "val", verify=config.verify_data)
         _check_fit(run, directory, manifest, tokenizer, len(rows), config.model.context if config.encoder is None else None)
         settings = config.eval if limit is None else config.eval.model_copy(update={"max_rows": limit})
         micro = min(settings.micro or config.batch.micro_rows, most_rows(config.model, manifest.row_length))
         settings = settings.model_copy(update={"micro": micro})
         with joined_group(config.device) as group:
-            model, step = load_model(run, config, options.checkpoint, trust_code=options.trust_code)
+            model, step = load_model(saved, config, options.checkpoint, trust_code=options.trust_code)
             model.to(group.device)
-            lost = _quarantined(run, manifest, step)
+            lost = _quarantined(saved.record, manifest, step)
             backend = choose_backend(config.attention, group.device, config.number_format, config.model.head_size)
             context = RunContext(config.model_copy(update={"eval": settings}), manifest, group, backend)
             grouping = Grouping.of(directory, manifest, tokenizer if objective.predicts_tokens else None)
             loss = new_loss(model, Extension(), objective, config.loss)
             if objective.reference is not None:
-                hold_reference(context, objective, read_record(run).initial)
+                hold_reference(context, objective, saved.record.initial)
             result = evaluate(loss, context, rows.without(lost), grouping=grouping, measures=objective.measures)
     left_out = rows.num_rows_in(lost, np.arange(len(rows)))
     measured = None if result.measured is None else result.measured(step)
@@ -125,10 +125,7 @@ def _json(result: Evaluation, step: int, left_out: int, groups: Sequence[str]) -
     return json.dumps(facts, ensure_ascii=False)
 
 
-def _quarantined(run: Path, manifest: Manifest, step: int) -> frozenset[str]:
-    from trainer.runs.record import read_record
-
-    record = read_record(run)
+def _quarantined(record: Record, manifest: Manifest, step: int) -> frozenset[str]:
     if manifest.root_digest != record.data.root_digest:
         return frozenset()
     return record.adjustments.quarantined(step)
@@ -158,16 +155,16 @@ def benchmark_run(options: EvaluateOptions, tasks: str) -> str:
     from trainer.inference.text_model import TextModel
     from trainer.machine.determinism import configure_determinism
     from trainer.machine.settings import settings_here
-    from trainer.runs.saved_run import load_config
+    from trainer.runs.saved_run import SavedRun
 
-    run = options.run
-    config = settings_here(load_config(run))
-    check_writes(run, config)
+    run, saved = options.run, SavedRun(options.run)
+    config = settings_here(saved.config)
+    check_writes(saved, config)
     configure_determinism(config)
     with joined_group(config.device) as group:
         if group.world_size > 1:
             raise ConfigError(f"--lm-eval works on one rank and was started on {group.world_size}; start it without torchrun")
-        model, step = load_model(run, config, options.checkpoint, trust_code=options.trust_code)
+        model, step = load_model(saved, config, options.checkpoint, trust_code=options.trust_code)
         text_model = TextModel(model.to(group.device), load_tokenizer(run / "tokenizer"), config.model.context)
         results = run_benchmarks(text_model, config, tasks, options.limit)
     return (

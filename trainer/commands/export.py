@@ -35,12 +35,13 @@ def run(options: ExportOptions) -> None:
     from trainer.commands.saved_model import check_is_decoder
     from trainer.interop.export import check_output, write_export
     from trainer.interop.source import open_source
-    from trainer.runs.saved_run import load_config
+    from trainer.runs.saved_run import SavedRun
 
     check_output(options.output, replace=options.replace)
     reason = f"--format {options.format} can express no other"
-    check_is_decoder(options.run, load_config(options.run), reason, trust_code=options.trust_code)
-    source = open_source(options.run, options.checkpoint)
+    saved = SavedRun(options.run)
+    check_is_decoder(saved, reason, trust_code=options.trust_code)
+    source = open_source(saved, options.checkpoint)
     write_export(
         source,
         options.output,

@@ -20,16 +20,15 @@ from trainer.machine.settings import settings_here
 from trainer.model.bounds import check_model_size
 from trainer.model.lora import merged_weights
 from trainer.parallel.fsdp import load_full
-from trainer.runs.record import read_record
-from trainer.runs.saved_run import load_config
+from trainer.runs.saved_run import SavedRun
 from trainer.training.trainable import new_model
 
 
-def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool = False) -> tuple[nn.Module, int]:
+def load_model(run: SavedRun, config: TrainConfig, which: str, *, trust_code: bool = False) -> tuple[nn.Module, int]:
     """Return the model of a checkpoint with merged adapters and averaged weights, if there are any, and the checkpoint's step."""
-    extension = run_extension(run, read_record(run).identity.get("extension"), trust_code=trust_code)
+    extension = run_extension(run.path, run.record.identity.get("extension"), trust_code=trust_code)
     checkpoint = load_checkpoint(run, which)
-    tokenizer = load_tokenizer(run / "tokenizer")
+    tokenizer = load_tokenizer(run.path / "tokenizer")
     weights = merged_weights(averaged_weights(checkpoint), config.lora)
     objective = saved_task(run, config)
     if extension.build_model is None:  # before the model takes memory, because the settings may not match the checkpoint
@@ -40,33 +39,36 @@ def load_model(run: Path, config: TrainConfig, which: str, *, trust_code: bool =
     return model.eval(), checkpoint.step
 
 
-def check_writes(run: Path, config: TrainConfig) -> None:
+def check_writes(run: SavedRun, config: TrainConfig) -> None:
     if not saved_task(run, config).writes:
         raise ConfigError(
-            f"{run}: it was trained with objective = {config.objective}, and its model does not continue texts; use the command "
-            "`evaluate` on it, or name a run with objective = language"
+            f"{run.path}: it was trained with objective = {config.objective}, and its model does not continue texts; use the "
+            "command `evaluate` on it, or name a run with objective = language"
         )
 
 
-def check_is_decoder(run: Path, config: TrainConfig, reason: str, *, trust_code: bool) -> None:
+def check_is_decoder(run: SavedRun, reason: str, *, trust_code: bool) -> None:
     """Raise ConfigError if the model is not the built-in decoder. `reason` ends the sentence that says why another will not do."""
-    extension = run_extension(run, read_record(run).identity.get("extension"), trust_code=trust_code)
+    extension = run_extension(run.path, run.record.identity.get("extension"), trust_code=trust_code)
     if extension.build_model is not None:
-        raise ConfigError(f"{run}: its extension defines build_model, and {reason}; name a run whose extension has no build_model")
-    objective = saved_task(run, config)
+        raise ConfigError(
+            f"{run.path}: its extension defines build_model, and {reason}; name a run whose extension has no build_model"
+        )
+    objective = saved_task(run, run.config)
     if objective.model is not None or not objective.writes:
         raise ConfigError(
-            f"{run}: with objective = {config.objective} the model is not the built-in decoder, and {reason}; name a run with "
-            "objective = language"
+            f"{run.path}: with objective = {run.config.objective} the model is not the built-in decoder, and {reason}; name a run "
+            "with objective = language"
         )
 
 
 @contextmanager
 def opened_text_model(run: Path, which: str, *, use_cache: bool = True, trust_code: bool = False) -> Iterator[TextModel]:
     """Yield the model of a checkpoint with its tokenizer, on the device of the run if this machine has such a device."""
-    config = settings_here(load_config(run))
-    check_writes(run, config)
+    saved = SavedRun(run)
+    config = settings_here(saved.config)
+    check_writes(saved, config)
     configure_determinism(config)
     with joined_group(config.device) as group:
-        model, _ = load_model(run, config, which, trust_code=trust_code)
+        model, _ = load_model(saved, config, which, trust_code=trust_code)
         yield TextModel(model.to(group.device), load_tokenizer(run / "tokenizer"), config.model.context, use_cache)

@@ -41,8 +41,7 @@ from trainer.model.lora import merged_weights
 from trainer.model.loss import cross_entropy_sum, default_chunk_tokens
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.runs.layout import RECORD, not_a_run
-from trainer.runs.record import read_record
-from trainer.runs.saved_run import load_config
+from trainer.runs.saved_run import SavedRun
 
 _FACTS = "teacher.json"
 _CHUNK_ARRAYS = 6  # arrays of the size of a chunk's logits that exist at one time, besides those of the cross-entropy
@@ -80,7 +79,7 @@ def _memory(estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
     """Add the teacher, in fp32 and whole on each rank: its weights, its last states, and a chunk of the numbers of both models."""
     config, vocab_size = context.config, context.manifest.vocab_size
     assert config.teacher is not None
-    shape = load_config(config.teacher).model
+    shape = SavedRun(config.teacher).config.model
     num_tokens = estimate.micro * context.manifest.row_length
     rows = max(model.padded_vocab(vocab_size) for model in (config.model, shape))
     chunk = min(num_tokens, default_chunk_tokens(rows, context.group.device.type))
@@ -131,11 +130,11 @@ KIND = Kind(_gather, _make)
 
 def _load(config: TrainConfig) -> _Loaded:
     assert config.teacher is not None
-    run = config.teacher
-    record, settings = read_record(run), load_config(run)
-    if record.identity.get("extension") is not None:
+    teacher, run = SavedRun(config.teacher), config.teacher
+    settings = teacher.config
+    if teacher.record.identity.get("extension") is not None:
         raise ConfigError(f"teacher = {run}: it was trained with an extension; only the built-in decoder can be a teacher")
-    found = load_checkpoint(run, config.teacher_checkpoint, option="teacher_checkpoint")
+    found = load_checkpoint(teacher, config.teacher_checkpoint, option="teacher_checkpoint")
     weights = merged_weights(averaged_weights(found), settings.lora)
     vocab_size = load_tokenizer(run / "tokenizer").vocab_size
     check_model_size(settings.model, vocab_size, sum(weight.numel() for weight in weights.values()))

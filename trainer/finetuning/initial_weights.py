@@ -20,7 +20,6 @@ from common.files import UnusableFileError, open_input, own_folder, unfinished_p
 from common.untrusted import digest_run_file
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.tokenizer import load_tokenizer
-from trainer.checkpoint import Checkpoint
 from trainer.checkpoint.of_run import load_checkpoint
 from trainer.checkpoint.tensor_file import decode_tensors, encode_header, raw_bytes, spec_of
 from trainer.checkpoint.weights import averaged_weights, weights_digest
@@ -29,43 +28,72 @@ from trainer.config.model import differing_shape
 from trainer.machine.environment import shown
 from trainer.model.lora import merged_weights
 from trainer.runs.layout import RECORD, REFERENCE
-from trainer.runs.record import Origin, read_record
-from trainer.runs.saved_run import SavedRun, load_config
+from trainer.runs.record import Origin
+from trainer.runs.saved_run import SavedRun
 
 _log = logging.getLogger(__name__)
 
 
-def check_initial(config: TrainConfig, manifest: Manifest) -> None:
-    """Compare a new run with the run `init`: the shape of the model, and the tokenizer of the data."""
-    if config.init is None:
-        return
-    if config.init.resolve() == config.run.resolve():
-        raise ConfigError(f"{config.run}: init and run are the same folder; name a new folder for the run (--run)")
-    read_record(config.init)
-    initial = load_config(config.init).model
-    if differing := differing_shape(config.model, initial):
-        pairs = ", ".join(
-            f"{name} is {shown(found)}, but {shown(needed)} in that run" for name, (found, needed) in differing.items()
-        )
-        raise ConfigError(
-            f"init = {config.init}: its weights do not fit these settings: {pairs}; leave out {' and '.join(differing)}, because "
-            "the shape of the model is taken from that run"
-        )
-    if load_tokenizer(config.init / "tokenizer").digest != manifest.tokenizer_digest:
-        raise ConfigError(
-            f"{config.data}: it was prepared with another tokenizer than that of init = {config.init}, so its ids mean other "
-            f"tokens; prepare it again with: {command_text('prepare', '--tokenizer.path', config.init)} and its other options"
-        )
-    if config.model.context > initial.context:
-        _log.warning(
-            "model.context is %d, and %d in %s: the model has not learnt positions from %d on",
-            *(config.model.context, initial.context, config.init, initial.context),
-        )
-    if config.model.rope_theta != initial.rope_theta:
-        _log.warning(
-            "model.rope_theta is %g, and %g in %s: the weights were trained with other rotations of the positions",
-            *(config.model.rope_theta, initial.rope_theta, config.init),
-        )
+class InitialRun:
+    """The run `init`, whose files are read once. Nothing is read before a method asks for it."""
+
+    def __init__(self, init: Path) -> None:
+        self._saved = SavedRun(init)
+        self._chosen: tuple[int, Mapping[str, Tensor]] | None = None  # step and weights of `choose`, until they are used
+
+    def check(self, config: TrainConfig, manifest: Manifest) -> None:
+        """Compare a new run with it: the shape of the model, and the tokenizer of the data."""
+        init = self._saved.path
+        if init.resolve() == config.run.resolve():
+            raise ConfigError(f"{config.run}: init and run are the same folder; name a new folder for the run (--run)")
+        _ = self._saved.record  # raises an error if it is not a run
+        initial = self._saved.config.model
+        if differing := differing_shape(config.model, initial):
+            pairs = ", ".join(
+                f"{name} is {shown(found)}, but {shown(needed)} in that run" for name, (found, needed) in differing.items()
+            )
+            raise ConfigError(
+                f"init = {init}: its weights do not fit these settings: {pairs}; leave out {' and '.join(differing)}, because "
+                "the shape of the model is taken from that run"
+            )
+        if load_tokenizer(init / "tokenizer").digest != manifest.tokenizer_digest:
+            raise ConfigError(
+                f"{config.data}: it was prepared with another tokenizer than that of init = {init}, so its ids mean other "
+                f"tokens; prepare it again with: {command_text('prepare', '--tokenizer.path', init)} and its other options"
+            )
+        if config.model.context > initial.context:
+            _log.warning(
+                "model.context is %d, and %d in %s: the model has not learnt positions from %d on",
+                *(config.model.context, initial.context, init, initial.context),
+            )
+        if config.model.rope_theta != initial.rope_theta:
+            _log.warning(
+                "model.rope_theta is %g, and %g in %s: the weights were trained with other rotations of the positions",
+                *(config.model.rope_theta, initial.rope_theta, init),
+            )
+
+    def choose(self, which: str) -> Origin:
+        """Return the checkpoint that `which` names, with the digest of its weights."""
+        step, weights = self._load(which)
+        self._chosen = step, weights
+        return Origin(record=self._saved.record_digest, step=step, weights=weights_digest(weights))
+
+    def take(self, origin: Origin) -> Mapping[str, Tensor]:
+        """Return the weights of the checkpoint `origin`. They are kept no longer."""
+        chosen, self._chosen = self._chosen, None
+        if chosen is not None and chosen[0] == origin.step:
+            return chosen[1]  # their digest is that of `origin`
+        _, weights = self._load(str(origin.step))
+        if (found := weights_digest(weights)) != origin.weights:
+            raise CheckpointError(
+                f"init = {self._saved.path}: the weights of step {origin.step} have the digest {found}, and {origin.weights} is "
+                "needed; restore the checkpoint from a copy"
+            )
+        return weights
+
+    def _load(self, which: str) -> tuple[int, Mapping[str, Tensor]]:
+        checkpoint = load_checkpoint(self._saved, which, option="init_checkpoint")
+        return checkpoint.step, merged_weights(averaged_weights(checkpoint), self._saved.config.lora)
 
 
 def check_lora(config: TrainConfig) -> None:
@@ -75,25 +103,6 @@ def check_lora(config: TrainConfig) -> None:
             f"lora.rank = {config.lora.rank} trains adapters and not the model, so the model must be trained already, and init is "
             "not set; name the run with the trained model (--init RUN), or leave out lora.rank to train all weights"
         )
-
-
-def choose_initial(config: TrainConfig) -> Origin | None:
-    """Return the checkpoint of `init` with the digest of its weights; None without `init`."""
-    if config.init is None:
-        return None
-    checkpoint = load_checkpoint(config.init, config.init_checkpoint, option="init_checkpoint")
-    weights = weights_digest(_weights(config.init, checkpoint))
-    return Origin(record=digest_run_file(config.init, RECORD), step=checkpoint.step, weights=weights)
-
-
-def read_initial(init: Path, origin: Origin) -> Mapping[str, Tensor]:
-    weights = _weights(init, load_checkpoint(init, str(origin.step), option="init_checkpoint"))
-    if (found := weights_digest(weights)) != origin.weights:
-        raise CheckpointError(
-            f"init = {init}: the weights of step {origin.step} have the digest {found}, and {origin.weights} is needed; "
-            "restore the checkpoint from a copy"
-        )
-    return weights
 
 
 def check_same_initial(config: TrainConfig, continued: SavedRun) -> None:
@@ -117,10 +126,6 @@ def check_same_initial(config: TrainConfig, continued: SavedRun) -> None:
         f"{continued.path}: this run began with {other}, and init = {config.init} names others; leave out init to continue it, or "
         "use another --run"
     )
-
-
-def _weights(run: Path, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
-    return merged_weights(averaged_weights(checkpoint), load_config(run).lora)
 
 
 def write_reference(run: Path, weights: Mapping[str, Tensor]) -> None:

@@ -25,7 +25,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -43,7 +42,7 @@ from trainer.model.decoder import num_weights
 from trainer.model.eval_metrics import EvalMetrics
 from trainer.model.forward import LossFunction
 from trainer.model.memory_estimate import MemoryEstimate
-from trainer.runs.record import read_record
+from trainer.runs.saved_run import SavedRun
 
 TASK_FOLDER = "objective"  # the folder in a run with the files of its task
 _MAX_FILE_BYTES = 64 << 20
@@ -158,12 +157,12 @@ def make_task(config: TrainConfig, manifest: Manifest, hooks: Mapping[str, objec
     return replace(task, files=files)
 
 
-def saved_task(run: Path, config: TrainConfig) -> Task:
-    recorded = read_record(run).files
+def saved_task(run: SavedRun, config: TrainConfig) -> Task:
+    recorded = run.record.files
     prefix = f"{TASK_FOLDER}/"
     files = {}
     for name in sorted(name for name in recorded if name.startswith(prefix)):
-        if digest_run_file(run, name) != recorded[name]:
-            raise CheckpointError(f"{run / name}: the file was changed; restore it from a copy")
-        files[name.removeprefix(prefix)] = read_run_file(run / name, _MAX_FILE_BYTES, run)
+        if digest_run_file(run.path, name) != recorded[name]:
+            raise CheckpointError(f"{run.path / name}: the file was changed; restore it from a copy")
+        files[name.removeprefix(prefix)] = read_run_file(run.path / name, _MAX_FILE_BYTES, run.path)
     return replace(kind_named(config.objective).make(config, files), files=MappingProxyType(files))

@@ -24,6 +24,7 @@ from trainer.interop.formats.base import DTYPES, ExportFormat, write_tensors
 from trainer.interop.source import ExportSource, open_source
 from trainer.runs.manifest import FORMAT as CHECKPOINT_FORMAT
 from trainer.runs.manifest import TensorSpec
+from trainer.runs.saved_run import SavedRun
 
 EXPORT_RECORD = "export.json"
 _MAX_BYTES = 1 << 20
@@ -158,7 +159,7 @@ def verify_export(directory: Path, run: Path | None = None) -> dict[str, Any]:
     """
     record = read_export_record(directory)
     changed = check_files(directory, record)
-    source = None if run is None else open_source(run, str(record.step))
+    source = None if run is None else open_source(SavedRun(run), str(record.step))
     if changed is not None:
         tensor = None
         if source is not None and changed.endswith(_TENSORS):

@@ -20,8 +20,8 @@ from trainer.config import TrainConfig
 from trainer.model.bounds import check_model_size
 from trainer.model.decoder import weight_shapes
 from trainer.model.lora import is_adapter, merged_weights
-from trainer.runs.record import Record, read_record
-from trainer.runs.saved_run import load_config
+from trainer.runs.record import Record
+from trainer.runs.saved_run import SavedRun
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class ExportSource:
         return weights_digest(self.weights)
 
 
-def open_source(run: Path, which: str) -> ExportSource:
-    config, record = load_config(run), read_record(run)
-    checkpoint = load_checkpoint(run, which)
+def open_source(saved_run: SavedRun, which: str) -> ExportSource:
+    run, config = saved_run.path, saved_run.config
+    checkpoint = load_checkpoint(saved_run, which)
     tokenizer = load_tokenizer(run / "tokenizer")
     saved = averaged_weights(checkpoint)
     weights = merged_weights(saved, config.lora)
@@ -66,7 +66,7 @@ def open_source(run: Path, which: str) -> ExportSource:
     return ExportSource(
         run=run,
         config=config,
-        record=record,
+        record=saved_run.record,
         tokenizer=tokenizer,
         step=checkpoint.step,
         manifest_digest=digest_bytes(manifest),

@@ -160,7 +160,7 @@ def check_nothing_saved(run: Path, record: Record | None) -> None:
 
 
 def note_adjustment(run: Path, adjustment: Adjustment) -> None:
-    record = read_record(run)
+    record = parse_record(run, record_bytes(run))
     write_record(run, record.changed(changes=[*record.changes, adjustment]))
 
 
@@ -183,7 +183,7 @@ def complete_record(
     run: Path, *, status: str, ended_by: str | None, step: int, weights_digest: str | None, alerts: Mapping[str, int]
 ) -> None:
     """Called when nothing more will be written. `ended_by` is the limit, the evaluations, a stop request's source or the error."""
-    record = read_record(run)
+    record = parse_record(run, record_bytes(run))
     manifests = [manifest_path(run, saved).relative_to(run).as_posix() for saved in saved_steps(run)]
     written = [name for name in (METRICS, LEDGER.as_posix(), *manifests) if (run / name).exists()]
     files = record.files | digests_of(run, written)
@@ -198,12 +198,17 @@ def target_word(identity: Mapping[str, Any]) -> str:
     return _TARGETS.get(str(identity.get("objective")), "token")
 
 
-def read_record(run: Path) -> Record:
-    path = run / RECORD
+def record_bytes(run: Path) -> bytes:
     try:
-        found = unsealed(read_run_file(path, MAX_RECORD_BYTES, run))
+        return read_run_file(run / RECORD, MAX_RECORD_BYTES, run)
     except FileNotFoundError:
         raise CheckpointError(not_a_run(run, RECORD)) from None
+
+
+def parse_record(run: Path, content: bytes) -> Record:
+    path = run / RECORD
+    try:
+        found = unsealed(content)
     except ValueError as error:
         raise CheckpointError(f"{path}: the file was changed ({error}); restore it from a copy") from None
     try:

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from common.errors import CheckpointError, PreparedDataError
+from common.files import digest_bytes
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.messages import explain
 from common.settings.toml import parse_toml
@@ -17,7 +18,7 @@ from data_pipeline.dataset.layout import MANIFEST
 from trainer.config import TrainConfig
 from trainer.runs.layout import CONFIG, RECORD, manifest_path, not_a_run, saved_steps
 from trainer.runs.manifest import MAX_MANIFEST_BYTES, CheckpointManifest
-from trainer.runs.record import Record, read_record
+from trainer.runs.record import Record, parse_record, record_bytes
 from trainer.runs.state import RunState
 
 _RESTORE = "put the file back as the run wrote it, or use another run"
@@ -31,8 +32,16 @@ class SavedRun:
         self._manifests: dict[int, CheckpointManifest] = {}
 
     @cached_property
+    def _record_bytes(self) -> bytes:
+        return record_bytes(self.path)
+
+    @cached_property
     def record(self) -> Record:
-        return read_record(self.path)
+        return parse_record(self.path, self._record_bytes)
+
+    @property
+    def record_digest(self) -> str:
+        return digest_bytes(self._record_bytes)
 
     @property
     def record_if_any(self) -> Record | None:
@@ -95,14 +104,6 @@ def parse_settings(toml: bytes) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ValueError("train is not a table of settings")
     return settings
-
-
-def load_config(run: Path) -> TrainConfig:
-    return SavedRun(run).config
-
-
-def data_folder(run: Path, data: Path | None) -> Path:
-    return SavedRun(run).data_folder(data)
 
 
 def _is_there(path: Path) -> bool:

@@ -18,7 +18,7 @@ from common.html.parallel_lines import Coordinate, Rank, Record, draw_parallel
 from common.settings.toml import to_toml
 from common.text import duration
 from data_pipeline.dataset.manifest import Manifest
-from trainer.runs.saved_run import load_config
+from trainer.runs.saved_run import SavedRun
 from trainer.search.setup import SearchSetup, trial_config
 from trainer.search.space import Choices, Dimension
 from trainer.search.study import importance_of
@@ -52,7 +52,7 @@ def best_recipe(setup: SearchSetup, best: Trial) -> str:
     """Return a complete recipe: the settings of a trial, the values that its run has chosen for `auto`, and those of its data."""
     run = setup.runs.absolute() / best.name
     config = trial_config(setup, best.values, run)
-    chosen = load_config(run)
+    chosen = SavedRun(run).config
     config = config.model_copy(
         update={"precision": chosen.precision, "batch": config.batch.model_copy(update={"micro": chosen.batch.micro})}
     )

@@ -33,17 +33,18 @@ from trainer.runs.layout import LEDGER
 from trainer.runs.ledger import OrderEvent, read_ledger
 from trainer.runs.manifest import CheckpointManifest, OtherFormatError
 from trainer.runs.progress import LedgerHead
-from trainer.runs.record import check_was_trained, read_record
-from trainer.runs.saved_run import data_folder, load_config
+from trainer.runs.record import check_was_trained
+from trainer.runs.saved_run import SavedRun
 from trainer.runs.state import RunState
 from trainer.verification.auditor import Auditor, AuditReport, Targets
 
 
 def audit_run(run: Path, data: Path | None = None) -> AuditReport:
     """Audit a run that is finished, stopped or killed. `data` is the new directory of its prepared data, if it was moved."""
-    record = read_record(run)
+    saved_run = SavedRun(run)
+    record = saved_run.record
     check_was_trained(run, record)
-    with opened_data(run, data) as (directory, manifest, rows):
+    with opened_data(saved_run, data) as (directory, manifest, rows):
         checkpoints = _saved(run)
         ends = {saved.head.lines: saved for saved in checkpoints}
         build = order_builder(run, directory, manifest, rows)
@@ -80,12 +81,12 @@ def audit_run(run: Path, data: Path | None = None) -> AuditReport:
 
 
 @contextmanager
-def opened_data(run: Path, data: Path | None) -> Iterator[tuple[Path, Manifest, Rows]]:
+def opened_data(run: SavedRun, data: Path | None) -> Iterator[tuple[Path, Manifest, Rows]]:
     """Open the training rows of a run. `prepare` cannot replace their directory inside this context."""
-    directory = data_folder(run, data)
-    with reading(directory, f"audit of run {run.absolute().name}"):
+    directory = run.data_folder(data)
+    with reading(directory, f"audit of run {run.path.absolute().name}"):
         manifest = read_manifest(directory)
-        rows = saved_task(run, load_config(run)).rows
+        rows = saved_task(run, run.config).rows
         yield directory, manifest, rows(directory, manifest, "train", verify=True)
 
 

@@ -35,15 +35,15 @@ from trainer.checkpoint.of_run import copy_state, load_whole
 from trainer.checkpoint.tensor_file import same_bytes, spec_of
 from trainer.config import TrainConfig
 from trainer.extensions.trust import EXTENSION, checked_extension
-from trainer.finetuning.initial_weights import read_initial
+from trainer.finetuning.initial_weights import InitialRun
 from trainer.finetuning.task import saved_task
 from trainer.model.bounds import check_model_size
 from trainer.runs.events import EvalEvent, TrainEvent
 from trainer.runs.layout import CHECKPOINTS, METRICS, RECORD
 from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import read_events
-from trainer.runs.record import Record, read_record
-from trainer.runs.saved_run import data_folder, load_config
+from trainer.runs.record import Record
+from trainer.runs.saved_run import SavedRun
 from trainer.verification.child import run_tied
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 
@@ -94,8 +94,8 @@ def replay_run(
     `train` trains in this process; several ranks use the command `train`. `start` is the step of a checkpoint, 0 for the seed, None
     to choose one. The names in `allow_changes` may differ in the identity, and then explain why bits differ.
     """
-    record = read_record(run)
-    config = load_config(run)
+    saved = SavedRun(run)
+    record, config = saved.record, saved.config
     extension = checked_extension(run, record.identity.get("extension"), trust_code=trust_code)
     store = CheckpointStore.of(run)
     recorded = _events(run)
@@ -106,7 +106,7 @@ def replay_run(
     num_ranks = _num_ranks(config, record)
     if extension is None and store.steps():
         vocab_size = load_tokenizer(run / "tokenizer").vocab_size
-        counted = saved_task(run, config).num_weights
+        counted = saved_task(saved, config).num_weights
         check_model_size(config.model, vocab_size, store.num_weights(store.steps()[-1]), counted, config.lora)
     compared: list[int] = []
     with tempfile.TemporaryDirectory(prefix="replay-") as name:
@@ -116,7 +116,7 @@ def replay_run(
             copy.write_bytes(extension)  # executes exactly the bytes that were checked
         initial = _initial_settings(config, record, begin)
         settings = config.model_copy(
-            update={"data": data_folder(run, data).absolute(), "extension": copy, "encoder": _absolute(config.encoder)} | initial
+            update={"data": saved.data_folder(data).absolute(), "extension": copy, "encoder": _absolute(config.encoder)} | initial
         )
         begin_again(run, again, begin)
         before = begin
@@ -127,8 +127,8 @@ def replay_run(
                 tensor = first_difference(load_whole(store, stop)[0], CheckpointStore.of(again).load(stop))
                 compared.append(stop)
                 difference = "; ".join(filter(None, (difference, tensor and f"at step {stop} {tensor}")))
-            elif not difference and stop == record.step and record.weights != read_record(again).weights:
-                difference = f"after step {stop} the weights are {read_record(again).weights}, but were {record.weights}"
+            elif not difference and stop == record.step and record.weights != (found := SavedRun(again).record.weights):
+                difference = f"after step {stop} the weights are {found}, but were {record.weights}"
             if difference:
                 return Replay(begin, end, tuple(compared), num_ranks, difference)
             before = stop
@@ -146,7 +146,7 @@ def _initial_settings(config: TrainConfig, record: Record, begin: int) -> dict[s
             f"them: put that run back into {'its folder' if config.init is None else config.init.absolute()}, or begin with a "
             "checkpoint of this run (--from)"
         )
-    read_initial(config.init, origin)
+    InitialRun(config.init).take(origin)
     return {"init": config.init.absolute(), "init_checkpoint": str(origin.step)}
 
 

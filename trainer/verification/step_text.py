@@ -18,6 +18,7 @@ from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.runs.layout import LEDGER
 from trainer.runs.ledger import LedgerStep, OrderEvent, QuarantineEvent, read_ledger
+from trainer.runs.saved_run import SavedRun
 from trainer.verification.audit import opened_data, order_builder
 from trainer.verification.auditor import difference
 
@@ -26,7 +27,7 @@ _SHOWN_CHARS = 300
 
 def show_step(run: Path, step: int, *, data: Path | None = None, full: bool = False, as_json: bool = False) -> str:
     """Return the text that a step was trained on, by row and document, as the model saw it, and which parts had a loss."""
-    with opened_data(run, data) as (directory, manifest, rows):
+    with opened_data(SavedRun(run), data) as (directory, manifest, rows):
         build = order_builder(run, directory, manifest, rows)
         order, last = None, 0
         quarantined: set[str] = set()

@@ -40,8 +40,8 @@ from trainer.report.recorded_run import read_run
 from trainer.runs.layout import LEDGER, METRICS
 from trainer.runs.ledger import read_ledger
 from trainer.runs.metrics_file import CutOff, events_until, read_events
-from trainer.runs.record import read_record, recorded_micro, recorded_precision
-from trainer.runs.saved_run import SavedRun, load_config
+from trainer.runs.record import recorded_micro, recorded_precision
+from trainer.runs.saved_run import SavedRun
 from trainer.training.start.identity import recorded_adjustments
 from trainer.verification.audit import audit_run
 from trainer.verification.integrity import check_integrity
@@ -108,15 +108,15 @@ def put(path: Path, kind: str) -> None:
 
 KINDS = ("pipe", "directory", "endless", "device", "link", "loop", "huge", "socket")
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "record": ("record.json", read_record),
-    "settings": ("config.toml", load_config),
+    "record": ("record.json", lambda run: SavedRun(run).record),
+    "settings": ("config.toml", lambda run: SavedRun(run).config),
     "settings for the report": ("config.toml", read_run),
     "metrics": (METRICS, lambda run: list(read_events(run / METRICS))),
     "metrics of a resume": (METRICS, lambda run: list(events_until(run / METRICS, CutOff(9)))),
     "ledger": (LEDGER.as_posix(), lambda run: list(read_ledger(run / LEDGER))),
     "manifest": (STEP_4, lambda run: CheckpointStore(run / "checkpoints").load(4)),
     "manifest for audit": (STEP_4, lambda run: CheckpointStore(run / "checkpoints").manifest_bytes(4)),
-    "note": ("change-0.json", lambda run: recorded_adjustments(run, read_record(run), read_record(run).identity, ())),
+    "note": ("change-0.json", lambda run: recorded_adjustments(run, SavedRun(run).record, SavedRun(run).record.identity, ())),
     "digest": ("tokenizer/bytes.json", lambda run: untrusted.digest_run_file(run, "tokenizer/bytes.json")),
 }
 
@@ -191,21 +191,21 @@ def test_a_sealed_record_with_a_value_that_no_run_writes_is_refused(run: Path, p
 
     rewrite_record(run, change)
     with pytest.raises(CheckpointError, match=rf"record.json: {place_of_it[0]}"):
-        read_record(run)
+        _ = SavedRun(run).record
 
 
 @pytest.mark.parametrize("value", ["auto", "fp8", 16, None, True])
 def test_a_recorded_precision_is_one_that_a_run_can_have(run: Path, value: Any) -> None:
     rewrite_record(run, lambda record: record["identity"].update({"precision": value}))
     with pytest.raises(CheckpointError, match=r"record\.json: identity has precision = .*fp32, bf16, fp16, float8 was expected"):
-        recorded_precision(run, read_record(run))
+        recorded_precision(run, SavedRun(run).record)
 
 
 @pytest.mark.parametrize("value", ["x", 0, -4, 2**40, 1.5, [4]])
 def test_a_recorded_micro_batch_is_a_number_that_settings_could_have(run: Path, value: Any) -> None:
     rewrite_record(run, lambda record: record["identity"].update({"batch.micro": value}))
     with pytest.raises(CheckpointError, match="micro"):
-        recorded_micro(run, read_record(run))
+        recorded_micro(run, SavedRun(run).record)
 
 
 def test_nested_or_many_values_are_refused_and_take_no_memory() -> None:
@@ -226,11 +226,11 @@ def test_nested_or_many_values_are_refused_and_take_no_memory() -> None:
 def test_settings_that_no_run_writes_are_refused(run: Path, text: str) -> None:
     (run / "config.toml").write_text(text)
     with pytest.raises(CheckpointError, match=r"config\.toml"):
-        load_config(run)
+        _ = SavedRun(run).config
 
 
 def test_settings_of_a_run_choose_no_more_threads_than_this_machine_bears(run: Path) -> None:
-    threads = settings_here(load_config(run).model_copy(update={"threads": 1024})).threads
+    threads = settings_here(SavedRun(run).config.model_copy(update={"threads": 1024})).threads
     assert threads is not None
     assert threads <= 64 * len(os.sched_getaffinity(0))
 
@@ -239,7 +239,7 @@ def test_a_run_that_claims_a_larger_model_than_it_has_takes_no_memory_for_it(run
     text = (run / "config.toml").read_text()
     (run / "config.toml").write_text(text.replace("width = 32", "width = 65536").replace("layers = 2", "layers = 128"))
     with pytest.raises(CheckpointError, match="describe a model of"):
-        load_model(run, load_config(run), "latest")
+        load_model(SavedRun(run), SavedRun(run).config, "latest")
 
 
 def change_lines(path: Path, change: Callable[[list[dict[str, Any]]], object]) -> list[dict[str, Any]]:
@@ -342,7 +342,7 @@ def rewrite_manifest(run: Path, change: Callable[[dict[str, Any]], object]) -> N
 def test_a_state_that_no_run_saves_is_refused(run: Path, place: Path, part: str, name: str, value: Any) -> None:
     rewrite_manifest(run, lambda manifest: manifest["state"][part].update({name: value}))
     with pytest.raises(CheckpointError, match=rf"step-00000006.*{part}"):
-        load_checkpoint(run, "latest")
+        load_checkpoint(SavedRun(run), "latest")
     with pytest.raises(CheckpointError, match=rf"step-00000006.*{part}"):
         audit_run(run, place / "data")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from common.errors import ConfigError
 from trainer.checkpoint.of_run import load_whole
-from trainer.finetuning.initial_weights import read_initial, write_reference
+from trainer.finetuning.initial_weights import write_reference
 from trainer.model.bounds import check_model_size
 from trainer.model.float8 import convert_to_float8
 from trainer.optim.optimizers import build_optimizers
@@ -68,14 +68,14 @@ def built_and_restored(plan: StartPlan, continued: Continued) -> Restored:
     """Build the model, and restore the newest checkpoint. For a new run load the weights that it begins with."""
     trainable, adjustments = build(plan, continued.adjustments, (continued.newest or 0) + 1)
     context, state = plan.context, None
-    init, origin = context.config.init, continued.initial
+    initial, origin = plan.initial, continued.initial
     if continued.newest is not None:
         checkpoint, state = load_whole(continued.checkpoints, continued.newest)
         trainable.restore(checkpoint, state)
-    elif init is not None and origin is not None:
-        weights = context.group.on_all(lambda: read_initial(init, origin))
+    elif initial is not None and origin is not None:
+        weights = context.group.on_all(lambda: initial.take(origin))
         trainable.begin_with(weights)
-        _log.info("the weights are those of step %d of %s", origin.step, init)
+        _log.info("the weights are those of step %d of %s", origin.step, context.config.init)
         if plan.task.reference is not None:
             context.group.on_main(lambda: write_reference(context.config.run, weights))
     elif (pretrained := plan.task.pretrained) is not None:

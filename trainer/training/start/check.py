@@ -53,7 +53,7 @@ def check(plan: StartPlan) -> Continued:
     """Compare the plan with the locked run. Raises NothingToTrain if a limit is reached already."""
     config, manifest, group = plan.context.config, plan.context.manifest, plan.context.group
     decay_steps = plan.criteria.decay_steps
-    initial = group.on_main(lambda: plan.earlier[0].initial(config))
+    initial = group.on_main(lambda: plan.earlier[0].origin(config, plan.initial))
     identity = identity_of(
         plan.context,
         decay_steps=decay_steps,
@@ -68,7 +68,7 @@ def check(plan: StartPlan) -> Continued:
         check_cooldown(config, record, step, decay_steps)
 
     def prepare_run() -> tuple[int | None, list[dict[str, Any]], tuple[str, str] | None]:
-        saved = begin_branch(plan.earlier[0].own, config.branch, check_branch)
+        saved = begin_branch(plan.earlier[0], config.branch, check_branch)
         newest, record = _checked_run(config, saved, checkpoints, identity)
         adjustments = recorded_adjustments(config.run, record, identity, allowed_changes(config, record))
         if record is not None and newest is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from common.errors import ConfigError
 from data_pipeline.dataset.manifest import Manifest
 from trainer.config import Precision, TrainConfig
-from trainer.finetuning.initial_weights import check_initial, check_lora, check_same_initial, choose_initial
+from trainer.finetuning.initial_weights import InitialRun, check_lora, check_same_initial
 from trainer.optim.schedule import cooldown_start
 from trainer.runs.layout import check_nothing_is_replaced, check_paths
 from trainer.runs.lock import locked_unopened
@@ -45,18 +45,19 @@ class EarlierRun:
         if self.continues and self.saved.record_if_any is not None:
             check_data(self.saved.path, self.saved.record.identity, root_digest)
 
-    def choices(self, config: TrainConfig, manifest: Manifest) -> tuple[int | None, Precision | None]:
+    def choices(self, config: TrainConfig, manifest: Manifest, initial: InitialRun | None) -> tuple[int | None, Precision | None]:
         """Return its micro-batch and number format, which this start uses again. Compare a new run with `init`."""
         if not self.continues:
             check_lora(config)
-            check_initial(config, manifest)
+            if initial is not None:
+                initial.check(config, manifest)
         run, record = self.saved.path, self.saved.record_if_any
         return recorded_micro(run, record), recorded_precision(run, record) if self.continues else None
 
-    def initial(self, config: TrainConfig) -> Origin | None:
+    def origin(self, config: TrainConfig, initial: InitialRun | None) -> Origin | None:
         """Return the checkpoint of `init` that a new run begins with, or the recorded one of a run that continues."""
         if not self.continues:
-            return choose_initial(config)
+            return None if initial is None else initial.choose(config.init_checkpoint)
         check_same_initial(config, self.saved)
         return self.saved.record.initial
 

@@ -17,6 +17,7 @@ from trainer.data.mixture import build_order
 from trainer.distributed.group import Group
 from trainer.distributed.shared_folders import check_same_data
 from trainer.extensions.hooks import Extension
+from trainer.finetuning.initial_weights import InitialRun
 from trainer.finetuning.task import Task, make_task
 from trainer.machine.memory import PeakMeter
 from trainer.machine.precision import ChosenPrecision, with_precision
@@ -39,6 +40,7 @@ class StartPlan:
     criteria: StopCriteria
     memory: PeakMeter
     earlier: tuple[EarlierRun, ...]  # the run that this start continues; empty on all ranks except rank 0
+    initial: InitialRun | None
 
 
 def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension, *, lock: bool = True) -> StartPlan:
@@ -47,6 +49,7 @@ def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: E
         raise ConfigError(f"{config.run}: run and data are the same folder; name another folder for the run (--run)")
     stack.enter_context(naming(config.run))  # a file that cannot be written from here on is a file of the run
     found: list[EarlierRun] = []
+    initial = None if config.init is None else InitialRun(config.init)
     group.on_main(lambda: found.append(read_earlier(stack, config, lock=lock)))
     manifest, tokenizer = group.on_all(lambda: _open_data(stack, config, group))
     check_same_data(config.data, manifest.root_digest, group)
@@ -54,7 +57,7 @@ def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: E
     task = group.on_all(lambda: make_task(config, manifest, extension.hooks))
     train_rows = task.rows(config.data, manifest, "train", verify=config.verify_data)
     val_rows = task.rows(config.data, manifest, "val", verify=config.verify_data)
-    recorded_rows, recorded_format = group.on_main(lambda: found[0].choices(config, manifest))
+    recorded_rows, recorded_format = group.on_main(lambda: found[0].choices(config, manifest, initial))
     config, precision = with_precision(config, group, recorded_format)
     backend = backend_of(config, group.device)
     memory = PeakMeter(group.device)
@@ -70,7 +73,7 @@ def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: E
     order = build_order(config.seed, train_rows, manifest.sources, config.mixture.weights)
     data = RunData(context, train_rows, val_rows, order, tokenizer)
     criteria = plan_run(config, manifest, len(train_rows))
-    return StartPlan(context, extension, precision, task, data, criteria, memory, tuple(found))
+    return StartPlan(context, extension, precision, task, data, criteria, memory, tuple(found), initial)
 
 
 def check_shares(config: TrainConfig, num_ranks: int) -> None:

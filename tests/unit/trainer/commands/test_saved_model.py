@@ -9,14 +9,14 @@ from common.errors import CheckpointError
 from common.settings.toml import to_toml
 from tests.support.runs import tiny_config
 from trainer.machine.settings import settings_here
-from trainer.runs.saved_run import load_config
+from trainer.runs.saved_run import SavedRun
 
 CONFIG = tiny_config(Path("data"), Path("run"))
 
 
 def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(to_toml("train", CONFIG.model_dump(mode="json")))
-    assert load_config(tmp_path) == CONFIG
+    assert SavedRun(tmp_path).config == CONFIG
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_damaged_settings_are_named_with_their_file(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "config.toml").write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"config\.toml: .*{message}"):
-        load_config(tmp_path)
+        _ = SavedRun(tmp_path).config
 
 
 def test_a_machine_without_a_gpu_looks_at_any_run_on_its_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,9 @@ def test_an_estimate_of_distillation_has_the_teacher_and_is_what_a_step_takes_or
 ) -> None:
     config = config_of(tmp_path, objective="distillation", teacher=tmp_path / "teacher")
     large = config_of(tmp_path, model=LARGE).model
-    monkeypatch.setattr(distillation, "load_config", lambda run: SimpleNamespace(model={tmp_path / "teacher": large}[run]))
+    monkeypatch.setattr(
+        distillation, "SavedRun", {config.teacher: SimpleNamespace(config=SimpleNamespace(model=large))}.__getitem__
+    )
     monkeypatch.setattr(distillation, "default_chunk_tokens", lambda _size, _device="cpu": 64)
     found = expected_memory(context_of(config), ROWS, distillation.KIND.make(config, {}))
     plain = expected_memory(context_of(config), ROWS, LANGUAGE)

@@ -31,7 +31,7 @@ from trainer.loop import train
 from trainer.model.attention import make_layout
 from trainer.model.decoder import num_weights
 from trainer.report.overview import listed_runs
-from trainer.runs.saved_run import load_config
+from trainer.runs.saved_run import SavedRun
 from trainer.runs.state import RunState
 from trainer.verification.audit import audit_run
 from trainer.verification.verify import verify_run
@@ -43,7 +43,7 @@ def test_an_imported_model_is_a_run_with_the_weights_and_the_tokenizer(kind: str
     directory = write_published(tmp_path / "published", kind, dtype=dtype, num_files=3)
     found = import_model(directory, tmp_path / "run")
     expected = {name: weight.float() for name, weight in published_weights(CONFIGS[kind], dtype).items()}
-    config, checkpoint = load_config(tmp_path / "run"), load_checkpoint(tmp_path / "run", "latest")
+    config, checkpoint = SavedRun(tmp_path / "run").config, load_checkpoint(SavedRun(tmp_path / "run"), "latest")
     assert (checkpoint.step, found.vocab_size, config.model.vocab_rows) == (0, 283, 317)
     assert checkpoint.model.keys() == expected.keys()
     assert all(torch.equal(checkpoint.model[name], weight) for name, weight in expected.items())
@@ -67,7 +67,7 @@ def test_the_number_of_files_changes_no_bit_and_padding_of_the_vocabulary_needs_
     }
     assert len(digests) == 1
     import_model(write_published(tmp_path / "padded", vocab_size=320), tmp_path / "run-padded")
-    assert load_config(tmp_path / "run-padded").model.vocab_rows is None
+    assert SavedRun(tmp_path / "run-padded").config.model.vocab_rows is None
     with pytest.raises(ConfigError, match=r"its tokenizer has 283 tokens, and vocab_size in config.json is 282"):
         import_model(write_published(tmp_path / "small", vocab_size=282), tmp_path / "none")
 
@@ -77,7 +77,7 @@ def test_the_commands_that_use_a_model_take_an_imported_one(tmp_path: Path) -> N
     import_model(write_published(tmp_path / "published"), run)
     text = "".join(written_texts(GenerateOptions(run=run, prompt=("the birds",), temperature=0, max_tokens=5)))
     assert text.startswith("the birds")
-    model, _ = load_model(run, load_config(run), "latest")
+    model, _ = load_model(SavedRun(run), SavedRun(run).config, "latest")
     ids = load_tokenizer(run / "tokenizer").encode("the birds")
     with torch.no_grad():
         for _ in range(5):
@@ -187,7 +187,7 @@ def test_a_run_that_holds_too_few_rows_for_its_tokenizer_is_refused(tmp_path: Pa
     settings = (run / "config.toml").read_text()
     (run / "config.toml").write_text(settings.replace("vocab_rows = 317", "vocab_rows = 200"))
     with pytest.raises(ConfigError, match=r"model.vocab_rows = 200, and the tokenizer has 283 tokens"):
-        load_model(run, load_config(run), "latest")
+        load_model(SavedRun(run), SavedRun(run).config, "latest")
 
 
 TEMPLATE = "{% for m in messages %}{{ m.role + ': ' + m.content }}{{ eos_token if m.role == 'assistant' else '\n' }}{% endfor %}"
@@ -210,7 +210,7 @@ def test_the_chat_template_of_the_directory_is_kept(place: str, tmp_path: Path, 
     assert template.source == TEMPLATE
     assert record_of(imported)["files"]["tokenizer/chat_template.jinja"] == digest_bytes(TEMPLATE.encode())
     assert template_source(ChatConfig(template="tokenizer"), TokenizerConfig(path=imported)) == TEMPLATE
-    assert open_source(imported, "latest").chat_template == template
+    assert open_source(SavedRun(imported), "latest").chat_template == template
 
 
 def test_a_directory_without_a_chat_template_gives_a_run_without_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

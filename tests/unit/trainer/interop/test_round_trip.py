@@ -17,11 +17,11 @@ from trainer.interop.import_model import import_model
 from trainer.interop.source import open_source
 from trainer.loop import train
 from trainer.model.attention import make_layout
-from trainer.runs.saved_run import load_config
+from trainer.runs.saved_run import SavedRun
 
 
 def logits(run: Path) -> torch.Tensor:
-    model, _ = load_model(run, load_config(run), "latest")
+    model, _ = load_model(SavedRun(run), SavedRun(run).config, "latest")
     tokens_BL = torch.randint(4, 260, (2, 24), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         layout = make_layout(torch.zeros(2, 24, dtype=torch.int32), torch.arange(24).expand(2, -1).contiguous())
@@ -30,7 +30,7 @@ def logits(run: Path) -> torch.Tensor:
 
 
 def back_again(run: Path, folder: Path) -> Path:
-    write_export(open_source(run, "latest"), folder / "exported", kind="hf", dtype="fp32")
+    write_export(open_source(SavedRun(run), "latest"), folder / "exported", kind="hf", dtype="fp32")
     import_model(folder / "exported", folder / "back")
     return folder / "back"
 
@@ -50,5 +50,5 @@ def test_a_trained_model_has_the_same_logits_after_an_export_and_an_import(chang
 def test_an_imported_model_is_exported_and_imported_with_the_same_settings(kind: str, tmp_path: Path) -> None:
     import_model(write_published(tmp_path / "published", kind, dtype=torch.bfloat16), tmp_path / "run")
     back = back_again(tmp_path / "run", tmp_path)
-    assert load_config(back).model == load_config(tmp_path / "run").model
+    assert SavedRun(back).config.model == SavedRun(tmp_path / "run").config.model
     assert torch.equal(logits(back), logits(tmp_path / "run"))

@@ -8,8 +8,7 @@ import pytest
 
 from common.errors import CheckpointError
 from trainer.runs.layout import not_a_run
-from trainer.runs.record import read_record
-from trainer.runs.saved_run import load_config
+from trainer.runs.saved_run import SavedRun
 
 
 def test_any_other_folder_names_the_missing_file(tmp_path: Path) -> None:
@@ -19,8 +18,8 @@ def test_any_other_folder_names_the_missing_file(tmp_path: Path) -> None:
 
 def test_for_a_hugging_face_directory_the_message_has_the_command_that_imports_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    for read in (load_config, read_record):
+    for name in ("config", "record"):
         with pytest.raises(CheckpointError) as refused:
-            read(tmp_path)
+            getattr(SavedRun(tmp_path), name)
         assert "this is a Hugging Face directory, not a run; make a run of its model: " in str(refused.value)
         assert str(refused.value).endswith(f"import {tmp_path} --output RUN")

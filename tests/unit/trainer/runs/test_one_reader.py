@@ -46,7 +46,7 @@ def opens_a_file_of_a_run(tree: ast.AST) -> bool:
 def indexes_a_record(tree: ast.AST) -> bool:
     """Whether a module that imports the record of a run takes a value out of one by a string."""
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
-    if not {"Record", "read_record", "SavedRun"} & imported:
+    if not {"Record", "SavedRun"} & imported:
         return False
     indexed = [node for node in ast.walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)]
     return any(ast.unparse(node.value).endswith("record") for node in indexed if isinstance(node.slice.value, str))
@@ -72,7 +72,18 @@ def test_a_reader_is_found(code: str, found: bool) -> None:
     assert opens_a_file_of_a_run(ast.parse(code)) is found
 
 
+def test_no_other_module_reads_a_run_but_with_a_saved_run() -> None:
+    imported = {
+        (name, alias.name)
+        for name, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert [name for name, one in sorted(imported) if one in ("parse_record", "record_bytes")] == []
+
+
 def test_an_index_is_found() -> None:
-    code = "from trainer.runs.record import read_record\nprint(self.record['status'])"
+    code = "from trainer.runs.saved_run import SavedRun\nprint(self.record['status'])"
     assert indexes_a_record(ast.parse(code))
     assert not indexes_a_record(ast.parse(code.replace("['status']", ".status")))
