@@ -18,7 +18,7 @@ from pathlib import Path
 from common.command_line import PROGRAM
 from common.errors import ExitCode
 from common.settings.command import loaded
-from common.settings.model import Settings
+from common.settings.model import Settings, section_title
 from common.settings.options import SettingText, setting_texts
 from data_pipeline.config import PrepareConfig
 from trainer.config import TrainConfig
@@ -120,7 +120,7 @@ def _sections(model: type[Settings]) -> Iterable[tuple[str, str, list[SettingTex
     for one in setting_texts(model):
         sections.setdefault(one.name.rpartition(".")[0], []).append(one)
     for section, rows in sections.items():
-        yield section, (model.model_fields[section].description or "") if section else "", rows
+        yield section, section_title(model, section) if section else "", rows
 
 
 def _items(rows: list[SettingText]) -> Iterable[str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import logging
 import typing
 from collections.abc import Collection, Iterator, Mapping
@@ -22,6 +23,12 @@ _log = logging.getLogger(__name__)
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)  # `to_toml` writes finite numbers only
+
+
+def section_title(model: type[Section], section: str) -> str:
+    """Return the description of a section: that of its field, or the text of its class."""
+    field = model.model_fields[section]
+    return field.description or " ".join((inspect.getdoc(field.annotation) or "").split())
 
 
 class Settings(Section):

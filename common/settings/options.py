@@ -23,6 +23,7 @@ from common.settings.model import (
     is_list,
     place_in_recipe,
     place_of,
+    section_title,
     setting_names,
     spelling,
 )
@@ -59,7 +60,7 @@ def help_parser(model: type[Settings] | type[Options], program: str, description
             continue
         section = name.rpartition(".")[0]
         if section not in groups:
-            title = (model.model_fields[section].description or section) if section else "main settings"
+            title = section_title(model, section) if section else "main settings"
             groups[section] = parser.add_argument_group(f"{section}: {title.removesuffix('.')}" if section else title)
         count = "+" if is_list(field) else None
         groups[section].add_argument(f"--{name}", dest=name, nargs=count, metavar=text.values, help=text.help)

@@ -17,7 +17,7 @@ from statistics import median
 import torch
 
 from trainer.config import LoraConfig, LossConfig, ModelConfig, OptimConfig
-from trainer.config.lora import PROJECTIONS
+from trainer.config.finetuning import PROJECTIONS
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model, flops_per_token
 from trainer.model.forward import LossModule

@@ -1,14 +1,12 @@
 """The settings of `train`."""
 
 from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
-from trainer.config.effects import settings_without_effect
-from trainer.config.finetuning import ClassificationConfig, DistillationConfig, PreferenceConfig
+from trainer.config.finetuning import ClassificationConfig, DistillationConfig, LoraConfig, PreferenceConfig
 from trainer.config.health import Action, AlertAction, AlertsConfig, GuardConfig
-from trainer.config.lora import LoraConfig
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
 from trainer.config.run import BranchConfig, CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
-from trainer.config.train import PlanConfig, Precision, TrainConfig
+from trainer.config.train import PlanConfig, Precision, TrainConfig, settings_without_effect
 
 __all__ = [
     "Action",

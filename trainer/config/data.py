@@ -37,7 +37,7 @@ class BatchConfig(Section):
             "batch global_batch batch_size train_batch_size global_batch_size rows "
             "gradient_accumulation_steps grad_accum_steps accumulate_grad_batches"
         ),
-    ] = Field(32, ge=1, le=1 << 20, description="Number of rows in one optimizer step, over all ranks.")
+    ] = Field(32, ge=1, le=1 << 20, description="Rows of an optimizer step, over all ranks.")
     micro: Annotated[
         Identity[Annotated[int, Field(ge=1, le=65536)] | Literal["auto"]],
         AlsoCalled(
@@ -47,8 +47,8 @@ class BatchConfig(Section):
         ),
     ] = Field(
         8,
-        description="Number of rows in one forward and backward pass of one rank; auto: as many as fit into memory. If it is not "
-        "set, it becomes smaller where it would not divide batch.global_rows.",
+        description="Rows of a forward pass of one rank; auto: as many as fit into memory. If not set, it is lowered to divide "
+        "batch.global_rows.",
     )
 
     @model_validator(mode="before")
@@ -85,7 +85,7 @@ class MixtureConfig(Section):
 
     weights: Identity[dict[str, Annotated[float, Field(gt=0)]]] = Field(
         default_factory=dict,
-        description="Weight of each source by its name, relative to the others; none: all rows are drawn equally often.",
+        description="Weight of each source by name, relative to the others; none: all rows are drawn equally often.",
     )
 
 
@@ -93,12 +93,10 @@ class LoaderConfig(Section):
     """How a rank reads the batches that `prefetch` asks for. None of these settings changes the order of rows, or a bit."""
 
     readers: Annotated[NoEffectOnResults[int], AlsoCalled("num_workers dataloader_num_workers")] = Field(
-        1, ge=1, le=64, description="Number of threads of a rank that read batches in advance; more than prefetch have no effect."
+        1, ge=1, le=64, description="Threads of a rank that read ahead; more than prefetch have no effect."
     )
     retry_waits_s: NoEffectOnResults[tuple[Annotated[float, Field(ge=0, le=3600)], ...]] = Field(
-        (0.2, 1.0, 5.0),
-        max_length=32,
-        description="Seconds to wait before each further attempt to read a shard; one retry for each number, empty: no retry.",
+        (0.2, 1.0, 5.0), max_length=32, description="Seconds to wait before each retry of reading a shard; empty: no retry."
     )
 
 
@@ -106,8 +104,7 @@ class BadDataConfig(Section):
     """The action when any rank cannot read a shard of the prepared data."""
 
     policy: NoEffectOnResults[Literal["stop", "quarantine"]] = Field(
-        "stop",
-        description="Action when a shard cannot be read. stop: training stops; quarantine: its rows become padding on all ranks.",
+        "stop", description="Action when a shard cannot be read. stop: training stops; quarantine: its rows become padding."
     )
     max_share: Annotated[NoEffectOnResults[float], OnlyIf("bad_data.policy = quarantine")] = Field(
         0.05, ge=0, le=1, description="Training stops when more than this share of a split is in quarantine."

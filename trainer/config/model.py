@@ -29,7 +29,7 @@ class ModelConfig(Section):
         EXPORTED,
         Frequent("6", 6),
         AlsoCalled("n_layer n_layers num_layers num_hidden_layers n_blocks depth"),
-    ] = Field(6, ge=1, le=512, description="Number of decoder layers.")
+    ] = Field(6, ge=1, le=512, description="Number of layers.")
     width: Annotated[
         Identity[int], FixesShapes(), EXPORTED, Frequent("384", 7), AlsoCalled("n_embd embed_dim d_model dim hidden_size model_dim")
     ] = Field(384, ge=8, le=65536, description="Width of the residual stream.")
@@ -40,7 +40,7 @@ class ModelConfig(Section):
         Identity[int | None], FixesShapes("num_kv_heads"), EXPORTED, AlsoCalled("n_kv_heads num_kv_heads num_key_value_heads")
     ] = Field(None, ge=1, le=1024, description="Number of key and value heads; none: as many as query heads.")
     head_dim: Annotated[Identity[int | None], FixesShapes("head_size"), EXPORTED] = Field(
-        None, ge=2, le=1024, description="Width of one head; none: width / heads."
+        None, ge=2, le=1024, description="Width of a head; none: width / heads."
     )
     mlp_width: Annotated[
         Identity[int | None], FixesShapes("mlp_size"), EXPORTED, AlsoCalled("ffn_dim d_ff mlp_dim hidden_dim intermediate_size")
@@ -52,9 +52,9 @@ class ModelConfig(Section):
             "block_size context_length context_size ctx_len seq_len seq_length sequence_length max_seq_len "
             "max_length max_position_embeddings"
         ),
-    ] = Field(1024, ge=2, le=1 << 20, description="Length of the longest row that the model accepts, in tokens.")
+    ] = Field(1024, ge=2, le=1 << 20, description="Tokens of the longest row that the model accepts.")
     qk_norm: Annotated[Identity[bool], FixesShapes(), EXPORTED] = Field(
-        True, description="Whether queries and keys are normalised, as in Qwen3. Llama does not normalise them."
+        True, description="Whether queries and keys are normalised, as in Qwen3 but not in Llama."
     )
     rope_theta: Annotated[Identity[float], EXPORTED, AlsoCalled("rope_base")] = Field(
         10_000.0, gt=1, description="Base of the rotary embedding."
@@ -64,13 +64,13 @@ class ModelConfig(Section):
         True, description="Whether the output projection shares the embedding's weights."
     )
     vocab_multiple: Annotated[Identity[int], OnlyIf("not model.vocab_rows"), FixesShapes(), EXPORTED] = Field(
-        64, ge=1, le=1024, description="The vocabulary is padded to a multiple of this for faster kernels."
+        64, ge=1, le=1024, description="The vocabulary is padded to a multiple of this, for faster kernels."
     )
     vocab_rows: Annotated[Identity[int | None], FixesShapes(), EXPORTED] = Field(
         None,
         ge=1,
         le=1 << 24,
-        description="Rows of the embedding, for a published model; none: the tokens of the tokenizer, padded to vocab_multiple.",
+        description="Rows of the embedding, for a published model; none: the tokenizer's tokens, padded to vocab_multiple.",
     )
     init_std: Annotated[Identity[float], EXPORTED] = Field(
         0.02, gt=0, lt=1, description="Standard deviation of the initial weights."
@@ -80,16 +80,16 @@ class ModelConfig(Section):
         None,
         ge=8,
         le=65536,
-        description="Width at which learning rates and init_std were chosen. They are scaled from it to `width` (muP); none: kept.",
+        description="Width for which learning rates and init_std were chosen; they are scaled to `width` (muP). none: kept.",
     )
     attention_dropout: Annotated[Identity[float], EXPORTED, AlsoCalled("dropout")] = Field(
-        0.0, ge=0, lt=1, description="Share of the attention's probabilities that training sets to zero; 0: no dropout."
+        0.0, ge=0, lt=1, description="Share of attention probabilities that training sets to zero."
     )
     residual_dropout: Annotated[Identity[float], OF_TRAINING, AlsoCalled("dropout")] = Field(
-        0.0, ge=0, lt=1, description="Share of each block's output that training sets to zero before it is added; 0: no dropout."
+        0.0, ge=0, lt=1, description="Share of each block's output that training sets to zero."
     )
     embedding_dropout: Annotated[Identity[float], OF_TRAINING, AlsoCalled("dropout")] = Field(
-        0.0, ge=0, lt=1, description="Share of the embeddings' numbers that training sets to zero; 0: no dropout."
+        0.0, ge=0, lt=1, description="Share of the embeddings' numbers that training sets to zero."
     )
     activation_checkpointing: Annotated[
         Identity[Literal["none", "selective", "full"]], OF_TRAINING, AlsoCalled("gradient_checkpointing")

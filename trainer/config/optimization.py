@@ -27,23 +27,19 @@ class LossConfig(Section):
     """The loss that training minimises."""
 
     label_smoothing: Annotated[Identity[float], _BUILT_IN_LOSS] = Field(
-        0.0, ge=0, lt=1, description="Share of the target's probability that is spread over the vocabulary."
+        0.0, ge=0, lt=1, description="Share of the target's probability spread over the vocabulary."
     )
     z_loss: Annotated[Identity[float], _BUILT_IN_LOSS] = Field(
         0.0, ge=0, le=1, description="Weight of the squared logarithm of the softmax's denominator; 0: none."
     )
     temperature: Annotated[Identity[float], _BUILT_IN_LOSS] = Field(
-        1.0, gt=0, le=100, description="Number by which logits are divided before the softmax."
+        1.0, gt=0, le=100, description="Divisor of the logits before the softmax."
     )
     normalise: Identity[Literal["tokens", "sequences"]] = Field(
-        "tokens",
-        description="Mean of the loss. tokens: over all targets; sequences: over the mean of each document, or piece of one.",
+        "tokens", description="Mean of the loss. tokens: over all targets; sequences: over the means of documents, or pieces."
     )
     chunk_tokens: Annotated[Identity[int | None], _BUILT_IN_LOSS, OnlyIf("not extension.model", "the built-in model")] = Field(
-        None,
-        ge=1,
-        le=1 << 24,
-        description="Number of positions whose logits are in memory at one time; none: chosen from the size of the vocabulary.",
+        None, ge=1, le=1 << 24, description="Positions whose logits are in memory at a time; none: chosen by the vocabulary."
     )
 
 
@@ -66,13 +62,13 @@ class OptimConfig(Section):
     """The optimizer and gradient clipping."""
 
     kind: Annotated[Identity[Literal["adamw", "muon"]], FixesShapes(), AlsoCalled("optimizer optim")] = Field(
-        "adamw", description="Optimizer. muon: Muon for the matrices of the layers, AdamW for all others."
+        "adamw", description="Optimizer. muon: Muon for the layers' matrices, AdamW for the rest."
     )
     lr: Annotated[Identity[float], Frequent("6e-4", 9), AlsoCalled("learning_rate max_lr peak_lr base_lr initial_lr")] = Field(
         6e-4, gt=0, le=1, description="Peak learning rate."
     )
     muon_lr: Annotated[Identity[float | None], OnlyIf("optim.kind = muon")] = Field(
-        None, gt=0, le=1, description="muon: peak learning rate of the matrices of the layers; none: lr."
+        None, gt=0, le=1, description="muon: peak learning rate of the layers' matrices; none: lr."
     )
     weight_decay: Annotated[Identity[float], AlsoCalled("wd decay")] = Field(
         0.1, ge=0, le=1, description="Decoupled weight decay of matrices; vectors have none."
@@ -87,7 +83,7 @@ class OptimConfig(Section):
         1e-8, gt=0, lt=1, description="Epsilon of AdamW."
     )
     clip_norm: Annotated[Identity[float], AlsoCalled("clip grad_clip gradient_clip gradient_clip_val max_norm max_grad_norm")] = (
-        Field(1.0, gt=0, description="Gradients with a larger global norm are scaled down to this; 1e9: no limit.")
+        Field(1.0, gt=0, description="Gradients with a larger global norm are scaled down to it; 1e9: no limit.")
     )
     muon_momentum: Annotated[Identity[float], OnlyIf("optim.kind = muon")] = Field(
         0.95, ge=0, lt=1, description="Decay of Muon's momentum."
@@ -106,11 +102,11 @@ class ScheduleConfig(Section):
         AlsoCalled("schedule scheduler lr_schedule lr_scheduler lr_scheduler_type"),
     ] = Field("cosine", description="Shape after the warm-up. wsd: constant, then a cool-down in the last steps.")
     warmup_steps: Annotated[Identity[int], AlsoCalled("warmup warmup_iters num_warmup_steps warmup_ratio")] = Field(
-        100, ge=0, description="Number of steps in which the learning rate rises linearly to its peak."
+        100, ge=0, description="Steps in which the learning rate rises linearly to its peak."
     )
     decay_steps: Annotated[
         Identity[int | None], _NOT_CONSTANT, _NOT_STEP, InReplay(identity=True), AlsoCalled("lr_decay_iters lr_decay_steps")
-    ] = Field(None, ge=0, description="Step at which the floor is reached; none: the last step of the run; 0, only for wsd: never.")
+    ] = Field(None, ge=0, description="Step that reaches the floor; none: the last one; 0, only for wsd: never.")
     floor: Annotated[
         Identity[float], OnlyIf("schedule.kind != constant"), AlsoCalled("min_lr final_lr end_lr eta_min min_learning_rate")
     ] = Field(0.1, ge=0, le=1, description="Lowest learning rate, as a share of the peak.")
@@ -118,24 +114,24 @@ class ScheduleConfig(Section):
         0.2, gt=0, le=1, description="wsd: last share of `decay_steps`, in which the learning rate falls; at least two steps."
     )
     cooldown_steps: Annotated[Identity[int | None], OnlyIf("schedule.kind = wsd")] = Field(
-        None, ge=2, description="wsd: number of last steps in which the learning rate falls; none: the share `decay_share`."
+        None, ge=2, description="wsd: last steps in which the learning rate falls; none: `decay_share`."
     )
     cooldown_shape: Annotated[Identity[Literal["linear", "sqrt"]], OnlyIf("schedule.kind = wsd")] = Field(
-        "linear", description="wsd: fall of the learning rate. sqrt: 1 - sqrt(progress), which falls faster at first."
+        "linear", description="wsd: fall of the learning rate. sqrt: 1 - sqrt(progress), faster at first."
     )
     power: Annotated[Identity[float], OnlyIf("schedule.kind = polynomial")] = Field(
         2.0, gt=0, le=10, description="polynomial: exponent of the decay."
     )
     milestones: Annotated[Identity[tuple[Annotated[int, Field(ge=1)], ...]], OnlyIf("schedule.kind = step")] = Field(
-        (), description="step: steps at which the learning rate is multiplied by `gamma`."
+        (), description="step: steps that multiply the learning rate by `gamma`."
     )
     gamma: Annotated[Identity[float], OnlyIf("schedule.kind = step")] = Field(
-        0.1, gt=0, lt=1, description="step: factor of the learning rate at each milestone."
+        0.1, gt=0, lt=1, description="step: factor at each milestone."
     )
     weight_decay: Identity[Literal["constant", "lr", "linear"]] = Field(
         "constant",
-        description="Factor of optim.weight_decay, which the optimizer also multiplies by the learning rate. lr: the learning "
-        "rate as a share of its peak; linear: falls from 1 to 0 at `decay_steps`.",
+        description="Factor of optim.weight_decay, besides the learning rate. lr: the learning rate over its peak; linear: from "
+        "1 to 0 at `decay_steps`.",
     )
 
     @model_validator(mode="after")
@@ -173,5 +169,5 @@ class EmaConfig(Section):
         None, gt=0, lt=1, description="Share of the average that a step keeps, such as 0.999; none: off."
     )
     warmup_steps: Annotated[Identity[int], OnlyIf("ema.decay")] = Field(
-        100, ge=0, description="Warm-up W: the decay is at most (1 + step) / (W + step); 0: no warm-up."
+        100, ge=0, description="Warm-up W: the decay is at most (1 + step) / (W + step); 0: none."
     )

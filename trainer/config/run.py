@@ -51,15 +51,15 @@ class LimitsConfig(Section):
         None, gt=0, description="Training ends after this many passes over the training rows, such as 1.5."
     )
     tokens: Annotated[NoEffectOnBits[int | None], InReplay(None), AlsoCalled("max_tokens num_tokens total_tokens")] = Field(
-        None, ge=1, description="Training ends after this many training targets, counted over all ranks."
+        None, ge=1, description="Training ends after this many targets, over all ranks."
     )
     minutes: Annotated[
         NoEffectOnBits[float | None], Frequent("30", 5), InReplay(None), AlsoCalled("hours time max_time max_minutes time_limit")
     ] = Field(
         None,
         gt=0,
-        description="Training ends after this many minutes, counted over all resumes. Evaluations and saves "
-        "count too. With schedule.kind = wsd the cool-down begins in time.",
+        description="Training ends after this many minutes over all resumes, with evaluations and saves. With schedule.kind = "
+        "wsd the cool-down begins in time.",
     )
 
 
@@ -70,39 +70,35 @@ class EvalConfig(Section):
         NoEffectOnBits[int], Frequent("250", 10), AlsoCalled("eval_interval eval_steps eval_every val_every val_interval")
     ] = Field(250, ge=1, description="Steps between evaluations. The first and the last step are always evaluated.")
     max_rows: Annotated[NoEffectOnBits[int | None], AlsoCalled("eval_iters eval_batches limit_val_batches")] = Field(
-        None, ge=1, description="Number of validation rows to use, spread evenly over all; none: all."
+        None, ge=1, description="Validation rows to use, spread evenly over all; none: all."
     )
     micro: NoEffectOnBits[int | None] = Field(
-        None, ge=1, le=65536, description="Number of rows in one forward pass of a rank; none: batch.micro."
+        None, ge=1, le=65536, description="Rows in a forward pass of a rank; none: batch.micro."
     )
     prompt: Annotated[NoEffectOnBits[str], OnlyIf("eval.sample_tokens"), OnlyIf("not eval.prompts")] = Field(
-        "", description="Text that the sample at each evaluation continues."
+        "", description="Text that the samples continue."
     )
     prompts: Annotated[NoEffectOnBits[tuple[str, ...]], OnlyIf("eval.sample_tokens")] = Field(
-        (),
-        description="Texts that the samples continue; empty: eval.prompt, if set, and the beginnings of four validation rows.",
+        (), description="Texts that the samples continue; empty: eval.prompt, if set, and the beginnings of four validation rows."
     )
     score: Annotated[NoEffectOnBits[bool], OnlyIf("eval.sample_tokens")] = Field(
         True, description="Whether samples are scored: perplexity, repetition, diversity, coherence."
     )
-    sample_tokens: NoEffectOnBits[int] = Field(64, ge=0, le=4096, description="Length of each sample in tokens; 0: no samples.")
+    sample_tokens: NoEffectOnBits[int] = Field(64, ge=0, le=4096, description="Tokens of a sample; 0: no samples.")
     sample_temperature: Annotated[NoEffectOnBits[float], OnlyIf("eval.sample_tokens")] = Field(
         0.8, ge=0, le=10, description="Temperature of the samples; 0: always the most likely token."
     )
     plateau_threshold: Annotated[NoEffectOnBits[float], OnlyIf("alerts.plateau != off or alerts.overfitting != off")] = Field(
-        0.001,
-        gt=0,
-        lt=1,
-        description="The validation loss is on a plateau when it changes by less than this share of its median over the window.",
+        0.001, gt=0, lt=1, description="The validation loss is on a plateau if it changes by less than this share of its median."
     )
     plateau_window: NoEffectOnBits[int] = Field(
-        10, ge=7, le=1000, description="Number of last evaluations that decide about trend, plateau and overfitting."
+        10, ge=7, le=1000, description="Last evaluations that decide about trend, plateau and overfitting."
     )
     patience: Annotated[NoEffectOnBits[int | None], InReplay(None), AlsoCalled("early_stopping early_stopping_patience")] = Field(
         None, ge=1, description="Training ends after this many evaluations in a row without improvement; none: off."
     )
     min_delta: Annotated[NoEffectOnBits[float], OnlyIf("eval.patience")] = Field(
-        0.0, ge=0, le=10, description="An evaluation improves if its loss is more than this many nats below the last improvement."
+        0.0, ge=0, le=10, description="An improvement is more than this many nats below the last one."
     )
 
 
@@ -113,13 +109,13 @@ class CheckpointConfig(Section):
         NoEffectOnResults[int], AlsoCalled("save_every save_steps save_interval checkpoint_every checkpoint_interval")
     ] = Field(500, ge=1, description="Steps between checkpoints. The last step is always saved.")
     every_minutes: NoEffectOnResults[float] = Field(
-        30.0, gt=0, description="Minutes after which a checkpoint is saved if every_steps takes longer."
+        30.0, gt=0, description="A checkpoint is saved after this many minutes if every_steps takes longer."
     )
     keep_last: Annotated[NoEffectOnResults[int], AlsoCalled("save_total_limit keep")] = Field(
-        2, ge=1, le=1000, description="Number of last checkpoints to keep, besides the best by validation loss."
+        2, ge=1, le=1000, description="Last checkpoints to keep, besides the best by validation loss."
     )
     keep_every: NoEffectOnResults[int | None] = Field(
-        None, ge=1, description="Checkpoints whose step is a multiple of this are kept too; none: off."
+        None, ge=1, description="Checkpoints of multiples of this step are kept too; none: off."
     )
 
 
@@ -130,13 +126,13 @@ class LogConfig(Section):
         10, ge=1, description="Steps between lines on the terminal and points in TensorBoard."
     )
     report: Annotated[NoEffectOnResults[bool], InReplay(False)] = Field(
-        True, description="Whether report.html and training_metrics.png are written when the training ends."
+        True, description="Whether the end of the training writes report.html and training_metrics.png."
     )
     average_steps: NoEffectOnResults[int] = Field(
-        100, ge=2, le=10_000, description="Number of steps in the moving average of the training loss."
+        100, ge=2, le=10_000, description="Steps in the moving average of the training loss."
     )
     layers_every_steps: NoEffectOnResults[int] = Field(
-        100, ge=0, description="Steps between records of each layer's gradient norm, weight norm and update ratio; 0: none."
+        100, ge=0, description="Steps between gradient norm, weight norm and update ratio of each layer; 0: none."
     )
     histograms_every_steps: NoEffectOnResults[int] = Field(
         1000, ge=0, description="Steps between histograms of gradients and weights; 0: none."
@@ -146,17 +142,17 @@ class LogConfig(Section):
     )
     profile_steps: Annotated[NoEffectOnResults[str | None], InReplay(None)] = Field(
         None,
-        description="First and last step of a profile, such as 10..15: a trace of each rank in the folder profile of the run, and "
-        "a snapshot of the memory on GPUs; none: no profile.",
+        description="First and last step of a profile, such as 10..15: traces, and on GPUs a snapshot of the memory, in the "
+        "run's folder profile; none: no profile.",
     )
     wandb_project: Annotated[NoEffectOnResults[str | None], InReplay(None), AlsoCalled("wandb wandb_log")] = Field(
-        None, description="Project in Weights & Biases that shows this run too; none: off."
+        None, description="Weights & Biases project that shows this run too; none: off."
     )
     mlflow_uri: Annotated[NoEffectOnResults[str | None], ASKED_AGAIN, InReplay(None)] = Field(
         None, description="Address or folder of the MLflow store that shows this run too; none: off."
     )
     mlflow_experiment: Annotated[NoEffectOnResults[str], OnlyIf("log.mlflow_uri")] = Field(
-        "trainer", min_length=1, description="Name of the experiment in the MLflow store."
+        "trainer", min_length=1, description="Experiment in the MLflow store."
     )
 
     @model_validator(mode="after")
@@ -180,8 +176,7 @@ class ResumeConfig(Section):
 
     allow_changes: Annotated[NoEffectOnResults[tuple[str, ...]], PER_START] = Field(
         (),
-        description="Settings that may differ: names from the error message of a refused resume, or quarantine. The results will "
-        "differ too.",
+        description="Settings that may differ: names from the message of a refused resume, or quarantine. They change the results.",
     )
 
 
@@ -192,7 +187,7 @@ class BranchConfig(Section):
         None, description="Directory of the run to branch off; none: a new run begins with new weights."
     )
     step: Annotated[NoEffectOnBits[int | None], FOLDER, InReplay(None)] = Field(
-        None, ge=1, description="Step of the checkpoint to begin with; none: the newest checkpoint."
+        None, ge=1, description="Step of the checkpoint to begin with; none: the newest."
     )
 
     @model_validator(mode="after")

@@ -23,11 +23,10 @@ from common.settings.markers import (
     NotSearched,
     ResolvedInIdentity,
 )
-from common.settings.model import Place, Settings
+from common.settings.model import Place, Settings, needed_text, unmet_conditions
 from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig, fitting_micro
-from trainer.config.finetuning import ClassificationConfig, DistillationConfig, PreferenceConfig
+from trainer.config.finetuning import ClassificationConfig, DistillationConfig, LoraConfig, PreferenceConfig
 from trainer.config.health import AlertsConfig, GuardConfig, WatchdogConfig
-from trainer.config.lora import LoraConfig
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
 from trainer.config.run import BranchConfig, CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
@@ -55,8 +54,7 @@ class TrainConfig(Settings):
         Frequent("demo", 3),
         InReplay(None),
     ] = Field(
-        None,
-        description="Recipe: its name in env/recipes, a .toml file, or auto, which chooses the settings for the text and the time.",
+        None, description="Recipe: its name in env/recipes, a .toml file, or auto: settings chosen for the text and the time."
     )
     data: Annotated[
         ResolvedInIdentity[Path],
@@ -73,53 +71,50 @@ class TrainConfig(Settings):
         Place(target="folder"),
         Frequent("workspace/runs/first", 2),
         AlsoCalled("out out_dir output output_dir run_dir save_dir resume resume_from_checkpoint"),
-    ] = Field(description="Directory of this run. An existing run is continued; --run alone uses the settings that it has saved.")
+    ] = Field(description="Directory of this run. An existing run is continued; --run alone uses its saved settings.")
     init: Annotated[ResolvedInIdentity[Path | None], FOLDER] = Field(
         None,
-        description="Directory of another run whose weights a new run begins with; none: new weights. Step, schedule and "
-        "optimizer start from the beginning. After its first checkpoint the new run does not need this directory.",
+        description="Directory of a run whose weights a new run begins with; none: new weights. Step, schedule and optimizer "
+        "start anew.",
     )
     init_checkpoint: Annotated[ResolvedInIdentity[str], OnlyIf("init"), FOLDER] = Field(
         "latest", pattern=r"^(latest|best|[0-9]{1,16})$", description="Checkpoint of `init`: latest, best, or its step."
     )
     seed: Annotated[Identity[int], AlsoCalled("random_seed")] = Field(
-        1337, ge=0, lt=1 << 63, description="Seed of the initial weights, the order of rows and the samples."
+        1337, ge=0, lt=1 << 63, description="Seed of initial weights, order of rows and samples."
     )
     device: ResolvedInIdentity[Literal["auto", "cpu", "cuda"]] = Field(
-        "auto", description="Device to compute on; auto: GPUs if the machine has any."
+        "auto", description="Device to compute on; auto: GPUs if there are any."
     )
     threads: Annotated[
         ResolvedInIdentity[int | None],
         NotSearched("all trials have the same number of threads"),
         InReplay(identity=True),
         AlsoCalled("num_threads"),
-    ] = Field(
-        None, ge=1, le=1024, description="Number of CPU threads of one rank; none: OMP_NUM_THREADS or its share of the cores."
-    )
+    ] = Field(None, ge=1, le=1024, description="CPU threads of a rank; none: OMP_NUM_THREADS or its share of the cores.")
     precision: Annotated[Identity[Literal["auto"] | Precision], AlsoCalled("dtype bf16 fp16 amp mixed_precision")] = Field(
         "auto",
-        description="Number format of forward and backward; weights stay fp32. auto: bf16 on GPUs (fp16 if they have no bf16), "
-        "fp32 on CPUs (bf16 with AMX from model.width = 256 on). float8: matrix products; bf16 for the rest.",
+        description="Number format of forward and backward; weights stay fp32. auto: bf16 on GPUs (fp16 without bf16), fp32 on "
+        "CPUs (bf16 with AMX from model.width = 256 on). float8: matrix products; bf16 for the rest.",
     )
     tf32: Annotated[Identity[bool], OnlyIf("device = cuda")] = Field(
-        False, description="Whether GPUs round the inputs of fp32 matrix products to a mantissa of 10 bits, which is faster."
+        False, description="Whether GPUs round the inputs of fp32 matrix products to 10 bits of mantissa, which is faster."
     )
     reproducibility: Annotated[Identity[Literal["off", "run", "elastic"]], AlsoCalled("deterministic")] = Field(
         "run",
-        description="Runs with the same bits. off: none; run: those on the same number of ranks, also after a resume; "
-        "elastic: those on 1, 2, 4 or 8 ranks.",
+        description="Runs with the same bits. off: none; run: those on as many ranks, also resumed; elastic: those on 1, 2, 4 or "
+        "8 ranks.",
     )
     parallel: Annotated[Identity[Literal["ddp", "fsdp"]], AlsoCalled("fsdp ddp")] = Field(
-        "ddp",
-        description="ddp: each rank has all weights; fsdp: weights and optimizer state are split over the ranks, for large models.",
+        "ddp", description="ddp: each rank has all weights; fsdp: ranks share weights and optimizer state, for large models."
     )
     attention: ResolvedInIdentity[Literal["auto", "varlen", "flex", "documents", "sdpa"]] = Field(
-        "auto", description="Kernel of the attention; auto: the fastest that the machine has."
+        "auto", description="Kernel of the attention; auto: the fastest on the machine."
     )
     objective: Annotated[Identity[Literal["language", "classification", "preference", "distillation"]], FixesShapes()] = Field(
         "language",
-        description="What the model learns. language: the next token; classification: the label of each document; preference: to "
-        "prefer the better answer of pairs (DPO); distillation: the next token, and the distributions of a teacher.",
+        description="Task. language: the next token; classification: the label of a document; preference: the better answer of a "
+        "pair (DPO); distillation: the next token and a teacher's distributions.",
     )
     teacher: Annotated[ResolvedInIdentity[Path | None], OnlyIf("objective = distillation"), FOLDER] = Field(
         None, description="Directory of the run that distillation learns from."
@@ -129,47 +124,41 @@ class TrainConfig(Settings):
     )
     encoder: Annotated[ResolvedInIdentity[Path | None], OnlyIf("objective = classification"), FOLDER] = Field(
         None,
-        description="Directory with an encoder of Hugging Face (config.json and *.safetensors) that classification trains; "
-        "none: the decoder of `model`.",
+        description="Directory of a Hugging Face encoder (config.json, *.safetensors) to classify with; none: the decoder of "
+        "`model`.",
     )
     extension: Annotated[ResolvedInIdentity[Path | None], ASKED_AGAIN, NotSearched("the code is the same for all trials")] = Field(
-        None, description="Python file with your own callbacks, loss, model or training step."
+        None, description="Python file with own callbacks, loss, model or training step."
     )
     compile: Annotated[Identity[Literal["auto", "on", "off"]], AlsoCalled("torch_compile")] = Field(
         "auto", description="Whether torch.compile is used; auto: on CUDA only."
     )
-    verify_data: NoEffectOnResults[bool] = Field(True, description="Whether a shard's digest is checked when it is first opened.")
+    verify_data: NoEffectOnResults[bool] = Field(True, description="Whether a shard's digest is checked when it is opened.")
     prefetch: Annotated[NoEffectOnResults[int], InReplay(2)] = Field(
-        2, ge=1, le=64, description="Number of global batches that are read in advance."
+        2, ge=1, le=64, description="Global batches to read in advance."
     )
-    loader: LoaderConfig = Field(LoaderConfig(), description="Threads and retries of the reading of rows.")
-    model: ModelConfig = Field(ModelConfig(), description="Shape of the decoder.")
-    lora: LoraConfig = Field(LoraConfig(), description="Low-rank adapters, which are trained in place of the weights.")
-    batch: BatchConfig = Field(BatchConfig(), description="Rows of one step.")
-    mixture: MixtureConfig = Field(MixtureConfig(), description="Shares of the sources.")
-    preference: PreferenceConfig = Field(PreferenceConfig(), description="Loss of preference pairs")
-    loss: LossConfig = Field(LossConfig(), description="Loss that is minimised.")
-    distillation: DistillationConfig = Field(DistillationConfig(), description="Loss of a model that learns from a teacher.")
-    classification: ClassificationConfig = Field(ClassificationConfig(), description="Classification of documents.")
-    optim: OptimConfig = Field(OptimConfig(), description="Optimizer and clipping.")
-    schedule: ScheduleConfig = Field(ScheduleConfig(), description="Learning rate over the steps.")
-    ema: EmaConfig = Field(EmaConfig(), description="Moving average of the weights.")
-    guard: GuardConfig = Field(GuardConfig(), description="Actions when the loss or gradient of a step is bad.")
-    limits: LimitsConfig = Field(LimitsConfig(), description="Limits of the training, which ends when it reaches the first one.")
-    eval: Annotated[EvalConfig, NotSearched("losses of different evaluations cannot be compared")] = Field(
-        EvalConfig(), description="Validation and samples."
-    )
-    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Times of checkpoints, and which are kept.")
-    log: Annotated[LogConfig, NotSearched("it has no effect on the loss")] = Field(
-        LogConfig(), description="Terminal, TensorBoard, report and tracking services."
-    )
-    alerts: AlertsConfig = Field(AlertsConfig(), description="Alerts besides those on loss and gradient.")
-    watchdog: WatchdogConfig = Field(WatchdogConfig(), description="Ranks that make no progress.")
-    bad_data: BadDataConfig = Field(BadDataConfig(), description="Shards that cannot be read.")
-    resume: Annotated[ResumeConfig, NotSearched("it holds for one start alone")] = Field(
-        ResumeConfig(), description="Differences that a resume allows."
-    )
-    branch: BranchConfig = Field(BranchConfig(), description="Checkpoint of another run that a new run continues from.")
+    loader: LoaderConfig = LoaderConfig()
+    model: ModelConfig = ModelConfig()
+    lora: LoraConfig = LoraConfig()
+    batch: BatchConfig = BatchConfig()
+    mixture: MixtureConfig = MixtureConfig()
+    preference: PreferenceConfig = PreferenceConfig()
+    loss: LossConfig = LossConfig()
+    distillation: DistillationConfig = DistillationConfig()
+    classification: ClassificationConfig = ClassificationConfig()
+    optim: OptimConfig = OptimConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    ema: EmaConfig = EmaConfig()
+    guard: GuardConfig = GuardConfig()
+    limits: LimitsConfig = LimitsConfig()
+    eval: Annotated[EvalConfig, NotSearched("losses of different evaluations cannot be compared")] = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log: Annotated[LogConfig, NotSearched("it has no effect on the loss")] = LogConfig()
+    alerts: AlertsConfig = AlertsConfig()
+    watchdog: WatchdogConfig = WatchdogConfig()
+    bad_data: BadDataConfig = BadDataConfig()
+    resume: Annotated[ResumeConfig, NotSearched("it holds for one start alone")] = ResumeConfig()
+    branch: BranchConfig = BranchConfig()
 
     @classmethod
     def adapted(cls, values: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
@@ -270,3 +259,12 @@ class PlanConfig(TrainConfig):
     run: Annotated[NoEffectOnResults[Path], PER_START, Frequent("workspace/runs/first", 2)] = Field(
         Path(".planned-run"), description="Directory of this run. For an existing run, the plan counts the steps that are done."
     )
+
+
+def settings_without_effect(
+    config: TrainConfig, *, device: str, num_ranks: int, watched: bool, custom_loss: bool, own_model: bool
+) -> list[str]:
+    """Return a warning for each setting that differs from its default and has no effect. `watched`: whether the watchdog runs."""
+    found = (device, custom_loss, own_model, "several" if num_ranks > 1 else "one", "on" if watched else "off")
+    unmet = unmet_conditions(config, dict(zip(config.facts, found, strict=True)))
+    return [needed_text(name, conditions) for name, conditions in unmet.items()]

@@ -1,7 +1,7 @@
 """The layers of the decoder, with the weights, operations and bytes of each block.
 
-A new matrix is called through `projected`, and has its widths in `ModelConfig.projections` and its name in `config/lora.py`, so
-that it can have an adapter. `decoder.py` has the parts outside of the layers, and the initial weights.
+A new matrix is called through `projected`, and has its widths in `ModelConfig.projections` and its name in `config/finetuning.py`,
+so that it can have an adapter. `decoder.py` has the parts outside of the layers, and the initial weights.
 
 B rows   L tokens of a row   D width of the residual stream   N query heads   K key and value heads   H width of a head
 F hidden width of SwiGLU   T new tokens of each row   S slots of a cache in use

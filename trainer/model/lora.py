@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from common.errors import CheckpointError, ConfigError
 from trainer.config import LoraConfig, ModelConfig
-from trainer.config.lora import PROJECTIONS
+from trainer.config.finetuning import PROJECTIONS
 from trainer.model.cost import FP32_BYTES, computed_bytes
 from trainer.model.dropout import ADAPTERS, dropout
 from trainer.model.linear import Linear, multiplied

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from common.errors import CheckpointError, ConfigError
 from trainer.config import LoraConfig, LossConfig, ModelConfig
-from trainer.config.lora import PROJECTIONS
+from trainer.config.finetuning import PROJECTIONS
 from trainer.model.attention import Layout, make_layout
 from trainer.model.decoder import Decoder, build_model, flops_per_token, num_weights
 from trainer.model.dropout import row_keys
