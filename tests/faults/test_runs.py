@@ -80,7 +80,7 @@ def test_a_run_whose_checkpoints_do_not_fit_ends_before_its_first_step_with_the_
     needed = sum(path.stat().st_size for path in (whole.run / "checkpoints").rglob("*.safetensors"))
     for seed in seeds(2, 20):
         free = random.Random(seed).randrange(needed)
-        monkeypatch.setattr("trainer.checkpoint.disk_space.os.statvfs", lambda _: status(free, 1, 1 << 40))  # noqa: B023 - in this turn only
+        monkeypatch.setattr("trainer.planning.checkpoints.os.statvfs", lambda _: status(free, 1, 1 << 40))  # noqa: B023 - in this turn only
         run = tmp_path / f"run-{seed}"
         with pytest.raises(StorageError, match=rf"{free / 1e9:.3f} GB are free, but checkpoints need 0\.\d+ GB more") as refused:
             train(tiny_config(data, run))

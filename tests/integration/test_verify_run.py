@@ -30,10 +30,10 @@ from trainer.runs.layout import LEDGER
 from trainer.runs.saved_run import SavedRun
 from trainer.training.step import train_step
 from trainer.verification.audit import audit_run
-from trainer.verification.environment import compare_environment
 from trainer.verification.integrity import check_integrity
 from trainer.verification.outcome import Outcome
 from trainer.verification.step_text import show_step
+from trainer.verification.verify import compare_environment
 
 KEEP_ALL: dict[str, Any] = {"checkpoint": {"every_steps": 4, "keep_last": 10}}
 

@@ -10,18 +10,12 @@ storage can change afterwards.
 """
 
 from trainer.checkpoint.async_saver import AsyncSaver
-from trainer.checkpoint.disk_space import DiskSpace, check_space, missing_bytes, required_bytes, space_of
 from trainer.checkpoint.store import Checkpoint, CheckpointStore, checkpoint_files, steps_to_keep
 
 __all__ = [
     "AsyncSaver",
     "Checkpoint",
     "CheckpointStore",
-    "DiskSpace",
-    "check_space",
     "checkpoint_files",
-    "missing_bytes",
-    "required_bytes",
-    "space_of",
     "steps_to_keep",
 ]

@@ -105,7 +105,11 @@ def read_file(storage: Storage, path: Path, max_bytes: int) -> bytearray:
         num_bytes = storage.size(descriptor)
         if num_bytes > max_bytes:
             raise ValueError(f"{num_bytes} bytes, more than the allowed {max_bytes}")
-        _check_memory(path, num_bytes)
+        if num_bytes >= _SMALL_BYTES and num_bytes > (free := available_host_bytes()):  # a sparse file can have any size
+            raise ConfigError(  # this is not damage, so the checkpoint is not set aside
+                f"{path}: has {num_bytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free; use a machine with more "
+                "memory, or another checkpoint"
+            )
         content = bytearray(num_bytes)
         view = memoryview(content)
         filled = 0
@@ -148,12 +152,3 @@ def remove_directory(storage: Storage, path: Path) -> None:
     for name in storage.names(path):
         remove_directory(storage, path / name)
     storage.remove_directory(path)
-
-
-def _check_memory(path: Path, num_bytes: int) -> None:
-    """A sparse file can have any size. ConfigError, because this is not damage: the checkpoint is not set aside."""
-    if num_bytes >= _SMALL_BYTES and num_bytes > (free := available_host_bytes()):
-        raise ConfigError(
-            f"{path}: has {num_bytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free; use a machine with more memory, "
-            "or another checkpoint"
-        )

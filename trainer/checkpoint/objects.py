@@ -135,21 +135,18 @@ class ObjectFiles:
                 descriptor = self._storage.create(self._unfinished(number))
                 stack.callback(self._storage.close, descriptor)
                 descriptors.append(descriptor)
-                written.append(self._write_tensors(descriptor, group))
+                header, order = encode_header({name: spec_of(tensor) for name, tensor in group.items()})
+                digest, num_bytes = hashlib.sha256(), 0
+                for data in (memoryview(header), *(raw_bytes(group[name]) for name in order)):
+                    digest.update(data)
+                    write_all(self._storage, descriptor, data)
+                    num_bytes += len(data)
+                written.append((digest.hexdigest(), num_bytes))
             for descriptor in descriptors:
                 self._storage.sync(descriptor)
         for number, (name, _) in enumerate(written):
             self._storage.rename(self._unfinished(number), self.path(name))
         return written
-
-    def _write_tensors(self, descriptor: int, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
-        header, order = encode_header({name: spec_of(tensor) for name, tensor in tensors.items()})
-        digest, num_bytes = hashlib.sha256(), 0
-        for data in (memoryview(header), *(raw_bytes(tensors[name]) for name in order)):
-            digest.update(data)
-            write_all(self._storage, descriptor, data)
-            num_bytes += len(data)
-        return digest.hexdigest(), num_bytes
 
     def _unfinished(self, number: int) -> Path:
         return self.directory / f".{number}.tmp"

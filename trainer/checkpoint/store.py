@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -58,6 +60,27 @@ def checkpoint_files(path: Path) -> list[Path]:
     return [*(object_path(path.parent, name) for name in objects), manifest]
 
 
+def link_checkpoint(checkpoint: Path, folder: Path) -> Path | None:
+    """Replace `folder` by links to a checkpoint's files. Return its folder there, None if the checkpoint was deleted meanwhile."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    whole = folder / checkpoint.name
+    try:
+        for file in checkpoint_files(checkpoint):
+            target = whole / file.relative_to(checkpoint.parent)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(file, target)
+            except FileNotFoundError:
+                raise
+            except OSError:  # the file system has no hard links
+                shutil.copyfile(file, target)
+    except (CheckpointError, FileNotFoundError):
+        shutil.rmtree(folder)
+        return None
+    return whole
+
+
 class CheckpointStore:
     """`steps`, `path`, `verify` and `load` only read. The other methods need the run's lock, and one thread at a time."""
 
@@ -95,10 +118,14 @@ class CheckpointStore:
         """
         self._verified.clear()
         tensors = {f"{group}/{name}": tensor for group in _GROUPS for name, tensor in getattr(checkpoint, group).items()}
+        earlier = []
         self._prepare()
         try:
             self.discard_unfinished()
-            stored, objects = self._objects.store(tensors, self._readable_manifests())
+            for step in reversed(self.steps()):
+                with suppress(CheckpointError):  # a damaged one must not prevent a save
+                    earlier.append(self._manifest(step))
+            stored, objects = self._objects.store(tensors, earlier)
             manifest = CheckpointManifest(step=checkpoint.step, objects=objects, tensors=stored, state=dict(checkpoint.state))
             self._commit(checkpoint.step, manifest.to_file())
         except BaseException:
@@ -265,14 +292,6 @@ class CheckpointStore:
         for folder in (self.directory, *folders):
             if not self._storage.is_directory(folder):
                 raise CheckpointError(f"{folder}: not a directory")
-
-    def _readable_manifests(self) -> list[CheckpointManifest]:
-        """Return the manifests of the checkpoints, newest first. Skips damaged ones, which must not prevent a save."""
-        manifests = []
-        for step in reversed(self.steps()):
-            with suppress(CheckpointError):
-                manifests.append(self._manifest(step))
-        return manifests
 
     def _all_manifests(self) -> Iterator[CheckpointManifest]:
         """Yield the manifests whose objects must be kept. A checkpoint with a damaged manifest is set aside.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 import torch
@@ -102,11 +102,18 @@ def _header_bytes(first: bytes | bytearray, num_bytes: int) -> int:
 
 def _in_order(header: bytes | bytearray, num_bytes: int) -> dict[str, TensorSpec]:
     """Return the tensors of a header in their order. They must fill a file of `num_bytes` without gaps."""
+    placed = []
     try:
-        placed = sorted(_placed(parse_json(bytes(header), unique=True)), key=lambda entry: entry[2:])
+        for name, entry in parse_json(bytes(header), unique=True).items():
+            if name != "__metadata__":
+                first, last = entry["data_offsets"]
+                if type(first) is not int or type(last) is not int:
+                    raise ValueError(f"offsets {first!r} and {last!r}")
+                placed.append((name, TensorSpec(entry["dtype"], tuple(entry["shape"])), first, last))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"its header is not the header of a tensor file: {error}") from None
     begin, end = 8 + len(header), 0
+    placed.sort(key=lambda entry: entry[2:])
     for name, spec, first, last in placed:
         if first != end or last - first != spec.num_bytes:
             raise ValueError(
@@ -116,15 +123,6 @@ def _in_order(header: bytes | bytearray, num_bytes: int) -> dict[str, TensorSpec
     if begin + end != num_bytes:
         raise ValueError(f"its tensors end at byte {begin + end}, and the file at byte {num_bytes}")
     return {name: spec for name, spec, _, _ in placed}
-
-
-def _placed(header: Any) -> Iterator[tuple[str, TensorSpec, int, int]]:
-    for name, entry in header.items():
-        if name != "__metadata__":
-            first, last = entry["data_offsets"]
-            if type(first) is not int or type(last) is not int:
-                raise ValueError(f"offsets {first!r} and {last!r}")
-            yield name, TensorSpec(entry["dtype"], tuple(entry["shape"])), first, last
 
 
 def _view(content: bytearray, spec: TensorSpec, offset: int) -> Tensor:

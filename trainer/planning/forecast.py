@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass
 
 from data_pipeline.dataset.manifest import Manifest
-from trainer.checkpoint import DiskSpace, space_of
 from trainer.config import TrainConfig
 from trainer.model.memory_estimate import MemoryEstimate
-from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes, most_checkpoints
+from trainer.planning.checkpoints import DiskSpace, checkpoint_bytes, frozen_bytes, most_checkpoints, space_of
 from trainer.runs.layout import CHECKPOINTS
 from trainer.runs.limits import StopCriteria
 from trainer.runs.progress import Progress

@@ -1,18 +1,25 @@
-"""A forecast as text that fits a terminal of 80 columns and 24 lines."""
+"""What a start says about its run: a forecast, which fits a terminal of 80 columns and 24 lines, and data of another recipe."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
 
-from common.text import count, duration, rate, shortened, size, visible
-from trainer.config import TrainConfig
+from common.files import UnusableFileError, read_input
+from common.settings.dotted import flatten
+from common.settings.load import AUTO, MAX_SETTINGS_BYTES, recipe_path
+from common.settings.toml import parse_toml
+from common.text import count, duration, rate, shortened, size, some_of, visible
+from data_pipeline.dataset.manifest import Manifest
 from trainer.model.lora import num_adapter_weights
 from trainer.planning.forecast import Forecast
 
 _COLUMNS = 79
 _NAME_COLUMNS = 12
 _PATH_CHARS = 60
+_SHOWN_SETTINGS = 3
 
 
 def plan_lines(forecast: Forecast, *, place: str, free_bytes: int, step_s: float | None) -> list[str]:
@@ -20,12 +27,14 @@ def plan_lines(forecast: Forecast, *, place: str, free_bytes: int, step_s: float
     config, manifest, model = forecast.config, forecast.manifest, forecast.config.model
     batch, micro = config.batch, config.batch.micro_rows
     folder = shortened(str(config.data), _PATH_CHARS, from_end=True)
+    num_adapted = num_adapter_weights(config.model, config.lora)
+    adapters = f", {rate(num_adapted)} of them in adapters" if num_adapted else ""
     evaluations = f"every {count(config.eval.every_steps)} steps, on {_counted(forecast.rows_per_evaluation, 'row')}"
     lines = {
         "data": f"{folder}: {_counted(forecast.num_train_rows, 'training row')} and "
         f"{_counted(forecast.num_val_rows, 'validation row')} of {count(manifest.row_length)} tokens",
         "tokenizer": f"{manifest.tokenizer_kind}, {count(manifest.vocab_size)} tokens",
-        "model": f"{rate(forecast.num_weights)} weights{_adapters(config)}: {_counted(model.layers, 'layer')}, "
+        "model": f"{rate(forecast.num_weights)} weights{adapters}: {_counted(model.layers, 'layer')}, "
         f"width {count(model.width)}, {_counted(model.heads, 'head')}",
         "runs on": place,
         "batch": f"{_counted(batch.global_rows, 'row')} ({rate(batch.global_rows * manifest.row_length)} tokens) for each step, in "
@@ -82,11 +91,6 @@ def _disk(forecast: Forecast) -> str:
     return f"{needed}{held}; {_free(forecast.disk.free, forecast.disk_bytes - forecast.disk.held)}"
 
 
-def _adapters(config: TrainConfig) -> str:
-    num_adapted = num_adapter_weights(config.model, config.lora)
-    return f", {rate(num_adapted)} of them in adapters" if num_adapted else ""
-
-
 def _free(free_bytes: int, needed_bytes: int) -> str:
     return f"{'only ' if free_bytes < needed_bytes else ''}{size(free_bytes)} free"
 
@@ -94,13 +98,26 @@ def _free(free_bytes: int, needed_bytes: int) -> str:
 def _time(forecast: Forecast, step_s: float | None) -> str:
     if step_s is None:
         return "not measured: the steps need more memory than one rank has"
-    steps = _counted(forecast.expected_steps(step_s), "step")
-    return f"about {duration(forecast.seconds(step_s))} for {steps}, at {_step(step_s)} for each, with evaluations"
-
-
-def _step(step_s: float) -> str:
-    return f"{1000 * step_s:.0f} ms" if step_s < 1 else duration(step_s)
+    steps, each = _counted(forecast.expected_steps(step_s), "step"), f"{1000 * step_s:.0f} ms" if step_s < 1 else duration(step_s)
+    return f"about {duration(forecast.seconds(step_s))} for {steps}, at {each} for each, with evaluations"
 
 
 def _counted(number: int, noun: str) -> str:
     return f"{count(number)} {noun}{'s' * (number != 1)}"
+
+
+def other_preparation(recipe: str | None, manifest: Manifest) -> str | None:
+    """Return a sentence with the settings that decide the rows and differ from a readable recipe; None if there are none."""
+    wanted: Any = {}
+    if recipe not in (None, AUTO):
+        with suppress(OSError, ValueError, UnusableFileError):
+            wanted = parse_toml(read_input(recipe_path(str(recipe)), MAX_SETTINGS_BYTES)).get("prepare")
+    used = flatten(manifest.content_settings)
+    found = [
+        f"{name} = {used[name]} instead of {value}"
+        for name, value in (flatten(wanted).items() if isinstance(wanted, Mapping) else ())
+        if name in used and used[name] != value
+    ]
+    if not found:
+        return None
+    return f"the data was not prepared with the recipe {recipe}: it has {some_of(found, _SHOWN_SETTINGS)}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from common.storage_errors import naming
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, steps_to_keep
-from trainer.checkpoint.complete_folder import link_checkpoint
+from trainer.checkpoint.store import link_checkpoint
 from trainer.checkpoint.weights import check_finite
 from trainer.config import CheckpointConfig
 from trainer.distributed.replica_check import ReplicaCheck

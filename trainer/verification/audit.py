@@ -14,9 +14,8 @@ on. If the shard cannot be read any more, the targets of its rows in earlier ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +44,8 @@ def audit_run(run: Path, data: Path | None = None) -> AuditReport:
     record = saved_run.record
     check_was_trained(run, record)
     with opened_data(saved_run, data) as (directory, manifest, rows):
-        checkpoints = _saved(run)
-        ends = {saved.head.lines: saved for saved in checkpoints}
+        states = _saved_states(run)
+        ends = {head.lines: step for step, (head, _) in states.items()}
         build = order_builder(run, directory, manifest, rows)
         targets = Targets(rows)
         auditor = Auditor(run / LEDGER, build, targets, len(rows))
@@ -58,22 +57,29 @@ def audit_run(run: Path, data: Path | None = None) -> AuditReport:
             drawn += np.bincount(rows.source_ids(used), minlength=len(drawn))
             for shard in source_of.keys() & auditor.report.quarantined:
                 padding[source_of[shard]] += rows.num_rows_in([shard], used)
-            if entry.head.lines in ends:
-                _check_checkpoint(run, ends.pop(entry.head.lines), entry.head, auditor.report)
+            if (step := ends.pop(entry.head.lines, None)) is not None:
+                saved, report = states[step], auditor.report
+                followed = entry.head, {"steps": report.steps, "positions": report.positions, "targets": report.targets}
+                if saved != followed or step != report.steps:
+                    raise CheckpointError(
+                        f"{run / LEDGER}, line {entry.head.lines}: the checkpoint of step {step} has the counters {saved[1]} and "
+                        f"the chain {saved[0].chain}, but the ledger has {followed[1]} and {entry.head.chain}; they do not belong "
+                        "to the same run"
+                    )
         report = auditor.report
         targets.check_excused()
         report.uncounted = targets.uncounted
-        for saved in ends.values():
+        for line, step in ends.items():
             raise CheckpointError(
-                f"{run / LEDGER}: it ends at line {report.lines}, but the checkpoint of step {saved.step} names line "
-                f"{saved.head.lines}; restore the file from a copy"
+                f"{run / LEDGER}: it ends at line {report.lines}, but the checkpoint of step {step} names line {line}; restore the "
+                "file from a copy"
             )
         if record.status != "training" and record.step != report.steps:
             raise CheckpointError(
                 f"{run / LEDGER}: it ends at step {report.steps}, but the record says {record.status} at step "
                 f"{record.step}; restore both files from a copy"
             )
-        report.checkpoints = [saved.step for saved in checkpoints]
+        report.checkpoints = list(states)
         for name, count, ranges in zip(manifest.sources, drawn.tolist(), rows.source_ranges(), strict=True):
             report.rows[name], report.padding[name] = int((ranges[:, 1] - ranges[:, 0]).sum()), padding[name]
             report.drawn[name] = count - padding[name]
@@ -104,35 +110,19 @@ def order_builder(run: Path, directory: Path, manifest: Manifest, rows: Rows) ->
     return build
 
 
-@dataclass(frozen=True)
-class _Saved:
-    step: int
-    head: LedgerHead
-    counters: Mapping[str, int]  # names as in `AuditReport`
-
-
-def _saved(run: Path) -> list[_Saved]:
+def _saved_states(run: Path) -> dict[int, tuple[LedgerHead, dict[str, int]]]:
+    """Return place in the ledger and counters of each checkpoint by its step, with the counters' names in `AuditReport`."""
     store = CheckpointStore.of(run)
-    found = []
+    found = {}
     for step in store.steps():
         path = store.manifest_path(step)
         try:
             state = RunState.from_json(CheckpointManifest.from_file(store.manifest_bytes(step)).state)
-            progress = state.progress
-            counters = {"steps": progress.step, "positions": progress.rows, "targets": progress.targets}
-            assert state.ledger is not None
-            found.append(_Saved(step, state.ledger, counters))
         except OtherFormatError as error:
             raise CheckpointError(f"{path}: {error}") from None
         except ValueError as error:
             raise CheckpointError(f"{path}: {error}; the checkpoint is damaged, restore it from a copy") from None
+        assert state.ledger is not None
+        progress = state.progress
+        found[step] = state.ledger, {"steps": progress.step, "positions": progress.rows, "targets": progress.targets}
     return found
-
-
-def _check_checkpoint(run: Path, saved: _Saved, head: LedgerHead, report: AuditReport) -> None:
-    followed = {name: getattr(report, name) for name in saved.counters}
-    if saved.head != head or saved.counters != followed or saved.step != report.steps:
-        raise CheckpointError(
-            f"{run / LEDGER}, line {head.lines}: the checkpoint of step {saved.step} has the counters {dict(saved.counters)} and "
-            f"the chain {saved.head.chain}, but the ledger has {followed} and {head.chain}; they do not belong to the same run"
-        )

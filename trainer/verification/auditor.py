@@ -58,7 +58,11 @@ class AuditReport:
     checkpoints: list[int] = field(default_factory=list)  # their steps; all agree with the ledger
 
     def describe(self) -> str:
-        sources = ", ".join(map(self._describe_source, self.drawn))
+        sources = []
+        for name, drawn in self.drawn.items():
+            num_rows, padding = self.rows[name], self.padding[name]
+            apart = f", and {padding:,} as padding" if padding else ""
+            sources.append(f"{name} {drawn:,} of {num_rows:,} ({drawn / max(1, num_rows):.2f} passes{apart})")
         skipped = ", ".join(
             f"positions {one.start} to {one.end - 1}, announced after step {one.after_step} ({one.reason})" for one in self.skipped
         )
@@ -67,7 +71,7 @@ class AuditReport:
             f"ledger       {self.lines} lines, each with the digest of the line before it",
             f"steps        1 to {self.steps}, each once; {self.positions:,} positions without a gap, {self.targets:,} targets",
             f"rows         every step used the rows that the order gives; {counting}",
-            f"sources      {sources or 'none yet'}",
+            f"sources      {', '.join(sources) or 'none yet'}",
             f"left out     {f'{self.left_out:,} rows: {skipped}' if skipped else 'nothing'}",
             f"withheld     {'updates of steps ' + ', '.join(map(str, self.withheld)) if self.withheld else 'no update'}",
             f"checkpoints  {', '.join(map(str, self.checkpoints)) or 'none'}: counters and ledger agree",
@@ -78,11 +82,6 @@ class AuditReport:
         lines += [f"order        a new order from step {order['step'] + 1} on" for order in self.orders[1:]]
         lines += [f"event        {event['event']} after step {event['step']}" for event in self.events]
         return "\n".join(lines)
-
-    def _describe_source(self, name: str) -> str:
-        drawn, num_rows, padding = self.drawn[name], self.rows[name], self.padding[name]
-        apart = f", and {padding:,} as padding" if padding else ""
-        return f"{name} {drawn:,} of {num_rows:,} ({drawn / max(1, num_rows):.2f} passes{apart})"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -175,7 +174,8 @@ class Auditor:
             passes_B = passes_at(self._order, start, count)
             for number in np.unique(passes_B):  # one number, or two at the end of an epoch
                 here = rows[passes_B == number]
-                again = np.concatenate((here[self._passes_N[here] >= number], _repeated(here)))
+                values, counts = np.unique(here, return_counts=True)
+                again = np.concatenate((here[self._passes_N[here] >= number], values[counts > 1]))
                 if len(again):
                     raise self._wrong(entry, f"row {again[0]} is used again before all other rows were used")
                 self._passes_N[here] = number
@@ -205,11 +205,6 @@ def passes_at(order: RowOrder, start: int, count: int) -> NDArray[np.int32]:
         return (draws // sizes[sources]).astype(np.int32)
     assert isinstance(order, UniformOrder)
     return (positions // order.num_rows).astype(np.int32)
-
-
-def _repeated(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    values, counts = np.unique(numbers, return_counts=True)
-    return values[counts > 1]
 
 
 class Targets:

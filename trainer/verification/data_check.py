@@ -82,16 +82,13 @@ def _none_words(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def difference_of_manifests(recorded: Manifest, again: Manifest) -> str:
     """Return the most useful difference of two manifests: the first input that differs, else the first shard."""
-    for kind, ours, theirs in (
-        ("inputs", _inputs(recorded), _inputs(again)),
-        ("shards", {one.path: one for one in recorded.shards}, {one.path: one for one in again.shards}),
-    ):
+    parts = [
+        ({f"{one['source']}/{one['path']}": one for one in found.inputs}, {one.path: one for one in found.shards})
+        for found in (recorded, again)
+    ]
+    for kind, ours, theirs in zip(("inputs", "shards"), *parts, strict=True):
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):
                 change = "is new" if name not in ours else "is missing" if name not in theirs else "has different content"
                 return f"the first of the {kind} that differs: {name} {change}"
     return "settings, program or versions differ"
-
-
-def _inputs(manifest: Manifest) -> Mapping[str, Any]:
-    return {f"{one['source']}/{one['path']}": one for one in manifest.inputs}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,13 +68,30 @@ def check_integrity(run: SavedRun, data: Path | None = None) -> TrainedIntegrity
     lost = {shard for one in record.changes for shard in one.shards}
     directory = run.data_folder(data)
     with reading(directory, f"verify of run {path.absolute().name}"):
-        num_files = _check_data(directory, record.data.root_digest, lost)
+        manifest = read_manifest(directory)
+        if manifest.root_digest != record.data.root_digest:
+            raise PreparedDataError(
+                f"{directory}: its root digest is {manifest.root_digest}, but the run was trained on {record.data.root_digest}; "
+                "name the right folder with --data"
+            )
+        digests = {name: digest for name, digest in manifest.digests.items() if name not in lost}
+        check_digests(directory, digests, manifest.sizes)
+        num_files = len(digests)
     report = audit_run(path, data)
     num_events = _check_metrics(path, report)
     for name, digest in record.files.items():
         _check_file(path, name, digest)
     return TrainedIntegrity(
-        record.status, len(record.files), store.steps(), foreign, num_files, sorted(lost), num_events, report.lines, origin, initial
+        record.status,
+        len(record.files),
+        store.steps(),
+        foreign,
+        len(digests),
+        sorted(lost),
+        num_events,
+        report.lines,
+        origin,
+        initial,
     )
 
 
@@ -101,19 +117,6 @@ def _check_file(run: Path, name: str, expected: str) -> None:
         raise CheckpointError(
             f"{path}: its digest is {found}, but the record says {expected}; the file was changed: restore it from a copy"
         )
-
-
-def _check_data(directory: Path, root_digest: str, lost: Collection[str]) -> int:
-    """Check all files of the prepared data except the shards in quarantine. Return the number of checked files."""
-    manifest = read_manifest(directory)
-    if manifest.root_digest != root_digest:
-        raise PreparedDataError(
-            f"{directory}: its root digest is {manifest.root_digest}, but the run was trained on {root_digest}; "
-            "name the right folder with --data"
-        )
-    digests = {name: digest for name, digest in manifest.digests.items() if name not in lost}
-    check_digests(directory, digests, manifest.sizes)
-    return len(digests)
 
 
 def _check_metrics(run: Path, report: AuditReport) -> int:

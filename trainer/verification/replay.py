@@ -115,8 +115,9 @@ def replay_run(
         if copy is not None and extension is not None:
             copy.write_bytes(extension)  # executes exactly the bytes that were checked
         initial = _initial_settings(config, record, begin)
+        encoder = None if config.encoder is None else config.encoder.absolute()
         settings = config.model_copy(
-            update={"data": saved.data_folder(data).absolute(), "extension": copy, "encoder": _absolute(config.encoder)} | initial
+            update={"data": saved.data_folder(data).absolute(), "extension": copy, "encoder": encoder} | initial
         )
         begin_again(run, again, begin)
         before = begin
@@ -148,10 +149,6 @@ def _initial_settings(config: TrainConfig, record: Record, begin: int) -> dict[s
         )
     InitialRun(config.init).take(origin)
     return {"init": config.init.absolute(), "init_checkpoint": str(origin.step)}
-
-
-def _absolute(path: Path | None) -> Path | None:
-    return None if path is None else path.absolute()
 
 
 def choose_start(saved: list[int], last: int, num_steps: int, wanted: int | None) -> int:

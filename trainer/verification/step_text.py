@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -79,23 +79,12 @@ def _parts(ids: Sequence[int], has_loss: Sequence[bool], tokenizer: Tokenizer, *
 
 def _text(ids: Iterable[int], tokenizer: Tokenizer, *, full: bool) -> str:
     """Return the text of ids, with special tokens by role. The text is cut unless `full`."""
-    text = "".join(_pieces(ids, tokenizer))
-    return text if full or len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
-
-
-def _pieces(ids: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
     special: list[tuple[str, int | None]] = [(token.name, token.id) for token in tokenizer.named_tokens]
     special += [("⟨unk⟩", tokenizer.unk_id), ("⟨bos⟩", tokenizer.bos_id), ("⟨eos⟩", tokenizer.eos_id)]
     names = {number: name for name, number in special if number is not None}
-    plain: list[int] = []
-    for number in ids:
-        if number in names:
-            yield tokenizer.decode(plain)
-            yield names[number]
-            plain = []
-        else:
-            plain.append(number)
-    yield tokenizer.decode(plain)
+    groups = ((name, list(group)) for name, group in groupby(ids, names.get))
+    text = "".join(tokenizer.decode(group) if name is None else name * len(group) for name, group in groups)
+    return text if full or len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
 
 
 def _page(summary: Mapping[str, Any], directory: Path) -> str:

@@ -8,20 +8,24 @@ replay        steps, trained again, give the same bits
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from common.errors import CheckpointError
+from common.errors import CheckpointError, ConfigError
 from common.text import some_of
 from data_pipeline.dataset.manifest import read_manifest
-from trainer.machine.environment import ChangedFact, environment_facts
+from trainer.distributed.group import joined_group
+from trainer.machine.determinism import configure_determinism, device_name, flags, not_compared, threads_per_rank
+from trainer.machine.environment import ChangedFact, environment_facts, find_differences, same_facts
 from trainer.machine.locks import describe_unlocked
+from trainer.machine.settings import settings_here
+from trainer.model.attention import backend_of
 from trainer.runs.record import NEVER_TRAINED, Earlier, Origin, check_was_trained
 from trainer.runs.saved_run import SavedRun
 from trainer.verification.data_check import prepare_again
-from trainer.verification.environment import compare_environment
 from trainer.verification.integrity import Integrity, TrainedIntegrity, check_integrity, check_untrained
 from trainer.verification.outcome import LEVELS, Outcome
 from trainer.verification.replay import Train, replay_run
@@ -59,8 +63,11 @@ def verify_run(
     if "environment" in levels:
         facts = {"differences": [asdict(one) for one in differences], "unlocked": here["unlocked"]}
         facts["earlier"] = [one.to_json() for one in earlier]
+        num, marked = len(differences), sum(one.changes_bits for one in differences)
+        found = f"{num} difference{'s' * (num > 1)}, of which {marked} can change the results (*)" if num else "as recorded"
         unlocked = describe_unlocked(here["lock"], here["unlocked"])
-        lines = [_environment_text(differences), *([f"  {unlocked}"] if unlocked else []), *map(_earlier_text, earlier)]
+        lines = [f"environment  {found}", *(f"  {one.describe()}" for one in differences)]
+        lines += [*([f"  {unlocked}"] if unlocked else []), *map(_earlier_text, earlier)]
         yield Outcome("environment", "\n".join(lines), facts)
     if "data" in levels:
         directory = saved.data_folder(data)
@@ -73,6 +80,30 @@ def verify_run(
             others = [f"\n{_earlier_text(one)}" for one in earlier if one.until > replay.start]
             raise CheckpointError(f"{run}: {replay.difference}{because}{''.join(others)}")
         yield Outcome("replay", replay.describe(), asdict(replay))
+
+
+def compare_environment(run: SavedRun, facts: Mapping[str, Any]) -> tuple[ChangedFact, ...]:
+    record, config = run.record, run.config
+    here = settings_here(config)
+    with suppress(ConfigError):  # the settings that it refuses appear among the flags below
+        configure_determinism(here)
+    identity = record.identity
+    recorded, found = same_facts(record.environment.to_json(), facts)
+    recorded |= {name: identity.get(name) for name in ("device", "threads", "attention")}
+    decided = [name for name in identity if name == "nodes" or name.startswith("flags.")]
+    recorded |= {name: identity[name] for name in decided}
+    threads = threads_per_rank(config)
+    try:
+        with joined_group(config.device) as group:
+            found |= {"device": device_name(group.device), "threads": threads, "attention": backend_of(config, group.device)}
+    except ConfigError as error:
+        found |= {"device": str(error), "threads": threads, "attention": None}
+    found |= {f"flags.{name}": value for name, value in flags().items()}
+    found |= {"nodes": 1} if "nodes" in identity else {}
+    recorded.pop("world_size", None)  # a replay uses the same number
+    without_effect = not_compared(identity, found | {name: identity.get(name) for name in ("reproducibility", "world_size")})
+    differences = find_differences(recorded, found)
+    return tuple(replace(one, changes_bits=one.changes_bits and one.name not in without_effect) for one in differences)
 
 
 def _integrity_outcome(found: Integrity) -> Outcome:
@@ -97,14 +128,6 @@ def _integrity_outcome(found: Integrity) -> Outcome:
         names = [name if name.isprintable() else ascii(name) for name in found.foreign]  # a terminal would act on some characters
         text += f"\n  files that do not belong to this run, and are not used: {some_of(names, _NAMED_FILES)}"
     return Outcome("integrity", text, facts)
-
-
-def _environment_text(differences: Sequence[ChangedFact]) -> str:
-    if not differences:
-        return "environment  as recorded"
-    marked = sum(one.changes_bits for one in differences)
-    head = f"environment  {len(differences)} difference{'s' * (len(differences) > 1)}, of which {marked} can change the results (*)"
-    return "\n".join([head, *(f"  {one.describe()}" for one in differences)])
 
 
 def _earlier_text(earlier: Earlier) -> str:

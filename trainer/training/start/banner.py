@@ -15,8 +15,7 @@ from trainer.machine.peak_rates import rate_kind, unknown_mfu
 from trainer.metrics.sinks.tensorboard_graph import model_graph
 from trainer.model.attention import describe_backend
 from trainer.model.decoder import Decoder
-from trainer.planning.lines import brief_lines
-from trainer.planning.preparation import other_preparation
+from trainer.planning.lines import brief_lines, other_preparation
 from trainer.training.start.ranks import is_watched
 from trainer.training.trainable import Trainable
 from trainer.training.training_run import TrainingRun

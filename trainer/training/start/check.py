@@ -10,13 +10,13 @@ from typing import Any
 
 from common.errors import ProjectError
 from common.files import UnusableFileError
-from trainer.checkpoint import CheckpointStore, check_space
+from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.of_run import load_state, load_whole
 from trainer.checkpoint.weights import weights_digest
 from trainer.config import TrainConfig
 from trainer.distributed.shared_folders import check_shared
 from trainer.launch.finished import is_same, nothing_to_train
-from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes
+from trainer.planning.checkpoints import check_space, checkpoint_bytes, frozen_bytes
 from trainer.runs.adjustments import Adjustments
 from trainer.runs.progress import Progress
 from trainer.runs.record import Origin, Record, check_nothing_saved

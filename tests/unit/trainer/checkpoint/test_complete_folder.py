@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.checkpoints import contents, same
 from trainer.checkpoint import CheckpointStore
-from trainer.checkpoint.complete_folder import link_checkpoint
+from trainer.checkpoint.store import link_checkpoint
 
 
 @pytest.fixture

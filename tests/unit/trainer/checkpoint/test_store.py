@@ -21,9 +21,10 @@ from torch import Tensor
 from common.errors import CheckpointError, StorageError
 from common.files import sealed, unsealed
 from tests.support.storage import FailAt, Intercepted
-from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, check_space, required_bytes, steps_to_keep
+from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, steps_to_keep
 from trainer.checkpoint.filesystem import Storage
 from trainer.checkpoint.tensor_file import decode_tensors, encode_header, raw_bytes, same_bytes, spec_of
+from trainer.planning.checkpoints import check_space, required_bytes
 from trainer.runs.manifest import FORMAT
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.int32, torch.uint8, torch.bool]
@@ -497,7 +498,7 @@ def test_too_little_room_for_the_checkpoints_is_refused_with_the_numbers(
         asked.append(path)
         return Free(free, 1)
 
-    monkeypatch.setattr("trainer.checkpoint.disk_space.os.statvfs", status)
+    monkeypatch.setattr("trainer.planning.checkpoints.os.statvfs", status)
     if fits:
         check_space(directory, 1_000_000)
     else:
@@ -511,7 +512,7 @@ def test_what_checkpoints_share_needs_room_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int, free: int, fits: bool
 ) -> None:
     (tmp_path / "object").write_bytes(bytes(held))
-    monkeypatch.setattr("trainer.checkpoint.disk_space.os.statvfs", lambda _: Free(free, 1))
+    monkeypatch.setattr("trainer.planning.checkpoints.os.statvfs", lambda _: Free(free, 1))
     if fits:
         check_space(tmp_path, 1_000_000, 3_000_000)
     else:

@@ -11,12 +11,11 @@ import pytest
 from data_pipeline.dataset.manifest import read_manifest
 from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
-from trainer.checkpoint import DiskSpace
 from trainer.config import CheckpointConfig
 from trainer.model.decoder import num_weights
 from trainer.model.lora import num_adapter_weights
 from trainer.model.memory_estimate import estimate
-from trainer.planning.checkpoints import checkpoint_bytes, most_checkpoints
+from trainer.planning.checkpoints import DiskSpace, checkpoint_bytes, most_checkpoints
 from trainer.planning.forecast import Forecast, forecast
 from trainer.planning.lines import brief_lines, plan_lines, time_lines
 from trainer.runs.limits import plan_run

@@ -8,7 +8,7 @@ import pytest
 
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from tests.support.prepared import write_prepared
-from trainer.planning.preparation import other_preparation
+from trainer.planning.lines import other_preparation
 
 
 @pytest.fixture
