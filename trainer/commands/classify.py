@@ -45,8 +45,7 @@ def classified_lines(options: ClassifyOptions) -> Iterator[str]:
     from trainer.distributed.group import joined_group
     from trainer.finetuning.classification import TextClassifier
     from trainer.finetuning.task import saved_task
-    from trainer.machine.determinism import configure_determinism
-    from trainer.machine.settings import settings_here
+    from trainer.machine.determinism import configure_determinism, settings_here
     from trainer.runs.saved_run import load_config
 
     run = options.run

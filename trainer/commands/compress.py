@@ -110,7 +110,7 @@ def run(options: CompressOptions) -> None:
 def _loaded(options: CompressOptions, compressed: Path) -> tuple[list[int], list[float]]:
     from trainer.commands.saved_model import load_model, opened_text_model
     from trainer.compression.comparison import num_bytes, speeds
-    from trainer.machine.settings import settings_here
+    from trainer.machine.determinism import settings_here
     from trainer.runs.saved_run import load_config
 
     with opened_text_model(options.run, options.checkpoint, trust_code=options.trust_code) as before:

@@ -73,8 +73,7 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
     from trainer.evaluation.tally import Grouping
     from trainer.extensions.hooks import Extension
     from trainer.finetuning.task import saved_task
-    from trainer.machine.determinism import configure_determinism
-    from trainer.machine.settings import settings_here
+    from trainer.machine.determinism import configure_determinism, settings_here
     from trainer.model.attention import choose_backend
     from trainer.model.bounds import most_rows
     from trainer.runs.record import read_record
@@ -156,8 +155,7 @@ def benchmark_run(options: EvaluateOptions, tasks: str) -> str:
     from trainer.distributed.group import joined_group
     from trainer.inference.lm_eval import describe_benchmarks, run_benchmarks
     from trainer.inference.text_model import TextModel
-    from trainer.machine.determinism import configure_determinism
-    from trainer.machine.settings import settings_here
+    from trainer.machine.determinism import configure_determinism, settings_here
     from trainer.runs.saved_run import load_config
 
     run = options.run

@@ -15,8 +15,7 @@ from trainer.distributed.group import joined_group
 from trainer.extensions.trust import run_extension
 from trainer.finetuning.task import saved_task
 from trainer.inference.text_model import TextModel
-from trainer.machine.determinism import configure_determinism
-from trainer.machine.settings import settings_here
+from trainer.machine.determinism import configure_determinism, settings_here
 from trainer.model.bounds import check_model_size
 from trainer.model.lora import merged_weights
 from trainer.parallel.fsdp import load_full

@@ -35,9 +35,8 @@ from trainer.doctor.bundle import (
 from trainer.doctor.check import Check, Severity
 from trainer.doctor.disk import check_disk, read_disk
 from trainer.doctor.gpu import check_gpus, read_gpus
+from trainer.doctor.inputs import Output, read_needs
 from trainer.doctor.network import Meeting, check_meeting
-from trainer.doctor.programs import Output
-from trainer.doctor.versions import read_needs
 from trainer.machine.environment import environment_facts
 
 FORMS = (
