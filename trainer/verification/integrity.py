@@ -76,7 +76,6 @@ def check_integrity(run: SavedRun, data: Path | None = None) -> TrainedIntegrity
             )
         digests = {name: digest for name, digest in manifest.digests.items() if name not in lost}
         check_digests(directory, digests, manifest.sizes)
-        num_files = len(digests)
     report = audit_run(path, data)
     num_events = _check_metrics(path, report)
     for name, digest in record.files.items():

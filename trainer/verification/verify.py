@@ -18,10 +18,8 @@ from common.errors import CheckpointError, ConfigError
 from common.text import some_of
 from data_pipeline.dataset.manifest import read_manifest
 from trainer.distributed.group import joined_group
-from trainer.machine.determinism import configure_determinism, device_name, flags, not_compared, threads_per_rank
-from trainer.machine.environment import ChangedFact, environment_facts, find_differences, same_facts
-from trainer.machine.locks import describe_unlocked
-from trainer.machine.settings import settings_here
+from trainer.machine.determinism import configure_determinism, device_name, flags, not_compared, settings_here, threads_per_rank
+from trainer.machine.environment import ChangedFact, describe_unlocked, environment_facts, find_differences, same_facts
 from trainer.model.attention import backend_of
 from trainer.runs.record import NEVER_TRAINED, Earlier, Origin, check_was_trained
 from trainer.runs.saved_run import SavedRun

@@ -35,7 +35,7 @@ from trainer.config import TrainConfig
 from trainer.extensions.loading import load_extension
 from trainer.inference.conversation import read_prompts
 from trainer.loop import train
-from trainer.machine.settings import settings_here
+from trainer.machine.determinism import settings_here
 from trainer.report.recorded_run import read_run
 from trainer.runs.layout import LEDGER, METRICS
 from trainer.runs.ledger import read_ledger
