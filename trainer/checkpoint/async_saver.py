@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from common.errors import StorageError
 from common.storage_errors import explain_os_error
 from trainer.checkpoint.store import Checkpoint
+
+_AGAIN = "run the same command again"
 
 
 class AsyncSaver:
@@ -15,7 +17,8 @@ class AsyncSaver:
 
     def __init__(self, save: Callable[[Checkpoint], object]) -> None:
         self._save = save
-        self._job: _Job | None = None
+        self._pool = ThreadPoolExecutor(1, "checkpoint")
+        self._running: tuple[int, Future[object]] | None = None  # the step of a save, and the save
         self._failure: BaseException | None = None
         self._acknowledged_step = -1
 
@@ -34,8 +37,7 @@ class AsyncSaver:
     def submit(self, checkpoint: Checkpoint) -> None:
         """Wait for the earlier save and raise its error, else start this one. The CPU tensors must not change until its end."""
         self.wait()
-        self._job = _Job(self._save, checkpoint)
-        self._job.start()
+        self._running = checkpoint.step, self._pool.submit(self._save, checkpoint)
 
     def raise_if_failed(self) -> None:
         """Raise the error of a failed save, once. Does not wait for a running save."""
@@ -46,48 +48,23 @@ class AsyncSaver:
 
     def wait(self) -> None:
         """Wait for the running save and raise its error if it failed."""
-        if self._job is not None:
-            self._job.join()
+        if self._running is not None:
+            wait([self._running[1]])
         self.raise_if_failed()
 
     def _collect(self) -> None:
-        if self._job is None or self._job.is_alive():
+        if self._running is None or not self._running[1].done():
             return
-        job, self._job = self._job, None
-        if job.done:
-            self._acknowledged_step = job.checkpoint.step
-        else:
-            self._failure = _failure(job, self._acknowledged_step)
-
-
-class _Job(threading.Thread):
-    """One save and its result. `done` is set last, so a thread that dies at any point counts as failed."""
-
-    def __init__(self, save: Callable[[Checkpoint], object], checkpoint: Checkpoint) -> None:
-        super().__init__(name=f"checkpoint-{checkpoint.step}", daemon=False)
-        self.checkpoint = checkpoint
-        self.error: BaseException | None = None
-        self.done = False
-        self._save = save
-
-    def run(self) -> None:
-        try:
-            self._save(self.checkpoint)
-            self.done = True
-        except BaseException as error:  # SystemExit would end the thread silently
-            self.error = error
-
-
-def _failure(job: _Job, acknowledged_step: int) -> BaseException:
-    where = f"the checkpoint of step {job.checkpoint.step} could not be saved"
-    last = f"the last saved step is {acknowledged_step}" if acknowledged_step >= 0 else "none was saved since the start"
-    if isinstance(job.error, Exception) and not isinstance(job.error, OSError):
-        return job.error
-    if isinstance(job.error, OSError):
-        reason = f"{where}: {explain_os_error(job.error)}"
-    else:
-        ended = f"ended by {job.error!r}" if job.error else "died"
-        reason = f"{where}: the saving thread {ended}; run the same command again"
-    failure = StorageError(f"{reason}; {last}")
-    failure.__cause__ = job.error
-    return failure
+        (step, save), self._running = self._running, None
+        error = save.exception()
+        if error is None:
+            self._acknowledged_step = step
+            return
+        self._failure = error
+        if isinstance(error, OSError) or not isinstance(error, Exception):
+            where = f"the checkpoint of step {step} could not be saved"
+            reason = explain_os_error(error) if isinstance(error, OSError) else f"the saving thread ended by {error!r}; {_AGAIN}"
+            acknowledged = self._acknowledged_step
+            last = f"the last saved step is {acknowledged}" if acknowledged >= 0 else "none was saved since the start"
+            self._failure = StorageError(f"{where}: {reason}; {last}")
+            self._failure.__cause__ = error

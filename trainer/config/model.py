@@ -8,15 +8,7 @@ from pydantic import Field, model_validator
 
 from common.errors import ConfigError
 from common.settings.conditions import OnlyIf
-from common.settings.markers import (
-    EXPORTED,
-    FITS_WEIGHTS,
-    OF_TRAINING,
-    AlsoCalled,
-    FixesShapes,
-    Frequent,
-    Identity,
-)
+from common.settings.markers import EXPORTED, FITS_WEIGHTS, OF_TRAINING, AlsoCalled, FixesShapes, Frequent, Identity
 from common.settings.model import Section, markers_of, settings_with
 
 

@@ -9,13 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from common.settings.conditions import OnlyIf
-from common.settings.markers import (
-    AlsoCalled,
-    FixesShapes,
-    Frequent,
-    Identity,
-    InReplay,
-)
+from common.settings.markers import AlsoCalled, FixesShapes, Frequent, Identity, InReplay
 from common.settings.model import Section
 
 _BUILT_IN_LOSS = OnlyIf("not extension.loss", "the built-in loss")

@@ -102,9 +102,11 @@ def prefetched_batches(
             raise
 
     def in_order() -> Iterator[Future[GlobalBatch]]:
-        position, step = start, first_step
+        position, step, ranges = start, first_step, sorted(left_out)
         while True:
-            position = _next_position(position, config.global_rows, left_out)
+            for first, end in ranges:
+                if first < position + config.global_rows and position < end:
+                    position = end
             yield pool.submit(read_unless_ended, position, step)
             position, step = position + config.global_rows, step + 1
 
@@ -122,14 +124,6 @@ def prefetched_batches(
     finally:
         closed.set()
         pool.shutdown(cancel_futures=True)
-
-
-def _next_position(position: int, num_rows: int, left_out: Sequence[tuple[int, int]]) -> int:
-    """Return the first position at or after `position` where a batch of `num_rows` overlaps no range of `left_out`."""
-    for first, end in sorted(left_out):
-        if first < position + num_rows and position < end:
-            position = end
-    return position
 
 
 def _retried(read: Callable[[], _ValueT], waits_s: Sequence[float], closed: threading.Event) -> _ValueT:

@@ -86,15 +86,24 @@ def build_order(seed: int, rows: Rows, sources: Sequence[str], weights: Mapping[
         return UniformOrder(seed, len(rows))
     ranges = {name: found for name, found in zip(sources, rows.source_ranges(), strict=True) if len(found)}
     _check_names(sources, ranges, weights)
-    names = tuple(name for name in ranges if name in weights)
+    names, orders = tuple(name for name in ranges if name in weights), []
+    for name in names:
+        firsts_ends = ranges[name]
+        ends = np.cumsum(firsts_ends[:, 1] - firsts_ends[:, 0])
+        digest = hashlib.blake2b(f"mixture/{seed}/{name}".encode(), digest_size=8).digest()
+        orders.append(SourceOrder(UniformOrder(int.from_bytes(digest, "little"), int(ends[-1])), firsts_ends[:, 0], ends))
     counts = cycle_counts([weights[name] for name in names])
     source_M = chairman_assignment(counts)
+    drawn_M = np.empty(len(source_M), np.int32)
+    for source in range(len(names)):
+        here = np.flatnonzero(source_M == source)
+        drawn_M[here] = np.arange(len(here))
     return MixedOrder(
         names,
-        tuple(_source_order(seed, name, ranges[name]) for name in names),
+        tuple(orders),
         tuple(name for name in ranges if name not in weights),
         source_M,
-        _drawn_before(source_M, len(names)),
+        drawn_M,
         np.array(counts, np.int64),
     )
 
@@ -179,17 +188,3 @@ def _check_names(sources: Sequence[str], ranges: Mapping[str, object], weights: 
             f"mixture.weights names {', '.join(empty)}, of which the prepared data has no training rows; "
             "remove the weight, or prepare again with more text"
         )
-
-
-def _source_order(seed: int, name: str, ranges: NDArray[np.int64]) -> SourceOrder:
-    ends = np.cumsum(ranges[:, 1] - ranges[:, 0])
-    digest = hashlib.blake2b(f"mixture/{seed}/{name}".encode(), digest_size=8).digest()
-    return SourceOrder(UniformOrder(int.from_bytes(digest, "little"), int(ends[-1])), ranges[:, 0], ends)
-
-
-def _drawn_before(source_M: NDArray[np.uint16], num_sources: int) -> NDArray[np.int32]:
-    drawn_M = np.empty(len(source_M), np.int32)
-    for source in range(num_sources):
-        here = np.flatnonzero(source_M == source)
-        drawn_M[here] = np.arange(len(here))
-    return drawn_M

@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,7 +104,10 @@ def chosen(given: Mapping[str, Any], variables: Mapping[str, str] = os.environ) 
 def choose(facts: Facts, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings by their names, without those that are given. The others are chosen to go with `given`."""
     names, given = set(given), _usable(given)
-    chosen = _limits(given)
+    known = {name for name in LimitsConfig.model_fields if f"limits.{name}" in given}
+    chosen: dict[str, Any] = {} if known - {"minutes"} else {"limits.epochs": MOST_EPOCHS}
+    if not known:
+        chosen["limits.minutes"] = MINUTES
     limits = chosen | given
     chosen |= _model(facts, limits)
     weights = _weights(facts, chosen | limits)
@@ -133,24 +135,12 @@ def tokens_per_weight(num_weights: int) -> int:
 
 def _usable(given: Mapping[str, Any]) -> dict[str, Any]:
     usable: dict[str, Any] = {}
-    for name in given.keys() & dict(all_settings(TrainConfig)).keys():
-        with suppress(ValidationError):
-            usable[name] = _adapter(name).validate_python(given[name])
+    for name, field in all_settings(TrainConfig):
+        if name in given:
+            kind: Any = Annotated[field.annotation, field]
+            with suppress(ValidationError):
+                usable[name] = TypeAdapter(kind).validate_python(given[name])
     return {name: value for name, value in usable.items() if value is not None}
-
-
-@cache
-def _adapter(name: str) -> TypeAdapter[Any]:
-    field = dict(all_settings(TrainConfig))[name]
-    kind: Any = Annotated[field.annotation, field]
-    return TypeAdapter(kind)
-
-
-def _limits(given: dict[str, Any]) -> dict[str, Any]:
-    known = {name for name in LimitsConfig.model_fields if f"limits.{name}" in given}
-    if not known:
-        return {"limits.minutes": MINUTES, "limits.epochs": MOST_EPOCHS}
-    return {"limits.epochs": MOST_EPOCHS} if known == {"minutes"} else {}
 
 
 def _model(facts: Facts, limits: dict[str, Any]) -> dict[str, Any]:
@@ -219,11 +209,7 @@ def _rates(given: dict[str, Any], width: int) -> dict[str, Any]:
     if kind not in OPTIMIZERS or given.get("parallel") == "fsdp" or "lora.rank" in given:
         kind = "adamw"
     rates = OPTIMIZERS[kind].rates
-    return {"optim.kind": kind, **rates, "optim.lr": _rounded(rates["optim.lr"] * min(1.0, _LR_WIDTH / width))}
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.2g}")
+    return {"optim.kind": kind, **rates, "optim.lr": float(f"{rates['optim.lr'] * min(1.0, _LR_WIDTH / width):.2g}")}
 
 
 def _num_ranks(variables: Mapping[str, str]) -> tuple[int, int]:

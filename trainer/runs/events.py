@@ -75,7 +75,8 @@ class Event(Written):
         for name, metric in metrics_of(type(self)).items():
             value = getattr(self, name) if metric.curve else None
             if isinstance(value, Mapping):
-                points |= {metric.curve.format(part): _height(one) for part, one in value.items()}
+                heights = {part: one.perplexity if isinstance(one, Score) else number(one) for part, one in value.items()}
+                points |= {metric.curve.format(part): height for part, height in heights.items()}
             elif value is not None:
                 points[metric.curve] = float(value)
         return {encodable(name): value for name, value in points.items() if value is not None}
@@ -532,10 +533,6 @@ def _device_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     if isinstance(values.get("answers"), bool):
         numbers["answers"] = float(values["answers"])
     return numbers
-
-
-def _height(value: object) -> float | None:
-    return value.perplexity if isinstance(value, Score) else number(value)
 
 
 def _listed(value: object) -> list[Any] | tuple[Any, ...]:

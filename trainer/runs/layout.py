@@ -144,15 +144,16 @@ def read_id(path: Path, *, run: Path) -> str | None:
 
 def foreign_files(run: Path, recorded: Collection[str]) -> list[str]:
     """Return what does not belong to the run, sorted. A foreign folder is named without its content."""
-    return sorted(name for name, status in entries(run) if not _belongs(name, status, frozenset(recorded)))
-
-
-def _belongs(name: str, status: os.stat_result, recorded: Collection[str]) -> bool:
-    if stat.S_ISDIR(status.st_mode):
-        return name == _OF_WANDB or is_folder(name)
-    if not stat.S_ISREG(status.st_mode):
-        return False
-    return name in recorded or _FILES.fullmatch(name) is not None or is_unfinished(Path(name))
+    known, foreign = frozenset(recorded), []
+    for name, status in entries(run):
+        if stat.S_ISDIR(status.st_mode):
+            belongs = name == _OF_WANDB or is_folder(name)
+        else:
+            is_own = name in known or _FILES.fullmatch(name) is not None or is_unfinished(Path(name))
+            belongs = is_own and stat.S_ISREG(status.st_mode)
+        if not belongs:
+            foreign.append(name)
+    return sorted(foreign)
 
 
 def entries(run: Path, folder: str = "") -> Iterator[tuple[str, os.stat_result]]:

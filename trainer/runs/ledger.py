@@ -183,8 +183,10 @@ def _entries(path: Path) -> Iterator[tuple[LedgerStep | LedgerEvent, int]]:
     head, end = LedgerHead(), 0
     try:
         for line in read_lines(path, path.parent.parent):
-            if not line.endswith(b"\n") and _is_beginning_of_line(line):
-                return
+            if not line.endswith(b"\n") and line[:1] == b"{":
+                _, separator, chain = line.rpartition(_SEPARATOR)
+                if not separator or len(chain) < _CHAIN_CHARS + len(_END):  # the beginning of a line that a kill cut off
+                    return
             try:
                 entry = _parse(line, head)
             except ValueError as error:
@@ -215,11 +217,6 @@ def _parse(line: bytes, before: LedgerHead) -> LedgerStep | LedgerEvent | None:
         if "event" in facts:
             kind = _EVENTS.get(str(facts["event"]), LedgerEvent)
     return parsed(kind, facts)
-
-
-def _is_beginning_of_line(line: bytes) -> bool:
-    _, separator, chain = line.rpartition(_SEPARATOR)
-    return line[:1] == b"{" and (not separator or len(chain) < _CHAIN_CHARS + len(_END))
 
 
 def _next_chain(chain: str, body: bytes) -> str:

@@ -26,13 +26,7 @@ from pydantic import Field
 
 from common.command_line import command_text
 from common.errors import CheckpointError, ConfigError
-from common.files import (
-    open_input,
-    parse_json,
-    sealed,
-    unsealed,
-    write_atomic,
-)
+from common.files import open_input, parse_json, sealed, unsealed, write_atomic
 from common.untrusted import (
     MAX_NOTE_BYTES,
     MAX_RECORD_BYTES,

@@ -89,7 +89,11 @@ class SavedRun:
         if data is not None:
             return data
         named = self.config.data
-        if not _is_there(named / MANIFEST):
+        try:
+            is_there = (named / MANIFEST).exists()
+        except (OSError, ValueError):  # a name that no file can have
+            is_there = False
+        if not is_there:
             why = "" if named.is_absolute() else f": the run names it {named}, as seen from where it was trained"
             raise PreparedDataError(
                 f"{self.path}: its data was looked for in {named.absolute()}, and no {MANIFEST} is there{why}; name its folder "
@@ -104,10 +108,3 @@ def parse_settings(toml: bytes) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ValueError("train is not a table of settings")
     return settings
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # a name that no file can have
-        return False

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -18,8 +18,14 @@ _ENDING_S = 10.0
 
 def run_tied(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and capture its stderr. It is killed, without a save, when this process ends in any way."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise StoppedBySignal("SIGTERM received; the check was stopped, and the run was not changed")
+
     tied = [*watch.tied_command(), *command]
-    with _stopped_by_sigterm():
+    with ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():
+            stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, stop))
         process = subprocess.Popen(
             tied,
             cwd=cwd,
@@ -39,19 +45,3 @@ def run_tied(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> su
                 process.communicate(timeout=_ENDING_S)  # returns once the last rank has ended
             raise
     return subprocess.CompletedProcess(tied, process.returncode, "", stderr)
-
-
-@contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        raise StoppedBySignal("SIGTERM received; the check was stopped, and the run was not changed")
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
