@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from data_pipeline.dataset.manifest import Manifest
 from trainer.config import TrainConfig
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.planning.checkpoints import DiskSpace, checkpoint_bytes, frozen_bytes, most_checkpoints, space_of
 from trainer.runs.layout import CHECKPOINTS
-from trainer.runs.limits import StopCriteria
 from trainer.runs.progress import Progress
 
 _FORWARD_SHARE = 1 / 3  # of the time of a forward and a backward pass
@@ -20,16 +20,30 @@ _FORWARD_SHARE = 1 / 3  # of the time of a forward and a backward pass
 class Forecast:
     config: TrainConfig
     manifest: Manifest
+    num_steps: int  # until a limit on steps, epochs or tokens ends the run; 0 if only `limits.minutes` does
     num_weights: int
     num_train_rows: int
     num_val_rows: int
-    num_steps: int  # until a limit on steps, epochs or tokens ends the run; 0 if only `limits.minutes` does
     done: Progress  # by an earlier start of the run
     memory: MemoryEstimate  # of one rank
-    bytes_per_checkpoint: int
-    num_checkpoints: int  # on the disk at one time, at most
-    disk: DiskSpace
-    shared_bytes: int = 0  # of the frozen weights, which all checkpoints share
+
+    @cached_property
+    def disk(self) -> DiskSpace:
+        return space_of(self.config.run / CHECKPOINTS)
+
+    @property
+    def bytes_per_checkpoint(self) -> int:
+        return checkpoint_bytes(self.config, self.manifest.vocab_size)
+
+    @property
+    def num_checkpoints(self) -> int:
+        """The most checkpoints that are on the disk at one time."""
+        return most_checkpoints(self.config.checkpoint, self.num_steps)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the frozen weights, which all checkpoints share."""
+        return frozen_bytes(self.config, self.manifest.vocab_size)
 
     @property
     def steps_left(self) -> int:
@@ -70,29 +84,3 @@ class Forecast:
 
     def _evaluation_s(self, step_s: float) -> float:
         return self.rows_per_evaluation / self.config.batch.global_rows * step_s * _FORWARD_SHARE
-
-
-def forecast(
-    config: TrainConfig,
-    manifest: Manifest,
-    limits: StopCriteria,
-    *,
-    num_weights: int,
-    num_rows: tuple[int, int],
-    done: Progress,
-    memory: MemoryEstimate,
-) -> Forecast:
-    return Forecast(
-        config=config,
-        manifest=manifest,
-        num_weights=num_weights,
-        num_train_rows=num_rows[0],
-        num_val_rows=num_rows[1],
-        num_steps=limits.expected_steps,
-        done=done,
-        memory=memory,
-        bytes_per_checkpoint=checkpoint_bytes(config, manifest.vocab_size),
-        num_checkpoints=most_checkpoints(config.checkpoint, limits.expected_steps),
-        disk=space_of(config.run / CHECKPOINTS),
-        shared_bytes=frozen_bytes(config, manifest.vocab_size),
-    )

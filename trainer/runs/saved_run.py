@@ -17,7 +17,7 @@ from common.untrusted import read_run_file
 from data_pipeline.dataset.layout import MANIFEST
 from trainer.config import TrainConfig
 from trainer.runs.layout import CONFIG, RECORD, manifest_path, not_a_run, saved_steps
-from trainer.runs.manifest import MAX_MANIFEST_BYTES, CheckpointManifest
+from trainer.runs.manifest import MAX_MANIFEST_BYTES, CheckpointManifest, OtherFormatError
 from trainer.runs.record import Record, parse_record, record_bytes
 from trainer.runs.state import RunState
 
@@ -76,9 +76,11 @@ class SavedRun:
         if step not in self._manifests:
             path = manifest_path(self.path, step)
             try:
-                self._manifests[step] = CheckpointManifest.from_file(read_run_file(path, MAX_MANIFEST_BYTES, path.parent))
+                self._manifests[step] = CheckpointManifest.from_file(read_run_file(path, MAX_MANIFEST_BYTES, self.path))
+            except OtherFormatError as error:
+                raise CheckpointError(f"{path}: {error}") from None
             except (FileNotFoundError, ValueError) as error:
-                raise CheckpointError(f"{path}: {error}; choose another checkpoint") from None
+                raise CheckpointError(f"{path}: {error}; restore it from a copy, or choose another checkpoint") from None
         return self._manifests[step]
 
     def state(self, step: int) -> RunState:

@@ -93,4 +93,4 @@ class RunState:
         try:
             return RunState.from_json(values)
         except ValueError as error:
-            raise CheckpointError(f"{path}: {error}; choose another checkpoint") from None
+            raise CheckpointError(f"{path}: {error}; restore it from a copy, or choose another checkpoint") from None

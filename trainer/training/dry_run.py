@@ -21,7 +21,7 @@ from trainer.machine.memory import available_bytes, is_out_of_memory
 from trainer.model.decoder import num_weights
 from trainer.model.lora import num_adapter_weights
 from trainer.parallel.fsdp import check_parallel
-from trainer.planning.forecast import Forecast, forecast
+from trainer.planning.forecast import Forecast
 from trainer.runs.adjustments import Adjustments
 from trainer.runs.clock import UNTIMED_STEPS
 from trainer.runs.progress import Progress
@@ -71,15 +71,9 @@ def dry_run(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> D
         memory = expected_memory(of_ranks, config.batch.micro_rows, plan.task)
         saved = plan.earlier[0].own
         steps = saved.steps
-        facts = forecast(
-            config,
-            manifest,
-            plan.criteria,
-            num_weights=weights,
-            num_rows=(len(plan.data.train_rows), len(plan.data.val_rows)),
-            done=saved.state(steps[-1]).progress if steps else Progress(),
-            memory=memory,
-        )
+        done = saved.state(steps[-1]).progress if steps else Progress()
+        num_rows = len(plan.data.train_rows), len(plan.data.val_rows)
+        facts = Forecast(config, manifest, plan.criteria.expected_steps, weights, *num_rows, done, memory)
         return DryRun(facts, group.device.type, num_ranks, free_bytes, step_s)
 
 

@@ -24,17 +24,13 @@ from common.errors import CheckpointError, PreparedDataError
 from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.dataset.shards import Rows
-from trainer.checkpoint import CheckpointStore
 from trainer.data.mixture import build_order
 from trainer.data.order import RowOrder
 from trainer.finetuning.task import saved_task
 from trainer.runs.layout import LEDGER
 from trainer.runs.ledger import OrderEvent, read_ledger
-from trainer.runs.manifest import CheckpointManifest, OtherFormatError
-from trainer.runs.progress import LedgerHead
 from trainer.runs.record import check_was_trained
 from trainer.runs.saved_run import SavedRun
-from trainer.runs.state import RunState
 from trainer.verification.auditor import Auditor, AuditReport, Targets
 
 
@@ -44,7 +40,13 @@ def audit_run(run: Path, data: Path | None = None) -> AuditReport:
     record = saved_run.record
     check_was_trained(run, record)
     with opened_data(saved_run, data) as (directory, manifest, rows):
-        states = _saved_states(run)
+        states = {}  # place in the ledger and counters of each checkpoint
+        for step in saved_run.steps:
+            state = saved_run.state(step)
+            progress = state.progress
+            assert state.ledger is not None
+            counters = {"steps": progress.step, "positions": progress.rows, "targets": progress.targets}
+            states[step] = state.ledger, counters
         ends = {head.lines: step for step, (head, _) in states.items()}
         build = order_builder(run, directory, manifest, rows)
         targets = Targets(rows)
@@ -57,8 +59,9 @@ def audit_run(run: Path, data: Path | None = None) -> AuditReport:
             drawn += np.bincount(rows.source_ids(used), minlength=len(drawn))
             for shard in source_of.keys() & auditor.report.quarantined:
                 padding[source_of[shard]] += rows.num_rows_in([shard], used)
-            if (step := ends.pop(entry.head.lines, None)) is not None:
-                saved, report = states[step], auditor.report
+            if entry.head.lines in ends:
+                step, report = ends.pop(entry.head.lines), auditor.report
+                saved = states[step]
                 followed = entry.head, {"steps": report.steps, "positions": report.positions, "targets": report.targets}
                 if saved != followed or step != report.steps:
                     raise CheckpointError(
@@ -108,21 +111,3 @@ def order_builder(run: Path, directory: Path, manifest: Manifest, rows: Rows) ->
         return build_order(event.seed, rows, manifest.sources, event.mixture)
 
     return build
-
-
-def _saved_states(run: Path) -> dict[int, tuple[LedgerHead, dict[str, int]]]:
-    """Return place in the ledger and counters of each checkpoint by its step, with the counters' names in `AuditReport`."""
-    store = CheckpointStore.of(run)
-    found = {}
-    for step in store.steps():
-        path = store.manifest_path(step)
-        try:
-            state = RunState.from_json(CheckpointManifest.from_file(store.manifest_bytes(step)).state)
-        except OtherFormatError as error:
-            raise CheckpointError(f"{path}: {error}") from None
-        except ValueError as error:
-            raise CheckpointError(f"{path}: {error}; the checkpoint is damaged, restore it from a copy") from None
-        assert state.ledger is not None
-        progress = state.progress
-        found[step] = state.ledger, {"steps": progress.step, "positions": progress.rows, "targets": progress.targets}
-    return found

@@ -14,7 +14,7 @@ from trainer.machine.profiler import StepProfiler
 from trainer.metrics.layers import LayerObserver
 from trainer.model.decoder import flops_per_token
 from trainer.model.parameters import parameters_by_name
-from trainer.planning.forecast import forecast
+from trainer.planning.forecast import Forecast
 from trainer.runs.clock import Clock
 from trainer.training.adjuster import Adjuster
 from trainer.training.evaluator import Evaluator
@@ -60,8 +60,7 @@ def put_together(
     end = RunEnd(plan.criteria, config.schedule, batch_tokens, adjuster, adjustments.cooldown(progress.step))
     memory = expected_memory(context, adjustments.batch(config.batch, progress.step + 1).micro_rows, task)
     num_rows = len(data.train_rows), len(data.val_rows)
-    weights, limits = trainable.num_weights, plan.criteria
-    expected = forecast(config, manifest, limits, num_weights=weights, num_rows=num_rows, done=progress, memory=memory)
+    expected = Forecast(config, manifest, plan.criteria.expected_steps, trainable.num_weights, *num_rows, progress, memory)
     flops = (
         flops_per_token(config.model, manifest.vocab_size, manifest.row_length, config.lora)
         if task.flops is None

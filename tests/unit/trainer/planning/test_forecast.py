@@ -16,7 +16,7 @@ from trainer.model.decoder import num_weights
 from trainer.model.lora import num_adapter_weights
 from trainer.model.memory_estimate import estimate
 from trainer.planning.checkpoints import DiskSpace, checkpoint_bytes, most_checkpoints
-from trainer.planning.forecast import Forecast, forecast
+from trainer.planning.forecast import Forecast
 from trainer.planning.lines import brief_lines, plan_lines, time_lines
 from trainer.runs.limits import plan_run
 from trainer.runs.progress import Progress
@@ -27,15 +27,9 @@ TRAIN_ROWS, VAL_ROWS = 61, 9
 def facts(folder: Path, *, done: Progress | None = None, **changes: Any) -> Forecast:
     data = write_prepared(folder / "data", train_rows=TRAIN_ROWS, val_rows=VAL_ROWS)
     config, manifest = tiny_config(data, folder / "run", **changes), read_manifest(data)
-    return forecast(
-        config,
-        manifest,
-        plan_run(config, manifest, TRAIN_ROWS),
-        num_weights=21_000,
-        num_rows=(TRAIN_ROWS, VAL_ROWS),
-        done=Progress() if done is None else done,
-        memory=estimate(config, manifest.vocab_size, manifest.row_length, 1, 2, (8, 8)),
-    )
+    num_steps = plan_run(config, manifest, TRAIN_ROWS).expected_steps
+    memory = estimate(config, manifest.vocab_size, manifest.row_length, 1, 2, (8, 8))
+    return Forecast(config, manifest, num_steps, 21_000, TRAIN_ROWS, VAL_ROWS, done or Progress(), memory)
 
 
 def test_steps_become_epochs_tokens_and_space(tmp_path: Path) -> None:
@@ -130,16 +124,17 @@ def test_the_plan_fits_a_terminal_of_80_columns_and_24_lines(tmp_path: Path) -> 
         num_weights=10**12,
         num_train_rows=10**12,
         num_val_rows=10**12,
-        disk=DiskSpace(10**15, 10**15),
     )
+    vars(found)["disk"] = DiskSpace(10**15, 10**15)
     lines = plan_lines(found, place="cuda, 1024 ranks, float8", free_bytes=10**15, step_s=10.0)
     assert len(lines) <= 24
     assert max(map(len, [*lines, *brief_lines(found), *time_lines(found, 1e9)])) < 80
 
 
 def test_the_plan_says_what_is_too_small(tmp_path: Path) -> None:
-    found = facts(tmp_path)
-    lines = " ".join(plan_lines(replace(found, disk=DiskSpace(0, 1)), place="cpu", free_bytes=1, step_s=None))
+    found, full = facts(tmp_path), facts(tmp_path)
+    vars(full)["disk"] = DiskSpace(0, 1)
+    lines = " ".join(plan_lines(full, place="cpu", free_bytes=1, step_s=None))
     assert "for each rank, only 1 bytes free" in lines
     assert lines.count("only 1 bytes free") == 2
     assert "not measured: the steps need more memory than one rank has" in lines
