@@ -15,9 +15,12 @@ from data_pipeline.conversations.chat_template import TEMPLATE_FILE
 from data_pipeline.tokenizer import Tokenizer, save_tokenizer
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.weights import weights_digest
-from trainer.config import TrainConfig
+from trainer.config import GuardConfig, TrainConfig
+from trainer.health.convergence import LossMean
+from trainer.health.guard import Guard
 from trainer.machine.environment import environment_facts
 from trainer.runs.layout import CONFIG, TOKENIZER
+from trainer.runs.progress import LedgerHead, Progress
 from trainer.runs.record import Record, write_record
 from trainer.runs.state import RunState
 
@@ -39,7 +42,8 @@ def write_untrained(
     if chat_template is not None:
         write_atomic(run / TOKENIZER / TEMPLATE_FILE, chat_template.encode())
     store = CheckpointStore.of(run)
-    store.save(Checkpoint(0, tensors, {}, RunState.of_new_run().to_json()))
+    state = RunState(Progress(), {}, Guard(GuardConfig()).state, LossMean().state, LedgerHead())
+    store.save(Checkpoint(0, tensors, {}, state.to_json()))
     digest = weights_digest(tensors)
     names = [CONFIG, *sorted(f"{TOKENIZER}/{path.name}" for path in (run / TOKENIZER).iterdir())]
     names.append(store.manifest_path(0).relative_to(run).as_posix())

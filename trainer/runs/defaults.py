@@ -96,7 +96,7 @@ def chosen(given: Mapping[str, Any], variables: Mapping[str, str] = os.environ) 
     manifest = read_manifest(Path(given["data"]))
     tokens = sum(shard.tokens for shard in manifest.shards if shard.split == "train")
     ranks, nodes = _num_ranks(variables)
-    gpus = 0 if given.get("device") == "cpu" else num_gpus(variables)
+    gpus = 0 if given.get("device") == "cpu" else visible_gpus(variables)
     cores = num_cores()
     return choose(Facts(tokens, manifest.row_length, manifest.vocab_size, nodes * gpus, nodes * cores, ranks), given)
 
@@ -220,11 +220,11 @@ def _num_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
     if (world := number("WORLD_SIZE")) is not None:
         return world, max(1, world // (number("LOCAL_WORLD_SIZE") or world))
     nodes = number("PET_NNODES") or 1
-    here = number("PET_NPROC_PER_NODE") or num_gpus(variables) or number("CPU_RANKS") or 1
+    here = number("PET_NPROC_PER_NODE") or visible_gpus(variables) or number("CPU_RANKS") or 1
     return here * nodes, nodes
 
 
-def num_gpus(variables: Mapping[str, str]) -> int:
+def visible_gpus(variables: Mapping[str, str]) -> int:
     visible = variables.get("CUDA_VISIBLE_DEVICES")
     there = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     return there if visible is None or not there else len([name for name in visible.split(",") if name.strip() not in ("", "-1")])

@@ -63,12 +63,6 @@ class RunState:
         evaluated = self.progress.evaluated_step == self.progress.step
         return CutOff(self.progress.step, evaluated=evaluated, rollbacks=self.guard.rollbacks)
 
-    @staticmethod
-    def of_new_run() -> RunState:
-        tail = ExcessRows(steps=[], excesses=[], climbs=[], noises=[])
-        guard = GuardState(steps=[], losses=[], level_since=0, streaks={}, skips_in_row=0, rollbacks=0, tail=tail)
-        return RunState(Progress(), {}, guard, LossSums(total=0.0, steps=0), LedgerHead())
-
     def to_json(self) -> dict[str, Any]:
         """Return plain values; floats survive JSON exactly."""
         return {

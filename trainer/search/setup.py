@@ -24,7 +24,7 @@ from data_pipeline.dataset.manifest import Manifest, read_manifest
 from trainer.config import TrainConfig
 from trainer.launch.environment import check_variables, openmp_threads
 from trainer.launch.supervisor import RESTART_VARIABLES
-from trainer.runs.defaults import num_gpus
+from trainer.runs.defaults import visible_gpus
 from trainer.search.options import SearchOptions
 from trainer.search.space import Range, Space, Value, read_space
 
@@ -131,7 +131,7 @@ def trial_config(setup: SearchSetup, values: Mapping[str, Value], run: Path) -> 
 
 def gpus_of_slot(slot: int, parallel: int, variables: Mapping[str, str]) -> str | None:
     """Return CUDA_VISIBLE_DEVICES of a trial, None if it stays. GPUs are divided evenly, or shared if there are too few."""
-    count = num_gpus(variables)
+    count = visible_gpus(variables)
     if parallel == 1 or count == 0:
         return None
     visible = variables.get("CUDA_VISIBLE_DEVICES")
@@ -166,7 +166,7 @@ def _facts(
             settings["extension"] = digest_file(config.extension)
         except FileNotFoundError:
             raise ConfigError(f"extension = {config.extension}: there is no such file") from None
-    gpus = 0 if config.device == "cpu" else num_gpus(variables)
+    gpus = 0 if config.device == "cpu" else visible_gpus(variables)
     each = max(1, gpus // options.parallel) if gpus else 0
     ranks = str(variables.get("PET_NPROC_PER_NODE") or each or variables.get("CPU_RANKS") or 1)
     return {

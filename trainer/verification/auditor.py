@@ -127,7 +127,7 @@ class Auditor:
         rows = self._rows(entry, entry.start, entry.count)
         if entry.epoch != entry.start // self._num_rows:
             raise self._wrong(entry, f"position {entry.start} is in epoch {entry.start // self._num_rows}, not in {entry.epoch}")
-        if digest := difference(entry, rows):
+        if (digest := digest_of_rows(rows)) != entry.digest:
             raise self._wrong(entry, f"the rows of step {step} have the digest {entry.digest}, but the order gives {digest}")
         found = self._targets.count(rows)
         if not found <= entry.targets <= found + self._targets.num_hidden(rows):
@@ -239,9 +239,3 @@ class Targets:
         shard = self._rows.shard_of(error)
         assert shard is not None
         self._lost[shard] = error
-
-
-def difference(entry: LedgerStep, rows: NDArray[np.int64]) -> str:
-    """Return the digest of these rows if it differs from the digest in the ledger, else an empty string."""
-    digest = digest_of_rows(rows)
-    return "" if digest == entry.digest else digest

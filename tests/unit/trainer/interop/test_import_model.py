@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -22,9 +21,6 @@ from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.commands.generate import GenerateOptions, written_texts
 from trainer.commands.import_model import ImportOptions, run
 from trainer.commands.saved_model import load_model
-from trainer.config import GuardConfig
-from trainer.health.convergence import LossMean
-from trainer.health.guard import Guard
 from trainer.interop.import_model import import_model
 from trainer.interop.source import open_source
 from trainer.loop import train
@@ -32,7 +28,6 @@ from trainer.model.attention import make_layout
 from trainer.model.decoder import num_weights
 from trainer.report.overview import listed_runs
 from trainer.runs.saved_run import SavedRun
-from trainer.runs.state import RunState
 from trainer.verification.audit import audit_run
 from trainer.verification.verify import verify_run
 
@@ -171,14 +166,6 @@ def test_an_imported_model_does_not_depend_on_its_directory(tmp_path: Path) -> N
     shutil.rmtree(directory)
     assert len(list(verify_run(tmp_path / "run", train=train))) == 1
     assert "".join(written_texts(GenerateOptions(run=tmp_path / "run", max_tokens=3)))
-
-
-def test_the_state_of_a_new_run_is_that_of_its_parts() -> None:
-    state = RunState.of_new_run()
-    saved = state.to_json()
-    assert saved["guard"] == Guard(GuardConfig()).state.to_json()
-    assert saved["train_losses"] == LossMean().state.to_json()
-    assert RunState.from_json(json.loads(json.dumps(state.to_json()))) == state
 
 
 def test_a_run_that_holds_too_few_rows_for_its_tokenizer_is_refused(tmp_path: Path) -> None:
