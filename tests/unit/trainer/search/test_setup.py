@@ -117,7 +117,7 @@ def test_several_nodes_are_refused(tmp_path: Path) -> None:
 
 
 def test_gpus_are_divided_evenly_over_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.search.setup.num_gpus", lambda variables: 4)
+    monkeypatch.setattr("trainer.search.setup.visible_gpus", lambda variables: 4)
     assert [gpus_of_slot(slot, 2, {}) for slot in range(2)] == ["0,1", "2,3"]
     assert [gpus_of_slot(slot, 2, {"CUDA_VISIBLE_DEVICES": "7,5,3,1"}) for slot in range(2)] == ["7,5", "3,1"]
     assert [gpus_of_slot(slot, 6, {}) for slot in range(6)] == ["0", "1", "2", "3", "0", "1"]
