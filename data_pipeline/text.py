@@ -31,14 +31,8 @@ _HASHED_WORD_BYTES = 1 << 12  # of a longer word, only these are hashed
 _INVERSE = pow(HASH_MULTIPLIER, -1, 1 << 64)
 
 
-def _table_of_values() -> Hashes:
-    digests = b"".join(hashlib.sha256(bytes([byte])).digest()[:8] for byte in range(256))
-    values = np.frombuffer(digests, np.uint64).copy()
-    values[ord("A") : ord("Z") + 1] = values[ord("a") : ord("z") + 1]
-    return values
-
-
-_VALUE_OF_BYTE = _table_of_values()
+_VALUE_OF_BYTE = np.frombuffer(b"".join(hashlib.sha256(bytes([byte])).digest()[:8] for byte in range(256)), np.uint64).copy()
+_VALUE_OF_BYTE[ord("A") : ord("Z") + 1] = _VALUE_OF_BYTE[ord("a") : ord("z") + 1]
 _IS_WORD_BYTE = np.array([byte >= 0x80 or chr(byte).isalnum() or chr(byte) in "_'" for byte in range(256)])
 _IS_SPACE = np.isin(np.arange(256), list(string.whitespace.encode()))
 
@@ -116,7 +110,10 @@ class TextBatch:
 
     @cached_property
     def word_hashes_W(self) -> Hashes:
-        """A hash of the first 4096 bytes of each word, which ignores the case of ASCII letters."""
+        """A hash of the first 4096 bytes of each word, which ignores the case of ASCII letters.
+
+        It is a polynomial in the byte values, from sums over a block of words. The multiplier is odd, so it is invertible.
+        """
         ends_W = np.minimum(self.word_ends_W, self.word_starts_W + _HASHED_WORD_BYTES)
         hashes_W = np.empty(len(ends_W), np.uint64)
         room = np.empty(_HASH_BLOCK_BYTES + _HASHED_WORD_BYTES + 1, np.uint64)
@@ -125,7 +122,15 @@ class TextBatch:
             begin = self.word_starts_W[first]
             last = int(np.searchsorted(self.word_starts_W, begin + _HASH_BLOCK_BYTES))
             block_N = self.bytes_N[begin : ends_W[last - 1]]
-            hashes_W[first:last] = _hash_spans(block_N, self.word_starts_W[first:last] - begin, ends_W[first:last] - begin, room)
+            sums_N1 = room[: len(block_N) + 1]
+            sums_N1[0] = 0
+            terms_N = sums_N1[1:]
+            np.take(_VALUE_OF_BYTE, block_N, out=terms_N, mode="clip")
+            terms_N *= _POWERS[: len(block_N)]
+            np.cumsum(terms_N, out=terms_N)
+            starts = self.word_starts_W[first:last] - begin
+            sums = sums_N1[ends_W[first:last] - begin] - sums_N1[starts]
+            hashes_W[first:last] = mix_hashes(sums * _INVERSE_POWERS[starts])
             first = last
         return hashes_W
 
@@ -205,18 +210,6 @@ def writes_no_spaces(lead: Bytes, second: Bytes) -> Bools:
     is_burmese_khmer = (lead == 0xE1) & ((second <= 0x81) | (second == 0x9E) | (second == 0x9F))
     writes_none: Bools = ((lead >= 0xE3) & (lead <= 0xED)) | is_thai_lao_tibetan | is_burmese_khmer
     return writes_none
-
-
-def _hash_spans(block_N: Bytes, starts: Int64s, ends: Int64s, room: Hashes) -> Hashes:
-    """Return a polynomial in the byte values of each span, from sums over the block. The multiplier is odd, so it is invertible."""
-    sums_N1 = room[: len(block_N) + 1]
-    sums_N1[0] = 0
-    terms_N = sums_N1[1:]
-    np.take(_VALUE_OF_BYTE, block_N, out=terms_N, mode="clip")
-    terms_N *= _POWERS[: len(block_N)]
-    np.cumsum(terms_N, out=terms_N)
-    sums = sums_N1[ends] - sums_N1[starts]
-    return mix_hashes(sums * _INVERSE_POWERS[starts])
 
 
 def _mark_other_scripts(bytes_N: Bytes, is_word_N: Bools) -> Bools:
@@ -304,14 +297,7 @@ def _sorted_candidates(hashes_I: Hashes, borders_D1: Int64s) -> tuple[Hashes, in
     """Return the sorted keys of all items that may occur twice, and the number of low bits that hold the place."""
     salts_D = mix_hashes(~np.arange(len(borders_D1) - 1, dtype=np.uint64))
     salted_I = hashes_I ^ np.repeat(salts_D, np.diff(borders_D1))
-    places = _sharing_a_slot(salted_I)
-    place_bits = len(hashes_I).bit_length()
-    mask = np.uint64((1 << place_bits) - 1)
-    return np.sort((salted_I[places] & ~mask) | places.astype(np.uint64)), place_bits
-
-
-def _sharing_a_slot(salted_I: Hashes) -> Int64s:
-    """Return the items that share a slot of a hash table with another item: only these may occur twice and need to be sorted."""
+    # Only items that share a slot of a hash table with another item may occur twice and need to be sorted.
     slot_bits = max(len(salted_I).bit_length() + 1, 8)
     slots_I = (salted_I >> np.uint64(64 - slot_bits)).astype(np.intp)
     numbers_I = np.arange(len(salted_I), dtype=np.int32)
@@ -320,7 +306,10 @@ def _sharing_a_slot(salted_I: Hashes) -> Int64s:
     winner_I = winners[slots_I]
     is_shared_I = winner_I != numbers_I
     is_shared_I[winner_I[is_shared_I]] = True
-    return np.flatnonzero(is_shared_I)
+    places = np.flatnonzero(is_shared_I)
+    place_bits = len(hashes_I).bit_length()
+    mask = np.uint64((1 << place_bits) - 1)
+    return np.sort((salted_I[places] & ~mask) | places.astype(np.uint64)), place_bits
 
 
 def _equals_previous(keys: Hashes, place_bits: int) -> Bools:
