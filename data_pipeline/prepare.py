@@ -19,7 +19,7 @@ from data_pipeline.publishing.fingerprint import fingerprint_of, key_of_work, se
 from data_pipeline.publishing.ownership import exclusive
 from data_pipeline.publishing.publish import check_may_replace, reuse_finished
 from data_pipeline.reports.totals import Results, make_report
-from data_pipeline.sources.ignored import IgnoredFiles
+from data_pipeline.sources.formats import IgnoredFiles
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs, remember_digests
 from data_pipeline.stages import checks
 from data_pipeline.stages.deduplicate import drop_duplicates

@@ -19,7 +19,7 @@ from data_pipeline.dataset.layout import FOLDERS, INPUTS, MANIFEST, PUBLISHED, R
 from data_pipeline.dataset.locks import replacing
 from data_pipeline.dataset.manifest import Manifest, OtherFormatError, read_manifest
 from data_pipeline.publishing.ownership import check_nothing_foreign, noted_files, own_files, work_folders, write_note
-from data_pipeline.sources.ignored import IgnoredFiles
+from data_pipeline.sources.formats import IgnoredFiles
 
 logger = logging.getLogger(__name__)
 _SHOWN = 3  # most settings and files in a message

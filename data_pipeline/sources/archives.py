@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 from data_pipeline.config import LimitConfig
 from data_pipeline.documents import Reason, Rejection
-from data_pipeline.sources.formats import Shape, is_hidden, printable, shape_of
-from data_pipeline.sources.ignored import count_extension
+from data_pipeline.sources.formats import Shape, count_extension, is_hidden, printable, shape_of
 from data_pipeline.sources.streams import Budget, ByteReader, Compression, Readable, StreamError, decompress, inflate
 
 _BLOCK = 512

@@ -3,6 +3,7 @@ from __future__ import annotations
 import glob
 import logging
 import re
+import sysconfig
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +18,16 @@ from common.paths import named_mount
 from common.redaction import redacted
 from data_pipeline.config import BUILTIN, Kind, PrepareConfig
 from data_pipeline.dataset.layout import FOLDERS, MANIFEST, SINGLE_FILES, is_written_by_prepare
-from data_pipeline.sources.builtin import code_files, is_placeholder, standard_library
-from data_pipeline.sources.formats import FORMATS, UNDERSTOOD, Shape, is_hidden, shape_of
-from data_pipeline.sources.ignored import IgnoredFiles, IgnoredReason, extension_shown
+from data_pipeline.sources.formats import (
+    FORMATS,
+    UNDERSTOOD,
+    IgnoredFiles,
+    IgnoredReason,
+    Shape,
+    extension_shown,
+    is_hidden,
+    shape_of,
+)
 from data_pipeline.sources.parsers.text_files import TOPICS
 from data_pipeline.sources.storage import Found, Listing, Location, digest, found_here, is_url, list_files
 from data_pipeline.sources.streams import Compression
@@ -32,6 +40,11 @@ _BUILTIN_SOURCES = ("stdlib-code", "stdlib-manual")
 _FORMAT_OF_MANIFEST = b'"format":"packed-rows/'
 _CACHE_OF_DATASETS = re.compile(r"cache-[0-9a-f].*\.arrow")
 _FILES_OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")
+_README_OF_PLACEHOLDER = b"# Put your text here\n"
+_MAX_README_BYTES = 1 << 20
+# Tests and bundled programs are repetitive; site-packages is not the standard library and differs between machines.
+_LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "pydoc_data"}
+_LEFT_OUT |= {"site-packages", "dist-packages", "__pycache__"}
 _DIVISIBLE = {source_format.name for source_format in FORMATS.values() if source_format.is_divisible}
 
 
@@ -141,6 +154,31 @@ def _find_named(named: str, source: _Source, config: PrepareConfig, ignored: Ign
     for path in chain.from_iterable(links.paths for links in listing.unfollowed):
         ignored.add(IgnoredReason.LINK, path)
     return listing.root, usable
+
+
+def is_placeholder(folder: Path) -> bool:
+    """Whether a folder has only files of the folder `text` of a fresh checkout."""
+    if not folder.is_dir():
+        return False
+    names = {path.name for path in folder.iterdir()}
+    if not names <= {"README.md", ".gitignore"}:
+        return False
+    try:
+        return "README.md" not in names or read_input(folder / "README.md", _MAX_README_BYTES).startswith(_README_OF_PLACEHOLDER)
+    except UnusableFileError:
+        return False
+
+
+def standard_library() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def code_files(library: Path) -> list[Path]:
+    return [
+        path
+        for path in library.rglob("*.py")
+        if _LEFT_OUT.isdisjoint(path.relative_to(library).parts) and not path.name.startswith("_sysconfigdata")
+    ]
 
 
 def _find_builtin(source: _Source, ignored: IgnoredFiles) -> Iterator[InputFile]:

@@ -14,9 +14,9 @@ from common.errors import ConfigError, SourceError
 from common.files import digest_bytes
 from data_pipeline.config import PrepareConfig
 from data_pipeline.sources import inputs as inputs_module
-from data_pipeline.sources.builtin import parse_topics
-from data_pipeline.sources.ignored import IgnoredFiles
+from data_pipeline.sources.formats import IgnoredFiles
 from data_pipeline.sources.inputs import InputFile, find_inputs, remember_digests
+from data_pipeline.sources.parsers.text_files import parse_topics
 from data_pipeline.sources.storage import Listing, Location, list_files
 
 ROOT = Path(__file__).resolve().parents[4]
