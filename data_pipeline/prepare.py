@@ -14,10 +14,9 @@ from data_pipeline.dataset.layout import INPUTS, TOKENIZER
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dedup.duplicates import STAGES as DUPLICATES
 from data_pipeline.execution.runner import open_runner_of
-from data_pipeline.publishing.assemble import Prepared, assemble
 from data_pipeline.publishing.fingerprint import fingerprint_of, key_of_work, settings_of
 from data_pipeline.publishing.ownership import exclusive
-from data_pipeline.publishing.publish import check_may_replace, reuse_finished
+from data_pipeline.publishing.publish import Prepared, assemble, check_may_replace, reuse_finished
 from data_pipeline.reports.totals import Results, make_report
 from data_pipeline.sources.formats import IgnoredFiles
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs, remember_digests

@@ -1,4 +1,7 @@
-"""Publishes finished data: moves it into place, the manifest last. A reader finds old data, new data, or no manifest."""
+"""Puts the results of the stages together and publishes them: moves them into place, the manifest last.
+
+A reader finds old data, new data, or no manifest.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,57 @@ import logging
 import os
 import reprlib
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, PreparedDataError
-from common.files import UnusableFileError, commit_directory, digest_file, open_input, sync_directory, write_atomic
+from common.files import (
+    UnusableFileError,
+    canonical_json,
+    commit_directory,
+    digest_bytes,
+    digest_file,
+    open_input,
+    sync_directory,
+    write_atomic,
+)
 from common.settings.dotted import flatten
 from data_pipeline.config.prepare import KeptRejects
-from data_pipeline.dataset.layout import FOLDERS, INPUTS, MANIFEST, PUBLISHED, REJECTS, SINGLE_FILES, WORK, rejected_name
+from data_pipeline.dataset.layout import (
+    CARD,
+    CHOSEN,
+    DOCUMENTS,
+    FOLDERS,
+    INPUTS,
+    LABELS,
+    MANIFEST,
+    PUBLISHED,
+    REFERENCE,
+    REJECTS,
+    REPORT,
+    REPORT_PAGE,
+    SINGLE_FILES,
+    TIMINGS,
+    TOKENIZER,
+    TOKENS,
+    WORK,
+    rejected_name,
+)
 from data_pipeline.dataset.locks import replacing
-from data_pipeline.dataset.manifest import Manifest, OtherFormatError, read_manifest
+from data_pipeline.dataset.manifest import FORMAT, MASKED_FORMAT, Manifest, OtherFormatError, ShardEntry, read_manifest
+from data_pipeline.dataset.shards import token_type
+from data_pipeline.dataset.tables import data_path
+from data_pipeline.publishing.fingerprint import fingerprint_of
 from data_pipeline.publishing.ownership import check_nothing_foreign, noted_files, own_files, work_folders, write_note
+from data_pipeline.reports.data_card import render_card
+from data_pipeline.reports.html_page import render_report
 from data_pipeline.sources.formats import IgnoredFiles
+from data_pipeline.stages.pack import DocumentsOf, PackResult, PackTask
+from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
 logger = logging.getLogger(__name__)
 _SHOWN = 3  # most settings and files in a message
@@ -74,6 +114,84 @@ def clear_work(directory: Path) -> None:
         (directory / WORK).rmdir()
 
 
+@dataclass(frozen=True)
+class Prepared:
+    settings: Mapping[str, Any]  # the result of `settings_of`
+    inputs: Sequence[Mapping[str, Any]]
+    partitions: Sequence[Mapping[str, Any]]
+    tokenizer: TrainedTokenizer
+    tokenizer_folder: Path  # folder of the tokenizer's files. Only the files of `tokenizer.files` are published.
+    documents: Sequence[DocumentsOf]
+    packed: Sequence[tuple[PackTask, PackResult]]
+    report: dict[str, Any]
+    timings: dict[str, Any]
+    has_mask: bool  # whether tables or shards have a loss mask
+    reference: Path | None = None  # the reference model, if one was trained
+
+
+def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, Path | bytes]) -> Manifest:
+    report = canonical_json(prepared.report)
+    tokenizer = prepared.tokenizer
+    shards, tables = _named(prepared.packed)
+    for partition in prepared.documents if prepared.settings["packing"]["keep_tokens"] else ():
+        for folder in (TOKENS, CHOSEN):
+            path = data_path(partition.place(folder))
+            tables[f"{folder}/{path.name}"] = (path, partition.digests[folder])
+    digests = {f"{TOKENIZER}/{name}": digest for name, digest in tokenizer.files.items()} | {REPORT: digest_bytes(report)}
+    models = {} if prepared.reference is None else {REFERENCE: prepared.reference}
+    digests |= {name: digest_file(path) for name, path in models.items()}
+    digests |= {name: digest for name, (_, digest) in tables.items()}
+    manifest, _ = Manifest(
+        fingerprint=fingerprint_of(prepared.settings, prepared.inputs),
+        row_length=prepared.settings["row_length"],
+        vocab_size=tokenizer.vocab_size,
+        token_type=token_type(tokenizer.vocab_size).name,
+        tokenizer_kind=tokenizer.kind,
+        tokenizer_digest=tokenizer.digest,
+        sources=tuple(dict.fromkeys(partition["source"] for partition in prepared.partitions)),
+        shards=tuple(shards),
+        files=digests,
+        inputs=tuple(dict(identity) for identity in prepared.inputs),
+        partitions=tuple(dict(identity) for identity in prepared.partitions),
+        config=dict(prepared.settings),
+        totals=prepared.report,
+        format=MASKED_FORMAT if prepared.has_mask else FORMAT,
+    ).sealed()
+    files: dict[str, Path | bytes] = {
+        **{f"{TOKENIZER}/{name}": prepared.tokenizer_folder / name for name in tokenizer.files},
+        REPORT: report,
+        REPORT_PAGE: render_report(manifest, prepared.timings).encode(),
+        CARD: render_card(manifest).encode(),
+        TIMINGS: canonical_json(prepared.timings),
+        **{name: path for name, (path, _) in tables.items()},
+        **models,
+        **more,
+    }
+    return publish(output, work, manifest, {entry.path: path for entry, path in shards.items()}, files)
+
+
+def _named(packed: Sequence[tuple[PackTask, PackResult]]) -> tuple[dict[ShardEntry, Path], dict[str, tuple[Path, str]]]:
+    """Return the current path of each shard, and path and digest of each table of facts or labels, by its published name."""
+    numbers: Counter[str] = Counter()
+    shards: dict[ShardEntry, Path] = {}
+    tables: dict[str, tuple[Path, str]] = {}
+
+    def name(begin: str) -> str:
+        numbers[begin] += 1
+        return f"{begin}-{numbers[begin] - 1:05d}.arrow"
+
+    for task, result in packed:
+        for shard in result.shards:
+            counts = {key: value for key, value in shard.items() if key != "name"}
+            path = name(f"{task.split}/{task.source}")
+            shards[ShardEntry(path=path, split=task.split, source=task.source, **counts)] = task.output / shard["name"]
+        if result.facts_sha256:
+            tables[name(f"{DOCUMENTS}/{task.source}")] = (data_path(task.output / DOCUMENTS), result.facts_sha256)
+        if result.labels_sha256:
+            tables[name(f"{LABELS}/{task.split}-{task.source}")] = (data_path(task.output / LABELS), result.labels_sha256)
+    return shards, tables
+
+
 def publish(
     directory: Path, work: Path, manifest: Manifest, shards: Mapping[str, Path], files: Mapping[str, Path | bytes]
 ) -> Manifest:
@@ -87,8 +205,11 @@ def publish(
         target.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, bytes):
             target.write_bytes(content)
-        else:
-            _link(content, target)
+            continue
+        try:
+            os.link(content, target)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(content, target)
     for split in ("train", "val"):
         (built / split).mkdir(exist_ok=True)
     with replacing(directory):
@@ -120,13 +241,6 @@ def _move(names: Iterable[str], source: Path, target: Path) -> None:
     for name in names:
         if os.path.lexists(source / name):
             (source / name).rename(target / name)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(source, target)
 
 
 def _state(directory: Path, name: str) -> list[int] | None:

@@ -67,12 +67,6 @@ def shape_of(name: str) -> Shape | None:
     return Shape(file_format, compression, kind)
 
 
-def extension_of(name: str) -> str:
-    """Return the extension of a file's name in lower case; of a compressed file, its last two extensions."""
-    suffixes = _suffixes(name)
-    return "".join(suffixes if suffixes and suffixes[-1] in _COMPRESSIONS else suffixes[-1:])
-
-
 def _suffixes(name: str) -> list[str]:
     return [suffix.lower() for suffix in PurePosixPath(name).suffixes[-2:]]
 
@@ -90,8 +84,6 @@ def printable(name: str) -> str:
 
 
 _EXTENSION = re.compile(r"(\.\w[\w+-]{0,11}){1,2}")  # longer ends of names and those with spaces are none: `1. Introduction`
-_WITHOUT = "without an extension"
-_OTHER = "other"
 _MAX_EXTENSIONS = 1000  # counted separately, because an archive from a stranger can have a million
 
 
@@ -127,10 +119,12 @@ class IgnoredFiles:
 
 def count_extension(path: str, counts: MutableMapping[str, int]) -> None:
     name = extension_shown(path)
-    name = name if name in counts or len(counts) < _MAX_EXTENSIONS else _OTHER
+    name = name if name in counts or len(counts) < _MAX_EXTENSIONS else "other"
     counts[name] = counts.get(name, 0) + 1
 
 
 def extension_shown(path: str) -> str:
-    extension = extension_of(path)
-    return extension if _EXTENSION.fullmatch(extension) else _WITHOUT
+    """Return the extension of a file's name in lower case; of a compressed file, its last two extensions."""
+    suffixes = _suffixes(path)
+    extension = "".join(suffixes if suffixes and suffixes[-1] in _COMPRESSIONS else suffixes[-1:])
+    return extension if _EXTENSION.fullmatch(extension) else "without an extension"
