@@ -28,6 +28,7 @@ from common.files import (
     write_atomic,
 )
 from common.settings.dotted import flatten
+from common.text import some_of
 from data_pipeline.config.prepare import KeptRejects
 from data_pipeline.dataset.layout import (
     CARD,
@@ -297,7 +298,7 @@ def list_differences(
         ("changed", {name for name in files_before.keys() & files_now.keys() if files_before[name] != files_now[name]}),
     ):
         if names:
-            shown = ", ".join(sorted(names)[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+            shown = some_of(sorted(names), _SHOWN)
             clauses.append(f"{len(names)} input file{'s are' if len(names) > 1 else ' is'} {verb} ({shown})")
     if files_before == files_now and list(old_inputs) != list(new_inputs):
         clauses.append("the sources are in another order")

@@ -16,6 +16,7 @@ from common.errors import ConfigError, SourceError
 from common.files import UnusableFileError, digest_bytes, open_input, read_input, sealed, unsealed, write_atomic
 from common.paths import named_mount
 from common.redaction import redacted
+from common.text import some_of
 from data_pipeline.config import BUILTIN, Kind, PrepareConfig
 from data_pipeline.dataset.layout import FOLDERS, MANIFEST, SINGLE_FILES, is_written_by_prepare
 from data_pipeline.sources.formats import (
@@ -335,7 +336,7 @@ def _explain_no_text(shown: str, listing: Listing, unknown: Sequence[Found], num
 def _count_extensions(files: Sequence[Found]) -> str:
     counts = Counter(extension_shown(file.path) for file in files)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{count} {name}" for name, count in ordered[:_SHOWN]) + (", …" if len(ordered) > _SHOWN else "")
+    return some_of([f"{count} {name}" for name, count in ordered], _SHOWN)
 
 
 @dataclass(frozen=True)

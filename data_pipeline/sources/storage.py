@@ -32,6 +32,7 @@ from common.errors import SourceError
 from common.files import UnusableFileError, digest_stream, open_input
 from common.redaction import redacted_url, url_chain
 from common.storage_errors import explain_os_error, naming
+from common.text import some_of
 from data_pipeline.config import LimitConfig
 from data_pipeline.sources.formats import is_hidden, printable
 from data_pipeline.sources.streams import Readable
@@ -115,15 +116,13 @@ def list_files(named: str, limits: LimitConfig) -> Listing:
 
 
 def check_unchanged(location: Location, num_bytes: int, stamp: str, limits: LimitConfig) -> None:
-    try:
-        if location.store:
-            found = _found_in_store(_store(location.store, limits), location, limits)
-            now = (found.bytes, found.stamp)
-        else:
-            status = Path(location.name).stat()
-            now = (status.st_size, str(status.st_mtime_ns))
-    except FileNotFoundError:
-        raise UnreadableSourceError(f"{location} disappeared while it was being prepared; run the same command again") from None
+    """Raise SourceError if the file has changed, FileNotFoundError if it is gone."""
+    if location.store:
+        found = _found_in_store(_store(location.store, limits), location, limits)
+        now = (found.bytes, found.stamp)
+    else:
+        status = Path(location.name).stat()
+        now = (status.st_size, str(status.st_mtime_ns))
     if now != (num_bytes, stamp):
         raise SourceError(f"{location} changed while it was being prepared; run the same command again")
 
@@ -145,11 +144,6 @@ def open_file(location: Location, num_bytes: int, limits: LimitConfig) -> Iterat
         yield file
 
 
-def digest(location: Location, num_bytes: int, limits: LimitConfig) -> str:
-    with open_file(location, num_bytes, limits) as file:
-        return digest_stream(file)
-
-
 def _list_local(named: str, outside_links: bool) -> Listing:
     path = Path(named)
     if path.is_dir():
@@ -164,6 +158,11 @@ def _list_local(named: str, outside_links: bool) -> Listing:
     files = [found_here(folder, match) for match in sorted(matches, key=str) if match.is_file()]
     links.warn()
     return Listing(str(folder) if files else named, files, is_folder=False, unfollowed=links.unfollowed())
+
+
+def digest(location: Location, num_bytes: int, limits: LimitConfig) -> str:
+    with open_file(location, num_bytes, limits) as file:
+        return digest_stream(file)
 
 
 @dataclass
@@ -207,19 +206,16 @@ class _Links:
             logger.warning("source %s: %s; to follow them, %s", printable(str(self.root)), links.found, links.remedy)
 
     def unfollowed(self) -> list[Unfollowed]:
-        groups = (
-            ([*self.broken], "without a target", "copy the targets of the links (in a container: mount them at the same path)"),
-            (
-                sorted(self.left_out),
-                "with a target outside of the folder",
-                "set limits.outside_links to true (PREP_LIMITS__OUTSIDE_LINKS=true)",
-            ),
-        )
+        outside = "set limits.outside_links to true (PREP_LIMITS__OUTSIDE_LINKS=true)"
+        nowhere = "copy the targets of the links (in a container: mount them at the same path)"
         found = []
-        for links, fault, remedy in groups:
+        for links, fault, remedy in (
+            ([*self.broken], "without a target", nowhere),
+            (sorted(self.left_out), "with a target outside of the folder", outside),
+        ):
             if links:
-                shown = ", ".join(links[:_SHOWN]) + (", …" if len(links) > _SHOWN else "")
-                found.append(Unfollowed(links, f"{len(links)} link{'s' if len(links) > 1 else ''} {fault}: {shown}", remedy))
+                clause = f"{len(links)} link{'s' if len(links) > 1 else ''} {fault}: {some_of(links, _SHOWN)}"
+                found.append(Unfollowed(links, clause, remedy))
         return found
 
     def _shown(self, path: Path) -> str:
@@ -232,7 +228,7 @@ def _matches(folder: Path, pattern: Sequence[str], links: _Links) -> Iterator[Pa
         return
     part, rest = pattern[0], pattern[1:]
     if part == "**":
-        for below in _folders(folder, links):
+        for below, _ in _walk(folder, links, is_strict=False):
             yield from _matches(below, rest or ("*",), links)
     elif not glob.has_magic(part):
         if not links.leads_out(folder / part):
@@ -244,67 +240,51 @@ def _matches(folder: Path, pattern: Sequence[str], links: _Links) -> Iterator[Pa
                     yield from _matches(folder / name, rest, links)
 
 
-def _folders(folder: Path, links: _Links) -> Iterator[Path]:
-    waiting = [_Visit(folder)]
-    while waiting:
-        visit = waiting.pop()
-        with contextlib.suppress(OSError):
-            if visit.identity not in visit.above:
-                yield visit.folder
-                waiting += [visit.of(path, links) for path in _entries(visit, links) if path.is_dir()]
-
-
-@dataclass(frozen=True)
-class _Visit:
-    folder: Path
-    above: frozenset[tuple[int, int]] = frozenset()  # device and inode number of each folder on the path to it
-    num_links: int = 0  # links on the path to it, below the root of the source
-
-    @property
-    def identity(self) -> tuple[int, int]:
-        status = self.folder.stat()
-        return status.st_dev, status.st_ino
-
-    def of(self, path: Path, links: _Links) -> _Visit:
-        num_links = self.num_links + path.is_symlink()
-        if num_links > 1:
-            links.count_folder()
-        return _Visit(path, self.above | {self.identity}, num_links)
-
-
-def _entries(visit: _Visit, links: _Links) -> Iterator[Path]:
-    """Yield the entries of a folder except hidden names and links out of the source; none if a link leads back to the folder."""
-    names = [] if visit.identity in visit.above else sorted(os.listdir(visit.folder))  # noqa: PTH208 - names are wanted
-    for path in (visit.folder / name for name in names if not is_hidden(name)):
-        if not links.leads_out(path):
-            yield path
-
-
 def files_below(folder: Path, links: _Links | None = None) -> Iterator[Path]:
     """Yield no hidden files, and follow no link back to a folder above. `links` decides about other links; a warning names them."""
     links = links or _Links(folder, outside=True)
-    waiting = [_Visit(folder)]
+    for _, files in _walk(folder, links, is_strict=True):
+        yield from files
+    links.warn()
+
+
+def _walk(root: Path, links: _Links, *, is_strict: bool) -> Iterator[tuple[Path, list[Path]]]:
+    """Yield each folder with its files, except hidden names. If not strict, nothing is said about names that cannot be read."""
+    waiting: list[tuple[Path, frozenset[tuple[int, int]], int]] = [(root, frozenset(), 0)]
     while waiting:
-        visit = waiting.pop()
-        folders = []
+        # The folders on the path to this one by device and inode number, and the number of links on the path below the root.
+        folder, above, num_links = waiting.pop()
+        files, folders = [], []
+        names: list[str] = []
         try:
-            paths = list(_entries(visit, links))
+            status = folder.stat()
+            identity = (status.st_dev, status.st_ino)
+            if identity in above:
+                continue
+            names = sorted(os.listdir(folder))  # noqa: PTH208 - names are wanted
         except OSError as error:
-            raise _unreadable(visit.folder, error) from None
-        for path in paths:
+            if is_strict:
+                raise _unreadable(folder, error) from None
+        for path in (folder / name for name in names if not is_hidden(name)):
+            if links.leads_out(path):
+                continue
             try:
                 mode = path.stat().st_mode
             except OSError as error:
-                if error.errno not in _NOWHERE:
+                if is_strict and error.errno not in _NOWHERE:
                     raise _unreadable(path, error) from None
-                links.leads_nowhere(path)
+                if is_strict:
+                    links.leads_nowhere(path)
                 continue
             if stat.S_ISDIR(mode):
-                folders.append(visit.of(path, links))
+                num_followed = num_links + path.is_symlink()
+                if num_followed > 1:
+                    links.count_folder()
+                folders.append((path, above | {identity}, num_followed))
             elif stat.S_ISREG(mode):
-                yield path
+                files.append(path)
+        yield folder, files
         waiting += reversed(folders)
-    links.warn()
 
 
 def _unreadable(path: Path, error: OSError) -> UnreadableSourceError:
