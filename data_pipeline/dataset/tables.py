@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from common.errors import PreparedDataError
 from common.files import unfinished_path
 from data_pipeline.dataset.layout import LOSS_RUNS
 
@@ -132,22 +131,6 @@ def read_batches(output: Path) -> Iterable[pa.RecordBatch]:
 def read_table(output: Path) -> pa.Table:
     schema, batches = open_arrow(pa.memory_map(str(data_path(output))).read_buffer())
     return pa.Table.from_batches(batches, schema).combine_chunks()
-
-
-def read_checked(path: Path, schema: pa.Schema, column: str, bound: int) -> pa.Table:
-    """Return a table of prepared data, which may come from anyone, after a check: the values of `column` are below `bound`."""
-    try:
-        table = read_table(path.with_suffix(""))
-        if not table.schema.equals(schema):
-            raise ValueError("the columns are not those that `prepare` writes")
-        table.validate(full=True)
-        if any(values.null_count for values in table.columns):
-            raise ValueError("a value is null")
-        if int(table.column(column).to_numpy().max(initial=0)) >= bound:
-            raise ValueError(f"a {column} is not less than {bound}")
-    except (pa.ArrowException, ValueError) as error:
-        raise PreparedDataError(f"{path}: this table cannot be read ({error}); run `prepare` again") from None
-    return table
 
 
 def read_side_by_side(output: Path, other: Path) -> Iterator[tuple[pa.RecordBatch, pa.Table]]:
