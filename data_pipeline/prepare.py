@@ -43,7 +43,7 @@ def prepare(config: PrepareConfig) -> Manifest:
         remember_digests(inputs, output / INPUTS)
         settings = settings_of(config)
         fingerprint = fingerprint_of(settings, [file.identity for file in inputs])
-        if (finished := reuse_finished(output, fingerprint, ignored, rejects=config.keep_rejects)) is not None:
+        if (finished := reuse_finished(output, fingerprint, rejects=config.keep_rejects)) is not None:
             return finished
         check_may_replace(output, fingerprint, settings, [file.identity for file in inputs], replace=config.replace)
 

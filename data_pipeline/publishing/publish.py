@@ -58,7 +58,6 @@ from data_pipeline.publishing.fingerprint import fingerprint_of
 from data_pipeline.publishing.ownership import check_nothing_foreign, noted_files, own_files, work_folders, write_note
 from data_pipeline.reports.data_card import render_card
 from data_pipeline.reports.html_page import render_report
-from data_pipeline.sources.formats import IgnoredFiles
 from data_pipeline.stages.pack import DocumentsOf, PackResult, PackTask
 from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
@@ -66,20 +65,8 @@ logger = logging.getLogger(__name__)
 _SHOWN = 3  # most settings and files in a message
 
 
-def reuse_finished(directory: Path, fingerprint: str, ignored: IgnoredFiles, *, rejects: KeptRejects) -> Manifest | None:
-    """Return what `find_finished` finds, and remove its work."""
-    finished = find_finished(directory, fingerprint, rejects=rejects)
-    if finished is None:
-        return None
-    settle(directory, finished)
-    logger.info("%s already holds the data of these settings and inputs: nothing to do", directory)
-    if ignored.differ_from(finished.totals.get("ignored")):
-        logger.warning("%s: other files are ignored now than when it was prepared; its report lists those of then", directory)
-    return finished
-
-
-def find_finished(directory: Path, fingerprint: str, *, rejects: KeptRejects = "none") -> Manifest | None:
-    """Return the manifest; None unless the folder holds the complete, undamaged result of these settings and inputs.
+def reuse_finished(directory: Path, fingerprint: str, *, rejects: KeptRejects = "none") -> Manifest | None:
+    """Return the manifest, and remove the work; None unless the folder holds the undamaged result of these settings and inputs.
 
     A file whose size and times match the note is not read, because digesting a terabyte takes about an hour.
     """
@@ -97,6 +84,8 @@ def find_finished(directory: Path, fingerprint: str, *, rejects: KeptRejects = "
         if state is None or (state != noted.get(name) and not _matches(directory, name, digest)):
             logger.warning("%s: missing or damaged since it was published; everything is prepared again", directory / name)
             return None
+    settle(directory, manifest)
+    logger.info("%s already holds the data of these settings and inputs: nothing to do", directory)
     return manifest
 
 

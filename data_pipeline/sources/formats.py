@@ -110,12 +110,6 @@ class IgnoredFiles:
         counts = self._counts | ({IgnoredReason.UNKNOWN_MEMBER.value: members} if members else {})
         return {reason: dict(extensions) for reason, extensions in counts.items()}
 
-    def differ_from(self, report: object) -> bool:
-        """Whether an earlier report has other numbers. Files in archives are not compared, because they are counted later."""
-        if not isinstance(report, Mapping):
-            return False
-        return self.report({}) != {reason: counts for reason, counts in report.items() if reason != IgnoredReason.UNKNOWN_MEMBER}
-
 
 def count_extension(path: str, counts: MutableMapping[str, int]) -> None:
     name = extension_shown(path)

@@ -72,7 +72,8 @@ def _read(file: io.RawIOBase, request: dict[str, Any], sink: io.BufferedWriter) 
             found = [[_object(row, request["max_text_bytes"]) for row in rows]]
         else:
             found = [_texts(columns[name], request["max_text_bytes"]) for name in request["needed"]]
-        texts, prompts = found[0], found[1] if len(found) > 1 else [b""] * batch.num_rows
+        texts = found[0]
+        prompts: list[bytes | int] = found[1] if len(found) > 1 else [b""] * batch.num_rows
         fields = [(name, _values(columns[name])) for name in sorted({*request["metadata"]} & {*columns})]
         kept = ({name: values[row] for name, values in fields if values[row] is not None} for row in range(batch.num_rows))
         records = [json.dumps(one, ensure_ascii=False, separators=(",", ":")).encode() if one else b"" for one in kept]

@@ -6,8 +6,6 @@ import pytest
 from data_pipeline.sources import formats
 from data_pipeline.sources.formats import (
     UNDERSTOOD,
-    IgnoredFiles,
-    IgnoredReason,
     Shape,
     count_extension,
     extension_shown,
@@ -101,17 +99,3 @@ def test_many_extensions_are_counted_together(monkeypatch: pytest.MonkeyPatch) -
     for number in [*range(10), 0]:
         count_extension(f"x.e{number}", counts)
     assert counts == {".e0": 2, ".e1": 1, ".e2": 1, "other": 7}
-
-
-def test_a_report_differs_if_a_file_was_added_but_not_by_the_files_in_archives() -> None:
-    now = IgnoredFiles()
-    now.add(IgnoredReason.EMPTY, "a.txt")
-    before = now.report({".png": 4})
-    assert not now.differ_from(before)
-    now.add(IgnoredReason.UNKNOWN_FORMAT, "b.pdf")
-    assert now.differ_from(before)
-
-
-@pytest.mark.parametrize("report", [None, 5, []])
-def test_a_report_without_numbers_does_not_differ(report: object) -> None:
-    assert not IgnoredFiles().differ_from(report)
