@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,22 +84,19 @@ def exclusive(directory: Path) -> Iterator[OutputFolder]:
             is_final = isinstance(error, ConfigError | SourceError) and not isinstance(error, _MAY_PASS)
             if is_final and folder.work is not None:
                 shutil.rmtree(folder.work, ignore_errors=True)
-            _remove_if_empty(directory, {LOCK, INPUTS} if is_final else {LOCK}, missing)
+            with suppress(OSError):
+                (directory / WORK).rmdir()
+            names = {LOCK, INPUTS} if is_final else {LOCK}
+            with suppress(OSError):  # a folder is not empty, or the file system fails, which the error above reports
+                if {path.name for path in directory.iterdir()} <= names:
+                    for name in names:
+                        (directory / name).unlink(missing_ok=True)
+                    for path in missing:
+                        path.rmdir()
             raise
         finally:
             with suppress(OSError):  # it is not empty
                 (directory / WORK).rmdir()
-
-
-def _remove_if_empty(directory: Path, names: Set[str], folders: Sequence[Path]) -> None:
-    with suppress(OSError):
-        (directory / WORK).rmdir()
-    with suppress(OSError):  # a folder is not empty, or the file system fails, which the error of the preparation reports
-        if {path.name for path in directory.iterdir()} <= names:
-            for name in names:
-                (directory / name).unlink(missing_ok=True)
-            for folder in folders:
-                folder.rmdir()
 
 
 def _clear_half_written(directory: Path) -> None:

@@ -122,15 +122,15 @@ class Prepared:
 def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, Path | bytes]) -> Manifest:
     report = canonical_json(prepared.report)
     tokenizer = prepared.tokenizer
-    shards, tables = _named(prepared.packed)
+    shards, listed = _named(prepared.packed)
+    listed |= {f"{TOKENIZER}/{name}": (prepared.tokenizer_folder / name, digest) for name, digest in tokenizer.files.items()}
+    listed[REPORT] = (report, digest_bytes(report))
+    if prepared.reference is not None:
+        listed[REFERENCE] = (prepared.reference, digest_file(prepared.reference))
     for partition in prepared.documents if prepared.settings["packing"]["keep_tokens"] else ():
         for folder in (TOKENS, CHOSEN):
             path = data_path(partition.place(folder))
-            tables[f"{folder}/{path.name}"] = (path, partition.digests[folder])
-    digests = {f"{TOKENIZER}/{name}": digest for name, digest in tokenizer.files.items()} | {REPORT: digest_bytes(report)}
-    models = {} if prepared.reference is None else {REFERENCE: prepared.reference}
-    digests |= {name: digest_file(path) for name, path in models.items()}
-    digests |= {name: digest for name, (_, digest) in tables.items()}
+            listed[f"{folder}/{path.name}"] = (path, partition.digests[folder])
     manifest, _ = Manifest(
         fingerprint=fingerprint_of(prepared.settings, prepared.inputs),
         row_length=prepared.settings["row_length"],
@@ -140,31 +140,26 @@ def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, Pa
         tokenizer_digest=tokenizer.digest,
         sources=tuple(dict.fromkeys(partition["source"] for partition in prepared.partitions)),
         shards=tuple(shards),
-        files=digests,
+        files={name: digest for name, (_, digest) in listed.items()},
         inputs=tuple(dict(identity) for identity in prepared.inputs),
         partitions=tuple(dict(identity) for identity in prepared.partitions),
         config=dict(prepared.settings),
         totals=prepared.report,
         format=MASKED_FORMAT if prepared.has_mask else FORMAT,
     ).sealed()
-    files: dict[str, Path | bytes] = {
-        **{f"{TOKENIZER}/{name}": prepared.tokenizer_folder / name for name in tokenizer.files},
-        REPORT: report,
+    files = {name: content for name, (content, _) in listed.items()} | {
         REPORT_PAGE: render_report(manifest, prepared.timings).encode(),
         CARD: render_card(manifest).encode(),
         TIMINGS: canonical_json(prepared.timings),
-        **{name: path for name, (path, _) in tables.items()},
-        **models,
-        **more,
     }
-    return publish(output, work, manifest, {entry.path: path for entry, path in shards.items()}, files)
+    return publish(output, work, manifest, {entry.path: path for entry, path in shards.items()}, {**files, **more})
 
 
-def _named(packed: Sequence[tuple[PackTask, PackResult]]) -> tuple[dict[ShardEntry, Path], dict[str, tuple[Path, str]]]:
+def _named(packed: Sequence[tuple[PackTask, PackResult]]) -> tuple[dict[ShardEntry, Path], dict[str, tuple[Path | bytes, str]]]:
     """Return the current path of each shard, and path and digest of each table of facts or labels, by its published name."""
     numbers: Counter[str] = Counter()
     shards: dict[ShardEntry, Path] = {}
-    tables: dict[str, tuple[Path, str]] = {}
+    tables: dict[str, tuple[Path | bytes, str]] = {}
 
     def name(begin: str) -> str:
         numbers[begin] += 1

@@ -87,7 +87,16 @@ def find_inputs(config: PrepareConfig, known_digests: Path, ignored: IgnoredFile
         named = ", ".join(map(_shown, config.sources)) or "no source"
         logger.warning("no text in %s: the built-in corpus (Python's standard library) is used instead", named)
         found = [*_find_builtin(_Source(None, (), None, config.limits.max_bytes_per_source), ignored)]
-    return _with_digests(found, known_digests, config)
+    known = _read_known(known_digests)
+
+    def identify(file: InputFile) -> InputFile:
+        if file.checksum:
+            return file
+        remembered = None if file.location.store else known.get(_key(file))
+        return replace(file, checksum=remembered or digest(file.location, file.bytes, config.limits))
+
+    with ThreadPoolExecutor(config.workers or 8) as pool:  # hashing releases the interpreter lock
+        return tuple(pool.map(identify, found))
 
 
 def remember_digests(inputs: Sequence[InputFile], path: Path) -> None:
@@ -274,19 +283,6 @@ def _first_bytes(files: Iterable[InputFile], max_bytes: int | None, ignored: Ign
         else:
             yield file
             used += file.bytes
-
-
-def _with_digests(files: Sequence[InputFile], known_digests: Path, config: PrepareConfig) -> tuple[InputFile, ...]:
-    known = _read_known(known_digests)
-
-    def identify(file: InputFile) -> InputFile:
-        if file.checksum:
-            return file
-        remembered = None if file.location.store else known.get(_key(file))
-        return replace(file, checksum=remembered or digest(file.location, file.bytes, config.limits))
-
-    with ThreadPoolExecutor(config.workers or 8) as pool:  # hashing releases the interpreter lock
-        return tuple(pool.map(identify, files))
 
 
 def _read_known(path: Path) -> dict[str, str]:

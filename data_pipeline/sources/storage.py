@@ -310,7 +310,14 @@ def _list_store(named: str, limits: LimitConfig) -> Listing:
         name = str(system._strip_protocol(named)).rstrip("/")
         # In a web address a question mark begins the query, so it is not part of a pattern.
         magic = any(sign in name for sign in ("*[" if _is_web(name, named) else "*?["))
-        infos = _attempts(lambda: _find_in_store(system, name, magic), shown, limits)
+
+        def find() -> dict[str, Mapping[str, Any]]:
+            if magic:
+                return dict(system.glob(name, detail=True))
+            info = system.info(name)
+            return {name: info} if info["type"] == "file" else dict(system.find(name, detail=True))
+
+        infos = _attempts(find, shown, limits)
     except FileNotFoundError:
         return Listing(str(shown), [], is_folder=False)
     root = "/".join(takewhile(_is_plain, name.split("/"))) if magic else name
@@ -321,13 +328,6 @@ def _list_store(named: str, limits: LimitConfig) -> Listing:
         if info["type"] == "file"
     ]
     return Listing(str(Location(root if magic else name, named)), files, is_folder=not magic and list(infos) != [name])
-
-
-def _find_in_store(system: Any, name: str, magic: bool) -> dict[str, Mapping[str, Any]]:
-    if magic:
-        return dict(system.glob(name, detail=True))
-    info = system.info(name)
-    return {name: info} if info["type"] == "file" else dict(system.find(name, detail=True))
 
 
 def _found_in_store(
@@ -478,8 +478,12 @@ def _attempts(action: Callable[[], Result], location: Location, limits: LimitCon
         except PermissionError:
             raise UnreadableSourceError(f"{location}: access is denied; check the credentials in the environment") from None
         except Exception as error:  # each store has different error types
-            if (refusal := _refusal_in(error)) is not None:
-                raise refusal from None
+            seen, inner = [], error.__cause__ or error.__context__
+            while inner is not None and inner not in seen:
+                if isinstance(inner, SourceError):  # of our own code within the store
+                    raise inner from None
+                seen.append(inner)
+                inner = inner.__cause__ or inner.__context__
             # A web store reports every failure as "not found". Its cause has the HTTP status.
             cause = error.__cause__
             if isinstance(error, FileNotFoundError) and (cause is None or getattr(cause, "status", None) in _GONE):
@@ -494,16 +498,6 @@ def _attempts(action: Callable[[], Result], location: Location, limits: LimitCon
         logger.warning("%s: %s; retry in %.1f s (%d of %d)", location, kind, wait_s, attempt + 1, limits.retries)
         time.sleep(wait_s)
     raise AssertionError("the last attempt returns or raises")
-
-
-def _refusal_in(error: BaseException | None) -> SourceError | None:
-    seen: list[BaseException] = []
-    while error is not None and error not in seen:
-        if isinstance(error, SourceError):
-            return error
-        seen.append(error)
-        error = error.__cause__ or error.__context__
-    return None
 
 
 def _kind_of(error: BaseException) -> str:

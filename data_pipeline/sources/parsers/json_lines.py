@@ -73,8 +73,13 @@ def parse_quickly(data: bytes, max_depth: int) -> dict[str, Any] | None:
 
 
 def parse_strictly(data: bytes, max_depth: int) -> Any:
-    if _is_deeper(data, max_depth):
-        raise MalformedError(Reason.TOO_DEEP, f"nested deeper than limits.max_json_depth = {max_depth}")
+    if data.count(b"[") + data.count(b"{") > max_depth:
+        depth = 0
+        for match in _BRACKETS.finditer(data):
+            if match.lastindex is not None:
+                depth += 1 if match.lastindex == 1 else -1
+            if depth > max_depth:
+                raise MalformedError(Reason.TOO_DEEP, f"nested deeper than limits.max_json_depth = {max_depth}")
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
@@ -113,18 +118,6 @@ def _count_fields(value: dict[str, Any], max_depth: int) -> int:
         if not level:
             return num_fields
     return -1
-
-
-def _is_deeper(data: bytes, max_depth: int) -> bool:
-    if data.count(b"[") + data.count(b"{") <= max_depth:
-        return False
-    depth = 0
-    for match in _BRACKETS.finditer(data):
-        if match.lastindex is not None:
-            depth += 1 if match.lastindex == 1 else -1
-            if depth > max_depth:
-                return True
-    return False
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
