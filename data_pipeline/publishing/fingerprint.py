@@ -10,7 +10,7 @@ from common.settings.model import Section
 from data_pipeline.config import PrepareConfig, portable_settings
 from data_pipeline.conversations.chat_template import template_source
 from data_pipeline.sources.formats import printable
-from data_pipeline.sources.storage import files_below
+from data_pipeline.sources.listing import files_below
 from data_pipeline.stages.train_quality import files_of_reference
 from data_pipeline.tokenizer import supplied_files
 

@@ -23,7 +23,7 @@ from common.text import some_of
 from data_pipeline.dataset.layout import FOLDERS, INPUTS, LOCK, MANIFEST, PUBLISHED, REJECTED, SINGLE_FILES, WORK
 from data_pipeline.dataset.locks import DataInUseError
 from data_pipeline.dataset.manifest import files_in_manifest
-from data_pipeline.sources.storage import UnreadableSourceError
+from data_pipeline.sources.listing import UnreadableSourceError
 
 logger = logging.getLogger(__name__)
 _WORK_NAME = re.compile("[0-9a-f]{16}")

@@ -29,8 +29,9 @@ from data_pipeline.sources.formats import (
     is_hidden,
     shape_of,
 )
+from data_pipeline.sources.listing import Found, Listing, Location, found_here, is_url
 from data_pipeline.sources.parsers.text_files import TOPICS
-from data_pipeline.sources.storage import Found, Listing, Location, digest, found_here, is_url, list_files
+from data_pipeline.sources.storage import digest, list_files
 from data_pipeline.sources.streams import Compression
 
 logger = logging.getLogger(__name__)

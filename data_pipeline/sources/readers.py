@@ -11,8 +11,9 @@ from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.archives import ArchiveError, Member, read_tar, read_zip
 from data_pipeline.sources.formats import FORMATS
 from data_pipeline.sources.inputs import Part
+from data_pipeline.sources.listing import UnreadableSourceError
 from data_pipeline.sources.parsers.source_format import Content
-from data_pipeline.sources.storage import UnreadableSourceError, check_unchanged, open_file
+from data_pipeline.sources.storage import check_unchanged, open_file
 from data_pipeline.sources.streams import Budget, Readable, StreamError, decompress, raw_blocks
 
 

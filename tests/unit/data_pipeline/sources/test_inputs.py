@@ -16,8 +16,9 @@ from data_pipeline.config import PrepareConfig
 from data_pipeline.sources import inputs as inputs_module
 from data_pipeline.sources.formats import IgnoredFiles
 from data_pipeline.sources.inputs import InputFile, find_inputs, remember_digests
+from data_pipeline.sources.listing import Listing, Location
 from data_pipeline.sources.parsers.text_files import parse_topics
-from data_pipeline.sources.storage import Listing, Location, list_files
+from data_pipeline.sources.storage import list_files
 
 ROOT = Path(__file__).resolve().parents[4]
 
