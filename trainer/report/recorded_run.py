@@ -74,6 +74,10 @@ class RecordedRun:
         return median(self.curve("tokens_per_s").y_N)
 
     @property
+    def mfu(self) -> float | None:
+        return median(self.curve("mfu").y_N)
+
+    @property
     def evaluations(self) -> Sequence[EvalEvent]:
         return self.of(EvalEvent)
 

@@ -97,7 +97,7 @@ def introduction(run: RecordedRun) -> str:
 
 
 def _headline(run: RecordedRun) -> list[tuple[str, str, str]]:
-    best, mfu = run.best, run.curve("mfu").finite
+    best, mfu = run.best, run.mfu
     tokens, average, last = run.curve("targets").last, smoothed(run, "loss").last, run.curve("loss").last
     window = loss_window(run)
     steps = number(part(run.config, "limits").get("steps"))
@@ -113,11 +113,7 @@ def _headline(run: RecordedRun) -> list[tuple[str, str, str]]:
         ("best validation loss", _decimal(best.val_loss if best else None), where),
         ("tokens", _short(tokens), "trained on, repeats counted"),
         ("training time", duration(run.seconds) if tokens else UNKNOWN, "without evaluations and saves"),
-        (
-            "tokens a second",
-            or_unknown(rate)(run.tokens_per_s),
-            f"median; MFU {share(float(np.median(mfu)))}" if len(mfu) else "median; MFU unknown",
-        ),
+        ("tokens a second", or_unknown(rate)(run.tokens_per_s), f"median; MFU {'unknown' if mfu is None else share(mfu)}"),
         ("alerts", count(len(run.alerts)), "listed below" if run.alerts else "no rule was broken"),
     ]
 
