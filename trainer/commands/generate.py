@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from common.errors import ConfigError
 from common.files import plain
+from common.settings.markers import AlsoCalled
 from common.settings.model import Place
 from trainer.commands.run_options import CheckpointOptions
 from trainer.inference.sampling_options import SamplingOptions
@@ -34,7 +35,7 @@ class GenerateOptions(SamplingOptions, CheckpointOptions):
     stop_token: Annotated[tuple[str, ...], Place(metavar="TOKEN")] = Field(
         (), description="Tokens that end a continuation: ids, or names of special tokens."
     )
-    batch: int = Field(16, ge=1, description="Number of prompts that are continued together.")
+    batch: Annotated[int, AlsoCalled("batch_size")] = Field(16, ge=1, description="Number of prompts that are continued together.")
     no_cache: bool = Field(False, description="Compute all tokens again in each step, for comparison. This is slower.")
     as_json: Annotated[bool, Place("--json")] = Field(False, description="Print a JSON object for each prompt.")
     score: bool = Field(False, description="Score the texts by fluency, repetition, diversity and coherence.")

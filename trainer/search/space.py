@@ -163,7 +163,9 @@ def _field(path: Path, name: str, known: Mapping[str, FieldInfo]) -> FieldInfo:
     table, _, entry = name.rpartition(".")
     if entry and table in user_tables(TrainConfig):
         return FieldInfo.from_annotation(typing.get_args(dict(fields_of(TrainConfig))[table].annotation)[1])
-    raise ConfigError(f"--space {path}: {name} is not a setting of `train`{suggest(name, {one: one for one in known})}")
+    raise ConfigError(
+        f"--space {path}: {name} is not a setting of `train`{suggest(name, {one: one for one in known}, TrainConfig)}"
+    )
 
 
 def _dimension(path: Path, name: str, entry: Mapping[str, Any], field: FieldInfo) -> Dimension:
