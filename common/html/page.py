@@ -9,14 +9,11 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined, UndefinedError
 from markupsafe import Markup
-from numpy.typing import NDArray
 
 from common.text import visible
 
@@ -73,36 +70,3 @@ def _read(name: str) -> str:
 
 def _digest(content: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
-
-
-Number = TypeVar("Number", float, NDArray[np.float64])
-
-_PICTURES = template_environment(_HERE, tenths="{:.1f}".format)
-
-
-@dataclass(frozen=True)
-class Plot:
-    width: int
-    height: int
-    left: int
-    right: int
-    top: int
-    bottom: int
-
-    @property
-    def end(self) -> int:
-        return self.width - self.right
-
-    @property
-    def base(self) -> int:
-        return self.height - self.bottom
-
-    def x(self, part: Number) -> Number:
-        return self.left + (self.end - self.left) * part
-
-    def y(self, part: Number) -> Number:
-        return self.base - (self.base - self.top) * part
-
-
-def draw_template(name: str, plot: Plot, **values: object) -> Markup:
-    return Markup(_PICTURES.get_template(name).render(plot=plot, **values))

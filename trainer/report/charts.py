@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from common.html.chart import WIDE, Chart, Line
-from common.html.curves import Curve, average_window, moving_average
+from common.html.chart import WIDE, Chart, Curve, Line, average_window, moving_average
 from common.untrusted import number
 from trainer.config import TrainConfig
 from trainer.report.recorded_run import RecordedRun, part

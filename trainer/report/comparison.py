@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
-from common.html.chart import WIDE, Chart, Line
-from common.html.curves import Curve
+from common.html.chart import WIDE, Chart, Curve, Line
 from common.html.page import render_page
 from trainer.report.charts import chart_of, scaled, smoothed
 from trainer.report.differences import compared_settings, differing

@@ -12,7 +12,7 @@ import numpy as np
 
 from common.errors import CheckpointError
 from common.files import digest_bytes
-from common.html.curves import Curve, median
+from common.html.chart import Curve, median
 from common.redaction import redacted_settings
 from common.untrusted import read_run_file
 from trainer.runs.events import AlertEvent, EvalEvent, Event, TrainEvent

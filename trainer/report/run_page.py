@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.html.chart import measured
-from common.html.line_chart import draw
+from common.html.drawing import draw
 from common.html.page import UNKNOWN, or_unknown, render_page, template_environment
 from common.text import count, duration, rate, share, shortened, size
 from common.untrusted import number

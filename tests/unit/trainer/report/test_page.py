@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from common.errors import CheckpointError
-from common.html.curves import Curve
+from common.html.chart import Curve
 from common.settings.load import load_settings
 from common.settings.options import help_parser
 from tests.support.html_pages import Page
