@@ -68,7 +68,7 @@ def run_here(words: Sequence[str]) -> None:
     commands = all_commands()
     with importing():
         from common.settings.command import run_listed
-        from common.settings.suggest import nearest
+        from common.settings.messages import nearest
     if name == "completion":
         from trainer.completion import print_completion
 

@@ -20,7 +20,7 @@ from common.paths import RECIPES
 from common.redaction import HIDDEN, redacted_repr
 from common.settings.dotted import flatten, merge, nest, without
 from common.settings.markers import ASKED_AGAIN, PER_START
-from common.settings.messages import explain
+from common.settings.messages import explain, nearest, suggest
 from common.settings.model import (
     PROGRAMS,
     OptionsT,
@@ -39,7 +39,6 @@ from common.settings.model import (
     with_current_names,
     with_nones,
 )
-from common.settings.suggest import nearest, suggest
 from common.settings.toml import parse_toml
 
 _log = logging.getLogger(__name__)
@@ -147,7 +146,11 @@ def _from_environment(model: type[Settings], environment: Mapping[str, str]) -> 
         if variable not in known:
             raise ConfigError(f"environment: {variable} is not a setting{suggest(dotted, variables, model)}")
         name, field = known[variable]
-        flat[name] = _parse_list(variable, value) if is_list(field) else none_word(field, value)
+        try:
+            flat[name] = json.loads(value) if is_list(field) else none_word(field, value)
+        except json.JSONDecodeError:
+            shown = repr(HIDDEN if "://" in value else value)  # a broken list cannot be searched for secrets
+            raise ConfigError(f'environment: {variable} = {shown} is not a JSON list; write for example ["a", "b"]') from None
     return nest(flat)
 
 
@@ -161,14 +164,6 @@ def _check_utf8(origin: str, words: Iterable[str]) -> None:
                 f"{origin}: {redacted_repr(word)} is no UTF-8 text; write it in UTF-8, and rename a file of that name; "
                 "or set PYTHONUTF8=1, if it is UTF-8 and the locale is another"
             ) from None
-
-
-def _parse_list(variable: str, value: str) -> Any:
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError:
-        shown = repr(HIDDEN if "://" in value else value)  # a broken list cannot be searched for secrets
-        raise ConfigError(f'environment: {variable} = {shown} is not a JSON list; write for example ["a", "b"]') from None
 
 
 def recipe_path(recipe: str) -> Path:
