@@ -49,7 +49,8 @@ def render_page(environment: Environment, template: str, *, script: bool = False
     forbidden = dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")
     policy = Markup("; ".join(f"{kind} {source}" for kind, source in (forbidden | allowed).items()))
     page = render_template(environment, template, policy=policy, style=Markup(style), script=Markup(code), **values)
-    return _MARKED.sub(_set_off, visible(page)) + "\n"
+    shown = _MARKED.sub(lambda found: f'<span class="unseen">{found[0]}</span>' if found["name"] else found[0], visible(page))
+    return shown + "\n"
 
 
 def render_template(environment: Environment, template: str, **values: object) -> str:
@@ -58,10 +59,6 @@ def render_template(environment: Environment, template: str, **values: object) -
         return environment.get_template(template).render(**values)
     except UndefinedError as error:
         raise LookupError(f"{template}: {error}") from error
-
-
-def _set_off(found: re.Match[str]) -> str:
-    return f'<span class="unseen">{found[0]}</span>' if found["name"] else found[0]
 
 
 def _read(name: str) -> str:

@@ -58,16 +58,16 @@ def load_settings(
     variables = _from_environment(model, environment)
     recipe = command_line.get("recipe", variables.get("recipe", model.model_fields["recipe"].default))
     own = [variables, nest(command_line)]
-    resolver: Any = import_module(model.resolver) if model.resolver else model
+    resolver: Any = import_module(model.resolver) if model.resolver else None
     of_person = own
-    if (path := resolver.recorded_in({name: value for layer in own for name, value in layer.items()})) is not None:
+    if resolver and (path := resolver.recorded_in({name: value for layer in own for name, value in layer.items()})) is not None:
         layers = [_recorded(model, path, own), *own]
     else:
         base = {} if recipe == AUTO else _from_recipe(model, recipe)
         if recipe not in (None, AUTO) and recipe_path(recipe).parent.resolve() != RECIPES.resolve():
             of_person = [base, *own]
-        inherited = resolver.inherited(_by_name([base, *own]))
-        base = nest(resolver.chosen(inherited | _by_name(own))) if recipe == AUTO else base
+        inherited = resolver.inherited(_by_name([base, *own])) if resolver else {}
+        base = nest((resolver or model).chosen(inherited | _by_name(own))) if recipe == AUTO else base
         layers = [base, nest(inherited), *own]
     given_names = {name for layer in of_person for name in flatten(layer)}
     layers.append(nest(model.adapted(_by_name(layers), given_names)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -95,7 +96,8 @@ class MlflowSink(ServiceSink):
         if not points:
             return
         now = int(time.time() * 1000)
-        metrics = [self._mlflow.entities.Metric(_name(name), value, now, step) for name, value in points.items()]
+        allowed = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in points.items()}
+        metrics = [self._mlflow.entities.Metric(name, value, now, step) for name, value in allowed.items()]
         self._send(lambda: self._client.log_batch(self._id, metrics=metrics, synchronous=False))
 
     def _send(self, call: Callable[[], Any]) -> None:
@@ -121,8 +123,3 @@ class MlflowSink(ServiceSink):
         thread = threading.Thread(target=action, name="mlflow", daemon=True)
         thread.start()
         return thread
-
-
-def _name(name: str) -> str:
-    """Return the name with `_` for each character that MLflow does not allow: it allows letters, digits, `_ - . : /` and spaces."""
-    return "".join(letter if letter.isalnum() or letter in "_-. :/" else "_" for letter in name)
