@@ -127,9 +127,9 @@ def _pieces(path: Path, below: Path, max_bytes: int, read: Callable[[BinaryIO], 
     with file:
         found, total = os.fstat(file.fileno()).st_size, 0
         while found <= max_bytes and (piece := read(file)):
-            yield piece
             total += len(piece)
-            found = max(found, total)  # the file may grow while it is read
+            if (found := max(found, total)) <= max_bytes:  # the file may grow while it is read
+                yield piece
     if found > max_bytes:
         raise CheckpointError(f"{path}: larger than {max_bytes} bytes, the limit for a file of this kind; {_RESTORE}")
 

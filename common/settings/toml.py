@@ -15,10 +15,8 @@ def parse_toml(data: bytes) -> dict[str, Any]:
     """Return the tables of a TOML file. ValueError: it is no TOML, nested too deeply, or a line has more than 256 dots."""
     text = data.decode("utf-8")
     for number, line in enumerate(text.split("\n"), 1):
-        if (
-            line.count(".") > _MAX_DOTS
-            and _TOML_STRING.sub(lambda found: "" if found.lastgroup else found[0], line).count(".") > _MAX_DOTS
-        ):
+        outside = line if line.count(".") <= _MAX_DOTS else _TOML_STRING.sub(lambda one: "" if one.lastgroup else one[0], line)
+        if outside.count(".") > _MAX_DOTS:
             raise ValueError(f"line {number} has more than {_MAX_DOTS} dots outside of texts")
     try:
         return tomllib.loads(text)

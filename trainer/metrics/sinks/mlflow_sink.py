@@ -96,8 +96,10 @@ class MlflowSink(ServiceSink):
         if not points:
             return
         now = int(time.time() * 1000)
-        allowed = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in points.items()}
-        metrics = [self._mlflow.entities.Metric(name, value, now, step) for name, value in allowed.items()]
+        metrics = [
+            self._mlflow.entities.Metric(re.sub(r"[^\w\-. :/]", "_", name), value, now, step)  # other characters are not allowed
+            for name, value in points.items()
+        ]
         self._send(lambda: self._client.log_batch(self._id, metrics=metrics, synchronous=False))
 
     def _send(self, call: Callable[[], Any]) -> None:
