@@ -16,12 +16,10 @@ class LimitConfig(Section):
     """Limits for broken or hostile input."""
 
     max_rejected_fraction: ShapesData[Share] = Field(
-        0.05, description="Share of malformed documents, among all documents read, above which the preparation stops."
+        0.05, description="Share of malformed documents among all that were read, above which the preparation stops."
     )
     max_bytes_per_source: ShapesData[int | None] = Field(
-        None,
-        ge=1,
-        description="Number of bytes read from each source, in the order of file names; the last file is read whole; none: all.",
+        None, ge=1, description="Bytes read from each source, in the order of file names; the last file is read whole; none: all."
     )
     max_line_bytes: ShapesData[int] = Field(
         16 * _MIB, ge=64, description="Longest line, row or field that is read, in bytes. A longer one is rejected."
@@ -36,16 +34,16 @@ class LimitConfig(Section):
         400, ge=2, description="Decompressed bytes per compressed byte above which the rest of a file is rejected."
     )
     max_decompressed_bytes: ShapesData[int] = Field(
-        1 << 40, ge=1024, description="Decompressed bytes of one file above which the rest of the file is rejected."
+        1 << 40, ge=1024, description="Decompressed bytes above which the rest of a file is rejected."
     )
     max_window_bytes: ShapesData[int] = Field(
         128 * _MIB,
         ge=_MIB,
         le=1 << 31,
-        description="Largest window or dictionary that zstd or xz data may use, in bytes. Other files are rejected.",
+        description="Largest window or dictionary of zstd or xz data, in bytes. Other files are rejected.",
     )
     max_archive_members: ShapesData[int] = Field(
-        1_000_000, ge=1, description="Number of members of an archive above which the rest of the archive is rejected."
+        1_000_000, ge=1, description="Number of members above which the rest of an archive is rejected."
     )
     max_member_bytes: ShapesData[int] = Field(
         1 << 34, ge=1024, description="Largest member of an archive that is read, in bytes. A larger one is rejected."
@@ -53,20 +51,20 @@ class LimitConfig(Section):
     reader_memory_bytes: ShapesData[int] = Field(
         512 * _MIB,
         ge=64 * _MIB,
-        description="Memory that one Parquet file or HTML page may take, in bytes. A file that needs more is rejected. Of a "
-        "page that needs more, only the tags are removed.",
+        description="Memory for one Parquet file or HTML page, in bytes. A file that needs more is rejected; of a page, only the "
+        "tags are removed.",
     )
     outside_links: NoEffectOnResults[bool] = Field(
         False, description="Whether links to files outside a source are followed. false: these files are left out, with a warning."
     )
     allowed_hosts: NoEffectOnResults[tuple[str, ...]] = Field(
         (),
-        description="Hosts that web addresses may redirect to and that may have private addresses, besides those of the sources: "
-        "names, addresses, or patterns such as *.example.org.",
+        description="Hosts besides those of the sources to which web addresses may redirect, also private ones: names, addresses, "
+        "or patterns such as *.example.org.",
     )
     retries: NoEffectOnResults[int] = Field(
-        5, ge=0, le=100, description="Number of retries in a row after a failed read from a remote store."
+        5, ge=0, le=100, description="Retries in a row after a failed read from a remote store."
     )
     retry_wait_s: Annotated[NoEffectOnResults[float], OnlyIf("limits.retries")] = Field(
-        0.5, ge=0, le=60, description="Seconds before the first retry. Each further retry waits twice as long."
+        0.5, ge=0, le=60, description="Seconds before the first retry. Each further one waits twice as long."
     )

@@ -39,7 +39,7 @@ class SourceConfig(Section):
         1.0, gt=0, description="Share of the training tokens, relative to the other sources. See `balance`."
     )
     max_bytes: ShapesData[int | None] = Field(
-        None, ge=1, description="Number of bytes read, in the order of file names. The last file is read to its end. none: all."
+        None, ge=1, description="Bytes read, in the order of file names. The last file is read whole. none: all."
     )
     text: ShapesData[dict[str, Any]] = _replaced("text")
     records: ShapesData[dict[str, Any]] = _replaced("records")
@@ -72,8 +72,7 @@ class PrepareConfig(Settings):
     )
 
     recipe: Annotated[NoEffectOnResults[str | None], Frequent("demo", 3)] = Field(
-        None,
-        description="Name of a recipe in env/recipes, a .toml file, or auto, which chooses the settings for the amount of text.",
+        None, description="Name of a recipe in env/recipes, a .toml file, or auto: settings for the amount of text."
     )
     sources: Annotated[NoEffectOnResults[tuple[str, ...]], Frequent("my-text", 1)] = Field(
         (), description="Folders, files, glob patterns or URLs with text; builtin: the built-in corpus (Python's library)."
@@ -88,29 +87,28 @@ class PrepareConfig(Settings):
         None, ge=1, le=4096, description="Number of worker processes, which never changes the result; none: one for each core."
     )
     engine: NoEffectOnResults[Literal["local", "ray"]] = Field(
-        "local", description="Engine that runs the work. local: processes on this machine; ray: a Ray cluster."
+        "local", description="Where the work runs. local: processes on this machine; ray: a Ray cluster."
     )
     ray_address: Annotated[NoEffectOnResults[str | None], OnlyIf("engine = ray")] = Field(
-        None, description="Address of the Ray cluster; none: the cluster that RAY_ADDRESS names, or a new one on this machine."
+        None, description="Address of the Ray cluster; none: that of RAY_ADDRESS, or a new one on this machine."
     )
     if_empty: NoEffectOnResults[Literal["error", "builtin"]] = Field(
         "error", description="Action if the sources hold no text. builtin: use the built-in corpus."
     )
     keep_rejects: Annotated[NoEffectOnResults[KeptRejects], BeforeValidator(_name_of_flag)] = Field(
         "none",
-        description="Rejected documents that are written. none; samples: the beginnings of some, in rejects.jsonl; all: these, and "
-        "each one in full with its reason, in the folder rejects. true: samples; false: none.",
+        description="Rejected documents that are written. samples (true): the beginnings of some, in rejects.jsonl; all: also each "
+        "one in full with its reason, in the folder rejects.",
     )
     replace: NoEffectOnResults[bool] = Field(
         False,
-        description="Whether finished data in the output folder that differs in settings or text is replaced. false: it is an "
-        "error.",
+        description="Whether finished data in the output folder that differs in settings or text is replaced. false: an error.",
     )
     row_length: Annotated[ShapesData[int], Frequent("512", 5)] = Field(
-        1024, ge=8, le=1 << 20, description="Number of tokens in a row. A row of L tokens has up to L-1 targets."
+        1024, ge=8, le=1 << 20, description="Tokens in a row. A row of L tokens has up to L-1 targets."
     )
     partition_bytes: Annotated[ShapesData[int], DIVIDES_WORK] = Field(
-        16 * _MIB, ge=1024, description="Number of input bytes in one task. Small files share a task."
+        16 * _MIB, ge=1024, description="Input bytes in one task. Small files share a task."
     )
     text: TextConfig = Field(default_factory=TextConfig, description="Plain text files (.txt, .md, …)")
     records: RecordConfig = Field(default_factory=RecordConfig, description="JSON Lines, CSV, TSV, Parquet and Arrow")

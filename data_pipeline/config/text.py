@@ -23,53 +23,50 @@ class TextConfig(Section):
 
     documents: Annotated[ShapesData[Literal["file", "paragraphs", "chunks"]], Frequent("paragraphs", 8)] = Field(
         "file",
-        description="Part of a text file that is one document. file: the whole file; paragraphs: each paragraph between blank "
-        "lines; chunks: each chunk of lines.",
+        description="Part of a text file that is one document: the file, each paragraph between blank lines, or each chunk of "
+        "lines.",
     )
     chunk_chars: Annotated[ShapesData[int], OnlyIf("text.documents = chunks")] = Field(
-        4096, ge=64, le=1 << 24, description="Length of a chunk, in characters. It ends at the next line end."
+        4096, ge=64, le=1 << 24, description="Length of a chunk in characters. It ends at the next line end."
     )
 
 
 class RecordConfig(Section):
     """Documents from JSON Lines, CSV, TSV, Parquet and Arrow."""
 
-    text_field: ShapesData[str] = Field("text", min_length=1, description="Name of the field or column that holds the text.")
+    text_field: ShapesData[str] = Field("text", min_length=1, description="Field or column that holds the text.")
     prompt_field: ShapesData[str | None] = Field(
-        None,
-        min_length=1,
-        description="Name of the field or column that holds a prompt. The prompt precedes the text, and has no loss in training. "
-        "none: the text alone.",
+        None, min_length=1, description="Field or column with a prompt. It precedes the text and has no loss. none: the text alone."
     )
     prompt_end: Annotated[ShapesData[str], OnlyIf("records.prompt_field")] = Field(
-        "\n", description="Characters between prompt and text. They have no loss either. See prompt_field."
+        "\n", description="Characters between prompt and text, which have no loss either."
     )
     label_field: ShapesDataIfChanged[str | None] = Field(
         None,
         min_length=1,
-        description="Name of the field or column that holds the label of a document, for classification. Documents without a label "
-        "are rejected, and longer ones than a row are cut to it. none: no labels.",
+        description="Field or column with the label of a document, for classification. Documents without a label are rejected, and "
+        "longer ones than a row are cut. none: no labels.",
     )
     labels: Annotated[ShapesDataIfChanged[tuple[str, ...]], OnlyIf("records.label_field")] = Field(
-        (), description="Names of the labels; documents with another label are rejected. Empty: all labels that occur."
+        (), description="Names of the labels. Documents with another one are rejected. Empty: all labels that occur."
     )
     messages_field: ShapesDataIfChanged[str | None] = Field(
         None,
         min_length=1,
-        description="Name of the field or column with the messages of a conversation: a list of objects with role and content, or "
-        "with from and value. It needs chat.template. none: the records are no conversations.",
+        description="Field or column with the messages of a conversation: objects with role and content, or from and value. It "
+        "needs chat.template. none: no conversations.",
     )
     chosen_field: ShapesDataIfChanged[str | None] = Field(
         None,
         min_length=1,
-        description="Name of the field or column with the better answer of a preference pair: a text or messages. It needs "
-        "prompt_field, rejected_field and chat.template. none: the records are no pairs.",
+        description="Field or column with the better answer of a preference pair: a text or messages. It needs prompt_field, "
+        "rejected_field and chat.template. none: no pairs.",
     )
     rejected_field: ShapesDataIfChanged[str | None] = Field(
-        None, min_length=1, description="Name of the field or column with the worse answer of a preference pair. See chosen_field."
+        None, min_length=1, description="Field or column with the worse answer of a preference pair. none: no pairs."
     )
     metadata: ShapesData[tuple[str, ...]] = Field(
-        (), description="Names of the fields that are kept with each document: strings, numbers and booleans."
+        (), description="Fields that are kept with each document: strings, numbers and booleans."
     )
     quotes: ShapesData[bool] = Field(
         True, description="Whether double quotes enclose fields in CSV and TSV. false: a quote is text."
@@ -126,7 +123,7 @@ class HtmlConfig(Section):
     """Text from HTML pages."""
 
     extract: ShapesData[Literal["main", "all"]] = Field(
-        "main", description="Part of a page that becomes text. main: the main content, without navigation; all: everything visible."
+        "main", description="Part of a page that becomes text. main: without navigation; all: everything visible."
     )
 
 
@@ -140,7 +137,7 @@ class CleanConfig(Section):
     drop_lines: ShapesData[tuple[LineRule, ...]] = Field(
         (),
         description="Lines that are removed from prose and web text, as in C4: notices (cookies, terms of use), javascript, "
-        "unpunctuated (no terminal punctuation), few-words (fewer than 5), long-word (a word of over 1000 characters).",
+        "unpunctuated, few-words (fewer than 5), long-word (over 1000 characters).",
     )
     repeats: Annotated[ShapesData[Literal["lines", "paragraphs"]], OnlyIf("clean.repeat_window")] = Field(
         "lines", description="Unit of text that repeat_window compares."
@@ -148,15 +145,12 @@ class CleanConfig(Section):
     repeat_window: ShapesData[int] = Field(
         0,
         ge=0,
-        description="Number of preceding lines or paragraphs with which each one is compared. An equal one is removed. 0: off. "
-        "Not in code.",
+        description="Preceding lines or paragraphs with which each one is compared. An equal one is removed. 0: off. Not in code.",
     )
     repeat_min_chars: Annotated[ShapesData[int], OnlyIf("clean.repeat_window")] = Field(
         20, ge=1, description="Shortest line or paragraph that repeat_window removes, in characters."
     )
-    min_chars: ShapesData[int] = Field(
-        20, ge=1, description="Shortest document that is kept, in characters. Usual values are 10 to 50."
-    )
+    min_chars: ShapesData[int] = Field(20, ge=1, description="Shortest document that is kept, in characters. Usual: 10 to 50.")
     max_chars: ShapesData[int | None] = Field(
         None, ge=1, description="Longest document that is kept, in characters; none: no limit."
     )
