@@ -13,7 +13,7 @@ from data_pipeline.conversations.chat_template import chosen_template
 from data_pipeline.dataset.layout import INPUTS, TOKENIZER
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dedup.duplicates import STAGES as DUPLICATES
-from data_pipeline.execution.runner import open_runner_of
+from data_pipeline.execution.tasks import open_runner
 from data_pipeline.publishing.assemble import Prepared, assemble
 from data_pipeline.publishing.fingerprint import fingerprint_of, key_of_work, settings_of
 from data_pipeline.publishing.ownership import exclusive
@@ -49,7 +49,7 @@ def prepare(config: PrepareConfig) -> Manifest:
         check_may_replace(output, fingerprint, settings, [file.identity for file in inputs], replace=config.replace)
 
         partitions = cut_into_partitions(inputs, config.partition_bytes)
-        with open_runner_of(config, stage_names(config), len(partitions)) as run:
+        with open_runner(config, stage_names(config), len(partitions)) as run:
             work = folder.start_work(key_of_work(fingerprint, config))  # a refusal from here on removes it
             job = Job(config, partitions, work, run)
             chat = chosen_template(config.chat, config.tokenizer, job.special_tokens)
@@ -84,7 +84,7 @@ def prepare(config: PrepareConfig) -> Manifest:
             documents=documents,
             packed=packed,
             report=make_report(results, config),
-            timings=run.timings,
+            timings=run.progress.summary(),
             reference=trained_reference(job),
             has_mask=any(of_source.has_mask for of_source in job.of_sources.values()),
         )

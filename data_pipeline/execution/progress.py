@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -19,14 +18,6 @@ _SECONDS_BETWEEN_LINES = 30.0
 _SECONDS_BETWEEN_REDRAWS = 1.0
 _SECONDS_TO_END = 1.0
 _BAR = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}B/{total_fmt}B{postfix}"
-
-
-@dataclass(frozen=True)
-class StageTiming:
-    name: str
-    bytes: int  # bytes of the stage's input that this run processed: files, text, or stored tokens
-    bytes_done_before: int  # bytes of the stage's input that an earlier run had processed
-    seconds: float
 
 
 class Pace:
@@ -66,27 +57,26 @@ class Progress:
         self._stream = stream or sys.stderr
         self._clock = clock
         self._number = 0
-        self.timings: list[StageTiming] = []
+        self.timings: list[dict[str, Any]] = []
 
     @contextlib.contextmanager
     def stage(self, name: str, total_bytes: int) -> Iterator[Callable[..., None]]:
         """Show a stage while it runs. Yields `_Stage.advance`."""
-        rounds = sum(timing.name == name for timing in self.timings)
+        rounds = sum(timing["name"] == name for timing in self.timings)
         self._number = max(self._number, self._stages.index(name) + 1)  # a repeated stage does not count down
         shown = f"{name}, round {rounds + 1}" if rounds else name
         title = f"[{self._number}/{len(self._stages)}] {shown:<{max(map(len, self._stages))}}"
         stage = _Stage(title, total_bytes, self._stream, self._clock)
         with stage.shown():
             yield stage.advance
-        self.timings.append(StageTiming(name, stage.pace.done, stage.bytes_before, round(stage.seconds, 3)))
+        seconds = round(stage.seconds, 3)
+        done = {"name": name, "bytes": stage.pace.done, "bytes_done_before": stage.bytes_before, "seconds": seconds}
+        self.timings.append(done)
         _say(stage.last_line(), self._stream)
 
     def summary(self) -> dict[str, Any]:
-        """Return the timings as values: `{"seconds": …, "stages": [{"name", "bytes", "bytes_done_before", "seconds"}, …]}`."""
-        return {
-            "seconds": round(sum(timing.seconds for timing in self.timings), 3),
-            "stages": [asdict(timing) for timing in self.timings],
-        }
+        """`bytes` of a stage's input are those that this run processed: files, text, or stored tokens."""
+        return {"seconds": round(sum(timing["seconds"] for timing in self.timings), 3), "stages": self.timings}
 
 
 class _Stage:

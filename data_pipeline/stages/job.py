@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from data_pipeline.config import PrepareConfig, TokenizerConfig
-from data_pipeline.execution.runner import Runner
+from data_pipeline.execution.tasks import Runner
 from data_pipeline.sources.inputs import Partition
 
 TaskT = TypeVar("TaskT", bound="PartitionTask")
