@@ -13,6 +13,7 @@ from data_pipeline.conversations.chat_template import chosen_template
 from data_pipeline.dataset.layout import INPUTS, TOKENIZER
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dedup.duplicates import STAGES as DUPLICATES
+from data_pipeline.dedup.duplicates import find_duplicates
 from data_pipeline.execution.tasks import open_runner
 from data_pipeline.publishing.assemble import Prepared, assemble
 from data_pipeline.publishing.fingerprint import fingerprint_of, key_of_work, settings_of
@@ -22,10 +23,9 @@ from data_pipeline.reports.totals import Results, make_report
 from data_pipeline.sources.ignored import IgnoredFiles
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs, remember_digests
 from data_pipeline.stages import checks
-from data_pipeline.stages.deduplicate import drop_duplicates
 from data_pipeline.stages.job import Job, is_trained
 from data_pipeline.stages.pack import pack_all
-from data_pipeline.stages.read import read_all
+from data_pipeline.stages.read import keys_of, read_all
 from data_pipeline.stages.rejects import write_rejects
 from data_pipeline.stages.select import cuts_of_sources, documents_of, labels_of, select_all
 from data_pipeline.stages.split import split_all
@@ -55,7 +55,7 @@ def prepare(config: PrepareConfig) -> Manifest:
             chat = chosen_template(config.chat, config.tokenizer, job.special_tokens)
             read = read_all(job, chat)
             checks.check_rejected(partitions, read, config)
-            duplicates = drop_duplicates(job, read)
+            duplicates = find_duplicates(run, keys_of(read), config.dedup, work)
             checks.warn_of_losses(duplicates, config)
             split = split_all(job, read, duplicates)
             checks.check_split(read, split, config)

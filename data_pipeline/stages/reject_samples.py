@@ -57,24 +57,13 @@ def find_rows(
             one = next(wanted, None)
 
 
-class RejectedWriter:
+class RejectedWriter(ExitStack):
     """Without a path it writes nothing."""
 
     def __init__(self, output: Path | None) -> None:
-        self._tables = (
-            {}
-            if output is None
-            else {end: TableWriter(output.with_name(f"{output.name}-{end}"), _REJECTED_SCHEMA) for end in REJECTED_TABLES}
-        )
-        self._open = ExitStack()
-
-    def __enter__(self) -> RejectedWriter:
-        for table in self._tables.values():
-            self._open.enter_context(table)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._open.__exit__(*error)
+        super().__init__()
+        paths = {} if output is None else {end: output.with_name(f"{output.name}-{end}") for end in REJECTED_TABLES}
+        self._tables = {end: self.enter_context(TableWriter(path, _REJECTED_SCHEMA)) for end, path in paths.items()}
 
     @property
     def written(self) -> dict[Path, str]:
