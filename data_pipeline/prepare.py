@@ -23,7 +23,7 @@ from data_pipeline.reports.totals import Results, make_report
 from data_pipeline.sources.ignored import IgnoredFiles
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs, remember_digests
 from data_pipeline.stages import checks
-from data_pipeline.stages.job import Job, is_trained
+from data_pipeline.stages.job import Job
 from data_pipeline.stages.pack import pack_all
 from data_pipeline.stages.read import keys_of, read_all
 from data_pipeline.stages.rejects import write_rejects
@@ -96,7 +96,7 @@ def stage_names(config: PrepareConfig) -> list[str]:
         "read",
         *DUPLICATES,
         "split",
-        *(["sample"] if is_trained(config.tokenizer) else []),
+        *(["sample"] if config.tokenizer.is_trained else []),
         "train",
         *(["reference"] if config.quality.measures_perplexity else []),
         *(["classifier"] if config.quality.good else []),

@@ -134,6 +134,10 @@ class AugmentConfig(Section):
         return self
 
     @property
+    def is_on(self) -> bool:
+        return any((self.fim_rate, self.synonym_rate, self.subword_rate))
+
+    @property
     def special_tokens(self) -> tuple[str, ...]:
         return FIM_TOKENS if self.fim_rate > 0 else ()
 

@@ -83,6 +83,10 @@ class TokenizerConfig(Section):
             raise ValueError("extra_special names a token twice; remove one of them")
         return self
 
+    @property
+    def is_trained(self) -> bool:
+        return self.path is None and self.kind != "byte"
+
 
 CHAT_TOKENS = {
     "chatml": ("<|im_start|>", "<|im_end|>"),

@@ -132,13 +132,14 @@ def add_counts(counts: Iterable[Mapping[str, int]]) -> Counts:
 
 
 def commit_result(task: Task, result: ResultT, *tables: Written, files: Mapping[Path, str] | None = None) -> ResultT:
-    """Write the result, a dataclass of plain values: this marks the task as done. It holds the digests of `tables` and `files`."""
+    """Write the result, a dataclass or dictionary of plain values: this marks the task as done. Its file holds all digests."""
     task.output.parent.mkdir(parents=True, exist_ok=True)
     digests = dict(files or {})
     for table in tables:
         digests |= table.written
     names = {os.path.relpath(path, task.output.parent): digest for path, digest in digests.items()}
-    write_atomic(_result_path(task.output), sealed({"result": asdict(result), "files": names}), durable=False)  # type: ignore[call-overload]
+    values = result if isinstance(result, dict) else asdict(result)  # type: ignore[call-overload]
+    write_atomic(_result_path(task.output), sealed({"result": values, "files": names}), durable=False)
     return result
 
 

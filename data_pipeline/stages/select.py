@@ -52,7 +52,7 @@ def select_all(job: Job, tokenized: Sequence[TokenizeResult], cuts: Mapping[str,
     repeats = None
     if balance.by != "none":
         weigh = job.tasks(WeighTask, cuts=cuts)
-        tokens = add_counts(result.tokens for result in job.run("weigh", weigh_partition, weigh, sizes, WeighResult))
+        tokens = add_counts(result["tokens"] for result in job.run("weigh", weigh_partition, weigh, sizes, dict[str, Counts]))
         repeats = repeats_of_groups(tokens, job.config.weights, balance.max_repeats)
     return job.run("select", select_partition, job.tasks(SelectTask, cuts=cuts, repeats=repeats), sizes, SelectResult)
 
@@ -87,19 +87,15 @@ class WeighTask(PartitionTask):
     cuts: Mapping[str, Cuts]
 
 
-@dataclass(frozen=True)
-class WeighResult:
-    tokens: Counts
-
-
-def weigh_partition(task: WeighTask) -> WeighResult:
+def weigh_partition(task: WeighTask) -> dict[str, Counts]:
+    """Return the number of training tokens by group, as `tokens`."""
     tokens: Counter[str] = Counter()
     for batch in read_batches(task.place(TOKENS)):
         is_train_D = (reasons_of(batch, task.cuts[task.source]) == "") & (batch.column("split").to_numpy() == _TRAIN)
         lengths_D = np.diff(batch.column("tokens").offsets.to_numpy())
         for group, members_D in _groups(batch, task.source, task.config.balance):
             tokens[group] += int(lengths_D[members_D & is_train_D].sum())
-    return commit_result(task, WeighResult(dict(tokens)))
+    return commit_result(task, {"tokens": dict(tokens)})
 
 
 @dataclass(frozen=True)

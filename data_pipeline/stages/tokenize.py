@@ -24,7 +24,7 @@ from data_pipeline.dataset.tables import TableWriter, tokens_schema
 from data_pipeline.documents import cut_text
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.quality.perplexity import count_scores
-from data_pipeline.stages.augment import Augmenter, is_on
+from data_pipeline.stages.augment import Augmenter
 from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.split import SplitResult, read_kept
 from data_pipeline.stages.train_quality import MODELS, Models, load_models
@@ -60,7 +60,7 @@ class TokenizeResult:
 def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
     tokenizer = _load(task.work / TOKENIZER)
     models = load_models(task.work / MODELS, task.config.quality)
-    augmenter = Augmenter(tokenizer, task.config.augment) if is_on(task.config.augment) else None
+    augmenter = Augmenter(tokenizer, task.config.augment) if task.config.augment.is_on else None
     ids_type = token_type(tokenizer.vocab_size)
     settings = task.config.tokenizer
     schema = tokens_schema(ids_type, has_mask=task.config.has_mask)
