@@ -56,21 +56,25 @@ def prepare(config: PrepareConfig) -> Manifest:
             read = read_all(job, chat)
             checks.check_rejected(partitions, read, config)
             duplicates = find_duplicates(run, keys_of(read), config.dedup, work)
-            checks.warn_of_losses(duplicates, config)
             split = split_all(job, read, duplicates)
-            checks.check_split(read, split, config)
+            checks.check_split(read, duplicates, split, config)
             tokenizer = train_on_sample(job, split, chat)
             classifier = train_quality(job, split)
             tokenized = tokenize_all(job, split)
             cuts = cuts_of_sources(job, tokenized)
             selected = select_all(job, tokenized, cuts)
-            checks.check_selected(selected)
+            checks.check_selected(selected, config)
             rejects = write_rejects(job, read, split, selected, cuts)
             documents = documents_of(job, tokenized, selected)
-            labels = labels_of(selected)
-            checks.check_labels(labels, documents)
             packed = pack_all(
-                run, config.row_length, config.packing, tokenizer, documents, work, list(labels), has_pairs=config.has_pairs
+                run,
+                config.row_length,
+                config.packing,
+                tokenizer,
+                documents,
+                work,
+                list(labels_of(selected)),
+                has_pairs=config.has_pairs,
             )
 
         by_split = [(task.split, result) for task, result in packed]

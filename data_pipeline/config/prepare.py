@@ -7,20 +7,22 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from common.settings.conditions import OnlyIf
-from common.settings.markers import (
-    DIVIDES_WORK,
-    SHARED_BY_SOURCES,
-    AlsoCalled,
-    Frequent,
-    NoEffectOnResults,
-    ShapesData,
-)
+from common.settings.markers import DIVIDES_WORK, SHARED_BY_SOURCES, AlsoCalled, Frequent, NoEffectOnResults, ShapesData
 from common.settings.messages import explain
-from common.settings.model import Place, Section, Settings, is_table, keep_set, with_nones
+from common.settings.model import (
+    Place,
+    Section,
+    Settings,
+    conditions_of,
+    is_table,
+    keep_set,
+    needed_text,
+    unmet_conditions,
+    with_nones,
+)
 from data_pipeline.config.filters import HeuristicConfig, LanguageConfig, QualityConfig
-from data_pipeline.config.limits import LimitConfig
 from data_pipeline.config.selection import AugmentConfig, BalanceConfig, DedupConfig, SplitConfig
-from data_pipeline.config.text import BUILTIN, CleanConfig, HtmlConfig, Kind, RecordConfig, TextConfig
+from data_pipeline.config.text import BUILTIN, CleanConfig, HtmlConfig, Kind, LimitConfig, RecordConfig, TextConfig
 from data_pipeline.config.tokens import ChatConfig, PackingConfig, TokenizerConfig
 
 _MIB = 1 << 20
@@ -199,6 +201,10 @@ class PrepareConfig(Settings):
         return self.records.prompt_field is not None or bool(self.records.chat_fields)
 
     @property
+    def has_labels(self) -> bool:
+        return any(config.records.label_field is not None for config in self.by_place.values())
+
+    @property
     def has_pairs(self) -> bool:
         return any(config.records.has_pairs for config in self.by_place.values())
 
@@ -231,3 +237,27 @@ class PrepareConfig(Settings):
     def weights(self) -> dict[str, float]:
         of_sources = {name: source.weight for name, source in self.source.items()} if self.balance.by == "source" else {}
         return of_sources | self.balance.weights
+
+
+def settings_without_effect(config: PrepareConfig) -> list[str]:
+    """Return a warning for each setting that differs from its default and has no effect for any source."""
+    found = {place: unmet_conditions(view) for place, view in config.by_place.items()}
+    warnings = []
+    for name in dict.fromkeys(name for unmet in found.values() for name in unmet):
+        shared = [unmet.get(name) for place, unmet in found.items() if not _is_own(config, place, name)]
+        if shared and all(shared):
+            warnings.append(needed_text(name, shared[0] or []))
+    for place, unmet in found.items():
+        warnings += [needed_text(place + name, needs) for name, needs in unmet.items() if _is_own(config, place, name)]
+    values = {"balance.by": config.balance.by}
+    for source, settings in config.source.items():  # those that only sources have, such as their weight
+        for name, field in SourceConfig.model_fields.items():
+            conditions = [condition for condition in conditions_of(field) if not condition.holds(values)]
+            if conditions and getattr(settings, name) != field.default:
+                warnings.append(needed_text(f"source.{source}.{name}", conditions))
+    return warnings
+
+
+def _is_own(config: PrepareConfig, place: str, name: str) -> bool:
+    section, _, leaf = name.partition(".")
+    return bool(place) and section in OVERRIDABLE and leaf in getattr(config.source[place.split(".", 1)[1][:-1]], section)

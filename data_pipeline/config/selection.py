@@ -6,12 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from common.settings.conditions import OnlyIf
-from common.settings.markers import (
-    AlsoCalled,
-    Frequent,
-    ShapesData,
-    ShapesDataByContent,
-)
+from common.settings.markers import AlsoCalled, Frequent, ShapesData, ShapesDataByContent
 from common.settings.model import Section
 from data_pipeline.config.text import KINDS
 from data_pipeline.heuristics.rule import Share

@@ -6,13 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from common.settings.conditions import OnlyIf
-from common.settings.markers import (
-    AlsoCalled,
-    Frequent,
-    ShapesData,
-    ShapesDataByContent,
-    ShapesDataIfChanged,
-)
+from common.settings.markers import AlsoCalled, Frequent, ShapesData, ShapesDataByContent, ShapesDataIfChanged
 from common.settings.model import Section
 
 _MIB = 1 << 20

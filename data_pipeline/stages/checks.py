@@ -13,13 +13,12 @@ from data_pipeline.dataset.layout import MAX_LABELS
 from data_pipeline.dataset.splits import SPLITS, fewest_held_out
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import Reason
-from data_pipeline.execution.tasks import Counts, add_counts
+from data_pipeline.execution.tasks import add_counts
 from data_pipeline.filters.language import CODE, check_codes
 from data_pipeline.sources.inputs import InputFile, Partition
-from data_pipeline.stages.pack import DocumentsOf
 from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.rejects import collect_rejects
-from data_pipeline.stages.select import SelectResult
+from data_pipeline.stages.select import SelectResult, labels_of
 from data_pipeline.stages.split import SplitResult, share_lost_to_benchmarks
 
 logger = logging.getLogger(__name__)
@@ -94,7 +93,17 @@ def _place(sample: Mapping[str, Any]) -> str:
     return f"{where}: {sample['reason']}: {sample['detail']}"
 
 
-def check_split(read: Sequence[ReadResult], split: Sequence[SplitResult], config: PrepareConfig) -> None:
+def check_split(read: Sequence[ReadResult], duplicates: Duplicates, split: Sequence[SplitResult], config: PrepareConfig) -> None:
+    for source in duplicates.alarms:
+        counts = duplicates.sources[source]
+        logger.warning(
+            "source %s: %d of %d documents are duplicates, more than dedup.alarm_fraction = %s; look at the largest clusters in "
+            "the report, and raise dedup.threshold if their documents differ",
+            source,
+            sum(counts.values()) - counts["kept"],
+            sum(counts.values()),
+            config.dedup.alarm_fraction,
+        )
     for source, share in share_lost_to_benchmarks(read, split).items():
         if share > config.dedup.benchmark_alarm_fraction:
             logger.warning(
@@ -136,7 +145,7 @@ def _commonest(read: Sequence[ReadResult]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in rejected.most_common(3)) or "no document was rejected while reading"
 
 
-def check_selected(selected: Sequence[SelectResult]) -> None:
+def check_selected(selected: Sequence[SelectResult], config: PrepareConfig) -> None:
     for side in SPLITS:
         offered = sum(result.offered[side] for result in selected)
         if offered and not any(result.kept[side] for result in selected):
@@ -146,10 +155,8 @@ def check_selected(selected: Sequence[SelectResult]) -> None:
                 f"none of {offered} {side} documents is left after selection ({found}); loosen the quality thresholds, change "
                 "the balance weights, or use another tokenizer"
             )
-
-
-def check_labels(labels: Mapping[str, Counts], documents: Sequence[DocumentsOf]) -> None:
-    if all(one.label_field is None for one in documents):
+    labels = labels_of(selected)
+    if not config.has_labels:
         return
     if not 2 <= len(labels) <= MAX_LABELS:
         raise SourceError(
@@ -164,16 +171,3 @@ def check_labels(labels: Mapping[str, Counts], documents: Sequence[DocumentsOf])
 def _shown_names(labels: Iterable[str]) -> str:
     names = list(labels)
     return ", ".join(map(repr, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
-
-
-def warn_of_losses(duplicates: Duplicates, config: PrepareConfig) -> None:
-    for source in duplicates.alarms:
-        counts = duplicates.sources[source]
-        logger.warning(
-            "source %s: %d of %d documents are duplicates, more than dedup.alarm_fraction = %s; look at the largest clusters in "
-            "the report, and raise dedup.threshold if their documents differ",
-            source,
-            sum(counts.values()) - counts["kept"],
-            sum(counts.values()),
-            config.dedup.alarm_fraction,
-        )

@@ -113,7 +113,9 @@ def read_partition(task: ReadTask) -> ReadResult:
                     overlaps = benchmarks.count(judged.texts)[judged.kept]
                 keys.add([ids[number] for number in kept], sign(judged.texts, judged.kept, kinds, config.dedup), overlaps)
             _count(judged, rejected, result)
-            rejects.add_judged(zip(ids, judged.items, strict=True))
+            for identity, item in zip(ids, judged.items, strict=True):
+                if isinstance(item, Rejection) and item.document is not None:  # malformed items are written already
+                    rejects.add(identity, item)
             result.documents += len(items)
             result.kept += len(kept)
     result.rejected, result.ignored = dict(rejected), dict(ignored)
@@ -136,7 +138,7 @@ def _batches(
             parts.append(part)
             items.append(item if isinstance(item, Document) else replace(item, data=b""))
             if isinstance(item, Rejection):
-                rejects.add_malformed(document_id(partition.number, ordinal), item)
+                rejects.add(document_id(partition.number, ordinal), item)
             ordinal += 1
             if isinstance(item, Document):
                 characters += len(item.text)

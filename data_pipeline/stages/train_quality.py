@@ -177,19 +177,10 @@ def _encoded_examples(files: Sequence[InputFile], tokenizer: Tokenizer, config: 
 Score = Callable[[Sequence[str], Encoded], NDArray[np.uint16]]  # each text is given with its ids by this preparation's tokenizer
 
 
-@dataclass(frozen=True)
-class Models:
-    """None if the settings do not ask for the model."""
-
-    reference: Score | None
-    classifier: Classifier | None
-
-
-def load_models(folder: Path, settings: QualityConfig) -> Models:
-    return Models(
-        _load_reference(folder) if settings.measures_perplexity else None,
-        Classifier.from_bytes((folder / _CLASSIFIER).read_bytes()) if settings.good else None,
-    )
+def load_models(folder: Path, settings: QualityConfig) -> tuple[Score | None, Classifier | None]:
+    """Return the reference model and the classifier; None if the settings do not ask for it."""
+    reference = _load_reference(folder) if settings.measures_perplexity else None
+    return reference, Classifier.from_bytes((folder / _CLASSIFIER).read_bytes()) if settings.good else None
 
 
 def _load_reference(folder: Path) -> Score:
