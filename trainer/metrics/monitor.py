@@ -21,8 +21,7 @@ from trainer.distributed.group import Group
 from trainer.distributed.stragglers import SlowRank
 from trainer.health.alert_rules import AlertRules
 from trainer.machine.gpus import KernelLog, opened_gpus
-from trainer.machine.host import Host
-from trainer.machine.sampler import HardwareReading, HardwareSampler
+from trainer.machine.sampler import HardwareReading, HardwareSampler, Host
 from trainer.metrics.layers import LayerReading
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.sinks.json_lines import JsonLinesSink, NodeHardwareSink
