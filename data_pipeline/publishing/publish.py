@@ -147,12 +147,15 @@ def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, Pa
         totals=prepared.report,
         format=MASKED_FORMAT if prepared.has_mask else FORMAT,
     ).sealed()
-    files = {name: content for name, (content, _) in listed.items()} | {
+    files: dict[str, Path | bytes] = {
+        **{entry.path: path for entry, path in shards.items()},
+        **{name: content for name, (content, _) in listed.items()},
         REPORT_PAGE: render_report(manifest, prepared.timings).encode(),
         CARD: render_card(manifest).encode(),
         TIMINGS: canonical_json(prepared.timings),
+        **more,
     }
-    return publish(output, work, manifest, {entry.path: path for entry, path in shards.items()}, {**files, **more})
+    return publish(output, work, manifest, files)
 
 
 def _named(packed: Sequence[tuple[PackTask, PackResult]]) -> tuple[dict[ShardEntry, Path], dict[str, tuple[Path | bytes, str]]]:
@@ -177,15 +180,13 @@ def _named(packed: Sequence[tuple[PackTask, PackResult]]) -> tuple[dict[ShardEnt
     return shards, tables
 
 
-def publish(
-    directory: Path, work: Path, manifest: Manifest, shards: Mapping[str, Path], files: Mapping[str, Path | bytes]
-) -> Manifest:
+def publish(directory: Path, work: Path, manifest: Manifest, files: Mapping[str, Path | bytes]) -> Manifest:
     """Replace the files of an earlier preparation. After a kill a second run completes it: the results stay until the end."""
     check_nothing_foreign(directory)
     built = work / "final"
     shutil.rmtree(built, ignore_errors=True)
     sealed, manifest_bytes = manifest.sealed()
-    for name, content in {**shards, **files}.items():
+    for name, content in files.items():
         target = built / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, bytes):
@@ -198,7 +199,7 @@ def publish(
     for split in ("train", "val"):
         (built / split).mkdir(exist_ok=True)
     with replacing(directory):
-        write_note(directory, dict.fromkeys({*own_files(directory), *shards, *files}))
+        write_note(directory, dict.fromkeys({*own_files(directory), *files}))
         _swap(built, directory)
         write_atomic(directory / MANIFEST, manifest_bytes)
         settle(directory, sealed)
