@@ -68,11 +68,14 @@ def label_names(directory: Path, manifest: Manifest) -> tuple[str, ...]:
             "holds them"
         )
     names = found.get("names") if isinstance(found, dict) else None
-    if not isinstance(names, list) or not all(isinstance(name, str) and 0 < len(name) <= _MAX_NAME_CHARS for name in names):
-        raise PreparedDataError(f"{directory}: the labels in its manifest are not a list of names; run `prepare` again")
-    if not 2 <= len(names) <= MAX_LABELS or names != sorted(set(names)):
+    if (
+        not isinstance(names, list)
+        or not all(isinstance(name, str) and 0 < len(name) <= _MAX_NAME_CHARS for name in names)
+        or not 2 <= len(names) <= MAX_LABELS
+        or names != sorted(set(names))
+    ):
         raise PreparedDataError(
-            f"{directory}: the labels in its manifest are not 2 to {MAX_LABELS} sorted names; run `prepare` again"
+            f"{directory}: the labels in its manifest are not a list of 2 to {MAX_LABELS} sorted names; run `prepare` again"
         )
     return tuple(names)
 

@@ -276,7 +276,7 @@ def list_differences(
     clauses = [f"{name} was {_short(before.get(name))} and is {_short(now.get(name))}" for name in changed[:_SHOWN]]
     if len(changed) > _SHOWN:
         clauses.append(f"{len(changed) - _SHOWN} more settings differ")
-    files_before, files_now = _by_name(old_inputs), _by_name(new_inputs)
+    files_before, files_now = ({f"{one['source']}/{one['path']}": one for one in files} for files in (old_inputs, new_inputs))
     for verb, names in (
         ("added", files_now.keys() - files_before.keys()),
         ("missing", files_before.keys() - files_now.keys()),
@@ -288,10 +288,6 @@ def list_differences(
     if files_before == files_now and list(old_inputs) != list(new_inputs):
         clauses.append("the sources are in another order")
     return clauses
-
-
-def _by_name(inputs: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    return {f"{identity['source']}/{identity['path']}": identity for identity in inputs}
 
 
 def _short(value: Any) -> str:
