@@ -35,7 +35,7 @@ from trainer.runs.layout import LEDGER
 from trainer.runs.ledger import LedgerEvent, LedgerStep, read_ledger
 from trainer.runs.saved_run import SavedRun
 from trainer.training.saver import Saver
-from trainer.training.start import ranks as openings
+from trainer.training.start import open as openings
 from trainer.training.step_report import StepResult, StepResults
 from trainer.verification.audit import audit_run
 from trainer.verification.integrity import check_integrity

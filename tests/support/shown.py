@@ -26,7 +26,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.metrics import Monitor
 from trainer.metrics.sinks import tensorboard
-from trainer.training import micro_step
+from trainer.training import step as micro_step
 from trainer.training.evaluator import Evaluator
 
 Trouble = Callable[[pytest.MonkeyPatch], None]

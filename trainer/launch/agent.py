@@ -41,8 +41,7 @@ from common.command_line import write_error
 from common.errors import ConfigError, ExitCode
 from common.host_memory import num_oom_kills, why_killed
 from trainer.distributed.network import STORE_VARIABLE
-from trainer.launch.log_line import log_line
-from trainer.launch.stop_request import STOP_SIGNALS
+from trainer.launch.stop_request import STOP_SIGNALS, log_line
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE, LAUNCHER_VARIABLE
 
 EXPLAINED_BY_THE_RANK = set(ExitCode) - {ExitCode.DONE, ExitCode.CRASHED}

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from common.errors import CheckpointError, ConfigError, ExitCode, NextStart
 from common.host_memory import num_oom_kills, why_killed
-from trainer.launch.log_line import log_line
-from trainer.launch.stop_request import STOP_SIGNALS, StopRequest
+from trainer.launch.stop_request import STOP_SIGNALS, StopRequest, log_line
 from trainer.runs.layout import saved_steps
 
 RESTART_VARIABLES = ("TRAIN_MAX_RESTARTS", "TRAIN_RESTART_DELAY_S")

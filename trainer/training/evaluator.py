@@ -23,9 +23,8 @@ from trainer.parallel.fsdp import gathered
 from trainer.runs.events import SampleEvent, ScoresEvent
 from trainer.runs.progress import Progress
 from trainer.training.adjuster import Adjuster
-from trainer.training.run_end import RunEnd
-from trainer.training.run_state import LiveState
-from trainer.training.stop import StopRequests
+from trainer.training.run_end import RunEnd, StopRequests
+from trainer.training.saver import LiveState
 from trainer.training.trainable import RunData, Trainable
 
 

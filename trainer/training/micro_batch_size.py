@@ -17,7 +17,7 @@ from trainer.finetuning.task import LANGUAGE, Task
 from trainer.machine.memory import USABLE_SHARE, available_bytes, fits_in_memory, isolated_rng, release_memory
 from trainer.model.forward import empty_micro_batch
 from trainer.model.memory_estimate import MemoryEstimate, estimate
-from trainer.training.micro_step import MicroStep, custom_step_loss
+from trainer.training.step import MicroStep, custom_step_loss
 from trainer.training.trainable import hold_copy, new_loss, new_model
 
 _log = logging.getLogger(__name__)

@@ -17,8 +17,7 @@ from trainer.metrics.layers import LayerObserver
 from trainer.runs.events import AlertEvent
 from trainer.runs.progress import Progress
 from trainer.training.adjuster import Adjuster, smaller_batches
-from trainer.training.run_state import LiveState
-from trainer.training.saver import Saver
+from trainer.training.saver import LiveState, Saver
 from trainer.training.step_report import StepResult
 from trainer.training.trainable import Trainable
 from trainer.watchdog.heartbeat import HeartbeatWriter

@@ -21,7 +21,7 @@ from trainer.runs.progress import Progress
 from trainer.training.adjuster import Adjuster
 from trainer.training.recovery import RollBack
 from trainer.training.run_end import RunEnd
-from trainer.training.run_state import LiveState
+from trainer.training.saver import LiveState
 from trainer.training.step_report import StepResult
 
 _log = logging.getLogger(__name__)

@@ -25,11 +25,9 @@ from trainer.training.adjuster import Adjuster
 from trainer.training.evaluator import Evaluator
 from trainer.training.recovery import Recovery
 from trainer.training.reporter import Reporter
-from trainer.training.run_end import RunEnd
-from trainer.training.run_state import LiveState
-from trainer.training.saver import Saver
+from trainer.training.run_end import RunEnd, StopRequests
+from trainer.training.saver import LiveState, Saver
 from trainer.training.step_report import PendingStep, StepInputs
-from trainer.training.stop import StopRequests
 from trainer.training.trainable import RunData, Trainable
 from trainer.watchdog.heartbeat import HeartbeatWriter
 

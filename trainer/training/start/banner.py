@@ -17,9 +17,9 @@ from trainer.model.attention import describe_backend
 from trainer.model.decoder import Decoder
 from trainer.planning.lines import brief_lines
 from trainer.planning.preparation import other_preparation
-from trainer.training.start.ranks import is_watched
 from trainer.training.trainable import Trainable
 from trainer.training.training_run import TrainingRun
+from trainer.watchdog.watch import is_watched
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def warn_of_settings(context: RunContext, trainable: Trainable) -> None:
         context.config,
         device=context.group.device.type,
         num_ranks=context.group.world_size,
-        watched=is_watched(context.config.watchdog),
+        watched=is_watched(context.config.watchdog.enabled),
         custom_loss=trainable.extension.custom_loss is not None or trainable.task.step is not None,
         own_model=not isinstance(trainable.model, Decoder),
     ):

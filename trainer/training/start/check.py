@@ -21,11 +21,10 @@ from trainer.runs.adjustments import Adjustments
 from trainer.runs.progress import Progress
 from trainer.runs.record import Origin, Record, check_nothing_saved
 from trainer.runs.saved_run import SavedRun
-from trainer.training.start.branch import begin_branch
-from trainer.training.start.earlier import allowed_changes, check_cooldown
+from trainer.training.start.earlier import allowed_changes, begin_branch, check_cooldown
 from trainer.training.start.identity import check_identity, identity_of, recorded_adjustments
 from trainer.training.start.plan import StartPlan
-from trainer.watchdog.files import clear_heartbeats
+from trainer.watchdog.heartbeat import clear_heartbeats
 
 
 class NothingToTrain(Exception):  # noqa: N818 - an outcome, no error

@@ -1,25 +1,158 @@
-"""Opens the files that a run writes: record, ledger, checkpoints, metrics and the report at its end."""
+"""Writes the record of a run at a start, and opens the other files: ledger, checkpoints, metrics, the report at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+import logging
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+from common.errors import CheckpointError, PreparedDataError, ProjectError
+from common.files import (
+    UnusableFileError,
+    commit_directory,
+    digest_bytes,
+    is_unfinished,
+    open_input,
+    own_folder,
+    unfinished_path,
+    write_atomic,
+)
+from common.redaction import redacted_settings
+from common.settings.dotted import flatten
+from common.settings.markers import Marker
+from common.settings.model import settings_with
+from common.settings.toml import to_toml
+from common.untrusted import digest_run_file
 from trainer.checkpoint import AsyncSaver
+from trainer.config import TrainConfig
+from trainer.machine.determinism import not_compared
+from trainer.machine.environment import ChangedFact, environment_facts, find_differences, same_facts
 from trainer.metrics import Monitor, opened_monitor
 from trainer.metrics.run_status import RunStatus, opened_run_status
 from trainer.report import report_at_end
-from trainer.runs.layout import LEDGER
+from trainer.runs.layout import CONFIG, LEDGER, TASK_FOLDER, TOKENIZER
 from trainer.runs.ledger import Ledger
+from trainer.runs.record import Earlier, Record, digests_of, write_record
+from trainer.runs.saved_run import SavedRun, parse_settings
 from trainer.runs.state import RunState
 from trainer.training.saver import let_finish, write_and_keep
 from trainer.training.start.build import Restored
 from trainer.training.start.check import Continued
-from trainer.training.start.new_record import open_record
+from trainer.training.start.identity import with_newer_settings
 from trainer.training.start.plan import StartPlan
 from trainer.watchdog.heartbeat import HeartbeatWriter
+
+_log = logging.getLogger(__name__)
+_UNREPORTED = frozenset(settings_with(TrainConfig, Marker.FOLDER, Marker.MOVEABLE, Marker.PER_START))
+
+
+def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> None:
+    """Write the record and the files that it names. A run that resumes logs how identity, environment and settings differ."""
+    context, identity, before = plan.context, continued.identity, continued.before
+    extension, of_task, trainable = plan.extension.source, plan.task.files, restored.trainable
+    run, config, manifest, step = context.config.run, context.config, context.manifest, restored.progress.step
+    settings = to_toml("train", redacted_settings(config.model_dump(mode="json")))
+    environment = environment_facts() | {"world_size": context.group.world_size}
+    earlier, differences = ([], ()) if before is None else _since_before(before, step, identity, environment, settings)
+    write_atomic(run / CONFIG, settings.encode())
+    # A start that left no checkpoint may have had another tokenizer.
+    if _contents(run / TOKENIZER) != _contents(config.data / "tokenizer", PreparedDataError):
+        for left in filter(is_unfinished, run.glob(".tokenizer.*")):
+            shutil.rmtree(left, ignore_errors=True)
+        temporary = unfinished_path(run / TOKENIZER)
+        _copy_files(config.data / "tokenizer", temporary, below=config.data)
+        shutil.rmtree(run / TOKENIZER, ignore_errors=True)
+        commit_directory(temporary, run / TOKENIZER)
+    if extension is not None:
+        write_atomic(run / "extension.py", extension)
+    else:
+        (run / "extension.py").unlink(missing_ok=True)
+    if of_task:
+        own_folder(run / TASK_FOLDER)
+    for name, data in of_task.items():
+        write_atomic(run / TASK_FOLDER / name, data)
+    tokenizer = sorted(path.relative_to(run).as_posix() for path in (run / TOKENIZER).iterdir())
+    names = [
+        *tokenizer,
+        *(f"{TASK_FOLDER}/{name}" for name in of_task),
+        *(["extension.py"] if extension is not None else []),
+    ]
+    record = Record.model_validate(
+        {
+            "format": 1,
+            "status": "training",
+            "identity": dict(identity),
+            "changes": list(restored.adjustments.made),
+            "precision": asdict(plan.precision),
+            "data": {"root_digest": manifest.root_digest, "tokenizer_digest": manifest.tokenizer_digest},
+            "environment": environment,
+            "earlier": earlier,
+            "files": {CONFIG: digest_bytes(settings.encode())} | digests_of(run, names),
+        }
+    )
+    if continued.initial is not None:
+        record = record.changed(initial=continued.initial)
+    if before is not None and before.record.origin is not None:
+        record = record.changed(origin=before.record.origin)
+    if trainable.num_trained < trainable.num_weights:
+        record = record.changed(trained_weights=trainable.num_trained, total_weights=trainable.num_weights)
+    write_record(run, record)
+    for path in run.glob("change-*.json"):  # the record holds them now
+        path.unlink()
+    if before is not None and differences:
+        lines = "".join(f"\n  {one.describe()}" for one in differences)
+        level = logging.WARNING if any(one.changes_bits for one in differences) else logging.INFO
+        _log.log(level, "resumed at step %s with differences from the previous start (* can change the results):%s", step, lines)
+
+
+def _since_before(
+    start: SavedRun, step: int, identity: Mapping[str, Any], environment: Mapping[str, Any], settings: str
+) -> tuple[list[Earlier], tuple[ChangedFact, ...]]:
+    record = start.record
+    skipped = not_compared(record.identity, identity)
+    before, now = same_facts(record.environment.to_json(), environment)
+    known = with_newer_settings(record.identity, identity)
+    before |= {name: value for name, value in known.items() if name not in skipped}
+    now |= {name: value for name, value in identity.items() if name not in skipped}
+    earlier = [one.model_copy(update={"until": min(one.until, step)}) for one in record.earlier]
+    deciding = record.identity.keys() | identity.keys()
+    if was := {one.name: one.recorded for one in find_differences(before, now)}:
+        earlier.append(Earlier(until=step, was=was))
+    with suppress(OSError, ValueError, CheckpointError):  # a damaged file of settings is written again
+        before = _reported_settings(start.settings) | before
+        now = _reported_settings(parse_settings(settings.encode())) | now
+    return earlier, find_differences(before, now, deciding)
+
+
+def _reported_settings(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by their full names, without paths and without settings for one start."""
+    settings = flatten(redacted_settings(recorded))  # an older version stored secrets
+    return {name: value for name, value in settings.items() if name not in _UNREPORTED}
+
+
+def _copy_files(source: Path, target: Path, *, below: Path) -> None:
+    target.mkdir()
+    for path in sorted(source.iterdir()):
+        try:
+            with open_input(path, below=below) as file, (target / path.name).open("xb") as copy:
+                shutil.copyfileobj(file, copy)
+        except UnusableFileError as error:
+            raise PreparedDataError(f"{error}; run `prepare` again") from None
+
+
+def _contents(folder: Path, error: type[ProjectError] = CheckpointError) -> dict[str, str]:
+    """Return the digests of the files in a folder, by name; empty if there is no folder. Raises `error` for an irregular file."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise error(f"{folder} is a link or a file, and a directory is needed there; remove it, or use another run")
+    try:
+        return {path.name: digest_run_file(folder, path.name) for path in folder.iterdir()} if folder.exists() else {}
+    except CheckpointError as found:
+        raise error(str(found)) from None
 
 
 @dataclass(frozen=True)

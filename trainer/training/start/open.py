@@ -1,18 +1,30 @@
-"""Opens a training run: plans it, checks it, builds its parts, restores them, and closes them at the end."""
+"""Opens a training run: joins the ranks, plans the run, checks it, builds its parts, restores them, and closes them at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import logging
+import os
+import resource
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 
-from common.redaction import secrets_of
+import torch
+
+from common.redaction import RedactingFormatter, secrets_of
+from common.terminal import LineHandler
 from trainer.config import TrainConfig
+from trainer.config.health import WatchdogConfig
 from trainer.context import RunContext
+from trainer.distributed.devices import num_gpus
+from trainer.distributed.group import Group, joined_group
+from trainer.doctor.machine import check_start
 from trainer.extensions.loading import load_extension
 from trainer.extensions.trust import note_trained_with
 from trainer.machine.determinism import configure_determinism
 from trainer.runs.clock import Clock
 from trainer.runs.signals import stop_signal
+from trainer.training.run_end import StopRequests
 from trainer.training.start.banner import introduce
 from trainer.training.start.build import built_and_restored
 from trainer.training.start.check import Continued, check
@@ -20,9 +32,44 @@ from trainer.training.start.earlier import is_new_branch
 from trainer.training.start.files import open_files
 from trainer.training.start.parts import put_together
 from trainer.training.start.plan import plan_start
-from trainer.training.start.ranks import joined_ranks, watched_rank
-from trainer.training.stop import StopRequests
 from trainer.training.training_run import TrainingRun
+from trainer.watchdog.heartbeat import HeartbeatWriter, Timeouts
+from trainer.watchdog.processes import ProcessId
+from trainer.watchdog.watch import is_watched, watched
+
+
+@contextmanager
+def joined_ranks(device: str, slow_s: float, secrets: Iterable[str]) -> Iterator[Group]:
+    """Check the machine, and join the group of ranks. On ranks other than 0 only warnings are logged."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # an open shard takes two files
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        check_start(min(num_gpus(device), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    with joined_group(device, slow_s) as group:
+        handler = LineHandler()
+        handler.setFormatter(RedactingFormatter("%(message)s", secrets))
+        logging.basicConfig(level=logging.INFO if group.is_main else logging.WARNING, handlers=[handler])
+        yield group
+
+
+def watched_rank(run: Path, settings: WatchdogConfig, group: Group) -> AbstractContextManager[HeartbeatWriter]:
+    """Yield the heartbeat of this rank. From here on the watchdog detects a rank without progress. All ranks must call this."""
+    enabled = is_watched(settings.enabled)
+    own = ProcessId.own()
+    known = torch.tensor([own.pid, own.started], dtype=torch.int64, device=group.device)
+    if enabled and group.world_size > 1:
+        known = group.gather(known, known.new_empty(2 * group.world_size))
+    first = group.rank - group.local_rank
+    here = known.view(-1, 2)[first : first + group.local_world_size].tolist()  # the ranks on this node, in their order
+    return watched(
+        run,
+        Timeouts(settings.stall_s, settings.slow_s),
+        rank=group.rank,
+        local_rank=group.local_rank,
+        processes=[ProcessId(*pair) for pair in here],
+        num_ranks=group.world_size,
+        enabled=enabled,
+    )
 
 
 @contextmanager

@@ -21,14 +21,12 @@ from trainer.training.evaluator import Evaluator
 from trainer.training.micro_batch_size import expected_memory
 from trainer.training.recovery import Recovery
 from trainer.training.reporter import Reporter, TrainLoss
-from trainer.training.run_end import RunEnd
-from trainer.training.run_state import LiveState
-from trainer.training.saver import Saver
+from trainer.training.run_end import RunEnd, StopRequests
+from trainer.training.saver import LiveState, Saver
 from trainer.training.start.build import Restored
 from trainer.training.start.check import Continued
 from trainer.training.start.files import RunFiles
 from trainer.training.start.plan import StartPlan
-from trainer.training.stop import StopRequests
 from trainer.training.training_run import TrainingRun
 from trainer.watchdog.heartbeat import HeartbeatWriter
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.health.trend import trend
+from trainer.health.convergence import trend
 
 
 def test_the_slope_of_a_line_is_its_slope() -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.support.terminals import screen_of, terminal_as
-from trainer.launch import log_line as module
+from trainer.launch import stop_request as module
 
 
 @contextmanager

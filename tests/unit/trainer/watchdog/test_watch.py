@@ -21,11 +21,9 @@ from hypothesis import strategies as st
 
 from tests.support.runs import ROOT
 from trainer.watchdog import processes, watch
-from trainer.watchdog.files import clear_heartbeats
-from trainer.watchdog.heartbeat import PHASES, Heartbeat, HeartbeatWriter, Phase, Timeouts
+from trainer.watchdog.heartbeat import PHASES, Heartbeat, HeartbeatWriter, Phase, Timeouts, clear_heartbeats
 from trainer.watchdog.processes import ProcessId
-from trainer.watchdog.stalls import StallDetector, Still
-from trainer.watchdog.watch import watched
+from trainer.watchdog.watch import StallDetector, Still, watched
 
 TIMEOUTS = Timeouts(stall_s=None, slow_s=600)
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
