@@ -26,7 +26,7 @@ from trainer.metrics.sinks.json_lines import JsonLinesSink
 from trainer.report import write_report
 from trainer.runs.events import Event
 from trainer.runs.saved_run import SavedRun
-from trainer.training import reporter, step
+from trainer.training import step
 from trainer.verification.integrity import check_integrity
 
 STEPS = 12
@@ -163,7 +163,7 @@ ENDS = {
     "error with a folder in it": End(
         "failed",
         "trainer: x.bin is wrong$",
-        replaced(reporter.Reporter, "judge", raising(ConfigError, "trainer: /home/somebody/run/x.bin is wrong")),
+        replaced(loop, "judge", raising(ConfigError, "trainer: /home/somebody/run/x.bin is wrong")),
         ConfigError,
         "failed",
     ),

@@ -25,7 +25,7 @@ from trainer.config import TrainConfig
 from trainer.distributed.group import Group
 from trainer.loop import train
 from trainer.model.forward import LossModule
-from trainer.parallel import ddp_buckets, wrapping
+from trainer.parallel import accumulation, wrapping
 from trainer.parallel.gradient_tree import GradientTree
 from trainer.runs.layout import LEDGER
 from trainer.runs.ledger import LedgerEvent, read_ledger
@@ -84,7 +84,7 @@ def failing(*failures: Failure) -> Iterator[None]:
         patch.setattr(steps, "seed_micro_batch", seeding)
         patch.setattr(steps, "forward_pass", passing)
         patch.setattr(steps, "clip_gradient", clipping)
-        patch.setattr(ddp_buckets, "DistributedDataParallel", partial(DistributedDataParallel, bucket_cap_mb=0.01))
+        patch.setattr(accumulation, "DistributedDataParallel", partial(DistributedDataParallel, bucket_cap_mb=0.01))
         yield
         assert not left, f"step or micro-batch was not reached: {left}"
 

@@ -211,7 +211,7 @@ class AlertRules:
         return alerts
 
     def after_reading(self, step: int, reading: HardwareReading) -> list[AlertEvent]:
-        found = [*self._host(step, reading), *self._utilisation(step, reading)]
+        found = [*self._host(step, reading)]
         for gpu in reading.gpus:
             found += self._gpu(step, gpu)
         return found
@@ -241,13 +241,10 @@ class AlertRules:
         if reading.xids:
             numbers = ", ".join(str(number) for number in sorted(set(reading.xids)))
             yield from self._alert("xid", step, float(reading.xids[-1]), numbers=numbers)
-
-    def _utilisation(self, step: int, reading: HardwareReading) -> Iterator[AlertEvent]:
         busy = [gpu.utilisation for gpu in reading.gpus if gpu.utilisation is not None]
         idle = self._idle.observe(step, reading.taken_s, 1 - fmean(busy)) if busy and reading.taken_s is not None else None
         if idle is not None:
-            limit = self._config.gpu_utilisation_share
-            yield from self._alert("gpu_utilisation", step, 1 - idle, limit, waited=self._wait.share)
+            yield from self._alert("gpu_utilisation", step, 1 - idle, config.gpu_utilisation_share, waited=self._wait.share)
 
     def _gpu(self, step: int, gpu: GpuReading) -> Iterator[AlertEvent]:
         name = f"GPU {gpu.index} ({gpu.name})"

@@ -33,7 +33,7 @@ def main(words: Sequence[str]) -> ExitCode:
         become(command)
     arguments, stop = training_arguments(words), StopRequest()
     run = folder_of("run", arguments, os.environ)
-    if may_be_finished(run) and is_finished(arguments):
+    if is_finished(run, arguments):
         return ExitCode.DONE
     stop.install()
     code = train(arguments, restarts, run, stop)
@@ -61,14 +61,13 @@ def train(arguments: Sequence[str], restarts: Mapping[str, str], run: str, stop:
         )
 
 
-def may_be_finished(run: str) -> bool:
+def is_finished(run: str, arguments: Sequence[str]) -> bool:
+    """Return whether this start has nothing to train, after a report of that. Settings are read only if the record may say so."""
     try:
-        return b'"status":"finished"' in read_input(Path(run) / RECORD, _MAX_RECORD_BYTES).replace(b" ", b"")
+        if b'"status":"finished"' not in read_input(Path(run) / RECORD, _MAX_RECORD_BYTES).replace(b" ", b""):
+            return False
     except (OSError, ValueError, UnusableFileError):
         return False
-
-
-def is_finished(arguments: Sequence[str]) -> bool:
     from trainer.launch.finished import report_finished
     from trainer.launch.train_settings import load_train_settings
 

@@ -14,8 +14,8 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
@@ -132,7 +132,9 @@ class Agent(LocalElasticAgent):
 def launch(arguments: Sequence[str]) -> ExitCode:
     """Return the exit code that the first failed rank chose, STOPPED, or CRASHED. ConfigError: torchrun refuses a setting."""
     os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
-    hold_signals_back_from_new_ranks()
+    # New ranks inherit the mask of this thread. This process receives the signals in another thread.
+    threading.Thread(target=threading.Event().wait, name="signals", daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     vars(launcher_api).update(LocalElasticAgent=Agent)
     for name in ("multiprocessing.api", "agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic.{name}").addFilter(
@@ -147,7 +149,10 @@ def launch(arguments: Sequence[str]) -> ExitCode:
         if parse_min_max_nnodes(options.nnodes)[1] == 1:
             rendezvous_handler_registry.register(ALONE, Alone)
             vars(options).update(standalone=False, rdzv_backend=ALONE, rdzv_endpoint=ALONE, node_rank=0)
-            with private_folder() as os.environ[STORE_VARIABLE]:
+            exit_file = os.environ.get(EXIT_FILE_VARIABLE)
+            # Beside the exit file, so that the launcher removes the folder even if this process is killed.
+            parent = Path(exit_file).parent if exit_file else None
+            with tempfile.TemporaryDirectory(prefix="ranks-", dir=parent) as os.environ[STORE_VARIABLE]:
                 run(options)  # type: ignore[no-untyped-call]
         else:
             run(options)  # type: ignore[no-untyped-call]
@@ -220,17 +225,3 @@ def wait_for_end(host: str, port: int, absent_s: float) -> None:
         except OSError:
             absent_since = None
         time.sleep(min(0.2, absent_s))
-
-
-@contextmanager
-def private_folder() -> Iterator[str]:
-    """Yield a private folder beside the exit file, so the launcher removes it even if this process is killed."""
-    exit_file = os.environ.get(EXIT_FILE_VARIABLE)
-    with tempfile.TemporaryDirectory(prefix="ranks-", dir=Path(exit_file).parent if exit_file else None) as name:
-        yield name
-
-
-def hold_signals_back_from_new_ranks() -> None:
-    """Block the signals here, so that new ranks inherit the mask. This process receives them in another thread."""
-    threading.Thread(target=threading.Event().wait, name="signals", daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})

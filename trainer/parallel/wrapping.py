@@ -11,8 +11,14 @@ from trainer.machine.memory import fits_in_memory
 from trainer.model.decoder import Decoder
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
 from trainer.model.parameters import parameters_by_name
-from trainer.parallel.accumulation import Accumulation, DdpAccumulation, FsdpAccumulation, LateAccumulation, TreeAccumulation
-from trainer.parallel.ddp_buckets import wrapped_by_ddp
+from trainer.parallel.accumulation import (
+    Accumulation,
+    DdpAccumulation,
+    FsdpAccumulation,
+    LateAccumulation,
+    TreeAccumulation,
+    wrapped_by_ddp,
+)
 from trainer.parallel.fsdp import shard
 from trainer.parallel.gradient_tree import GradientTree
 

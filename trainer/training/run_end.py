@@ -184,10 +184,6 @@ class StopRequests:
     def requested(self) -> bool:
         return self.signal.name is not None or (self.monitor is not None and self.monitor.stop_alert is not None)
 
-    def on_any_rank(self) -> bool:
-        """All ranks must call this."""
-        return self.group.smallest(-1 if self.requested else 0) < 0
-
     @property
     def reason(self) -> str:
         alert = None if self.monitor is None else self.monitor.stop_alert

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from common.storage_errors import naming
@@ -18,7 +19,6 @@ from trainer.checkpoint.weights import check_finite
 from trainer.config import CheckpointConfig
 from trainer.distributed.group import Group
 from trainer.distributed.replica_check import ReplicaCheck
-from trainer.extensions.hooks import RunView
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
 from trainer.metrics import Monitor
@@ -47,12 +47,6 @@ class LiveState:
         head = None if self.ledger is None else self.ledger.head
         guard = GuardState.model_validate(self.guard.to_json())
         return RunState(progress, dict(scaler), guard, LossSums.model_validate(self.train_losses.to_json()), head)
-
-    def sync(self) -> None:
-        """Flush ledger and metrics to the disk, on rank 0, before a checkpoint refers to them."""
-        assert self.ledger is not None
-        self.ledger.sync()
-        self.monitor.sync()
 
     def resume(self, state: RunState) -> None:
         self.train_losses = LossMean.from_json(state.train_losses.to_json())
@@ -121,7 +115,9 @@ class Saver:
 
         def submit() -> None:
             check_finite(checkpoint)
-            self.state.sync()
+            assert self.state.ledger is not None  # rank 0 has it
+            self.state.ledger.sync()  # before a checkpoint refers to ledger and metrics
+            self.state.monitor.sync()
             self.writer.submit(checkpoint)
 
         self.state.group.on_main(submit)
@@ -148,20 +144,18 @@ class Saver:
     def _acknowledge(self, newest: int) -> None:
         for step in sorted(step for step in self.submitted if step <= newest):
             view = self.trainable.view(self.submitted.pop(step))
-            if self.trainable.extension.copies:
-                self._call_hook(view, step)
-
-    def _call_hook(self, view: RunView, step: int) -> None:
-        group, folder = self.state.group, view.config.run / _FOR_HOOKS
-        whole = group.on_main(lambda: link_checkpoint(self.checkpoints.path(step), folder))
-        if whole is None:
-            return
-        try:
-            self.state.monitor.scalars(self.trainable.extension.saved(view, step, whole))
-            group.smallest(0)  # other ranks may still read the folder
-        finally:
-            if group.is_main:
-                shutil.rmtree(folder, ignore_errors=True)
+            if not self.trainable.extension.copies:
+                continue
+            group, folder = self.state.group, view.config.run / _FOR_HOOKS
+            whole = group.on_main(partial(link_checkpoint, self.checkpoints.path(step), folder))
+            if whole is None:
+                continue
+            try:
+                self.state.monitor.scalars(self.trainable.extension.saved(view, step, whole))
+                group.smallest(0)  # other ranks may still read the folder
+            finally:
+                if group.is_main:
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_and_keep(checkpoints: CheckpointStore, settings: CheckpointConfig, checkpoint: Checkpoint) -> None:

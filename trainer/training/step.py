@@ -23,8 +23,8 @@ from trainer.machine.memory import is_out_of_memory, release_memory
 from trainer.model.dropout import row_keys
 from trainer.model.forward import CustomPass, LossModule, forward_pass
 from trainer.optim.optimizers import step_unless
-from trainer.training.step_report import Gradient, PendingStep, StepInputs, StepReport, encode_report
-from trainer.training.trainable import Trainable
+from trainer.training.step_report import DATA, MEMORY, NORM, Gradient, PendingStep, StepInputs, encode_report
+from trainer.training.trainable import Trainable, scaler_tensors
 
 _log = logging.getLogger(__name__)
 
@@ -46,22 +46,29 @@ def train_step(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs, *, 
     step or in `previous`, whose numbers have not been read yet. A step with a failed rank is void: the loop repeats it. Raises
     CannotContinueError if this rank ran out of memory and cannot do its part of the exchanges.
     """
-    scaler_before = trainable.copy_of_scaler()
+    scaler_before = [value.clone() for value in scaler_tensors(trainable.scaler)]  # on the device: the host does not wait
     began = previous is None or not previous.ran_out
     gradient = accumulate(trainable, batch, inputs) if began else None
     if gradient is None:  # not in an exception handler, where the error keeps the tensors of the failed pass alive
-        exchange_without_gradient(trainable, batch, inputs.step, began=began)
+        release_memory()
+        with out_of_memory_is_final(inputs.step):
+            if not began:
+                trainable.accumulation.begin()  # otherwise the exchanges of the previous step count for this step
+            trainable.accumulation.join(len(share_of_rank(batch.num_micro_batches, trainable.context.group)))
     group = trainable.context.group
     num_measures = len(trainable.task.step_metrics)
-    report = StepReport(group.sum(encode_report(group, batch, inputs, gradient, num_measures)), batch)
-    void = report.failed_ranks > 0 if previous is None else (report.failed_ranks > 0) | previous.void
-    skip = (void | ~within(inputs.thresholds, report.loss, report.gradient_norm)).float()
+    report = group.sum(encode_report(group, batch, inputs, gradient, num_measures))
+    void = report[MEMORY] + report[DATA] > 0  # a rank has no memory or no data
+    void = void if previous is None else void | previous.void
+    loss = report[len(report) - batch.num_micro_batches :].sum() / batch.normaliser
+    skip = (void | ~within(inputs.thresholds, loss, report[NORM])).float()
     if gradient is not None:
         with out_of_memory_is_final(inputs.step):  # after an error some weights are updated and others not
             step_unless(trainable.optimizers, skip)
         inputs.observer.after_update(inputs.step)
         trainable.scaler.update()
-        trainable.restore_scaler(scaler_before, where=void)
+        for now, before in zip(scaler_tensors(trainable.scaler), scaler_before, strict=True):
+            now.copy_(torch.where(void, before, now))
     return PendingStep(inputs.step, report, skip, void, batch, ran_out=gradient is None, num_measures=num_measures)
 
 
@@ -98,7 +105,8 @@ def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> 
                     micro.backward(loss_sum)
             losses[number] = loss_sum.detach()
         accumulation.finish()
-        trainable.unscale_gradients()
+        for optimizer in trainable.optimizers:
+            trainable.scaler.unscale_(optimizer)
         inputs.observer.before_update(inputs.step)
         return Gradient(clip_gradient(trainable), losses, own_time, measures.flatten() if len(measures) else None)
     except Exception as error:
@@ -108,14 +116,6 @@ def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> 
             raise CannotContinueError(inputs.step) from error
         _log.warning("rank %d ran out of memory in step %d: %s", group.rank, inputs.step, str(error))
         return None
-
-
-def exchange_without_gradient(trainable: Trainable, batch: GlobalBatch, step: int, *, began: bool) -> None:
-    release_memory()
-    with out_of_memory_is_final(step):
-        if not began:
-            trainable.accumulation.begin()  # otherwise the exchanges of the previous step count for this step
-        trainable.accumulation.join(len(share_of_rank(batch.num_micro_batches, trainable.context.group)))
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def out_of_memory_is_final(step: int) -> Iterator[None]:
 
 def clip_gradient(trainable: Trainable) -> Tensor:
     clip_norm = trainable.context.config.optim.clip_norm
-    gradient_norm = nn.utils.clip_grad_norm_(trainable.parameters, clip_norm, foreach=True)
+    gradient_norm = nn.utils.clip_grad_norm_(trainable.parameters.values(), clip_norm, foreach=True)
     return gradient_norm.full_tensor() if isinstance(gradient_norm, DTensor) else gradient_norm
 
 

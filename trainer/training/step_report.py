@@ -18,7 +18,7 @@ from trainer.health.guard import Thresholds
 from trainer.metrics.layers import StepObserver
 
 _NUM_NOTES = 8
-_STOP, _SECONDS, _ENDING, _NORM, _SAVE_FAILED, _ACKNOWLEDGED, _MEMORY, _DATA = range(_NUM_NOTES)
+_STOP, _SECONDS, _ENDING, NORM, _SAVE_FAILED, _ACKNOWLEDGED, MEMORY, DATA = range(_NUM_NOTES)
 """Indices of the first numbers of a report. The own times of the ranks, what the task measures in each micro-batch, and the
 losses of the micro-batches follow."""
 
@@ -63,7 +63,7 @@ def encode_report(group: Group, batch: GlobalBatch, inputs: StepInputs, gradient
         losses = gradient.losses if gradient.measures is None else torch.cat([gradient.measures, gradient.losses])
     # Written on the host and copied from pinned memory, because writing a number into a tensor on a GPU waits for the GPU.
     notes = torch.zeros(num_notes, dtype=torch.float64, pin_memory=losses.is_cuda)
-    notes[_STOP], notes[_MEMORY], notes[_DATA] = inputs.stop_requested, gradient is None, batch.fault is not None
+    notes[_STOP], notes[MEMORY], notes[DATA] = inputs.stop_requested, gradient is None, batch.fault is not None
     if group.is_main:  # values that are equal on all ranks, or known on rank 0 alone
         notes[_SECONDS], notes[_ENDING] = inputs.seconds, inputs.ending_s
         notes[_SAVE_FAILED], notes[_ACKNOWLEDGED] = inputs.save_failed, inputs.acknowledged_step
@@ -72,16 +72,8 @@ def encode_report(group: Group, batch: GlobalBatch, inputs: StepInputs, gradient
         notes[own_place], notes[own_place + 1] = gradient.own_time.seconds, gradient.own_time.data_s
     report = torch.cat([notes.to(device, non_blocking=True), losses])
     if gradient is not None and group.is_main:
-        report[_NORM] = gradient.norm
+        report[NORM] = gradient.norm
     return report
-
-
-class StepReport:
-    def __init__(self, numbers: Tensor, batch: GlobalBatch) -> None:
-        self.numbers = numbers
-        self.failed_ranks = numbers[_MEMORY] + numbers[_DATA]  # number of ranks without memory or without data
-        self.loss = numbers[len(numbers) - batch.num_micro_batches :].sum() / batch.normaliser
-        self.gradient_norm = numbers[_NORM]
 
 
 @dataclass(frozen=True)
@@ -112,7 +104,7 @@ class PendingStep:
     def __init__(
         self,
         step: int,
-        report: StepReport,
+        report: Tensor,
         skip: Tensor,
         void: Tensor,
         batch: GlobalBatch,
@@ -125,7 +117,7 @@ class PendingStep:
         self._step = step
         self._num_losses, self._normaliser, self._fault = batch.num_micro_batches, batch.normaliser, batch.fault
         self._arrived: torch.cuda.Event | None = None
-        numbers = torch.cat([skip.to(report.numbers.dtype).reshape(1), report.numbers])
+        numbers = torch.cat([skip.to(report.dtype).reshape(1), report])
         if numbers.is_cuda:
             self._numbers = torch.empty_like(numbers, device="cpu", pin_memory=True)
             self._numbers.copy_(numbers, non_blocking=True)

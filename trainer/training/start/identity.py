@@ -77,7 +77,8 @@ def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str
         )
     if refused:
         differences = ", ".join(f"{one.name} was {shown(one.recorded)} and is {shown(one.found)}" for one in refused)
-        fixed = [one.name for one in refused if _is_fixed(one)]
+        shapes = markers_of(TrainConfig, FixesShapes)
+        fixed = [one.name for one in refused if one.name in shapes or (one.name == "ema.decay" and one.recorded is None)]
         remedy = (
             f"The weights, optimizer state or average in its checkpoints do not fit another value of {' or '.join(fixed)}"
             if fixed
@@ -86,12 +87,6 @@ def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str
         raise ConfigError(
             f"{run}: this run was started with another configuration: {differences}. Use another --run, or the old values. {remedy}"
         )
-
-
-def _is_fixed(difference: ChangedFact) -> bool:
-    return difference.name in markers_of(TrainConfig, FixesShapes) or (
-        difference.name == "ema.decay" and difference.recorded is None
-    )
 
 
 def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list[ChangedFact]:

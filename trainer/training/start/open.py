@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
@@ -29,27 +29,12 @@ from trainer.training.start.banner import introduce
 from trainer.training.start.build import built_and_restored
 from trainer.training.start.check import Continued, check
 from trainer.training.start.earlier import is_new_branch
-from trainer.training.start.files import open_files
 from trainer.training.start.parts import put_together
 from trainer.training.start.plan import plan_start
 from trainer.training.training_run import TrainingRun
 from trainer.watchdog.heartbeat import HeartbeatWriter, Timeouts
 from trainer.watchdog.processes import ProcessId
 from trainer.watchdog.watch import is_watched, watched
-
-
-@contextmanager
-def joined_ranks(device: str, slow_s: float, secrets: Iterable[str]) -> Iterator[Group]:
-    """Check the machine, and join the group of ranks. On ranks other than 0 only warnings are logged."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # an open shard takes two files
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        check_start(min(num_gpus(device), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-    with joined_group(device, slow_s) as group:
-        handler = LineHandler()
-        handler.setFormatter(RedactingFormatter("%(message)s", secrets))
-        logging.basicConfig(level=logging.INFO if group.is_main else logging.WARNING, handlers=[handler])
-        yield group
 
 
 def watched_rank(run: Path, settings: WatchdogConfig, group: Group) -> AbstractContextManager[HeartbeatWriter]:
@@ -80,19 +65,25 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
     extension = load_extension(config.extension)
     with ExitStack() as stack:
         signal = stack.enter_context(stop_signal())
-        group = stack.enter_context(joined_ranks(config.device, config.watchdog.slow_s, secrets_of(config.log.mlflow_uri or "")))
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # an open shard takes two files
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            check_start(min(num_gpus(config.device), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        group = stack.enter_context(joined_group(config.device, config.watchdog.slow_s))
+        handler = LineHandler()
+        handler.setFormatter(RedactingFormatter("%(message)s", secrets_of(config.log.mlflow_uri or "")))
+        logging.basicConfig(level=logging.INFO if group.is_main else logging.WARNING, handlers=[handler])
+        stop = StopRequests(signal, group)
         if trust_extension and extension.digest is not None and group.is_main:
             note_trained_with(extension.digest)
         plan = plan_start(stack, config, group, extension)
         continued = check(plan)
-        _end_if_asked(StopRequests(signal, group), plan.context, continued)
+        _end_if_asked(stop, plan.context, continued)
         heartbeat = stack.enter_context(watched_rank(config.run, config.watchdog, group))
         restored = built_and_restored(plan, continued)
-        _end_if_asked(StopRequests(signal, group), plan.context, continued)
+        _end_if_asked(stop, plan.context, continued)
         # Not earlier, because settings that do not fit the checkpoint must leave the files of the run unchanged.
-        files = open_files(stack, plan, continued, restored, heartbeat)
-        stop = StopRequests(signal, group, files.monitor)
-        run = put_together(stack, plan, continued, restored, files, stop, heartbeat, clock)
+        run = put_together(stack, plan, continued, restored, stop, heartbeat, clock)
         del restored
         with clock.paused():
             introduce(run, continued=continued.newest is not None)
@@ -101,7 +92,7 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
 
 def _end_if_asked(stop: StopRequests, context: RunContext, continued: Continued) -> None:
     """End the start if a rank was asked to stop. No file of the run has changed yet."""
-    if stop.on_any_rank():
+    if context.group.smallest(-1 if stop.requested else 0) < 0:
         before, newest = continued.before, continued.newest
         newest = context.group.on_main(lambda: None if before is None or is_new_branch(before.record) else newest)
         stop.end_start(context.config.run, newest)

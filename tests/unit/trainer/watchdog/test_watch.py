@@ -642,16 +642,6 @@ watch.main(sys.argv[1:])
 
 @LINUX
 def test_the_watchdog_ends_at_a_sigint_without_a_traceback(tmp_path: Path) -> None:
-    words = [
-        str(tmp_path),
-        "--first_rank",
-        "0",
-        "--num_ranks",
-        "1",
-        "--parent",
-        str(os.getpid()),
-        "--processes",
-        str(ProcessId.own()),
-    ]
+    words = [str(tmp_path), "0", "1", str(os.getpid()), str(ProcessId.own())]
     done = subprocess.run([sys.executable, "-c", ASKED_TO_STOP, *words], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")

@@ -1,13 +1,12 @@
-"""Writes the record of a run at a start, and opens the other files: ledger, checkpoints, metrics, the report at the end."""
+"""Writes the record of a run at a start, with the files that it names, and says how this start differs from the one before."""
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +27,16 @@ from common.settings.markers import Marker
 from common.settings.model import settings_with
 from common.settings.toml import to_toml
 from common.untrusted import digest_run_file
-from trainer.checkpoint import AsyncSaver
 from trainer.config import TrainConfig
 from trainer.machine.determinism import not_compared
 from trainer.machine.environment import ChangedFact, environment_facts, find_differences, same_facts
-from trainer.metrics import Monitor, opened_monitor
-from trainer.metrics.run_status import RunStatus, opened_run_status
-from trainer.report import report_at_end
-from trainer.runs.layout import CONFIG, LEDGER, TASK_FOLDER, TOKENIZER
-from trainer.runs.ledger import Ledger
+from trainer.runs.layout import CONFIG, TASK_FOLDER, TOKENIZER
 from trainer.runs.record import Earlier, Record, digests_of, write_record
 from trainer.runs.saved_run import SavedRun, parse_settings
-from trainer.runs.state import RunState
-from trainer.training.saver import let_finish, write_and_keep
 from trainer.training.start.build import Restored
 from trainer.training.start.check import Continued
 from trainer.training.start.identity import with_newer_settings
 from trainer.training.start.plan import StartPlan
-from trainer.watchdog.heartbeat import HeartbeatWriter
 
 _log = logging.getLogger(__name__)
 _UNREPORTED = frozenset(settings_with(TrainConfig, Marker.FOLDER, Marker.MOVEABLE, Marker.PER_START))
@@ -60,14 +51,7 @@ def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> No
     environment = environment_facts() | {"world_size": context.group.world_size}
     earlier, differences = ([], ()) if before is None else _since_before(before, step, identity, environment, settings)
     write_atomic(run / CONFIG, settings.encode())
-    # A start that left no checkpoint may have had another tokenizer.
-    if _contents(run / TOKENIZER) != _contents(config.data / "tokenizer", PreparedDataError):
-        for left in filter(is_unfinished, run.glob(".tokenizer.*")):
-            shutil.rmtree(left, ignore_errors=True)
-        temporary = unfinished_path(run / TOKENIZER)
-        _copy_files(config.data / "tokenizer", temporary, below=config.data)
-        shutil.rmtree(run / TOKENIZER, ignore_errors=True)
-        commit_directory(temporary, run / TOKENIZER)
+    _copy_tokenizer(config.data, run)
     if extension is not None:
         write_atomic(run / "extension.py", extension)
     else:
@@ -135,14 +119,23 @@ def _reported_settings(recorded: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in _UNREPORTED}
 
 
-def _copy_files(source: Path, target: Path, *, below: Path) -> None:
-    target.mkdir()
+def _copy_tokenizer(data: Path, run: Path) -> None:
+    """Copy the tokenizer of the data, unless the run has it. A start that left no checkpoint may have had another one."""
+    source, target = data / "tokenizer", run / TOKENIZER
+    if _contents(target) == _contents(source, PreparedDataError):
+        return
+    for left in filter(is_unfinished, run.glob(".tokenizer.*")):
+        shutil.rmtree(left, ignore_errors=True)
+    temporary = unfinished_path(target)
+    temporary.mkdir()
     for path in sorted(source.iterdir()):
         try:
-            with open_input(path, below=below) as file, (target / path.name).open("xb") as copy:
+            with open_input(path, below=data) as file, (temporary / path.name).open("xb") as copy:
                 shutil.copyfileobj(file, copy)
         except UnusableFileError as error:
             raise PreparedDataError(f"{error}; run `prepare` again") from None
+    shutil.rmtree(target, ignore_errors=True)
+    commit_directory(temporary, target)
 
 
 def _contents(folder: Path, error: type[ProjectError] = CheckpointError) -> dict[str, str]:
@@ -153,69 +146,3 @@ def _contents(folder: Path, error: type[ProjectError] = CheckpointError) -> dict
         return {path.name: digest_run_file(folder, path.name) for path in folder.iterdir()} if folder.exists() else {}
     except CheckpointError as found:
         raise error(str(found)) from None
-
-
-@dataclass(frozen=True)
-class RunFiles:
-    ending: RunStatus
-    writer: AsyncSaver  # writes checkpoints in a thread of rank 0
-    ledger: Ledger | None  # None on all ranks except rank 0
-    monitor: Monitor
-
-
-def open_files(
-    stack: ExitStack,
-    plan: StartPlan,
-    continued: Continued,
-    restored: Restored,
-    heartbeat: HeartbeatWriter,
-) -> RunFiles:
-    """Write the record of a new or resumed run, and open the files. They close in the reverse order, the record last."""
-    config, group, state = plan.context.config, plan.context.group, restored.state
-    step = restored.progress.step
-
-    def write() -> None:
-        continued.undo.pop_all()
-        open_record(plan, continued, restored)
-
-    group.on_main(write)
-    if group.is_main and config.log.report:
-        stack.callback(report_at_end, config.run)  # after everything else is closed, for any end of the run
-    ending = stack.enter_context(opened_run_status(config, group, step))
-    writer = AsyncSaver(partial(write_and_keep, continued.checkpoints, config.checkpoint))
-    stack.callback(let_finish, writer, heartbeat)  # before the record names the checkpoints, and before the run's lock is released
-    ledger = _open_ledger(stack, plan, state)
-    monitor = stack.enter_context(_opened_monitor(plan, state, ending))
-    stack.callback(heartbeat.at, "save")  # runs first, because closing the sinks and writing the report may take long
-    return RunFiles(ending, writer, ledger, monitor)
-
-
-def _open_ledger(stack: ExitStack, plan: StartPlan, state: RunState | None) -> Ledger | None:
-    """Open the ledger on rank 0, cut to the lines that the checkpoint knows. An error there is raised on every rank."""
-    config, opened = plan.context.config, list[Ledger]()
-
-    def open_on_main() -> None:
-        ledger = stack.enter_context(closing(Ledger(config.run / LEDGER, None if state is None else state.ledger)))
-        ledger.order(
-            step=0 if state is None else state.progress.step,
-            seed=config.seed,
-            data=plan.context.manifest.root_digest,
-            rows=len(plan.data.train_rows),
-            mixture=config.mixture.weights,
-        )
-        opened.append(ledger)
-
-    plan.context.group.on_main(open_on_main)
-    return opened[0] if opened else None
-
-
-@contextmanager
-def _opened_monitor(plan: StartPlan, state: RunState | None, ending: RunStatus) -> Iterator[Monitor]:
-    """Open the monitor. Before it closes, it receives the error that ends the run."""
-    known = None if state is None else state.known
-    with opened_monitor(plan.context.config, plan.context.group, last_step=plan.criteria.certain_step, cut_off=known) as monitor:
-        try:
-            yield monitor
-        except BaseException as error:
-            ending.tell(error, monitor)
-            raise
