@@ -211,10 +211,23 @@ class AlertRules:
         return alerts
 
     def after_reading(self, step: int, reading: HardwareReading) -> list[AlertEvent]:
-        found = [*self._host(step, reading)]
+        config, host, alerts = self._config, reading.host, list[AlertEvent]()
+        growth = self._memory.observe(step, host.private_mib)
+        if growth is not None:
+            alerts += self._alert("host_memory", step, growth, config.host_memory_mb, left=_mb(host.available_mib))
+        limit = config.disk_free_gb / (RECOVERED if self._disk.is_bad else 1)
+        if self._disk.begins(bad=host.disk_free_gb < limit):
+            alerts += self._alert("disk", step, host.disk_free_gb, config.disk_free_gb)
+        if reading.xids:
+            numbers = ", ".join(str(number) for number in sorted(set(reading.xids)))
+            alerts += self._alert("xid", step, float(reading.xids[-1]), numbers=numbers)
+        busy = [gpu.utilisation for gpu in reading.gpus if gpu.utilisation is not None]
+        idle = self._idle.observe(step, reading.taken_s, 1 - fmean(busy)) if busy and reading.taken_s is not None else None
+        if idle is not None:
+            alerts += self._alert("gpu_utilisation", step, 1 - idle, config.gpu_utilisation_share, waited=self._wait.share)
         for gpu in reading.gpus:
-            found += self._gpu(step, gpu)
-        return found
+            alerts += self._gpu(step, gpu)
+        return alerts
 
     def slow_rank(self, step: int, slow: SlowRank) -> list[AlertEvent]:
         # `trainer.distributed.stragglers` reports each once
@@ -229,22 +242,6 @@ class AlertRules:
             message = f"{alert.message}. Training stops, because alerts.{setting} = stop"
             alert = replace(alert, severity="critical", message=message)
         return [replace(alert, action=action)]
-
-    def _host(self, step: int, reading: HardwareReading) -> Iterator[AlertEvent]:
-        config, host = self._config, reading.host
-        growth = self._memory.observe(step, host.private_mib)
-        if growth is not None:
-            yield from self._alert("host_memory", step, growth, config.host_memory_mb, left=_mb(host.available_mib))
-        limit = config.disk_free_gb / (RECOVERED if self._disk.is_bad else 1)
-        if self._disk.begins(bad=host.disk_free_gb < limit):
-            yield from self._alert("disk", step, host.disk_free_gb, config.disk_free_gb)
-        if reading.xids:
-            numbers = ", ".join(str(number) for number in sorted(set(reading.xids)))
-            yield from self._alert("xid", step, float(reading.xids[-1]), numbers=numbers)
-        busy = [gpu.utilisation for gpu in reading.gpus if gpu.utilisation is not None]
-        idle = self._idle.observe(step, reading.taken_s, 1 - fmean(busy)) if busy and reading.taken_s is not None else None
-        if idle is not None:
-            yield from self._alert("gpu_utilisation", step, 1 - idle, config.gpu_utilisation_share, waited=self._wait.share)
 
     def _gpu(self, step: int, gpu: GpuReading) -> Iterator[AlertEvent]:
         name = f"GPU {gpu.index} ({gpu.name})"

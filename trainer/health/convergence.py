@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -111,35 +111,31 @@ def judge_convergence(evaluations: Sequence[Evaluated], settings: EvalConfig) ->
         return []
     numbers = [evaluated for evaluated in evaluations if evaluated.val_loss is not None]
     size, threshold = settings.plateau_window, settings.plateau_threshold
-    rules: tuple[Callable[[Sequence[Evaluated], float], AlertEvent | None], ...] = (_plateau, _overfitting)
-    alerts = []
-    for rule in rules:
-        now = rule(numbers[-size:], threshold) if len(numbers) >= size else None
-        earlier = range(max(size, len(numbers) - size), len(numbers))
-        if now is not None and not any(rule(numbers[end - size : end], threshold) for end in earlier):
-            alerts.append(now)
-    return alerts
+    if len(numbers) < size:
+        return []
+    earlier: set[str] = set()
+    for end in range(max(size, len(numbers) - size), len(numbers)):
+        earlier |= {alert.rule for alert in _broken(numbers[end - size : end], threshold)}
+    return [alert for alert in _broken(numbers[-size:], threshold) if alert.rule not in earlier]
 
 
-def _plateau(window: Sequence[Evaluated], threshold: float) -> AlertEvent | None:
-    change = _Losses.of(window, "val_loss").relative_change
-    return None if abs(change) >= threshold else _alert("plateau", window, change, threshold)
-
-
-def _overfitting(window: Sequence[Evaluated], threshold: float) -> AlertEvent | None:
+def _broken(window: Sequence[Evaluated], threshold: float) -> list[AlertEvent]:
     validation, training = _Losses.of(window, "val_loss"), _Losses.of(window, "train_loss")
-    if len(training.steps) < len(window):
-        return None
-    rise, fall = validation.relative_change, -training.relative_change
-    if min(rise, fall) <= threshold or min(validation.trend.score, -training.trend.score) < _LEAST_SCORE:
-        return None
-    return _alert("overfitting", window, rise, threshold, rise=validation.change, fall=-training.change)
-
-
-def _alert(rule: str, window: Sequence[Evaluated], value: float, threshold: float, **facts: float) -> AlertEvent:
-    first, last = window[0].step, window[-1].step
-    text = RULES[rule].text.format(value=value, threshold=threshold, num=len(window), first=first, last=last, **facts)
-    return AlertEvent(rule, last, RULES[rule].severity, text, "log", value, threshold)
+    rise, found = validation.relative_change, list[tuple[str, dict[str, float]]]()
+    if abs(rise) < threshold:
+        found.append(("plateau", {}))
+    is_trained = len(training.steps) == len(window)  # else the training losses are not known
+    if (
+        is_trained
+        and min(rise, -training.relative_change) > threshold
+        and min(validation.trend.score, -training.trend.score) >= _LEAST_SCORE
+    ):
+        found.append(("overfitting", {"rise": validation.change, "fall": -training.change}))
+    first, last, alerts = window[0].step, window[-1].step, []
+    for rule, facts in found:
+        text = RULES[rule].text.format(value=rise, threshold=threshold, num=len(window), first=first, last=last, **facts)
+        alerts.append(AlertEvent(rule, last, RULES[rule].severity, text, "log", rise, threshold))
+    return alerts
 
 
 @dataclass(frozen=True)

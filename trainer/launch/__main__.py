@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,14 +80,12 @@ def exit_file() -> Iterator[Path]:
     """Yield the path of the exit file: the first rank that fails, or the watchdog, writes there why the ranks end."""
     parent = os.environ.get("TMPDIR") or "/tmp"
     try:
-        folder = Path(tempfile.mkdtemp(prefix="trainer.", dir=parent))
+        folder = tempfile.TemporaryDirectory(prefix="trainer.", dir=parent, ignore_cleanup_errors=True)
     except OSError as error:
         kind = StorageError if error.errno in (errno.ENOSPC, errno.EDQUOT) else ConfigError
         raise kind(f"TMPDIR = {parent} must be a folder with free space that this user can write to") from error
-    try:
-        yield folder / "exit"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with folder as name:
+        yield Path(name) / "exit"
 
 
 if __name__ == "__main__":

@@ -125,11 +125,15 @@ class RunEnd:
         """Begin the cool-down of `wsd` with the next step if `limits.minutes` would otherwise end the run before or during it. The
         record holds the adjustment before the next step is made.
         """
-        criteria, step = self.criteria, progress.step
+        criteria, step, times = self.criteria, progress.step, self.times
         self.cooldown = self.adjuster.adjustments.cooldown(step)
         if not criteria.may_cool_early or (self.cooldown is not None and not self.follows_speed):
             return
-        end = self._last_step_in_time(progress.ending_s)
+        end: int | None = None  # the last step before `limits.minutes` ends the run
+        if criteria.seconds is not None and times.seconds_each is not None:
+            pause_s = max(0.0, progress.ending_s - 2 * times.seconds_each) / criteria.eval.every_steps
+            end = times.last_step_before(criteria.seconds - progress.ending_s, pause_s)
+            end = None if end is None else end + 2  # `ending_s` has one more step
         if self.cooldown is not None:
             self._move_end(end, self.cooldown, step)
             return
@@ -141,15 +145,6 @@ class RunEnd:
         reason = f"limits.minutes ends the run after about {end} steps"
         self._begin(Adjustment(step=step + 1, reason=reason, cooldown_end=max(end, step + 2)))
         self.follows_speed = True
-
-    def _last_step_in_time(self, ending_s: float) -> int | None:
-        """Return the last step before `limits.minutes` ends the run. `ending_s` has one more step, so the last is two later."""
-        each_s, seconds = self.times.seconds_each, self.criteria.seconds
-        if seconds is None or each_s is None:
-            return None
-        pause_s = max(0.0, ending_s - 2 * each_s) / self.criteria.eval.every_steps
-        last = self.times.last_step_before(seconds - ending_s, pause_s)
-        return None if last is None else last + 2
 
     def _move_end(self, end: int | None, cooldown: Adjustment, step: int) -> None:
         """Let a cool-down that has begun end at another step, if the speed has changed, without a jump of the learning rate."""

@@ -11,7 +11,7 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Set
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,18 +22,14 @@ from trainer.watchdog.processes import ProcessId, own_container
 MAX_BEAT_BYTES = 4096
 
 
-def clear_heartbeats(run: Path) -> None:
-    """Only rank 0 calls this, before any rank writes its heartbeat."""
+def remove_heartbeats(run: Path, ranks: Iterable[int] | None = None) -> None:
+    """Remove the heartbeats of ranks that have ended, so that other nodes do not wait for them; None: all, before a rank writes."""
     with opened_folder(run / "heartbeat") as folder:
-        for name in os.listdir(folder):  # noqa: PTH208 - the open directory, even if another has its name now
-            if name.startswith("rank-"):
-                os.unlink(name, dir_fd=folder)
-
-
-def remove_heartbeat(run: Path, rank: int) -> None:
-    """Remove the heartbeat of a rank that has ended, so that other nodes do not wait for it."""
-    with opened_folder(run / "heartbeat") as folder, suppress(FileNotFoundError):
-        os.unlink(heartbeat_file(run, rank).name, dir_fd=folder)
+        found = os.listdir(folder) if ranks is None else [heartbeat_file(run, rank).name for rank in ranks]  # noqa: PTH208 - open
+        for name in found:
+            with suppress(FileNotFoundError):
+                if name.startswith("rank-"):
+                    os.unlink(name, dir_fd=folder)
 
 
 def heartbeat_file(run: Path, rank: int) -> Path:

@@ -32,7 +32,7 @@ from trainer.watchdog.heartbeat import (
     open_to_append,
     opened_folder,
     read_beat,
-    remove_heartbeat,
+    remove_heartbeats,
     stacks_file,
 )
 from trainer.watchdog.processes import (
@@ -185,9 +185,8 @@ def main(arguments: Sequence[str]) -> None:
         if blamed := detector.observe(time.monotonic(), beats, stopped, elsewhere):
             reason = _reason(blamed, states, elsewhere, known - elsewhere.keys())
             _end_group(run, reason, [still.rank for still in blamed], beats, states)
-            for rank in processes if others else ():  # other nodes then do not wait for ranks that have been ended
-                with suppress(OSError):
-                    remove_heartbeat(run, rank)
+            with suppress(OSError):
+                remove_heartbeats(run, processes if others else ())
             return
 
 

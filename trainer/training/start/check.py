@@ -22,7 +22,7 @@ from trainer.runs.saved_run import SavedRun
 from trainer.training.start.earlier import allowed_changes, begin_branch, check_cooldown
 from trainer.training.start.identity import check_identity, identity_of, recorded_adjustments
 from trainer.training.start.plan import StartPlan
-from trainer.watchdog.heartbeat import clear_heartbeats
+from trainer.watchdog.heartbeat import remove_heartbeats
 
 
 class NothingToTrain(Exception):  # noqa: N818 - an outcome, no error
@@ -90,7 +90,7 @@ def check(plan: StartPlan) -> Continued:
                     return newest, [], ("\n".join(lines), f"weights {digest} steps {progress.step}")
         sizes = checkpoint_bytes(config, manifest.vocab_size), frozen_bytes(config, manifest.vocab_size)
         check_space(checkpoints.directory, *sizes)
-        clear_heartbeats(config.run)
+        remove_heartbeats(config.run)
         return newest, adjustments.to_json(), None
 
     newest, recorded, nothing_left = group.on_main(prepare_run)
