@@ -168,7 +168,15 @@ def launch(arguments: Sequence[str]) -> ExitCode:
     except (DistNetworkError, DistStoreError, RendezvousError) as error:
         if Agent.has_started:
             raise
-        write_error(f"error: {_not_met(options.rdzv_endpoint or f'{options.master_addr}:{options.master_port}', error)}")
+        endpoint = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
+        reason = str(error.__cause__ or error).partition("\n")[0].rstrip(".") or type(error).__name__
+        trouble = f"the nodes did not meet ({reason}); `trainer doctor` on this node checks the address and the port"
+        if "EADDRINUSE" in str(error):
+            trouble = (
+                "another program uses this port of the first node, so the nodes cannot meet there; end that program "
+                "(ss -ltnp shows it), or set PET_MASTER_PORT to another port on all nodes"
+            )
+        write_error(f"error: {endpoint}: {trouble}")
         return ExitCode.CRASHED
     except (ValueError, AssertionError) as error:
         if Agent.has_started:
@@ -176,16 +184,6 @@ def launch(arguments: Sequence[str]) -> ExitCode:
         found = str(error) or "an assertion about its settings failed"
         raise ConfigError(f"torchrun refuses its settings ({found}); correct the PET_* variable and start again") from error
     return ExitCode.DONE
-
-
-def _not_met(endpoint: str, error: Exception) -> str:
-    if "EADDRINUSE" in str(error):
-        return (
-            f"{endpoint}: another program uses this port of the first node, so the nodes cannot meet there; end that program "
-            "(ss -ltnp shows it), or set PET_MASTER_PORT to another port on all nodes"
-        )
-    reason = str(error.__cause__ or error).partition("\n")[0].rstrip(".") or type(error).__name__
-    return f"{endpoint}: the nodes did not meet ({reason}); `trainer doctor` on this node checks the address and the port"
 
 
 def describe(failures: Mapping[int, ProcessFailure], why_killed: str) -> str:

@@ -4,7 +4,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.distributed.group import Group
 from trainer.machine.memory import fits_in_memory, release_memory
 from trainer.parallel.fsdp import ShardedModule
-from trainer.parallel.gradient_tree import GradientTree
 
 _LATE_NUMBERS = 8 << 20  # numbers that `LateAccumulation` adds in one exchange: 32 MiB, which is enough to use a network fully
 
@@ -193,32 +192,3 @@ class FsdpAccumulation(Accumulation):
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         self._module.set_requires_gradient_sync(last)
         return nullcontext()
-
-
-class TreeAccumulation(Accumulation):
-    def __init__(self, tree: GradientTree) -> None:
-        self._tree = tree
-        self._num_leaves = 0
-        self._finished = False
-
-    def begin(self) -> None:
-        self._tree.begin()
-        self._num_leaves, self._finished = 0, False
-
-    @contextmanager
-    def micro_batch(self, *, last: bool) -> Iterator[None]:
-        del last
-        yield
-        self._tree.add()
-        self._num_leaves += 1
-
-    def finish(self) -> None:
-        self._tree.finish()
-        self._finished = True
-
-    def join(self, num_passes: int) -> None:
-        for _ in range(num_passes - self._num_leaves):
-            self._tree.add()
-        self._num_leaves = num_passes
-        if not self._finished:
-            self.finish()

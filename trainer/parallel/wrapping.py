@@ -16,7 +16,6 @@ from trainer.parallel.accumulation import (
     DdpAccumulation,
     FsdpAccumulation,
     LateAccumulation,
-    TreeAccumulation,
     wrapped_by_ddp,
 )
 from trainer.parallel.fsdp import shard
@@ -46,7 +45,7 @@ def wrap_for_training(loss: LossModule, context: RunContext) -> tuple[nn.Module,
                 f"reproducibility = elastic adds gradients in a binary tree, and {group.world_size} ranks are not a power of two; "
                 "start 1, 2, 4 or 8 ranks (any power of two up to the number of micro-batches)"
             )
-        return loss, TreeAccumulation(GradientTree(parameters, group))
+        return loss, GradientTree(parameters, group)
     if group.world_size == 1:
         return loss, Accumulation(parameters)
     if context.custom_step:

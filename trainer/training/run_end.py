@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -184,10 +184,14 @@ class StopRequests:
         alert = None if self.monitor is None else self.monitor.stop_alert
         return alert.message if alert is not None else self.signal.name or "a signal to another rank, or an alert there"
 
-    def end_start(self, run: Path, newest: int | None) -> NoReturn:
-        """End a start that was asked to stop. No file of the run has changed yet; `newest` is the step of its checkpoint. An engine
-        takes StoppedBySignal as a reason to start again, so Ctrl-C without a checkpoint is a KeyboardInterrupt.
+    def end_start_if_asked(self, run: Path, newest_step: Callable[[], int | None]) -> None:
+        """End the start if a rank was asked to stop. No file of the run has changed yet. `newest_step` is called on rank 0.
+
+        An engine takes StoppedBySignal as a reason to start again, so Ctrl-C without a checkpoint is a KeyboardInterrupt.
         """
+        if self.group.smallest(-1 if self.requested else 0) == 0:
+            return
+        newest = self.group.on_main(newest_step)
         saved = "has no checkpoint yet" if newest is None else f"has its checkpoint of step {newest}"
         message = f"no step was trained, and no file was changed; {run} {saved}; run the same command again to go on"
         if newest is None and self.signal.name == "SIGINT":

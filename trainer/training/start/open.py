@@ -15,7 +15,6 @@ from common.redaction import RedactingFormatter, secrets_of
 from common.terminal import LineHandler
 from trainer.config import TrainConfig
 from trainer.config.health import WatchdogConfig
-from trainer.context import RunContext
 from trainer.distributed.devices import num_gpus
 from trainer.distributed.group import Group, joined_group
 from trainer.doctor.machine import check_start
@@ -27,7 +26,7 @@ from trainer.runs.signals import stop_signal
 from trainer.training.run_end import StopRequests
 from trainer.training.start.banner import introduce
 from trainer.training.start.build import built_and_restored
-from trainer.training.start.check import Continued, check
+from trainer.training.start.check import check
 from trainer.training.start.earlier import is_new_branch
 from trainer.training.start.parts import put_together
 from trainer.training.start.plan import plan_start
@@ -78,21 +77,18 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
             note_trained_with(extension.digest)
         plan = plan_start(stack, config, group, extension)
         continued = check(plan)
-        _end_if_asked(stop, plan.context, continued)
+
+        def saved_step() -> int | None:
+            before = continued.before
+            return None if before is None or is_new_branch(before.record) else continued.newest
+
+        stop.end_start_if_asked(config.run, saved_step)
         heartbeat = stack.enter_context(watched_rank(config.run, config.watchdog, group))
         restored = built_and_restored(plan, continued)
-        _end_if_asked(stop, plan.context, continued)
+        stop.end_start_if_asked(config.run, saved_step)
         # Not earlier, because settings that do not fit the checkpoint must leave the files of the run unchanged.
         run = put_together(stack, plan, continued, restored, stop, heartbeat, clock)
         del restored
         with clock.paused():
             introduce(run, continued=continued.newest is not None)
         yield run
-
-
-def _end_if_asked(stop: StopRequests, context: RunContext, continued: Continued) -> None:
-    """End the start if a rank was asked to stop. No file of the run has changed yet."""
-    if context.group.smallest(-1 if stop.requested else 0) < 0:
-        before, newest = continued.before, continued.newest
-        newest = context.group.on_main(lambda: None if before is None or is_new_branch(before.record) else newest)
-        stop.end_start(context.config.run, newest)

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.support.ranks import run_ranks
 from trainer.distributed.group import Group
 from trainer.parallel import accumulation
-from trainer.parallel.accumulation import Accumulation, DdpAccumulation, LateAccumulation, TreeAccumulation, wrapped_by_ddp
+from trainer.parallel.accumulation import Accumulation, DdpAccumulation, LateAccumulation, wrapped_by_ddp
 from trainer.parallel.gradient_tree import GradientTree
 
 LAYERS, WIDTH = 6, 16
@@ -22,7 +22,7 @@ def model_of_layers() -> nn.Sequential:
 
 def accumulated(model: nn.Sequential, group: Group, kind: str) -> tuple[nn.Module, Accumulation]:
     if kind == "tree":
-        return model, TreeAccumulation(GradientTree(list(model.parameters()), group))
+        return model, GradientTree(list(model.parameters()), group)
     if group.world_size == 1:
         return model, Accumulation(list(model.parameters()))
     if kind == "late":
