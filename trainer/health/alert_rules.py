@@ -162,7 +162,7 @@ class MemoryTrend:
         leaks = (
             self.mb_per_1000_steps > self._limit
             and found.score > _LEAST_SCORE
-            and found.growth(steps[-1] - steps[0]) > _LEAST_GROWTH_MIB
+            and found.slope * (steps[-1] - steps[0]) > _LEAST_GROWTH_MIB
         )
         return self.mb_per_1000_steps if self._state.begins(bad=leaks) else None
 

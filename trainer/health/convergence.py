@@ -44,9 +44,6 @@ class Trend:
     """Number of rising pairs less number of falling pairs, in standard deviations of a series without a trend (Mann, 1945;
     Kendall, 1975)."""
 
-    def growth(self, distance: float) -> float:
-        return self.slope * distance
-
 
 def trend(x: Sequence[float], y: Sequence[float]) -> Trend:
     """Return the trend of y over x. Pairs of equal x are left out; with fewer than two different x the trend is zero.
@@ -154,7 +151,7 @@ class _Losses:
 
     @property
     def change(self) -> float:
-        return self.trend.growth(self.steps[-1] - self.steps[0])
+        return self.trend.slope * (self.steps[-1] - self.steps[0])
 
     @property
     def relative_change(self) -> float:

@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -35,13 +35,6 @@ def main(words: Sequence[str]) -> ExitCode:
     if is_finished(run, arguments):
         return ExitCode.DONE
     stop.install()
-    code = train(arguments, restarts, run, stop)
-    # Engines start a training with the code STOPPED again, so this code also means a SIGTERM before the first save.
-    nothing_saved = run != "" and newest_step(run) < 0
-    return ExitCode.INTERRUPTED if code is ExitCode.STOPPED and stop.is_interrupt() and nothing_saved else code
-
-
-def train(arguments: Sequence[str], restarts: Mapping[str, str], run: str, stop: StopRequest) -> ExitCode:
     num_gpus = None if signs_of_gpus() else 0  # only torch knows their number, and the next process loads it
     os.environ.update(missing_variables(os.environ, num_gpus, num_cores()))
     policy = RestartPolicy.of(restarts, os.environ.get("PET_NNODES") or "1")
@@ -51,13 +44,16 @@ def train(arguments: Sequence[str], restarts: Mapping[str, str], run: str, stop:
             with suppress(PreparedDataError):  # the data is being replaced; the ranks report this
                 held.enter_context(reading(Path(data)))
         os.environ[EXIT_FILE_VARIABLE] = str(reason)
-        return supervise(
+        code = supervise(
             partial(run_group, group_command(arguments), reason, stop),
             policy,
             partial(newest_step, run),
             stop,
             unseen="" if run else ", as far as is known without --run",
         )
+    # Engines start a training with the code STOPPED again, so this code also means a SIGTERM before the first save.
+    nothing_saved = run != "" and newest_step(run) < 0
+    return ExitCode.INTERRUPTED if code is ExitCode.STOPPED and stop.is_interrupt() and nothing_saved else code
 
 
 def is_finished(run: str, arguments: Sequence[str]) -> bool:

@@ -60,12 +60,8 @@ def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> No
         own_folder(run / TASK_FOLDER)
     for name, data in of_task.items():
         write_atomic(run / TASK_FOLDER / name, data)
-    tokenizer = sorted(path.relative_to(run).as_posix() for path in (run / TOKENIZER).iterdir())
-    names = [
-        *tokenizer,
-        *(f"{TASK_FOLDER}/{name}" for name in of_task),
-        *(["extension.py"] if extension is not None else []),
-    ]
+    names = sorted(path.relative_to(run).as_posix() for path in (run / TOKENIZER).iterdir())
+    names += [f"{TASK_FOLDER}/{name}" for name in of_task] + ([] if extension is None else ["extension.py"])
     record = Record.model_validate(
         {
             "format": 1,
@@ -79,10 +75,8 @@ def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> No
             "files": {CONFIG: digest_bytes(settings.encode())} | digests_of(run, names),
         }
     )
-    if continued.initial is not None:
-        record = record.changed(initial=continued.initial)
-    if before is not None and before.record.origin is not None:
-        record = record.changed(origin=before.record.origin)
+    for name, origin in (("initial", continued.initial), ("origin", None if before is None else before.record.origin)):
+        record = record if origin is None else record.changed(**{name: origin})
     if trainable.num_trained < trainable.num_weights:
         record = record.changed(trained_weights=trainable.num_trained, total_weights=trainable.num_weights)
     write_record(run, record)

@@ -9,7 +9,6 @@ from trainer.health.convergence import trend
 def test_the_slope_of_a_line_is_its_slope() -> None:
     found = trend([0, 10, 20, 40], [5, 6, 7, 9])
     assert found.slope == pytest.approx(0.1)
-    assert found.growth(100) == pytest.approx(10)
 
 
 def test_a_rise_of_every_pair_has_the_highest_score() -> None:
