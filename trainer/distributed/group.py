@@ -26,6 +26,10 @@ from trainer.distributed.network import STORE_VARIABLE, keep_private
 OTHERS_S = 5.0
 """Seconds for which a rank still waits for the others after a stop request. If they join in time, the run stops as usual."""
 _POLL_S = 0.1
+_ValueT = TypeVar("_ValueT")
+_TIMEOUT = timedelta(minutes=10)
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before PyTorch 2.13
+TEARDOWN_DELAY_S = 0.1  # seconds after which gloo has released the tensors of a finished collective: see `joined_group`
 
 
 @contextmanager
@@ -61,12 +65,6 @@ def stoppable_wait(others_s: float = OTHERS_S) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-
-
-_ValueT = TypeVar("_ValueT")
-_TIMEOUT = timedelta(minutes=10)
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before PyTorch 2.13
-TEARDOWN_DELAY_S = 0.1  # seconds after which gloo has released the tensors of a finished collective: see `joined_group`
 
 
 class RemoteError(ProjectError):

@@ -27,6 +27,10 @@ _WARM_UP_READINGS, _MEMORY_READINGS, _LEAST_MEMORY_READINGS = 6, 60, 30
 _START_STEPS, _LEAST_IDLE_READINGS = 3, 5
 _LEAST_SCORE = 6.0
 _LEAST_GROWTH_MIB = 64.0
+_HARMFUL = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
+"""Throttle reasons that are a fault of cooling or power supply. A GPU at its power cap works as designed."""
+_THROTTLED_READINGS, _COOL_READINGS = 2, 3
+_GPU_WARM_UP_READINGS = 30  # the caching allocator takes more memory during the first minutes, because it sees new shapes
 
 
 class Debounce:
@@ -165,12 +169,6 @@ class MemoryTrend:
             and found.slope * (steps[-1] - steps[0]) > _LEAST_GROWTH_MIB
         )
         return self.mb_per_1000_steps if self._state.begins(bad=leaks) else None
-
-
-_HARMFUL = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
-"""Throttle reasons that are a fault of cooling or power supply. A GPU at its power cap works as designed."""
-_THROTTLED_READINGS, _COOL_READINGS = 2, 3
-_GPU_WARM_UP_READINGS = 30  # the caching allocator takes more memory during the first minutes, because it sees new shapes
 
 
 class AlertRules:

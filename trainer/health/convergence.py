@@ -36,6 +36,9 @@ from trainer.runs.events import AlertEvent, EvalEvent
 from trainer.runs.progress import Evaluated
 from trainer.runs.rules import RULES
 
+_LEAST_TREND = 3
+_LEAST_SCORE = 3.0
+
 
 @dataclass(frozen=True)
 class Trend:
@@ -61,10 +64,6 @@ def trend(x: Sequence[float], y: Sequence[float]) -> Trend:
     count = len(x_N)
     deviation = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
     return Trend(float(np.median(rise / run)), float(np.sign(rise * run).sum()) / deviation)
-
-
-_LEAST_TREND = 3
-_LEAST_SCORE = 3.0
 
 
 class LossMean:

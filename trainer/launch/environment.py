@@ -17,6 +17,8 @@ _SHUTDOWN_S = 60  # to save: longer than a save takes, shorter than `stop_grace_
 
 _SLURM_LIST = re.compile(r"([^][,]*)(?:\[([0-9]++)[^]]*+\])?([^][,]*)")
 _NUM_RANKS = re.compile(r"[1-9][0-9]{0,5}")
+_RANKS_PER_CORE, _LEAST_MAX_RANKS = 16, 64
+_LONG_S = 7 * 24 * 3600
 
 
 def missing_variables(variables: Mapping[str, str], num_gpus: int | None, num_cores: int) -> dict[str, str]:
@@ -62,10 +64,6 @@ def _of_scheduler(variables: Mapping[str, str]) -> dict[str, str]:
         "PET_MASTER_ADDR": "" if num_nodes == "1" else first,
     }
     return {name: value for name, value in found.items() if value}
-
-
-_RANKS_PER_CORE, _LEAST_MAX_RANKS = 16, 64
-_LONG_S = 7 * 24 * 3600
 
 
 def check_variables(variables: Mapping[str, str]) -> None:

@@ -14,6 +14,8 @@ from common.terminal import printable
 
 _STDERR = 2
 _CLEAR_LINE = "\r\x1b[K"
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""The stop signals. `entrypoints/train` blocks them until this process can handle them."""
 
 
 def log_line(line: str) -> None:
@@ -23,10 +25,6 @@ def log_line(line: str) -> None:
     with suppress(OSError):
         clear = _CLEAR_LINE if os.isatty(_STDERR) else ""
         os.write(_STDERR, f"{clear}train: {printable(line)}\n".encode(errors="backslashreplace"))
-
-
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""The stop signals. `entrypoints/train` blocks them until this process can handle them."""
 
 
 class StopRequest:

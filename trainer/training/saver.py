@@ -33,6 +33,9 @@ from trainer.training.step_report import StepResult
 from trainer.training.trainable import Trainable
 from trainer.watchdog.heartbeat import HeartbeatWriter
 
+_log = logging.getLogger(__name__)
+_FOR_HOOKS = ".saved"  # name of the folder in the run in which `on_save` finds a checkpoint
+
 
 @dataclass
 class LiveState:
@@ -71,10 +74,6 @@ class LiveState:
             self.ledger.event("skip", step=step, start=first, count=end - first, reason=alert.message)
 
         self.group.on_main(note)
-
-
-_log = logging.getLogger(__name__)
-_FOR_HOOKS = ".saved"  # name of the folder in the run in which `on_save` finds a checkpoint
 
 
 @dataclass

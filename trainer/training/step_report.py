@@ -21,6 +21,7 @@ _NUM_NOTES = 8
 _STOP, _SECONDS, _ENDING, NORM, _SAVE_FAILED, _ACKNOWLEDGED, MEMORY, DATA = range(_NUM_NOTES)
 """Indices of the first numbers of a report. The own times of the ranks, what the task measures in each micro-batch, and the
 losses of the micro-batches follow."""
+FactsT = TypeVar("FactsT")
 
 
 class _NoObserver:
@@ -151,9 +152,6 @@ class PendingStep:
                 math.fsum(sums[number * size : (number + 1) * size]) / self._normaliser for number in range(num_measures)
             ),
         )
-
-
-FactsT = TypeVar("FactsT")
 
 
 class StepResults(Generic[FactsT]):

@@ -20,6 +20,15 @@ from typing import Literal, get_args
 from trainer.watchdog.processes import ProcessId, own_container
 
 MAX_BEAT_BYTES = 4096
+Phase = Literal["loading", "data", "forward", "reduce", "report", "evaluate", "save", "done"]
+"""What a rank is doing, in the order of a step. `reduce` begins with the last backward pass, where ranks wait for each other."""
+PHASES: tuple[Phase, ...] = get_args(Phase)
+_SLOW_PHASES = ("loading", "evaluate", "save")
+_FIRST_STEPS = 3
+_LEAST_STALL_S = 30.0
+_SLOWER = 3.0
+_UNKNOWN = "-"
+_RECENT_STEPS = 50
 
 
 def remove_heartbeats(run: Path, ranks: Iterable[int] | None = None) -> None:
@@ -90,16 +99,6 @@ def _in_the_way(path: Path, wanted: str) -> OSError:
     return OSError(f"{path} is not a {wanted} (links are not allowed); remove it and run the same command again")
 
 
-Phase = Literal["loading", "data", "forward", "reduce", "report", "evaluate", "save", "done"]
-"""What a rank is doing, in the order of a step. `reduce` begins with the last backward pass, where ranks wait for each other."""
-PHASES: tuple[Phase, ...] = get_args(Phase)
-_SLOW_PHASES = ("loading", "evaluate", "save")
-_FIRST_STEPS = 3
-_LEAST_STALL_S = 30.0
-_SLOWER = 3.0
-_UNKNOWN = "-"
-
-
 @dataclass(frozen=True)
 class Timeouts:
     stall_s: float | None  # limit in the phases of a step. None: the greater of 30 s and three times the slowest of 50 steps
@@ -154,9 +153,6 @@ class Heartbeat:
             return None if math.isnan(limit_s) else cls(number, pid, started, step, phase, limit_s, lap, container)
         except (KeyError, ValueError):
             return None
-
-
-_RECENT_STEPS = 50
 
 
 class HeartbeatWriter:

@@ -50,6 +50,15 @@ POLL_S = 0.5
 _ASLEEP_S = 10 * POLL_S
 OTHER_NODE_S = 60.0  # a rank on another node may be late: its own watchdog ends it, and the network shows its file later
 _NOBODY: Mapping[int, Heartbeat] = MappingProxyType({})
+_log = logging.getLogger(__name__)
+_STACKS_S = 5.0
+_STACKS_SETTLED_S = 1.0  # seconds without a new line in any of the files. On a busy machine a rank may not run for long.
+_GRACE_S = 3.0
+_MOST_SHOWN = 8
+_READS_PER_S = 200  # of other nodes' heartbeats, which come from one server
+_STATES = {"T": "stopped by a signal", "D": "waiting for a device or a file system", "R": "running", "S": "asleep"}
+_SCRIPT = Path(__file__).resolve().with_name("__main__.py")
+_TIED = "--tied-to"
 
 
 @dataclass(frozen=True)
@@ -93,28 +102,15 @@ class StallDetector:
         others = _slowest([still[rank] for rank in elsewhere if still[rank].has_moved])
         if others and others[0].beat.place < slowest[0].beat.place:
             waits = any(each.seconds <= each.beat.limit_s + OTHER_NODE_S for each in others)
-            return () if waits else _longest_first(others)
-        return _longest_first([each for each in slowest if each.rank in stopped] or slowest)
+            blamed = [] if waits else others
+        else:
+            blamed = [each for each in slowest if each.rank in stopped] or slowest
+        return tuple(sorted(blamed, key=lambda each: -each.seconds))
 
 
 def _slowest(ranks: Collection[Still]) -> list[Still]:
     lowest = min((each.beat.place for each in ranks), default=None)
     return [each for each in ranks if each.beat.place == lowest]
-
-
-def _longest_first(ranks: Collection[Still]) -> tuple[Still, ...]:
-    return tuple(sorted(ranks, key=lambda each: -each.seconds))
-
-
-_log = logging.getLogger(__name__)
-_STACKS_S = 5.0
-_STACKS_SETTLED_S = 1.0  # seconds without a new line in any of the files. On a busy machine a rank may not run for long.
-_GRACE_S = 3.0
-_MOST_SHOWN = 8
-_READS_PER_S = 200  # of other nodes' heartbeats, which come from one server
-_STATES = {"T": "stopped by a signal", "D": "waiting for a device or a file system", "R": "running", "S": "asleep"}
-_SCRIPT = Path(__file__).resolve().with_name("__main__.py")
-_TIED = "--tied-to"
 
 
 def is_watched(enabled: str) -> bool:

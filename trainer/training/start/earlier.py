@@ -24,6 +24,7 @@ from trainer.runs.saved_run import SavedRun
 from trainer.training.start.identity import check_data
 
 BRANCHED = "branched"  # the status of a run that has copied its state, and has not trained yet
+_log = logging.getLogger(__name__)
 
 
 def run_exists(run: SavedRun) -> bool:
@@ -47,17 +48,14 @@ class EarlierRun:
         """Whether the run has a checkpoint; otherwise no weights exist that depend on its settings."""
         return bool(self.saved.steps)
 
-    def check_data(self, root_digest: str) -> None:
-        """Refuse other data before the settings are compared with it."""
-        if self.continues and self.saved.record_if_any is not None:
-            check_data(self.saved.path, self.saved.record.identity, root_digest)
-
     def choices(self, config: TrainConfig, manifest: Manifest) -> tuple[int | None, Precision | None]:
-        """Return its micro-batch and number format, which this start uses again. Compare a new run with `init`."""
+        """Return its micro-batch and number format, which this start uses again; refuse other data, compare a new run with `init`."""
+        run, record = self.saved.path, self.saved.record_if_any
         if not self.continues:
             check_lora(config)
             check_initial(config, manifest)
-        run, record = self.saved.path, self.saved.record_if_any
+        elif record is not None:
+            check_data(run, record.identity, manifest.root_digest)
         return recorded_micro(run, record), recorded_precision(run, record) if self.continues else None
 
     def initial(self, config: TrainConfig) -> Origin | None:
@@ -97,9 +95,6 @@ def check_cooldown(config: TrainConfig, record: Record, step: int, decay_steps: 
             f"{config.run}: its cool-down of steps {start + 1} to {decay_steps} would begin before step {step}, at which the run "
             "branches off; raise limits.steps, lower schedule.cooldown_steps, or choose an earlier branch.step"
         )
-
-
-_log = logging.getLogger(__name__)
 
 
 def begin_branch(own: SavedRun, branch: BranchConfig, check: Callable[[Path, Record, int], None]) -> SavedRun:

@@ -23,6 +23,7 @@ from trainer.runs.adjustments import Adjustments
 from trainer.runs.record import Record, noted_adjustments
 
 _IDENTITY = settings_with(TrainConfig, Effect.IDENTITY)
+_OLDER_DEFAULTS = {"guard.spike_factor": 10.0}  # a run with the older default resumes with the new one
 
 
 def identity_of(
@@ -99,9 +100,6 @@ def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list
         if recorded.get(name) == value and identity.get(name) == _default_settings()[name]
     }
     return [one for one in find_differences(with_newer_settings(recorded, identity), identity) if one.name not in skipped]
-
-
-_OLDER_DEFAULTS = {"guard.spike_factor": 10.0}  # a run with the older default resumes with the new one
 
 
 def with_newer_settings(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, Any]:

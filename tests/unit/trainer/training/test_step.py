@@ -83,7 +83,7 @@ def test_neither_loss_nor_gradient_depends_on_the_micro_batches(normalise: str, 
         training = training_module(config)
         result = step(training, config).result()
         found.append(
-            (result.loss, result.grad_norm, [torch.as_tensor(parameter.grad).clone() for parameter in training.parameters])
+            (result.loss, result.grad_norm, [torch.as_tensor(parameter.grad).clone() for parameter in training.parameters.values()])
         )
     for loss, norm, gradients in found[1:]:
         assert loss == pytest.approx(found[0][0], rel=1e-6)
