@@ -14,8 +14,7 @@ from trainer.training.recovery import GoBack, RepeatStep, go_back, judge
 from trainer.training.reporter import report
 from trainer.training.start.check import NothingToTrain
 from trainer.training.start.open import opened_run
-from trainer.training.step import CannotContinueError, train_step
-from trainer.training.step_report import StepResults
+from trainer.training.step import CannotContinueError, StepResults, train_step
 from trainer.training.training_run import TrainingRun
 
 _log = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from trainer.runs.ledger import LedgerEvent, read_ledger
 from trainer.training import step as steps
 from trainer.training.saver import Saver
 from trainer.training.start import open as openings
-from trainer.training.step_report import StepResult, StepResults
+from trainer.training.step import StepResult, StepResults
 from trainer.verification.audit import audit_run
 
 

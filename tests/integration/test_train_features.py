@@ -28,8 +28,7 @@ from trainer.model.decoder import build_model
 from trainer.model.forward import LossModule
 from trainer.optim.optimizers import build_optimizers
 from trainer.parallel.wrapping import wrap_for_training
-from trainer.training.step import train_step
-from trainer.training.step_report import StepInputs, StepResults
+from trainer.training.step import StepInputs, StepResults, train_step
 from trainer.training.trainable import Trainable, make_scaler
 
 

@@ -28,8 +28,7 @@ from trainer.runs.progress import Progress
 from trainer.training.micro_batch_size import batch_for, expected_memory, spread
 from trainer.training.start.build import build
 from trainer.training.start.plan import StartPlan, check_shares, plan_start
-from trainer.training.step import CannotContinueError, train_step
-from trainer.training.step_report import StepInputs
+from trainer.training.step import CannotContinueError, StepInputs, train_step
 from trainer.training.trainable import RunData, Trainable, hold_copy
 
 _TIMED_STEPS = 5

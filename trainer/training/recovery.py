@@ -16,7 +16,7 @@ from trainer.metrics import StepFacts
 from trainer.runs.events import AlertEvent
 from trainer.runs.progress import Progress
 from trainer.training.adjuster import smaller_batches
-from trainer.training.step_report import StepResult
+from trainer.training.step import StepResult
 from trainer.training.training_run import TrainingRun
 
 _log = logging.getLogger(__name__)

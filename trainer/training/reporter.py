@@ -7,7 +7,7 @@ import logging
 from trainer.extensions.initial_loss import initial_loss_warning
 from trainer.metrics import StepFacts, StepMetrics
 from trainer.planning.lines import time_lines
-from trainer.training.step_report import StepResult
+from trainer.training.step import StepResult
 from trainer.training.training_run import TrainingRun
 
 _log = logging.getLogger(__name__)

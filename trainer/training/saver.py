@@ -29,7 +29,7 @@ from trainer.runs.metrics_file import CutOff
 from trainer.runs.progress import Progress
 from trainer.runs.state import GuardState, LossSums, RunState
 from trainer.training.run_end import RunEnd
-from trainer.training.step_report import StepResult
+from trainer.training.step import StepResult
 from trainer.training.trainable import Trainable
 from trainer.watchdog.heartbeat import HeartbeatWriter
 

@@ -29,7 +29,7 @@ from trainer.runs.progress import Progress
 from trainer.training.adjuster import Adjuster
 from trainer.training.run_end import RunEnd, StopRequests
 from trainer.training.saver import LiveState, Saver
-from trainer.training.step_report import PendingStep, StepInputs
+from trainer.training.step import PendingStep, StepInputs
 from trainer.training.trainable import RunData, Trainable
 from trainer.watchdog.heartbeat import HeartbeatWriter
 

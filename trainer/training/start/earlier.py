@@ -49,7 +49,7 @@ class EarlierRun:
         return bool(self.saved.steps)
 
     def choices(self, config: TrainConfig, manifest: Manifest) -> tuple[int | None, Precision | None]:
-        """Return its micro-batch and number format, which this start uses again; refuse other data, compare a new run with `init`."""
+        """Return the micro-batch and number format that this start uses again. Refuse other data, and check a new `init`."""
         run, record = self.saved.path, self.saved.record_if_any
         if not self.continues:
             check_lora(config)

@@ -24,8 +24,7 @@ from trainer.model.forward import LossModule, forward_pass
 from trainer.model.parameters import parameters_by_name
 from trainer.optim.optimizers import build_optimizers, optimizer_tensors
 from trainer.parallel.wrapping import wrap_for_training
-from trainer.training.step import train_step
-from trainer.training.step_report import PendingStep, StepInputs, StepResults
+from trainer.training.step import PendingStep, StepInputs, StepResults, train_step
 from trainer.training.trainable import Trainable, make_scaler
 
 LENGTH, VOCAB = 32, 60
