@@ -28,12 +28,11 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import (
     RendezvousError,
-    RendezvousHandler,
     RendezvousInfo,
-    RendezvousParameters,
     RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.launcher import api as launcher_api
 from torch.distributed.run import get_args_parser, parse_min_max_nnodes, run
 
@@ -57,30 +56,19 @@ ALONE = "alone"  # name of the rendezvous of a single node
 STATIC = "static"  # torchrun's rendezvous at PET_MASTER_ADDR; the first node serves its store until it ends
 
 
-class Alone(RendezvousHandler):
-    def __init__(self, parameters: RendezvousParameters) -> None:
-        self._run_id = parameters.run_id
+class Alone(StaticTCPRendezvous):
+    """The rendezvous of a single node. Its store is in the memory of this process."""
 
     def get_backend(self) -> str:
         return ALONE
 
+    @property
+    def use_agent_store(self) -> bool:
+        return False
+
     def next_rendezvous(self) -> RendezvousInfo:
         # the port is 0, because there is no store that the ranks could connect to
         return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("localhost", 0))
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None: ...
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        return True
 
 
 class Agent(LocalElasticAgent):
@@ -147,7 +135,7 @@ def launch(arguments: Sequence[str]) -> ExitCode:
     oom_kills = num_oom_kills()
     try:
         if parse_min_max_nnodes(options.nnodes)[1] == 1:
-            rendezvous_handler_registry.register(ALONE, Alone)
+            rendezvous_handler_registry.register(ALONE, lambda chosen: Alone("localhost", 0, 0, 1, chosen.run_id, 0))
             vars(options).update(standalone=False, rdzv_backend=ALONE, rdzv_endpoint=ALONE, node_rank=0)
             exit_file = os.environ.get(EXIT_FILE_VARIABLE)
             # Beside the exit file, so that the launcher removes the folder even if this process is killed.
