@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -10,13 +11,15 @@ import torch
 from common.settings.load import AUTO
 from trainer.config import settings_without_effect
 from trainer.context import RunContext
-from trainer.machine.environment import unlocked_here
+from trainer.machine.environment import ChangedFact, unlocked_here
 from trainer.machine.peak_rates import rate_kind, unknown_mfu
 from trainer.metrics.sinks.tensorboard_graph import model_graph
 from trainer.model.attention import describe_backend
 from trainer.model.decoder import Decoder
 from trainer.planning.lines import brief_lines
 from trainer.planning.preparation import other_preparation
+from trainer.training.start.check import Continued
+from trainer.training.start.earlier import is_new_branch
 from trainer.training.trainable import Trainable
 from trainer.training.training_run import TrainingRun
 from trainer.watchdog.watch import is_watched
@@ -24,9 +27,12 @@ from trainer.watchdog.watch import is_watched
 _log = logging.getLogger(__name__)
 
 
-def introduce(run: TrainingRun, *, continued: bool) -> None:
-    """Log the size of model, data and group and the settings without effect, and give the graph of a new model to the sinks."""
-    context, manifest = run.context, run.context.manifest
+def introduce(run: TrainingRun, start: Continued, differences: Sequence[ChangedFact]) -> None:
+    """Log the size of model, data and group and the settings without effect, and give the graph of a new model to the sinks.
+
+    `differences` are those of a resumed run from the start before.
+    """
+    context, manifest, continued = run.context, run.context.manifest, start.newest is not None
     config, group = context.config, context.group
     trained, total = run.trainable.num_trained, run.trainable.num_weights
     some = "" if trained == total else f", of which {trained / 1e6:.3g}M ({trained / total:.2%}) are trained"
@@ -36,6 +42,14 @@ def introduce(run: TrainingRun, *, continued: bool) -> None:
         f"{len(run.data.val_rows)} validation rows of {manifest.row_length} tokens, "
         f"{group.world_size} rank{'s' * (group.world_size > 1)} on {group.device.type}, {config.number_format}"
     )
+    if start.before is not None and is_new_branch(start.before.record):
+        _log.info("branched off %s at step %d", config.branch.run, run.resumed.step)
+    if start.initial is not None and not continued:
+        _log.info("the weights are those of step %d of %s", start.initial.step, config.init)
+    if differences:
+        lines = "".join(f"\n  {one.describe()}" for one in differences)
+        level, step = logging.WARNING if any(one.changes_bits for one in differences) else logging.INFO, run.resumed.step
+        _log.log(level, "resumed at step %s with differences from the previous start (* can change the results):%s", step, lines)
     if not continued and (other := other_preparation(config.recipe, manifest)):
         _log.info("%s", other)
     if not continued and config.recipe == AUTO:

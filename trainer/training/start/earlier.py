@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from trainer.runs.saved_run import SavedRun
 from trainer.training.start.identity import check_data
 
 BRANCHED = "branched"  # the status of a run that has copied its state, and has not trained yet
-_log = logging.getLogger(__name__)
 
 
 def run_exists(run: SavedRun) -> bool:
@@ -125,5 +123,4 @@ def begin_branch(own: SavedRun, branch: BranchConfig, check: Callable[[Path, Rec
         (run / name).unlink(missing_ok=True)
     write_record(run, begun)
     copy_state(trunk, run, checkpoint)
-    _log.info("branched off %s at step %d", trunk, step)
     return SavedRun(run)

@@ -30,6 +30,7 @@ from trainer.training.start.check import check
 from trainer.training.start.earlier import is_new_branch
 from trainer.training.start.parts import put_together
 from trainer.training.start.plan import plan_start
+from trainer.training.start.record import open_record
 from trainer.training.training_run import TrainingRun
 from trainer.watchdog.heartbeat import HeartbeatWriter, Timeouts
 from trainer.watchdog.processes import ProcessId
@@ -87,8 +88,9 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
         restored = built_and_restored(plan, continued)
         stop.end_start_if_asked(config.run, saved_step)
         # Not earlier, because settings that do not fit the checkpoint must leave the files of the run unchanged.
+        differences = group.on_main(lambda: open_record(plan, continued, restored))
         run = put_together(stack, plan, continued, restored, stop, heartbeat, clock)
         del restored
         with clock.paused():
-            introduce(run, continued=continued.newest is not None)
+            introduce(run, continued, differences)
         yield run

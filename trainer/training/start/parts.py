@@ -30,7 +30,6 @@ from trainer.training.saver import LiveState, Saver, let_finish, write_and_keep
 from trainer.training.start.build import Restored
 from trainer.training.start.check import Continued
 from trainer.training.start.plan import StartPlan
-from trainer.training.start.record import open_record
 from trainer.training.training_run import TrainingRun
 from trainer.watchdog.heartbeat import HeartbeatWriter
 
@@ -44,16 +43,12 @@ def put_together(
     heartbeat: HeartbeatWriter,
     clock: Clock,
 ) -> TrainingRun:
-    """Write the record of a new or resumed run, open its files, and make the parts. The files close in the reverse order."""
+    """Open the files of the run, behind its record, and make the parts. The files close in the reverse order."""
     context, data, task = plan.context, plan.data, plan.task
     config, group, manifest = context.config, context.group, context.manifest
     trainable, adjustments, state, progress = restored.trainable, restored.adjustments, restored.state, restored.progress
     clock.resume(progress.seconds, progress.ending_s)
     ledger: Ledger | None = None
-
-    def write_record() -> None:
-        plan.earlier[0].undo.pop_all()
-        open_record(plan, continued, restored)
 
     def open_ledger() -> None:
         nonlocal ledger
@@ -62,7 +57,6 @@ def put_together(
         rows, mixture = len(data.train_rows), config.mixture.weights
         ledger.order(step=progress.step, seed=config.seed, data=manifest.root_digest, rows=rows, mixture=mixture)
 
-    group.on_main(write_record)
     if group.is_main and config.log.report:
         stack.callback(report_at_end, config.run)  # after everything else is closed, for any end of the run
     ending = stack.enter_context(opened_run_status(config, group, progress.step))

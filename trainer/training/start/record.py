@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -38,12 +37,12 @@ from trainer.training.start.check import Continued
 from trainer.training.start.identity import with_newer_settings
 from trainer.training.start.plan import StartPlan
 
-_log = logging.getLogger(__name__)
 _UNREPORTED = frozenset(settings_with(TrainConfig, Marker.FOLDER, Marker.MOVEABLE, Marker.PER_START))
 
 
-def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> None:
-    """Write the record and the files that it names. A run that resumes logs how identity, environment and settings differ."""
+def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> tuple[ChangedFact, ...]:
+    """Write the record and the files that it names. Return how identity, environment and settings of a resumed run differ."""
+    plan.earlier[0].undo.pop_all()
     context, identity, before = plan.context, continued.identity, continued.before
     extension, of_task, trainable = plan.extension.source, plan.task.files, restored.trainable
     run, config, manifest, step = context.config.run, context.config, context.manifest, restored.progress.step
@@ -82,10 +81,7 @@ def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> No
     write_record(run, record)
     for path in run.glob("change-*.json"):  # the record holds them now
         path.unlink()
-    if before is not None and differences:
-        lines = "".join(f"\n  {one.describe()}" for one in differences)
-        level = logging.WARNING if any(one.changes_bits for one in differences) else logging.INFO
-        _log.log(level, "resumed at step %s with differences from the previous start (* can change the results):%s", step, lines)
+    return differences
 
 
 def _since_before(
