@@ -7,6 +7,7 @@ import os
 import resource
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -88,7 +89,7 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
         restored = built_and_restored(plan, continued)
         stop.end_start_if_asked(config.run, saved_step)
         # Not earlier, because settings that do not fit the checkpoint must leave the files of the run unchanged.
-        differences = group.on_main(lambda: open_record(plan, continued, restored))
+        differences = group.on_main(partial(open_record, plan, continued, restored))
         run = put_together(stack, plan, continued, restored, stop, heartbeat, clock)
         del restored
         with clock.paused():
