@@ -103,7 +103,7 @@ def read_results(
         metrics = report(run, result, facts)
         run.replica_check.read(result.step)  # raises GuardError
         judge(run, result, facts)  # raises GuardError or RollBack
-        run.state.monitor.scalars(run.extension.step_end(run.view(facts.progress), metrics))
+        run.state.monitor.write(run.extension.step_end(run.view(facts.progress), metrics))
         run.saver.follow(result)  # raises StorageError on every rank if a background save failed
         stopped = stopped or result.stop_votes > 0
     return progress, stopped

@@ -48,7 +48,7 @@ def evaluate(run: TrainingRun, progress: Progress) -> Progress:
         events = [SampleEvent(step, one.prompt, one.text) for one in texts]
         monitor.samples(step, events, None if scores is None else ScoresEvent(step, scores.to_json()))
     monitor.convergence(judge_convergence(after.evaluations, config.eval))
-    monitor.scalars(extension.evaluated(run.view(after), evaluation))
+    monitor.write(extension.evaluated(run.view(after), evaluation))
     return after
 
 

@@ -24,7 +24,7 @@ from trainer.finetuning.task import Task
 from trainer.health.guard import Thresholds
 from trainer.machine.determinism import seed_micro_batch
 from trainer.machine.memory import is_out_of_memory, release_memory
-from trainer.metrics.layers import StepObserver
+from trainer.metrics.layers import LayerObserver
 from trainer.model.dropout import row_keys
 from trainer.model.forward import CustomPass, LossModule, forward_pass
 from trainer.optim.optimizers import step_unless
@@ -74,7 +74,8 @@ def train_step(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs, *, 
     if gradient is not None:
         with out_of_memory_is_final(inputs.step):  # after an error some weights are updated and others not
             step_unless(trainable.optimizers, skip)
-        inputs.observer.after_update(inputs.step)
+        if inputs.observer is not None:
+            inputs.observer.after_update(inputs.step)
         trainable.scaler.update()
         for now, before in zip(scaler_tensors(trainable.scaler), scaler_before, strict=True):
             now.copy_(torch.where(void, before, now))
@@ -116,7 +117,8 @@ def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> 
         accumulation.finish()
         for optimizer in trainable.optimizers:
             trainable.scaler.unscale_(optimizer)
-        inputs.observer.before_update(inputs.step)
+        if inputs.observer is not None:
+            inputs.observer.before_update(inputs.step)
         return Gradient(clip_gradient(trainable), losses, own_time, measures.flatten() if len(measures) else None)
     except Exception as error:
         if not is_out_of_memory(error):
@@ -227,12 +229,6 @@ def custom_step_loss(micro: MicroStep, extension: Extension, task: Task) -> Tens
     return extension.step_loss(micro) if task.step is None else task.step(micro).detach().float()
 
 
-class _NoObserver:
-    def before_update(self, step: int) -> None: ...
-
-    def after_update(self, step: int) -> None: ...
-
-
 @dataclass(frozen=True)
 class StepInputs:
     step: int  # number of the step, from 1
@@ -245,7 +241,7 @@ class StepInputs:
     """Bounds of loss and gradient norm. Outside them the update is skipped."""
     before_exchange: Callable[[], OwnTime] = lambda: OwnTime(0.0, 0.0)
     """Called before this rank may wait for another rank. The step reports the result."""
-    observer: StepObserver = field(default_factory=_NoObserver)
+    observer: LayerObserver | None = None
     """Measures the gradients before they are clipped, and the weights before and after the update, on every rank."""
 
 
