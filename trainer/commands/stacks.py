@@ -8,8 +8,7 @@ from common.files import open_input
 from trainer.commands.run_options import RunOptions
 from trainer.machine.running_ranks import Rank, ranks_of
 from trainer.runs.layout import RECORD, not_a_run
-from trainer.watchdog.files import stacks_file
-from trainer.watchdog.heartbeat import Heartbeat
+from trainer.watchdog.heartbeat import Heartbeat, stacks_file
 from trainer.watchdog.processes import process_state, send_signal
 from trainer.watchdog.watch import collect_stacks
 

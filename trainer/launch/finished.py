@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from operator import attrgetter
-from typing import Any
 
 from common.command_line import command_text
 from common.errors import ExitCode, ProjectError
@@ -61,7 +59,10 @@ def finished_as(config: TrainConfig) -> Record | None:
         record = saved.record
         if record.status != "finished" or record.step is None or not record.weights or not record.ended_by:
             return None
-        if not is_same(_as_used(config, saved.config, record.step), saved.config):
+        schedule, used = config.schedule, saved.config.schedule.warmup_steps
+        if schedule.decay_steps is None and used < record.step <= schedule.warmup_steps:  # a short run has a shorter warm-up
+            config = config.model_copy(update={"schedule": schedule.model_copy(update={"warmup_steps": used})})
+        if not is_same(config, saved.config):
             return None
         if (config.data / MANIFEST).exists() and read_manifest(config.data).root_digest != record.data.root_digest:
             return None
@@ -90,21 +91,7 @@ def longer_command(config: TrainConfig, ended_by: str) -> str:
     return command_text("train", *words, "--resume.allow_changes", "schedule.decay_steps")
 
 
-def _as_used(config: TrainConfig, recorded: TrainConfig, num_steps: int) -> TrainConfig:
-    schedule, used = config.schedule, recorded.schedule.warmup_steps
-    if schedule.decay_steps is not None or not used < num_steps <= schedule.warmup_steps:
-        return config
-    return config.model_copy(update={"schedule": schedule.model_copy(update={"warmup_steps": used})})
-
-
 def is_same(config: TrainConfig, recorded: TrainConfig) -> bool:
     """Return whether the settings are those of the last start. A run records the value that it chose for `auto`."""
     names = [name for name in setting_names(TrainConfig) if name not in _UNCOMPARED]
-    own, before = config.model_dump(mode="json"), recorded.model_dump(mode="json")
-    return all(_at(own, name) in ("auto", _at(before, name)) for name in names)
-
-
-def _at(values: Mapping[str, Any], name: str) -> Any:
-    for part in name.split("."):
-        values = values[part]
-    return values
+    return all(attrgetter(name)(config) in ("auto", attrgetter(name)(recorded)) for name in names)
