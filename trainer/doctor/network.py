@@ -165,27 +165,20 @@ _FINDINGS: dict[Reached, tuple[str, Severity, str]] = {
 @dataclass(frozen=True)
 class RdmaReading:
     adapters: tuple[str, ...] = ()
-    has_devices: bool = False
-    """Whether /dev/infiniband exists. A container sees the adapters of its host even if it did not receive them."""
+    has_devices: bool = False  # /dev/infiniband exists. A container sees the adapters of its host even if it did not receive them.
     missing: tuple[str, ...] = ()  # libraries that NCCL needs for these adapters and that cannot be loaded
 
 
 def read_rdma(root: Path = Path("/")) -> RdmaReading:
     adapters = sorted((root / "sys/class/infiniband").glob("*"))
     drivers = {(adapter / "device/driver").resolve().name for adapter in adapters}
-    needed = [_VERBS, *([_PLUGIN] if "efa" in drivers else [])]
-    return RdmaReading(
-        tuple(adapter.name for adapter in adapters),
-        (root / "dev/infiniband").is_dir(),
-        tuple(name for name in needed if adapters and not _can_load(name)),
-    )
-
-
-def _can_load(library: str) -> bool:
-    with suppress(OSError):
-        ctypes.CDLL(library)
-        return True
-    return False
+    missing = []
+    for library in ([_VERBS] if adapters else []) + ([_PLUGIN] if "efa" in drivers else []):
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            missing.append(library)
+    return RdmaReading(tuple(adapter.name for adapter in adapters), (root / "dev/infiniband").is_dir(), tuple(missing))
 
 
 @check("network", "machine")
