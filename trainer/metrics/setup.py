@@ -13,7 +13,7 @@ from common.files import parse_json, read_input
 from common.redaction import redacted_settings
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
-from trainer.machine.gpus import KernelLog, opened_gpus
+from trainer.machine.gpus import Gpus, KernelLog
 from trainer.machine.sampler import HardwareSampler, Host
 from trainer.metrics.monitor import Monitor, RunningNumbers
 from trainer.metrics.sinks.base import Sink
@@ -74,7 +74,7 @@ def _readings(config: TrainConfig, group: Group) -> Iterator[Any]:
         return
     launcher = int(os.environ.get(LAUNCHER_VARIABLE) or os.getpid())
     visible = range(torch.cuda.device_count() if group.device.type == "cuda" else 0)
-    gpus = opened_gpus([str(torch.cuda.get_device_properties(number).uuid) for number in visible])
+    gpus = Gpus([str(torch.cuda.get_device_properties(number).uuid) for number in visible])
     sampler = HardwareSampler(gpus, Host(config.run, launcher), config.log.hardware_every_s, KernelLog())
     with sampler.running():
         yield sampler.take
