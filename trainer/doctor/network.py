@@ -78,7 +78,12 @@ def reach(meeting: Meeting, timeout_s: float = _TIMEOUT_S) -> Reached:
 
 def _listen(addresses: Sequence[Any], port: int) -> Reached:
     """Listen as torchrun does: on all addresses of this machine, one of which must be that of the first node."""
-    if not any(_is_own(*address) for address in addresses):
+    is_own = False
+    for family, kind, protocol, _, place in addresses:
+        with closing(socket.socket(family, kind, protocol)) as probe, suppress(OSError):
+            probe.bind((place[0], 0))
+            is_own = True
+    if not is_own:
         return "not own"
     for family, host in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):  # a machine may have no IPv6
         try:
@@ -88,13 +93,6 @@ def _listen(addresses: Sequence[Any], port: int) -> Reached:
             if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES):
                 return "in use" if error.errno == errno.EADDRINUSE else "not allowed"
     return "not own"
-
-
-def _is_own(family: int, kind: int, protocol: int, _: str, place: tuple[Any, ...]) -> bool:
-    with closing(socket.socket(family, kind, protocol)) as own, suppress(OSError):
-        own.bind((place[0], 0))
-        return True
-    return False
 
 
 def count_nodes(variables: Mapping[str, str]) -> int:
