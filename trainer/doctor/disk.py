@@ -39,8 +39,6 @@ class DiskReading:
 
     name: str  # what the folder is for: `run`, `data` or `temporary`
     path: Path
-    user: int
-    group: int
     owner: int
     owner_group: int
     mode: int
@@ -79,8 +77,6 @@ def read_disk(name: str, path: Path, *, writes: bool, may_be_new: bool = True, m
     return DiskReading(
         name,
         place,
-        user=os.geteuid(),
-        group=os.getegid(),
         owner=status.st_uid,
         owner_group=status.st_gid,
         mode=status.st_mode & 0o7777,
@@ -147,7 +143,7 @@ def _probe(folder: Path) -> Path:
 
 
 def check_disk(reading: DiskReading, needs: tuple[int, int] | None = None, *, writes: bool) -> list[Check]:
-    name, needed = f"{reading.name} folder", f"user {reading.user} can {'write' if writes else 'read'}"
+    name, needed = f"{reading.name} folder", f"user {os.geteuid()} can {'write' if writes else 'read'}"
     if reading.problem:
         return [Check(name, reading.problem, Severity.ERROR, needed, reading.remedy)]
     owner = f"{reading.path} belongs to user {reading.owner}, group {reading.owner_group}, mode {reading.mode:03o}"

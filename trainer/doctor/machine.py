@@ -21,7 +21,7 @@ from trainer.doctor.check import Check, Severity, check, rows_of
 from trainer.doctor.disk import check_disk, read_disk
 from trainer.doctor.gpu import read_gpus
 from trainer.doctor.inputs import Needs, Runner, read_needs, run_program
-from trainer.doctor.network import count_nodes, read_rdma
+from trainer.doctor.network import count_nodes
 from trainer.doctor.ulimits import Ulimits, check_shared_memory, read_ulimits
 from trainer.machine.environment import describe_unlocked, library_versions, lock_name, unlocked_packages_here
 
@@ -62,7 +62,6 @@ def machine_checks(folders: Folders, variables: Mapping[str, str], run: Runner =
         "can_access": torch.cuda.can_device_access_peer if count > 1 else None,
         "has_peer_access": has_peer_access(count),
         "ulimits": read_ulimits(),
-        "rdma": read_rdma(),
         "libraries": library_versions(),
         "lock": lock_name(),
         "unlocked": unlocked_packages_here(),
