@@ -17,9 +17,8 @@ from common.errors import StorageError
 from trainer.machine.gpus import GpuReading
 from trainer.machine.sampler import HostReading
 from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerReading
-from trainer.metrics.sinks.base import Sink, hyper_parameters
+from trainer.metrics.sinks.base import RunFacts, Sink, StepMetrics, hyper_parameters
 from trainer.metrics.sinks.event_files import cut_event_files
-from trainer.metrics.step_metrics import RunFacts, StepMetrics
 from trainer.report.pictures import Picture, confusion_picture, length_histogram, perplexity_bars
 from trainer.runs.events import EVENTS, GROWTH, AlertEvent, EvalEvent, Event, MeasuresEvent, SampleEvent, ScoresEvent
 from trainer.runs.layout import make_folder
