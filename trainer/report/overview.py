@@ -59,7 +59,7 @@ def _listed(path: Path, below: Path) -> ListedRun:
     name = path.resolve().name if path == below else str(path.relative_to(below))
     try:
         run = read_run(path)
-        state = run.status
+        state = run.record.status
         if state == "training" and not _is_locked(path):
             state = "killed"
     except (CheckpointError, UnusableFileError, OSError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,14 @@ class TensorBoardSink(Sink):
         self._directory = make_folder(directory)
         self._writer = self._cut(cut_off)
         self._every_steps = every_steps
-        self._parameters: dict[str, str | float] = {}
+        self._comparison: Any = ()  # what the HParams plugin reads: the experiment, the start of this run, and its end
         self._lengths: Picture | None = None
         self._unwritten: StepMetrics | None = None
 
     def begin(self, facts: RunFacts) -> None:
-        self._parameters = hyper_parameters(facts.settings)
+        compared = [metric.curve for kind in EVENTS.values() for metric in metrics_of(kind).values() if metric.compared]
+        values = hyper_parameters(facts.settings)
+        self._comparison = hparams(values, dict.fromkeys(compared, 0.0))  # type: ignore[no-untyped-call]
         self._lengths = length_histogram(facts.report)
         self._begin()
 
@@ -92,8 +94,7 @@ class TensorBoardSink(Sink):
 
     def finish(self, status: str) -> None:
         if status == "finished":
-            *_, end = _comparison(self._parameters)
-            self._add_summaries(end)
+            self._add_summaries(self._comparison[-1:])
 
     def close(self) -> None:
         """Add the points of the last step, by which runs are compared, and write all records in memory."""
@@ -105,8 +106,7 @@ class TensorBoardSink(Sink):
 
     def _begin(self) -> None:
         self._writer.add_custom_scalars(layout())
-        experiment, start, _ = _comparison(self._parameters)
-        self._add_summaries(experiment, start)
+        self._add_summaries(self._comparison[:2])
         if self._lengths is not None:
             self._writer.add_image("data/document_lengths", self._lengths, 0, dataformats="HWC")
 
@@ -132,7 +132,7 @@ class TensorBoardSink(Sink):
             if tag in first:
                 self._writer.add_scalar(first[tag], value, event.step)
 
-    def _add_summaries(self, *summaries: Any) -> None:
+    def _add_summaries(self, summaries: Iterable[Any]) -> None:
         files: Any = self._writer.file_writer
         for summary in summaries:
             files.add_summary(summary)
@@ -154,13 +154,6 @@ class TensorBoardSink(Sink):
                 bucket_counts=histogram.counts[first : last + 1].tolist(),
                 global_step=step,
             )
-
-
-def _comparison(parameters: Mapping[str, str | float]) -> tuple[Any, Any, Any]:
-    """Return the summaries that the HParams plugin reads: the experiment, the start of this run, and its end."""
-    compared = [metric.curve for kind in EVENTS.values() for metric in metrics_of(kind).values() if metric.compared]
-    summaries: tuple[Any, Any, Any] = hparams(dict(parameters), dict.fromkeys(compared, 0.0))  # type: ignore[no-untyped-call]
-    return summaries
 
 
 _CATEGORIES = ("Loss", "Optimisation", "Speed", "Hardware", "Health")
