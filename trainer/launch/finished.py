@@ -11,7 +11,7 @@ from common.command_line import command_text
 from common.errors import ExitCode, ProjectError
 from common.files import UnusableFileError, digest_file
 from common.redaction import redacted
-from common.settings.markers import Marker
+from common.settings.markers import ASKED_AGAIN, MOVEABLE, PER_START
 from common.settings.model import setting_names, settings_with
 from common.text import visible
 from data_pipeline.dataset.layout import MANIFEST
@@ -22,7 +22,7 @@ from trainer.runs.record import Record
 from trainer.runs.saved_run import SavedRun
 from trainer.watchdog.processes import write_exit_code
 
-_UNCOMPARED = settings_with(TrainConfig, Marker.MOVEABLE, Marker.PER_START)
+_UNCOMPARED = settings_with(TrainConfig, MOVEABLE, PER_START)
 
 
 def report_finished(config: TrainConfig) -> bool:
@@ -76,7 +76,7 @@ def finished_as(config: TrainConfig) -> Record | None:
 def longer_command(config: TrainConfig, ended_by: str) -> str:
     section, _, ended = ended_by.partition(".")
     words: list[object] = ["--run", config.run]
-    for name in settings_with(TrainConfig, Marker.ASKED_AGAIN):
+    for name in settings_with(TrainConfig, ASKED_AGAIN):
         value = attrgetter(name)(config)
         words += [] if value is None else [f"--{name}", value]
     if section != "limits" or ended not in LimitsConfig.model_fields:

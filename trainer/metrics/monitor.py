@@ -23,13 +23,12 @@ from trainer.health.alert_rules import AlertRules
 from trainer.machine.gpus import Gpus, KernelLog
 from trainer.machine.sampler import HardwareReading, HardwareSampler, Host
 from trainer.metrics.layers import LayerReading
-from trainer.metrics.sinks.base import Sink
+from trainer.metrics.sinks.base import RunFacts, Sink, StepMetrics
 from trainer.metrics.sinks.json_lines import JsonLinesSink, NodeHardwareSink
 from trainer.metrics.sinks.mlflow_sink import MlflowSink
 from trainer.metrics.sinks.tensorboard import TensorBoardSink
 from trainer.metrics.sinks.terminal import TerminalSink
 from trainer.metrics.sinks.wandb_sink import WandbSink
-from trainer.metrics.step_metrics import RunFacts, StepMetrics
 from trainer.runs.events import AlertEvent, Event, HardwareEvent, SampleEvent, SaveEvent, ScoresEvent, TrainEvent
 from trainer.runs.layout import METRICS
 from trainer.runs.metrics_file import CutOff, events_until

@@ -22,7 +22,7 @@ from common.files import (
 )
 from common.redaction import redacted_settings
 from common.settings.dotted import flatten
-from common.settings.markers import Marker
+from common.settings.markers import FOLDER, MOVEABLE, PER_START
 from common.settings.model import settings_with
 from common.settings.toml import to_toml
 from common.untrusted import digest_run_file
@@ -37,7 +37,7 @@ from trainer.training.start.check import Continued
 from trainer.training.start.identity import with_newer_settings
 from trainer.training.start.plan import StartPlan
 
-_UNREPORTED = frozenset(settings_with(TrainConfig, Marker.FOLDER, Marker.MOVEABLE, Marker.PER_START))
+_UNREPORTED = frozenset(settings_with(TrainConfig, FOLDER, MOVEABLE, PER_START))
 
 
 def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> tuple[ChangedFact, ...]:
