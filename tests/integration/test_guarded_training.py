@@ -21,7 +21,7 @@ from trainer.runs.layout import LEDGER
 from trainer.runs.ledger import LedgerStep, SkipEvent, read_ledger
 from trainer.runs.saved_run import SavedRun
 from trainer.training import trainable
-from trainer.training.step_report import StepResults
+from trainer.training.step import StepResults
 
 ROWS, STEPS = 8, 30
 
