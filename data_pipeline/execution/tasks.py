@@ -131,6 +131,14 @@ def add_counts(counts: Iterable[Mapping[str, int]]) -> Counts:
     return total
 
 
+def add_nested(nested: Iterable[Mapping[str, Counts]]) -> dict[str, Counts]:
+    total: dict[str, list[Counts]] = {}
+    for counts in nested:
+        for name, values in counts.items():
+            total.setdefault(name, []).append(values)
+    return {name: add_counts(values) for name, values in total.items()}
+
+
 def commit_result(task: Task, result: ResultT, *tables: Written, files: Mapping[Path, str] | None = None) -> ResultT:
     """Write the result, a dataclass or dictionary of plain values: this marks the task as done. Its file holds all digests."""
     task.output.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from data_pipeline.dataset.layout import CHOSEN, LOSS_RUNS, TOKENS
 from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.tables import CHOSEN_SCHEMA, TableWriter, read_batches
 from data_pipeline.documents import Reason
-from data_pipeline.execution.tasks import Counts, add_counts, commit_result
+from data_pipeline.execution.tasks import Counts, add_counts, add_nested, commit_result
 from data_pipeline.filters.labels import label_of
 from data_pipeline.quality.bounds import FATES, Bounds, judge, resolve_bounds
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
@@ -75,6 +75,21 @@ def labels_of(selected: Sequence[SelectResult]) -> dict[str, Counts]:
     """Return the number of documents by label and split, in the order of the labels' names; empty if there are no labels."""
     names = sorted({name for result in selected for name in result.labels})
     return {name: add_counts(result.labels.get(name, {}) for result in selected) for name in names}
+
+
+def report_of_selection(job: Job, selected: Sequence[SelectResult]) -> dict[str, Any]:
+    languages = sorted(add_nested(result.languages for result in selected).items(), key=lambda item: (-item[1]["bytes"], item[0]))
+    report: dict[str, Any] = {
+        "languages": {
+            language: {**counts, "bytes_per_token": round(counts["bytes"] / max(counts["tokens"], 1), 3)}
+            for language, counts in languages
+            if counts["documents"]
+        }
+    }
+    if counts := labels_of(selected):
+        fields = {source: config.records.label_field for source, config in job.of_sources.items()}
+        report["labels"] = {"names": list(counts), "fields": fields, "documents": counts}
+    return report
 
 
 _TRAIN = SPLITS.index("train")
