@@ -24,10 +24,9 @@ from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.stored_documents import check_tables, check_tokens_kept, read_tokenizer, settings_in
 from data_pipeline.dataset.tables import read_side_by_side
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result, open_runner
-from data_pipeline.publishing.assemble import Prepared, assemble
 from data_pipeline.publishing.fingerprint import fingerprint_of
 from data_pipeline.publishing.ownership import exclusive
-from data_pipeline.publishing.publish import check_may_replace
+from data_pipeline.publishing.publish import Prepared, assemble, check_may_replace
 from data_pipeline.reports.lengths import compare_row_lengths
 from data_pipeline.reports.lookup import lookup
 from data_pipeline.reports.terminal import check_report

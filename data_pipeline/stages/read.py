@@ -23,7 +23,7 @@ from data_pipeline.execution.tasks import Counts, add_counts, add_nested, commit
 from data_pipeline.filters.html import PageReader
 from data_pipeline.filters.judge import JudgedBatch, JudgedDocument, judge_batch
 from data_pipeline.filters.language import kept_by_threshold
-from data_pipeline.sources.ignored import IgnoredFiles, count_extension
+from data_pipeline.sources.formats import IgnoredFiles, count_extension
 from data_pipeline.sources.inputs import Part, Partition
 from data_pipeline.sources.readers import read_part
 from data_pipeline.stages.job import Job, PartitionTask
