@@ -94,10 +94,11 @@ def write_rejected_partition(task: RejectedTask) -> dict[str, int]:
     path = _file_of(task)
     temporary = unfinished_path(path)
     documents = 0
-    tables = (_rejected_while_reading(task, end) for end in REJECTED_TABLES)
+    paths = [task.output.with_name(f"{task.output.name}-{end}") for end in REJECTED_TABLES]
+    while_reading = [chain.from_iterable(batch.to_pylist() for batch in read_batches(path)) for path in paths]
     try:
         with temporary.open("xb") as file, zstandard.ZstdCompressor(level=3, write_checksum=True).stream_writer(file) as stream:
-            for row in heapq.merge(*tables, _rejected_later(task), key=itemgetter("id")):
+            for row in heapq.merge(*while_reading, _rejected_later(task), key=itemgetter("id")):
                 stream.write(_line(row, task))
                 documents += 1
         temporary.rename(path)
@@ -122,11 +123,6 @@ def _line(row: Mapping[str, Any], task: RejectedTask) -> bytes:
     except UnicodeDecodeError:
         shown["base64"] = base64.b64encode(row["text"]).decode()
     return orjson.dumps(shown, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def _rejected_while_reading(task: RejectedTask, end: str) -> Iterator[dict[str, Any]]:
-    for batch in read_batches(task.output.with_name(f"{task.output.name}-{end}")):
-        yield from batch.to_pylist()
 
 
 def _rejected_later(task: RejectedTask) -> Iterator[dict[str, Any]]:

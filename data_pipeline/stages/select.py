@@ -154,9 +154,7 @@ def select_partition(task: SelectTask) -> SelectResult:
             rejected.update(reason_D[rows].tolist())
             for row, reason in samples.wanted((row, reason_D[row]) for row in rows):
                 shown.append((batch.column("id")[row].as_py(), reason, explain_selection(batch, row, reason)))
-            _count(batch, copies_D, result, lengths)
-            if (label_field := task.config.records.label_field) is not None:
-                _count_labels(batch, copies_D, label_field, result)
+            _count(batch, copies_D, task.config.records.label_field, result, lengths)
             table.write(pa.RecordBatch.from_arrays([pa.array(copies_D)], schema=CHOSEN_SCHEMA))
     for text, row, (_, reason, detail) in find_rows(task.place("text"), iter(shown)):
         samples.add(text, row, reason, detail)
@@ -186,7 +184,13 @@ def explain_selection(batch: pa.RecordBatch, row: int, reason: Reason) -> str:
     return ""
 
 
-def _count(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], result: SelectResult, lengths: Mapping[str, Counter[str]]) -> None:
+def _count(
+    batch: pa.RecordBatch,
+    copies_D: NDArray[np.uint8],
+    label_field: str | None,
+    result: SelectResult,
+    lengths: Mapping[str, Counter[str]],
+) -> None:
     split_D = batch.column("split").to_numpy()
     tokens_D = np.diff(batch.column("tokens").offsets.to_numpy())
     bytes_D = batch.column("bytes").to_numpy()
@@ -207,14 +211,9 @@ def _count(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], result: SelectRes
         counts["tokens"] += int(tokens_D[members_D & kept_D].sum())
     for kind, count in Counter(batch.column("kind").to_numpy()[kept_D].tolist()).items():
         result.kinds[KINDS[kind]] = result.kinds.get(KINDS[kind], 0) + count
-
-
-def _count_labels(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], label_field: str, result: SelectResult) -> None:
-    split_D = batch.column("split").to_numpy()
-    for metadata, split, copies in zip(batch.column("metadata").to_pylist(), split_D.tolist(), copies_D.tolist(), strict=True):
-        if copies:
-            counts = result.labels.setdefault(label_of(metadata, label_field), dict.fromkeys(SPLITS, 0))
-            counts[SPLITS[split]] += 1
+    if label_field is not None:
+        for metadata, number in zip(batch.column("metadata").filter(kept_D).to_pylist(), split_D[kept_D].tolist(), strict=True):
+            result.labels.setdefault(label_of(metadata, label_field), dict.fromkeys(SPLITS, 0))[SPLITS[number]] += 1
 
 
 def reasons_of(batch: pa.RecordBatch, cuts: Cuts, copies_D: NDArray[np.uint8] | None = None) -> NDArray[np.object_]:

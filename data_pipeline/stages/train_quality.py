@@ -109,7 +109,14 @@ def make_reference(task: ReferenceTask) -> dict[str, int]:
     if path is not None and task.kind == "arpa":
         return commit_result(task, {"tokens": 0}, files=_write(task.output.with_name(_ARPA), read_arpa(path).to_bytes()))
     if path is not None and task.kind == "prepared":
-        return commit_result(task, {"tokens": 0}, files=_copy_of_prepared(path, task.output.parent))
+        digests = _digests_of_prepared(path)
+        check_digests(path, digests)
+        written: dict[Path, str] = {}
+        for name in digests:  # copied, because that data may be replaced during this preparation
+            target = task.output.with_name(_FOREIGN) if name == REFERENCE else task.output.parent / name
+            target.parent.mkdir(exist_ok=True)
+            written |= _write(target, read_input(path / name, MAX_REFERENCE_BYTES, below=path))
+        return commit_result(task, {"tokens": 0}, files=written)
     tokenizer = load_tokenizer(task.tokenizer, trial=False)
 
     def batches() -> Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]:
@@ -124,18 +131,6 @@ def make_reference(task: ReferenceTask) -> dict[str, int]:
     return commit_result(
         task, {"tokens": int(model.singles_V[:-1].sum())}, files=_write(task.output.with_name(_REFERENCE), model.to_bytes())
     )
-
-
-def _copy_of_prepared(path: Path, models: Path) -> dict[Path, str]:
-    """Copy the reference model of prepared data and its tokenizer, because that data may be replaced during this preparation."""
-    digests = _digests_of_prepared(path)
-    check_digests(path, digests)
-    written: dict[Path, str] = {}
-    for name in digests:
-        target = models / (_FOREIGN if name == REFERENCE else name)
-        target.parent.mkdir(exist_ok=True)
-        written |= _write(target, read_input(path / name, MAX_REFERENCE_BYTES, below=path))
-    return written
 
 
 def trained_reference(job: Job) -> Path | None:
