@@ -68,7 +68,7 @@ def find_candidates(task: BucketTask) -> BucketResult:
     with TableWriter(crowded_path(task.output), GROUPS_SCHEMA) as crowded:
         crowded.write(pa.record_batch([keys[is_crowded], ids[is_crowded]], schema=GROUPS_SCHEMA))
     pairs = _write_pairs(task.output, pair_up(keys, ids, _FIRST_MEMBERS), result)
-    return commit_result(task, result, copied, crowded, pairs)
+    return commit_result(task, result, copied.written, crowded.written, pairs.written)
 
 
 def refine_candidates(task: RefineTask) -> BucketResult:
@@ -77,7 +77,7 @@ def refine_candidates(task: RefineTask) -> BucketResult:
     is_kept = ~are_dropped(ids, task.resolved)
     result = BucketResult()
     pairs = _write_pairs(task.output, pair_up(keys[is_kept], ids[is_kept], _FIRST_SURVIVORS), result)
-    return commit_result(task, result, pairs)
+    return commit_result(task, result, pairs.written)
 
 
 def _write_pairs(output: Path, pairs: Iterable[Pairs], result: BucketResult) -> TableWriter:

@@ -166,7 +166,7 @@ def mark_partition(task: MarkTask) -> MarkResult:
     with TableWriter(task.output, FATES_SCHEMA) as table:
         table.write(pa.record_batch([ids, fates, fixed_bytes(split_keys), leaders], schema=FATES_SCHEMA))
     counts = np.bincount(fates, minlength=len(Fate)).tolist()
-    return commit_result(task, MarkResult({_NAMES[fate]: counts[fate] for fate in Fate}), table)
+    return commit_result(task, MarkResult({_NAMES[fate]: counts[fate] for fate in Fate}), table.written)
 
 
 def _summarise(

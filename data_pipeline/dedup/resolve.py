@@ -82,7 +82,7 @@ def resolve_pairs(task: ResolveTask) -> ResolveResult:
         for begin in range(0, len(resolution.ids_M), _BATCH_ROWS):
             table.write(pa.record_batch([column[begin : begin + _BATCH_ROWS] for column in columns], schema=RESOLVED_SCHEMA))
     result = ResolveResult(resolution.capped, largest_clusters(resolution, Texts(task.work / "text")))
-    return commit_result(task, result, table)
+    return commit_result(task, result, table.written)
 
 
 def resolve(copies: Pairs, similar: Pairs, max_cluster: int) -> Resolution:

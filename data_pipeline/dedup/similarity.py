@@ -49,7 +49,7 @@ def verify_candidates(task: VerifyTask) -> VerifyResult:
     later, earlier = pairs[0][is_similar], pairs[1][is_similar]
     with TableWriter(task.output, PAIRS_SCHEMA) as table:
         table.write(pa.record_batch([later, earlier], schema=PAIRS_SCHEMA))
-    return commit_result(task, VerifyResult(candidates=len(pairs[0]), similar=len(later)), table)
+    return commit_result(task, VerifyResult(candidates=len(pairs[0]), similar=len(later)), table.written)
 
 
 def cut_evenly(samples: Iterable[int], samples_per_task: int) -> list[tuple[int, int]]:

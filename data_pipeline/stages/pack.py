@@ -140,7 +140,7 @@ def pack_group(task: PackTask) -> PackResult:
         result.labels_sha256 = files[data_path(Path(LABELS)).name] = _written(temporary / LABELS, LABELS_SCHEMA, labels)
     shutil.rmtree(task.output, ignore_errors=True)  # renamed by a run that was killed before it wrote the result
     temporary.rename(task.output)
-    return commit_result(task, result, files={task.output / name: digest for name, digest in files.items()})
+    return commit_result(task, result, {task.output / name: digest for name, digest in files.items()})
 
 
 def _written(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:

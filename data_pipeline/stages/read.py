@@ -133,7 +133,7 @@ def read_partition(task: ReadTask) -> ReadResult:
             result.documents += len(items)
             result.kept += len(kept)
     result.rejected, result.ignored = dict(rejected), dict(ignored)
-    return commit_result(task, result, table, keys, rejects)
+    return commit_result(task, result, table.written, keys.written, rejects.written)
 
 
 def _batches(

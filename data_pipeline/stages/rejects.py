@@ -104,7 +104,7 @@ def write_rejected_partition(task: RejectedTask) -> dict[str, int]:
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
-    return commit_result(task, {"documents": documents}, files={path: digest_file(path)})
+    return commit_result(task, {"documents": documents}, {path: digest_file(path)})
 
 
 def _file_of(task: RejectedTask) -> Path:

@@ -161,7 +161,7 @@ def select_partition(task: SelectTask) -> SelectResult:
     result.rejected, result.samples = dict(rejected), samples.values
     result.characters, result.lengths = dict(lengths["characters"]), dict(lengths["tokens"])
     result.sha256 = table.digest
-    return commit_result(task, result, table)
+    return commit_result(task, result, table.written)
 
 
 def _copies(batch: pa.RecordBatch, task: SelectTask) -> NDArray[np.uint8]:

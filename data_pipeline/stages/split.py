@@ -89,7 +89,7 @@ def split_partition(task: SplitTask) -> SplitResult:
                 if leader != duplicates.column("id")[row].as_py():
                     samples.values[-1]["kept"] = [leader, *texts.place(leader)]
     result.samples = samples.values
-    return commit_result(task, result, table)
+    return commit_result(task, result, table.written)
 
 
 def share_lost_to_benchmarks(read: Sequence[ReadResult], split: Sequence[SplitResult]) -> dict[str, float]:

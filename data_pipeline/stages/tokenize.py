@@ -121,7 +121,7 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
                 columns.append(pa.ListArray.from_arrays(pa.array(np.append(0, ends_D).astype(np.int32)), pa.array(mask.runs_N)))
             table.write(pa.RecordBatch.from_arrays(columns, schema=schema))
     result.sha256 = table.digest
-    return commit_result(task, result, table)
+    return commit_result(task, result, table.written)
 
 
 @dataclass
