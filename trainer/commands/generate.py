@@ -144,7 +144,7 @@ def _scores(options: GenerateOptions, reference: TextModel, run: Path, written: 
     from trainer.inference.text_scores import score_texts
     from trainer.runs.saved_run import load_config
 
-    scores = score_texts([one.text for one in written], text_perplexity(reference, load_config(run), written)).to_json()
+    scores = score_texts([one.text for one in written], text_perplexity(reference, load_config(run), written))
     if options.as_json:
         return _line({"scores": plain(scores)})
     lines = [f"{name:<18}{'-' if value is None else f'{value:.4g}'}\n" for name, value in scores.items()]

@@ -13,7 +13,7 @@ from trainer.config import EvalConfig, TrainConfig
 from trainer.inference.likelihood import cut_windows, num_common, score_windows
 from trainer.inference.sampling import Sampling
 from trainer.inference.text_model import Continuation, TextModel, evaluating, uncompiled
-from trainer.inference.text_scores import Scores, score_texts
+from trainer.inference.text_scores import score_texts
 from trainer.runs.events import perplexity
 
 _NUM_BEGINNINGS = 4
@@ -43,7 +43,7 @@ def prompts_of(settings: EvalConfig, rows: Rows, tokenizer: Tokenizer) -> tuple[
 
 def sample_and_score(
     source: TextModel, prompts: Sequence[str], sampling: Sampling, config: TrainConfig
-) -> tuple[list[Continuation], Scores | None]:
+) -> tuple[list[Continuation], dict[str, float | None] | None]:
     """Continue all prompts in one batch, and score the texts. If the weights are sharded, all ranks must call this."""
     written = source.complete(prompts, sampling)
     if not config.eval.score:

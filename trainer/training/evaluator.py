@@ -17,7 +17,6 @@ from trainer.health.convergence import is_comparable, judge_convergence, with_co
 from trainer.inference.samples import prompts_of, sample_and_score
 from trainer.inference.sampling import Sampling
 from trainer.inference.text_model import Continuation, TextModel
-from trainer.inference.text_scores import Scores
 from trainer.machine.memory import is_out_of_memory
 from trainer.parallel.fsdp import gathered
 from trainer.runs.events import SampleEvent, ScoresEvent
@@ -71,7 +70,7 @@ class Evaluator:
         if samples is not None:
             texts, scores = samples
             events = [SampleEvent(progress.step, one.prompt, one.text) for one in texts]
-            monitor.samples(progress.step, events, None if scores is None else ScoresEvent(progress.step, scores.to_json()))
+            monitor.samples(progress.step, events, None if scores is None else ScoresEvent(progress.step, scores))
         monitor.convergence(judge_convergence(after.evaluations, config.eval))
         monitor.scalars(extension.evaluated(trainable.view(after), evaluation))
         return after
@@ -120,7 +119,7 @@ class Evaluator:
                 "set eval.micro to fewer rows, then run the same command again"
             ) from error
 
-    def _samples(self, step: int) -> tuple[list[Continuation], Scores | None] | None:
+    def _samples(self, step: int) -> tuple[list[Continuation], dict[str, float | None] | None] | None:
         config, group = self.context.config, self.context.group
         blank = self.adjuster.adjustments.quarantined(step)
         rows = self.data.val_rows.without(blank, lambda _error: None)  # rows that cannot be read give no prompt
