@@ -24,8 +24,7 @@ from trainer.finetuning import task
 from trainer.finetuning.task import LANGUAGE, Kind, Passes, Task
 from trainer.loop import train
 from trainer.model.decoder import build_model
-from trainer.model.eval_metrics import EvalMetrics
-from trainer.model.forward import PassInputs
+from trainer.model.forward import EvalMetrics, PassInputs
 from trainer.model.loss import cross_entropy_rows
 from trainer.runs.events import MeasuresEvent
 from trainer.verification.audit import audit_run

@@ -58,8 +58,8 @@ def run(options: CompressOptions) -> None:
     from trainer.commands.saved_model import check_is_decoder
     from trainer.compression.comparison import Measured, num_bytes, table
     from trainer.compression.methods import Compression
+    from trainer.interop.import_model import write_untrained
     from trainer.interop.source import open_source
-    from trainer.interop.untrained import write_untrained
     from trainer.runs.layout import RECORD
     from trainer.runs.record import COMPRESSED, Compressed, read_record, write_record
     from trainer.runs.saved_run import load_config

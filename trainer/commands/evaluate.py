@@ -15,7 +15,7 @@ from trainer.commands.run_options import CheckpointOptions
 if TYPE_CHECKING:
     from data_pipeline.dataset.manifest import Manifest
     from data_pipeline.tokenizer import Tokenizer
-    from trainer.evaluation.results import Evaluation
+    from trainer.evaluation.tally import Evaluation
 
 
 class EvaluateOptions(CheckpointOptions):
@@ -69,14 +69,13 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
     from trainer.context import RunContext
     from trainer.distributed.group import joined_group
     from trainer.evaluation.evaluate import evaluate
-    from trainer.evaluation.results import describe_evaluation
-    from trainer.evaluation.tally import Grouping
+    from trainer.evaluation.tally import Grouping, describe_evaluation
     from trainer.extensions.hooks import Extension
     from trainer.finetuning.task import saved_task
     from trainer.machine.determinism import configure_determinism
     from trainer.machine.settings import settings_here
     from trainer.model.attention import choose_backend
-    from trainer.model.bounds import most_rows
+    from trainer.model.memory_estimate import most_rows
     from trainer.runs.record import read_record
     from trainer.runs.saved_run import data_folder, load_config
     from trainer.training.trainable import hold_reference, new_loss

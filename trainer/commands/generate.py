@@ -78,8 +78,7 @@ def _is_utf8(word: str) -> bool:
 
 
 def run(options: GenerateOptions) -> None:
-    from trainer.inference.chat import opened_chat
-    from trainer.inference.conversation import converse
+    from trainer.inference.conversation import converse, opened_chat
 
     out = getattr(sys.stdout, "behind", sys.stdout) if options.raw else sys.stdout
     if not options.interactive:

@@ -17,8 +17,8 @@ from trainer.finetuning.task import saved_task
 from trainer.inference.text_model import TextModel
 from trainer.machine.determinism import configure_determinism
 from trainer.machine.settings import settings_here
-from trainer.model.bounds import check_model_size
 from trainer.model.lora import merged_weights
+from trainer.model.memory_estimate import check_model_size
 from trainer.parallel.fsdp import load_full
 from trainer.runs.record import read_record
 from trainer.runs.saved_run import load_config

@@ -23,10 +23,8 @@ from common.terminal import progress_shown
 from data_pipeline.dataset.shards import Rows
 from trainer.context import RunContext
 from trainer.data.batch import IGNORE, MicroBatch, micro_batch, share_of_rank
-from trainer.evaluation.results import Evaluation
-from trainer.evaluation.tally import UNDIVIDED, Grouping, Tally
-from trainer.model.eval_metrics import EvalMetrics
-from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
+from trainer.evaluation.tally import UNDIVIDED, Evaluation, Grouping, Tally
+from trainer.model.forward import EvalMetrics, LossModule, empty_micro_batch, forward_pass
 
 
 class EvaluationStopped(Exception):  # noqa: N818 - a request, no error

@@ -1,12 +1,13 @@
-"""The functions that an extension may define, and the view of a run that hooks get."""
+"""The functions that an extension may define, their calls and the checks of their results, and the view of a run that hooks get."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -16,10 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import ConfigError, ProjectError
-from trainer.config import TrainConfig
+from trainer.config import ModelConfig, TrainConfig
 from trainer.machine.memory import is_out_of_memory
+from trainer.model.attention import make_layout
+from trainer.model.decoder import build_model
 from trainer.runs.events import ScalarsEvent
-from trainer.runs.progress import Progress
+from trainer.runs.progress import Evaluated, Progress
 
 
 def place_of(path: Path | None, line: int | None) -> str:
@@ -53,6 +56,7 @@ HOOKS = {  # the functions and their arguments; `run` is a `RunView`
 LIKENESS = 0.8
 _CURVE = re.compile(r"[\w.-]+(?:/[\w.-]+)*", re.ASCII)
 _LONGEST_NAME = 100
+_FACTOR = 3.0  # to which the first loss of an extension may differ from cross-entropy
 _LOGGING = ("on_step_end", "on_evaluate", "on_save")
 
 
@@ -207,3 +211,78 @@ class Extension:
 
     def _wrong(self, name: str, what: str) -> ConfigError:
         return ConfigError(f"{place_of(self.path, line_of(self.hooks[name]))}: {name} {what}")
+
+
+def initial_loss_warning(loss: float, evaluations: Sequence[Evaluated], vocab_size: int) -> str | None:
+    """Return a warning if the loss of the first step differs from the cross-entropy of the same weights by a factor of 3 or more.
+
+    A loss that returns a mean, or a sum over something other than the targets, is wrong by a factor of 4 or more in any real batch.
+    Without an evaluation, the cross-entropy is that of equal probabilities, `ln(vocab_size)`.
+    """
+    measured = evaluations[0].val_loss if evaluations else math.log(vocab_size)
+    if not measured or not math.isfinite(loss) or 1 / _FACTOR <= loss / measured <= _FACTOR:
+        return None
+    return (
+        f"the loss of the extension is {loss:.4g} for each target in the first step, and the cross-entropy of the same weights is "
+        f"about {measured:.4g}; a loss must be the sum over all targets of a micro-batch, not their mean, because the trainer "
+        "divides it by their number. If this is intended, the learning rate and optim.clip_norm may need other values"
+    )
+
+
+def seeded_model(extension: Extension, config: ModelConfig, vocab_size: int, seed: int) -> nn.Module:
+    """Return the user's model, or the decoder if the extension has none, with new weights that depend only on the seed (CPU, fp32).
+
+    A user's `build_model(model_config, vocab_size)` takes random numbers from torch's global generator, which is seeded here and
+    restored afterwards. A pass over two tokens tests that `forward(tokens_BL, layout)` returns logits (B, L, V or more).
+    """
+    if extension.build_model is None:
+        return build_model(config, vocab_size, seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        try:
+            model = extension.build_model(config, vocab_size)
+        except Exception as error:
+            extension._fail("build_model", error)
+        fault = _fault_of_model(model)
+        if fault:
+            raise extension._wrong("build_model", fault)
+        try:
+            logits_BLV = _try_model(model)
+        except Exception as error:
+            extension._fail("build_model", error)
+    if not isinstance(logits_BLV, Tensor) or logits_BLV.shape[:2] != (1, 2) or logits_BLV.shape[2:] < (vocab_size,):
+        raise extension._wrong(
+            "build_model",
+            f"returned a model that computes {described(logits_BLV)} from 1 row of 2 tokens; its forward(tokens_BL, layout) must "
+            f"return logits of shape (1, 2, {vocab_size}) or with a larger last axis",
+        )
+    return cast(nn.Module, model)
+
+
+def _fault_of_model(model: object) -> str | None:
+    if not isinstance(model, nn.Module):
+        return f"returned {described(model)}; it must return a torch.nn.Module"
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+            return (
+                f"returned a model whose {name} is {parameter.dtype} on {parameter.device}; build it in float32 on the CPU, "
+                "the trainer moves it and computes in the run's precision"
+            )
+    saved = model.state_dict()
+    for name, _ in model.named_buffers():
+        if name in saved:
+            return (
+                f"returned a model whose buffer {name} is part of its state, and checkpoints hold parameters only; "
+                "register it with persistent=False if it never changes, or make it a parameter"
+            )
+    return None
+
+
+@torch.no_grad()
+def _try_model(model: nn.Module) -> object:
+    training = model.training
+    segments_BL = torch.zeros(1, 2, dtype=torch.int32)
+    try:
+        return model.eval()(torch.zeros(1, 2, dtype=torch.int64), make_layout(segments_BL, torch.arange(2)[None]))
+    finally:
+        model.train(training)

@@ -35,8 +35,7 @@ from trainer.data.batch import IGNORE, micro_batch
 from trainer.finetuning.task import TASK_FOLDER, Kind, Task
 from trainer.model.attention import Layout, choose_backend
 from trainer.model.decoder import DecoderBody, build_body, flops_per_token, num_weights
-from trainer.model.eval_metrics import EvalMetrics
-from trainer.model.forward import CustomPass, LossFunction, LossModule, PassInputs, forward_pass
+from trainer.model.forward import CustomPass, EvalMetrics, LossFunction, LossModule, PassInputs, forward_pass
 from trainer.model.loss import cross_entropy_rows, cross_entropy_sum
 from trainer.runs.events import MeasuresEvent
 

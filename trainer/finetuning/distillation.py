@@ -33,13 +33,12 @@ from trainer.config import LossConfig, ModelConfig, TrainConfig
 from trainer.context import RunContext
 from trainer.data.batch import IGNORE
 from trainer.finetuning.task import Kind, Passes, Task
-from trainer.model.bounds import check_model_size
 from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import Decoder, decoder_with, num_weights, weight_shapes
 from trainer.model.forward import PassInputs
 from trainer.model.lora import merged_weights
 from trainer.model.loss import cross_entropy_sum, default_chunk_tokens
-from trainer.model.memory_estimate import MemoryEstimate
+from trainer.model.memory_estimate import MemoryEstimate, check_model_size
 from trainer.runs.layout import RECORD, not_a_run
 from trainer.runs.record import read_record
 from trainer.runs.saved_run import load_config

@@ -36,8 +36,7 @@ from trainer.data.batch import IGNORE
 from trainer.finetuning.task import Kind, Passes, Task
 from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import Decoder, num_weights
-from trainer.model.eval_metrics import EvalMetrics
-from trainer.model.forward import PassInputs
+from trainer.model.forward import EvalMetrics, PassInputs
 from trainer.model.loss import cross_entropy_rows, default_chunk_tokens
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.runs.events import MeasuresEvent

@@ -40,8 +40,7 @@ from trainer.config import ModelConfig, TrainConfig
 from trainer.context import RunContext
 from trainer.data.batch import MicroBatch
 from trainer.model.decoder import num_weights
-from trainer.model.eval_metrics import EvalMetrics
-from trainer.model.forward import LossFunction
+from trainer.model.forward import EvalMetrics, LossFunction
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.runs.record import read_record
 

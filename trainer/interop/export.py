@@ -20,8 +20,7 @@ from common.targets import new_folder
 from common.untrusted import Count, Schema, parsed
 from trainer.checkpoint.tensor_file import read_specs, read_tensor, same_bytes, spec_of
 from trainer.interop.formats import Dtype, FormatName
-from trainer.interop.formats.base import DTYPES, ExportFormat, write_tensors
-from trainer.interop.source import ExportSource, open_source
+from trainer.interop.source import DTYPES, ExportFormat, ExportSource, open_source, write_tensors
 from trainer.runs.manifest import FORMAT as CHECKPOINT_FORMAT
 from trainer.runs.manifest import TensorSpec
 

@@ -1,12 +1,14 @@
-"""The model that an export writes: weights, tokenizer and settings of a checkpoint, checked against each other."""
+"""The model that an export writes, checked, and the parts of a format of `export`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from common.errors import CheckpointError
@@ -15,11 +17,13 @@ from data_pipeline.conversations.chat_template import ChatTemplate, saved_templa
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.of_run import load_checkpoint
+from trainer.checkpoint.tensor_file import encode_header, raw_bytes, spec_of
 from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import TrainConfig
-from trainer.model.bounds import check_model_size
+from trainer.interop.formats import Dtype
 from trainer.model.decoder import weight_shapes
 from trainer.model.lora import is_adapter, merged_weights
+from trainer.model.memory_estimate import check_model_size
 from trainer.runs.record import Record, read_record
 from trainer.runs.saved_run import load_config
 
@@ -75,3 +79,34 @@ def open_source(run: Path, which: str) -> ExportSource:
         chat_template=saved_template(run / "tokenizer", tokenizer),
         adapters={name: tensor.float() for name, tensor in sorted(saved.items()) if is_adapter(name)},
     )
+
+
+DTYPES: Mapping[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+Shards = Mapping[str, Mapping[str, Tensor]]  # tensors by the name of their file and their own name, in fp32
+
+
+@dataclass(frozen=True)
+class ExportFormat:
+    """What an export writes besides `export.json`. ConfigError of a part: the format cannot express the checkpoint."""
+
+    described: Callable[[ExportSource, Dtype, bool], dict[str, bytes]]
+    """Returns the files that describe model and tokenizer, by name; the third argument: refuse a tokenizer that would give other
+    ids for some texts. They depend on the checkpoint and the settings of its run, so `verify` makes them again."""
+    tensors: Callable[[ExportSource, Dtype], Shards] = lambda _source, _dtype: {}
+    card: Callable[[ExportSource, Dtype], bytes] | None = None  # content of `README.md`, which changes when the run continues
+    write_graphs: Callable[[ExportSource, Path], None] | None = None  # writes further files into the folder
+    check: Callable[[ExportSource, Dtype], None] = lambda _source, _dtype: None
+    holds_all_weights: bool = True  # whether the tensors of all files together are the weights of the model
+
+
+def write_tensors(shards: Shards, dtype: Dtype, folder: Path) -> None:
+    """Write tensor files, durably. One tensor at a time is converted, so no copy of the model is in memory."""
+    for file_name, shard in shards.items():
+        specs = {name: spec_of(torch.empty_like(weight, dtype=DTYPES[dtype], device="meta")) for name, weight in shard.items()}
+        header, order = encode_header(specs, {"format": "pt"})
+        with (folder / file_name).open("xb") as file:
+            file.write(header)
+            for name in order:
+                file.write(raw_bytes(shard[name].to(DTYPES[dtype])))
+            file.flush()
+            os.fsync(file.fileno())

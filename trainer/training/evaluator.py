@@ -11,8 +11,7 @@ from data_pipeline.dataset.shards import ShardError
 from trainer.context import RunContext
 from trainer.data.bad_shards import as_project_error, shared_faults
 from trainer.evaluation.evaluate import EvaluationStopped, evaluate
-from trainer.evaluation.results import Evaluation
-from trainer.evaluation.tally import Grouping
+from trainer.evaluation.tally import Evaluation, Grouping
 from trainer.health.convergence import is_comparable, judge_convergence, with_convergence
 from trainer.inference.samples import prompts_of, sample_and_score
 from trainer.inference.sampling import Sampling

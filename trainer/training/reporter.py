@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from common.errors import GuardError
 from trainer.config import GuardConfig
 from trainer.distributed.stragglers import StragglerDetector
-from trainer.extensions.initial_loss import initial_loss_warning
+from trainer.extensions.hooks import initial_loss_warning
 from trainer.health.guard import guard_alert
 from trainer.machine.peak_rates import Flops
 from trainer.metrics import Monitor, StepFacts, StepMetrics

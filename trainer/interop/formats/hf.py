@@ -10,14 +10,13 @@ from common.files import canonical_json
 from data_pipeline.conversations.chat_template import TEMPLATE_FILE
 from data_pipeline.tokenizer import SentencePieceTokenizer
 from data_pipeline.tokenizer.model_file import BPE
-from trainer.inference.chat import end_of_turn_id
+from trainer.inference.conversation import end_of_turn_id
 from trainer.inference.sampling_options import SamplingOptions
 from trainer.interop.architecture import CONFIG, check_settings, config_of
 from trainer.interop.formats import Dtype
-from trainer.interop.formats.base import DTYPES, ExportFormat, Shards
 from trainer.interop.model_card import model_card
 from trainer.interop.published_weights import INDEX, WEIGHTS
-from trainer.interop.source import ExportSource
+from trainer.interop.source import DTYPES, ExportFormat, ExportSource, Shards
 from trainer.interop.tokenizer_check import check_chat, check_tokenizer
 from trainer.interop.tokenizer_json import library_of, role_names, tokenizer_json
 

@@ -33,8 +33,7 @@ from torch import Tensor, nn
 
 from common.errors import ConfigError, ProjectError
 from trainer.interop.formats import Dtype, hf
-from trainer.interop.formats.base import ExportFormat
-from trainer.interop.source import ExportSource
+from trainer.interop.source import ExportFormat, ExportSource
 from trainer.model.attention import Layout, make_layout
 from trainer.model.decoder import Decoder, decoder_with
 from trainer.model.layers import LayerCache, rotary_table

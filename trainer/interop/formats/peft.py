@@ -12,9 +12,8 @@ from common.errors import ConfigError
 from common.files import canonical_json
 from data_pipeline.conversations.chat_template import TEMPLATE_FILE
 from trainer.interop.formats import Dtype, hf
-from trainer.interop.formats.base import ExportFormat, Shards
 from trainer.interop.model_card import model_card
-from trainer.interop.source import ExportSource
+from trainer.interop.source import ExportFormat, ExportSource, Shards
 
 _PREFIX = "base_model.model."
 _OF_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", TEMPLATE_FILE)

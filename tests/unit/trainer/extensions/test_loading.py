@@ -16,9 +16,8 @@ from common.errors import ConfigError, ExitCode, GuardError, ProjectError
 from tests.support.runs import ROOT, tiny_config
 from trainer.config import ModelConfig
 from trainer.data.batch import IGNORE
-from trainer.extensions.hooks import Extension, RunView
+from trainer.extensions.hooks import Extension, RunView, seeded_model
 from trainer.extensions.loading import load_extension
-from trainer.extensions.user_model import seeded_model
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model
 from trainer.runs.events import ScalarsEvent

@@ -151,7 +151,7 @@ def test_nothing_is_left_of_an_import_that_fails_and_nothing_is_overwritten(
         import_model(directory, tmp_path / "runs" / "run")
     write_published(directory)
     with monkeypatch.context() as patch:
-        patch.setattr("trainer.interop.untrained.environment_facts", lambda: 1 / 0)
+        patch.setattr("trainer.interop.import_model.environment_facts", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             import_model(directory, tmp_path / "runs" / "run")
     assert list((tmp_path / "runs").iterdir()) == []
