@@ -26,8 +26,8 @@ from trainer.checkpoint.weights import weights_digest
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.commands.saved_model import load_model
 from trainer.config import TrainConfig
+from trainer.interop import Dtype
 from trainer.interop.export import verify_export, write_export
-from trainer.interop.formats import Dtype
 from trainer.interop.source import open_source
 from trainer.loop import train
 from trainer.model.attention import make_layout

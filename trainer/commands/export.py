@@ -7,7 +7,7 @@ from pydantic import Field
 
 from common.settings.model import Place
 from trainer.commands.run_options import CheckpointOptions
-from trainer.interop.formats import Dtype, FormatName
+from trainer.interop import Dtype, FormatName
 
 
 class ExportOptions(CheckpointOptions):

@@ -18,9 +18,9 @@ from common.files import UnusableFileError, digest_bytes, digest_file, digest_st
 from common.paths import VERSION
 from common.targets import new_folder
 from common.untrusted import Count, Schema, parsed
-from trainer.checkpoint.tensor_file import read_specs, read_tensor, same_bytes, spec_of
-from trainer.interop.formats import Dtype, FormatName
-from trainer.interop.source import DTYPES, ExportFormat, ExportSource, open_source, write_tensors
+from trainer.checkpoint.tensor_file import read_specs, read_tensor, same_bytes, spec_of, write_tensor_file
+from trainer.interop import Dtype, FormatName
+from trainer.interop.source import DTYPES, ExportFormat, ExportSource, open_source
 from trainer.runs.manifest import FORMAT as CHECKPOINT_FORMAT
 from trainer.runs.manifest import TensorSpec
 
@@ -91,7 +91,8 @@ def write_files(source: ExportSource, folder: Path, form: ExportFormat, dtype: D
         files["README.md"] = form.card(source, dtype)
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    write_tensors(form.tensors(source, dtype), dtype, folder)
+    for name, shard in form.tensors(source, dtype).items():
+        write_tensor_file(folder / name, shard, DTYPES[dtype], {"format": "pt"})
     if form.write_graphs is not None:
         form.write_graphs(source, folder)
 

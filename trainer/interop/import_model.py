@@ -60,8 +60,8 @@ def import_model(directory: Path, output: Path) -> ImportedModel:
     assert model.vocab_rows is not None
     if model.vocab_rows < size:
         raise ConfigError(
-            f"{directory}: its tokenizer has {size} tokens, and vocab_size in config.json is {model.vocab_rows}; each token needs a "
-            "row of the embedding, so they belong to two models"
+            f"{directory}: its tokenizer has {size} tokens, and vocab_size in config.json is {model.vocab_rows}; each token needs "
+            "a row of the embedding, so they belong to two models"
         )
     padded = model.model_copy(update={"vocab_rows": None})
     model = padded if padded.padded_vocab(size) == model.vocab_rows else model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,10 +16,9 @@ from data_pipeline.conversations.chat_template import ChatTemplate, saved_templa
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.of_run import load_checkpoint
-from trainer.checkpoint.tensor_file import encode_header, raw_bytes, spec_of
 from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import TrainConfig
-from trainer.interop.formats import Dtype
+from trainer.interop import Dtype
 from trainer.model.decoder import weight_shapes
 from trainer.model.lora import is_adapter, merged_weights
 from trainer.model.memory_estimate import check_model_size
@@ -97,16 +95,3 @@ class ExportFormat:
     write_graphs: Callable[[ExportSource, Path], None] | None = None  # writes further files into the folder
     check: Callable[[ExportSource, Dtype], None] = lambda _source, _dtype: None
     holds_all_weights: bool = True  # whether the tensors of all files together are the weights of the model
-
-
-def write_tensors(shards: Shards, dtype: Dtype, folder: Path) -> None:
-    """Write tensor files, durably. One tensor at a time is converted, so no copy of the model is in memory."""
-    for file_name, shard in shards.items():
-        specs = {name: spec_of(torch.empty_like(weight, dtype=DTYPES[dtype], device="meta")) for name, weight in shard.items()}
-        header, order = encode_header(specs, {"format": "pt"})
-        with (folder / file_name).open("xb") as file:
-            file.write(header)
-            for name in order:
-                file.write(raw_bytes(shard[name].to(DTYPES[dtype])))
-            file.flush()
-            os.fsync(file.fileno())

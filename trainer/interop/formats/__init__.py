@@ -1,10 +1,1 @@
-"""The formats of `export`: a module each, with the name of the format and its parts as `FORMAT`."""
-
-from __future__ import annotations
-
-from typing import Literal
-
-__all__ = ["Dtype", "FormatName"]
-
-FormatName = Literal["hf", "onnx", "peft"]
-Dtype = Literal["fp32", "bf16"]
+"""The formats of `export`: a module each, with its parts as `FORMAT` (see `trainer.interop.source`)."""

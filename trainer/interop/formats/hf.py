@@ -12,8 +12,8 @@ from data_pipeline.tokenizer import SentencePieceTokenizer
 from data_pipeline.tokenizer.model_file import BPE
 from trainer.inference.conversation import end_of_turn_id
 from trainer.inference.sampling_options import SamplingOptions
+from trainer.interop import Dtype
 from trainer.interop.architecture import CONFIG, check_settings, config_of
-from trainer.interop.formats import Dtype
 from trainer.interop.model_card import model_card
 from trainer.interop.published_weights import INDEX, WEIGHTS
 from trainer.interop.source import DTYPES, ExportFormat, ExportSource, Shards

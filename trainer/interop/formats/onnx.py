@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from common.errors import ConfigError, ProjectError
-from trainer.interop.formats import Dtype, hf
+from trainer.interop import Dtype
+from trainer.interop.formats import hf
 from trainer.interop.source import ExportFormat, ExportSource
 from trainer.model.attention import Layout, make_layout
 from trainer.model.decoder import Decoder, decoder_with

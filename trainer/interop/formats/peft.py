@@ -11,7 +11,8 @@ from functools import partial
 from common.errors import ConfigError
 from common.files import canonical_json
 from data_pipeline.conversations.chat_template import TEMPLATE_FILE
-from trainer.interop.formats import Dtype, hf
+from trainer.interop import Dtype
+from trainer.interop.formats import hf
 from trainer.interop.model_card import model_card
 from trainer.interop.source import ExportFormat, ExportSource, Shards
 
