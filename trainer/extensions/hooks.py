@@ -126,10 +126,6 @@ class Extension:
         return self.loss_sum if "loss" in self.hooks else None
 
     @property
-    def copies(self) -> bool:
-        return "on_save" in self.hooks
-
-    @property
     def has_step(self) -> bool:
         return "training_step" in self.hooks
 
@@ -137,49 +133,32 @@ class Extension:
     def build_model(self) -> Callable[..., Any] | None:
         return self.hooks.get("build_model")
 
-    def train_start(self, run: RunView) -> None:
-        self._notify("on_train_start", run)
-
-    def step_end(self, run: RunView, metrics: object) -> ScalarsEvent | None:
-        # these methods raise the errors of `loss_sum`
-        return self._notify("on_step_end", run, metrics)
-
-    def evaluated(self, run: RunView, evaluation: object) -> ScalarsEvent | None:
-        return self._notify("on_evaluate", run, evaluation)
-
-    def saved(self, run: RunView, step: int, path: Path) -> ScalarsEvent | None:
-        return self._notify("on_save", run, step, path)
-
-    def train_end(self, run: RunView) -> None:
-        self._notify("on_train_end", run)
-
     def loss_sum(self, logits_BLV: Tensor, targets_BL: Tensor, weights_BL: Tensor | None) -> Tensor:
         """Return the user's loss, summed over all targets. A ProjectError keeps its class; other failures become ConfigErrors."""
-        try:
-            result = self.hooks["loss"](logits_BLV, targets_BL, weights_BL)
-        except Exception as error:
-            self._fail("loss", error)
-        if not isinstance(result, Tensor) or result.ndim or not result.is_floating_point():
-            raise self._wrong("loss", f"returned {described(result)}; it must return the sum over all targets, a scalar tensor")
+        result = self._scalar("loss", logits_BLV, targets_BL, weights_BL)
         if logits_BLV.requires_grad and not result.requires_grad:
             raise self._wrong("loss", "returned a sum without a gradient; compute it from logits_BLV, without .detach() or .item()")
         return result.float()
 
     def step_loss(self, micro: CountedPasses) -> Tensor:
         """Let the user's training step make all passes over a micro-batch. Return the sum of its losses, without a gradient."""
-        try:
-            result = self.hooks["training_step"](micro)
-        except Exception as error:
-            self._fail("training_step", error)
-        if not isinstance(result, Tensor) or result.ndim or not result.is_floating_point():
-            raise self._wrong(
-                "training_step", f"returned {described(result)}; it must return the sum of its losses, a scalar tensor"
-            )
+        result = self._scalar("training_step", micro)
         if not micro.num_backward:
             raise self._wrong("training_step", "made no backward pass; call micro.backward with a sum of losses")
         return result.detach().float()
 
-    def _notify(self, name: str, run: RunView, *arguments: object) -> ScalarsEvent | None:
+    def _scalar(self, name: str, *arguments: object) -> Tensor:
+        try:
+            result = self.hooks[name](*arguments)
+        except Exception as error:
+            self._fail(name, error)
+        if not isinstance(result, Tensor) or result.ndim or not result.is_floating_point():
+            wanted = "the sum of its losses over all targets, a scalar tensor"
+            raise self._wrong(name, f"returned {described(result)}; it must return {wanted}")
+        return result
+
+    def notify(self, name: str, run: RunView, *arguments: object) -> ScalarsEvent | None:
+        """Call a hook if the file has it. Return what it logged. Errors are those of `loss_sum`."""
         hook = self.hooks.get(name)
         if hook is None:
             return None
@@ -243,13 +222,17 @@ def seeded_model(extension: Extension, config: ModelConfig, vocab_size: int, see
             model = extension.build_model(config, vocab_size)
         except Exception as error:
             extension._fail("build_model", error)
-        fault = _fault_of_model(model)
-        if fault:
+        if fault := _fault_of_model(model):
             raise extension._wrong("build_model", fault)
+        layout = make_layout(torch.zeros(1, 2, dtype=torch.int32), torch.arange(2)[None])
+        training = model.training
         try:
-            logits_BLV = _try_model(model)
+            with torch.no_grad():
+                logits_BLV = model.eval()(torch.zeros(1, 2, dtype=torch.int64), layout)
         except Exception as error:
             extension._fail("build_model", error)
+        finally:
+            model.train(training)
     if not isinstance(logits_BLV, Tensor) or logits_BLV.shape[:2] != (1, 2) or logits_BLV.shape[2:] < (vocab_size,):
         raise extension._wrong(
             "build_model",
@@ -276,13 +259,3 @@ def _fault_of_model(model: object) -> str | None:
                 "register it with persistent=False if it never changes, or make it a parameter"
             )
     return None
-
-
-@torch.no_grad()
-def _try_model(model: nn.Module) -> object:
-    training = model.training
-    segments_BL = torch.zeros(1, 2, dtype=torch.int32)
-    try:
-        return model.eval()(torch.zeros(1, 2, dtype=torch.int64), make_layout(segments_BL, torch.arange(2)[None]))
-    finally:
-        model.train(training)

@@ -90,7 +90,7 @@ class Saver:
     def _acknowledge(self, newest: int) -> None:
         for step in sorted(step for step in self.submitted if step <= newest):
             view = self.trainable.view(self.submitted.pop(step))
-            if self.trainable.extension.copies:
+            if "on_save" in self.trainable.extension.hooks:
                 self._call_hook(view, step)
 
     def _call_hook(self, view: RunView, step: int) -> None:
@@ -99,7 +99,7 @@ class Saver:
         if whole is None:
             return
         try:
-            self.state.monitor.scalars(self.trainable.extension.saved(view, step, whole))
+            self.state.monitor.scalars(self.trainable.extension.notify("on_save", view, step, whole))
             group.smallest(0)  # other ranks may still read the folder
         finally:
             if group.is_main:
