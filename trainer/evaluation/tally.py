@@ -159,37 +159,27 @@ class Tally:
         is_target_BL = targets_BL != IGNORE
         targets_N, losses_N = targets_BL[is_target_BL], losses_BL[is_target_BL]
         sources_N = np.repeat(sources_B, is_target_BL.sum(axis=1))
-        kinds_N, lengths_N = self._kinds_and_lengths(batch, is_target_BL, sources_N, ids)
+        if (documents := self._grouping.documents) is None:
+            positions_BL = batch.positions.numpy()
+            firsts = np.flatnonzero(positions_BL == 0)  # padding is a piece too
+            lengths = np.diff(firsts, append=positions_BL.size)
+            lengths_N = np.repeat(lengths, lengths).reshape(positions_BL.shape)[is_target_BL]
+            kinds_N = self._kind_of_source[sources_N]
+        else:
+            firsts_B = np.cumsum([0, *map(len, ids)])[:-1]
+            chosen_N = documents.find(np.concatenate(ids))[(firsts_B[:, None] + batch.segments.numpy())[is_target_BL]]
+            kinds_N, lengths_N = documents.kinds_D[chosen_N].astype(np.int64), documents.tokens_D[chosen_N].astype(np.int64)
         ranges_N = np.searchsorted(self._highs, lengths_N)
-        bytes_N = self._bytes(targets_N, tokens_BL[is_target_BL])
+        bytes_N = np.zeros(len(targets_N), np.int64)
+        if self._grouping.text_bytes is not None:
+            bos_id = -1 if self._grouping.bos_id is None else self._grouping.bos_id
+            bytes_N = self._grouping.text_bytes.count(targets_N, is_first_T=tokens_BL[is_target_BL] == bos_id)
         for rows_GK, groups_N in ((self.by_source, sources_N), (self.by_kind, kinds_N), (self.by_length, ranges_N)):
             sums_GE = np.zeros((len(rows_GK), NUM_PARTS), np.int64)
             add_exactly(sums_GE, groups_N, losses_N)
             rows_GK[:, :NUM_PARTS] += sums_GE
             np.add.at(rows_GK[:, _TARGETS], groups_N, 1)
             np.add.at(rows_GK[:, _BYTES], groups_N, bytes_N)
-
-    def _kinds_and_lengths(
-        self,
-        batch: MicroBatch,
-        is_target_BL: NDArray[np.bool_],
-        sources_N: NDArray[np.int64],
-        ids: Sequence[NDArray[np.uint64]],
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return number of the kind, and length in tokens, of each target's document (see `Grouping.documents`)."""
-        documents = self._grouping.documents
-        if documents is None:
-            return self._kind_of_source[sources_N], _piece_lengths(batch.positions.numpy())[is_target_BL]
-        firsts_B = np.cumsum([0, *map(len, ids)])[:-1]
-        places = documents.find(np.concatenate(ids))
-        chosen_N = places[(firsts_B[:, None] + batch.segments.numpy())[is_target_BL]]
-        return documents.kinds_D[chosen_N].astype(np.int64), documents.tokens_D[chosen_N].astype(np.int64)
-
-    def _bytes(self, targets_N: NDArray[np.int64], tokens_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        counts, bos_id = self._grouping.text_bytes, self._grouping.bos_id
-        if counts is None:
-            return np.zeros(len(targets_N), np.int64)
-        return counts.count(targets_N, is_first_T=tokens_N == (-1 if bos_id is None else bos_id))
 
     def evaluation(self, num_rows: int) -> Evaluation:
         total = _score(self.by_source.sum(axis=0))
@@ -211,13 +201,6 @@ def length_ranges(longest: int) -> list[str]:
     highs = [min(2 << number, longest) for number in range((longest - 1).bit_length())]
     lows = [2, *(high + 1 for high in highs[:-1])]
     return [f"{low}-{high}" if low < high else str(high) for low, high in zip(lows, highs, strict=True)]
-
-
-def _piece_lengths(positions_BL: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for each position the length of its piece. Padding is a piece too."""
-    firsts = np.flatnonzero(positions_BL == 0)
-    lengths = np.diff(firsts, append=positions_BL.size)
-    return np.repeat(lengths, lengths).reshape(positions_BL.shape)
 
 
 def _scores(names: Iterable[str], sums: Iterable[NDArray[np.int64]]) -> dict[str, Score]:
