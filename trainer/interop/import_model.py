@@ -26,7 +26,7 @@ from trainer.config import TrainConfig
 from trainer.inference.conversation import end_of_turn_id
 from trainer.interop.architecture import CONFIG as PUBLISHED_CONFIG
 from trainer.interop.architecture import read_architecture
-from trainer.interop.published_weights import open_weights
+from trainer.interop.published_weights import read_weights
 from trainer.machine.environment import environment_facts
 from trainer.model.decoder import weight_shapes
 from trainer.model.memory_estimate import check_model_size
@@ -55,8 +55,8 @@ def import_model(directory: Path, output: Path) -> ImportedModel:
         raise ConfigError(f"{directory}: no such directory; name the Hugging Face directory with config.json and the weights")
     if output.exists() or output.is_symlink():
         raise ConfigError(f"{output} exists already; name a new folder (--output)")
-    architecture, tokenizer = read_architecture(directory), open_supplied(directory, {})
-    model, size = architecture.model, tokenizer.vocab_size
+    (model_type, model), tokenizer = read_architecture(directory), open_supplied(directory, {})
+    size = tokenizer.vocab_size
     assert model.vocab_rows is not None
     if model.vocab_rows < size:
         raise ConfigError(
@@ -72,8 +72,7 @@ def import_model(directory: Path, output: Path) -> ImportedModel:
             end_of_turn_id(ChatTemplate.of(template, tokenizer), tokenizer)
         except ConfigError as error:  # no conversation can use it
             template, refused = None, str(error)
-    published = open_weights(directory, weight_shapes(model, size))
-    weights, files = published.read()
+    weights, types, files = read_weights(directory, weight_shapes(model, size))
     config = TrainConfig.model_validate(
         {
             "data": directory.absolute(),
@@ -86,16 +85,16 @@ def import_model(directory: Path, output: Path) -> ImportedModel:
     )
     source = {
         "format": "hugging_face",
-        "model_type": architecture.model_type,
-        "types": list(published.types),
+        "model_type": model_type,
+        "types": list(types),
         "files": files | {PUBLISHED_CONFIG: digest_run_file(directory, PUBLISHED_CONFIG)},
     }
     with new_folder(output) as folder:
         digest = write_untrained(folder, config, tokenizer, weights, status=IMPORTED, source=source, chat_template=template)
     return ImportedModel(
-        model_type=architecture.model_type,
+        model_type=model_type,
         num_weights=sum(weight.numel() for weight in weights.values()),
-        types=published.types,
+        types=types,
         vocab_size=size,
         lacking=tuple(role for role, number in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id)) if number is None),
         weights=digest,
