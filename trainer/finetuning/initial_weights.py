@@ -28,8 +28,8 @@ from trainer.config.model import differing_shape
 from trainer.machine.environment import shown
 from trainer.model.lora import merged_weights
 from trainer.runs.layout import RECORD, REFERENCE
-from trainer.runs.record import Origin, read_record
-from trainer.runs.saved_run import SavedRun, load_config
+from trainer.runs.record import Origin
+from trainer.runs.saved_run import SavedRun
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ def check_initial(config: TrainConfig, manifest: Manifest) -> None:
         return
     if config.init.resolve() == config.run.resolve():
         raise ConfigError(f"{config.run}: init and run are the same folder; name a new folder for the run (--run)")
-    read_record(config.init)
-    initial = load_config(config.init).model
+    saved = SavedRun(config.init)
+    _, initial = saved.record, saved.config.model  # both files must be those of a run
     if differing := differing_shape(config.model, initial):
         pairs = ", ".join(
             f"{name} is {shown(found)}, but {shown(needed)} in that run" for name, (found, needed) in differing.items()
@@ -119,7 +119,7 @@ def check_same_initial(config: TrainConfig, continued: SavedRun) -> None:
 
 
 def _weights(run: Path, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
-    return merged_weights(averaged_weights(checkpoint), load_config(run).lora)
+    return merged_weights(averaged_weights(checkpoint), SavedRun(run).config.lora)
 
 
 def write_reference(run: Path, weights: Mapping[str, Tensor]) -> None:

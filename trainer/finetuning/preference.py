@@ -33,7 +33,7 @@ from data_pipeline.dataset.shards import RowBatch, Rows
 from trainer.config import TrainConfig
 from trainer.context import RunContext
 from trainer.data.batch import IGNORE
-from trainer.finetuning.task import Kind, Passes, Task
+from trainer.finetuning.task import Kind, Task
 from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import Decoder, num_weights
 from trainer.model.forward import EvalMetrics, PassInputs
@@ -112,11 +112,6 @@ class _Preference:
     def hold(self, model: nn.Module) -> None:
         assert isinstance(model, Decoder)
         self._reference = [model.eval().requires_grad_(requires_grad=False)]
-
-    def step(self, micro: Passes) -> Tensor:
-        sums: Tensor = micro.forward(self.sums)
-        micro.backward(sums[0])
-        return sums
 
     def sums(self, model: nn.Module, inputs: PassInputs) -> Tensor:
         """Return the sum of the losses of all pairs, the number of those whose better answer wins, and the sum of margins, fp32."""
@@ -209,7 +204,7 @@ def _make(config: TrainConfig, _files: Mapping[str, bytes]) -> Task:
     preference = _Preference(config.preference.beta, config.preference.label_smoothing)
     return Task(
         rows=PairRows,
-        step=preference.step,
+        sums=lambda _device: preference.sums,
         step_metrics=("accuracy", "margin"),
         measures=EvalMetrics(preference.score, _count, _event, _lines),
         comparable=False,

@@ -153,7 +153,7 @@ class Chat:
     renderer: ChatRenderer
     system: str | None
     end: str  # text that ends an answer
-    is_token: bool  # whether `end` is a special token
+    end_id: int | None  # its id if it is a special token
     history: list[Message] = field(default_factory=list)
 
     def answer(self, text: str, sampling: Sampling) -> Generator[str, None, None]:
@@ -166,9 +166,13 @@ class Chat:
             raise ConfigError(f"the chat template refuses the conversation: {error}; begin a new one with /new") from None
         tokens = encode_pieces(self.model.tokenizer, rendered.pieces()) or [self.model.tokenizer.pad_id]
         self.history.append(question)
+        if self.end_id is None:
+            sampling = sampling.changed(stop=(*sampling.stop, self.end))
+        else:
+            sampling = sampling.changed(stop_tokens=(*sampling.stop_tokens, self.end_id))
         written: list[str] = []
         try:
-            for piece in self.model.stream_after(tokens, self._ending(sampling)):
+            for piece in self.model.stream_after(tokens, sampling):
                 written.append(piece)
                 yield piece
         finally:
@@ -176,11 +180,6 @@ class Chat:
 
     def forget(self) -> None:
         self.history.clear()
-
-    def _ending(self, sampling: Sampling) -> Sampling:
-        if not self.is_token:
-            return sampling.changed(stop=(*sampling.stop, self.end))
-        return sampling.changed(stop_tokens=(*sampling.stop_tokens, _id_of(self.end, self.model.tokenizer)))
 
 
 @contextmanager
@@ -193,16 +192,15 @@ def opened_chat(model: TextModel, tokenizer_folder: Path, system: str | None) ->
         yield None
         return
     with ChatRenderer(template) as renderer:
-        end, is_token = renderer.end_of_turn()
-        yield Chat(model, renderer, system, end, is_token)
+        yield Chat(model, renderer, system, *_end_of_turn(renderer, model.tokenizer))
 
 
 def end_of_turn_id(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
     """Return the id of the special token that ends an answer; None if ordinary text ends it."""
     with ChatRenderer(template) as renderer:
-        end, is_token = renderer.end_of_turn()
-    return _id_of(end, tokenizer) if is_token else None
+        return _end_of_turn(renderer, tokenizer)[1]
 
 
-def _id_of(name: str, tokenizer: Tokenizer) -> int:
-    return next(token.id for token in tokenizer.named_tokens if token.name == name)
+def _end_of_turn(renderer: ChatRenderer, tokenizer: Tokenizer) -> tuple[str, int | None]:
+    end, is_token = renderer.end_of_turn()
+    return end, next(token.id for token in tokenizer.named_tokens if token.name == end) if is_token else None

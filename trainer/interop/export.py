@@ -20,7 +20,8 @@ from common.targets import new_folder
 from common.untrusted import Count, Schema, parsed
 from trainer.checkpoint.tensor_file import read_specs, read_tensor, same_bytes, spec_of, write_tensor_file
 from trainer.interop import Dtype, FormatName
-from trainer.interop.source import DTYPES, ExportFormat, ExportSource, open_source
+from trainer.interop.formats import DTYPES, ExportFormat
+from trainer.model.saved_decoder import SavedDecoder, open_decoder
 from trainer.runs.manifest import FORMAT as CHECKPOINT_FORMAT
 from trainer.runs.manifest import TensorSpec
 
@@ -64,7 +65,7 @@ def format_named(kind: FormatName) -> ExportFormat:
 
 
 def write_export(
-    source: ExportSource, output: Path, *, kind: FormatName, dtype: Dtype, replace: bool = False, exact: bool = True
+    source: SavedDecoder, output: Path, *, kind: FormatName, dtype: Dtype, replace: bool = False, exact: bool = True
 ) -> None:
     """Write a directory complete or not at all. `exact`: refuse a tokenizer that would give other ids for some texts."""
     with new_folder(output, replaces=True) as folder:
@@ -84,7 +85,7 @@ def write_export(
         check_output(output, replace=replace)
 
 
-def write_files(source: ExportSource, folder: Path, form: ExportFormat, dtype: Dtype, *, exact: bool = True) -> None:
+def write_files(source: SavedDecoder, folder: Path, form: ExportFormat, dtype: Dtype, *, exact: bool = True) -> None:
     form.check(source, dtype)
     files = form.described(source, dtype, exact)
     if form.card is not None:
@@ -158,7 +159,7 @@ def verify_export(directory: Path, run: Path | None = None) -> dict[str, Any]:
     """
     record = read_export_record(directory)
     changed = check_files(directory, record)
-    source = None if run is None else open_source(run, str(record.step))
+    source = None if run is None else open_decoder(run, str(record.step))
     if changed is not None:
         tensor = None
         if source is not None and changed.endswith(_TENSORS):
@@ -202,7 +203,7 @@ def describe_export(facts: Mapping[str, Any]) -> str:
     return f"export       step {facts['step']}, {facts['files']} files are unchanged; {compared}{foreign}"
 
 
-def _origin(source: ExportSource) -> dict[str, Any]:
+def _origin(source: SavedDecoder) -> dict[str, Any]:
     return {
         "step": source.step,
         "checkpoint": source.manifest_digest,
@@ -212,7 +213,7 @@ def _origin(source: ExportSource) -> dict[str, Any]:
     }
 
 
-def _check_source(directory: Path, record: ExportRecord, source: ExportSource) -> None:
+def _check_source(directory: Path, record: ExportRecord, source: SavedDecoder) -> None:
     found = record.model_dump() | {"tokenizer": record.tokenizer.digest}
     for name, value in (_origin(source) | {"tokenizer": source.tokenizer.digest}).items():
         if found[name] != value:
@@ -258,7 +259,7 @@ def _weights_digest(directory: Path, names: Sequence[str]) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def _first_difference(directory: Path, file_name: str, source: ExportSource, record: ExportRecord) -> str | None:
+def _first_difference(directory: Path, file_name: str, source: SavedDecoder, record: ExportRecord) -> str | None:
     """Return the first tensor of a file whose bits are not those of the checkpoint. One tensor is in memory at a time."""
     expected = format_named(record.kind).tensors(source, record.dtype).get(file_name, {})
     dtype = DTYPES[record.dtype]

@@ -9,6 +9,7 @@ encoded as bytes, as our tokenizers do.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,13 +35,21 @@ def tokenizer_json(tokenizer: Tokenizer) -> Json:
         content = _of_supplied(tokenizer)
     elif isinstance(tokenizer, SentencePieceTokenizer):
         content = _of_pieces(tokenizer)
-    elif isinstance(tokenizer, CharacterTokenizer):
-        content = _of_characters(tokenizer)
-    elif isinstance(tokenizer, ByteTokenizer):
-        content = _of_bytes(tokenizer)
+    elif isinstance(tokenizer, CharacterTokenizer | ByteTokenizer):
+        content = _of_symbols(tokenizer)
     else:
         raise ConfigError(f"a tokenizer of kind {tokenizer.kind} cannot be written as a tokenizer.json")
-    return content | {"truncation": None, "padding": None, "post_processor": _adding_bos(tokenizer)}
+    adding_bos: Json | None = None
+    if tokenizer.bos_id is not None:
+        name = role_names(tokenizer)["bos"]
+        text = [{"SpecialToken": {"id": name, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+        adding_bos = {
+            "type": "TemplateProcessing",
+            "single": text,
+            "pair": [*text, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {name: {"id": name, "ids": [tokenizer.bos_id], "tokens": [name]}},
+        }
+    return content | {"truncation": None, "padding": None, "post_processor": adding_bos}
 
 
 def role_names(tokenizer: Tokenizer) -> dict[str, str]:
@@ -58,19 +67,6 @@ def library_of(content: Json) -> tokenizers.Tokenizer:
     library = tokenizers.Tokenizer.from_str(json.dumps(content))
     library.encode_special_tokens = True
     return library
-
-
-def _adding_bos(tokenizer: Tokenizer) -> Json | None:
-    if tokenizer.bos_id is None:
-        return None
-    name = role_names(tokenizer)["bos"]
-    text = [{"SpecialToken": {"id": name, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    return {
-        "type": "TemplateProcessing",
-        "single": text,
-        "pair": [*text, {"Sequence": {"id": "B", "type_id": 0}}],
-        "special_tokens": {name: {"id": name, "ids": [tokenizer.bos_id], "tokens": [name]}},
-    }
 
 
 def _of_supplied(tokenizer: HuggingFaceTokenizer) -> Json:
@@ -97,50 +93,34 @@ def _sequence(kind: str, key: str, parts: Sequence[Json]) -> Json | None:
     return None if not parts else parts[0] if len(parts) == 1 else {"type": kind, key: list(parts)}
 
 
-# Characters and bytes
-
-
-def _of_bytes(tokenizer: ByteTokenizer) -> Json:
-    """One token for each byte. The library writes bytes as characters, and a byte-pair model without merges looks them up."""
-    names = _named(tokenizer, [_BYTE_CHARACTERS[byte] for byte in range(256)])
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    model = _byte_pair_model({name: number for number, name in enumerate(names)}, [], byte_fallback=False)
-    return _content(model, _specials(tokenizer, names), pre_tokenizer=level, decoder=level)
-
-
-def _of_characters(tokenizer: CharacterTokenizer) -> Json:
-    names = _named(tokenizer, list(tokenizer.alphabet))
-    vocabulary = {name: number for number, name in enumerate(names)}
-    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": _OWN_NAMES["unk"]}
-    every = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
-    unknown = {"type": "Replace", "pattern": {"String": _OWN_NAMES["unk"]}, "content": _UNREADABLE}
-    added = [token for token in _specials(tokenizer, names) if token["content"] != _OWN_NAMES["unk"]]
-    return _content(model, added, pre_tokenizer=every, decoder=_sequence("Sequence", "decoders", [unknown, {"type": "Fuse"}]))
-
-
-def _named(tokenizer: ByteTokenizer | CharacterTokenizer, symbols: Sequence[str]) -> list[str]:
-    names = [_OWN_NAMES[role] for role in SPECIAL_IDS] + [*symbols, *tokenizer.extra]
+def _of_symbols(tokenizer: ByteTokenizer | CharacterTokenizer) -> Json:
+    """One token for each byte or character. The library writes bytes as characters, for a byte-pair model without merges."""
+    symbols = _byte_characters() if isinstance(tokenizer, ByteTokenizer) else tokenizer.alphabet
+    names = [*(_OWN_NAMES[role] for role in SPECIAL_IDS), *symbols, *tokenizer.extra]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(
             f"two tokens of the tokenizer are named {twice[0]!r}, and a tokenizer.json needs a name for each; prepare with other "
             "names in tokenizer.extra_special"
         )
-    return names
+    special = (*range(NUM_SPECIAL), *range(len(names) - len(tokenizer.extra), len(names)))
+    added = [_added(number, names[number], special=True) for number in special]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    if isinstance(tokenizer, ByteTokenizer):
+        level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+        return _content(_byte_pair_model(vocabulary, [], byte_fallback=False), added, pre_tokenizer=level, decoder=level)
+    unknown = _OWN_NAMES["unk"]
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": unknown}
+    every = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+    readable = {"type": "Replace", "pattern": {"String": unknown}, "content": _UNREADABLE}
+    added = [token for token in added if token["content"] != unknown]
+    return _content(model, added, pre_tokenizer=every, decoder=_sequence("Sequence", "decoders", [readable, {"type": "Fuse"}]))
 
 
-def _specials(tokenizer: ByteTokenizer | CharacterTokenizer, names: Sequence[str]) -> list[Json]:
-    first_extra = len(names) - len(tokenizer.extra)
-    return [_added(number, names[number], special=True) for number in (*range(NUM_SPECIAL), *range(first_extra, len(names)))]
-
-
-def _byte_characters() -> dict[int, str]:
+def _byte_characters() -> list[str]:
     """Return the character for each byte, as GPT-2 has it: itself if it is visible in Latin-1, else one from U+0100 on."""
     visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = (byte for byte in range(256) if byte not in visible)
-    return {byte: chr(byte) for byte in visible} | {byte: chr(256 + place) for place, byte in enumerate(others)}
-
-
-_BYTE_CHARACTERS = _byte_characters()
+    others = itertools.count(256)
+    return [chr(byte if byte in visible else next(others)) for byte in range(256)]
 
 
 def _byte_pair_model(vocabulary: Mapping[str, int], merges: Iterable[tuple[str, str]], *, byte_fallback: bool) -> Json:
@@ -196,7 +176,10 @@ def _around(tokenizer: SentencePieceTokenizer, pieces: Sequence[Piece], added: S
         before.append({"type": "Prepend", "prepend": " "})
         after.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     apart: Json | None = None
-    if spec.model_type != BPE and (characters := _unknown_characters(pieces)):
+    # The characters in names of bytes and special tokens that are not pieces. No piece extends beyond one in a text.
+    known = {piece.name for piece in pieces if piece.kind == "text"}
+    characters = sorted({character for piece in pieces if not _is_text(piece) for character in piece.name} - known)
+    if spec.model_type != BPE and characters:
         pattern = "[" + "".join(f"\\x{{{ord(character):X}}}" for character in characters) + "]"
         apart = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     return {
@@ -261,9 +244,3 @@ def _unigram_model(pieces: Sequence[Piece]) -> Json:
     hidden = (min(lowest, 0.0) - 1) * (longest + 1)
     vocabulary = [[piece.name, piece.score if _is_text(piece) else hidden] for piece in pieces]
     return {"type": "Unigram", "unk_id": None, "vocab": vocabulary, "byte_fallback": True}
-
-
-def _unknown_characters(pieces: Sequence[Piece]) -> list[str]:
-    """Return the characters in names of bytes and special tokens that are no pieces. No piece extends beyond one in a text."""
-    known = {piece.name for piece in pieces if piece.kind == "text"}
-    return sorted({character for piece in pieces if not _is_text(piece) for character in piece.name} - known)

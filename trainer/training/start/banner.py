@@ -55,7 +55,7 @@ def warn_of_settings(context: RunContext, trainable: Trainable) -> None:
         device=context.group.device.type,
         num_ranks=context.group.world_size,
         watched=is_watched(context.config.watchdog),
-        custom_loss=trainable.extension.custom_loss is not None or trainable.task.step is not None,
+        custom_loss=trainable.extension.custom_loss is not None or trainable.task.sums is not None,
         own_model=not isinstance(trainable.model, Decoder),
     ):
         _log.warning("%s", warning)

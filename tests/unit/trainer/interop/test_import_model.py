@@ -26,10 +26,10 @@ from trainer.config import GuardConfig
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
 from trainer.interop.import_model import import_model
-from trainer.interop.source import open_source
 from trainer.loop import train
 from trainer.model.attention import make_layout
 from trainer.model.decoder import num_weights
+from trainer.model.saved_decoder import open_decoder
 from trainer.report.overview import listed_runs
 from trainer.runs.saved_run import load_config
 from trainer.runs.state import RunState
@@ -210,7 +210,7 @@ def test_the_chat_template_of_the_directory_is_kept(place: str, tmp_path: Path, 
     assert template.source == TEMPLATE
     assert record_of(imported)["files"]["tokenizer/chat_template.jinja"] == digest_bytes(TEMPLATE.encode())
     assert template_source(ChatConfig(template="tokenizer"), TokenizerConfig(path=imported)) == TEMPLATE
-    assert open_source(imported, "latest").chat_template == template
+    assert open_decoder(imported, "latest").chat_template == template
 
 
 def test_a_directory_without_a_chat_template_gives_a_run_without_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

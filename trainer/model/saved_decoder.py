@@ -1,13 +1,12 @@
-"""The model that an export writes, checked, and the parts of a format of `export`."""
+"""The decoder of a checkpoint: weights, tokenizer and settings, checked against each other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from common.errors import CheckpointError
@@ -18,16 +17,15 @@ from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.of_run import load_checkpoint
 from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import TrainConfig
-from trainer.interop import Dtype
 from trainer.model.decoder import weight_shapes
 from trainer.model.lora import is_adapter, merged_weights
 from trainer.model.memory_estimate import check_model_size
-from trainer.runs.record import Record, read_record
-from trainer.runs.saved_run import load_config
+from trainer.runs.record import Record
+from trainer.runs.saved_run import SavedRun
 
 
 @dataclass(frozen=True)
-class ExportSource:
+class SavedDecoder:
     run: Path
     config: TrainConfig
     record: Record
@@ -49,9 +47,11 @@ class ExportSource:
         return weights_digest(self.weights)
 
 
-def open_source(run: Path, which: str) -> ExportSource:
-    config, record = load_config(run), read_record(run)
-    checkpoint = load_checkpoint(run, which)
+def open_decoder(run: Path, which: str, *, option: str = "--checkpoint") -> SavedDecoder:
+    """`which` names the checkpoint: `latest`, `best` or a step. `option` is for messages."""
+    saved_run = SavedRun(run)
+    config, record = saved_run.config, saved_run.record
+    checkpoint = load_checkpoint(run, which, option=option)
     tokenizer = load_tokenizer(run / "tokenizer")
     saved = averaged_weights(checkpoint)
     weights = merged_weights(saved, config.lora)
@@ -65,7 +65,7 @@ def open_source(run: Path, which: str) -> ExportSource:
                 f", and the settings of the run need {wanted.get(name, 'no such weight')}; restore the run from a copy"
             )
     manifest = CheckpointStore.of(run).manifest_bytes(checkpoint.step)
-    return ExportSource(
+    return SavedDecoder(
         run=run,
         config=config,
         record=record,
@@ -77,21 +77,3 @@ def open_source(run: Path, which: str) -> ExportSource:
         chat_template=saved_template(run / "tokenizer", tokenizer),
         adapters={name: tensor.float() for name, tensor in sorted(saved.items()) if is_adapter(name)},
     )
-
-
-DTYPES: Mapping[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
-Shards = Mapping[str, Mapping[str, Tensor]]  # tensors by the name of their file and their own name, in fp32
-
-
-@dataclass(frozen=True)
-class ExportFormat:
-    """What an export writes besides `export.json`. ConfigError of a part: the format cannot express the checkpoint."""
-
-    described: Callable[[ExportSource, Dtype, bool], dict[str, bytes]]
-    """Returns the files that describe model and tokenizer, by name; the third argument: refuse a tokenizer that would give other
-    ids for some texts. They depend on the checkpoint and the settings of its run, so `verify` makes them again."""
-    tensors: Callable[[ExportSource, Dtype], Shards] = lambda _source, _dtype: {}
-    card: Callable[[ExportSource, Dtype], bytes] | None = None  # content of `README.md`, which changes when the run continues
-    write_graphs: Callable[[ExportSource, Path], None] | None = None  # writes further files into the folder
-    check: Callable[[ExportSource, Dtype], None] = lambda _source, _dtype: None
-    holds_all_weights: bool = True  # whether the tensors of all files together are the weights of the model
