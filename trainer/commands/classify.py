@@ -43,8 +43,7 @@ def run(options: ClassifyOptions) -> None:
 def classified_lines(options: ClassifyOptions) -> Iterator[str]:
     from trainer.commands.saved_model import load_model
     from trainer.distributed.group import joined_group
-    from trainer.finetuning.classification import TextClassifier
-    from trainer.finetuning.task import saved_task
+    from trainer.finetuning.classification import classified
     from trainer.machine.determinism import configure_determinism
     from trainer.machine.settings import settings_here
     from trainer.runs.saved_run import load_config
@@ -59,13 +58,11 @@ def classified_lines(options: ClassifyOptions) -> Iterator[str]:
         if group.world_size > 1:
             raise ConfigError(f"classify works on one rank and was started on {group.world_size}; start it without torchrun")
         model, _ = load_model(run, config, options.checkpoint, trust_code=options.trust_code)
-        classifier = TextClassifier(run, model.to(group.device), config, group.device, saved_task(run, config).files)
-        for first in range(0, len(texts), options.batch):
-            some = texts[first : first + options.batch]
-            for text, found in zip(some, classifier.probabilities([one.text for one in some]), strict=True):
-                place = {"file": str(text.file)} | ({} if text.line is None else {"line": text.line})
-                label = max(found, key=lambda name: found[name])
-                yield json.dumps(place | {"label": label, "probabilities": found}, ensure_ascii=False)
+        labels = classified(run, model.to(group.device), config, group.device, [one.text for one in texts], options.batch)
+        for text, found in zip(texts, labels, strict=True):
+            place = {"file": str(text.file)} | ({} if text.line is None else {"line": text.line})
+            label = max(found, key=lambda name: found[name])
+            yield json.dumps(place | {"label": label, "probabilities": found}, ensure_ascii=False)
 
 
 def _texts_of(path: Path, options: ClassifyOptions) -> Iterator[_Text]:

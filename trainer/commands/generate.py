@@ -139,8 +139,7 @@ def _sampling(options: GenerateOptions, source: TextModel) -> Sampling:
 
 
 def _scores(options: GenerateOptions, reference: TextModel, run: Path, written: Sequence[Continuation]) -> str:
-    from trainer.inference.samples import text_perplexity
-    from trainer.inference.text_scores import score_texts
+    from trainer.inference.samples import score_texts, text_perplexity
     from trainer.runs.saved_run import load_config
 
     scores = score_texts([one.text for one in written], text_perplexity(reference, load_config(run), written))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -104,10 +104,6 @@ class RunView:
             raise ConfigError(f"log_scalar: {name!r} is {found}; a number or a tensor with one element is needed") from None
 
 
-class CountedPasses(Protocol):
-    num_backward: int
-
-
 @dataclass(frozen=True)
 class Extension:
     """The functions of a user's file by name; empty if there is no file."""
@@ -140,8 +136,8 @@ class Extension:
             raise self._wrong("loss", "returned a sum without a gradient; compute it from logits_BLV, without .detach() or .item()")
         return result.float()
 
-    def step_loss(self, micro: CountedPasses) -> Tensor:
-        """Let the user's training step make all passes over a micro-batch. Return the sum of its losses, without a gradient."""
+    def step_loss(self, micro: Any) -> Tensor:
+        """Let the user's training step make all passes of a `MicroStep`. Return the sum of its losses, without a gradient."""
         result = self._scalar("training_step", micro)
         if not micro.num_backward:
             raise self._wrong("training_step", "made no backward pass; call micro.backward with a sum of losses")

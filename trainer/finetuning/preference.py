@@ -37,7 +37,7 @@ from trainer.finetuning.task import Kind, Task
 from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import Decoder, num_weights
 from trainer.model.forward import EvalMetrics, PassInputs
-from trainer.model.loss import cross_entropy_rows, default_chunk_tokens
+from trainer.model.loss import cross_entropy_rows, default_chunk_tokens, equal_chunks
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.runs.events import MeasuresEvent
 from trainer.runs.layout import RECORD
@@ -165,16 +165,12 @@ def _log_probabilities(model: nn.Module, inputs: PassInputs, targets_BL: Tensor)
     """Return the log-probability of each target, (B, L), fp32, 0 without one. Chunks have one shape, so rows are independent."""
     assert isinstance(model, Decoder)
     hidden_BLD, weight_VD = model.hidden(inputs.tokens, inputs.layout), model.lm_head.weight
-    num_positions = targets_BL.numel()
     size = min(default_chunk_tokens(weight_VD.shape[0], hidden_BLD.device.type), _LARGEST_CHUNK)
-    beyond = -num_positions % size
-    hidden_ND = functional.pad(hidden_BLD.flatten(0, 1), (0, 0, 0, beyond))
-    targets_N = functional.pad(targets_BL.flatten(), (0, beyond), value=IGNORE)
     losses = [
         cast(Tensor, checkpoint(_chunk_losses, hidden_CD, weight_VD, targets_C, use_reentrant=False, preserve_rng_state=False))
-        for hidden_CD, targets_C in zip(torch.split(hidden_ND, size), torch.split(targets_N, size), strict=True)
+        for hidden_CD, targets_C in equal_chunks(hidden_BLD, targets_BL, size)
     ]
-    return -torch.cat(losses)[:num_positions].view_as(targets_BL)
+    return -torch.cat(losses)[: targets_BL.numel()].view_as(targets_BL)
 
 
 def _chunk_losses(hidden_CD: Tensor, weight_VD: Tensor, targets_C: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ Backend = Literal["varlen", "flex", "documents", "sdpa"]
 VarlenAttention = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
 """Causal attention over documents, from queries (T, N, H), keys and values (T, K, H), bounds (M,), longest length to (T, N, H)."""
 
-_DESCRIPTIONS: dict[Backend, str] = {
+BACKENDS: dict[Backend, str] = {
     "varlen": "varlen (flash attention over documents of any length)",
     "flex": "flex (a kernel generated for the documents' mask)",
     "documents": "documents (one document at a time)",
@@ -118,10 +118,6 @@ def choose_backend(
     if (obstacle := obstacles[wanted]) is not None:
         raise ConfigError(f"train.attention = {wanted} {obstacle}; use attention = auto, which is {fastest} here")
     return wanted
-
-
-def describe_backend(backend: Backend) -> str:
-    return _DESCRIPTIONS[backend]
 
 
 def make_layout(

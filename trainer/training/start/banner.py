@@ -13,7 +13,7 @@ from trainer.context import RunContext
 from trainer.machine.environment import unlocked_here
 from trainer.machine.peak_rates import rate_kind, unknown_mfu
 from trainer.metrics.sinks.tensorboard_graph import model_graph
-from trainer.model.attention import describe_backend
+from trainer.model.attention import BACKENDS
 from trainer.model.decoder import Decoder
 from trainer.planning.lines import brief_lines
 from trainer.planning.preparation import other_preparation
@@ -33,7 +33,7 @@ def introduce(run: TrainingRun, *, continued: bool) -> None:
         _log.info("%s", other)
     if not continued and config.recipe == AUTO:
         _log.info("%s", _chosen(config))
-    _log.info("%s; attention %s", run.data.order.description, describe_backend(context.backend))
+    _log.info("%s; attention %s", run.data.order.description, BACKENDS[context.backend])
     if group.is_main:
         if unlocked := unlocked_here():
             _log.warning("%s; results may differ from those of an installation from the lock", unlocked)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.inference.text_scores import (
+from trainer.inference.samples import (
     bleu,
     coherence,
     distinct,
