@@ -140,9 +140,9 @@ def _sampling(options: GenerateOptions, source: TextModel) -> Sampling:
 
 def _scores(options: GenerateOptions, reference: TextModel, run: Path, written: Sequence[Continuation]) -> str:
     from trainer.inference.samples import score_texts, text_perplexity
-    from trainer.runs.saved_run import load_config
+    from trainer.runs.saved_run import SavedRun
 
-    scores = score_texts([one.text for one in written], text_perplexity(reference, load_config(run), written))
+    scores = score_texts([one.text for one in written], text_perplexity(reference, SavedRun(run).config, written))
     if options.as_json:
         return _line({"scores": plain(scores)})
     lines = [f"{name:<18}{'-' if value is None else f'{value:.4g}'}\n" for name, value in scores.items()]
