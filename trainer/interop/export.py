@@ -131,19 +131,24 @@ def read_export_record(directory: Path) -> ExportRecord:
         raise CheckpointError(f"{path}: the file was changed ({error}); {_REPLACE}") from None
 
 
-def check_files(directory: Path, record: ExportRecord) -> str | None:
-    """Return the name of the first file whose bytes differ from the record. Raises CheckpointError if a file is missing."""
+def _check_files(directory: Path, record: ExportRecord, source: SavedDecoder | None) -> None:
+    """Compare the digest of every file. With `source` the error names the first tensor that differs."""
     for name, entry in sorted(record.files.items()):
         path = directory / name
         try:
             with open_input(path, below=directory) as file:
-                if os.fstat(file.fileno()).st_size != entry.bytes or digest_stream(file) != entry.sha256:
-                    return name
+                if os.fstat(file.fileno()).st_size == entry.bytes and digest_stream(file) == entry.sha256:
+                    continue
         except FileNotFoundError:
             raise CheckpointError(f"{path}: missing, but {EXPORT_RECORD} names it; {_REPLACE}") from None
         except UnusableFileError as error:
             raise CheckpointError(f"{error}; {_REPLACE}") from None
-    return None
+        tensor = None
+        if source is not None and name.endswith(_TENSORS):
+            with suppress(CheckpointError):
+                tensor = _first_difference(directory, name, source, record)
+        where = "" if tensor is None else f"; the first tensor that differs from the run is {tensor}"
+        raise CheckpointError(f"{path}: the digest of its bytes is not that in {EXPORT_RECORD}{where}; {_REPLACE}")
 
 
 def foreign_entries(directory: Path, record: ExportRecord) -> list[str]:
@@ -158,15 +163,8 @@ def verify_export(directory: Path, run: Path | None = None) -> dict[str, Any]:
     With a run it also compares names, tensors and descriptions with those that an export writes today.
     """
     record = read_export_record(directory)
-    changed = check_files(directory, record)
     source = None if run is None else open_decoder(run, str(record.step))
-    if changed is not None:
-        tensor = None
-        if source is not None and changed.endswith(_TENSORS):
-            with suppress(CheckpointError):
-                tensor = _first_difference(directory, changed, source, record)
-        where = "" if tensor is None else f"; the first tensor that differs from the run is {tensor}"
-        raise CheckpointError(f"{directory / changed}: the digest of its bytes is not that in {EXPORT_RECORD}{where}; {_REPLACE}")
+    _check_files(directory, record, source)
     if source is not None:
         _check_source(directory, record, source)
     names = sorted(name for name in record.files if name.endswith(_TENSORS))
