@@ -27,7 +27,7 @@ from trainer.commands.evaluate import EvaluateOptions, benchmark_run
 from trainer.commands.saved_model import opened_text_model
 from trainer.inference.sampling import Sampling
 from trainer.interop.export import read_export_record, verify_export
-from trainer.interop.tokenizer_check import ODD_TEXTS
+from trainer.interop.tokenizer_json import ODD_TEXTS
 from trainer.loop import train
 from trainer.model.attention import make_layout
 

@@ -100,7 +100,7 @@ def evaluate(
         loss.train(was_training)
     while waiting:
         take()
-    tally.table_GK = group.sum(torch.from_numpy(tally.table_GK).to(group.device)).cpu().numpy()
+    tally.table_GK[:] = group.sum(torch.from_numpy(tally.table_GK).to(group.device)).cpu().numpy()
     evaluation = tally.evaluation(num_rows)
     if measures is None or table is None:
         return evaluation

@@ -134,18 +134,7 @@ class Tally:
         self._highs = np.array([int(name.split("-")[-1]) for name in self._ranges])
         self.table_GK = np.zeros((len(grouping.kinds) + len(self._kinds) + len(self._ranges), NUM_PARTS + 2), np.int64)
         """A row for each source, kind and range of lengths: `NUM_PARTS` integers of the sum, targets, bytes."""
-
-    @property
-    def by_source(self) -> NDArray[np.int64]:
-        return self.table_GK[: len(self._grouping.kinds)]
-
-    @property
-    def by_kind(self) -> NDArray[np.int64]:
-        return self.table_GK[len(self._grouping.kinds) : -len(self._ranges)]
-
-    @property
-    def by_length(self) -> NDArray[np.int64]:
-        return self.table_GK[-len(self._ranges) :]
+        self.by_source, self.by_kind, self.by_length = np.split(self.table_GK, [len(grouping.kinds), -len(self._ranges)])
 
     def add(
         self,

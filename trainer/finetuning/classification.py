@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -42,11 +42,10 @@ from trainer.runs.events import MeasuresEvent
 LABELS_FILE, ENCODER_FILE = "labels.json", "encoder.json"
 """Files of the task: the facts about the labels, and `config.json` of the encoder if there is one."""
 _HEAD = frozenset({"head.weight", "head.bias"})
-_MAX_NAME_CHARS = 1024
 
 
 class LabelFacts(Schema):
-    names: list[str] = Field(min_length=2, max_length=MAX_LABELS)
+    names: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(min_length=2, max_length=MAX_LABELS)
     documents: list[Count]  # number of training documents with each label
     add_bos: bool
     add_eos: bool
@@ -85,8 +84,6 @@ def facts_in(files: Mapping[str, bytes]) -> LabelFacts:
         facts = parsed(LabelFacts, parse_json(files[LABELS_FILE]))
         if facts.names != sorted(set(facts.names)) or len(facts.documents) != len(facts.names):
             raise ValueError("names and counts of the labels do not agree")
-        if not all(0 < len(name) <= _MAX_NAME_CHARS for name in facts.names):
-            raise ValueError("a name of a label is empty or too long")
     except KeyError:
         raise CheckpointError(f"objective/{LABELS_FILE} is missing in the run; restore it from a copy") from None
     except ValueError as error:

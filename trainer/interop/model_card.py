@@ -15,7 +15,7 @@ from trainer.model.saved_decoder import SavedDecoder
 from trainer.runs.events import EvalEvent
 from trainer.runs.layout import METRICS
 from trainer.runs.metrics_file import read_events
-from trainer.runs.record import IMPORTED, NEVER_TRAINED, Compressed, target_word
+from trainer.runs.record import IMPORTED, NEVER_TRAINED, target_word
 
 _CODE = re.compile(r"`[a-z0-9:]+`")
 _MARKUP = re.compile(r"[\\`*_{}\[\]()#!|~]")
@@ -75,8 +75,13 @@ def _training(source: SavedDecoder) -> str:
     if record.status == IMPORTED:
         kind = "" if record.imported is None else record.imported.model_type
         return f"Not trained here: imported from a directory of Hugging Face with a model of type {_escaped(kind)}."
-    if record.compressed is not None:
-        return _compression(record.compressed)
+    if (facts := record.compressed) is not None:
+        settings = {name: value for name, value in facts.to_json().items() if name in ("method", "group_size", "share")}
+        settings["model before"] = f"step {facts.step} of another run, {facts.weights}"
+        found = {"before": facts.comparison.before.perplexity, "after": facts.comparison.after.perplexity}
+        measured = {f"perplexity {when} the compression": f"{value:.4g}" for when, value in found.items() if value is not None}
+        table = _table(("fact", "value"), (settings | measured).items())
+        return f"Not trained here: the compressed model of another run.\n\n{table}"
     initial = record.initial or record.origin
     lines: dict[str, object] = {
         "step of this checkpoint": f"{source.step:,}",
@@ -89,15 +94,6 @@ def _training(source: SavedDecoder) -> str:
     }
     lines["initial weights"] = "random" if initial is None else f"step {initial.step} of another run, {initial.weights}"
     return _table(("fact", "value"), lines.items())
-
-
-def _compression(facts: Compressed) -> str:
-    origin = {"model before": f"step {facts.step} of another run, {facts.weights}"}
-    settings = {name: value for name, value in facts.to_json().items() if name in ("method", "group_size", "share")}
-    found = {"before": facts.comparison.before.perplexity, "after": facts.comparison.after.perplexity}
-    measured = {f"perplexity {when} the compression": f"{value:.4g}" for when, value in found.items() if value is not None}
-    lines = settings | origin | measured
-    return "Not trained here: the compressed model of another run.\n\n" + _table(("fact", "value"), lines.items())
 
 
 def _validation(source: SavedDecoder) -> str:

@@ -17,8 +17,7 @@ from trainer.interop.architecture import CONFIG, check_settings, config_of
 from trainer.interop.formats import DTYPES, ExportFormat, Shards
 from trainer.interop.model_card import model_card
 from trainer.interop.published_weights import INDEX, WEIGHTS
-from trainer.interop.tokenizer_check import check_chat, check_tokenizer
-from trainer.interop.tokenizer_json import library_of, role_names, tokenizer_json
+from trainer.interop.tokenizer_json import check_chat, check_tokenizer, library_of, role_names, tokenizer_json
 from trainer.model.saved_decoder import SavedDecoder
 
 _MAX_SHARD_BYTES = 5 * 10**9
