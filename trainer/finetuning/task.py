@@ -1,17 +1,7 @@
 """A task: what a built-in kind of fine-tuning changes in the ordinary loop.
 
 The loop, the step, checkpoints, the guard and resumes know no kinds of training. A task supplies only the parts that differ, and
-each part has a default that changes nothing:
-
-    part        called by                                   default
-    files       `trainer.training.start.plan`               none
-    rows        `start.plan`, `evaluate`, `audit`           the packed rows, whose targets are the next tokens
-    model       `trainer.training.trainable.new_model`      the decoder
-    pretrained  `trainer.training.start.build`              new weights
-    loss        `LossModule`, in training                   cross-entropy of the targets, with the settings of `loss`
-    sums        `trainer.training.micro_step`               the pass with `loss`
-    measures    `LossModule` and `evaluate`                 cross-entropy of the targets
-    memory      `micro_batch_size.expected_memory`          the estimate for the decoder
+each part has a default that changes nothing.
 
 A kind of fine-tuning is a module of this folder with the name of its value of the setting `objective`. It has a `KIND`, and is read
 only if a run asks for it.

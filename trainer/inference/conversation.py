@@ -76,28 +76,38 @@ def converse(
 
 
 def read_prompts(path: Path) -> list[str]:
+    place = f"--prompts {path}"
+    advice = 'name a UTF-8 text file with a prompt on each line, or a .jsonl file with lines like {"prompt": "Once"}'
+    prompts = [text for _, text in read_texts(path, place, "prompt", advice)]
+    if not prompts:
+        raise ConfigError(f"{place}: the file has no prompt; write one on each line")
+    return prompts
+
+
+def read_texts(path: Path, place: str, field: str, advice: str, *, by_line: bool = True) -> Iterator[tuple[int | None, str]]:
+    """Yield the texts of a file with their line: of a .jsonl file the `field` of each object, of another file lines or the whole.
+
+    `place` and `advice` begin and end the error of a file that cannot be read.
+    """
     try:
         content = read_input(path, MAX_PROMPTS_BYTES).decode("utf-8-sig")
-        # `splitlines` would also cut at other characters, which a prompt may contain.
-        lines = content.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     except (OSError, UnusableFileError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(
-            f"--prompts {path}: cannot be read ({reason}); name a UTF-8 text file with a prompt on each line"
-        ) from None
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not numbered:
-        raise ConfigError(f"--prompts {path}: the file has no prompt; write one on each line")
-    if path.suffix != ".jsonl":
-        return [line for _, line in numbered]
-    prompts: list[str] = []
-    for number, line in numbered:
+        raise ConfigError(f"{place}: cannot be read ({reason}); {advice}") from None
+    is_json = path.suffix == ".jsonl"
+    if not is_json and not by_line:
+        yield None, content
+        return
+    # `splitlines` would also cut at other characters, which a text may contain.
+    for number, line in enumerate(content.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
+        if not line.strip():
+            continue
         try:
-            prompts.append(parse_json(line.encode())["prompt"])
-            prompts[-1].encode()  # raises for a lone surrogate, which JSON can contain as an escape
+            text = parse_json(line.encode())[field] if is_json else line
+            text.encode()  # raises for another type, and for a lone surrogate, which JSON can contain as an escape
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise ConfigError(f'{path}, line {number}: no text under "prompt"; write for example {{"prompt": "Once"}}') from None
-    return prompts
+            raise ConfigError(f'{path}, line {number}: no text under "{field}"; {advice}') from None
+        yield number, text
 
 
 def stop_token_ids(tokenizer: Tokenizer, names: Sequence[str]) -> tuple[int, ...]:

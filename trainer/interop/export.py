@@ -31,7 +31,6 @@ _Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 _FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")]
 _TENSORS = ".safetensors"
 _NAMED_FILES = 20
-_READ_BYTES = 1 << 20
 _REPLACE = "write it again with `trainer export --replace`, or restore it from a copy"
 
 
@@ -247,13 +246,10 @@ def _weights_digest(directory: Path, names: Sequence[str]) -> str:
                 places[name] = path, offset, spec.num_bytes
                 offset += spec.num_bytes
     digest = hashlib.sha256()
-    for path, offset, num_bytes in (place for _, place in sorted(places.items())):
+    for _, (path, offset, num_bytes) in sorted(places.items()):
         with open_input(path, below=directory) as file:
             file.seek(offset)
-            left = num_bytes
-            while left and (chunk := file.read(min(left, _READ_BYTES))):
-                digest.update(chunk)
-                left -= len(chunk)
+            digest.update(file.read(num_bytes))
     return f"sha256:{digest.hexdigest()}"
 
 
