@@ -15,7 +15,7 @@ from data_pipeline.dedup.candidates import PAIRS_SCHEMA, Pairs, read_pairs
 from data_pipeline.dedup.keys import shingle
 from data_pipeline.documents import partition_of
 from data_pipeline.execution.tasks import commit_result
-from data_pipeline.text.batch import TextBatch
+from data_pipeline.text import TextBatch
 
 _CACHE_BYTES = 64 << 20  # of cached shingles
 _CHUNK_BYTES = 16 << 20  # of texts whose pairs are compared together; their shingles need up to eight times as much memory

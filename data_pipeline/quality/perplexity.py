@@ -26,7 +26,7 @@ from safetensors.numpy import load, save
 
 from common.errors import ConfigError, PreparedDataError
 from data_pipeline.config import QualityConfig
-from data_pipeline.text.ngrams import mix_hashes
+from data_pipeline.text import mix_hashes
 
 # ruff: noqa: N815 - names of arrays carry their shape
 

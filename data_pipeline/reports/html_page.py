@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from common.html.histogram import Bin, draw_histogram
+from common.html.drawing import Bin, draw_histogram
 from common.html.page import UNKNOWN, or_unknown, render_page, template_environment
 from common.settings.dotted import flatten
 from common.text import decimal, duration, share, size

@@ -15,7 +15,7 @@ from data_pipeline.config import PrepareConfig
 from data_pipeline.dataset.layout import TOKENIZER
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.reports.lookup import by_extension, lookup
-from data_pipeline.sources.ignored import IgnoredReason
+from data_pipeline.sources.formats import IgnoredReason
 
 _SHOWN = 6  # the most reasons or extensions in a line
 _FIRST_STEPS = 1000  # steps of the suggested training, if the recipe does not limit it

@@ -15,9 +15,8 @@ from common.errors import ConfigError
 from common.files import UnusableFileError, parse_json, read_input
 from common.untrusted import MAX_PROMPTS_BYTES
 from data_pipeline.conversations.chat_template import ChatTemplate, saved_template
-from data_pipeline.conversations.encoding import encode_pieces
 from data_pipeline.conversations.messages import Message, MessagesError
-from data_pipeline.conversations.rendering import ChatRenderer
+from data_pipeline.conversations.rendering import ChatRenderer, encode_pieces
 from data_pipeline.tokenizer import Tokenizer
 from trainer.inference.sampling import Sampling
 from trainer.inference.sampling_options import SamplingOptions

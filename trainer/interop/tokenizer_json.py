@@ -20,9 +20,8 @@ import tokenizers
 
 from common.errors import ConfigError
 from data_pipeline.conversations.chat_template import ChatTemplate
-from data_pipeline.conversations.encoding import encode_pieces
 from data_pipeline.conversations.messages import Message, MessagesError
-from data_pipeline.conversations.rendering import ChatRenderer
+from data_pipeline.conversations.rendering import ChatRenderer, encode_pieces
 from data_pipeline.tokenizer import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from data_pipeline.tokenizer.base import NUM_SPECIAL, SPECIAL_IDS
 from data_pipeline.tokenizer.model_file import BPE

@@ -71,7 +71,7 @@ class Evaluator:
             events = [SampleEvent(progress.step, one.prompt, one.text) for one in texts]
             monitor.samples(progress.step, events, None if scores is None else ScoresEvent(progress.step, scores))
         monitor.convergence(judge_convergence(after.evaluations, config.eval))
-        monitor.scalars(extension.notify("on_evaluate", trainable.view(after), evaluation))
+        monitor.write(extension.notify("on_evaluate", trainable.view(after), evaluation))
         return after
 
     def _evaluation(self, step: int) -> Evaluation:
