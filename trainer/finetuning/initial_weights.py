@@ -8,7 +8,6 @@ come from may be removed.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,15 +21,15 @@ from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.tokenizer import load_tokenizer
 from trainer.checkpoint import Checkpoint
 from trainer.checkpoint.of_run import load_checkpoint
-from trainer.checkpoint.tensor_file import decode_tensors, encode_header, raw_bytes, spec_of
+from trainer.checkpoint.tensor_file import decode_tensors, write_tensor_file
 from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import TrainConfig
 from trainer.config.model import differing_shape
 from trainer.machine.environment import shown
 from trainer.model.lora import merged_weights
 from trainer.runs.layout import RECORD, REFERENCE
-from trainer.runs.record import Origin, read_record
-from trainer.runs.saved_run import SavedRun, load_config
+from trainer.runs.record import Origin
+from trainer.runs.saved_run import SavedRun
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +40,8 @@ def check_initial(config: TrainConfig, manifest: Manifest) -> None:
         return
     if config.init.resolve() == config.run.resolve():
         raise ConfigError(f"{config.run}: init and run are the same folder; name a new folder for the run (--run)")
-    read_record(config.init)
-    initial = load_config(config.init).model
+    saved = SavedRun(config.init)
+    _, initial = saved.record, saved.config.model  # both files must be those of a run
     if differing := differing_shape(config.model, initial):
         pairs = ", ".join(
             f"{name} is {shown(found)}, but {shown(needed)} in that run" for name, (found, needed) in differing.items()
@@ -120,20 +119,14 @@ def check_same_initial(config: TrainConfig, continued: SavedRun) -> None:
 
 
 def _weights(run: Path, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
-    return merged_weights(averaged_weights(checkpoint), load_config(run).lora)
+    return merged_weights(averaged_weights(checkpoint), SavedRun(run).config.lora)
 
 
 def write_reference(run: Path, weights: Mapping[str, Tensor]) -> None:
     own_folder((run / REFERENCE).parent)
-    header, names = encode_header({name: spec_of(tensor) for name, tensor in weights.items()})
     temporary = unfinished_path(run / REFERENCE)
     try:
-        with temporary.open("xb") as file:
-            file.write(header)
-            for name in names:
-                file.write(raw_bytes(weights[name]))
-            file.flush()
-            os.fsync(file.fileno())
+        write_tensor_file(temporary, weights)
         temporary.rename(run / REFERENCE)
     finally:
         temporary.unlink(missing_ok=True)
