@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import copy
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import accumulate
+from itertools import pairwise
 from typing import Any
 
 from data_pipeline.config import PrepareConfig
@@ -17,7 +16,7 @@ from data_pipeline.filters.language import kept_by_threshold
 from data_pipeline.packing.placement import METHODS
 from data_pipeline.quality.classifier import PROBABILITY_STEPS, HeldOut
 from data_pipeline.quality.perplexity import SCORE_STEPS, perplexity
-from data_pipeline.reports.lengths import compare_row_lengths, describe_lengths, share_of
+from data_pipeline.reports.lengths import at_percents, compare_row_lengths, describe_lengths, share_of
 from data_pipeline.sources.ignored import IgnoredFiles
 from data_pipeline.sources.inputs import Partition
 from data_pipeline.stages.pack import PackResult
@@ -59,6 +58,12 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
     lengths = add_counts(result.lengths for result in results.selected)
     tokens_trained_on = sum(result.tokens["train"] for result in results.selected)
     confidences = _add_nested(result.confidences for result in results.read)
+    languages = _add_nested(result.languages for result in results.selected)
+    rejected = _rejected(results, everything)
+    stages, left = [], documents["read"]
+    for name, counts in rejected.items():
+        stages.append({"name": name, "in": left, "out": left - sum(counts.values()), "rejected": counts})
+        left -= sum(counts.values())
     lost = share_lost_to_benchmarks(results.read, results.split)
     lines = lines_before(results.partitions, results.read)
     clusters = copy.deepcopy(results.duplicates.clusters)
@@ -66,13 +71,13 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
         if "line" in leader:  # it counts from the start of the file
             leader["line"] += lines[partition_of(leader["id"])]
     labelled = {}
-    if counts := labels_of(results.selected):
+    if labels := labels_of(results.selected):
         fields = {partition.source: config.for_source(partition.source).records.label_field for partition in results.partitions}
-        labelled = {"labels": {"names": list(counts), "fields": fields, "documents": counts}}
+        labelled = {"labels": {"names": list(labels), "fields": fields, "documents": labels}}
     return {
         "documents": documents,
-        "stages": _funnel(documents["read"], _rejected(results, everything)),
-        "rejected": _rejected(results, everything),
+        "stages": stages,
+        "rejected": rejected,
         "samples": list(
             collect_rejects(results.partitions, results.read, results.split, results.selected, most=_SHOWN_SAMPLES_PER_REASON)
         ),
@@ -80,7 +85,11 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
         "malformed": _add_nested(result.malformed for result in results.read),
         "cleaned": add_counts(result.changes for result in results.read),
         "sources": {name: _source(results, numbers, config, name, tokens_trained_on) for name, numbers in sources.items()},
-        "languages": _languages(results),
+        "languages": {
+            language: {**counts, "bytes_per_token": round(counts["bytes"] / max(counts["tokens"], 1), 3)}
+            for language, counts in sorted(languages.items(), key=lambda item: (-item[1]["bytes"], item[0]))
+            if counts["documents"]
+        },
         "language_confidence": {
             language: {"all": sum(counts.values())} | kept_by_threshold(counts)
             for language, counts in sorted(confidences.items(), key=lambda item: (-sum(item[1].values()), item[0]))
@@ -130,118 +139,6 @@ def row_counts(packed: Sequence[tuple[Split, PackResult]], row_length: int) -> d
     }
 
 
-def _documents(results: Results, numbers: Sequence[int]) -> dict[str, int]:
-    kept = add_counts(results.selected[number].kept for number in numbers)
-    return {
-        "read": sum(results.read[number].documents for number in numbers),
-        "kept": sum(kept.values()),
-        **{split: kept.get(split, 0) for split in SPLITS},
-        "rejected": sum(sum(counts.values()) for counts in _rejected(results, numbers).values()),
-        "input_bytes": sum(results.read[number].input_bytes for number in numbers),
-        "text_bytes": sum(add_counts(results.selected[number].bytes for number in numbers).values()),
-    }
-
-
-def _rejected(results: Results, numbers: Sequence[int]) -> dict[str, Counts]:
-    stages: dict[str, Counts] = {stage.value: {} for stage in Stage}
-    by_stage = ([result.rejected for result in results.read], results.duplicates.rejected, [r.rejected for r in results.selected])
-    for reason, count in add_counts(of_stage[number] for of_stage in by_stage for number in numbers).items():
-        stages[Reason(reason).stage][reason] = count
-    return stages
-
-
-def _funnel(read: int, rejected: Mapping[str, Counts]) -> list[dict[str, Any]]:
-    stages = []
-    for name, counts in rejected.items():
-        left = read - sum(counts.values())
-        stages.append({"name": name, "in": read, "out": left, "rejected": counts})
-        read = left
-    return stages
-
-
-def _source(results: Results, numbers: Sequence[int], config: PrepareConfig, name: str, tokens_trained_on: int) -> dict[str, Any]:
-    documents = _documents(results, numbers)
-    selected = [results.selected[number] for number in numbers]
-    tokens = sum(result.unique_tokens for result in selected)
-    train_tokens = sum(result.tokens["train"] for result in selected)
-    kinds = add_counts(result.kinds for result in selected)
-    return {
-        "kind": ", ".join(sorted(kinds, key=lambda kind: -kinds[kind])),
-        "documents": documents,
-        "tokens": tokens,
-        "bytes_per_token": round(documents["text_bytes"] / max(tokens, 1), 3),
-        "weight": config.weights.get(name, 1.0),
-        "train_tokens": train_tokens,
-        "share": share_of(train_tokens, tokens_trained_on),
-        "rejected": add_counts(_rejected(results, numbers).values()),
-    }
-
-
-def _languages(results: Results) -> dict[str, dict[str, Any]]:
-    counts = _add_nested(result.languages for result in results.selected)
-    return {
-        language: {**counted, "bytes_per_token": round(counted["bytes"] / max(counted["tokens"], 1), 3)}
-        for language, counted in sorted(counts.items(), key=lambda item: (-item[1]["bytes"], item[0]))
-        if counted["documents"]
-    }
-
-
-def _perplexity(results: Results, sources: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    by_source = {name: add_counts(results.tokenized[number].scores for number in numbers) for name, numbers in sources.items()}
-    everything = add_counts(by_source.values())
-    if not everything:
-        return {}
-    return {
-        "by_source": {name: _perplexity_percentiles(scores) for name, scores in by_source.items()},
-        "histogram": _perplexity_histogram(everything),
-        "thresholds": {
-            name: {"min": round(perplexity(cuts.bounds.min_score), 3), "max": round(perplexity(cuts.bounds.max_score), 3)}
-            for name, cuts in results.cuts.items()
-            if cuts.by_perplexity
-        },
-    }
-
-
-def _classifier(results: Results) -> dict[str, Any]:
-    if results.classifier is None:
-        return {}
-    probabilities = add_counts(result.probabilities for result in results.tokenized)
-    histogram = [0] * 10
-    for probability, count in probabilities.items():
-        histogram[min(int(probability) * 10 // PROBABILITY_STEPS, 9)] += count
-    return {
-        "held_out": asdict(results.classifier),
-        "histogram": [[n / 10, (n + 1) / 10, count] for n, count in enumerate(histogram)],
-    }
-
-
-def _perplexity_percentiles(scores: Counts) -> dict[str, float]:
-    values = sorted(map(int, scores))
-    ends = list(accumulate(scores[str(value)] for value in values))
-    ranks = {percent: -(-ends[-1] * percent // 100) for percent in (5, 50, 95)} if ends else {}
-    return {f"p{percent}": round(perplexity(values[bisect_left(ends, rank)]), 1) for percent, rank in ranks.items()}
-
-
-def _perplexity_histogram(scores: Counts) -> list[list[float]]:
-    """Return bins of a quarter of an octave: from, to, and the number of documents."""
-    bins: Counter[int] = Counter()
-    for score, count in scores.items():
-        bins[int(score) // _BIN_STEPS] += count
-    first, last = min(bins), max(bins)
-    return [
-        [round(perplexity(number * _BIN_STEPS), 2), round(perplexity((number + 1) * _BIN_STEPS), 2), bins[number]]
-        for number in range(first, last + 1)
-    ]
-
-
-def _add_nested(nested: Iterator[Mapping[str, Counts]]) -> dict[str, Counts]:
-    total: dict[str, list[Counts]] = {}
-    for counts in nested:
-        for name, values in counts.items():
-            total.setdefault(name, []).append(values)
-    return {name: add_counts(values) for name, values in total.items()}
-
-
 def _rows(packed: Sequence[PackResult], row_length: int) -> dict[str, Any]:
     shards = [shard for result in packed for shard in result.shards]
     rows = sum(shard["rows"] for shard in shards)
@@ -263,3 +160,84 @@ def _rows(packed: Sequence[PackResult], row_length: int) -> dict[str, Any]:
         "cut_rate": share_of(cut, documents),
         "repeated_tokens": tokens - sum(result.document_tokens for result in packed),
     }
+
+
+def _documents(results: Results, numbers: Sequence[int]) -> dict[str, int]:
+    kept = add_counts(results.selected[number].kept for number in numbers)
+    return {
+        "read": sum(results.read[number].documents for number in numbers),
+        "kept": sum(kept.values()),
+        **{split: kept.get(split, 0) for split in SPLITS},
+        "rejected": sum(sum(counts.values()) for counts in _rejected(results, numbers).values()),
+        "input_bytes": sum(results.read[number].input_bytes for number in numbers),
+        "text_bytes": sum(add_counts(results.selected[number].bytes for number in numbers).values()),
+    }
+
+
+def _rejected(results: Results, numbers: Sequence[int]) -> dict[str, Counts]:
+    stages: dict[str, Counts] = {stage.value: {} for stage in Stage}
+    by_stage = ([result.rejected for result in results.read], results.duplicates.rejected, [r.rejected for r in results.selected])
+    for reason, count in add_counts(of_stage[number] for of_stage in by_stage for number in numbers).items():
+        stages[Reason(reason).stage][reason] = count
+    return stages
+
+
+def _source(results: Results, numbers: Sequence[int], config: PrepareConfig, name: str, tokens_trained_on: int) -> dict[str, Any]:
+    documents = _documents(results, numbers)
+    selected = [results.selected[number] for number in numbers]
+    tokens = sum(result.unique_tokens for result in selected)
+    train_tokens = sum(result.tokens["train"] for result in selected)
+    kinds = add_counts(result.kinds for result in selected)
+    return {
+        "kind": ", ".join(sorted(kinds, key=lambda kind: -kinds[kind])),
+        "documents": documents,
+        "tokens": tokens,
+        "bytes_per_token": round(documents["text_bytes"] / max(tokens, 1), 3),
+        "weight": config.weights.get(name, 1.0),
+        "train_tokens": train_tokens,
+        "share": share_of(train_tokens, tokens_trained_on),
+        "rejected": add_counts(_rejected(results, numbers).values()),
+    }
+
+
+def _perplexity(results: Results, sources: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """With a histogram in bins of a quarter of an octave: from, to, and the number of documents."""
+    by_source = {name: add_counts(results.tokenized[number].scores for number in numbers) for name, numbers in sources.items()}
+    bins: Counter[int] = Counter()
+    for score, count in add_counts(by_source.values()).items():
+        bins[int(score) // _BIN_STEPS] += count
+    if not bins:
+        return {}
+    borders = [round(perplexity(number * _BIN_STEPS), 2) for number in range(min(bins), max(bins) + 2)]
+    return {
+        "by_source": {
+            name: {key: round(perplexity(score), 1) for key, score in at_percents(scores, (5, 50, 95)).items()}
+            for name, scores in by_source.items()
+        },
+        "histogram": [[low, high, bins[number]] for number, (low, high) in enumerate(pairwise(borders), min(bins))],
+        "thresholds": {
+            name: {"min": round(perplexity(cuts.bounds.min_score), 3), "max": round(perplexity(cuts.bounds.max_score), 3)}
+            for name, cuts in results.cuts.items()
+            if cuts.by_perplexity
+        },
+    }
+
+
+def _classifier(results: Results) -> dict[str, Any]:
+    if results.classifier is None:
+        return {}
+    histogram = [0] * 10
+    for probability, count in add_counts(result.probabilities for result in results.tokenized).items():
+        histogram[min(int(probability) * 10 // PROBABILITY_STEPS, 9)] += count
+    return {
+        "held_out": asdict(results.classifier),
+        "histogram": [[n / 10, (n + 1) / 10, count] for n, count in enumerate(histogram)],
+    }
+
+
+def _add_nested(nested: Iterator[Mapping[str, Counts]]) -> dict[str, Counts]:
+    total: dict[str, list[Counts]] = {}
+    for counts in nested:
+        for name, values in counts.items():
+            total.setdefault(name, []).append(values)
+    return {name: add_counts(values) for name, values in total.items()}
