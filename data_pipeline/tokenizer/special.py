@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import unicodedata
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -11,20 +12,46 @@ from numpy.typing import NDArray
 
 from common.errors import DataError
 from common.files import canonical_json, parse_json
-from data_pipeline.tokenizer.base import Tokenizer
-from data_pipeline.tokenizer.probe import check_text
+from data_pipeline.tokenizer.base import ROLES, Tokenizer
 
-ROLES = ("pad", "unk", "bos", "eos")
 CONFIG_FILE = "tokenizer_config.json"
 SIBLINGS = (CONFIG_FILE, "special_tokens_map.json")  # may name the special tokens; the first that names one decides
 
-OWN_NAMES = {"pad": "<pad>", "unk": "<unk>", "bos": "<s>", "eos": "</s>"}  # in the tokenizers that `prepare` builds
 _USUAL_NAMES = {
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>", "<|endoftext|>"),
     "unk": ("<unk>", "[UNK]", "<|unk|>"),
     "bos": ("<s>", "<bos>", "[CLS]", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>"),
     "eos": ("</s>", "<eos>", "[SEP]", "<|end_of_text|>", "<|endoftext|>"),
 }
+
+
+_SAMPLED = (
+    (0xA0, 0x3100, 5),
+    (0x3100, 0xAC00, 499),
+    (0xAC00, 0xD7A4, 499),
+    (0xF900, 0xFFFE, 29),
+    (0x10000, 0x1FB00, 97),
+    (0x20000, 0x3134B, 9973),
+)
+"""First and last code point and step, so that a character of each script is among them."""
+
+
+def _samples() -> str:
+    chosen = (chr(code) for first, end, step in _SAMPLED for code in range(first, end, step))
+    return "".join(character for character in chosen if unicodedata.category(character)[0] in "LMNPSZ")
+
+
+# A supplied tokenizer must give the ids of its library for these texts of all scripts, and the same ones each time.
+PROBES = (
+    "The quick brown fox, 1234567890 times: \"it's\" (we'll) DON'T {x} [y] #!/$%&*+=@^_`|~\\ ;-) naïve e\u0301a\u0323\u0302 ﬁ ½ ß",
+    "def f(self, a=[1, 2]):\r\n\treturn {'a': a}  # done\n\n\n    x+=1\n" + "a" * 40 + " " + "0" * 40 + " (((((( ......",
+    " \t  two  spaces   \n \n\u00a0\u2003\u3000\ufeff\u2581 \r\n   end ",
+    "日本語のテキスト 中文字符 한국어 русский язык עברית العَرَبِيَّة हिन्दी ไทย ქართული ελληνικά",
+    "😀 👩\u200d👩\u200d👧\u200d👦 🇪🇺 👍🏽 \u2603\ufe0f 1\ufe0f\u20e3",
+    "\x00\x01\x07\x1b[0m\x7f\x85\u200b\u202e\u2028\U000e0041\ue000\U0010ffff",
+    "".join(map(chr, range(33, 127))),
+    *(_samples()[start : start + 64] for start in range(0, len(_samples()), 64)),
+)
 
 
 @dataclass(frozen=True)
@@ -59,10 +86,24 @@ class LibraryTokenizer(Tokenizer):
     def library_ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Return the ids that the library gives to whole texts."""
 
+    def gives_library_ids(self, encode: Callable[[Sequence[str]], list[NDArray[np.int32]]]) -> bool:
+        return all(map(np.array_equal, encode(PROBES), self.library_ids(PROBES)))
+
     def check(self) -> None:
         """Raise ValueError if ordinary text gets special tokens, other ids than from the library, or other ones each time."""
+        names = [token.name for token in self.named_tokens if token.name]
+        texts = [text for text in PROBES if not any(name in text for name in names)]
         with suppress(DataError):  # it lacks a character of these texts, which need not be in its usual texts
-            check_text(self.encode_arrays, self.library_ids, [token.name for token in self.named_tokens])
+            library_ids = self.library_ids(texts)
+            if not all(map(np.array_equal, library_ids, self.library_ids(texts))):
+                raise ValueError("it gives the same text other ids each time; set `dropout` of its model to null")
+            for text, theirs, ours in zip(texts, library_ids, self.encode_arrays(texts), strict=True):
+                if not np.array_equal(theirs, ours):
+                    found = next((one for one in theirs.tolist() if one not in ours), None)
+                    raise ValueError(
+                        f"it encodes ordinary text with the special token of id {found} (in {text[:20]!r}), but a special token "
+                        "cannot be in a text; remove `special` from this token in the file, or use another tokenizer"
+                    )
 
 
 def special_tokens(

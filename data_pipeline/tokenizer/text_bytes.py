@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.tokenizer.base import Tokenizer
-from data_pipeline.tokenizer.characters import ByteTokenizer
+from data_pipeline.tokenizer.base import ByteTokenizer, Tokenizer
 from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer
 
 _UNREADABLE = "\ufffd"

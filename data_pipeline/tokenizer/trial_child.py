@@ -1,4 +1,4 @@
-"""Loads one tokenizer in a separate process with limits, which `trial` starts: compiled libraries trust their input.
+"""Loads one tokenizer in a separate process with limits, which `loading` starts: compiled libraries trust their input.
 
 The first line on standard input is the request, a JSON object; the rest is the file. Standard output gets `ok` or the problem.
 """
