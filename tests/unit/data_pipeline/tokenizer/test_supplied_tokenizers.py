@@ -288,7 +288,7 @@ def test_the_digest_changes_with_what_decides_the_ids_and_with_nothing_else() ->
         ("tokenizer.json", b'{"model": {"type": "BPE"}}', "tokenizers cannot read it"),
         ("tokenizer.json", b"[" * 200_000, "tokenizers cannot read it"),
         ("a.model", b"", "holds no vocabulary"),
-        ("a.model", b"\x0a\xff\xff\xff\xff\x0f", "no field begins at byte 0"),
+        ("a.model", b"\x0a\xff\xff\xff\xff\x0f", "it is not a model of SentencePiece, or it is damaged"),
         ("a.model", b"not a model", "cannot be used"),
         ("a.txt", b"", "is not a tokenizer.json, SentencePiece .model, or folder with one; name one"),
     ],
