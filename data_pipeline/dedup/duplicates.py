@@ -118,7 +118,12 @@ def find_duplicates(
     similar: list[Path] = []
     counts = VerifyResult()
     for number in range(MAX_ROUNDS):
-        verify = _verify_tasks(candidates, found, settings, work, f"verify-{number}")
+        samples = (later for result in found for later in result.samples)
+        ranges = cut_evenly(samples, TASK_PAIRS // SAMPLE_EVERY) if any(result.candidates for result in found) else []
+        verify = [
+            VerifyTask(*bounds, tuple(candidates), work / "text", settings, folder / f"verify-{number}-{place:06d}")
+            for place, bounds in enumerate(ranges)
+        ]
         sizes = _shares(PAIR_BYTES * sum(result.candidates for result in found), len(verify))
         verified = run(STAGES[1], verify_candidates, verify, sizes, VerifyResult)
         counts = VerifyResult(*(sum(getattr(each, name) for each in [counts, *verified]) for name in ("candidates", "similar")))
@@ -132,19 +137,30 @@ def find_duplicates(
         candidates = [task.output for task in refine]
     marks = [MarkTask(each.number, work / "keys", resolve.output, settings, folder / f"{each.number:06d}") for each in partitions]
     marked = run(STAGES[3], mark_partition, marks, [KEY_BYTES * each.num_documents for each in partitions], MarkResult)
-    return _summarise(partitions, marked, settings, counts, resolved)
-
-
-def _verify_tasks(
-    candidates: Sequence[Path], found: Sequence[BucketResult], settings: DedupConfig, work: Path, name: str
-) -> list[VerifyTask]:
-    if not any(result.candidates for result in found):
-        return []
-    ranges = cut_evenly((later for result in found for later in result.samples), TASK_PAIRS // SAMPLE_EVERY)
-    return [
-        VerifyTask(*bounds, tuple(candidates), work / "text", settings, work / "duplicates" / f"{name}-{number:06d}")
-        for number, bounds in enumerate(ranges)
-    ]
+    sources: dict[str, Counts] = defaultdict(lambda: dict.fromkeys(_NAMES.values(), 0))
+    for partition, result in zip(partitions, marked, strict=True):
+        for name, count in result.counts.items():
+            sources[partition.source][name] += count
+    source_of = {partition.number: partition.source for partition in partitions}
+    return Duplicates(
+        rejected=[{name: count for name, count in result.counts.items() if count and name != _KEPT} for result in marked],
+        sources=dict(sources),
+        candidates=counts.candidates,
+        similar=counts.similar,
+        capped=resolved.capped,
+        clusters=[
+            {
+                "leader": {
+                    "source": source_of[partition_of(cluster["leader"])],
+                    "id": cluster["leader"],
+                    **{name: cluster[name] for name in ("path", "line") if name in cluster},
+                },
+                **{name: cluster[name] for name in ("size", "members", "sample")},
+            }
+            for cluster in resolved.clusters
+        ],
+        alarms=[name for name, fates in sources.items() if _lost_share(fates) > settings.alarm_fraction],
+    )
 
 
 def _shares(total: int, parts: int) -> list[int]:
@@ -168,39 +184,6 @@ def mark_partition(task: MarkTask) -> MarkResult:
         table.write(pa.record_batch([ids, fates, fixed_bytes(split_keys), leaders], schema=FATES_SCHEMA))
     counts = np.bincount(fates, minlength=len(Fate)).tolist()
     return commit_result(task, MarkResult({_NAMES[fate]: counts[fate] for fate in Fate}), table)
-
-
-def _summarise(
-    partitions: Sequence[PartitionKeys],
-    marked: Sequence[MarkResult],
-    settings: DedupConfig,
-    verified: VerifyResult,
-    resolved: ResolveResult,
-) -> Duplicates:
-    sources: dict[str, Counts] = defaultdict(lambda: dict.fromkeys(_NAMES.values(), 0))
-    for partition, result in zip(partitions, marked, strict=True):
-        for name, count in result.counts.items():
-            sources[partition.source][name] += count
-    source_of = {partition.number: partition.source for partition in partitions}
-    return Duplicates(
-        rejected=[{name: count for name, count in result.counts.items() if count and name != _KEPT} for result in marked],
-        sources=dict(sources),
-        candidates=verified.candidates,
-        similar=verified.similar,
-        capped=resolved.capped,
-        clusters=[
-            {
-                "leader": {
-                    "source": source_of[partition_of(cluster["leader"])],
-                    "id": cluster["leader"],
-                    **{name: cluster[name] for name in ("path", "line") if name in cluster},
-                },
-                **{name: cluster[name] for name in ("size", "members", "sample")},
-            }
-            for cluster in resolved.clusters
-        ],
-        alarms=[name for name, counts in sources.items() if _lost_share(counts) > settings.alarm_fraction],
-    )
 
 
 def _lost_share(counts: Counts) -> float:

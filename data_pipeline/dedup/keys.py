@@ -171,7 +171,14 @@ class KeyWriter:
         overlaps_D = np.zeros(len(ids_D), np.uint32) if overlaps is None else np.asarray(overlaps, np.uint32)
         self._table.write(pa.record_batch([ids_D, fixed_bytes(keys.digests_D), overlaps_D], schema=KEYS_SCHEMA))
         if self._settings.exact:
-            self._waiting.append(make_entries(ids_D, keys, overlaps_D < self._settings.benchmark_overlaps))
+            is_wanted_D = overlaps_D < self._settings.benchmark_overlaps
+            is_similar_D = is_wanted_D & keys.has_words_D
+            halves_D2 = np.ascontiguousarray(keys.digests_D).view(np.uint64).reshape(-1, 2)
+            digests, bands = halves_D2[is_wanted_D, 0] | np.uint64(1), keys.bands_DB[is_similar_D] & ~np.uint64(1)
+            columns = [np.concatenate([digests, bands.ravel()])]
+            for values_D in (halves_D2[:, 1].astype(np.uint32), ids_D.astype(np.uint32)):  # the lower half of an id is its ordinal
+                columns.append(np.concatenate([values_D[is_wanted_D], np.repeat(values_D[is_similar_D], bands.shape[1])]))
+            self._waiting.append(pa.record_batch(columns, schema=ENTRIES_SCHEMA))
             self._num_waiting += len(ids_D)
         if self._num_waiting >= _RUN_DOCUMENTS:
             self._flush()
@@ -192,20 +199,6 @@ class KeyWriter:
 
 def entries_path(keys: Path) -> Path:
     return keys.with_name(f"{keys.name}-entries")
-
-
-def make_entries(ids_D: NDArray[np.uint64], keys: Keys, is_wanted_D: NDArray[np.bool_]) -> pa.RecordBatch:
-    halves_D2 = np.ascontiguousarray(keys.digests_D).view(np.uint64).reshape(-1, 2)
-    checks_D = halves_D2[:, 1].astype(np.uint32)
-    ordinals_D = ids_D.astype(np.uint32)  # the lower half of an id
-    is_similar_D = is_wanted_D & keys.has_words_D
-    num_bands = keys.bands_DB.shape[1]
-    columns = [
-        np.concatenate([halves_D2[is_wanted_D, 0] | np.uint64(1), (keys.bands_DB[is_similar_D] & ~np.uint64(1)).ravel()]),
-        np.concatenate([checks_D[is_wanted_D], np.repeat(checks_D[is_similar_D], num_bands)]),
-        np.concatenate([ordinals_D[is_wanted_D], np.repeat(ordinals_D[is_similar_D], num_bands)]),
-    ]
-    return pa.record_batch(columns, schema=ENTRIES_SCHEMA)
 
 
 def fixed_bytes(values: NDArray[np.void]) -> pa.Array:

@@ -76,7 +76,13 @@ class ResolveResult:
 def resolve_pairs(task: ResolveTask) -> ResolveResult:
     """Write all decisions, with about 150 bytes of memory for each pair and its documents."""
     resolution = resolve(read_pairs(task.copies, *_ALL_IDS), read_pairs(task.similar, *_ALL_IDS), task.settings.max_cluster)
-    split_keys = fixed_bytes(digests_of(resolution.roots_M, task.work / "keys"))
+    digests_M = np.empty(len(resolution.roots_M), f"V{DIGEST_BYTES}")
+    numbers_M = resolution.roots_M >> np.uint64(32)
+    for number in np.unique(numbers_M).tolist():
+        rows = np.flatnonzero(numbers_M == number)
+        ids, digests, _ = read_keys(task.work / "keys" / f"{number:06d}")
+        digests_M[rows] = digests[np.searchsorted(ids, resolution.roots_M[rows])]
+    split_keys = fixed_bytes(digests_M)
     columns = [*map(pa.array, (resolution.ids_M, resolution.fates_M, resolution.leaders_M)), split_keys]
     with TableWriter(task.output, RESOLVED_SCHEMA) as table:
         for begin in range(0, len(resolution.ids_M), _BATCH_ROWS):
@@ -131,16 +137,6 @@ def components(num_nodes: int, one: Indices, other: Indices) -> Indices:
             roots = up
 
 
-def digests_of(ids: Ids, keys: Path) -> NDArray[np.void]:
-    digests = np.empty(len(ids), f"V{DIGEST_BYTES}")
-    numbers = ids >> np.uint64(32)
-    for number in np.unique(numbers).tolist():
-        rows = np.flatnonzero(numbers == number)
-        known, of_known, _ = read_keys(keys / f"{number:06d}")
-        digests[rows] = of_known[np.searchsorted(known, ids[rows])]
-    return digests
-
-
 def largest_clusters(resolution: Resolution, texts: Texts) -> list[dict[str, Any]]:
     """Return the leaders with the most dropped documents, copies included. Clusters of equal size are in the order of the input."""
     dropped = np.flatnonzero(resolution.fates_M != Fate.KEEP)
@@ -152,7 +148,7 @@ def largest_clusters(resolution: Resolution, texts: Texts) -> list[dict[str, Any
             **dict(zip(("path", "line"), texts.place(leader), strict=True)),
             "size": count + 1,
             "members": resolution.ids_M[dropped[resolution.leaders_M[dropped] == leader][:_MEMBERS]].tolist(),
-            "sample": texts.read(leader)[:_SAMPLE_BYTES].decode("utf-8", "ignore")[:_SAMPLE_CHARS],
+            "sample": texts.find(leader)[:_SAMPLE_BYTES].to_pybytes().decode("utf-8", "ignore")[:_SAMPLE_CHARS],
         }
         for leader, count in zip(leaders[order].tolist(), counts[order].tolist(), strict=True)
     ]

@@ -3,6 +3,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +47,13 @@ class VerifyResult:
 
 def verify_candidates(task: VerifyTask) -> VerifyResult:
     pairs = read_pairs(task.candidates, task.lower, task.upper)
-    is_similar = similar_pairs(pairs, Texts(task.texts), task.settings)
-    later, earlier = pairs[0][is_similar], pairs[1][is_similar]
+    texts = Texts(task.texts)
+    cache = ShingleCache(texts, task.settings.shingle_words)
+    similarities: list[float] = []
+    for chunk in _chunks(pairs, texts):
+        cache.load({identity for pair in chunk for identity in pair})
+        similarities += [jaccard(cache[later], cache[earlier]) for later, earlier in chunk]
+    later, earlier = (ids[np.array(similarities) >= task.settings.threshold] for ids in pairs)
     with TableWriter(task.output, PAIRS_SCHEMA) as table:
         table.write(pa.record_batch([later, earlier], schema=PAIRS_SCHEMA))
     return commit_result(task, VerifyResult(candidates=len(pairs[0]), similar=len(later)), table)
@@ -59,25 +66,16 @@ def cut_evenly(samples: Iterable[int], samples_per_task: int) -> list[tuple[int,
     return list(zip([0, *borders], [*borders, (1 << 64) - 1], strict=True))
 
 
-def similar_pairs(pairs: Pairs, texts: Texts, settings: DedupConfig) -> NDArray[np.bool_]:
-    cache = ShingleCache(texts, settings.shingle_words)
-    is_similar: list[bool] = []
-    for chunk in _chunks(pairs, texts):
-        cache.load({identity for pair in chunk for identity in pair})
-        is_similar += [jaccard(cache[later], cache[earlier]) >= settings.threshold for later, earlier in chunk]
-    return np.array(is_similar, np.bool_)
-
-
 def _chunks(pairs: Pairs, texts: Texts) -> Iterator[list[tuple[int, int]]]:
     chunk: list[tuple[int, int]] = []
     members: set[int] = set()
     num_bytes = 0
     for pair in zip(*(ids.tolist() for ids in pairs), strict=True):
-        new_bytes = sum(texts.size(identity) for identity in pair if identity not in members)
+        new_bytes = sum(texts.find(identity).size for identity in pair if identity not in members)
         if chunk and num_bytes + new_bytes > _CHUNK_BYTES:
             yield chunk
             chunk, members, num_bytes = [], set(), 0
-            new_bytes = sum(map(texts.size, pair))
+            new_bytes = sum(texts.find(identity).size for identity in pair)
         chunk.append(pair)
         members.update(pair)
         num_bytes += new_bytes
@@ -96,19 +94,18 @@ class Texts:
         batch, row = self._row(identity)
         return batch.column("path")[row].as_py(), batch.column("line")[row].as_py()
 
-    def read(self, identity: int) -> bytes:
-        text: bytes = self._find(identity).to_pybytes()
-        return text
-
-    def size(self, identity: int) -> int:
-        return int(self._find(identity).size)
-
-    def _find(self, identity: int) -> pa.Buffer:
+    def find(self, identity: int) -> pa.Buffer:
         batch, row = self._row(identity)
         return batch.column("text")[row].as_buffer()
 
     def _row(self, identity: int) -> tuple[pa.RecordBatch, int]:
-        first_ids, batches = self._partition(partition_of(identity))
+        number = partition_of(identity)
+        if number not in self._open:
+            if len(self._open) >= _OPEN_FILES:
+                del self._open[next(iter(self._open))]
+            batches = [batch for batch in read_batches(self._folder / f"{number:06d}") if batch.num_rows]
+            self._open[number] = [batch.column("id")[0].as_py() for batch in batches], batches
+        first_ids, batches = self._open[number]
         place = bisect_right(first_ids, identity) - 1
         if place >= 0:
             ids = batches[place].column("id").to_numpy()
@@ -116,14 +113,6 @@ class Texts:
             if row < len(ids) and ids[row] == identity:
                 return batches[place], row
         raise KeyError(f"{self._folder}: no document with id {identity}")
-
-    def _partition(self, number: int) -> tuple[list[int], list[pa.RecordBatch]]:
-        if number not in self._open:
-            if len(self._open) >= _OPEN_FILES:
-                del self._open[next(iter(self._open))]
-            batches = [batch for batch in read_batches(self._folder / f"{number:06d}") if batch.num_rows]
-            self._open[number] = [batch.column("id")[0].as_py() for batch in batches], batches
-        return self._open[number]
 
 
 class ShingleCache:
@@ -147,22 +136,14 @@ class ShingleCache:
                 self._bytes -= self._sets.pop(identity).nbytes
         for identity in sorted(ids & self._sets.keys()):
             self._sets[identity] = self._sets.pop(identity)  # move to the end: most recently used
-        batch: list[int] = []
-        num_bytes = 0
-        for identity in sorted(ids - self._sets.keys()):
-            batch.append(identity)
-            num_bytes += self._texts.size(identity)
-            if num_bytes >= _BATCH_BYTES:
-                self._compute(batch)
-                batch, num_bytes = [], 0
-        if batch:
-            self._compute(batch)
-
-    def _compute(self, ids: list[int]) -> None:
-        shingles = shingle(TextBatch([self._texts.read(identity) for identity in ids]), self._num_words)
-        for place, identity in enumerate(ids):
-            self._sets[identity] = shingles.of(place)
-            self._bytes += self._sets[identity].nbytes
+        missing = sorted(ids - self._sets.keys())
+        ends = np.cumsum([self._texts.find(identity).size for identity in missing]) // _BATCH_BYTES
+        for _, batch in groupby(zip(ends.tolist(), missing, strict=True), key=itemgetter(0)):
+            members = [identity for _, identity in batch]
+            shingles = shingle(TextBatch([self._texts.find(identity).to_pybytes() for identity in members]), self._num_words)
+            for place, identity in enumerate(members):
+                self._sets[identity] = shingles.of(place)
+                self._bytes += self._sets[identity].nbytes
 
 
 def jaccard(one: Hashes, other: Hashes) -> float:

@@ -75,12 +75,11 @@ def test_texts_are_found_by_their_ids_in_any_partition(tmp_path: Path, monkeypat
     texts = Texts(tmp_path / "text")
     for place in np.random.default_rng(0).permutation(450).tolist():
         identity = document_id(place // 210, place % 210 * 2)
-        assert texts.read(identity).decode() == expected[place]
+        assert texts.find(identity).to_pybytes().decode() == expected[place]
         assert texts.place(identity) == (f"{place // 210}.txt", place % 210 + 1)
-        assert texts.size(identity) == len(expected[place].encode())
     for missing in (document_id(0, 1), document_id(0, 500), document_id(2, 59)):
         with pytest.raises(KeyError, match="no document with id"):
-            texts.read(missing)
+            texts.find(missing)
 
 
 def test_evicted_shingles_are_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
