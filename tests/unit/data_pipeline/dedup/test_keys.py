@@ -7,7 +7,7 @@ from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.tables import read_batches
 from data_pipeline.dedup import keys as module
 from data_pipeline.dedup.keys import KeyWriter, choose_bands, entries_path, fold_digest, read_keys, sign
-from data_pipeline.dedup.similarity import ShingleCache, Texts
+from data_pipeline.dedup.pairs import ShingleCache, Texts
 from data_pipeline.documents import document_id
 from data_pipeline.text.batch import TextBatch
 from tests.support.duplicates import plant, shingles_of, write_documents
@@ -69,7 +69,7 @@ def test_a_batch_or_a_partition_without_documents_has_no_keys(tmp_path: Path, se
 
 
 def test_texts_are_found_by_their_ids_in_any_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_pipeline.dedup.similarity._OPEN_FILES", 2)
+    monkeypatch.setattr("data_pipeline.dedup.pairs._OPEN_FILES", 2)
     expected = [f"text number {place} é" for place in range(450)]
     write_documents(tmp_path, expected, SETTINGS, per_partition=210)
     texts = Texts(tmp_path / "text")
@@ -83,7 +83,7 @@ def test_texts_are_found_by_their_ids_in_any_partition(tmp_path: Path, monkeypat
 
 
 def test_evicted_shingles_are_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_pipeline.dedup.similarity._CACHE_BYTES", 1000)
+    monkeypatch.setattr("data_pipeline.dedup.pairs._CACHE_BYTES", 1000)
     texts, _ = plant(20, (0.0,))
     write_documents(tmp_path, texts, SETTINGS, per_partition=100)
     cache = ShingleCache(Texts(tmp_path / "text"), 5)
