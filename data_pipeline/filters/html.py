@@ -96,10 +96,8 @@ class PageReader(ProgramOnDemand):
 def _is_pathological(page: str) -> bool:
     few_attributes = _TAGS_WITH_FEW_ATTRIBUTES.match(page)
     assert few_attributes  # it matches the empty string
-    return few_attributes.end() < len(page) or _is_deep(page)
-
-
-def _is_deep(page: str) -> bool:
+    if few_attributes.end() < len(page):
+        return True
     depth = list_depth = 0
     steps = _Steps()
     for tag in _TAG_NAME.findall(page):
@@ -108,10 +106,8 @@ def _is_deep(page: str) -> bool:
         if step in (-2, 2):
             list_depth = max(list_depth + step // 2, 0)
             step //= 2
-        depth += step
-        if depth < 0:
-            depth = 0
-        elif depth > _MAX_DEPTH or list_depth > _MAX_LIST_DEPTH:
+        depth = max(depth + step, 0)
+        if depth > _MAX_DEPTH or list_depth > _MAX_LIST_DEPTH:
             return True
     return False
 

@@ -56,7 +56,9 @@ class Identified:
 
 def identify(text: bytes, settings: LanguageConfig) -> Identified:
     """Return the language of a valid UTF-8 text. The same text and settings give the same answer on every machine."""
-    sample = _sample(text, settings.sample_bytes)
+    sample, part = text, settings.sample_bytes // 3
+    if len(text) > settings.sample_bytes:  # its start, middle and end
+        sample = b"\n".join(_cut(text, start, part) for start in (0, (len(text) - part) // 2, len(text) - part))
     if settings.fasttext_model is not None:
         return _ask_fasttext(sample, settings.fasttext_model)
     first = _ask_cld2(sample)
@@ -103,14 +105,6 @@ def kept_by_threshold(bins: Mapping[str, int]) -> dict[str, int]:
         str(threshold): sum(count for name, count in bins.items() if int(name) >= round(threshold * _NUM_BINS))
         for threshold in (0.4, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
     }
-
-
-def _sample(text: bytes, num_bytes: int) -> bytes:
-    """Return a text of up to `num_bytes`; of a longer one its start, middle and end, each a third of `num_bytes`."""
-    if len(text) <= num_bytes:
-        return text
-    part = num_bytes // 3
-    return b"\n".join(_cut(text, start, part) for start in (0, (len(text) - part) // 2, len(text) - part))
 
 
 def _cut(text: bytes, start: int, num_bytes: int) -> bytes:

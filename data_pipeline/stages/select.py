@@ -17,7 +17,7 @@ from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.tables import CHOSEN_SCHEMA, TableWriter, read_batches
 from data_pipeline.documents import Reason
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
-from data_pipeline.filters.labels import label_of
+from data_pipeline.filters.judge import label_of
 from data_pipeline.quality.bounds import FATES, Bounds, judge, resolve_bounds
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
 from data_pipeline.quality.perplexity import perplexity
