@@ -84,12 +84,22 @@ class ReferenceModel:
 
     def score(self, ids_T: Ids, ends_D: Int64s) -> Scores:
         """Return the mean cost of each text, -log2 p per token, in steps of 1/256 bit; 0 for an empty text."""
+        start = len(self.singles_V) - 1  # of a text: higher than all token ids
         counts_V = self.singles_V[:-1].astype(np.float64)
-        singles_V = (counts_V + 1.0 / self._start) / (counts_V.sum() + 1.0)
+        singles_V = (counts_V + 1.0 / start) / (counts_V.sum() + 1.0)
         totals_T1 = np.zeros(len(ids_T) + 1, np.int64)
         count_before = 0
-        for block in _blocks(ids_T, ends_D, self._start):
-            p_T, count_before = self._probability(block, singles_V, count_before)
+        for block in _blocks(ids_T, ends_D, start):
+            count_b = self.singles_V[block.before_T]
+            count_bc = np.minimum(self.pairs_N[_slot(block.pair_T, self.pairs_N)], count_b)
+            count_ab = np.concatenate([[count_before], count_bc[:-1]]).astype(np.uint32)
+            count_ab[block.before_T == start] = self.singles_V[start]
+            count_abc = np.minimum(self.triples_N[_slot(block.triple_T, self.triples_N)], np.minimum(count_ab, count_bc))
+            p_T = (count_bc + _PAIR_PRIOR * singles_V[block.ids_T]) / (count_b + _PAIR_PRIOR)  # p(c | b)
+            p_T *= _TRIPLE_PRIOR
+            p_T += count_abc
+            p_T /= count_ab + _TRIPLE_PRIOR  # p(c | ab)
+            count_before = int(count_bc[-1])  # the next block begins after this pair
             repeats = block.repeats()
             p_T[repeats] = 0.5 * (p_T[repeats] + 1.0)
             bits_T = np.clip(p_T, 2.0**_MIN_EXPONENT, 1.0).view(np.int64)  # exponent and mantissa are the index into the table
@@ -100,24 +110,6 @@ class ReferenceModel:
         steps_D = np.maximum(np.diff(ends_D, prepend=0), 1) * (_TOKEN_STEPS // SCORE_STEPS)
         scores_D: Scores = np.minimum((sums_D + steps_D // 2) // steps_D, MAX_SCORE).astype(np.uint16)
         return scores_D
-
-    @property
-    def _start(self) -> int:
-        """Higher than all token ids."""
-        return len(self.singles_V) - 1
-
-    def _probability(self, block: _Block, singles_V: NDArray[np.float64], count_before: int) -> tuple[NDArray[np.float64], int]:
-        """Return p(c | ab) of every token by the formulas above, and the count of the last pair, which the next block needs."""
-        count_b = self.singles_V[block.before_T]
-        count_bc = np.minimum(self.pairs_N[_slot(block.pair_T, self.pairs_N)], count_b)
-        count_ab = np.concatenate([[count_before], count_bc[:-1]]).astype(np.uint32)
-        count_ab[block.before_T == self._start] = self.singles_V[self._start]
-        count_abc = np.minimum(self.triples_N[_slot(block.triple_T, self.triples_N)], np.minimum(count_ab, count_bc))
-        p_T = (count_bc + _PAIR_PRIOR * singles_V[block.ids_T]) / (count_b + _PAIR_PRIOR)
-        p_T *= _TRIPLE_PRIOR
-        p_T += count_abc
-        p_T /= count_ab + _TRIPLE_PRIOR
-        return p_T, int(count_bc[-1])
 
 
 def train_reference(batches: Iterable[tuple[Ids, Int64s]], vocab_size: int, settings: QualityConfig) -> ReferenceModel:
