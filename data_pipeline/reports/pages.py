@@ -192,7 +192,7 @@ def render_card(manifest: Manifest) -> str:
 
 
 def _thresholds(heuristics: Report, preset: str) -> list[tuple[str, object]]:
-    settings = {setting.name for setting in PRESETS[preset].settings} if preset in PRESETS else ()
+    settings = PRESETS[preset].settings if preset in PRESETS else ()
     return [(name.partition("_")[2], value) for name, value in heuristics.items() if name in settings]
 
 
