@@ -70,20 +70,16 @@ def train_tokenizer(
         except VocabSizeError as error:
             if settings.vocab_size != "auto" or not fittings_left:
                 raise
-            size = error.possible(size)
+            size = error.possible
     raise AssertionError("the last attempt returns or raises")
 
 
 class VocabSizeError(ConfigError):
     """The training text is too small or has too many characters for the size of the vocabulary that was asked for."""
 
-    def __init__(self, message: str, *, least: int = 0, most: int | None = None) -> None:
+    def __init__(self, message: str, possible: int) -> None:
         super().__init__(message)
-        self._least, self._most = least, most
-
-    def possible(self, size: int) -> int:
-        """Return the nearest size that the text allows. With many characters, as many tokens more as were asked for."""
-        return self._least + size if self._most is None else self._most
+        self.possible = possible  # the nearest size that the text allows
 
 
 def _supplied(path: Path, settings: TokenizerConfig, needed: Sequence[str]) -> Tokenizer:
@@ -144,12 +140,12 @@ def _explain(message: str, settings: TokenizerConfig, vocab_size: int) -> Config
     asked = f"tokenizer.vocab_size = {vocab_size}"
     if match := re.search(r"Vocabulary size too high .{0,200}? value <= (\d+)", message):
         text = f"{asked}: the training text allows {match[1]} at most; set auto, or at most {match[1]}, or add text"
-        return VocabSizeError(text, most=int(match[1]))
+        return VocabSizeError(text, int(match[1]))
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return VocabSizeError(
             f"{asked}: the training text needs {match[1]} for its characters alone; set auto, or more than that, "
             "or lower tokenizer.character_coverage",
-            least=int(match[1]),
+            int(match[1]) + vocab_size,  # with many characters, as many tokens more as were asked for
         )
     if "sentences_.empty" in message:
         return ConfigError(f"{asked}: there is no training text to train a tokenizer on; add text, or set tokenizer.kind to byte")
