@@ -73,7 +73,13 @@ def identify(text: bytes, settings: LanguageConfig) -> Identified:
 
 def check_codes(setting: str, codes: Iterable[str], settings: LanguageConfig) -> None:
     """ConfigError if the identifier never answers with one of these languages, because that would drop all documents."""
-    known = _known_languages(settings)
+    if settings.fasttext_model is not None:
+        labels = [label.removeprefix("__label__") for label in _fasttext_model(settings.fasttext_model).labels]
+        known = {code: code for code in (*labels, UNDETERMINED)}  # codes, by the languages' names and by themselves
+    else:
+        known = {name.lower(): _common_code(code) for name, code in pycld2.LANGUAGES}
+        answers = map(_common_code, (*dict(pycld2.LANGUAGES).values(), *_langid_model().nb_classes, UNDETERMINED))
+        known |= {code: code for code in answers}
     for code in codes:
         if code not in known.values():
             similar = known.get(code.lower()) or _common_code(code.lower())
@@ -82,16 +88,6 @@ def check_codes(setting: str, codes: Iterable[str], settings: LanguageConfig) ->
                 f"{setting}: {code!r} is not a language that the identifier knows{hint}. It knows "
                 f"{len({*known.values()})} languages by their ISO 639-1 codes, such as en, de or zh"
             )
-
-
-def _known_languages(settings: LanguageConfig) -> dict[str, str]:
-    """Return the codes of the languages that can be identified, by the languages' names and by themselves."""
-    if settings.fasttext_model is not None:
-        codes = [label.removeprefix("__label__") for label in _fasttext_model(settings.fasttext_model).labels]
-        return {code: code for code in (*codes, UNDETERMINED)}
-    codes = [*dict(pycld2.LANGUAGES).values(), *_langid_model().nb_classes, UNDETERMINED]
-    names = {name.lower(): _common_code(code) for name, code in pycld2.LANGUAGES}
-    return names | {_common_code(code): _common_code(code) for code in codes}
 
 
 def confidence_bin(confidence: float) -> str:

@@ -63,10 +63,6 @@ class ReferenceModel:
     pairs_N: Counts
     triples_N: Counts
 
-    def merged(self, other: ReferenceModel) -> ReferenceModel:
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return ReferenceModel(*(mine + its for mine, its in pairs))
-
     def to_bytes(self) -> bytes:
         return save(dict(vars(self)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -132,37 +132,34 @@ def round_trip_failures(tokenizer: Tokenizer, texts: Iterable[str]) -> int:
 class _BuiltIn(Tokenizer):
     """A tokenizer whose symbols have ids from 4 on, and its additional special tokens the ids after them."""
 
-    def __init__(self, num_symbols: int, extra: Sequence[str]) -> None:
+    def __init__(self, num_symbols: int, extra: Sequence[str], **symbols: str) -> None:
+        self.extra = tuple(extra)
         self._end = NUM_SPECIAL + num_symbols
-        self._extra = tuple(extra)
+        self._symbols = symbols
 
     @property
     def vocab_size(self) -> int:
-        return self._end + len(self._extra)
-
-    @property
-    def extra(self) -> tuple[str, ...]:
-        return self._extra
+        return self._end + len(self.extra)
 
     @property
     def digest(self) -> str:
         return digest_bytes(self.to_bytes())
 
     def token_id(self, name: str) -> int | None:
-        return self._end + self._extra.index(name) if name in self._extra else None
+        return self._end + self.extra.index(name) if name in self.extra else None
 
     @property
     def named_tokens(self) -> tuple[NamedToken, ...]:
         own = [NamedToken(OWN_NAMES[role], number) for role, number in SPECIAL_IDS.items()]
-        return (*own, *(NamedToken(name, self._end + place) for place, name in enumerate(self._extra)))
+        return (*own, *(NamedToken(name, self._end + place) for place, name in enumerate(self.extra)))
 
     @property
     def role_names(self) -> dict[str, str]:
         return dict(OWN_NAMES)
 
-    def _file(self, symbols: Mapping[str, str]) -> dict[str, bytes]:
-        content = {"kind": self.kind, **symbols, "special": SPECIAL_IDS, **({"extra": list(self._extra)} if self._extra else {})}
-        return {self.file_name: canonical_json(content)}
+    def files(self) -> dict[str, bytes]:
+        content = {"kind": self.kind, "special": SPECIAL_IDS} | ({"extra": list(self.extra)} if self.extra else {})
+        return {self.file_name: canonical_json(content | self._symbols)}
 
 
 class CharacterTokenizer(_BuiltIn):
@@ -172,16 +169,12 @@ class CharacterTokenizer(_BuiltIn):
     file_name = "characters.json"
 
     def __init__(self, alphabet: str, extra: Sequence[str] = ()) -> None:
-        super().__init__(len(alphabet), extra)
-        self._alphabet = alphabet
+        super().__init__(len(alphabet), extra, pieces=alphabet)
+        self.alphabet = alphabet
         # A table over all code points up to the highest known one. Higher ones share its last place, which is unk.
         codes = np.frombuffer(alphabet.encode("utf-32-le"), np.uint32)
         self._id_of_code = np.full(int(codes.max(initial=0)) + 2, UNK_ID, np.int32)
         self._id_of_code[codes] = np.arange(NUM_SPECIAL, NUM_SPECIAL + len(codes), dtype=np.int32)
-
-    @property
-    def alphabet(self) -> str:
-        return self._alphabet
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         codes_T = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
@@ -190,10 +183,7 @@ class CharacterTokenizer(_BuiltIn):
 
     def decode(self, ids: Sequence[int]) -> str:
         known = (i for i in ids if i == UNK_ID or NUM_SPECIAL <= i < self._end)
-        return "".join("\ufffd" if i == UNK_ID else self._alphabet[i - NUM_SPECIAL] for i in known)
-
-    def files(self) -> dict[str, bytes]:
-        return self._file({"pieces": self._alphabet})
+        return "".join("\ufffd" if i == UNK_ID else self.alphabet[i - NUM_SPECIAL] for i in known)
 
 
 class ByteTokenizer(_BuiltIn):
@@ -209,6 +199,3 @@ class ByteTokenizer(_BuiltIn):
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(i - NUM_SPECIAL for i in ids if NUM_SPECIAL <= i < self._end).decode("utf-8", "replace")
-
-    def files(self) -> dict[str, bytes]:
-        return self._file({})

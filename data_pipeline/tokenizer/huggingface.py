@@ -14,7 +14,7 @@ from common.errors import DataError
 from common.files import canonical_json, digest_bytes
 from data_pipeline.tokenizer.base import MAX_VOCAB_SIZE, Encoded, NamedToken
 from data_pipeline.tokenizer.byte_level import borders_of
-from data_pipeline.tokenizer.special import CONFIG_FILE, LibraryTokenizer, special_tokens
+from data_pipeline.tokenizer.special import CONFIG_FILE, LibraryTokenizer
 from data_pipeline.tokenizer.word_cache import WordCache, join_texts
 
 _CHANGES_NO_ID = ("truncation", "padding", "post_processor")  # fields that are not used here
@@ -40,14 +40,14 @@ class HuggingFaceTokenizer(LibraryTokenizer):
                 raise ValueError(f"tokenizers cannot read it: {error}") from None
             raise
         added = self._library.get_added_tokens_decoder().values()
-        self.set_special_tokens(special_tokens(chosen or {}, found or {}, self._library.token_to_id, {}))
-        ends = [self.special.names[role] for role in ("bos", "eos")]
+        self.set_special_tokens(chosen or {}, found or {})
+        ends = [self.special_names[role] for role in ("bos", "eos")]
         self._library.add_special_tokens([token for token in added if token.content in ends and not token.special])
         self._library.no_truncation()
         self._library.no_padding()
         self._library.post_processor = None
         self._library.encode_special_tokens = True  # a special token in a text is text
-        self._silent = {i for i in self.special.ids.values() if i is not None}
+        self._silent = {i for i in self.special_ids.values() if i is not None}
         self._vocab_size = 1 + max(self._library.get_vocab(with_added_tokens=True).values(), default=-1)
         if not self._vocab_size:
             raise ValueError("its vocabulary is empty")
@@ -80,7 +80,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
     @property
     def digest(self) -> str:
         content = {key: value for key, value in json.loads(self._content).items() if key not in _CHANGES_NO_ID}
-        return digest_bytes(canonical_json({"kind": self.kind, "special": dict(self.special.ids), "tokenizer": content}))
+        return digest_bytes(canonical_json({"kind": self.kind, "special": self.special_ids, "tokenizer": content}))
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         encoded = self._encode_flat(texts)
@@ -109,7 +109,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
             return str(self._library.decode(spoken, skip_special_tokens=False))
 
     def files(self) -> dict[str, bytes]:
-        return {self.file_name: self._content, CONFIG_FILE: self.special.to_bytes()}
+        return {self.file_name: self._content, CONFIG_FILE: self.config}
 
     def token_id(self, name: str) -> int | None:
         number = self._library.token_to_id(name)
@@ -118,7 +118,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
     @property
     def named_tokens(self) -> tuple[NamedToken, ...]:
         """The tokens that the file marks as special, and bos and eos."""
-        ends = {name for role in ("bos", "eos") if (name := self.special.names[role]) is not None}
+        ends = {name for role in ("bos", "eos") if (name := self.special_names[role]) is not None}
         found = self._library.get_added_tokens_decoder()
         marked = {
             token.content: NamedToken(token.content, number, token.lstrip, token.rstrip)

@@ -24,7 +24,7 @@ from data_pipeline.tokenizer.model_file import (
     with_control_pieces,
     without_dummy_prefix,
 )
-from data_pipeline.tokenizer.special import CONFIG_FILE, LibraryTokenizer, special_tokens
+from data_pipeline.tokenizer.special import CONFIG_FILE, LibraryTokenizer
 from data_pipeline.tokenizer.word_cache import WordCache, join_texts, places_to_cut
 
 SPACE_MARK = "\u2581"  # SentencePiece writes a space so, and would decode the character as one
@@ -59,19 +59,23 @@ class SentencePieceTokenizer(LibraryTokenizer):
         self._pieces: list[str] = self._processor.id_to_piece(list(range(self.vocab_size)))
         ids = {role: getattr(self._processor, f"{role}_id")() for role in ROLES}
         own = {role: self._pieces[i] if i >= 0 else None for role, i in ids.items()}
-        self.set_special_tokens(special_tokens(chosen or {}, found or {}, self.token_id, own))
+        self.set_special_tokens(chosen or {}, found or {}, own)
         ends = {i for i in (self.bos_id, self.eos_id) if i is not None}
         if text := {i for i in ends if not (self._processor.is_control(i) or self._processor.is_unknown(i))}:
             model = with_control_pieces(model, text)
             self._processor = _read(model)
         self._is_silent = np.array(self._processor.is_control(list(range(self.vocab_size))))
-        self._is_silent[[i for i in self.special.ids.values() if i is not None]] = True
+        self._is_silent[[i for i in self.special_ids.values() if i is not None]] = True
         # If the model adds a space before the first character, we add it instead, so that a text can be encoded in parts.
         self._prefix = " " if self._spec.keeps_text and self._spec.add_dummy_prefix else ""
         self._parts_processor = self._processor
         if self._prefix:
             self._parts_processor = sentencepiece.SentencePieceProcessor(model_proto=without_dummy_prefix(model))
-        self._words = self._word_cache()
+        self._words = None
+        if self._spec.model_type == BPE and self._spec.byte_fallback and self._spec.keeps_text:
+            names = [piece.name for piece in self.pieces if piece.kind not in ("control", "byte", "unknown")]
+            may_cut = places_to_cut(names, SPACE_MARK, (" ",) if self.spells_marks else (" ", SPACE_MARK))
+            self._words = WordCache(may_cut, lambda words: self._encode_texts([word.decode() for word in words]))
         if kind == _SUPPLIED and self._words and not self.gives_library_ids(self.encode_arrays):
             self._words = None
 
@@ -97,7 +101,7 @@ class SentencePieceTokenizer(LibraryTokenizer):
 
     @property
     def digest(self) -> str:
-        return digest_bytes(canonical_json({"kind": self.kind, "special": dict(self.special.ids)} | self._spec.content))
+        return digest_bytes(canonical_json({"kind": self.kind, "special": self.special_ids} | self._spec.content))
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         texts = [self._prefix + text if text else text for text in texts]
@@ -125,16 +129,13 @@ class SentencePieceTokenizer(LibraryTokenizer):
 
     @cached_property
     def _scores(self) -> dict[str, float]:
-        processor, ids = self._processor, list(range(self.vocab_size))
-        skip = np.array(processor.is_control(ids)) | processor.is_byte(ids) | processor.is_unknown(ids) | processor.is_unused(ids)
-        scores = zip(self._pieces, processor.get_score(ids), skip, strict=True)
-        return {piece: score for piece, score, is_skipped in scores if not is_skipped}
+        return {piece.name: piece.score for piece in self.pieces if piece.kind in ("text", "symbol")}
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._processor.decode([int(i) for i in ids if not self._is_silent[i]]))
 
     def files(self) -> dict[str, bytes]:
-        return {self.file_name: self._model} | ({CONFIG_FILE: self.special.to_bytes()} if self.kind == _SUPPLIED else {})
+        return {self.file_name: self._model} | ({CONFIG_FILE: self.config} if self.kind == _SUPPLIED else {})
 
     def token_id(self, name: str) -> int | None:
         number = self._processor.piece_to_id(name)
@@ -149,16 +150,6 @@ class SentencePieceTokenizer(LibraryTokenizer):
     def spells_marks(self) -> bool:
         """Whether U+2581 in a text is encoded as bytes. A supplied model encodes it as a space."""
         return self.kind != _SUPPLIED
-
-    def _word_cache(self) -> WordCache | None:
-        """Return a cache for a byte-pair model with byte fallback that does not change text; None for other models."""
-        if not (self._spec.model_type == BPE and self._spec.byte_fallback and self._spec.keeps_text):
-            return None
-        processor, ids = self._processor, list(range(self.vocab_size))
-        skip = np.array(processor.is_control(ids)) | processor.is_byte(ids) | processor.is_unknown(ids)
-        pieces = [piece for piece, is_skipped in zip(self._pieces, skip, strict=True) if not is_skipped]
-        may_cut = places_to_cut(pieces, SPACE_MARK, (" ",) if self.spells_marks else (" ", SPACE_MARK))
-        return WordCache(may_cut, lambda words: self._encode_texts([word.decode() for word in words]))
 
     def _encode_texts(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Return the ids of texts that begin with the model's prefix."""

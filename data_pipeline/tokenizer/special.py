@@ -4,8 +4,6 @@ import unicodedata
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,33 +52,36 @@ PROBES = (
 )
 
 
-@dataclass(frozen=True)
-class SpecialTokens:
-    """The names and ids of the special tokens, by role; None if the tokenizer has no such token."""
-
-    names: Mapping[str, str | None]
-    ids: Mapping[str, int | None]
-
-    @property
-    def pad_id(self) -> int:
-        """The id that fills rows: pad, else eos, else 0. It is never a target, so it may have another meaning too."""
-        return next((i for i in (self.ids["pad"], self.ids["eos"]) if i is not None), 0)
-
-    def to_bytes(self) -> bytes:
-        return canonical_json({f"{role}_token": self.names[role] for role in ROLES})
-
-
 class LibraryTokenizer(Tokenizer):
-    special: SpecialTokens
+    special_names: dict[str, str | None]  # by role; None if the tokenizer has no such token
+    special_ids: dict[str, int | None]
 
-    def set_special_tokens(self, special: SpecialTokens) -> None:
-        self.special = special
-        self.pad_id = special.pad_id
-        self.unk_id, self.bos_id, self.eos_id = (special.ids[role] for role in ROLES[1:])
+    def set_special_tokens(
+        self, chosen: Mapping[str, str], found: Mapping[str, str | None], own: Mapping[str, str | None] | None = None
+    ) -> None:
+        """The user's choice, else that of the files, else a usual name. None in `found`: no token. ValueError: unknown choice."""
+        self.special_names = {}
+        for role in ROLES:
+            usual = _USUAL_NAMES[role] if own is None else (own[role],)
+            self.special_names[role] = next((name for name in usual if name is not None and self.token_id(name) is not None), None)
+            if role in found and ((name := found[role]) is None or self.token_id(name) is not None):
+                self.special_names[role] = name
+            if role in chosen:
+                if self.token_id(chosen[role]) is None:
+                    raise ValueError(f"tokenizer.{role}_token = {chosen[role]!r} is not in the vocabulary; name a token that is")
+                self.special_names[role] = chosen[role]
+        ids = {role: None if name is None else self.token_id(name) for role, name in self.special_names.items()}
+        self.special_ids = ids
+        self.unk_id, self.bos_id, self.eos_id = ids["unk"], ids["bos"], ids["eos"]
+        self.pad_id = next((i for i in (ids["pad"], ids["eos"]) if i is not None), 0)
 
     @property
     def role_names(self) -> dict[str, str]:
-        return {role: name for role, name in self.special.names.items() if name is not None}
+        return {role: name for role, name in self.special_names.items() if name is not None}
+
+    @property
+    def config(self) -> bytes:
+        return canonical_json({f"{role}_token": self.special_names[role] for role in ROLES})
 
     @abstractmethod
     def library_ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
@@ -106,24 +107,6 @@ class LibraryTokenizer(Tokenizer):
                     )
 
 
-def special_tokens(
-    chosen: Mapping[str, str], found: Mapping[str, str | None], id_of: Callable[[str], int | None], own: Mapping[str, str | None]
-) -> SpecialTokens:
-    """The user's choice, else that of the files, else a usual name. None in `found`: no token. ValueError: unknown choice."""
-    names: dict[str, str | None] = {}
-    for role in ROLES:
-        if role in chosen:
-            if id_of(chosen[role]) is None:
-                raise ValueError(f"tokenizer.{role}_token = {chosen[role]!r} is not in the vocabulary; name a token that is")
-            names[role] = chosen[role]
-        elif role in found and (found[role] is None or id_of(str(found[role])) is not None):
-            names[role] = found[role]
-        else:
-            candidates = (own[role],) if role in own else _USUAL_NAMES[role]
-            names[role] = next((name for name in candidates if name is not None and id_of(name) is not None), None)
-    return SpecialTokens(names, {role: id_of(name) if name is not None else None for role, name in names.items()})
-
-
 def names_in_siblings(files: Mapping[str, bytes]) -> dict[str, str | None]:
     """Return the special tokens that the files beside a tokenizer name; None if a file says that there is no such token."""
     names: dict[str, str | None] = {}
@@ -138,10 +121,7 @@ def names_in_siblings(files: Mapping[str, bytes]) -> dict[str, str | None]:
             raise ValueError(f"{file_name} is not a JSON object")
         for role in ROLES:
             if role not in names and f"{role}_token" in content:
-                names[role] = _name(content[f"{role}_token"])
+                value = content[f"{role}_token"]
+                name = value.get("content") if isinstance(value, dict) else value
+                names[role] = name if isinstance(name, str) else None
     return names
-
-
-def _name(value: Any) -> str | None:
-    name = value.get("content") if isinstance(value, dict) else value
-    return name if isinstance(name, str) else None

@@ -13,19 +13,10 @@ import sentencepiece
 
 from common.errors import ConfigError
 from data_pipeline.config import TokenizerConfig
-from data_pipeline.tokenizer import (
-    BOS_ID,
-    EOS_ID,
-    PAD_ID,
-    UNK_ID,
-    ByteTokenizer,
-    CharacterTokenizer,
-    SentencePieceTokenizer,
-    Tokenizer,
-)
+from data_pipeline.tokenizer.base import ROLES, SPECIAL_IDS, ByteTokenizer, CharacterTokenizer, Tokenizer
 from data_pipeline.tokenizer.loading import open_supplied
 from data_pipeline.tokenizer.model_file import without_provenance
-from data_pipeline.tokenizer.sentence_pieces import SPACE_MARK
+from data_pipeline.tokenizer.sentence_pieces import SPACE_MARK, SentencePieceTokenizer
 
 VOCAB_SIZES = ((2e6, 1024), (5e7, 4096), (5e8, 8192), (5e9, 16_384), (5e10, 32_768), (math.inf, 65_536))
 """Most bytes of text, and size of the vocabulary: with so much text each token is seen often enough to be learned."""
@@ -83,7 +74,7 @@ class VocabSizeError(ConfigError):
 
 
 def _supplied(path: Path, settings: TokenizerConfig, needed: Sequence[str]) -> Tokenizer:
-    chosen = {role: name for role in ("pad", "unk", "bos", "eos") if (name := getattr(settings, f"{role}_token")) is not None}
+    chosen = {role: name for role in ROLES if (name := getattr(settings, f"{role}_token")) is not None}
     tokenizer = open_supplied(path, chosen)
     for role, id_ in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id)):
         if getattr(settings, f"add_{role}") and id_ is None:
@@ -111,10 +102,7 @@ def _train_sentencepiece(
             vocab_size=vocab_size,
             hard_vocab_limit=True,
             num_threads=settings.train_threads,
-            pad_id=PAD_ID,
-            unk_id=UNK_ID,
-            bos_id=BOS_ID,
-            eos_id=EOS_ID,
+            **{f"{role}_id": number for role, number in SPECIAL_IDS.items()},  # type: ignore[arg-type]
             control_symbols=list(control_symbols),
             # These make decoding exact for every text: no normalisation, and rare characters as bytes.
             byte_fallback=True,

@@ -253,7 +253,8 @@ def test_a_supplied_tokenizer_is_the_same_after_it_was_saved_and_loaded(kind: st
     save_tokenizer(tokenizer, tmp_path)
     loaded = load_tokenizer(tmp_path)
     assert isinstance(loaded, HuggingFaceTokenizer | SentencePieceTokenizer)
-    assert (loaded.kind, loaded.digest, loaded.special) == (tokenizer.kind, tokenizer.digest, tokenizer.special)
+    assert (loaded.kind, loaded.digest, loaded.special_ids) == (tokenizer.kind, tokenizer.digest, tokenizer.special_ids)
+    assert loaded.role_names == tokenizer.role_names
     assert loaded.encode_batch(LINES) == tokenizer.encode_batch(LINES)
     (tmp_path / tokenizer.file_name).write_bytes(b"{}")
     with pytest.raises(PreparedDataError, match="not a tokenizer that can be read"):
