@@ -165,9 +165,10 @@ class KeyWriter:
     def written(self) -> dict[Path, str]:
         return self._table.written | self._runs.written
 
-    def add(self, ids: Sequence[int], keys: Keys, overlaps: Sequence[int] | NDArray[np.uint32]) -> None:
+    def add(self, ids: Sequence[int], keys: Keys, overlaps: Sequence[int] | NDArray[np.uint32] | None = None) -> None:
         """Those that overlap with a benchmark are dropped anyway, so they get no entries."""
-        ids_D, overlaps_D = np.asarray(ids, np.uint64), np.asarray(overlaps, np.uint32)
+        ids_D = np.asarray(ids, np.uint64)
+        overlaps_D = np.zeros(len(ids_D), np.uint32) if overlaps is None else np.asarray(overlaps, np.uint32)
         self._table.write(pa.record_batch([ids_D, fixed_bytes(keys.digests_D), overlaps_D], schema=KEYS_SCHEMA))
         if self._settings.exact:
             is_wanted_D = overlaps_D < self._settings.benchmark_overlaps

@@ -23,7 +23,7 @@ def write(output: Path, texts: list[str], settings: DedupConfig, *, at_once: int
             batch = TextBatch([text.encode() for text in texts[rows]])
             ids = [document_id(3, place) for place in range(len(texts))[rows]]
             kinds = ["prose"] * len(batch)
-            writer.add(ids, sign(batch, range(len(batch)), kinds, settings), overlaps[rows] if overlaps else [0] * len(ids))
+            writer.add(ids, sign(batch, range(len(batch)), kinds, settings), overlaps[rows] if overlaps else None)
 
 
 def entries(output: Path) -> list[tuple[int, int, int]]:
@@ -63,7 +63,7 @@ def test_a_document_dropped_for_a_benchmark_has_no_entries(tmp_path: Path) -> No
 @pytest.mark.parametrize("settings", [SETTINGS, DedupConfig(near=False), DedupConfig(exact=False, near=False)])
 def test_a_batch_or_a_partition_without_documents_has_no_keys(tmp_path: Path, settings: DedupConfig) -> None:
     with KeyWriter(tmp_path / "empty", settings) as writer:
-        writer.add([], sign(TextBatch([b"rejected"]), [], [], settings), [])
+        writer.add([], sign(TextBatch([b"rejected"]), [], [], settings))
     assert [len(column) for column in read_keys(tmp_path / "empty")] == [0, 0, 0]
     assert entries(tmp_path / "empty") == []
 

@@ -16,8 +16,17 @@ from hypothesis import strategies as st
 from common.errors import ConfigError, PreparedDataError
 from data_pipeline.config import QualityConfig, TokenizerConfig
 from data_pipeline.documents import Reason
-from data_pipeline.quality.bounds import FATES, Bounds, judge, resolve_bounds
-from data_pipeline.quality.perplexity import SCORE_STEPS, ReferenceModel, count_scores, perplexity, train_reference
+from data_pipeline.quality.perplexity import (
+    FATES,
+    SCORE_STEPS,
+    Bounds,
+    ReferenceModel,
+    count_scores,
+    judge,
+    perplexity,
+    resolve_bounds,
+    train_reference,
+)
 from data_pipeline.tokenizer import Encoded, Tokenizer
 from data_pipeline.tokenizer.training import train_tokenizer
 

@@ -5,9 +5,8 @@ import pytest
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import document_id
-from data_pipeline.quality.bounds import Bounds
 from data_pipeline.quality.classifier import HeldOut
-from data_pipeline.quality.perplexity import SCORE_STEPS
+from data_pipeline.quality.perplexity import SCORE_STEPS, Bounds
 from data_pipeline.reports.totals import Results, make_report
 from data_pipeline.sources.inputs import InputFile, Part, Partition
 from data_pipeline.sources.storage import Location
