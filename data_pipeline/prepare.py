@@ -14,12 +14,11 @@ from data_pipeline.dataset.layout import INPUTS, TOKENIZER
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dedup.duplicates import STAGES as DUPLICATES
 from data_pipeline.execution.runner import open_runner_of
-from data_pipeline.publishing.assemble import Prepared, assemble
 from data_pipeline.publishing.fingerprint import fingerprint_of, key_of_work, settings_of
 from data_pipeline.publishing.ownership import exclusive
-from data_pipeline.publishing.publish import check_may_replace, reuse_finished
+from data_pipeline.publishing.publish import Prepared, assemble, check_may_replace, reuse_finished
 from data_pipeline.reports.totals import Results, make_report
-from data_pipeline.sources.ignored import IgnoredFiles
+from data_pipeline.sources.formats import IgnoredFiles
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs, remember_digests
 from data_pipeline.stages import checks
 from data_pipeline.stages.deduplicate import drop_duplicates
@@ -44,7 +43,7 @@ def prepare(config: PrepareConfig) -> Manifest:
         remember_digests(inputs, output / INPUTS)
         settings = settings_of(config)
         fingerprint = fingerprint_of(settings, [file.identity for file in inputs])
-        if (finished := reuse_finished(output, fingerprint, ignored, rejects=config.keep_rejects)) is not None:
+        if (finished := reuse_finished(output, fingerprint, rejects=config.keep_rejects)) is not None:
             return finished
         check_may_replace(output, fingerprint, settings, [file.identity for file in inputs], replace=config.replace)
 

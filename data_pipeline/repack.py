@@ -25,10 +25,9 @@ from data_pipeline.dataset.stored_documents import check_tables, check_tokens_ke
 from data_pipeline.dataset.tables import read_side_by_side
 from data_pipeline.execution.runner import open_runner
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
-from data_pipeline.publishing.assemble import Prepared, assemble
 from data_pipeline.publishing.fingerprint import fingerprint_of
 from data_pipeline.publishing.ownership import exclusive
-from data_pipeline.publishing.publish import check_may_replace
+from data_pipeline.publishing.publish import Prepared, assemble, check_may_replace
 from data_pipeline.reports.facts import lookup
 from data_pipeline.reports.lengths import compare_row_lengths
 from data_pipeline.reports.terminal import check_report

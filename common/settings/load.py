@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,9 +22,11 @@ from common.settings.dotted import flatten, merge, nest, without
 from common.settings.markers import ASKED_AGAIN, PER_START
 from common.settings.messages import explain
 from common.settings.model import (
+    PROGRAMS,
     OptionsT,
     Settings,
     SettingsT,
+    current_names,
     environment_names,
     is_list,
     keep_set,
@@ -33,10 +36,13 @@ from common.settings.model import (
     setting_names,
     settings_with,
     user_tables,
+    with_current_names,
     with_nones,
 )
 from common.settings.suggest import nearest, suggest
 from common.settings.toml import parse_toml
+
+_log = logging.getLogger(__name__)
 
 AUTO = "auto"  # its settings are chosen for the data and the machine
 MAX_SETTINGS_BYTES = 1 << 20
@@ -48,7 +54,7 @@ def load_settings(
     """`model_fields_set` of the result has what a person has set."""
     fields = setting_names(model)
     _check_utf8("command line", arguments)
-    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    given = {name: value for name, value in vars(parser.parse_args(_current(model, arguments))).items() if value is not None}
     command_line = {name: none_word(fields[name], value) for name, value in given.items()}
     variables = _from_environment(model, environment)
     recipe = command_line.get("recipe", variables.get("recipe", model.model_fields["recipe"].default))
@@ -96,6 +102,18 @@ def _by_name(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: value or None for layer in layers for name, value in flatten(layer).items()}
 
 
+def _current(model: type[Settings], arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the names that settings have now, also where a value is the name of a setting."""
+    words = list(arguments)
+    for former, name in current_names(model).items():
+        for place, word in enumerate(words):
+            option, equals, value = word.partition("=")
+            if option in (f"--{former}", former):
+                words[place] = f"{option.removesuffix(former)}{name}{equals}{value}"
+                _log.warning("%s is called %s now; use the new name", former, name)
+    return words
+
+
 def load_options(
     model: type[OptionsT], arguments: Sequence[str], parser: argparse.ArgumentParser, environment: Mapping[str, str] = os.environ
 ) -> OptionsT:
@@ -114,6 +132,7 @@ def load_options(
 def _from_environment(model: type[Settings], environment: Mapping[str, str]) -> dict[str, Any]:
     known = dict(zip(environment_names(model), setting_names(model).items(), strict=True))
     variables = {name: variable for variable, (name, _) in known.items()}
+    former = current_names(model)
     flat: dict[str, Any] = {}
     for variable, value in environment.items():
         if not variable.startswith(model.environment_prefix) or not value:
@@ -122,8 +141,11 @@ def _from_environment(model: type[Settings], environment: Mapping[str, str]) -> 
         dotted = variable.removeprefix(model.environment_prefix).replace("__", ".").lower()
         if place := place_in_recipe(model, dotted):
             raise ConfigError(f"environment: {variable}: only a recipe can hold it: {place}")
+        if dotted in former:
+            _log.warning("%s is called %s now; use the new name", variable, variables[former[dotted]])
+            variable = variables[former[dotted]]  # noqa: PLW2901
         if variable not in known:
-            raise ConfigError(f"environment: {variable} is not a setting{suggest(dotted, variables)}")
+            raise ConfigError(f"environment: {variable} is not a setting{suggest(dotted, variables, model)}")
         name, field = known[variable]
         flat[name] = _parse_list(variable, value) if is_list(field) else none_word(field, value)
     return nest(flat)
@@ -170,17 +192,18 @@ def _from_recipe(model: type[Settings], recipe: str | None) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"recipe {path}: not valid TOML: {error}") from None
     for table, value in tables.items():
-        if table not in ("prepare", "train"):
-            raise ConfigError(
-                f"recipe {path}: unknown table [{table}]{nearest(table, ['prepare', 'train'])}; use [prepare] and [train]"
-            )
+        if table not in PROGRAMS:
+            raise ConfigError(f"recipe {path}: unknown table [{table}]{nearest(table, list(PROGRAMS))}; use [prepare] and [train]")
         if not isinstance(value, dict):
             raise ConfigError(f"recipe {path}: {table} = {value!r} is not a table; write [{table}] and its settings below")
-    values: dict[str, Any] = tables.get(model.recipe_table, {})
+    try:
+        values = with_current_names(model, tables.get(model.recipe_table, {}))
+    except ValueError as error:
+        raise ConfigError(f"recipe {path}: {error}") from None
     known = list(setting_names(model))
     tables_of_users = tuple(f"{name}." for name in user_tables(model))
     for name in flatten(values):
         if name not in known and not name.startswith(tables_of_users):
             table = f"{model.recipe_table}.{name}"
-            raise ConfigError(f"recipe {path}: {table} is not a setting{suggest(name, {one: one for one in known})}")
+            raise ConfigError(f"recipe {path}: {table} is not a setting{suggest(name, {one: one for one in known}, model)}")
     return with_nones(model, values)

@@ -54,6 +54,20 @@ DIVIDES_WORK = Marker.DIVIDES_WORK
 
 
 @dataclass(frozen=True)
+class AlsoCalled:
+    """What other tools call the setting, separated by spaces. An error suggests the setting for such a name."""
+
+    names: str
+
+
+@dataclass(frozen=True)
+class Formerly:
+    """The dotted name that the setting had in earlier versions. It is accepted with a warning."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class Frequent:
     """One of the settings that people change most, which the short help shows with this value as an example, in this order. The
     first one of a section is also shown as a line of a recipe, so its value is a number.

@@ -42,7 +42,7 @@ def _explain(model: type[BaseModel], detail: ErrorDetails, place: Sequence[str])
     if issubclass(model, Options) and name in fields:
         shown = spelling(name, fields[name])
     if detail["type"] == "extra_forbidden":
-        return f"{name} is not a setting{suggest(name, {one: one for one in known})}"
+        return f"{name} is not a setting{suggest(name, {one: one for one in known}, model)}"
     if detail["type"] == "missing":
         if isinstance(detail["loc"][-1], int):
             return f"{shown} = {redacted_repr(detail['input'])}: too few values"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,8 +13,11 @@ from pydantic.fields import FieldInfo
 
 from common.errors import ConfigError
 from common.settings.conditions import OnlyIf, names_in
-from common.settings.markers import Effect, Frequent
+from common.settings.dotted import flatten, merge, nest, without
+from common.settings.markers import Effect, Formerly, Frequent
 from common.targets import Target
+
+_log = logging.getLogger(__name__)
 
 
 class Section(BaseModel):
@@ -85,6 +89,9 @@ class Place:
     variable: str | None = None  # the environment variable that is used if the command line has no value
     target: Target | None = None  # the command writes a folder or file to this path: see `check_target`
 
+
+PROGRAMS = {"prepare": "data_pipeline.config:PrepareConfig", "train": "trainer.config:TrainConfig"}
+"""Where the settings of each table of a recipe are. Nothing here imports them, unless a name was given to the wrong one."""
 
 MarkerT = TypeVar("MarkerT")
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -171,6 +178,23 @@ def needed_text(name: str, unmet: list[OnlyIf]) -> str:
 
 def is_among(name: str, settings: Collection[str]) -> bool:
     return name in settings or any(name.startswith(f"{one}.") for one in settings)
+
+
+def current_names(model: type[BaseModel]) -> dict[str, str]:
+    """By the names of earlier versions."""
+    return {former.name: name for name, former in markers_of(model, Formerly).items()}
+
+
+def with_current_names(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
+    """Return nested settings in which a name of an earlier version is replaced. ValueError: both names are given."""
+    for former, name in current_names(model).items():
+        if former not in (given := flatten(values)):
+            continue
+        if name in given:
+            raise ValueError(f"{former} is the former name of {name}, and both are set; remove {former}")
+        _log.warning("%s is called %s now; use the new name", former, name)
+        values = merge(without(values, [former]), nest({name: given[former]}))
+    return values
 
 
 def environment_names(model: type[Settings]) -> list[str]:

@@ -179,8 +179,8 @@ class _Parser(argparse.ArgumentParser):
         known = {option.strip("-").replace("-", "_"): option for action in self._actions for option in action.option_strings}
         options = [word for word in words if word.startswith("--")]
         if len(options) < 2:
-            return suggest(words[0], known) if words else ""
-        return "".join(f"; {word}: {found.removeprefix('; ')}" for word in options if (found := suggest(word, known)))
+            return suggest(words[0], known, self.model) if words else ""
+        return "".join(f"; {word}: {found.removeprefix('; ')}" for word in options if (found := suggest(word, known, self.model)))
 
 
 def _type_name(annotation: Any) -> str:

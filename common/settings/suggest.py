@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 
-from common.settings.synonyms import SYNONYMS
+from pydantic import BaseModel
+
+from common.settings.markers import AlsoCalled
+from common.settings.model import PROGRAMS, markers_of
 
 _MOST = 4
 
@@ -13,23 +17,27 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return f"; did you mean {matches[0]}?" if matches else ""
 
 
-def suggest(name: str, spelled: Mapping[str, str]) -> str:
+def suggest(name: str, spelled: Mapping[str, str], model: type[BaseModel] | None = None) -> str:
     """Return the end of an error message; empty if none is similar. `spelled` has the message's spelling by dotted name.
+    `model` has the settings, with what other tools call them.
 
     The last part of the name decides first, so `lr` and `train.lr` mean `optim.lr`; then names of other tools, then similar ones.
     """
     name = name.lstrip("-").partition("=")[0].replace("-", "_").lower()
     if not name:
         return ""
-    found = list(dict.fromkeys(_meant(name, list(spelled)))) or _similar(name, spelled)
+    found = list(dict.fromkeys(_meant(name, list(spelled), model))) or _similar(name, spelled)
     if found:
         *others, last = [spelled[one] for one in found[:_MOST]]
         return f"; did you mean {' or '.join((', '.join(others), last) if others else (last,))}?"
-    elsewhere = [f"{command} has --{one}" for command, one in _synonyms(_leaf(name)) if command != "generate"]
-    return f"; {elsewhere[0]}" if elsewhere else ""
+    for program, place in PROGRAMS.items() if model else ():
+        module, _, settings = place.partition(":")
+        if elsewhere := list(_also_called(_leaf(name), getattr(import_module(module), settings))):
+            return f"; {program} has --{elsewhere[0]}"
+    return ""
 
 
-def _meant(name: str, known: list[str]) -> Iterator[str]:
+def _meant(name: str, known: list[str], model: type[BaseModel] | None) -> Iterator[str]:
     exact = [one for one in known if _letters(one) == _letters(name)]
     yield from exact
     if exact:
@@ -38,7 +46,7 @@ def _meant(name: str, known: list[str]) -> Iterator[str]:
     of_section = {_leaf(one): one for one in known if section and one.rpartition(".")[0] == section}
     yield from (of_section[close] for close in difflib.get_close_matches(leaf, of_section, n=1, cutoff=0.6))
     yield from (one for one in known if _letters(_leaf(one)) == _letters(leaf))
-    yield from (one for _, one in _synonyms(leaf) if one in known)
+    yield from (one for one in (_also_called(leaf, model) if model else ()) if one in known)
 
 
 def _similar(name: str, known: Iterable[str]) -> list[str]:
@@ -48,12 +56,10 @@ def _similar(name: str, known: Iterable[str]) -> list[str]:
     return [one for one in known if _leaf(one) in close] or difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
 
 
-def _synonyms(leaf: str) -> Iterator[tuple[str, str]]:
-    """Yield what other tools call `leaf`, after the command that has it."""
-    for command, table in SYNONYMS.items():
-        for names, settings in table.items():
-            if _letters(leaf) in map(_letters, names.split()):
-                yield from ((command, one) for one in settings)
+def _also_called(leaf: str, model: type[BaseModel]) -> Iterator[str]:
+    for setting, called in markers_of(model, AlsoCalled).items():
+        if _letters(leaf) in map(_letters, called.names.split()):
+            yield setting
 
 
 def _leaf(name: str) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, create_model, model_validator
 
 from common.settings.conditions import OnlyIf
-from common.settings.markers import SHARED_BY_SOURCES, Effect, ShapesData, ShapesDataByContent
+from common.settings.markers import SHARED_BY_SOURCES, AlsoCalled, Effect, ShapesData, ShapesDataByContent
 from common.settings.model import Section
 from data_pipeline.heuristics.presets import PRESETS
 from data_pipeline.heuristics.rule import Share
@@ -59,7 +59,7 @@ class LanguageConfig(Section):
     identify: ShapesData[bool] = Field(
         True, description="Whether languages are identified, for the report and the rules that need them. Code has none."
     )
-    keep: ShapesData[tuple[str, ...]] = Field(
+    keep: Annotated[ShapesData[tuple[str, ...]], AlsoCalled("lang language languages")] = Field(
         (), description="ISO 639-1 codes of the languages that are kept; empty: all languages."
     )
     min_confidence: Annotated[ShapesData[Share], OnlyIf("language.keep")] = Field(

@@ -10,6 +10,7 @@ from common.settings.conditions import OnlyIf
 from common.settings.markers import (
     DIVIDES_WORK,
     SHARED_BY_SOURCES,
+    AlsoCalled,
     Frequent,
     NoEffectOnResults,
     ShapesData,
@@ -75,16 +76,18 @@ class PrepareConfig(Settings):
         None,
         description="Name of a recipe in env/recipes, a .toml file, or auto, which chooses the settings for the amount of text.",
     )
-    sources: Annotated[NoEffectOnResults[tuple[str, ...]], Frequent("my-text", 1)] = Field(
-        (), description="Folders, files, glob patterns or URLs with text; builtin: the built-in corpus (Python's library)."
-    )
+    sources: Annotated[
+        NoEffectOnResults[tuple[str, ...]],
+        Frequent("my-text", 1),
+        AlsoCalled("source input inputs input_dir data data_dir data_path dataset files"),
+    ] = Field((), description="Folders, files, glob patterns or URLs with text; builtin: the built-in corpus (Python's library).")
     source: dict[str, SourceConfig] = Field(
         default_factory=dict, description="Sources, each with its settings. Only a recipe can define them."
     )
-    output: Annotated[NoEffectOnResults[Path], Place(target="folder"), Frequent("workspace/data", 2)] = Field(
-        Path("workspace/data"), description="Folder that receives the prepared data."
-    )
-    workers: Annotated[NoEffectOnResults[int | None], Frequent("2", 4)] = Field(
+    output: Annotated[
+        NoEffectOnResults[Path], Place(target="folder"), Frequent("workspace/data", 2), AlsoCalled("out out_dir output_dir")
+    ] = Field(Path("workspace/data"), description="Folder that receives the prepared data.")
+    workers: Annotated[NoEffectOnResults[int | None], Frequent("2", 4), AlsoCalled("jobs processes num_proc num_workers")] = Field(
         None, ge=1, le=4096, description="Number of worker processes, which never changes the result; none: one for each core."
     )
     engine: NoEffectOnResults[Literal["local", "ray"]] = Field(
@@ -101,14 +104,16 @@ class PrepareConfig(Settings):
         description="Rejected documents that are written. none; samples: the beginnings of some, in rejects.jsonl; all: these, and "
         "each one in full with its reason, in the folder rejects. true: samples; false: none.",
     )
-    replace: NoEffectOnResults[bool] = Field(
+    replace: Annotated[NoEffectOnResults[bool], AlsoCalled("force overwrite")] = Field(
         False,
         description="Whether finished data in the output folder that differs in settings or text is replaced. false: it is an "
         "error.",
     )
-    row_length: Annotated[ShapesData[int], Frequent("512", 5)] = Field(
-        1024, ge=8, le=1 << 20, description="Number of tokens in a row. A row of L tokens has up to L-1 targets."
-    )
+    row_length: Annotated[
+        ShapesData[int],
+        Frequent("512", 5),
+        AlsoCalled("block_size context context_length seq_len seq_length sequence_length max_seq_len max_length"),
+    ] = Field(1024, ge=8, le=1 << 20, description="Number of tokens in a row. A row of L tokens has up to L-1 targets.")
     partition_bytes: Annotated[ShapesData[int], DIVIDES_WORK] = Field(
         16 * _MIB, ge=1024, description="Number of input bytes in one task. Small files share a task."
     )

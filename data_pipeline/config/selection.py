@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from common.settings.conditions import OnlyIf
 from common.settings.markers import (
+    AlsoCalled,
     Frequent,
     ShapesData,
     ShapesDataByContent,
@@ -21,10 +22,10 @@ FIM_TOKENS = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")  # special t
 class DedupConfig(Section):
     """Detection of duplicates and of benchmark text."""
 
-    exact: ShapesData[bool] = Field(
+    exact: Annotated[ShapesData[bool], AlsoCalled("dedup deduplicate")] = Field(
         True, description="Whether a document is dropped if its letters and digits equal those of an earlier document."
     )
-    near: Annotated[ShapesData[bool], Frequent("false", 10)] = Field(
+    near: Annotated[ShapesData[bool], Frequent("false", 10), AlsoCalled("dedup deduplicate")] = Field(
         True, description="Whether a document is dropped if it is nearly the same as an earlier document (MinHash)."
     )
     threshold: ShapesData[float] = Field(
@@ -149,9 +150,9 @@ class SplitConfig(Section):
         description="Choice of validation documents. content: by the digest of the text, so equal texts are in the same split; "
         "tail: the last part of each file.",
     )
-    val_fraction: Annotated[ShapesData[float], Frequent("0.05", 9)] = Field(
-        0.05, gt=0, lt=1, description="Share of the text that is held out for validation."
-    )
+    val_fraction: Annotated[
+        ShapesData[float], Frequent("0.05", 9), AlsoCalled("val_split val_ratio validation_split test_size val_fraction")
+    ] = Field(0.05, gt=0, lt=1, description="Share of the text that is held out for validation.")
     min_val_documents: ShapesData[int] = Field(
         4, ge=0, description="Lowest number of validation documents. If by = content, it is limited to a tenth of all documents."
     )

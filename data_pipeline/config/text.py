@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from common.settings.conditions import OnlyIf
 from common.settings.markers import (
+    AlsoCalled,
     Frequent,
     ShapesData,
     ShapesDataIfChanged,
@@ -34,7 +35,9 @@ class TextConfig(Section):
 class RecordConfig(Section):
     """Documents from JSON Lines, CSV, TSV, Parquet and Arrow."""
 
-    text_field: ShapesData[str] = Field("text", min_length=1, description="Name of the field or column that holds the text.")
+    text_field: Annotated[ShapesData[str], AlsoCalled("text text_key text_column content_field")] = Field(
+        "text", min_length=1, description="Name of the field or column that holds the text."
+    )
     prompt_field: ShapesData[str | None] = Field(
         None,
         min_length=1,

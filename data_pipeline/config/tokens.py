@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from common.settings.conditions import OnlyIf
 from common.settings.markers import (
+    AlsoCalled,
     Frequent,
     ShapesData,
     ShapesDataByContent,
@@ -22,11 +23,18 @@ _TRAINED = OnlyIf("tokenizer.kind = bpe or tokenizer.kind = unigram")
 class TokenizerConfig(Section):
     """The tokenizer: one that is trained, or a supplied one."""
 
-    kind: Annotated[ShapesData[Literal["bpe", "unigram", "char", "byte"]], _OWN, Frequent("bpe", 7)] = Field(
-        "bpe", description="Kind of tokenizer. bpe and unigram are SentencePiece models; char and byte need no training."
-    )
+    kind: Annotated[
+        ShapesData[Literal["bpe", "unigram", "char", "byte"]],
+        _OWN,
+        Frequent("bpe", 7),
+        AlsoCalled("tokenizer tokenizer_path tokenizer_file tokenizer_type"),
+    ] = Field("bpe", description="Kind of tokenizer. bpe and unigram are SentencePiece models; char and byte need no training.")
     vocab_size: Annotated[
-        ShapesData[Annotated[int, Field(ge=264, le=1 << 20)] | Literal["auto"]], _OWN, _TRAINED, Frequent("8192", 6)
+        ShapesData[Annotated[int, Field(ge=264, le=1 << 20)] | Literal["auto"]],
+        _OWN,
+        _TRAINED,
+        Frequent("8192", 6),
+        AlsoCalled("vocab vocab_size n_vocab"),
     ] = Field(
         32_000,
         description="Number of tokens in the vocabulary (bpe, unigram); auto: chosen from the amount of text. For char, the text "
@@ -48,7 +56,7 @@ class TokenizerConfig(Section):
     extra_special: ShapesData[tuple[str, ...]] = Field(
         (), description="Names of more special tokens, such as <|user|>, which no text can produce. Not with `path`."
     )
-    path: ShapesDataByContent[Path | None] = Field(
+    path: Annotated[ShapesDataByContent[Path | None], AlsoCalled("tokenizer tokenizer_path tokenizer_file")] = Field(
         None,
         description="Tokenizer that is used as it is: a tokenizer.json, a SentencePiece .model, or a folder with one; the folder "
         "of a run or of prepared data stands for its tokenizer.",

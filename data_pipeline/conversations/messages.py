@@ -46,8 +46,8 @@ def _conversations(record: Mapping[str, Any]) -> list[list[Message]]:
 
 
 def _pair(record: Mapping[str, Any]) -> list[list[Message]]:
-    prompt = _as_messages(record["prompt"], "prompt", "user")
-    answers = [_as_messages(record[name], name, "assistant") for name in ("chosen", "rejected")]
+    prompt = _messages(record["prompt"], "prompt", "user")
+    answers = [_messages(record[name], name, "assistant") for name in ("chosen", "rejected")]
     # Some data sets repeat the prompt at the beginning of both answers.
     pair = [answer if answer[: len(prompt)] == prompt else [*prompt, *answer] for answer in answers]
     for name, conversation in zip(("chosen", "rejected"), pair, strict=True):
@@ -59,16 +59,6 @@ def _pair(record: Mapping[str, Any]) -> list[list[Message]]:
     if chosen == rejected:
         raise MessagesError(Reason.EQUAL_PAIR, "chosen and rejected are the same")
     return pair
-
-
-def _as_messages(value: Any, name: str, role: str) -> list[Message]:
-    if isinstance(value, str):
-        if not value:
-            raise MessagesError(Reason.MESSAGES_MALFORMED, f"{name} is empty")
-        if (found := _parsed(value)) is None:
-            return [_turn(role, value)]
-        value = found
-    return _messages(value, name)
 
 
 def _parsed(text: str) -> list[Any] | None:
@@ -88,9 +78,15 @@ def _parsed(text: str) -> list[Any] | None:
     )
 
 
-def _messages(value: Any, name: str) -> list[Message]:
-    if isinstance(value, str) and (found := _parsed(value)) is not None:
-        value = found
+def _messages(value: Any, name: str, role: str | None = None) -> list[Message]:
+    """Return the messages in a field. With `role`, the field may also have the text of one message."""
+    if isinstance(value, str):
+        found = _parsed(value)
+        if found is None and role is not None:
+            if not value:
+                raise MessagesError(Reason.MESSAGES_MALFORMED, f"{name} is empty")
+            return [{"role": role, "content": value}]
+        value = value if found is None else found
     if not isinstance(value, list):
         raise MessagesError(Reason.MESSAGES_MALFORMED, f"{name} is {_kind(value)}, but a list of messages is expected")
     if not value:
@@ -115,11 +111,7 @@ def _message(value: Any, place: str) -> Message:
     if not isinstance(content, str):
         raise MessagesError(Reason.MESSAGES_MALFORMED, f"the content of {place} is {_kind(content)}, but a text is expected")
     kept = {} if other else {name: one for name, one in value.items() if one is not None}
-    return kept | _turn(role, content)
-
-
-def _turn(role: str, content: str) -> Message:
-    return {"role": role, "content": content}
+    return kept | {"role": role, "content": content}
 
 
 def _is_answer(message: Message) -> bool:

@@ -9,8 +9,8 @@ Messages in both directions are a 64-bit length, little-endian, and a JSON objec
 `template`, `variables`, `seconds` and `memory_bytes`. Each later one has `messages`, `marks` (two characters that the conversation
 does not contain), and `prompt`: whether only the text before the next answer is needed. The answers are:
 
-    {"text": …, "spans": [[start, end], …], "has_marks": …}     the text, and the part of each answer in it
-    {"refused": …}                                              the template cannot be used for this conversation
+    {"text": …, "spans": [[start, end], …]}    the text, and the part of each answer in it
+    {"refused": …}                             the template cannot be used for this conversation
 """
 
 from __future__ import annotations
@@ -89,14 +89,19 @@ def _answer(template: jinja2.Template, variables: dict[str, Any], request: dict[
 
     if request["prompt"]:
         text = render(len(messages), prompt=True)
-        return {"text": text.replace(marks[0], "").replace(marks[1], ""), "spans": [], "has_marks": False}
+        return {"text": text.replace(marks[0], "").replace(marks[1], ""), "spans": []}
     whole = render(len(messages), prompt=False)
     if marks[0] in whole:
-        text, spans = _marked_spans(whole, marks)
-        return {"text": text, "spans": spans, "has_marks": True}
+        spans, pieces, length = [], [], 0
+        for number, piece in enumerate(whole.replace(marks[1], marks[0]).split(marks[0])):
+            if number % 2:
+                spans.append([length, length + len(piece)])
+            pieces.append(piece)
+            length += len(piece)
+        return {"text": "".join(pieces), "spans": spans}
     answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     spans = [_span(whole, render(number, prompt=True), render(number + 1, prompt=False), messages[number]) for number in answers]
-    return {"text": whole, "spans": spans, "has_marks": False}
+    return {"text": whole, "spans": spans}
 
 
 def _span(whole: str, before: str, after: str, message: dict[str, Any]) -> list[int]:
@@ -125,18 +130,6 @@ def _span(whole: str, before: str, after: str, message: dict[str, Any]) -> list[
 def _num_common(first: str, second: str) -> int:
     pairs = enumerate(zip(first, second, strict=False))
     return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
-
-
-def _marked_spans(text: str, marks: str) -> tuple[str, list[list[int]]]:
-    spans: list[list[int]] = []
-    pieces: list[str] = []
-    length = 0
-    for number, piece in enumerate(text.replace(marks[1], marks[0]).split(marks[0])):
-        if number % 2:
-            spans.append([length, length + len(piece)])
-        pieces.append(piece)
-        length += len(piece)
-    return "".join(pieces), spans
 
 
 class _Generation(jinja2.ext.Extension):

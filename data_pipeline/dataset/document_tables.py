@@ -20,7 +20,7 @@ from common.errors import ConfigError, PreparedDataError
 from data_pipeline.config import KINDS
 from data_pipeline.dataset.layout import DOCUMENTS, LABELS, MAX_LABELS
 from data_pipeline.dataset.manifest import Manifest, check_digests
-from data_pipeline.dataset.tables import DOCUMENTS_SCHEMA, LABELS_SCHEMA, read_checked
+from data_pipeline.dataset.tables import DOCUMENTS_SCHEMA, LABELS_SCHEMA, read_table
 
 _MAX_NAME_CHARS = 1024
 
@@ -80,10 +80,26 @@ def label_names(directory: Path, manifest: Manifest) -> tuple[str, ...]:
 def _read(
     directory: Path, manifest: Manifest, names: Sequence[str], schema: pa.Schema, column: str, bound: int
 ) -> list[NDArray[Any]]:
-    """Return the columns of some tables together, in ascending order of the documents' ids."""
+    """Return the columns of some tables together, in ascending order of the documents' ids.
+
+    The data may come from anyone, so everything is checked: the values of `column` are below `bound`.
+    """
     names = sorted(name for name in names if name.endswith(".arrow"))
     check_digests(directory, {name: manifest.files[name] for name in names})
-    tables = [schema.empty_table(), *(read_checked(directory / name, schema, column, bound) for name in names)]
+    tables = [schema.empty_table()]
+    for name in names:
+        try:
+            table = read_table((directory / name).with_suffix(""))
+            if not table.schema.equals(schema):
+                raise ValueError("the columns are not those that `prepare` writes")
+            table.validate(full=True)
+            if any(values.null_count for values in table.columns):
+                raise ValueError("a value is null")
+            if int(table.column(column).to_numpy().max(initial=0)) >= bound:
+                raise ValueError(f"a {column} is not less than {bound}")
+        except (pa.ArrowException, ValueError) as error:
+            raise PreparedDataError(f"{directory / name}: this table cannot be read ({error}); run `prepare` again") from None
+        tables.append(table)
     columns = [np.concatenate([table.column(name).to_numpy() for table in tables]) for name in schema.names]
     order = np.argsort(columns[0])
     return [values[order] for values in columns]

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, BinaryIO, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -208,43 +208,42 @@ def files_in_manifest(directory: Path) -> set[str]:
 
 
 def check_digests(directory: Path, digests: Mapping[str, str], sizes: Mapping[str, int] = MappingProxyType({})) -> None:
-    """A wrong size, or one too large for its kind, is refused before the file is read: a sparse file can have any size."""
-    for name, expected in digests.items():
-        path = directory / name
-        try:
-            with open_input(path, below=directory) as file:
-                size, limit = os.fstat(file.fileno()).st_size, _limit_of(name)
-                if size != sizes.get(name, size):
-                    raise PreparedDataError(
-                        f"{path}: it has {size} bytes, but the manifest says {sizes[name]}; it was changed: run `prepare` again"
-                    )
-                if limit is not None and size > limit:
-                    raise PreparedDataError(f"{path}: it has {size} bytes, but at most {limit} can be read; run `prepare` again")
-                found = digest_stream(file)
-        except OSError as error:
-            if not is_missing(error):
-                raise
-            raise PreparedDataError(f"{path}: missing; run `prepare` again") from None
-        except UnusableFileError as error:
-            raise PreparedDataError(f"{error}; run `prepare` again") from None
-        if found != expected:
+    for name, digest in digests.items():
+        open_listed(directory, name, sizes.get(name), digest).close()
+
+
+def open_listed(directory: Path, name: str, num_bytes: int | None, digest: str | None) -> BinaryIO:
+    """Open a file of a manifest after a check of its size and digest, if they are given.
+
+    A wrong size, or one too large for its kind, is refused before the file is read: a sparse file can have any size.
+    """
+    path = directory / name
+    limits = {"tokenizer": MAX_TOKENIZER_BYTES, REFERENCE: MAX_REFERENCE_BYTES}
+    limit = limits.get(name.partition("/")[0], MAX_MANIFEST_BYTES)
+    try:
+        file = open_input(path, below=directory)
+    except UnusableFileError as error:
+        raise PreparedDataError(f"{error}; run `prepare` again") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):  # others may be a temporary fault of the device
+            raise
+        raise PreparedDataError(f"{path}: missing; run `prepare` again") from None
+    try:
+        size = os.fstat(file.fileno()).st_size
+        problem = ""
+        if num_bytes is not None and size != num_bytes:
+            problem = f"it has {size} bytes, but the manifest says {num_bytes}; the file was changed"
+        elif size > limit and not name.endswith(".arrow"):
+            problem = f"it has {size} bytes, but at most {limit} can be read"
+        elif digest is not None and (found := digest_stream(file)) != digest:
             distrust(directory)
-            raise PreparedDataError(
-                f"{path}: its digest is {found}, but the manifest says {expected}; the file was changed: run `prepare` again"
-            )
-
-
-def _limit_of(name: str) -> int | None:
-    if name.startswith("tokenizer/"):
-        return MAX_TOKENIZER_BYTES
-    if name == REFERENCE:
-        return MAX_REFERENCE_BYTES
-    return None if name.endswith(".arrow") else MAX_MANIFEST_BYTES
-
-
-def is_missing(error: OSError) -> bool:
-    """Any other error may be a temporary fault of the device."""
-    return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+            problem = f"its digest is {found}, but the manifest says {digest}; the file was changed"
+        if problem:
+            raise PreparedDataError(f"{path}: {problem}: run `prepare` again")
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _parse(value: Mapping[str, Any], path: Path) -> Manifest:

@@ -21,18 +21,17 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from common.errors import PreparedDataError
-from common.files import UnusableFileError, digest_stream, open_input
 from common.text import visible
 from data_pipeline.dataset.layout import LOSS_RUNS
 from data_pipeline.dataset.loss_mask import LossMask, number_tokens
-from data_pipeline.dataset.manifest import MASKED_FORMAT, Manifest, ShardEntry, distrust, is_missing
+from data_pipeline.dataset.manifest import MASKED_FORMAT, Manifest, ShardEntry, distrust, open_listed
 from data_pipeline.dataset.tables import open_arrow
 
 logger = logging.getLogger(__name__)
@@ -155,36 +154,32 @@ class Rows:
 
     def read(self, indices: Int64s) -> RowBatch:
         """Return the rows with these numbers, in the given order: tokens and segments of shape [B, L]."""
-        parts = [
-            (places, self._ask(number, rows, lambda shard, rows: shard.read(rows)))
-            for number, places, rows in self._by_shard(indices)
-        ]
-        if len(parts) == 1:  # avoids a copy
+        answers = [(places, self._ask(number, rows, _OpenShard.read)) for number, places, rows in self._by_shard(indices)]
+        parts = [(places, part) for places, part in answers if part is not None]
+        if len(answers) == len(parts) == 1:  # avoids a copy
             return parts[0][1]
-        tokens_BL = np.empty((len(indices), self.row_length), self._token_type)
-        segments_BL = np.empty((len(indices), self.row_length), np.int32)
+        tokens_BL = np.zeros((len(indices), self.row_length), self._token_type)
+        segments_BL = np.full(tokens_BL.shape, -1, np.int32)
+        has_loss_BL = None if all(part.has_loss_BL is None for _, part in parts) else np.ones(tokens_BL.shape, np.bool_)
         for places, part in parts:
             tokens_BL[places], segments_BL[places] = part.tokens_BL, part.segments_BL
-        if all(part.has_loss_BL is None for _, part in parts):
-            return RowBatch(tokens_BL, segments_BL)
-        has_loss_BL = np.ones(tokens_BL.shape, np.bool_)
-        for places, part in parts:
-            if part.has_loss_BL is not None:
+            if has_loss_BL is not None and part.has_loss_BL is not None:
                 has_loss_BL[places] = part.has_loss_BL
         return RowBatch(tokens_BL, segments_BL, has_loss_BL)
 
     def num_targets(self, indices: Int64s) -> Int64s:
         """Return the number of targets in each of these rows, shape [B], without reading a token."""
-        return self._count(indices, lambda shard, rows: shard.num_targets(rows))
+        return self._count(indices, lambda shard, rows: shard.targets_R[rows])
 
     def num_sequences(self, indices: Int64s) -> Int64s:
         """Return the number of segments with at least one target in each of these rows, shape [B]."""
-        return self._count(indices, lambda shard, rows: shard.num_sequences(rows))
+        return self._count(indices, lambda shard, rows: shard.sequences_R[rows])
 
-    def _count(self, indices: Int64s, question: Callable[[_Shard, Int64s], Int64s]) -> Int64s:
-        counts_B = np.empty(len(indices), np.int64)
+    def _count(self, indices: Int64s, question: Callable[[_OpenShard, Int64s], Int64s]) -> Int64s:
+        counts_B = np.zeros(len(indices), np.int64)
         for number, places, rows in self._by_shard(indices):
-            counts_B[places] = self._ask(number, rows, question)
+            if (counts := self._ask(number, rows, question)) is not None:
+                counts_B[places] = counts
         return counts_B
 
     def source_ids(self, indices: Int64s) -> Int64s:
@@ -205,7 +200,8 @@ class Rows:
 
     def document_ids(self, index: int) -> NDArray[np.uint64]:
         [(number, _, rows)] = self._by_shard(np.array([index]))
-        return self._ask(number, rows, lambda shard, rows: shard.document_ids(int(rows[0])))
+        ids = self._ask(number, rows, lambda shard, rows: shard.document_ids(int(rows[0])))
+        return np.empty(0, np.uint64) if ids is None else ids
 
     def _by_shard(self, indices: Int64s) -> list[tuple[int, Any, Int64s]]:
         """Return for each needed shard its number, the positions in the request that it fills, and the row numbers in the shard."""
@@ -218,15 +214,19 @@ class Rows:
         chosen = [np.flatnonzero(shards_B == number) for number in numbers]
         return [(number, places, rows_B[places]) for number, places in zip(numbers, chosen, strict=True)]
 
-    def _ask(self, number: int, rows: Int64s, question: Callable[[_Shard, Int64s], _AnswerT]) -> _AnswerT:
-        """Return the answer of a shard to a question about some of its rows, or that of a blank shard after a noted error."""
-        blank = _BlankShard(self.row_length, self._token_type)
+    def _ask(self, number: int, rows: Int64s, question: Callable[[_OpenShard, Int64s], _AnswerT]) -> _AnswerT | None:
+        """Return the answer of a shard to a question about some of its rows; None if these are padding, or after a noted error."""
         if number in self._blank:
-            return question(blank, rows)
+            return None
         entry = self._entries[number]
         problem: ShardError | OSError
         try:
-            return question(self._opened(number), rows)
+            shard = self._open.get(number)
+            if shard is None:
+                verify = self._verify or number in self._suspect
+                shard = self._open[number] = _OpenShard(self._directory, entry, self._manifest, verify=verify)
+            shard.check_unchanged()
+            return question(shard, rows)
         except PreparedDataError as error:
             distrust(self._directory)
             problem = ShardError(entry.path, str(error))
@@ -239,37 +239,11 @@ class Rows:
         if self._note is None:
             raise problem
         self._note(problem)
-        return question(blank, rows)
-
-    def _opened(self, number: int) -> _OpenShard:
-        shard = self._open.get(number)
-        if shard is None:
-            verify = self._verify or number in self._suspect
-            shard = _OpenShard(self._directory, self._entries[number], self._manifest, verify=verify)
-            self._open[number] = shard
-        shard.check_unchanged()
-        return shard
+        return None
 
     def _check(self, indices: Int64s) -> None:
         if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
             raise IndexError(f"rows {indices.min()} to {indices.max()} are requested, but there are {len(self)} rows")
-
-
-class _BlankShard:
-    def __init__(self, row_length: int, token_type: np.dtype[Any]) -> None:
-        self._row_length, self._token_type = row_length, token_type
-
-    def read(self, rows: Int64s) -> RowBatch:
-        shape = (len(rows), self._row_length)
-        return RowBatch(np.zeros(shape, self._token_type), np.full(shape, -1, np.int32))
-
-    def num_targets(self, rows: Int64s) -> Int64s:
-        return np.zeros(len(rows), np.int64)
-
-    num_sequences = num_targets
-
-    def document_ids(self, _row: int) -> NDArray[np.uint64]:
-        return np.empty(0, np.uint64)
 
 
 class _OpenShard:
@@ -278,7 +252,7 @@ class _OpenShard:
         self._path = path
         self._vocab_size = manifest.vocab_size
         # A mapping stays valid when the file is replaced, so a new `prepare` does not disturb a running trainer.
-        file = _open_file(directory, entry, verify=verify)
+        file = open_listed(directory, entry.path, entry.bytes, entry.sha256 if verify else None)
         weakref.finalize(self, file.close)
         self._descriptor = file.fileno()
         self._state = self._look()
@@ -304,9 +278,9 @@ class _OpenShard:
         except (pa.ArrowException, ValueError) as error:
             raise PreparedDataError(f"{path}: this shard cannot be read ({error}); run `prepare` again") from None
         targets_S = _num_targets_of(self._lengths_S, np.diff(self._offsets), self._mask)
-        self._targets_R = self._sum_by_row(targets_S)
-        self._sequences_R = self._sum_by_row(targets_S > 0)
-        self._run_ends_R = None if self._mask is None else np.cumsum(self._mask.num_runs_B)
+        self.targets_R = self._sum_by_row(targets_S)
+        self.sequences_R = self._sum_by_row(targets_S > 0)
+        self._run_ends_R = np.cumsum(self._mask.num_runs_B) if self._mask else np.empty(0, np.int64)
 
     def check_unchanged(self) -> None:
         if self._look() != self._state:
@@ -323,13 +297,18 @@ class _OpenShard:
                 f"{self._path}: it contains token {largest}, but the ids of the vocabulary are 0 to "
                 f"{self._vocab_size - 1}; the shard is invalid: run `prepare` again"
             )
-        return RowBatch(tokens_BL, self._segment_numbers(rows), self._has_loss(rows))
+        sizes_B = np.full(len(rows), tokens_BL.shape[1])
+        segments = number_tokens(self._offsets[rows], self._offsets[rows + 1], self._lengths_S, sizes_B)
+        has_loss_BL = None
+        if self._mask is not None:
+            ends_B = self._run_ends_R[rows]
+            runs = number_tokens(ends_B - self._mask.num_runs_B[rows], ends_B, self._mask.runs_N, sizes_B)
+            has_loss_BL = (runs & 1).astype(np.bool_).reshape(tokens_BL.shape)  # without a meaning for padding
+        return RowBatch(tokens_BL, segments.reshape(tokens_BL.shape), has_loss_BL)
 
-    def num_targets(self, rows: Int64s) -> Int64s:
-        return self._targets_R[rows]
-
-    def num_sequences(self, rows: Int64s) -> Int64s:
-        return self._sequences_R[rows]
+    def document_ids(self, row: int) -> NDArray[np.uint64]:
+        ids: NDArray[np.uint64] = self._documents_S[self._offsets[row] : self._offsets[row + 1]]
+        return ids
 
     def _sum_by_row(self, values_S: NDArray[Any]) -> Int64s:
         before = np.concatenate([[0], np.cumsum(values_S, dtype=np.int64)])
@@ -339,47 +318,6 @@ class _OpenShard:
     def _look(self) -> tuple[int, int]:
         status = os.fstat(self._descriptor)
         return status.st_size, status.st_mtime_ns
-
-    def _segment_numbers(self, rows: Int64s) -> NDArray[np.int32]:
-        """Return the index of the document at every position of these rows, -1 for padding: shape [B, L]."""
-        shape = (len(rows), self._tokens_RL.shape[1])
-        numbers = number_tokens(self._offsets[rows], self._offsets[rows + 1], self._lengths_S, np.full(*shape))
-        return numbers.reshape(shape)
-
-    def _has_loss(self, rows: Int64s) -> NDArray[np.bool_] | None:
-        """Return whether each token of these rows has a loss, [B, L]; None if all have. The value has no meaning for padding."""
-        if self._mask is None or self._run_ends_R is None:
-            return None
-        shape, ends_B = (len(rows), self._tokens_RL.shape[1]), self._run_ends_R[rows]
-        numbers = number_tokens(ends_B - self._mask.num_runs_B[rows], ends_B, self._mask.runs_N, np.full(*shape))
-        return (numbers & 1).astype(np.bool_).reshape(shape)
-
-    def document_ids(self, row: int) -> NDArray[np.uint64]:
-        ids: NDArray[np.uint64] = self._documents_S[self._offsets[row] : self._offsets[row + 1]]
-        return ids
-
-
-def _open_file(directory: Path, entry: ShardEntry, *, verify: bool) -> BinaryIO:
-    path = directory / entry.path
-    try:
-        file = open_input(path, below=directory)
-    except UnusableFileError as error:
-        raise PreparedDataError(f"{error}; run `prepare` again") from None
-    except OSError as error:
-        if not is_missing(error):
-            raise
-        raise PreparedDataError(f"{path}: this shard is missing; run `prepare` again") from None
-    try:
-        size = os.fstat(file.fileno()).st_size
-        problem = "" if size == entry.bytes else f"it has {size} bytes, but the manifest says {entry.bytes}"
-        if not problem and verify and (digest := digest_stream(file)) != entry.sha256:
-            problem = f"its digest is {digest}, but the manifest says {entry.sha256}"
-        if problem:
-            raise PreparedDataError(f"{path}: {problem}; the shard is damaged: run `prepare` again")
-    except BaseException:
-        file.close()
-        raise
-    return file
 
 
 def _only_batch(content: pa.Buffer, manifest: Manifest) -> pa.RecordBatch:
@@ -404,6 +342,3 @@ def _only_batch(content: pa.Buffer, manifest: Manifest) -> pa.RecordBatch:
     if any(column.null_count for column in batches[0].columns):
         raise ValueError("a row is null")
     return batches[0]
-
-
-_Shard = _BlankShard | _OpenShard

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.text.ngrams import mix_hashes
+from data_pipeline.text import mix_hashes
 
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, Split] = ("train", "val")

@@ -79,29 +79,23 @@ def check_tables(directory: Path, manifest: Manifest, number: int) -> None:
     if missing := [name for name in names if name not in manifest.files]:
         raise PreparedDataError(f"{directory / MANIFEST}: {missing[0]} is not listed; run `prepare` again")
     check_digests(directory, {name: manifest.files[name] for name in names})
+    plain, masked = (tokens_schema(np.dtype(manifest.token_type), has_mask=has_mask) for has_mask in (False, True))
+    of_tokens = [plain, masked] if manifest.format == MASKED_FORMAT else [plain]
+    num_rows = {TOKENS: 0, CHOSEN: 0}
     try:
-        _check_values(directory, manifest, number)
+        for folder, schemas in ((TOKENS, of_tokens), (CHOSEN, [CHOSEN_SCHEMA])):
+            for batch in read_batches(directory / folder / f"{number:06d}"):
+                if not any(batch.schema.equals(schema) for schema in schemas):
+                    raise ValueError(f"the columns of {folder} are not those that `prepare` writes")
+                batch.validate(full=True)  # invalid offsets would crash this process
+                _check_batch(batch, manifest.vocab_size)
+                num_rows[folder] += batch.num_rows
+        if num_rows[TOKENS] != num_rows[CHOSEN]:
+            raise ValueError(f"{num_rows[TOKENS]} documents, but {num_rows[CHOSEN]} numbers of copies")
     except (pa.ArrowException, ValueError) as error:
         raise PreparedDataError(
             f"{directory / names[0]} and {names[1]}: these tables cannot be read ({error}); run `prepare` again"
         ) from None
-
-
-def _check_values(directory: Path, manifest: Manifest, number: int) -> None:
-    num_rows = []
-    plain, masked = (tokens_schema(np.dtype(manifest.token_type), has_mask=has_mask) for has_mask in (False, True))
-    of_tokens = [plain, masked] if manifest.format == MASKED_FORMAT else [plain]
-    for folder, schemas in ((TOKENS, of_tokens), (CHOSEN, [CHOSEN_SCHEMA])):
-        rows = 0
-        for batch in read_batches(directory / folder / f"{number:06d}"):
-            if not any(batch.schema.equals(schema) for schema in schemas):
-                raise ValueError(f"the columns of {folder} are not those that `prepare` writes")
-            batch.validate(full=True)  # invalid offsets would crash this process
-            _check_batch(batch, manifest.vocab_size)
-            rows += batch.num_rows
-        num_rows.append(rows)
-    if num_rows[0] != num_rows[1]:
-        raise ValueError(f"{num_rows[0]} documents, but {num_rows[1]} numbers of copies")
 
 
 def _check_batch(batch: pa.RecordBatch, vocab_size: int) -> None:

@@ -6,22 +6,16 @@ refuses compression. Format: https://arrow.apache.org/docs/format/Columnar.html#
 
 from __future__ import annotations
 
-import hashlib
-import io
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from common.errors import PreparedDataError
-from common.files import unfinished_path
+from common.files import digest_file, unfinished_path
 from data_pipeline.dataset.layout import LOSS_RUNS
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 _BATCH_BYTES = 4 << 20  # text in one record batch; limits the memory of every stage
 
@@ -63,8 +57,8 @@ class TableWriter:
         self.digest = ""
 
     def __enter__(self) -> TableWriter:
-        self._file = _DigestingFile(self._temporary)
-        self._writer = pa.ipc.new_file(pa.PythonFile(self._file, mode="w"), self._schema)
+        self._file = pa.OSFile(str(self._temporary), "wb")
+        self._writer = pa.ipc.new_file(self._file, self._schema)
         return self
 
     @property
@@ -98,31 +92,7 @@ class TableWriter:
             self._temporary.unlink(missing_ok=True)
             return
         self._temporary.rename(self._path)
-        self.digest = f"sha256:{self._file.sha256.hexdigest()}"
-
-
-class _DigestingFile(io.RawIOBase):
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("xb")
-        self.sha256 = hashlib.sha256()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        self.sha256.update(data)
-        return self._file.write(data)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def flush(self) -> None:
-        if not self._file.closed:
-            self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+        self.digest = digest_file(self._path)
 
 
 def read_batches(output: Path) -> Iterable[pa.RecordBatch]:
@@ -132,22 +102,6 @@ def read_batches(output: Path) -> Iterable[pa.RecordBatch]:
 def read_table(output: Path) -> pa.Table:
     schema, batches = open_arrow(pa.memory_map(str(data_path(output))).read_buffer())
     return pa.Table.from_batches(batches, schema).combine_chunks()
-
-
-def read_checked(path: Path, schema: pa.Schema, column: str, bound: int) -> pa.Table:
-    """Return a table of prepared data, which may come from anyone, after a check: the values of `column` are below `bound`."""
-    try:
-        table = read_table(path.with_suffix(""))
-        if not table.schema.equals(schema):
-            raise ValueError("the columns are not those that `prepare` writes")
-        table.validate(full=True)
-        if any(values.null_count for values in table.columns):
-            raise ValueError("a value is null")
-        if int(table.column(column).to_numpy().max(initial=0)) >= bound:
-            raise ValueError(f"a {column} is not less than {bound}")
-    except (pa.ArrowException, ValueError) as error:
-        raise PreparedDataError(f"{path}: this table cannot be read ({error}); run `prepare` again") from None
-    return table
 
 
 def read_side_by_side(output: Path, other: Path) -> Iterator[tuple[pa.RecordBatch, pa.Table]]:
@@ -186,7 +140,14 @@ def _batches(messages: pa.ipc.MessageReader, schema: pa.Schema) -> Iterator[pa.R
     while (message := _next_message(messages)) is not None:
         if message.type != "record batch":
             raise ValueError(f"a message has type {message.type!r}, but a record batch is expected")
-        if _is_compressed(message.metadata):
+        metadata = message.metadata
+        try:
+            table = struct.unpack_from("<I", metadata)[0]
+            at = table + _field(metadata, table, _HEADER_OF_MESSAGE)
+            is_compressed = _field(metadata, at + struct.unpack_from("<I", metadata, at)[0], _COMPRESSION_OF_BATCH) != 0
+        except struct.error:
+            raise ValueError("the metadata of a record batch is damaged") from None
+        if is_compressed:
             raise ValueError("a record batch is compressed, but prepared data is never compressed")
         try:
             yield pa.ipc.read_record_batch(message, schema)
@@ -201,15 +162,6 @@ def _next_message(messages: pa.ipc.MessageReader) -> pa.ipc.Message | None:
         return None
     except (pa.ArrowException, OSError) as error:  # the library raises OSError for damaged data, also in memory
         raise ValueError(f"a message cannot be read ({error})") from None
-
-
-def _is_compressed(metadata: pa.Buffer) -> bool:
-    try:
-        message = struct.unpack_from("<I", metadata)[0]
-        at = message + _field(metadata, message, _HEADER_OF_MESSAGE)
-        return _field(metadata, at + struct.unpack_from("<I", metadata, at)[0], _COMPRESSION_OF_BATCH) != 0
-    except struct.error:
-        raise ValueError("the metadata of a record batch is damaged") from None
 
 
 def _field(metadata: pa.Buffer, table: int, number: int) -> int:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from common.errors import SourceError
 from common.files import MAX_DEPTH, is_deeper
-from data_pipeline.text.batch import TextBatch
+from data_pipeline.text import TextBatch
 
 _SHORTEST_RUN = 8  # words
 _FILTER_BITS = 22

@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.config import DedupConfig, Kind
 from data_pipeline.dataset.tables import TableWriter, read_batches
-from data_pipeline.text.batch import TextBatch
-from data_pipeline.text.ngrams import mix_hashes
+from data_pipeline.text import TextBatch, mix_hashes
 
 DIGEST_BYTES = 16
 

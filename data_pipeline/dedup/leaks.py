@@ -18,7 +18,7 @@ from data_pipeline.dataset.stored_documents import PublishedDocument
 from data_pipeline.dedup.benchmarks import all_matches, load_benchmarks
 from data_pipeline.dedup.keys import Hashes, Int64s, Shingles, shingle, sign
 from data_pipeline.dedup.pairs import jaccard
-from data_pipeline.text.batch import TextBatch
+from data_pipeline.text import TextBatch
 
 _BATCH_CHARS = 1 << 20
 _MAX_EXAMPLES = 10

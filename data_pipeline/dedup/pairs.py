@@ -23,7 +23,7 @@ from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.dedup.keys import entries_path, shingle
 from data_pipeline.documents import document_id, partition_of
 from data_pipeline.execution.tasks import commit_result
-from data_pipeline.text.batch import TextBatch
+from data_pipeline.text import TextBatch
 
 PAIRS_SCHEMA = pa.schema([("later", pa.uint64()), ("earlier", pa.uint64())])  # document ids; each batch is in order of `later`
 GROUPS_SCHEMA = pa.schema([("key", pa.uint64()), ("id", pa.uint64())])  # sorted by key, then id

@@ -18,7 +18,7 @@ from data_pipeline.filters.html import PageReader
 from data_pipeline.filters.language import CODE, UNDETERMINED, confidence_bin, identify
 from data_pipeline.heuristics.presets import PRESETS
 from data_pipeline.heuristics.statistics import TextStatistics
-from data_pipeline.text.batch import TextBatch
+from data_pipeline.text import TextBatch
 
 _JUDGED_BYTES = 4 << 20  # of a longer text, only this much is judged by its form: the rules need 30 to 90 bytes of memory per byte
 

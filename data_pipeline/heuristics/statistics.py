@@ -24,9 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.text.batch import TextBatch, writes_no_spaces
-from data_pipeline.text.ngrams import ngrams_of, runs_of
-from data_pipeline.text.repetition import find_repeats, top_items, words_in_repeats
+from data_pipeline.text import TextBatch, find_repeats, ngrams_of, runs_of, top_items, words_in_repeats, writes_no_spaces
 
 Bools = NDArray[np.bool_]
 Int64s = NDArray[np.int64]

@@ -10,7 +10,7 @@ from common.settings.model import Section
 from data_pipeline.config import PrepareConfig, portable_settings
 from data_pipeline.conversations.chat_template import template_source
 from data_pipeline.sources.formats import printable
-from data_pipeline.sources.storage import files_below
+from data_pipeline.sources.listing import files_below
 from data_pipeline.stages.train_quality import files_of_reference
 from data_pipeline.tokenizer import supplied_files
 
@@ -40,22 +40,17 @@ def _digest_of_files(setting: str, value: Any) -> Any:
     try:
         if setting == "tokenizer.path":
             files = _files_of_tokenizer(value)
-        elif setting == "quality.reference":
-            files = [(path.name, path) for path in files_of_reference(value)] or _files_at(value)
+        elif setting == "quality.reference" and (parts := files_of_reference(value)):
+            files = [(path.name, path) for path in parts]
+        elif value.is_dir():
+            files = [(file.relative_to(value).as_posix(), file) for file in sorted(files_below(value))]
         else:
-            files = _files_at(value)
+            files = [(_extensions(value), value)]  # a single file counts by its extensions, not by its name
         return digest_bytes(canonical_json([[printable(name), digest_file(path)] for name, path in files]))
     except OSError as error:
         raise ConfigError(f"{setting} = {value}: cannot be read ({error.strerror}); check the path") from None
     except UnusableFileError as error:
         raise ConfigError(f"{setting} = {value}: {error}") from None
-
-
-def _files_at(path: Path) -> list[tuple[str, Path]]:
-    """Return the files at a path. The name of each is its place in a folder, or the extensions of a single file."""
-    if not path.is_dir():
-        return [(_extensions(path), path)]
-    return [(file.relative_to(path).as_posix(), file) for file in sorted(files_below(path))]
 
 
 def _files_of_tokenizer(path: Path) -> list[tuple[str, Path]]:

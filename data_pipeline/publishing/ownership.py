@@ -11,11 +11,11 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from common.errors import ConfigError, SourceError, StorageError
 from common.files import UnusableFileError, canonical_json, is_unfinished, own_folder, read_input, sync_upwards, write_atomic
@@ -23,7 +23,7 @@ from common.text import some_of
 from data_pipeline.dataset.layout import FOLDERS, INPUTS, LOCK, MANIFEST, PUBLISHED, REJECTED, SINGLE_FILES, WORK
 from data_pipeline.dataset.locks import DataInUseError
 from data_pipeline.dataset.manifest import files_in_manifest
-from data_pipeline.sources.storage import UnreadableSourceError
+from data_pipeline.sources.listing import UnreadableSourceError
 
 logger = logging.getLogger(__name__)
 _WORK_NAME = re.compile("[0-9a-f]{16}")
@@ -52,7 +52,11 @@ def exclusive(directory: Path) -> Iterator[OutputFolder]:
         check_nothing_foreign(directory)
         directory.mkdir(parents=True, exist_ok=True)
         own_folder(directory / WORK)
-        file = _open_lock(directory / LOCK)  # last, because a failure of the other calls would leave it open
+        path = directory / LOCK
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise UnusableFileError(f"{path} is not a regular file; remove it and run the same command again")
+        # Opened last, because a failure of the other calls would leave it open.
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666), "r+b")
     except UnusableFileError as error:
         raise ConfigError(f"{error}, or choose another --output") from None
     except (FileExistsError, NotADirectoryError):
@@ -60,7 +64,12 @@ def exclusive(directory: Path) -> Iterator[OutputFolder]:
             f"{directory}: the folder cannot be created, because it or a parent is a file; choose another --output"
         ) from None
     with file:
-        if not _is_locked(file, directory / LOCK):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_free = os.path.samestat(os.fstat(file.fileno()), path.lstat())  # false if another process has removed the file
+        except (BlockingIOError, FileNotFoundError):
+            is_free = False
+        if not is_free:
             raise StorageError(
                 f"{directory}: another `prepare` is writing to it; wait until it ends, or choose another --output"
             ) from None
@@ -75,38 +84,19 @@ def exclusive(directory: Path) -> Iterator[OutputFolder]:
             is_final = isinstance(error, ConfigError | SourceError) and not isinstance(error, _MAY_PASS)
             if is_final and folder.work is not None:
                 shutil.rmtree(folder.work, ignore_errors=True)
-            _remove_if_empty(directory, {LOCK, INPUTS} if is_final else {LOCK}, missing)
+            with suppress(OSError):
+                (directory / WORK).rmdir()
+            names = {LOCK, INPUTS} if is_final else {LOCK}
+            with suppress(OSError):  # a folder is not empty, or the file system fails, which the error above reports
+                if {path.name for path in directory.iterdir()} <= names:
+                    for name in names:
+                        (directory / name).unlink(missing_ok=True)
+                    for path in missing:
+                        path.rmdir()
             raise
         finally:
             with suppress(OSError):  # it is not empty
                 (directory / WORK).rmdir()
-
-
-def _is_locked(file: BinaryIO, path: Path) -> bool:
-    """False if another process holds the lock, or has removed the file."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
-    except (BlockingIOError, FileNotFoundError):
-        return False
-
-
-def _remove_if_empty(directory: Path, names: Set[str], folders: Sequence[Path]) -> None:
-    with suppress(OSError):
-        (directory / WORK).rmdir()
-    with suppress(OSError):  # a folder is not empty, or the file system fails, which the error of the preparation reports
-        if {path.name for path in directory.iterdir()} <= names:
-            for name in names:
-                (directory / name).unlink(missing_ok=True)
-            for folder in folders:
-                folder.rmdir()
-
-
-def _open_lock(path: Path) -> BinaryIO:
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise UnusableFileError(f"{path} is not a regular file; remove it and run the same command again")
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    return os.fdopen(descriptor, "r+b")
 
 
 def _clear_half_written(directory: Path) -> None:

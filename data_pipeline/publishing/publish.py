@@ -1,4 +1,7 @@
-"""Publishes finished data: moves it into place, the manifest last. A reader finds old data, new data, or no manifest."""
+"""Puts the results of the stages together and publishes them: moves them into place, the manifest last.
+
+A reader finds old data, new data, or no manifest.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +9,63 @@ import logging
 import os
 import reprlib
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, PreparedDataError
-from common.files import UnusableFileError, commit_directory, digest_file, open_input, sync_directory, write_atomic
+from common.files import (
+    UnusableFileError,
+    canonical_json,
+    commit_directory,
+    digest_bytes,
+    digest_file,
+    open_input,
+    sync_directory,
+    write_atomic,
+)
 from common.settings.dotted import flatten
+from common.text import some_of
 from data_pipeline.config.prepare import KeptRejects
-from data_pipeline.dataset.layout import FOLDERS, INPUTS, MANIFEST, PUBLISHED, REJECTS, SINGLE_FILES, WORK, rejected_name
+from data_pipeline.dataset.layout import (
+    CARD,
+    CHOSEN,
+    DOCUMENTS,
+    FOLDERS,
+    INPUTS,
+    LABELS,
+    MANIFEST,
+    PUBLISHED,
+    REFERENCE,
+    REJECTS,
+    REPORT,
+    REPORT_PAGE,
+    SINGLE_FILES,
+    TIMINGS,
+    TOKENIZER,
+    TOKENS,
+    WORK,
+    rejected_name,
+)
 from data_pipeline.dataset.locks import replacing
-from data_pipeline.dataset.manifest import Manifest, OtherFormatError, read_manifest
+from data_pipeline.dataset.manifest import FORMAT, MASKED_FORMAT, Manifest, OtherFormatError, ShardEntry, read_manifest
+from data_pipeline.dataset.shards import token_type
+from data_pipeline.dataset.tables import data_path
+from data_pipeline.publishing.fingerprint import fingerprint_of
 from data_pipeline.publishing.ownership import check_nothing_foreign, noted_files, own_files, work_folders, write_note
-from data_pipeline.sources.ignored import IgnoredFiles
+from data_pipeline.reports.pages import render_card, render_report
+from data_pipeline.stages.pack import DocumentsOf, PackResult, PackTask
+from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
 logger = logging.getLogger(__name__)
 _SHOWN = 3  # most settings and files in a message
 
 
-def reuse_finished(directory: Path, fingerprint: str, ignored: IgnoredFiles, *, rejects: KeptRejects) -> Manifest | None:
-    """Return what `find_finished` finds, and remove its work."""
-    finished = find_finished(directory, fingerprint, rejects=rejects)
-    if finished is None:
-        return None
-    settle(directory, finished)
-    logger.info("%s already holds the data of these settings and inputs: nothing to do", directory)
-    if ignored.differ_from(finished.totals.get("ignored")):
-        logger.warning("%s: other files are ignored now than when it was prepared; its report lists those of then", directory)
-    return finished
-
-
-def find_finished(directory: Path, fingerprint: str, *, rejects: KeptRejects = "none") -> Manifest | None:
-    """Return the manifest; None unless the folder holds the complete, undamaged result of these settings and inputs.
+def reuse_finished(directory: Path, fingerprint: str, *, rejects: KeptRejects = "none") -> Manifest | None:
+    """Return the manifest, and remove the work; None unless the folder holds the undamaged result of these settings and inputs.
 
     A file whose size and times match the note is not read, because digesting a terabyte takes about an hour.
     """
@@ -56,6 +83,8 @@ def find_finished(directory: Path, fingerprint: str, *, rejects: KeptRejects = "
         if state is None or (state != noted.get(name) and not _matches(directory, name, digest)):
             logger.warning("%s: missing or damaged since it was published; everything is prepared again", directory / name)
             return None
+    settle(directory, manifest)
+    logger.info("%s already holds the data of these settings and inputs: nothing to do", directory)
     return manifest
 
 
@@ -74,6 +103,79 @@ def clear_work(directory: Path) -> None:
         (directory / WORK).rmdir()
 
 
+@dataclass(frozen=True)
+class Prepared:
+    settings: Mapping[str, Any]  # the result of `settings_of`
+    inputs: Sequence[Mapping[str, Any]]
+    partitions: Sequence[Mapping[str, Any]]
+    tokenizer: TrainedTokenizer
+    tokenizer_folder: Path  # folder of the tokenizer's files. Only the files of `tokenizer.files` are published.
+    documents: Sequence[DocumentsOf]
+    packed: Sequence[tuple[PackTask, PackResult]]
+    report: dict[str, Any]
+    timings: dict[str, Any]
+    has_mask: bool  # whether tables or shards have a loss mask
+    reference: Path | None = None  # the reference model, if one was trained
+
+
+def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, Path | bytes]) -> Manifest:
+    report = canonical_json(prepared.report)
+    tokenizer = prepared.tokenizer
+    shards, listed = _named(prepared.packed)
+    listed |= {f"{TOKENIZER}/{name}": (prepared.tokenizer_folder / name, digest) for name, digest in tokenizer.files.items()}
+    listed[REPORT] = (report, digest_bytes(report))
+    if prepared.reference is not None:
+        listed[REFERENCE] = (prepared.reference, digest_file(prepared.reference))
+    for partition in prepared.documents if prepared.settings["packing"]["keep_tokens"] else ():
+        for folder in (TOKENS, CHOSEN):
+            path = data_path(partition.place(folder))
+            listed[f"{folder}/{path.name}"] = (path, partition.digests[folder])
+    manifest, _ = Manifest(
+        fingerprint=fingerprint_of(prepared.settings, prepared.inputs),
+        row_length=prepared.settings["row_length"],
+        vocab_size=tokenizer.vocab_size,
+        token_type=token_type(tokenizer.vocab_size).name,
+        tokenizer_kind=tokenizer.kind,
+        tokenizer_digest=tokenizer.digest,
+        sources=tuple(dict.fromkeys(partition["source"] for partition in prepared.partitions)),
+        shards=tuple(shards),
+        files={name: digest for name, (_, digest) in listed.items()},
+        inputs=tuple(dict(identity) for identity in prepared.inputs),
+        partitions=tuple(dict(identity) for identity in prepared.partitions),
+        config=dict(prepared.settings),
+        totals=prepared.report,
+        format=MASKED_FORMAT if prepared.has_mask else FORMAT,
+    ).sealed()
+    files = {name: content for name, (content, _) in listed.items()} | {
+        REPORT_PAGE: render_report(manifest, prepared.timings).encode(),
+        CARD: render_card(manifest).encode(),
+        TIMINGS: canonical_json(prepared.timings),
+    }
+    return publish(output, work, manifest, {entry.path: path for entry, path in shards.items()}, {**files, **more})
+
+
+def _named(packed: Sequence[tuple[PackTask, PackResult]]) -> tuple[dict[ShardEntry, Path], dict[str, tuple[Path | bytes, str]]]:
+    """Return the current path of each shard, and path and digest of each table of facts or labels, by its published name."""
+    numbers: Counter[str] = Counter()
+    shards: dict[ShardEntry, Path] = {}
+    tables: dict[str, tuple[Path | bytes, str]] = {}
+
+    def name(begin: str) -> str:
+        numbers[begin] += 1
+        return f"{begin}-{numbers[begin] - 1:05d}.arrow"
+
+    for task, result in packed:
+        for shard in result.shards:
+            counts = {key: value for key, value in shard.items() if key != "name"}
+            path = name(f"{task.split}/{task.source}")
+            shards[ShardEntry(path=path, split=task.split, source=task.source, **counts)] = task.output / shard["name"]
+        if result.facts_sha256:
+            tables[name(f"{DOCUMENTS}/{task.source}")] = (data_path(task.output / DOCUMENTS), result.facts_sha256)
+        if result.labels_sha256:
+            tables[name(f"{LABELS}/{task.split}-{task.source}")] = (data_path(task.output / LABELS), result.labels_sha256)
+    return shards, tables
+
+
 def publish(
     directory: Path, work: Path, manifest: Manifest, shards: Mapping[str, Path], files: Mapping[str, Path | bytes]
 ) -> Manifest:
@@ -87,8 +189,11 @@ def publish(
         target.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, bytes):
             target.write_bytes(content)
-        else:
-            _link(content, target)
+            continue
+        try:
+            os.link(content, target)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(content, target)
     for split in ("train", "val"):
         (built / split).mkdir(exist_ok=True)
     with replacing(directory):
@@ -120,13 +225,6 @@ def _move(names: Iterable[str], source: Path, target: Path) -> None:
     for name in names:
         if os.path.lexists(source / name):
             (source / name).rename(target / name)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(source, target)
 
 
 def _state(directory: Path, name: str) -> list[int] | None:
@@ -183,7 +281,7 @@ def list_differences(
         ("changed", {name for name in files_before.keys() & files_now.keys() if files_before[name] != files_now[name]}),
     ):
         if names:
-            shown = ", ".join(sorted(names)[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+            shown = some_of(sorted(names), _SHOWN)
             clauses.append(f"{len(names)} input file{'s are' if len(names) > 1 else ' is'} {verb} ({shown})")
     if files_before == files_now and list(old_inputs) != list(new_inputs):
         clauses.append("the sources are in another order")

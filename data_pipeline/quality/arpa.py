@@ -31,7 +31,7 @@ from safetensors.numpy import load, save
 
 from common.errors import ConfigError
 from data_pipeline.quality.perplexity import MAX_SCORE, SCORE_STEPS
-from data_pipeline.text.ngrams import HASH_MULTIPLIER, mix_hashes
+from data_pipeline.text import HASH_MULTIPLIER, mix_hashes
 
 # ruff: noqa: N815 - names of arrays carry their shape
 

@@ -29,7 +29,7 @@ from common.errors import ConfigError, PreparedDataError
 from data_pipeline.config import QualityConfig
 from data_pipeline.documents import Reason
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
-from data_pipeline.text.ngrams import mix_hashes
+from data_pipeline.text import mix_hashes
 
 # ruff: noqa: N815 - names of arrays carry their shape
 

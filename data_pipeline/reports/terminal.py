@@ -20,7 +20,7 @@ from data_pipeline.dataset.layout import MANIFEST, TOKENIZER
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.reports.facts import by_extension, known, largest_first, lookup, truncation_advice
 from data_pipeline.reports.pages import render_card, render_report
-from data_pipeline.sources.ignored import IgnoredReason
+from data_pipeline.sources.formats import IgnoredReason
 
 _SHOWN = 6  # the most reasons or extensions in a line
 _FIRST_STEPS = 1000  # steps of the suggested training, if the recipe does not limit it

@@ -17,7 +17,7 @@ from data_pipeline.packing.placement import METHODS
 from data_pipeline.quality.classifier import PROBABILITY_STEPS, HeldOut
 from data_pipeline.quality.perplexity import SCORE_STEPS, perplexity
 from data_pipeline.reports.lengths import at_percents, compare_row_lengths, describe_lengths, share_of
-from data_pipeline.sources.ignored import IgnoredFiles
+from data_pipeline.sources.formats import IgnoredFiles
 from data_pipeline.sources.inputs import Partition
 from data_pipeline.stages.pack import PackResult
 from data_pipeline.stages.read import ReadResult

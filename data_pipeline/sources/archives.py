@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 from data_pipeline.config import LimitConfig
 from data_pipeline.documents import Reason, Rejection
-from data_pipeline.sources.formats import Shape, is_hidden, printable, shape_of
-from data_pipeline.sources.ignored import count_extension
-from data_pipeline.sources.streams import Budget, ByteReader, Compression, Readable, StreamError, decompress, inflate
+from data_pipeline.sources.formats import Shape, count_extension, is_hidden, printable, shape_of
+from data_pipeline.sources.streams import Budget, Compression, Readable, StreamError, decompress
 
 _BLOCK = 512
 _MAX_SHOWN_CHARS = 500
@@ -38,6 +37,39 @@ class Member:
     path: str  # for messages and documents: `archive.tar!/path/of/member`
     shape: Shape
     blocks: Iterator[bytes] = field(repr=False)  # can be read only until the next member is requested
+
+
+class ByteReader:
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+        self._rest = memoryview(b"")
+        self.position = 0
+
+    def take(self, size: int) -> Iterator[bytes]:
+        """Yield the next `size` bytes in blocks, or fewer at the end of the stream."""
+        while size:
+            if not self._rest:
+                self._rest = memoryview(next(self._blocks, b""))
+                if not self._rest:
+                    return
+            piece, self._rest = self._rest[:size], self._rest[size:]
+            size -= len(piece)
+            self.position += len(piece)
+            yield bytes(piece)
+
+    def exactly(self, size: int) -> Iterator[bytes]:
+        for block in self.take(size):
+            size -= len(block)
+            yield block
+        if size:
+            raise ArchiveError(Reason.CORRUPT_ARCHIVE, f"{size} bytes of a member are missing; the file is truncated")
+
+    def read(self, size: int) -> bytes:
+        return b"".join(self.take(size))
+
+    def skip(self, size: int) -> None:
+        for _ in self.exactly(size):
+            pass
 
 
 def read_tar(
@@ -66,7 +98,7 @@ def read_tar(
         padded = size + -size % _BLOCK
         if header.type in b"0\x007" and not is_sparse and not name.endswith("/"):
             position = reader.position
-            item = census.judge(name, size, partial(_exactly, reader, size))
+            item = census.judge(name, size, partial(reader.exactly, size))
             if item is not None:
                 yield item
             reader.skip(padded - (reader.position - position))
@@ -145,14 +177,6 @@ def _outermost(blocks: Iterator[bytes]) -> Iterator[bytes]:
         yield from blocks
     except StreamError as error:
         raise ArchiveError(error.reason, error.detail) from None
-
-
-def _exactly(reader: ByteReader, size: int) -> Iterator[bytes]:
-    for block in reader.take(size):
-        size -= len(block)
-        yield block
-    if size:
-        raise ArchiveError(Reason.CORRUPT_ARCHIVE, f"{size} bytes of a member are missing; the file is truncated")
 
 
 _TAR_TYPES = {b"1": "hard link", b"2": "symbolic link", b"3": "device", b"4": "device", b"6": "pipe"}
@@ -253,7 +277,7 @@ class _Entry(NamedTuple):
             return Reason.UNSAFE_MEMBER, "it is a link or device, not a regular file"
         if self.flags & 1:
             return Reason.UNREADABLE_MEMBER, "it is encrypted"
-        if self.method not in (_DEFLATE, *_METHODS):
+        if self.method not in _METHODS:
             return Reason.UNREADABLE_MEMBER, f"compression method {self.method} is not supported"
         return None
 
@@ -264,8 +288,7 @@ _END_64 = struct.Struct("<4sQHHLLQQQQ")
 _ENTRY = struct.Struct("<4sHHHHHHLLLHHHHHLL")
 _LOCAL = struct.Struct("<4sHHHHHLLLHH")
 _MAX_COMMENT_BYTES = 1 << 16
-_DEFLATE = 8
-_METHODS: dict[int, Compression] = {0: "none", 12: "bz2", 93: "zst"}
+_METHODS: dict[int, Compression] = {0: "none", 8: "deflate", 12: "bz2", 93: "zst"}
 
 
 def _find_directory(file: _Bytes) -> tuple[int, int]:
@@ -328,9 +351,7 @@ def _content(file: _Bytes, entry: _Entry, limits: LimitConfig, budget: Budget) -
     *_, name_bytes, extra_bytes = _LOCAL.unpack_from(local)
     blocks = file.range(entry.start + _LOCAL.size + name_bytes + extra_bytes, entry.compressed)
     checksum = num_bytes = 0
-    is_deflated = entry.method == _DEFLATE
-    content = inflate(blocks, budget) if is_deflated else decompress(blocks, _METHODS[entry.method], limits, budget)
-    for block in content:
+    for block in decompress(blocks, _METHODS[entry.method], limits, budget):
         num_bytes += len(block)
         if num_bytes > entry.size:
             break

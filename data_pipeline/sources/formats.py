@@ -1,6 +1,11 @@
+"""Which files are read, by their extensions, and the count of those that are not."""
+
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import PurePosixPath
 
 from data_pipeline.config import Kind
@@ -62,12 +67,6 @@ def shape_of(name: str) -> Shape | None:
     return Shape(file_format, compression, kind)
 
 
-def extension_of(name: str) -> str:
-    """Return the extension of a file's name in lower case; of a compressed file, its last two extensions."""
-    suffixes = _suffixes(name)
-    return "".join(suffixes if suffixes and suffixes[-1] in _COMPRESSIONS else suffixes[-1:])
-
-
 def _suffixes(name: str) -> list[str]:
     return [suffix.lower() for suffix in PurePosixPath(name).suffixes[-2:]]
 
@@ -82,3 +81,44 @@ def printable(name: str) -> str:
     if name.isprintable():
         return name
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in name)
+
+
+_EXTENSION = re.compile(r"(\.\w[\w+-]{0,11}){1,2}")  # longer ends of names and those with spaces are none: `1. Introduction`
+_MAX_EXTENSIONS = 1000  # counted separately, because an archive from a stranger can have a million
+
+
+class IgnoredReason(StrEnum):
+    UNKNOWN_FORMAT = "unknown-format"  # its extension is not that of a format that is read
+    UNKNOWN_MEMBER = "unknown-format-in-archive"  # the same for a file in an archive
+    EMPTY = "empty"
+    OVER_LIMIT = "over-limit"  # the files before it have reached the limit of its source in bytes
+    README = "readme"  # at the top of the folder
+    CACHE = "cache"  # Hugging Face's datasets library keeps it beside the data
+    LINK = "link"
+
+
+class IgnoredFiles:
+    """Counts files that are not read, by reason and extension, except hidden ones and those that a preparation has written."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, dict[str, int]] = {}
+
+    def add(self, reason: IgnoredReason, path: str) -> None:
+        count_extension(path, self._counts.setdefault(reason.value, {}))
+
+    def report(self, members: Mapping[str, int]) -> dict[str, dict[str, int]]:
+        counts = self._counts | ({IgnoredReason.UNKNOWN_MEMBER.value: members} if members else {})
+        return {reason: dict(extensions) for reason, extensions in counts.items()}
+
+
+def count_extension(path: str, counts: MutableMapping[str, int]) -> None:
+    name = extension_shown(path)
+    name = name if name in counts or len(counts) < _MAX_EXTENSIONS else "other"
+    counts[name] = counts.get(name, 0) + 1
+
+
+def extension_shown(path: str) -> str:
+    """Return the extension of a file's name in lower case; of a compressed file, its last two extensions."""
+    suffixes = _suffixes(path)
+    extension = "".join(suffixes if suffixes and suffixes[-1] in _COMPRESSIONS else suffixes[-1:])
+    return extension if _EXTENSION.fullmatch(extension) else "without an extension"

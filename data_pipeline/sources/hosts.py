@@ -72,12 +72,6 @@ def _is_allowed(host: str, allowed: tuple[str, ...]) -> bool:
     return any(fnmatchcase(host.lower(), pattern.lower()) for pattern in allowed)
 
 
-def _is_local_name(host: str) -> bool:
-    """Whether a host name cannot be a public one, so the user must mean a machine of the local network."""
-    name = host.rstrip(".").lower()
-    return "." not in name or name.endswith(".localhost")
-
-
 class _GuardedResolver(AbstractResolver):
     """Drops addresses of private networks, except for local names and allowed hosts."""
 
@@ -87,7 +81,9 @@ class _GuardedResolver(AbstractResolver):
 
     async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET) -> list[ResolveResult]:
         found = await self._inner.resolve(host, port, family)
-        if _is_local_name(host) or _is_allowed(host, self._allowed):
+        name = host.rstrip(".").lower()
+        is_local = "." not in name or name.endswith(".localhost")  # not a public name: the user means a machine of the network
+        if is_local or _is_allowed(host, self._allowed):
             return found
         public = [one for one in found if is_public(one["host"])]
         if not public:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import glob
 import logging
 import re
+import sysconfig
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +16,22 @@ from common.errors import ConfigError, SourceError
 from common.files import UnusableFileError, digest_bytes, open_input, read_input, sealed, unsealed, write_atomic
 from common.paths import named_mount
 from common.redaction import redacted
+from common.text import some_of
 from data_pipeline.config import BUILTIN, Kind, PrepareConfig
 from data_pipeline.dataset.layout import FOLDERS, MANIFEST, SINGLE_FILES, is_written_by_prepare
-from data_pipeline.sources.builtin import code_files, is_placeholder, standard_library
-from data_pipeline.sources.formats import FORMATS, UNDERSTOOD, Shape, is_hidden, shape_of
-from data_pipeline.sources.ignored import IgnoredFiles, IgnoredReason, extension_shown
+from data_pipeline.sources.formats import (
+    FORMATS,
+    UNDERSTOOD,
+    IgnoredFiles,
+    IgnoredReason,
+    Shape,
+    extension_shown,
+    is_hidden,
+    shape_of,
+)
+from data_pipeline.sources.listing import Found, Listing, Location, found_here, is_url
 from data_pipeline.sources.parsers.text_files import TOPICS
-from data_pipeline.sources.storage import Found, Listing, Location, digest, found_here, is_url, list_files
+from data_pipeline.sources.storage import digest, list_files
 from data_pipeline.sources.streams import Compression
 
 logger = logging.getLogger(__name__)
@@ -32,6 +42,11 @@ _BUILTIN_SOURCES = ("stdlib-code", "stdlib-manual")
 _FORMAT_OF_MANIFEST = b'"format":"packed-rows/'
 _CACHE_OF_DATASETS = re.compile(r"cache-[0-9a-f].*\.arrow")
 _FILES_OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")
+_README_OF_PLACEHOLDER = b"# Put your text here\n"
+_MAX_README_BYTES = 1 << 20
+# Tests and bundled programs are repetitive; site-packages is not the standard library and differs between machines.
+_LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "pydoc_data"}
+_LEFT_OUT |= {"site-packages", "dist-packages", "__pycache__"}
 _DIVISIBLE = {source_format.name for source_format in FORMATS.values() if source_format.is_divisible}
 
 
@@ -73,7 +88,16 @@ def find_inputs(config: PrepareConfig, known_digests: Path, ignored: IgnoredFile
         named = ", ".join(map(_shown, config.sources)) or "no source"
         logger.warning("no text in %s: the built-in corpus (Python's standard library) is used instead", named)
         found = [*_find_builtin(_Source(None, (), None, config.limits.max_bytes_per_source), ignored)]
-    return _with_digests(found, known_digests, config)
+    known = _read_known(known_digests)
+
+    def identify(file: InputFile) -> InputFile:
+        if file.checksum:
+            return file
+        remembered = None if file.location.store else known.get(_key(file))
+        return replace(file, checksum=remembered or digest(file.location, file.bytes, config.limits))
+
+    with ThreadPoolExecutor(config.workers or 8) as pool:  # hashing releases the interpreter lock
+        return tuple(pool.map(identify, found))
 
 
 def remember_digests(inputs: Sequence[InputFile], path: Path) -> None:
@@ -141,6 +165,31 @@ def _find_named(named: str, source: _Source, config: PrepareConfig, ignored: Ign
     for path in chain.from_iterable(links.paths for links in listing.unfollowed):
         ignored.add(IgnoredReason.LINK, path)
     return listing.root, usable
+
+
+def is_placeholder(folder: Path) -> bool:
+    """Whether a folder has only files of the folder `text` of a fresh checkout."""
+    if not folder.is_dir():
+        return False
+    names = {path.name for path in folder.iterdir()}
+    if not names <= {"README.md", ".gitignore"}:
+        return False
+    try:
+        return "README.md" not in names or read_input(folder / "README.md", _MAX_README_BYTES).startswith(_README_OF_PLACEHOLDER)
+    except UnusableFileError:
+        return False
+
+
+def standard_library() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def code_files(library: Path) -> list[Path]:
+    return [
+        path
+        for path in library.rglob("*.py")
+        if _LEFT_OUT.isdisjoint(path.relative_to(library).parts) and not path.name.startswith("_sysconfigdata")
+    ]
 
 
 def _find_builtin(source: _Source, ignored: IgnoredFiles) -> Iterator[InputFile]:
@@ -237,19 +286,6 @@ def _first_bytes(files: Iterable[InputFile], max_bytes: int | None, ignored: Ign
             used += file.bytes
 
 
-def _with_digests(files: Sequence[InputFile], known_digests: Path, config: PrepareConfig) -> tuple[InputFile, ...]:
-    known = _read_known(known_digests)
-
-    def identify(file: InputFile) -> InputFile:
-        if file.checksum:
-            return file
-        remembered = None if file.location.store else known.get(_key(file))
-        return replace(file, checksum=remembered or digest(file.location, file.bytes, config.limits))
-
-    with ThreadPoolExecutor(config.workers or 8) as pool:  # hashing releases the interpreter lock
-        return tuple(pool.map(identify, files))
-
-
 def _read_known(path: Path) -> dict[str, str]:
     """Return the digests that `remember_digests` wrote, or none if the file is damaged, because they only save time."""
     try:
@@ -297,7 +333,7 @@ def _explain_no_text(shown: str, listing: Listing, unknown: Sequence[Found], num
 def _count_extensions(files: Sequence[Found]) -> str:
     counts = Counter(extension_shown(file.path) for file in files)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{count} {name}" for name, count in ordered[:_SHOWN]) + (", …" if len(ordered) > _SHOWN else "")
+    return some_of([f"{count} {name}" for name, count in ordered], _SHOWN)
 
 
 @dataclass(frozen=True)

@@ -11,25 +11,27 @@ from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.archives import ArchiveError, Member, read_tar, read_zip
 from data_pipeline.sources.formats import FORMATS
 from data_pipeline.sources.inputs import Part
+from data_pipeline.sources.listing import UnreadableSourceError
 from data_pipeline.sources.parsers.source_format import Content
-from data_pipeline.sources.storage import UnreadableSourceError, check_unchanged, open_file
+from data_pipeline.sources.storage import check_unchanged, open_file
 from data_pipeline.sources.streams import Budget, Readable, StreamError, decompress, raw_blocks
 
 
 def read_part(part: Part, config: PrepareConfig, ignored: Counter[str] | None = None) -> Iterator[Document | Rejection]:
     """Yield documents in order, a rejection for each malformed one. `ignored` counts unknown formats in archives, by extension."""
     file = part.file
-    check_unchanged(file.location, file.bytes, file.stamp, config.limits)
     try:
+        check_unchanged(file.location, file.bytes, file.stamp, config.limits)
         with open_file(file.location, file.bytes, config.limits) as stream:
-            yield from _read_file(stream, part, config, Counter() if ignored is None else ignored)
-    except StreamError as error:
-        yield Rejection(error.reason, file.path, 0, error.detail)
+            try:
+                yield from _read_file(stream, part, config, Counter() if ignored is None else ignored)
+            except StreamError as error:
+                yield Rejection(error.reason, file.path, 0, error.detail)
+        check_unchanged(file.location, file.bytes, file.stamp, config.limits)
     except FileNotFoundError:
         raise UnreadableSourceError(
             f"{file.location} disappeared while it was being prepared; run the same command again"
         ) from None
-    check_unchanged(file.location, file.bytes, file.stamp, config.limits)
 
 
 def _read_file(stream: Readable, part: Part, config: PrepareConfig, ignored: Counter[str]) -> Iterator[Document | Rejection]:

@@ -5,22 +5,17 @@ A failed read from a store is retried from its byte. The error text of a store i
 A local file is identified by its content; one in a store by size and checksum (SHA-256, MD5, CRC32C or entity tag), or else by its
 time, so it is not downloaded only to identify it.
 
-A source may come from a stranger: links are followed only inside the named folder, and redirects only to the named host (`hosts`).
+A source may come from a stranger: redirects are followed only to the named host (`hosts`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fnmatch
-import glob
 import logging
 import os
 import re
-import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,9 +26,20 @@ from fsspec.registry import known_implementations
 from common.errors import SourceError
 from common.files import UnusableFileError, digest_stream, open_input
 from common.redaction import redacted_url, url_chain
-from common.storage_errors import explain_os_error, naming
+from common.storage_errors import naming
 from data_pipeline.config import LimitConfig
-from data_pipeline.sources.formats import is_hidden, printable
+from data_pipeline.sources.formats import printable
+from data_pipeline.sources.listing import (
+    ARCHIVE_STORES,
+    Found,
+    Listing,
+    Location,
+    UnreadableSourceError,
+    is_plain,
+    is_url,
+    list_local,
+    unreadable,
+)
 from data_pipeline.sources.streams import Readable
 
 logger = logging.getLogger(__name__)
@@ -52,78 +58,24 @@ _HADOOP = re.compile("libjvm|libhdfs|CLASSPATH|JAVA_HOME|HADOOP_HOME")  # in err
 _GONE = (404, 410)  # HTTP status codes
 _WEB = ("http", "https")
 _LOCAL = ("file", "local", "asynclocal")
-_ARCHIVES = ("zip", "tar", "libarchive")
 _POINTERS = ("reference", "generic")  # stores whose files contain the addresses of other files
-_SHOWN = 8  # maximum number of names in a message
-_NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # errors of a link without a target
-_MAX_LINKED_FOLDERS = 10_000
 
 Result = TypeVar("Result")
 
 
-class UnreadableSourceError(SourceError):
-    """A source cannot be read now. The next start of the same preparation may succeed, so its work is kept."""
-
-
-@dataclass(frozen=True, repr=False)
-class Location:
-    """Its text form has no credentials and no query, so any message may contain it."""
-
-    name: str  # of a local file, or in its store
-    store: str = ""  # URL from the user, which opens the store and may contain secrets; empty for a local file
-
-    def __str__(self) -> str:
-        return printable(_address(self.name, self.store)) if self.store else self.name
-
-    __repr__ = __str__
-
-
-@dataclass(frozen=True)
-class Found:
-    location: Location
-    path: str  # relative to the root of the listing, with forward slashes
-    bytes: int
-    stamp: str  # changes with the content: time of the last change in ns, or checksum of a store
-    checksum: str = ""  # `algorithm:value` from the store; empty if the content must be read to compute it
-    status_stamp: str = ""  # time in ns of the last change, which programs cannot set; empty for a store
-
-
-@dataclass(frozen=True)
-class Unfollowed:
-    """Links inside a source that were not followed, all for the same reason."""
-
-    paths: Sequence[str]
-    found: str  # clause of a message: number of links, reason, and some names
-    remedy: str
-
-
-@dataclass(frozen=True)
-class Listing:
-    root: str  # folder that the paths are relative to, or the file itself, without secrets
-    files: Sequence[Found]
-    is_folder: bool
-    unfollowed: Sequence[Unfollowed] = ()
-
-
-def is_url(named: str) -> bool:
-    return "://" in named and not named.startswith("file://")
-
-
 def list_files(named: str, limits: LimitConfig) -> Listing:
     """List a file, or all files of a folder, or those that match a pattern. The list is empty if nothing has this name."""
-    return _list_store(named, limits) if is_url(named) else _list_local(named.removeprefix("file://"), limits.outside_links)
+    return _list_store(named, limits) if is_url(named) else list_local(named.removeprefix("file://"), limits.outside_links)
 
 
 def check_unchanged(location: Location, num_bytes: int, stamp: str, limits: LimitConfig) -> None:
-    try:
-        if location.store:
-            found = _found_in_store(_store(location.store, limits), location, limits)
-            now = (found.bytes, found.stamp)
-        else:
-            status = Path(location.name).stat()
-            now = (status.st_size, str(status.st_mtime_ns))
-    except FileNotFoundError:
-        raise UnreadableSourceError(f"{location} disappeared while it was being prepared; run the same command again") from None
+    """Raise SourceError if the file has changed, FileNotFoundError if it is gone."""
+    if location.store:
+        found = _found_in_store(_store(location.store, limits), location, limits)
+        now = (found.bytes, found.stamp)
+    else:
+        status = Path(location.name).stat()
+        now = (status.st_size, str(status.st_mtime_ns))
     if now != (num_bytes, stamp):
         raise SourceError(f"{location} changed while it was being prepared; run the same command again")
 
@@ -140,7 +92,7 @@ def open_file(location: Location, num_bytes: int, limits: LimitConfig) -> Iterat
     except UnusableFileError as error:
         raise SourceError(f"{printable(str(error))}; it changed during the preparation: run the same command again") from None
     except PermissionError as error:
-        raise _unreadable(path, error) from None
+        raise unreadable(path, error) from None
     with file, naming(path):
         yield file
 
@@ -150,179 +102,6 @@ def digest(location: Location, num_bytes: int, limits: LimitConfig) -> str:
         return digest_stream(file)
 
 
-def _list_local(named: str, outside_links: bool) -> Listing:
-    path = Path(named)
-    if path.is_dir():
-        links = _Links(path, outside_links)
-        files = [found_here(path, file) for file in files_below(path, links)]
-        return Listing(named, files, is_folder=True, unfollowed=links.unfollowed())
-    if path.is_file():
-        return Listing(named, [found_here(path.parent, path)], is_folder=False)
-    folder = Path(*takewhile(_is_plain, path.parts))
-    links = _Links(folder, outside_links)
-    matches = set(_matches(folder, path.parts[len(folder.parts) :], links)) if glob.has_magic(named) else set()
-    files = [found_here(folder, match) for match in sorted(matches, key=str) if match.is_file()]
-    links.warn()
-    return Listing(str(folder) if files else named, files, is_folder=False, unfollowed=links.unfollowed())
-
-
-@dataclass
-class _Links:
-    root: Path
-    outside: bool
-    left_out: dict[str, None] = field(default_factory=dict)
-    broken: dict[str, None] = field(default_factory=dict)
-    num_folders: int = 0
-
-    def __post_init__(self) -> None:
-        self._real_root = Path(os.path.realpath(self.root))
-
-    def leads_out(self, path: Path) -> bool:
-        """Whether a path is a link that must not be followed. Such a link is recorded."""
-        if self.outside or not path.is_symlink() or Path(os.path.realpath(path)).is_relative_to(self._real_root):
-            return False
-        try:
-            path.stat()
-        except OSError as error:
-            if error.errno in _NOWHERE:  # `limits.outside_links` would not help
-                self.leads_nowhere(path)
-                return True
-        self.left_out[self._shown(path)] = None
-        return True
-
-    def leads_nowhere(self, path: Path) -> None:
-        self.broken[self._shown(path)] = None
-
-    def count_folder(self) -> None:
-        """A dozen folders that link to each other have 10^9 paths."""
-        self.num_folders += 1
-        if self.num_folders > _MAX_LINKED_FOLDERS:
-            raise SourceError(
-                f"source {printable(str(self.root))}: its links lead to more than {_MAX_LINKED_FOLDERS} folders; "
-                "remove links that connect folders in both directions"
-            )
-
-    def warn(self) -> None:
-        for links in self.unfollowed():
-            logger.warning("source %s: %s; to follow them, %s", printable(str(self.root)), links.found, links.remedy)
-
-    def unfollowed(self) -> list[Unfollowed]:
-        groups = (
-            ([*self.broken], "without a target", "copy the targets of the links (in a container: mount them at the same path)"),
-            (
-                sorted(self.left_out),
-                "with a target outside of the folder",
-                "set limits.outside_links to true (PREP_LIMITS__OUTSIDE_LINKS=true)",
-            ),
-        )
-        found = []
-        for links, fault, remedy in groups:
-            if links:
-                shown = ", ".join(links[:_SHOWN]) + (", …" if len(links) > _SHOWN else "")
-                found.append(Unfollowed(links, f"{len(links)} link{'s' if len(links) > 1 else ''} {fault}: {shown}", remedy))
-        return found
-
-    def _shown(self, path: Path) -> str:
-        return printable(path.relative_to(self.root).as_posix())
-
-
-def _matches(folder: Path, pattern: Sequence[str], links: _Links) -> Iterator[Path]:
-    if not pattern:
-        yield folder
-        return
-    part, rest = pattern[0], pattern[1:]
-    if part == "**":
-        for below in _folders(folder, links):
-            yield from _matches(below, rest or ("*",), links)
-    elif not glob.has_magic(part):
-        if not links.leads_out(folder / part):
-            yield from _matches(folder / part, rest, links)
-    else:
-        with contextlib.suppress(OSError):
-            for name in fnmatch.filter(os.listdir(folder), part):  # noqa: PTH208 - names are wanted
-                if (part.startswith(".") or not name.startswith(".")) and not links.leads_out(folder / name):
-                    yield from _matches(folder / name, rest, links)
-
-
-def _folders(folder: Path, links: _Links) -> Iterator[Path]:
-    waiting = [_Visit(folder)]
-    while waiting:
-        visit = waiting.pop()
-        with contextlib.suppress(OSError):
-            if visit.identity not in visit.above:
-                yield visit.folder
-                waiting += [visit.of(path, links) for path in _entries(visit, links) if path.is_dir()]
-
-
-@dataclass(frozen=True)
-class _Visit:
-    folder: Path
-    above: frozenset[tuple[int, int]] = frozenset()  # device and inode number of each folder on the path to it
-    num_links: int = 0  # links on the path to it, below the root of the source
-
-    @property
-    def identity(self) -> tuple[int, int]:
-        status = self.folder.stat()
-        return status.st_dev, status.st_ino
-
-    def of(self, path: Path, links: _Links) -> _Visit:
-        num_links = self.num_links + path.is_symlink()
-        if num_links > 1:
-            links.count_folder()
-        return _Visit(path, self.above | {self.identity}, num_links)
-
-
-def _entries(visit: _Visit, links: _Links) -> Iterator[Path]:
-    """Yield the entries of a folder except hidden names and links out of the source; none if a link leads back to the folder."""
-    names = [] if visit.identity in visit.above else sorted(os.listdir(visit.folder))  # noqa: PTH208 - names are wanted
-    for path in (visit.folder / name for name in names if not is_hidden(name)):
-        if not links.leads_out(path):
-            yield path
-
-
-def files_below(folder: Path, links: _Links | None = None) -> Iterator[Path]:
-    """Yield no hidden files, and follow no link back to a folder above. `links` decides about other links; a warning names them."""
-    links = links or _Links(folder, outside=True)
-    waiting = [_Visit(folder)]
-    while waiting:
-        visit = waiting.pop()
-        folders = []
-        try:
-            paths = list(_entries(visit, links))
-        except OSError as error:
-            raise _unreadable(visit.folder, error) from None
-        for path in paths:
-            try:
-                mode = path.stat().st_mode
-            except OSError as error:
-                if error.errno not in _NOWHERE:
-                    raise _unreadable(path, error) from None
-                links.leads_nowhere(path)
-                continue
-            if stat.S_ISDIR(mode):
-                folders.append(visit.of(path, links))
-            elif stat.S_ISREG(mode):
-                yield path
-        waiting += reversed(folders)
-    links.warn()
-
-
-def _unreadable(path: Path, error: OSError) -> UnreadableSourceError:
-    error.filename = error.filename or str(path)
-    return UnreadableSourceError(printable(explain_os_error(error)))
-
-
-def found_here(folder: Path, file: Path) -> Found:
-    status = file.stat()
-    path = printable(file.relative_to(folder).as_posix())
-    stamp, status_stamp = str(status.st_mtime_ns), str(status.st_ctime_ns)
-    return Found(Location(str(file.absolute())), path, status.st_size, stamp, status_stamp=status_stamp)
-
-
-def _is_plain(part: str) -> bool:
-    return not glob.has_magic(part)
-
-
 def _list_store(named: str, limits: LimitConfig) -> Listing:
     shown = Location(named, named)
     try:
@@ -330,10 +109,17 @@ def _list_store(named: str, limits: LimitConfig) -> Listing:
         name = str(system._strip_protocol(named)).rstrip("/")
         # In a web address a question mark begins the query, so it is not part of a pattern.
         magic = any(sign in name for sign in ("*[" if _is_web(name, named) else "*?["))
-        infos = _attempts(lambda: _find_in_store(system, name, magic), shown, limits)
+
+        def find() -> dict[str, Mapping[str, Any]]:
+            if magic:
+                return dict(system.glob(name, detail=True))
+            info = system.info(name)
+            return {name: info} if info["type"] == "file" else dict(system.find(name, detail=True))
+
+        infos = _attempts(find, shown, limits)
     except FileNotFoundError:
         return Listing(str(shown), [], is_folder=False)
-    root = "/".join(takewhile(_is_plain, name.split("/"))) if magic else name
+    root = "/".join(takewhile(is_plain, name.split("/"))) if magic else name
     root = _plain_name(root, named).rpartition("/")[0] if list(infos) == [name] else _plain_name(root, named)
     files = [
         _found_in_store(system, Location(found, named), limits, info, root)
@@ -341,13 +127,6 @@ def _list_store(named: str, limits: LimitConfig) -> Listing:
         if info["type"] == "file"
     ]
     return Listing(str(Location(root if magic else name, named)), files, is_folder=not magic and list(infos) != [name])
-
-
-def _find_in_store(system: Any, name: str, magic: bool) -> dict[str, Mapping[str, Any]]:
-    if magic:
-        return dict(system.glob(name, detail=True))
-    info = system.info(name)
-    return {name: info} if info["type"] == "file" else dict(system.find(name, detail=True))
 
 
 def _found_in_store(
@@ -386,7 +165,7 @@ def _store(url: str, limits: LimitConfig) -> Any:
     # Stores whose files name other addresses are refused, and URLs that lead to local files without the checks of links.
     if pointer := next((protocol for protocol in protocols if protocol in _POINTERS), None):
         raise SourceError(f"{Location(url, url)}: files in {pointer}:// name other addresses to read; name those addresses instead")
-    if any(protocol in _LOCAL for protocol in protocols) and protocol not in _ARCHIVES:
+    if any(protocol in _LOCAL for protocol in protocols) and protocol not in ARCHIVE_STORES:
         raise SourceError(f"{Location(url, url)}: a local file must be named by its path alone; remove the protocols")
     options: dict[str, Any] = {}
     try:
@@ -498,8 +277,12 @@ def _attempts(action: Callable[[], Result], location: Location, limits: LimitCon
         except PermissionError:
             raise UnreadableSourceError(f"{location}: access is denied; check the credentials in the environment") from None
         except Exception as error:  # each store has different error types
-            if (refusal := _refusal_in(error)) is not None:
-                raise refusal from None
+            seen, inner = [], error.__cause__ or error.__context__
+            while inner is not None and inner not in seen:
+                if isinstance(inner, SourceError):  # of our own code within the store
+                    raise inner from None
+                seen.append(inner)
+                inner = inner.__cause__ or inner.__context__
             # A web store reports every failure as "not found". Its cause has the HTTP status.
             cause = error.__cause__
             if isinstance(error, FileNotFoundError) and (cause is None or getattr(cause, "status", None) in _GONE):
@@ -516,16 +299,6 @@ def _attempts(action: Callable[[], Result], location: Location, limits: LimitCon
     raise AssertionError("the last attempt returns or raises")
 
 
-def _refusal_in(error: BaseException | None) -> SourceError | None:
-    seen: list[BaseException] = []
-    while error is not None and error not in seen:
-        if isinstance(error, SourceError):
-            return error
-        seen.append(error)
-        error = error.__cause__ or error.__context__
-    return None
-
-
 def _kind_of(error: BaseException) -> str:
     """Return the type and status of a store's error, without its text, which can hold secrets."""
     cause = error.__cause__ or error
@@ -533,17 +306,6 @@ def _kind_of(error: BaseException) -> str:
     if not status and isinstance(number := getattr(cause, "errno", None), int):
         return f"{type(cause).__name__} {number} ({os.strerror(number)})"
     return f"{type(cause).__name__}{f' {status}' if isinstance(status, int) else ''}"
-
-
-def _address(name: str, store: str) -> str:
-    if name == store:
-        return redacted_url(store)
-    outermost, *inner = url_chain(store)
-    if "://" in name:  # a web server, possibly behind caches, whose part of the URL has no `://`
-        caches = [part for part in (outermost, *inner) if "://" not in part]
-        return "::".join((*caches, redacted_url(name)))
-    address = redacted_url(f"{outermost.partition('://')[0]}://{name.lstrip('/')}")
-    return "::".join((address, *map(redacted_url, inner))) if outermost.partition("://")[0] in _ARCHIVES else address
 
 
 def _plain_name(name: str, store: str) -> str:

@@ -14,7 +14,7 @@ import zstandard
 from data_pipeline.config import LimitConfig
 from data_pipeline.documents import Reason
 
-Compression = Literal["none", "gz", "zst", "xz", "bz2"]
+Compression = Literal["none", "gz", "zst", "xz", "bz2", "deflate"]  # deflate: only within zip archives
 
 _BLOCK_BYTES = 1 << 18
 _EXPANSION_GRACE_BYTES = 1 << 20  # a small file of spaces exceeds any sensible ratio, but is harmless
@@ -77,34 +77,6 @@ class Budget:
             yield block
 
 
-class ByteReader:
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks = blocks
-        self._rest = memoryview(b"")
-        self.position = 0
-
-    def take(self, size: int) -> Iterator[bytes]:
-        """Yield the next `size` bytes in blocks, or fewer at the end of the stream."""
-        while size:
-            if not self._rest:
-                self._rest = memoryview(next(self._blocks, b""))
-                if not self._rest:
-                    return
-            piece, self._rest = self._rest[:size], self._rest[size:]
-            size -= len(piece)
-            self.position += len(piece)
-            yield bytes(piece)
-
-    def read(self, size: int) -> bytes:
-        return b"".join(self.take(size))
-
-    def skip(self, size: int) -> None:
-        for piece in self.take(size):
-            size -= len(piece)
-        if size:
-            raise StreamError(Reason.CORRUPT_ARCHIVE, f"{size} bytes are missing at its end; the file is truncated")
-
-
 def raw_blocks(file: Readable) -> Iterator[bytes]:
     while block := file.read(_BLOCK_BYTES):
         yield block
@@ -123,26 +95,19 @@ def join_blocks(blocks: Iterator[bytes], max_bytes: int) -> tuple[bytes, bool]:
 
 def decompress(blocks: Iterator[bytes], compression: Compression, limits: LimitConfig, budget: Budget) -> Iterator[bytes]:
     """Yield the decompressed bytes of all members, frames or streams of a file, in blocks of at most 2 MiB."""
-    return budget.watch(_decompressed(blocks, compression, limits, budget))
-
-
-def _decompressed(blocks: Iterator[bytes], compression: Compression, limits: LimitConfig, budget: Budget) -> Iterator[bytes]:
     match compression:
-        case "none":
-            return blocks
         case "gz":
-            return _decompress(blocks, lambda: _Zlib(31), "gzip", budget, padding=b"\0")
+            blocks = _decompress(blocks, lambda: _Zlib(31), "gzip", budget, padding=b"\0")
         case "bz2":
-            return _decompress(blocks, bz2.BZ2Decompressor, "bzip2", budget)
+            blocks = _decompress(blocks, bz2.BZ2Decompressor, "bzip2", budget)
         case "xz":
             memory = limits.max_window_bytes + _XZ_STATE_BYTES
-            return _decompress(blocks, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memory), "xz", budget, padding=b"\0")
+            blocks = _decompress(blocks, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memory), "xz", budget, padding=b"\0")
         case "zst":
-            return _unzstd(blocks, limits.max_window_bytes, budget)
-
-
-def inflate(blocks: Iterator[bytes], budget: Budget) -> Iterator[bytes]:
-    return budget.watch(_decompress(blocks, lambda: _Zlib(-15), "deflate", budget))
+            blocks = _unzstd(blocks, limits.max_window_bytes, budget)
+        case "deflate":
+            blocks = _decompress(blocks, lambda: _Zlib(-15), "deflate", budget)
+    return budget.watch(blocks)
 
 
 _XZ_STATE_BYTES = 1 << 20  # memory of the decoder in addition to the dictionary: 65 KiB for xz -9, more for several filters

@@ -21,7 +21,7 @@ from data_pipeline.documents import Document, Rejection, document_id
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.filters.html import PageReader
 from data_pipeline.filters.judge import JudgedBatch, JudgedDocument, judge_batch
-from data_pipeline.sources.ignored import count_extension
+from data_pipeline.sources.formats import count_extension
 from data_pipeline.sources.inputs import Part, Partition
 from data_pipeline.sources.readers import read_part
 from data_pipeline.stages.job import Job, PartitionTask

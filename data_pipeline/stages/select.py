@@ -24,7 +24,7 @@ from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.pack import DocumentsOf
 from data_pipeline.stages.reject_samples import Samples, find_rows
 from data_pipeline.stages.tokenize import TokenizeResult
-from data_pipeline.text.ngrams import mix_hashes
+from data_pipeline.text import mix_hashes
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from data_pipeline.config import KINDS
-from data_pipeline.conversations.encoding import EncodedChat, encode_chats
+from data_pipeline.conversations.rendering import EncodedChat, encode_chats
 from data_pipeline.dataset.layout import TOKENIZER, TOKENS
 from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.shards import token_type

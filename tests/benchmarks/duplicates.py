@@ -19,7 +19,7 @@ from typing import Any
 from data_pipeline.config import DedupConfig
 from data_pipeline.dedup.duplicates import find_duplicates
 from data_pipeline.dedup.keys import choose_bands, sign
-from data_pipeline.text.batch import TextBatch
+from data_pipeline.text import TextBatch
 from tests.support.duplicates import found_pairs, naive_fates, plant, read_fates, run_inline, true_pairs, write_documents
 
 RATES = (0.0, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.05, 0.1, 0.2, 0.3)

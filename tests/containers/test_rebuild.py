@@ -10,7 +10,7 @@ import pytest
 
 from env.sbom_hashes import hashes_of
 from tests.containers.services import IMAGE, ROOT, Services
-from trainer.machine.locks import unlocked_packages
+from trainer.machine.environment import unlocked_packages
 
 pytestmark = [pytest.mark.containers, pytest.mark.rebuild]
 

@@ -27,9 +27,8 @@ import zstandard
 from data_pipeline.config import LimitConfig, PrepareConfig, RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs
-from data_pipeline.sources.parsers.decoding import Origin
 from data_pipeline.sources.parsers.json_lines import parse_json_line
-from data_pipeline.sources.parsers.source_format import Content
+from data_pipeline.sources.parsers.source_format import Content, Origin
 from data_pipeline.sources.parsers.text_files import TEXT
 from data_pipeline.sources.readers import read_part
 from data_pipeline.sources.streams import Budget, Line

@@ -28,7 +28,7 @@ from trainer.inference.lm_eval import HarnessModel
 from trainer.inference.text_model import TextModel
 from trainer.loop import train
 from trainer.model.attention import make_layout
-from trainer.runs.saved_run import load_config
+from trainer.runs.saved_run import SavedRun, load_config
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ class Request:
 @pytest.fixture(scope="module")
 def harness_model(run: Path) -> HarnessModel:
     config = load_config(run)
-    model, _ = load_model(run, config, "latest")
+    model, _ = load_model(SavedRun(run), config, "latest")
     single = config.model_copy(update={"eval": config.eval.model_copy(update={"micro": 1})})
     return HarnessModel(TextModel(model, load_tokenizer(run / "tokenizer"), config.model.context), single)
 

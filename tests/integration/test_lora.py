@@ -40,7 +40,7 @@ from trainer.report.recorded_run import read_run
 from trainer.report.results import introduction
 from trainer.runs.layout import REFERENCE
 from trainer.runs.manifest import CheckpointManifest
-from trainer.runs.saved_run import load_config
+from trainer.runs.saved_run import SavedRun, load_config
 from trainer.training.start.open import opened_run
 from trainer.verification.verify import verify_run
 
@@ -173,7 +173,7 @@ def evaluated(run: Path) -> dict[str, Any]:
 
 def test_the_merged_model_is_the_trained_model_up_to_rounding(adapted_run: Path) -> None:
     config = load_config(adapted_run)
-    merged, step = load_model(adapted_run, config, "latest")
+    merged, step = load_model(SavedRun(adapted_run), config, "latest")
     saved = CheckpointStore(adapted_run / "checkpoints").load(step)
     unmerged = build_model(config.model, 260, 0)
     add_adapters(unmerged, config.lora, 0)
@@ -238,7 +238,7 @@ def test_settings_of_a_stranger_that_do_not_fit_the_tensors_are_refused(adapted_
     for rank, named in (("rank = 3", "does not fit its matrix or lora.rank"), ("", "lora.rank = none, and the checkpoint has 14")):
         (run / "config.toml").write_text(settings.replace("rank = 2", rank))
         with pytest.raises(CheckpointError, match=named):
-            load_model(run, load_config(run), "latest")
+            load_model(SavedRun(run), load_config(run), "latest")
 
 
 def adapters_exported(run: Path, output: Path, dtype: Dtype = "fp32") -> dict[str, torch.Tensor]:
@@ -298,7 +298,7 @@ def test_exported_adapters_over_the_base_model_in_transformers_give_the_logits_o
     settings = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     tokens_1L = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / "out")("the cat ran to the sea").input_ids])
-    ours, _ = load_model(adapted_run, load_config(adapted_run), "latest")
+    ours, _ = load_model(SavedRun(adapted_run), load_config(adapted_run), "latest")
     changed = 0
     with torch.no_grad():
         before = theirs(tokens_1L).logits

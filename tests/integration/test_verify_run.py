@@ -24,7 +24,7 @@ from tests.support.runs import metrics, run_command, start_ranks, tiny_config
 from trainer.checkpoint import CheckpointStore
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.loop import train
-from trainer.machine import environment, locks
+from trainer.machine import environment
 from trainer.machine.environment import ChangedFact, environment_facts
 from trainer.runs.layout import LEDGER
 from trainer.runs.saved_run import SavedRun
@@ -470,9 +470,8 @@ def test_no_secret_gets_into_anything_that_a_run_writes(tmp_path: Path) -> None:
 def test_packages_that_differ_from_the_lock_are_named_at_the_start_and_by_verify_and_are_recorded(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    installed = {**locks.installed_packages(), "tqdm": "4.0.1"}
-    for module in (environment, locks):
-        monkeypatch.setattr(module, "installed_packages", lambda: installed)
+    installed = {**environment.installed_packages(), "tqdm": "4.0.1"}
+    monkeypatch.setattr(environment, "installed_packages", lambda: installed)
     train(tiny_config(data, tmp_path / "run"))
     [named] = [message for message in caplog.messages if "env/requirements.lock" in message]
     assert "tqdm 4.0.1 (lock: 4." in named

@@ -22,8 +22,8 @@ from data_pipeline.dedup.duplicates import Duplicates, PartitionKeys, find_dupli
 from data_pipeline.dedup.keys import KeyWriter, sign
 from data_pipeline.dedup.pairs import read_pairs
 from data_pipeline.documents import document_id
-from data_pipeline.sources.builtin import code_files, standard_library
-from data_pipeline.text.batch import TextBatch
+from data_pipeline.sources.inputs import code_files, standard_library
+from data_pipeline.text import TextBatch
 
 _TEXT_SCHEMA = pa.schema([("id", pa.uint64()), ("path", pa.string()), ("line", pa.uint32()), ("text", pa.large_string())])
 _ROWS = 100  # documents per record batch

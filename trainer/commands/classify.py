@@ -36,36 +36,25 @@ class _Text:
 
 
 def run(options: ClassifyOptions) -> None:
-    for line in classified_lines(options):
-        print(line, flush=True)
-
-
-def classified_lines(options: ClassifyOptions) -> Iterator[str]:
-    from trainer.commands.saved_model import load_model
-    from trainer.distributed.group import joined_group
+    from trainer.commands.saved_model import opened_model
     from trainer.finetuning.classification import TextClassifier
     from trainer.finetuning.task import saved_task
-    from trainer.machine.determinism import configure_determinism
-    from trainer.machine.settings import settings_here
-    from trainer.runs.saved_run import load_config
+    from trainer.machine.determinism import settings_here
+    from trainer.runs.saved_run import SavedRun
 
-    run = options.run
-    config = settings_here(load_config(run))
+    run, saved = options.run, SavedRun(options.run)
+    config = settings_here(saved.config)
     if config.objective != "classification":
         raise ConfigError(f"{run}: it was trained with objective = {config.objective}; name a run with objective = classification")
     texts = [text for path in options.files for text in _texts_of(path, options)]
-    configure_determinism(config)
-    with joined_group(config.device) as group:
-        if group.world_size > 1:
-            raise ConfigError(f"classify works on one rank and was started on {group.world_size}; start it without torchrun")
-        model, _ = load_model(run, config, options.checkpoint, trust_code=options.trust_code)
-        classifier = TextClassifier(run, model.to(group.device), config, group.device, saved_task(run, config).files)
+    with opened_model(saved, config, options.checkpoint, trust_code=options.trust_code, alone="classify") as (model, group, _):
+        classifier = TextClassifier(run, model, config, group.device, saved_task(run, config).files)
         for first in range(0, len(texts), options.batch):
             some = texts[first : first + options.batch]
             for text, found in zip(some, classifier.probabilities([one.text for one in some]), strict=True):
                 place = {"file": str(text.file)} | ({} if text.line is None else {"line": text.line})
                 label = max(found, key=lambda name: found[name])
-                yield json.dumps(place | {"label": label, "probabilities": found}, ensure_ascii=False)
+                print(json.dumps(place | {"label": label, "probabilities": found}, ensure_ascii=False), flush=True)
 
 
 def _texts_of(path: Path, options: ClassifyOptions) -> Iterator[_Text]:
@@ -74,19 +63,19 @@ def _texts_of(path: Path, options: ClassifyOptions) -> Iterator[_Text]:
     except (OSError, UnusableFileError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{path}: cannot be read ({reason}); name UTF-8 text files or .jsonl files") from None
-    if path.suffix != ".jsonl" and not options.lines:
+    is_json = path.suffix == ".jsonl"
+    if not is_json and not options.lines:
         yield _Text(path, None, content)
         return
     for number, line in enumerate(content.replace("\r\n", "\n").split("\n"), 1):
-        if line.strip():
-            yield _Text(path, number, _text_in(path, number, line, options.field) if path.suffix == ".jsonl" else line)
-
-
-def _text_in(path: Path, number: int, line: str, field: str) -> str:
-    try:
-        text = parse_json(line.encode())[field]
-        if not isinstance(text, str):
-            raise TypeError("it is no text")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}, line {number}: no object with a text in the field {field!r} ({error}); see --field") from None
-    return text
+        if not line.strip():
+            continue
+        try:
+            text = parse_json(line.encode())[options.field] if is_json else line
+            if not isinstance(text, str):
+                raise TypeError("it is not a text")
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{path}, line {number}: no object with a text in the field {options.field!r} ({error}); see --field"
+            ) from None
+        yield _Text(path, number, text)

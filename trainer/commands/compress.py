@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -55,21 +55,22 @@ _NOTE_OF_ZEROS = "note        a later training changes all weights, also those t
 
 
 def run(options: CompressOptions) -> None:
-    from trainer.commands.saved_model import check_is_decoder
-    from trainer.compression.comparison import Measured, num_bytes, table
+    from trainer.commands.saved_model import check_is_decoder, load_model, opened_text_model
+    from trainer.compression.comparison import Measured, num_bytes, speeds, table
     from trainer.compression.methods import Compression
     from trainer.interop.source import open_source
     from trainer.interop.untrained import write_untrained
+    from trainer.machine.determinism import settings_here
     from trainer.runs.layout import RECORD
-    from trainer.runs.record import COMPRESSED, Compressed, read_record, write_record
-    from trainer.runs.saved_run import load_config
+    from trainer.runs.record import COMPRESSED, Compressed, write_record
+    from trainer.runs.saved_run import SavedRun
 
-    output = options.output
+    output, saved = options.output, SavedRun(options.run)
     if output.exists() or output.is_symlink():
         raise ConfigError(f"{output} exists already; name a new folder (--output)")
-    if read_record(options.run).status == COMPRESSED:
+    if saved.record.status == COMPRESSED:
         raise ConfigError(f"{options.run}: it is compressed already; name the run that it was made from")
-    check_is_decoder(options.run, load_config(options.run), "only that can be compressed", trust_code=options.trust_code)
+    check_is_decoder(saved, "only that can be compressed", trust_code=options.trust_code)
     source = open_source(options.run, options.checkpoint)
     compression = Compression(options.method, options.group_size, options.share)
     stored = compression.stored(source.weights)
@@ -91,13 +92,16 @@ def run(options: CompressOptions) -> None:
             data_digest=source.data_digest or "",
             chat_template=None if source.chat_template is None else source.chat_template.source,
         )
-        on_disk = num_bytes(source.weights.values()), num_bytes(stored.values())
-        perplexities = perplexity, _perplexity(options, folder, "latest")
-        measured = zip(on_disk, *_loaded(options, folder), perplexities, strict=True)
-        before, after = (Measured(*values) for values in measured)
-        comparison = {"before": before.to_json(), "after": after.to_json()}
+        smaller = SavedRun(folder)
+        with opened_text_model(options.run, options.checkpoint, trust_code=options.trust_code) as loaded:
+            model, _ = load_model(smaller, settings_here(smaller.config), "latest")
+            both = loaded, replace(loaded, model=model.to(next(loaded.model.parameters()).device))
+            in_memory, rates = [num_bytes(one.model.parameters()) for one in both], speeds(both)
+        before = Measured(num_bytes(source.weights.values()), in_memory[0], rates[0], perplexity)
+        after = Measured(num_bytes(stored.values()), in_memory[1], rates[1], _perplexity(options, folder, "latest"))
+        comparison = {"before": asdict(before), "after": asdict(after)}
         compressed = Compressed.model_validate(facts | {"comparison": comparison})
-        write_record(folder, read_record(folder).changed(compressed=compressed))
+        write_record(folder, smaller.record.changed(compressed=compressed))
     if options.as_json:
         print(json.dumps(facts | comparison | {"output": str(output)}, ensure_ascii=False))
         return
@@ -107,28 +111,15 @@ def run(options: CompressOptions) -> None:
     )
 
 
-def _loaded(options: CompressOptions, compressed: Path) -> tuple[list[int], list[float]]:
-    from trainer.commands.saved_model import load_model, opened_text_model
-    from trainer.compression.comparison import num_bytes, speeds
-    from trainer.machine.settings import settings_here
-    from trainer.runs.saved_run import load_config
-
-    with opened_text_model(options.run, options.checkpoint, trust_code=options.trust_code) as before:
-        model, _ = load_model(compressed, settings_here(load_config(compressed)), "latest")
-        device = next(before.model.parameters()).device
-        both = [before, replace(before, model=model.to(device))]
-        return [num_bytes(one.model.parameters()) for one in both], speeds(both)
-
-
 def _perplexity(options: CompressOptions, run: Path, checkpoint: str) -> float | None:
     """Return the perplexity on the validation data, None if the run names data that is not there or has pairs of answers."""
     from data_pipeline.dataset.manifest import read_manifest
     from trainer.commands.evaluate import evaluate_run
-    from trainer.runs.saved_run import data_folder
+    from trainer.runs.saved_run import SavedRun
 
     words = {"run": run, "checkpoint": checkpoint, "data": options.data, "limit": options.limit, "as_json": True}
     try:
-        if read_manifest(data_folder(run, options.data)).has_pairs:
+        if read_manifest(SavedRun(run).data_folder(options.data)).has_pairs:
             if options.data is None:
                 return None
             raise ConfigError(f"{options.data} has preference pairs, and a worse answer is no text to predict; name other data")

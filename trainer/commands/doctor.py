@@ -62,13 +62,13 @@ def run(options: DoctorOptions) -> None:
 def _space_needed(options: DoctorOptions) -> tuple[int, int] | None:
     from data_pipeline.dataset.manifest import read_manifest
     from trainer.planning.checkpoints import space_needed
-    from trainer.runs.saved_run import load_config
+    from trainer.runs.saved_run import SavedRun
 
     if options.run is None or options.data is None:
         return None
     with suppress(ProjectError, UnusableFileError, OSError):
         if (options.run / CONFIG).is_file():
-            config = load_config(options.run)
+            config = SavedRun(options.run).config
         elif options.recipe:
             words = ["--run", str(options.run), "--data", str(options.data), "--recipe", options.recipe]
             config = load_settings(TrainConfig, words, help_parser(TrainConfig, "trainer train", ""))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
@@ -15,7 +14,6 @@ from trainer.commands.run_options import CheckpointOptions
 if TYPE_CHECKING:
     from data_pipeline.dataset.manifest import Manifest
     from data_pipeline.tokenizer import Tokenizer
-    from trainer.evaluation.results import Evaluation
 
 
 class EvaluateOptions(CheckpointOptions):
@@ -65,28 +63,24 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
     from data_pipeline.dataset.locks import reading
     from data_pipeline.dataset.manifest import read_manifest
     from data_pipeline.tokenizer import load_tokenizer
-    from trainer.commands.saved_model import load_model
+    from trainer.commands.saved_model import opened_model
     from trainer.context import RunContext
-    from trainer.distributed.group import joined_group
     from trainer.evaluation.evaluate import evaluate
     from trainer.evaluation.results import describe_evaluation
     from trainer.evaluation.tally import Grouping
     from trainer.extensions.hooks import Extension
     from trainer.finetuning.task import saved_task
-    from trainer.machine.determinism import configure_determinism
-    from trainer.machine.settings import settings_here
+    from trainer.machine.determinism import settings_here
     from trainer.model.attention import choose_backend
     from trainer.model.bounds import most_rows
-    from trainer.runs.record import read_record
-    from trainer.runs.saved_run import data_folder, load_config
+    from trainer.runs.saved_run import SavedRun
     from trainer.training.trainable import hold_reference, new_loss
 
-    run, limit = options.run, options.limit
-    config = settings_here(load_config(run))
+    run, limit, saved = options.run, options.limit, SavedRun(options.run)
+    config = settings_here(saved.config)
     if as_language:
         config = config.model_copy(update={"objective": "language"})
-    configure_determinism(config)
-    directory = data_folder(run, options.data)
+    directory = saved.data_folder(options.data)
     with reading(directory, f"evaluate of run {run.absolute().name}"):
         manifest, tokenizer = read_manifest(directory), load_tokenizer(run / "tokenizer")
         objective = saved_task(run, config)
@@ -95,43 +89,28 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
         settings = config.eval if limit is None else config.eval.model_copy(update={"max_rows": limit})
         micro = min(settings.micro or config.batch.micro_rows, most_rows(config.model, manifest.row_length))
         settings = settings.model_copy(update={"micro": micro})
-        with joined_group(config.device) as group:
-            model, step = load_model(run, config, options.checkpoint, trust_code=options.trust_code)
-            model.to(group.device)
-            lost = _quarantined(run, manifest, step)
+        with opened_model(saved, config, options.checkpoint, trust_code=options.trust_code) as (model, group, step):
+            is_own = manifest.root_digest == saved.record.data.root_digest
+            lost = saved.record.adjustments.quarantined(step) if is_own else frozenset()
             backend = choose_backend(config.attention, group.device, config.number_format, config.model.head_size)
             context = RunContext(config.model_copy(update={"eval": settings}), manifest, group, backend)
             grouping = Grouping.of(directory, manifest, tokenizer if objective.predicts_tokens else None)
             loss = new_loss(model, Extension(), objective, config.loss)
             if objective.reference is not None:
-                hold_reference(context, objective, read_record(run).initial)
+                hold_reference(context, objective, saved.record.initial)
             result = evaluate(loss, context, rows.without(lost), grouping=grouping, measures=objective.measures)
     left_out = rows.num_rows_in(lost, np.arange(len(rows)))
     measured = None if result.measured is None else result.measured(step)
     if options.as_json:
-        return _json(result, step, left_out, options.groups)
+        total = {"val_loss" if name == "loss" else name: value for name, value in result.total.to_json().items()}
+        by_group = {f"by_{one}": {group: score.to_json() for group, score in result.groups[one].items()} for one in options.groups}
+        facts = {"step": step, **total, "rows": result.num_rows, "left_out": left_out, **by_group}
+        if measured is not None:
+            facts[measured.name] = {name: value for name, value in measured.to_json().items() if name not in ("event", "step")}
+        return json.dumps(facts, ensure_ascii=False)
     note = f"\n\nleft out, as in the run: {left_out:,} of {len(rows):,} rows, from shards in quarantine" if left_out else ""
     lines = "" if measured is None or objective.measures is None else f"\n\n{objective.measures.lines(measured)}"
     return describe_evaluation(result, step, options.groups) + lines + note
-
-
-def _json(result: Evaluation, step: int, left_out: int, groups: Sequence[str]) -> str:
-    total = {"val_loss" if name == "loss" else name: value for name, value in result.total.to_json().items()}
-    by_group = {f"by_{name}": {group: score.to_json() for group, score in result.groups[name].items()} for name in groups}
-    facts = {"step": step, **total, "rows": result.num_rows, "left_out": left_out, **by_group}
-    if result.measured is not None:
-        measured = result.measured(step)
-        facts[measured.name] = {name: value for name, value in measured.to_json().items() if name not in ("event", "step")}
-    return json.dumps(facts, ensure_ascii=False)
-
-
-def _quarantined(run: Path, manifest: Manifest, step: int) -> frozenset[str]:
-    from trainer.runs.record import read_record
-
-    record = read_record(run)
-    if manifest.root_digest != record.data.root_digest:
-        return frozenset()
-    return record.adjustments.quarantined(step)
 
 
 def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, num_rows: int, context: int | None) -> None:
@@ -152,26 +131,18 @@ def _check_fit(run: Path, data: Path, manifest: Manifest, tokenizer: Tokenizer, 
 
 def benchmark_run(options: EvaluateOptions, tasks: str) -> str:
     from data_pipeline.tokenizer import load_tokenizer
-    from trainer.commands.saved_model import check_writes, load_model
-    from trainer.distributed.group import joined_group
+    from trainer.commands.saved_model import check_writes, opened_model
     from trainer.inference.lm_eval import describe_benchmarks, run_benchmarks
     from trainer.inference.text_model import TextModel
-    from trainer.machine.determinism import configure_determinism
-    from trainer.machine.settings import settings_here
-    from trainer.runs.saved_run import load_config
+    from trainer.machine.determinism import settings_here
+    from trainer.runs.saved_run import SavedRun
 
-    run = options.run
-    config = settings_here(load_config(run))
-    check_writes(run, config)
-    configure_determinism(config)
-    with joined_group(config.device) as group:
-        if group.world_size > 1:
-            raise ConfigError(f"--lm-eval works on one rank and was started on {group.world_size}; start it without torchrun")
-        model, step = load_model(run, config, options.checkpoint, trust_code=options.trust_code)
-        text_model = TextModel(model.to(group.device), load_tokenizer(run / "tokenizer"), config.model.context)
+    run, saved = options.run, SavedRun(options.run)
+    check_writes(saved)
+    config = settings_here(saved.config)
+    with opened_model(saved, config, options.checkpoint, trust_code=options.trust_code, alone="--lm-eval") as (model, _, step):
+        text_model = TextModel(model, load_tokenizer(run / "tokenizer"), config.model.context)
         results = run_benchmarks(text_model, config, tasks, options.limit)
-    return (
-        json.dumps({"step": step, "results": results}, ensure_ascii=False)
-        if options.as_json
-        else describe_benchmarks(results, step)
-    )
+    if options.as_json:
+        return json.dumps({"step": step, "results": results}, ensure_ascii=False)
+    return describe_benchmarks(results, step)

@@ -35,11 +35,11 @@ def run(options: ExportOptions) -> None:
     from trainer.commands.saved_model import check_is_decoder
     from trainer.interop.export import check_output, write_export
     from trainer.interop.source import open_source
-    from trainer.runs.saved_run import load_config
+    from trainer.runs.saved_run import SavedRun
 
     check_output(options.output, replace=options.replace)
     reason = f"--format {options.format} can express no other"
-    check_is_decoder(options.run, load_config(options.run), reason, trust_code=options.trust_code)
+    check_is_decoder(SavedRun(options.run), reason, trust_code=options.trust_code)
     source = open_source(options.run, options.checkpoint)
     write_export(
         source,

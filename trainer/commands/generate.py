@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from common.errors import ConfigError
 from common.files import plain
+from common.settings.markers import AlsoCalled
 from common.settings.model import Place
 from trainer.commands.run_options import CheckpointOptions
 from trainer.inference.sampling_options import SamplingOptions
@@ -34,7 +35,7 @@ class GenerateOptions(SamplingOptions, CheckpointOptions):
     stop_token: Annotated[tuple[str, ...], Place(metavar="TOKEN")] = Field(
         (), description="Tokens that end a continuation: ids, or names of special tokens."
     )
-    batch: int = Field(16, ge=1, description="Number of prompts that are continued together.")
+    batch: Annotated[int, AlsoCalled("batch_size")] = Field(16, ge=1, description="Number of prompts that are continued together.")
     no_cache: bool = Field(False, description="Compute all tokens again in each step, for comparison. This is slower.")
     as_json: Annotated[bool, Place("--json")] = Field(False, description="Print a JSON object for each prompt.")
     score: bool = Field(False, description="Score the texts by fluency, repetition, diversity and coherence.")
@@ -141,9 +142,9 @@ def _sampling(options: GenerateOptions, source: TextModel) -> Sampling:
 def _scores(options: GenerateOptions, reference: TextModel, run: Path, written: Sequence[Continuation]) -> str:
     from trainer.inference.samples import text_perplexity
     from trainer.inference.text_scores import score_texts
-    from trainer.runs.saved_run import load_config
+    from trainer.runs.saved_run import SavedRun
 
-    scores = score_texts([one.text for one in written], text_perplexity(reference, load_config(run), written)).to_json()
+    scores = score_texts([one.text for one in written], text_perplexity(reference, SavedRun(run).config, written)).to_json()
     if options.as_json:
         return _line({"scores": plain(scores)})
     lines = [f"{name:<18}{'-' if value is None else f'{value:.4g}'}\n" for name, value in scores.items()]

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from common.settings.markers import AlsoCalled
 from common.settings.model import Options, Place
 
 
@@ -28,4 +29,4 @@ class TrustOptions(RunOptions):
 
 
 class CheckpointOptions(TrustOptions):
-    checkpoint: str = Field("latest", description="The checkpoint to use: latest, best, or a step.")
+    checkpoint: Annotated[str, AlsoCalled("ckpt")] = Field("latest", description="The checkpoint to use: latest, best, or a step.")

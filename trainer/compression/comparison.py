@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -22,9 +22,6 @@ class Measured:
     memory_bytes: int  # Bytes of the weights of the loaded model. A shared weight counts once.
     tokens_per_s: float  # speed at which the model writes four texts at a time
     perplexity: float | None  # perplexity on the validation data; None if the data is not there
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from common.settings.conditions import OnlyIf
 from common.settings.markers import (
+    AlsoCalled,
     Frequent,
     Identity,
     NoEffectOnResults,
@@ -29,10 +30,22 @@ def fitting_micro(global_rows: object, micro: object) -> int | None:
 class BatchConfig(Section):
     """Numbers of rows in one optimizer step and in one forward pass."""
 
-    global_rows: Annotated[Identity[int], Frequent("32", 8)] = Field(
-        32, ge=1, le=1 << 20, description="Number of rows in one optimizer step, over all ranks."
-    )
-    micro: Identity[Annotated[int, Field(ge=1, le=65536)] | Literal["auto"]] = Field(
+    global_rows: Annotated[
+        Identity[int],
+        Frequent("32", 8),
+        AlsoCalled(
+            "batch global_batch batch_size train_batch_size global_batch_size rows "
+            "gradient_accumulation_steps grad_accum_steps accumulate_grad_batches"
+        ),
+    ] = Field(32, ge=1, le=1 << 20, description="Number of rows in one optimizer step, over all ranks.")
+    micro: Annotated[
+        Identity[Annotated[int, Field(ge=1, le=65536)] | Literal["auto"]],
+        AlsoCalled(
+            "batch global_batch batch_size train_batch_size global_batch_size rows micro_batch_size "
+            "device_batch_size per_device_train_batch_size gradient_accumulation_steps grad_accum_steps "
+            "accumulate_grad_batches"
+        ),
+    ] = Field(
         8,
         description="Number of rows in one forward and backward pass of one rank; auto: as many as fit into memory. If it is not "
         "set, it becomes smaller where it would not divide batch.global_rows.",
@@ -79,7 +92,7 @@ class MixtureConfig(Section):
 class LoaderConfig(Section):
     """How a rank reads the batches that `prefetch` asks for. None of these settings changes the order of rows, or a bit."""
 
-    readers: NoEffectOnResults[int] = Field(
+    readers: Annotated[NoEffectOnResults[int], AlsoCalled("num_workers dataloader_num_workers")] = Field(
         1, ge=1, le=64, description="Number of threads of a rank that read batches in advance; more than prefetch have no effect."
     )
     retry_waits_s: NoEffectOnResults[tuple[Annotated[float, Field(ge=0, le=3600)], ...]] = Field(

@@ -12,6 +12,7 @@ from common.settings.markers import (
     EXPORTED,
     FITS_WEIGHTS,
     OF_TRAINING,
+    AlsoCalled,
     FixesShapes,
     Frequent,
     Identity,
@@ -22,31 +23,44 @@ from common.settings.model import Section, markers_of, settings_with
 class ModelConfig(Section):
     """Shape of the decoder. Values that are not set follow from `width` and `heads`."""
 
-    layers: Annotated[Identity[int], FixesShapes(), EXPORTED, Frequent("6", 6)] = Field(
-        6, ge=1, le=512, description="Number of decoder layers."
+    layers: Annotated[
+        Identity[int],
+        FixesShapes(),
+        EXPORTED,
+        Frequent("6", 6),
+        AlsoCalled("n_layer n_layers num_layers num_hidden_layers n_blocks depth"),
+    ] = Field(6, ge=1, le=512, description="Number of decoder layers.")
+    width: Annotated[
+        Identity[int], FixesShapes(), EXPORTED, Frequent("384", 7), AlsoCalled("n_embd embed_dim d_model dim hidden_size model_dim")
+    ] = Field(384, ge=8, le=65536, description="Width of the residual stream.")
+    heads: Annotated[Identity[int], FixesShapes(), EXPORTED, AlsoCalled("n_head n_heads num_heads num_attention_heads")] = Field(
+        6, ge=1, le=1024, description="Number of query heads."
     )
-    width: Annotated[Identity[int], FixesShapes(), EXPORTED, Frequent("384", 7)] = Field(
-        384, ge=8, le=65536, description="Width of the residual stream."
-    )
-    heads: Annotated[Identity[int], FixesShapes(), EXPORTED] = Field(6, ge=1, le=1024, description="Number of query heads.")
-    kv_heads: Annotated[Identity[int | None], FixesShapes("num_kv_heads"), EXPORTED] = Field(
-        None, ge=1, le=1024, description="Number of key and value heads; none: as many as query heads."
-    )
+    kv_heads: Annotated[
+        Identity[int | None], FixesShapes("num_kv_heads"), EXPORTED, AlsoCalled("n_kv_heads num_kv_heads num_key_value_heads")
+    ] = Field(None, ge=1, le=1024, description="Number of key and value heads; none: as many as query heads.")
     head_dim: Annotated[Identity[int | None], FixesShapes("head_size"), EXPORTED] = Field(
         None, ge=2, le=1024, description="Width of one head; none: width / heads."
     )
-    mlp_width: Annotated[Identity[int | None], FixesShapes("mlp_size"), EXPORTED] = Field(
-        None, ge=8, description="Hidden width of SwiGLU; none: 8/3 width, rounded up to multiples of 64."
-    )
-    context: Annotated[Identity[int], EXPORTED] = Field(
-        1024, ge=2, le=1 << 20, description="Length of the longest row that the model accepts, in tokens."
-    )
+    mlp_width: Annotated[
+        Identity[int | None], FixesShapes("mlp_size"), EXPORTED, AlsoCalled("ffn_dim d_ff mlp_dim hidden_dim intermediate_size")
+    ] = Field(None, ge=8, description="Hidden width of SwiGLU; none: 8/3 width, rounded up to multiples of 64.")
+    context: Annotated[
+        Identity[int],
+        EXPORTED,
+        AlsoCalled(
+            "block_size context_length context_size ctx_len seq_len seq_length sequence_length max_seq_len "
+            "max_length max_position_embeddings"
+        ),
+    ] = Field(1024, ge=2, le=1 << 20, description="Length of the longest row that the model accepts, in tokens.")
     qk_norm: Annotated[Identity[bool], FixesShapes(), EXPORTED] = Field(
         True, description="Whether queries and keys are normalised, as in Qwen3. Llama does not normalise them."
     )
-    rope_theta: Annotated[Identity[float], EXPORTED] = Field(10_000.0, gt=1, description="Base of the rotary embedding.")
+    rope_theta: Annotated[Identity[float], EXPORTED, AlsoCalled("rope_base")] = Field(
+        10_000.0, gt=1, description="Base of the rotary embedding."
+    )
     norm_eps: Annotated[Identity[float], FITS_WEIGHTS, EXPORTED] = Field(1e-6, gt=0, le=1, description="Epsilon of RMSNorm.")
-    tie_embeddings: Annotated[Identity[bool], FixesShapes(), EXPORTED] = Field(
+    tie_embeddings: Annotated[Identity[bool], FixesShapes(), EXPORTED, AlsoCalled("tie_weights tie_word_embeddings")] = Field(
         True, description="Whether the output projection shares the embedding's weights."
     )
     vocab_multiple: Annotated[Identity[int], OnlyIf("not model.vocab_rows"), FixesShapes(), EXPORTED] = Field(
@@ -68,16 +82,18 @@ class ModelConfig(Section):
         le=65536,
         description="Width at which learning rates and init_std were chosen. They are scaled from it to `width` (muP); none: kept.",
     )
-    attention_dropout: Annotated[Identity[float], EXPORTED] = Field(
+    attention_dropout: Annotated[Identity[float], EXPORTED, AlsoCalled("dropout")] = Field(
         0.0, ge=0, lt=1, description="Share of the attention's probabilities that training sets to zero; 0: no dropout."
     )
-    residual_dropout: Annotated[Identity[float], OF_TRAINING] = Field(
+    residual_dropout: Annotated[Identity[float], OF_TRAINING, AlsoCalled("dropout")] = Field(
         0.0, ge=0, lt=1, description="Share of each block's output that training sets to zero before it is added; 0: no dropout."
     )
-    embedding_dropout: Annotated[Identity[float], OF_TRAINING] = Field(
+    embedding_dropout: Annotated[Identity[float], OF_TRAINING, AlsoCalled("dropout")] = Field(
         0.0, ge=0, lt=1, description="Share of the embeddings' numbers that training sets to zero; 0: no dropout."
     )
-    activation_checkpointing: Annotated[Identity[Literal["none", "selective", "full"]], OF_TRAINING] = Field(
+    activation_checkpointing: Annotated[
+        Identity[Literal["none", "selective", "full"]], OF_TRAINING, AlsoCalled("gradient_checkpointing")
+    ] = Field(
         "none",
         description="Activations that backward recomputes to save memory. full: all; selective: not matrix products and attention.",
     )

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from common.settings.conditions import OnlyIf
 from common.settings.markers import (
+    AlsoCalled,
     FixesShapes,
     Frequent,
     Identity,
@@ -64,19 +65,29 @@ OPTIMIZERS = {
 class OptimConfig(Section):
     """The optimizer and gradient clipping."""
 
-    kind: Annotated[Identity[Literal["adamw", "muon"]], FixesShapes()] = Field(
+    kind: Annotated[Identity[Literal["adamw", "muon"]], FixesShapes(), AlsoCalled("optimizer optim")] = Field(
         "adamw", description="Optimizer. muon: Muon for the matrices of the layers, AdamW for all others."
     )
-    lr: Annotated[Identity[float], Frequent("6e-4", 9)] = Field(6e-4, gt=0, le=1, description="Peak learning rate.")
+    lr: Annotated[Identity[float], Frequent("6e-4", 9), AlsoCalled("learning_rate max_lr peak_lr base_lr initial_lr")] = Field(
+        6e-4, gt=0, le=1, description="Peak learning rate."
+    )
     muon_lr: Annotated[Identity[float | None], OnlyIf("optim.kind = muon")] = Field(
         None, gt=0, le=1, description="muon: peak learning rate of the matrices of the layers; none: lr."
     )
-    weight_decay: Identity[float] = Field(0.1, ge=0, le=1, description="Decoupled weight decay of matrices; vectors have none.")
-    beta1: Identity[float] = Field(0.9, ge=0, lt=1, description="Decay of the gradient average.")
-    beta2: Identity[float] = Field(0.95, ge=0, lt=1, description="Decay of the squared-gradient average.")
-    eps: Identity[float] = Field(1e-8, gt=0, lt=1, description="Epsilon of AdamW.")
-    clip_norm: Identity[float] = Field(
-        1.0, gt=0, description="Gradients with a larger global norm are scaled down to this; 1e9: no limit."
+    weight_decay: Annotated[Identity[float], AlsoCalled("wd decay")] = Field(
+        0.1, ge=0, le=1, description="Decoupled weight decay of matrices; vectors have none."
+    )
+    beta1: Annotated[Identity[float], AlsoCalled("adam_beta1")] = Field(
+        0.9, ge=0, lt=1, description="Decay of the gradient average."
+    )
+    beta2: Annotated[Identity[float], AlsoCalled("adam_beta2")] = Field(
+        0.95, ge=0, lt=1, description="Decay of the squared-gradient average."
+    )
+    eps: Annotated[Identity[float], AlsoCalled("adam_eps adam_epsilon epsilon")] = Field(
+        1e-8, gt=0, lt=1, description="Epsilon of AdamW."
+    )
+    clip_norm: Annotated[Identity[float], AlsoCalled("clip grad_clip gradient_clip gradient_clip_val max_norm max_grad_norm")] = (
+        Field(1.0, gt=0, description="Gradients with a larger global norm are scaled down to this; 1e9: no limit.")
     )
     muon_momentum: Annotated[Identity[float], OnlyIf("optim.kind = muon")] = Field(
         0.95, ge=0, lt=1, description="Decay of Muon's momentum."
@@ -90,18 +101,19 @@ class OptimConfig(Section):
 class ScheduleConfig(Section):
     """The learning rate over the steps."""
 
-    kind: Identity[Literal["cosine", "linear", "wsd", "polynomial", "exponential", "step", "constant"]] = Field(
-        "cosine", description="Shape after the warm-up. wsd: constant, then a cool-down in the last steps."
-    )
-    warmup_steps: Identity[int] = Field(
+    kind: Annotated[
+        Identity[Literal["cosine", "linear", "wsd", "polynomial", "exponential", "step", "constant"]],
+        AlsoCalled("schedule scheduler lr_schedule lr_scheduler lr_scheduler_type"),
+    ] = Field("cosine", description="Shape after the warm-up. wsd: constant, then a cool-down in the last steps.")
+    warmup_steps: Annotated[Identity[int], AlsoCalled("warmup warmup_iters num_warmup_steps warmup_ratio")] = Field(
         100, ge=0, description="Number of steps in which the learning rate rises linearly to its peak."
     )
-    decay_steps: Annotated[Identity[int | None], _NOT_CONSTANT, _NOT_STEP, InReplay(identity=True)] = Field(
-        None, ge=0, description="Step at which the floor is reached; none: the last step of the run; 0, only for wsd: never."
-    )
-    floor: Annotated[Identity[float], OnlyIf("schedule.kind != constant")] = Field(
-        0.1, ge=0, le=1, description="Lowest learning rate, as a share of the peak."
-    )
+    decay_steps: Annotated[
+        Identity[int | None], _NOT_CONSTANT, _NOT_STEP, InReplay(identity=True), AlsoCalled("lr_decay_iters lr_decay_steps")
+    ] = Field(None, ge=0, description="Step at which the floor is reached; none: the last step of the run; 0, only for wsd: never.")
+    floor: Annotated[
+        Identity[float], OnlyIf("schedule.kind != constant"), AlsoCalled("min_lr final_lr end_lr eta_min min_learning_rate")
+    ] = Field(0.1, ge=0, le=1, description="Lowest learning rate, as a share of the peak.")
     decay_share: Annotated[Identity[float], OnlyIf("schedule.kind = wsd"), OnlyIf("not schedule.cooldown_steps")] = Field(
         0.2, gt=0, le=1, description="wsd: last share of `decay_steps`, in which the learning rate falls; at least two steps."
     )
@@ -157,7 +169,7 @@ class ScheduleConfig(Section):
 class EmaConfig(Section):
     """A moving average of the weights. If it is on, evaluations and generated text use it."""
 
-    decay: Identity[float | None] = Field(
+    decay: Annotated[Identity[float | None], AlsoCalled("ema")] = Field(
         None, gt=0, lt=1, description="Share of the average that a step keeps, such as 0.999; none: off."
     )
     warmup_steps: Annotated[Identity[int], OnlyIf("ema.decay")] = Field(

@@ -14,6 +14,7 @@ from common.settings.markers import (
     ASKED_AGAIN,
     FOLDER,
     PER_START,
+    AlsoCalled,
     Frequent,
     InReplay,
     NoEffectOnBits,
@@ -40,16 +41,21 @@ def step_range(text: str) -> tuple[int, int]:
 class LimitsConfig(Section):
     """Limits of the training, which ends at the first one. At least one is needed."""
 
-    steps: Annotated[NoEffectOnBits[int | None], Frequent("2000", 4), InReplay(None)] = Field(
-        None, ge=1, description="Training ends after this many optimizer steps."
-    )
-    epochs: Annotated[NoEffectOnBits[float | None], InReplay(None)] = Field(
+    steps: Annotated[
+        NoEffectOnBits[int | None],
+        Frequent("2000", 4),
+        InReplay(None),
+        AlsoCalled("max_steps num_steps train_steps num_train_steps total_steps iters max_iters iterations"),
+    ] = Field(None, ge=1, description="Training ends after this many optimizer steps.")
+    epochs: Annotated[NoEffectOnBits[float | None], InReplay(None), AlsoCalled("max_epochs num_epochs num_train_epochs")] = Field(
         None, gt=0, description="Training ends after this many passes over the training rows, such as 1.5."
     )
-    tokens: Annotated[NoEffectOnBits[int | None], InReplay(None)] = Field(
+    tokens: Annotated[NoEffectOnBits[int | None], InReplay(None), AlsoCalled("max_tokens num_tokens total_tokens")] = Field(
         None, ge=1, description="Training ends after this many training targets, counted over all ranks."
     )
-    minutes: Annotated[NoEffectOnBits[float | None], Frequent("30", 5), InReplay(None)] = Field(
+    minutes: Annotated[
+        NoEffectOnBits[float | None], Frequent("30", 5), InReplay(None), AlsoCalled("hours time max_time max_minutes time_limit")
+    ] = Field(
         None,
         gt=0,
         description="Training ends after this many minutes, counted over all resumes. Evaluations and saves "
@@ -60,10 +66,10 @@ class LimitsConfig(Section):
 class EvalConfig(Section):
     """Validation and text samples."""
 
-    every_steps: Annotated[NoEffectOnBits[int], Frequent("250", 10)] = Field(
-        250, ge=1, description="Steps between evaluations. The first and the last step are always evaluated."
-    )
-    max_rows: NoEffectOnBits[int | None] = Field(
+    every_steps: Annotated[
+        NoEffectOnBits[int], Frequent("250", 10), AlsoCalled("eval_interval eval_steps eval_every val_every val_interval")
+    ] = Field(250, ge=1, description="Steps between evaluations. The first and the last step are always evaluated.")
+    max_rows: Annotated[NoEffectOnBits[int | None], AlsoCalled("eval_iters eval_batches limit_val_batches")] = Field(
         None, ge=1, description="Number of validation rows to use, spread evenly over all; none: all."
     )
     micro: NoEffectOnBits[int | None] = Field(
@@ -92,7 +98,7 @@ class EvalConfig(Section):
     plateau_window: NoEffectOnBits[int] = Field(
         10, ge=7, le=1000, description="Number of last evaluations that decide about trend, plateau and overfitting."
     )
-    patience: Annotated[NoEffectOnBits[int | None], InReplay(None)] = Field(
+    patience: Annotated[NoEffectOnBits[int | None], InReplay(None), AlsoCalled("early_stopping early_stopping_patience")] = Field(
         None, ge=1, description="Training ends after this many evaluations in a row without improvement; none: off."
     )
     min_delta: Annotated[NoEffectOnBits[float], OnlyIf("eval.patience")] = Field(
@@ -103,11 +109,13 @@ class EvalConfig(Section):
 class CheckpointConfig(Section):
     """When a checkpoint is saved, and which checkpoints are kept."""
 
-    every_steps: NoEffectOnResults[int] = Field(500, ge=1, description="Steps between checkpoints. The last step is always saved.")
+    every_steps: Annotated[
+        NoEffectOnResults[int], AlsoCalled("save_every save_steps save_interval checkpoint_every checkpoint_interval")
+    ] = Field(500, ge=1, description="Steps between checkpoints. The last step is always saved.")
     every_minutes: NoEffectOnResults[float] = Field(
         30.0, gt=0, description="Minutes after which a checkpoint is saved if every_steps takes longer."
     )
-    keep_last: NoEffectOnResults[int] = Field(
+    keep_last: Annotated[NoEffectOnResults[int], AlsoCalled("save_total_limit keep")] = Field(
         2, ge=1, le=1000, description="Number of last checkpoints to keep, besides the best by validation loss."
     )
     keep_every: NoEffectOnResults[int | None] = Field(
@@ -118,7 +126,7 @@ class CheckpointConfig(Section):
 class LogConfig(Section):
     """Output of the training: terminal, files, TensorBoard and tracking services."""
 
-    every_steps: NoEffectOnResults[int] = Field(
+    every_steps: Annotated[NoEffectOnResults[int], AlsoCalled("log_every log_interval logging_steps log_every_n_steps")] = Field(
         10, ge=1, description="Steps between lines on the terminal and points in TensorBoard."
     )
     report: Annotated[NoEffectOnResults[bool], InReplay(False)] = Field(
@@ -141,7 +149,7 @@ class LogConfig(Section):
         description="First and last step of a profile, such as 10..15: a trace of each rank in the folder profile of the run, and "
         "a snapshot of the memory on GPUs; none: no profile.",
     )
-    wandb_project: Annotated[NoEffectOnResults[str | None], InReplay(None)] = Field(
+    wandb_project: Annotated[NoEffectOnResults[str | None], InReplay(None), AlsoCalled("wandb wandb_log")] = Field(
         None, description="Project in Weights & Biases that shows this run too; none: off."
     )
     mlflow_uri: Annotated[NoEffectOnResults[str | None], ASKED_AGAIN, InReplay(None)] = Field(

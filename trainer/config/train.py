@@ -14,6 +14,7 @@ from common.settings.markers import (
     FOLDER,
     MOVEABLE,
     PER_START,
+    AlsoCalled,
     FixesShapes,
     Frequent,
     Identity,
@@ -63,6 +64,7 @@ class TrainConfig(Settings):
         MOVEABLE,
         NotSearched("losses on different data cannot be compared"),
         Frequent("workspace/data", 1),
+        AlsoCalled("data_dir data_path dataset train_data"),
     ] = Field(description="Directory that `trainer prepare` wrote.")
     run: Annotated[
         NoEffectOnResults[Path],
@@ -70,6 +72,7 @@ class TrainConfig(Settings):
         NotSearched("each trial has its own run"),
         Place(target="folder"),
         Frequent("workspace/runs/first", 2),
+        AlsoCalled("out out_dir output output_dir run_dir save_dir resume resume_from_checkpoint"),
     ] = Field(description="Directory of this run. An existing run is continued; --run alone uses the settings that it has saved.")
     init: Annotated[ResolvedInIdentity[Path | None], FOLDER] = Field(
         None,
@@ -79,18 +82,21 @@ class TrainConfig(Settings):
     init_checkpoint: Annotated[ResolvedInIdentity[str], OnlyIf("init"), FOLDER] = Field(
         "latest", pattern=r"^(latest|best|[0-9]{1,16})$", description="Checkpoint of `init`: latest, best, or its step."
     )
-    seed: Identity[int] = Field(
+    seed: Annotated[Identity[int], AlsoCalled("random_seed")] = Field(
         1337, ge=0, lt=1 << 63, description="Seed of the initial weights, the order of rows and the samples."
     )
     device: ResolvedInIdentity[Literal["auto", "cpu", "cuda"]] = Field(
         "auto", description="Device to compute on; auto: GPUs if the machine has any."
     )
     threads: Annotated[
-        ResolvedInIdentity[int | None], NotSearched("all trials have the same number of threads"), InReplay(identity=True)
+        ResolvedInIdentity[int | None],
+        NotSearched("all trials have the same number of threads"),
+        InReplay(identity=True),
+        AlsoCalled("num_threads"),
     ] = Field(
         None, ge=1, le=1024, description="Number of CPU threads of one rank; none: OMP_NUM_THREADS or its share of the cores."
     )
-    precision: Identity[Literal["auto"] | Precision] = Field(
+    precision: Annotated[Identity[Literal["auto"] | Precision], AlsoCalled("dtype bf16 fp16 amp mixed_precision")] = Field(
         "auto",
         description="Number format of forward and backward; weights stay fp32. auto: bf16 on GPUs (fp16 if they have no bf16), "
         "fp32 on CPUs (bf16 with AMX from model.width = 256 on). float8: matrix products; bf16 for the rest.",
@@ -98,12 +104,12 @@ class TrainConfig(Settings):
     tf32: Annotated[Identity[bool], OnlyIf("device = cuda")] = Field(
         False, description="Whether GPUs round the inputs of fp32 matrix products to a mantissa of 10 bits, which is faster."
     )
-    reproducibility: Identity[Literal["off", "run", "elastic"]] = Field(
+    reproducibility: Annotated[Identity[Literal["off", "run", "elastic"]], AlsoCalled("deterministic")] = Field(
         "run",
         description="Runs with the same bits. off: none; run: those on the same number of ranks, also after a resume; "
         "elastic: those on 1, 2, 4 or 8 ranks.",
     )
-    parallel: Identity[Literal["ddp", "fsdp"]] = Field(
+    parallel: Annotated[Identity[Literal["ddp", "fsdp"]], AlsoCalled("fsdp ddp")] = Field(
         "ddp",
         description="ddp: each rank has all weights; fsdp: weights and optimizer state are split over the ranks, for large models.",
     )
@@ -129,7 +135,7 @@ class TrainConfig(Settings):
     extension: Annotated[ResolvedInIdentity[Path | None], ASKED_AGAIN, NotSearched("the code is the same for all trials")] = Field(
         None, description="Python file with your own callbacks, loss, model or training step."
     )
-    compile: Identity[Literal["auto", "on", "off"]] = Field(
+    compile: Annotated[Identity[Literal["auto", "on", "off"]], AlsoCalled("torch_compile")] = Field(
         "auto", description="Whether torch.compile is used; auto: on CUDA only."
     )
     verify_data: NoEffectOnResults[bool] = Field(True, description="Whether a shard's digest is checked when it is first opened.")

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.doctor.check import Check, Severity, check
-from trainer.doctor.programs import Output, Runner
-from trainer.doctor.versions import Needs, at_least
+from trainer.doctor.inputs import Needs, Output, Runner, at_least
 
 _CDI_FOLDERS = ("etc/cdi", "var/run/cdi")
 _INSTALL = "on Debian: env/install-docker.sh; elsewhere follow https://docs.docker.com/engine/install. Without an engine: make demo"

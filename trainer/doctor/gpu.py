@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from common.hardware import throttle_reasons
 from trainer.doctor.check import Check, Severity, check
-from trainer.doctor.programs import Runner
-from trainer.doctor.versions import Needs, at_least
-from trainer.machine.throttling import throttle_reasons
+from trainer.doctor.inputs import Needs, Runner, at_least
 
 _HARMFUL = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")

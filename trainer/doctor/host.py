@@ -26,8 +26,7 @@ from trainer.doctor.engine import (
 )
 from trainer.doctor.gpu import read_gpus
 from trainer.doctor.host_settings import IMAGE_USER, Settings, read_declarations, read_settings
-from trainer.doctor.programs import Runner, run_program
-from trainer.doctor.versions import read_needs
+from trainer.doctor.inputs import Runner, read_needs, run_program
 
 _STAND_IN = "trainer-base:"
 """Begins the name of the image that `make up` builds if the registry of the base image cannot be reached."""

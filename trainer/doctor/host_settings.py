@@ -21,7 +21,7 @@ from typing import Literal
 from common.paths import ENV, RECIPES
 from common.text import format_bytes
 from trainer.doctor.check import Check, Severity, check
-from trainer.doctor.env_file import read_variables
+from trainer.doctor.inputs import read_variables
 from trainer.doctor.ulimits import NEEDED_SHM_BYTES
 
 _USED = re.compile(r"\$\{([A-Z][A-Z0-9_]*)(?::?-([^}$]*))?")

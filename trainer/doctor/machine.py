@@ -20,14 +20,15 @@ from trainer.doctor import all_reduce  # noqa: F401 - it registers its check
 from trainer.doctor.check import Check, Severity, check, rows_of
 from trainer.doctor.disk import check_disk, read_disk
 from trainer.doctor.gpu import read_gpus
+from trainer.doctor.inputs import Needs, Runner, read_needs, run_program
 from trainer.doctor.network import count_nodes, read_rdma
-from trainer.doctor.programs import Runner, run_program
 from trainer.doctor.ulimits import Ulimits, check_shared_memory, read_ulimits
-from trainer.doctor.versions import read_needs
-from trainer.machine.environment import library_versions
-from trainer.machine.locks import lock_name, unlocked_packages_here
+from trainer.machine.environment import describe_unlocked, library_versions, lock_name, unlocked_packages_here
 
 _log = logging.getLogger(__name__)
+_INSTALL = "install the lock: env/make-venv .venv; in containers build the image again: make image"
+_LIBRARIES = {"TORCH_VERSION": "torch", "CUDA_VERSION": "cuda", "NCCL_VERSION": "nccl", "CUDNN_VERSION": "cudnn"}
+"""Names of versions.env, and of the same versions in the environment of a run."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,26 @@ def check_folders(folders: Folders, variables: Mapping[str, str], *, fast: bool)
             problem = _unprepared(path, variables) if name == "data" and not found.problem else None
             rows += [problem] if problem else check_disk(found, folders.run_needs if name == "run" else None, writes=writes)
     return rows
+
+
+@check("versions", "machine")
+def check_versions(libraries: Mapping[str, str | None], needs: Needs) -> Check:
+    shown = ", ".join(f"{name} {version}" for name, version in libraries.items() if version)
+    different = []
+    for name, own in _LIBRARIES.items():
+        wanted, version = needs.versions.get(name), libraries.get(own)
+        if wanted and version and version.partition("+")[0] != wanted:
+            different.append(f"{own} {wanted}")
+    if different:
+        return Check("versions", shown, Severity.WARNING, ", ".join(different), _INSTALL)
+    return Check("versions", shown)
+
+
+@check("versions", "machine")
+def check_lock(lock: str | None, unlocked: Mapping[str, str]) -> Check:
+    if found := describe_unlocked(lock, unlocked):
+        return Check("packages", found, Severity.WARNING, "the versions of the lock, so that runs can be repeated", _INSTALL)
+    return Check("packages", f"all as in env/{lock}")
 
 
 def check_start(num_gpus: int, ulimits: Ulimits | None = None) -> None:

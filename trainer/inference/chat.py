@@ -9,9 +9,8 @@ from pathlib import Path
 
 from common.errors import ConfigError
 from data_pipeline.conversations.chat_template import ChatTemplate, saved_template
-from data_pipeline.conversations.encoding import encode_pieces
 from data_pipeline.conversations.messages import Message, MessagesError
-from data_pipeline.conversations.rendering import ChatRenderer
+from data_pipeline.conversations.rendering import ChatRenderer, encode_pieces
 from data_pipeline.tokenizer import Tokenizer
 from trainer.inference.sampling import Sampling
 from trainer.inference.text_model import TextModel

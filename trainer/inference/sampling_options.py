@@ -6,14 +6,19 @@ from typing import Annotated
 
 from pydantic import Field
 
+from common.settings.markers import AlsoCalled
 from common.settings.model import Options, Place
 
 
 class SamplingOptions(Options):
     """Options of a command that writes text."""
 
-    max_tokens: int = Field(128, ge=1, description="Longest continuation, in tokens.")
-    temperature: float = Field(0.8, ge=0, description="Randomness of the choice. 0 always takes the likeliest token.")
+    max_tokens: Annotated[int, AlsoCalled("max_new_tokens num_tokens tokens length max_length")] = Field(
+        128, ge=1, description="Longest continuation, in tokens."
+    )
+    temperature: Annotated[float, AlsoCalled("temp")] = Field(
+        0.8, ge=0, description="Randomness of the choice. 0 always takes the likeliest token."
+    )
     top_k: int | None = Field(None, ge=1, description="Choose among the k likeliest tokens. Without it, among all.")
     top_p: float = Field(
         1.0, gt=0, le=1, description="Choose among the fewest likeliest tokens whose probabilities add up to this."

@@ -9,9 +9,8 @@ import tokenizers
 
 from common.errors import ConfigError
 from data_pipeline.conversations.chat_template import ChatTemplate
-from data_pipeline.conversations.encoding import encode_pieces
 from data_pipeline.conversations.messages import Message, MessagesError
-from data_pipeline.conversations.rendering import ChatRenderer
+from data_pipeline.conversations.rendering import ChatRenderer, encode_pieces
 from data_pipeline.tokenizer import SentencePieceTokenizer, Tokenizer
 from data_pipeline.tokenizer.model_file import BPE
 from data_pipeline.tokenizer.sentence_pieces import SPACE_MARK

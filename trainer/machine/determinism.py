@@ -15,6 +15,7 @@ import torch
 from common.errors import ConfigError
 from common.hardware import num_cores
 from trainer.config import TrainConfig
+from trainer.distributed.devices import check_no_gpu_is_hidden
 from trainer.launch.environment import openmp_threads
 from trainer.machine.environment import from_cpuinfo
 
@@ -76,6 +77,22 @@ def configure_determinism(config: TrainConfig) -> None:
         warnings.filterwarnings("ignore", r"\s*Online softmax is disabled on the fly", UserWarning)
     torch.backends.cuda.matmul.allow_tf32 = config.tf32
     torch.backends.cudnn.allow_tf32 = config.tf32
+
+
+def settings_here(config: TrainConfig) -> TrainConfig:
+    """Return the settings with which this machine can use a run: at most one thread per core; without a GPU, a CPU's attention.
+
+    The precision stays, because CPUs compute in all precisions; a float8 run is used in bf16 on any machine.
+    """
+    cores = num_cores()
+    if config.threads is not None and config.threads > cores:
+        config = config.model_copy(update={"threads": cores})
+    if torch.cuda.is_available():
+        return config
+    if config.device != "cpu":
+        check_no_gpu_is_hidden()
+    attention = "auto" if config.attention in ("varlen", "flex") else config.attention
+    return config.model_copy(update={"device": "cpu", "attention": attention})
 
 
 def threads_per_rank(config: TrainConfig) -> int:

@@ -8,6 +8,8 @@ import re
 import subprocess
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ from common.paths import ENV, SYSTEM_PACKAGES
 from common.settings.dotted import flatten
 from common.text import value_text
 from trainer.machine.gpus import driver_version
-from trainer.machine.locks import describe_unlocked, installed_packages, lock_name, unlocked_packages_here
 
 _CPUINFO = Path("/proc/cpuinfo")
+_PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)[ \t]*(;[^\\\n]*)?", re.MULTILINE)
+_MOST_NAMED = 8  # packages that differ from the lock, in one line
 _CHANGES_BITS = {
     *("device", "torch", "threads", "attention", "cuda", "gpus", "processor", "code", "nccl", "cudnn", "nodes"),
     *("image", "image_base", "system_packages"),  # the compiler that torch.compile calls is a system package
@@ -125,3 +128,59 @@ def _git_revision() -> str | None:
 def shown(value: Any) -> str:
     text = value_text(value)
     return text if len(text) <= 80 else text[:77] + "…"
+
+
+# The installed packages, and the lock that they should have been installed from
+
+
+def lock_name() -> str | None:
+    name = "requirements-image.lock" if os.environ.get("IMAGE_REVISION") else "requirements.lock"
+    return name if (ENV / name).is_file() else None
+
+
+@cache
+def installed_packages() -> dict[str, str]:
+    """Return the version of each installed package by its name in lower case. The first one in the path of modules counts."""
+    installed: dict[str, str] = {}
+    for found in distributions():
+        if name := found.metadata["Name"]:  # a half-removed package has none
+            installed.setdefault(name.lower(), found.version)
+    return installed
+
+
+def unlocked_packages_here() -> dict[str, str]:
+    lock = lock_name()
+    return {} if lock is None else unlocked_packages((ENV / lock).read_text(encoding="utf-8"), installed_packages())
+
+
+def unlocked_packages(lock: str, installed: Mapping[str, str]) -> dict[str, str]:
+    """Return the packages that a lock has and that are missing or have none of its versions: both versions, by name."""
+    versions = {_plain(name): version for name, version in installed.items()}
+    pins: dict[str, list[str]] = {}
+    for_some: set[str] = set()
+    for name, version, marker in _PIN.findall(lock):
+        pins.setdefault(_plain(name), []).append(version)
+        if marker:
+            for_some.add(_plain(name))
+    unlocked = {}
+    for name, wanted in pins.items():
+        found = versions.get(name)
+        if found is None and name in for_some:
+            continue
+        if found is None or (found not in wanted and found.partition("+")[0] not in wanted):
+            unlocked[name] = f"{found or 'missing'} (lock: {' or '.join(wanted)})"
+    return unlocked
+
+
+def describe_unlocked(lock: str | None, unlocked: Mapping[str, str]) -> str:
+    if lock is None:
+        return "the lock env/requirements.lock is missing, so the installed packages were not compared with it"
+    if not unlocked:
+        return ""
+    named = ", ".join(f"{name} {versions}" for name, versions in list(unlocked.items())[:_MOST_NAMED])
+    more = f" and {len(unlocked) - _MOST_NAMED} more" if len(unlocked) > _MOST_NAMED else ""
+    return f"{len(unlocked)} package{'s differ' if len(unlocked) > 1 else ' differs'} from env/{lock}: {named}{more}"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

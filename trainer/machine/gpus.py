@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import pynvml
 
-from trainer.machine.throttling import throttle_reasons
+from common.hardware import throttle_reasons
 
 _log = logging.getLogger(__name__)
 _ValueT = TypeVar("_ValueT")

@@ -14,8 +14,7 @@ from common.redaction import redacted_settings
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
 from trainer.machine.gpus import KernelLog, opened_gpus
-from trainer.machine.host import Host
-from trainer.machine.sampler import HardwareSampler
+from trainer.machine.sampler import HardwareSampler, Host
 from trainer.metrics.monitor import Monitor, RunningNumbers
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.sinks.json_lines import JsonLinesSink, NodeHardwareSink

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,15 @@ from common.html.page import UNKNOWN, or_unknown, render_page, template_environm
 from common.html.parallel_lines import Coordinate, Rank, Record, draw_parallel
 from common.settings.toml import to_toml
 from common.text import duration
-from data_pipeline.dataset.manifest import Manifest
 from trainer.runs.saved_run import load_config
 from trainer.search.setup import SearchSetup, trial_config
 from trainer.search.space import Choices, Dimension
-from trainer.search.study import importance_of
+from trainer.search.study import Trial, best_of, importance_of, shown
 from trainer.search.trial_run import recipe_of
-from trainer.search.trials import Trial, best_of, shown
 from trainer.verification.data_check import recipe_of as recipe_of_data
 
 BEST, TRIALS = "best.toml", "trials.json"
-_MOST_CURVES, _MOST_LINES, _MOST_TICKS = 7, 400, 8
+_MOST_LINES, _MOST_TICKS = 400, 8
 
 _TEMPLATES = template_environment(
     Path(__file__).parent, decimal=or_unknown(measured), duration=duration, percent=lambda share: f"{100 * share:.0f} %"
@@ -56,23 +55,15 @@ def best_recipe(setup: SearchSetup, best: Trial) -> str:
     config = config.model_copy(
         update={"precision": chosen.precision, "batch": config.batch.model_copy(update={"micro": chosen.batch.micro})}
     )
-    prepare = _preparation(setup.manifest)
+    prepare: dict[str, Any] = {}  # the settings of the data, without sources outside of this program
+    if setup.manifest.config:
+        with suppress(ProjectError, KeyError, TypeError, AttributeError):
+            found = {name: value for name, value in recipe_of_data(setup.manifest, ()).items() if name != "source"}
+            prepare = ({"sources": ["builtin"]} if set(setup.manifest.sources) <= _BUILTIN else {}) | found
     return (
         f"# The settings of {best.name}, with the lowest validation loss of its search: {best.loss!r} nats per token.\n"
         "# To train it again: trainer train --recipe best.toml --run DIR\n"
     ) + "\n".join([*([to_toml("prepare", prepare)] if prepare else []), recipe_of(config)])
-
-
-def _preparation(manifest: Manifest) -> dict[str, Any]:
-    """Return the settings of `prepare` that the data was prepared with, without sources outside of this program."""
-    if not manifest.config:
-        return {}
-    try:
-        settings = recipe_of_data(manifest, ())
-    except (ProjectError, KeyError, TypeError, AttributeError):
-        return {}
-    settings = {name: value for name, value in settings.items() if name != "source"}
-    return ({"sources": ["builtin"]} if set(manifest.sources) <= _BUILTIN else {}) | settings
 
 
 def _page(setup: SearchSetup, trials: Sequence[Trial], best: Trial | None, seconds: float) -> str:
@@ -100,7 +91,6 @@ def _page(setup: SearchSetup, trials: Sequence[Trial], best: Trial | None, secon
         values_of=lambda trial: [shown(trial.values[name]) for name in names],
         best_number=None if best is None else best.number,
         history=_history(trials),
-        curves=_curves(trials),
         parallel=_parallel(setup, trials, best),
         importance=importance_of(setup.space, trials),
         best=[] if best is None else [(name, shown(best.values[name])) for name in names],
@@ -131,16 +121,6 @@ def _history(trials: Sequence[Trial]) -> Chart:
     )
 
 
-def _curves(trials: Sequence[Trial]) -> Chart:
-    known = sorted((trial for trial in trials if trial.losses and trial.loss is not None), key=lambda trial: trial.loss or 0.0)
-    lines = (
-        Line(trial.name, Curve.of(trial.losses.items()), look=look, points=True) for look, trial in enumerate(known[:_MOST_CURVES])
-    )
-    return Chart(
-        f"Validation loss of the best {min(len(known), _MOST_CURVES)} trials", "nats per token", tuple(lines), log_from=WIDE
-    )
-
-
 def _parallel(setup: SearchSetup, trials: Sequence[Trial], best: Trial | None) -> Any:
     known = sorted((trial for trial in trials if trial.loss is not None), key=lambda trial: trial.loss or 0.0)[:_MOST_LINES]
     if best is None:
@@ -154,16 +134,12 @@ def _parallel(setup: SearchSetup, trials: Sequence[Trial], best: Trial | None) -
         records.append(
             Record({**trial.values, "loss": trial.loss}, f"{trial.name}: loss {measured(trial.loss or 0.0)}, {words}", rank)
         )
-    axes = [_coordinate(name, dimension) for name, dimension in setup.space.dimensions.items()]
+    axes = []
+    for name, one in setup.space.dimensions.items():
+        listed = isinstance(one, Choices) or (one.whole and (one.size or _MOST_TICKS + 1) <= _MOST_TICKS)
+        ends = () if isinstance(one, Choices) or listed else (one.low, one.high, one.log)
+        axes.append(Coordinate(name, one.grid() if listed else (), *ends))
     return draw_parallel("Values of the trials and their loss", [*axes, Coordinate("loss", (), min(losses), max(losses))], records)
-
-
-def _coordinate(name: str, dimension: Dimension) -> Coordinate:
-    if isinstance(dimension, Choices):
-        return Coordinate(name, dimension.values)
-    if dimension.whole and (dimension.size or _MOST_TICKS + 1) <= _MOST_TICKS:
-        return Coordinate(name, dimension.grid())
-    return Coordinate(name, (), dimension.low, dimension.high, dimension.log)
 
 
 def _described(dimension: Dimension) -> str:

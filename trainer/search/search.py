@@ -29,9 +29,8 @@ from trainer.runs.rules import RULES
 from trainer.search.options import SearchOptions
 from trainer.search.results import BEST, write_results
 from trainer.search.setup import SearchSetup, claim, gpus_of_slot, open_setup, trial_config
-from trainer.search.study import Study, check_installed, propose
+from trainer.search.study import COUNTED, State, Study, Trial, best_of, check_installed, is_pruned, propose, shown
 from trainer.search.trial_run import Progress, TrialRun, drop_checkpoints, read_progress
-from trainer.search.trials import COUNTED, State, Trial, best_of, is_pruned, shown
 
 _POLL_S, _SECONDS_EVERY_S = 0.5, 10.0
 _MOST_STARTS = 3  # a trial whose process is killed is continued this often, at each start of the search
@@ -94,24 +93,19 @@ class _Search:
 
     def _begin_trials(self) -> bool:
         """Fill the free slots with trials: first those that an earlier start has left. Returns whether any trial runs."""
-        while not self._is_ending and len(self._active) < self._setup.options.parallel:
-            trial = self._next_trial()
+        options = self._setup.options
+        while not self._is_ending and len(self._active) < options.parallel:
+            trials, here = self._study.trials(), {run.number for run in self._active}
+            trial = next((one for one in trials if one.state == "running" and one.number not in here), None)
             if trial is None:
-                break
+                if options.trials is not None and sum(one.state in ("running", *COUNTED) for one in trials) >= options.trials:
+                    break
+                values = propose(self._setup.space, trials, options.sampler, options.seed)
+                if values is None:
+                    break
+                trial = self._study.start(values)
             self._begin(trial)
         return bool(self._active)
-
-    def _next_trial(self) -> Trial | None:
-        trials = self._study.trials()
-        here = {run.number for run in self._active}
-        for trial in trials:
-            if trial.state == "running" and trial.number not in here:
-                return trial
-        limit = self._setup.options.trials
-        if limit is not None and sum(trial.state in ("running", *COUNTED) for trial in trials) >= limit:
-            return None
-        values = propose(self._setup.space, trials, self._setup.options.sampler, self._setup.options.seed)
-        return None if values is None else self._study.start(values)
 
     def _begin(self, trial: Trial) -> None:
         """Start the run of a trial, or record its end if its values do not go together or if its run has ended already."""

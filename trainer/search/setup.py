@@ -96,7 +96,13 @@ def open_setup(options: SearchOptions, variables: Mapping[str, str] = os.environ
     facts = _facts(options, space, config, manifest, variables)
     if recorded is not None:
         _check_same(options.output, recorded, facts)
-    elif options.output.exists() and (not options.output.is_dir() or any(map(_is_foreign, options.output.iterdir()))):
+    elif options.output.exists() and (
+        not options.output.is_dir()
+        or any(
+            path.name != ".lock" and not (is_unfinished(path) and path.name.startswith(f".{SETUP}."))  # left by a kill
+            for path in options.output.iterdir()
+        )
+    ):
         raise ConfigError(f"{options.output}: it holds other files and no search; name a new folder with --output")
     return SearchSetup(options, space, config, manifest, facts)
 
@@ -207,7 +213,3 @@ def _check_same(directory: Path, recorded: Mapping[str, Any], facts: Mapping[str
 
 def _word(value: object) -> str:
     return "none" if value is None else str(value)[:80]
-
-
-def _is_foreign(path: Path) -> bool:
-    return path.name != ".lock" and not (is_unfinished(path) and path.name.startswith(f".{SETUP}."))  # left by a kill

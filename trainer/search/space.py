@@ -8,7 +8,7 @@ import random
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,9 +43,6 @@ class Choices:
     def size(self) -> int | None:
         return len(self.values)
 
-    def to_json(self) -> dict[str, Any]:
-        return {"choices": list(self.values)}
-
 
 @dataclass(frozen=True)
 class Range:
@@ -74,11 +71,6 @@ class Range:
         """Number of values; None: infinitely many."""
         step = self.step or (1 if self.whole else None)
         return None if step is None else math.floor((self.high - self.low) / step + 1e-9) + 1
-
-    def to_json(self) -> dict[str, Any]:
-        found = asdict(self)
-        del found["whole"]
-        return {name: value for name, value in found.items() if value not in (None, False)}  # also without a 0
 
 
 Dimension = Choices | Range
@@ -114,7 +106,13 @@ class Space:
         return values.keys() == self.dimensions.keys() and all(one.contains(values[name]) for name, one in self.dimensions.items())
 
     def to_json(self) -> dict[str, Any]:
-        return {name: dimension.to_json() for name, dimension in self.dimensions.items()}
+        return {
+            name: {"choices": list(one.values)}
+            if isinstance(one, Choices)
+            # as the file has it: without the values that have no effect, and without a 0
+            else {key: value for key in _KEYS[:4] if (value := getattr(one, key)) not in (None, False)}
+            for name, one in self.dimensions.items()
+        }
 
 
 def read_space(path: Path) -> Space:
@@ -163,7 +161,9 @@ def _field(path: Path, name: str, known: Mapping[str, FieldInfo]) -> FieldInfo:
     table, _, entry = name.rpartition(".")
     if entry and table in user_tables(TrainConfig):
         return FieldInfo.from_annotation(typing.get_args(dict(fields_of(TrainConfig))[table].annotation)[1])
-    raise ConfigError(f"--space {path}: {name} is not a setting of `train`{suggest(name, {one: one for one in known})}")
+    raise ConfigError(
+        f"--space {path}: {name} is not a setting of `train`{suggest(name, {one: one for one in known}, TrainConfig)}"
+    )
 
 
 def _dimension(path: Path, name: str, entry: Mapping[str, Any], field: FieldInfo) -> Dimension:

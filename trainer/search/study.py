@@ -1,7 +1,8 @@
-"""The study of a search: its trials in a file, and the proposal of the next one. Only this module imports Optuna.
+"""The study of a search: its trials in a file, the rules that stop one early, and the proposal of the next one.
 
 A trial enters the file together with its values. The proposal is a pure function of the trials in the file, the space and the seed.
-So a search that was killed at any moment goes on with the trial that it would have had. Optuna has its studies in memory only.
+So a search that was killed at any moment goes on with the trial that it would have had. Optuna, which only this module imports, has
+its studies in memory only.
 """
 
 from __future__ import annotations
@@ -10,45 +11,71 @@ import hashlib
 import importlib
 import importlib.util
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, computed_field, model_validator
 
 from common.errors import ConfigError
-from common.files import UnusableFileError, read_input, sealed, unsealed, write_atomic
-from common.untrusted import parsed
-from trainer.search.options import Sampler
+from common.files import UnusableFileError, plain, read_input, sealed, unsealed, write_atomic
+from common.untrusted import MAX_COUNT, Count, Finite, parsed
+from trainer.search.options import Pruner, Sampler
 from trainer.search.space import Choices, Dimension, Space, Value
-from trainer.search.trials import MAX_REASON_CHARS, Seconds, State, Trial
 
 FILE = "study.jsonl"
+_MAX_BYTES, _MOST_VALUES = 64 << 20, 1 << 20  # of the file: ten thousand trials, 100 evaluations each
+_MAX_REASON_CHARS = 2000
+_RESTORE = "restore the file from a copy, or use another --output"
+State = Literal["running", "finished", "pruned", "failed"]
+COUNTED = ("finished", "pruned")  # states of the trials that count towards `--trials`. A failed trial is replaced by another one.
+_FEWEST_RIVALS = 4  # the median is compared once this many trials are finished
+_FACTOR = 3  # one in this many trials reaches the next rung (Li et al. 2020, Massively Parallel Hyperparameter Tuning)
 _STARTUP_TRIALS = 8  # TPE draws this many trials at random before it models the losses
 _MOST_MODELLED = 4096  # TPE models the last trials only, because its time grows with their number
 _MOST_ATTEMPTS = 32
 _MOST_LISTED = 10_000
-_MAX_BYTES, _MOST_VALUES = 64 << 20, 1 << 20  # of the file: ten thousand trials, 100 evaluations each
-_RESTORE = "restore the file from a copy, or use another --output"
+_Seconds = Annotated[float, Field(ge=0, le=MAX_COUNT), PlainSerializer(lambda seconds: round(seconds, 3))]
+_Losses = Annotated[
+    Mapping[Annotated[int, Field(ge=0, le=MAX_COUNT)], float],  # JSON has the steps as texts, sorted as texts
+    AfterValidator(lambda losses: dict(sorted(losses.items()))),
+]
 
 
-class _FirstLine(BaseModel):
-    seconds: Seconds
+class Trial(BaseModel):
+    """A trial as the file of the study has it."""
 
+    model_config = ConfigDict(frozen=True, validate_by_name=True)
 
-def check_installed() -> None:
-    if importlib.util.find_spec("optuna") is None:
-        raise ConfigError(
-            "this sampler needs the package optuna, which is not installed; use --sampler grid, or install it with "
-            "`pip install --no-deps --require-hashes -r env/requirements-models.lock`, or `pip install optuna`"
-        )
+    number: Count = Field(validation_alias="trial", serialization_alias="trial")
+    state: State = "running"
+    values: Mapping[str, Value]
+    loss: Finite | None = None  # lowest validation loss in nats per token; None if it has none
+    losses: _Losses = {}  # validation loss of each evaluation, by step
+    seconds: _Seconds = 0.0  # of its starts together
+    reason: Annotated[str, Field(max_length=_MAX_REASON_CHARS)] = ""  # why it was pruned or has failed
 
+    @model_validator(mode="after")
+    def _check_loss(self) -> Self:
+        if self.state == "finished" and self.loss is None:
+            raise ValueError(f"trial {self.number} is finished and has no loss")
+        return self
 
-def _optuna() -> Any:
-    check_installed()
-    optuna = importlib.import_module("optuna")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
+    @property
+    def name(self) -> str:
+        return f"trial-{self.number:04d}"
+
+    @computed_field
+    def run(self) -> str:
+        return f"runs/{self.name}"
+
+    @property
+    def lowest(self) -> float | None:
+        return min(filter(math.isfinite, self.losses.values()), default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        return plain(self.model_dump(mode="json", by_alias=True))  # type: ignore[no-any-return]
 
 
 class Study:
@@ -56,7 +83,7 @@ class Study:
 
     def __init__(self, directory: Path, space: Space) -> None:
         self._path = directory / FILE
-        self._seconds, self._trials, self._lines = 0.0, list[Trial](), list[bytes]()
+        self.seconds, self._trials, self._lines = 0.0, list[Trial](), list[bytes]()
         try:
             content = read_input(self._path, _MAX_BYTES, below=directory)
         except FileNotFoundError:
@@ -65,15 +92,21 @@ class Study:
             raise ConfigError(f"{error}; remove it, or use another --output") from None
         if (found := content.count(b",") + content.count(b"\n")) > _MOST_VALUES:
             raise ConfigError(f"{self._path}: up to {found} values, but a search has at most {_MOST_VALUES}; {_RESTORE}")
-        for number, line in enumerate(content.splitlines(keepends=True)):
+        for number, line in enumerate(content.splitlines(keepends=True), -1):
             try:
-                self._read(line, space, is_first=not number)
+                facts = unsealed(line, indent=None)
+                if number < 0:
+                    self.seconds = parsed(_Seconds, facts.get("seconds"))
+                    continue
+                trial = parsed(Trial, facts)
+                if trial.number != number:
+                    raise ValueError(f"trial {trial.number} in place of trial {number}")
+                if not space.contains(trial.values):
+                    raise ValueError(f"the values {str(trial.values)[:200]} are not in the space of this search")
             except ValueError as error:
-                raise ConfigError(f"{self._path}, line {number + 1}: {error}; {_RESTORE}") from None
-
-    @property
-    def seconds(self) -> float:
-        return self._seconds
+                raise ConfigError(f"{self._path}, line {number + 2}: {error}; {_RESTORE}") from None
+            self._trials.append(trial)
+            self._lines.append(line)
 
     def trials(self) -> list[Trial]:
         return list(self._trials)
@@ -90,13 +123,13 @@ class Study:
         self._change(number, losses={**self._trials[number].losses, step: loss})
 
     def spent(self, seconds: float, by_trial: Mapping[int, float]) -> None:
-        self._seconds = seconds
+        self.seconds = seconds
         for number, taken in by_trial.items():
             self._change(number, seconds=taken)
         self._write()
 
     def end(self, number: int, state: State, loss: float | None, *, seconds: float, reason: str = "") -> None:
-        self._change(number, state=state, loss=loss, seconds=seconds, reason=reason[:MAX_REASON_CHARS])
+        self._change(number, state=state, loss=loss, seconds=seconds, reason=reason[:_MAX_REASON_CHARS])
         self._write()
 
     def _change(self, number: int, **changes: Any) -> None:
@@ -104,20 +137,63 @@ class Study:
         self._trials[number], self._lines[number] = trial, sealed(trial.to_json(), indent=None)
 
     def _write(self) -> None:
-        write_atomic(self._path, b"".join([sealed({"seconds": self._seconds}, indent=None), *self._lines]))
+        write_atomic(self._path, b"".join([sealed({"seconds": self.seconds}, indent=None), *self._lines]))
 
-    def _read(self, line: bytes, space: Space, *, is_first: bool) -> None:
-        content = unsealed(line, indent=None)
-        if is_first:
-            self._seconds = parsed(_FirstLine, content).seconds
-            return
-        trial = parsed(Trial, content)
-        if trial.number != len(self._trials):
-            raise ValueError(f"trial {trial.number} in place of trial {len(self._trials)}")
-        if not space.contains(trial.values):
-            raise ValueError(f"the values {str(trial.values)[:200]} are not in the space of this search")
-        self._trials.append(trial)
-        self._lines.append(line)
+
+def best_of(trials: Sequence[Trial]) -> Trial | None:
+    """Return the finished trial with the lowest loss, the first one if several are equal."""
+    return min((trial for trial in trials if trial.state == "finished"), key=lambda trial: trial.loss or 0.0, default=None)
+
+
+def is_pruned(pruner: Pruner, own: Mapping[int, float], others: Sequence[Trial], step: int, first_step: int) -> str:
+    """Return why a trial ends early at the evaluation of `step`; an empty string if it goes on. Depends on losses alone.
+
+    median: the lowest loss so far is above the median of the finished trials at the same step. asha: at the steps
+    `first_step * 3**k` it is not among the best third of all trials that came as far.
+    """
+    if pruner == "none" or step < first_step:
+        return ""
+    lowest = min((loss for at, loss in own.items() if at <= step and math.isfinite(loss)), default=math.inf)
+    if pruner == "median":
+        rivals = [trial.losses[step] for trial in others if trial.state == "finished" and step in trial.losses]
+        if len(rivals) < _FEWEST_RIVALS or lowest <= (middle := statistics.median(rivals)):
+            return ""
+        return f"loss {lowest:.4f} at step {step} is above the median {middle:.4f} of {len(rivals)} trials"
+    rung = first_step
+    while rung < step:
+        rung *= _FACTOR
+    if rung != step:
+        return ""
+    reached = [trial.losses for trial in others if any(at >= step for at in trial.losses)]
+    found = sorted([lowest, *(min(loss for at, loss in losses.items() if at <= step) for losses in reached if min(losses) <= step)])
+    kept = max(1, len(found) // _FACTOR)
+    if lowest <= found[kept - 1]:
+        return ""
+    return f"loss {lowest:.4f} at step {step} is not among the best {kept} of {len(found)} trials"
+
+
+def shown(value: Value) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# Proposals, by Optuna
+
+
+def check_installed() -> None:
+    if importlib.util.find_spec("optuna") is None:
+        raise ConfigError(
+            "this sampler needs the package optuna, which is not installed; use --sampler grid, or install it with "
+            "`pip install --no-deps --require-hashes -r env/requirements-models.lock`, or `pip install optuna`"
+        )
+
+
+def _optuna() -> Any:
+    check_installed()
+    optuna = importlib.import_module("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
 
 
 def propose(space: Space, trials: Sequence[Trial], sampler: Sampler, seed: int) -> dict[str, Value] | None:

@@ -30,7 +30,7 @@ from trainer.launch.supervisor import RESTART_VARIABLES
 from trainer.runs.events import AlertEvent, EvalEvent, TrainEvent, parse_event
 from trainer.runs.layout import CHECKPOINTS, METRICS
 from trainer.runs.lock import locked_run, wait_until_free
-from trainer.search.trials import Trial
+from trainer.search.study import Trial
 
 _FREE_S = 120.0  # the longest wait for the ranks of an earlier start, whose launcher was killed
 _TAIL_BYTES = 64 << 10

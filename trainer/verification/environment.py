@@ -10,9 +10,8 @@ from typing import Any
 from common.errors import ConfigError
 from trainer.config import TrainConfig
 from trainer.distributed.group import joined_group
-from trainer.machine.determinism import configure_determinism, device_name, flags, not_compared, threads_per_rank
+from trainer.machine.determinism import configure_determinism, device_name, flags, not_compared, settings_here, threads_per_rank
 from trainer.machine.environment import ChangedFact, find_differences, same_facts
-from trainer.machine.settings import settings_here
 from trainer.model.attention import backend_of
 from trainer.runs.saved_run import SavedRun
 

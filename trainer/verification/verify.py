@@ -16,8 +16,7 @@ from typing import Any
 from common.errors import CheckpointError
 from common.text import some_of
 from data_pipeline.dataset.manifest import read_manifest
-from trainer.machine.environment import ChangedFact, environment_facts
-from trainer.machine.locks import describe_unlocked
+from trainer.machine.environment import ChangedFact, describe_unlocked, environment_facts
 from trainer.runs.record import NEVER_TRAINED, Earlier, Origin, check_was_trained
 from trainer.runs.saved_run import SavedRun
 from trainer.verification.data_check import prepare_again

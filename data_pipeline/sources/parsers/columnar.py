@@ -14,9 +14,8 @@ from pathlib import Path
 from data_pipeline.config import LimitConfig, RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.execution.confined import ConfinedProgram, ProgramEndedError, refuse_lower_limits
-from data_pipeline.sources.parsers.decoding import Origin, chat_fields, explain_bytes
-from data_pipeline.sources.parsers.source_format import Content, SourceFormat
-from data_pipeline.sources.streams import Budget, Readable, StreamError, join_blocks
+from data_pipeline.sources.parsers.source_format import Content, Origin, SourceFormat, chat_fields, explain_bytes
+from data_pipeline.sources.streams import Budget, StreamError, join_blocks
 
 _CHILD = Path(__file__).with_name("columnar_child.py")
 _SILENCE_S = 600.0  # a batch of rows takes milliseconds, so a child that is silent longer is in an endless loop
@@ -41,8 +40,7 @@ def _read(content: Content, file_format: str) -> Iterator[Document | Rejection]:
     request = {
         "format": file_format,
         "bytes": num_bytes,
-        "text_field": records.text_field,
-        "prompt_field": records.prompt_field,
+        "needed": origin.needed(records),
         "chat_fields": chat_fields(records) if origin.markup == "chat" else None,
         "metadata": list(records.kept_fields),
         "max_text_bytes": limits.max_line_bytes,
@@ -54,7 +52,11 @@ def _read(content: Content, file_format: str) -> Iterator[Document | Rejection]:
         child.write(json.dumps(request).encode() + b"\n")
         for letter, body in _messages(child, limits, corrupt):
             if letter == b"R":
-                data = _piece(file, body, num_bytes, corrupt)
+                offset, size = struct.unpack("<qq", body) if len(body) == 16 else (-1, 0)
+                if not (0 <= offset <= num_bytes and 0 <= size <= _MAX_READ_BYTES):
+                    raise StreamError(corrupt, f"its reader requested {size} bytes at offset {offset}, of {num_bytes}")
+                file.seek(offset)
+                data = file.read(size)
                 child.write(struct.pack("<q", len(data)) + data)
             elif letter == b"B":
                 for one in _rows(body, corrupt):
@@ -88,14 +90,6 @@ def _document(
     if origin.markup == "chat":
         return origin.chat(json.loads(found[0]), row, 0, metadata)  # the library allows at most 100 levels
     return origin.document(found[0], row, 0, metadata, found[1] and found[1] + records.prompt_end)
-
-
-def _piece(file: Readable, body: bytes, num_bytes: int, corrupt: Reason) -> bytes:
-    offset, size = struct.unpack("<qq", body) if len(body) == 16 else (-1, 0)
-    if not (0 <= offset <= num_bytes and 0 <= size <= _MAX_READ_BYTES):
-        raise StreamError(corrupt, f"its reader requested {size} bytes at offset {offset}, of {num_bytes}")
-    file.seek(offset)
-    return file.read(size)
 
 
 def _rows(body: bytes, corrupt: Reason) -> Iterator[tuple[bytes | int, bytes | int, str]]:

@@ -62,33 +62,28 @@ def main() -> None:
 
 
 def _read(file: io.RawIOBase, request: dict[str, Any], sink: io.BufferedWriter) -> None:
-    text_field, prompt_field, metadata = request["text_field"], request["prompt_field"], request["metadata"]
     chat_fields: dict[str, str] | None = request["chat_fields"]
-    fields_of_text = {"text_field": text_field} | ({} if prompt_field is None else {"prompt_field": prompt_field})
     batches = _parquet_batches if request["format"] == "parquet" else _arrow_batches
-    for batch in batches(file, fields_of_text if chat_fields is None else chat_fields, metadata, any_type=chat_fields is not None):
+    for batch in batches(file, request):
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        prompts: list[bytes | int] = [b""] * batch.num_rows
         if chat_fields is not None:
             chat = {name: columns[column] for name, column in chat_fields.items()}
             rows = ({name: column[row] for name, column in chat.items()} for row in range(batch.num_rows))
-            texts = [_object(row, request["max_text_bytes"]) for row in rows]
+            found = [[_object(row, request["max_text_bytes"]) for row in rows]]
         else:
-            texts = _texts(columns[text_field], request["max_text_bytes"])
-            if prompt_field is not None:
-                prompts = _texts(columns[prompt_field], request["max_text_bytes"])
-        fields = [(name, _values(columns[name])) for name in sorted({*metadata} & {*columns})]
+            found = [_texts(columns[name], request["max_text_bytes"]) for name in request["needed"]]
+        texts = found[0]
+        prompts: list[bytes | int] = found[1] if len(found) > 1 else [b""] * batch.num_rows
+        fields = [(name, _values(columns[name])) for name in sorted({*request["metadata"]} & {*columns})]
         kept = ({name: values[row] for name, values in fields if values[row] is not None} for row in range(batch.num_rows))
         records = [json.dumps(one, ensure_ascii=False, separators=(",", ":")).encode() if one else b"" for one in kept]
         _send_rows(sink, texts, prompts, records)
 
 
-def _parquet_batches(
-    file: io.RawIOBase, needed: dict[str, str], metadata: list[str], *, any_type: bool
-) -> Iterator[pa.RecordBatch]:
+def _parquet_batches(file: io.RawIOBase, request: dict[str, Any]) -> Iterator[pa.RecordBatch]:
     source = pa.PythonFile(file, mode="r")
     table = pq.ParquetFile(source, buffer_size=_READ_BYTES, pre_buffer=False, page_checksum_verification=True)
-    columns = _wanted(table.schema_arrow, needed, metadata, any_type=any_type)
+    columns = _wanted(table.schema_arrow, request)
     # Batches that fill about one message, by the sizes that the file states.
     groups = [table.metadata.row_group(number) for number in range(min(table.metadata.num_row_groups, 16))]
     num_bytes, num_rows = sum(group.total_byte_size for group in groups), sum(group.num_rows for group in groups)
@@ -96,12 +91,12 @@ def _parquet_batches(
     yield from table.iter_batches(batch_rows, columns=columns, use_threads=False)
 
 
-def _arrow_batches(file: io.RawIOBase, needed: dict[str, str], metadata: list[str], *, any_type: bool) -> Iterator[pa.RecordBatch]:
+def _arrow_batches(file: io.RawIOBase, request: dict[str, Any]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of an Arrow IPC file (Feather 2), or of an Arrow IPC stream, as Hugging Face's datasets library writes it."""
     open_reader = pa.ipc.open_file if file.read(len(_FILE_MAGIC)) == _FILE_MAGIC else pa.ipc.open_stream
     file.seek(0)
     schema = open_reader(pa.PythonFile(file, mode="r")).schema
-    columns = [schema.get_field_index(name) for name in _wanted(schema, needed, metadata, any_type=any_type)]
+    columns = [schema.get_field_index(name) for name in _wanted(schema, request)]
     file.seek(0)
     options = pa.ipc.IpcReadOptions(included_fields=columns, use_threads=False, ensure_native_endian=True)
     reader = open_reader(pa.PythonFile(file, mode="r"), options=options)
@@ -114,22 +109,19 @@ def _arrow_batches(file: io.RawIOBase, needed: dict[str, str], metadata: list[st
             yield batch.slice(first, _MAX_BATCH_ROWS)
 
 
-def _wanted(schema: pa.Schema, needed: dict[str, str], metadata: list[str], *, any_type: bool) -> list[str]:
-    for setting, column in needed.items():
-        _check(schema, column, "messages_field" if any_type else setting, any_type=any_type)
-    columns = [*needed.values()]
-    return [*columns, *(name for name in metadata if schema.names.count(name) == 1 and name not in columns)]
-
-
-def _check(schema: pa.Schema, field: str, setting: str, *, any_type: bool) -> None:
-    found = schema.names.count(field)
-    if found != 1:
-        shown = ", ".join(map(repr, schema.names[:8]))
-        detail = "occurs twice" if found else f"is missing; the columns are {shown}; see records.{setting}"
-        raise _Refused("duplicate-key" if found else "no-text-field", f"column {field!r} {detail}")
-    kind = schema.field(field).type
-    if not any_type and not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
-        raise _Refused("text-not-a-string", f"column {field!r} has type {kind}, but strings or bytes are expected")
+def _wanted(schema: pa.Schema, request: dict[str, Any]) -> list[str]:
+    """Return the columns to read. Refuses the file if a needed one is missing, occurs twice or, except in a chat, has no texts."""
+    for column, setting in request["needed"].items():
+        found = schema.names.count(column)
+        if found != 1:
+            shown = ", ".join(map(repr, schema.names[:8]))
+            detail = "occurs twice" if found else f"is missing; the columns are {shown}; see records.{setting}"
+            raise _Refused("duplicate-key" if found else "no-text-field", f"column {column!r} {detail}")
+        kind = schema.field(column).type
+        if request["chat_fields"] is None and not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
+            raise _Refused("text-not-a-string", f"column {column!r} has type {kind}, but strings or bytes are expected")
+    metadata = (name for name in request["metadata"] if schema.names.count(name) == 1 and name not in request["needed"])
+    return [*request["needed"], *metadata]
 
 
 def _is_text(kind: pa.DataType) -> bool:

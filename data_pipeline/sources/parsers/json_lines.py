@@ -14,8 +14,15 @@ import orjson
 
 from data_pipeline.config import LimitConfig, RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.sources.parsers.decoding import BOM, MalformedError, Origin, chat_fields, explain_bytes, has_surrogate
-from data_pipeline.sources.parsers.source_format import Content, SourceFormat
+from data_pipeline.sources.parsers.source_format import (
+    BOM,
+    Content,
+    MalformedError,
+    Origin,
+    SourceFormat,
+    explain_bytes,
+    has_surrogate,
+)
 from data_pipeline.sources.streams import Line, read_lines
 
 _KEY_END = re.compile(rb'"[ \t\r\n]*:')
@@ -44,13 +51,8 @@ def parse_json_line(line: Line, origin: Origin, records: RecordConfig, limits: L
             type(kept := value.get(name)) is float and abs(kept) >= _EXACT_BELOW for name in records.kept_fields
         ):
             value = parse_strictly(data, limits.max_json_depth)
-        if origin.markup == "chat":
-            for field in chat_fields(records).values():
-                _check_field(value, field, "messages_field")
-        else:
-            _check_text(value, records.text_field, "text_field")
-            if records.prompt_field is not None:
-                _check_text(value, records.prompt_field, "prompt_field")
+        for field, setting in origin.needed(records).items():
+            _check_field(value, field, setting, is_text=origin.markup != "chat")
         return origin.record(value, line.number, line.offset, records)
     except MalformedError as error:
         return Rejection.of_bytes(error.reason, origin.path, line.number, data, str(error))
@@ -71,8 +73,13 @@ def parse_quickly(data: bytes, max_depth: int) -> dict[str, Any] | None:
 
 
 def parse_strictly(data: bytes, max_depth: int) -> Any:
-    if _is_deeper(data, max_depth):
-        raise MalformedError(Reason.TOO_DEEP, f"nested deeper than limits.max_json_depth = {max_depth}")
+    if data.count(b"[") + data.count(b"{") > max_depth:
+        depth = 0
+        for match in _BRACKETS.finditer(data):
+            if match.lastindex is not None:
+                depth += 1 if match.lastindex == 1 else -1
+            if depth > max_depth:
+                raise MalformedError(Reason.TOO_DEEP, f"nested deeper than limits.max_json_depth = {max_depth}")
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
@@ -85,19 +92,15 @@ def parse_strictly(data: bytes, max_depth: int) -> Any:
         raise MalformedError(Reason.NOT_JSON, str(error)) from None
 
 
-def _check_field(value: Any, name: str, setting: str) -> None:
+def _check_field(value: Any, name: str, setting: str, *, is_text: bool) -> None:
     if not isinstance(value, dict):
         raise MalformedError(Reason.NOT_AN_OBJECT, f"a JSON {type(value).__name__}, but an object is expected")
     if name not in value:
         fields = ", ".join(map(repr, list(value)[:8])) or "none"
         raise MalformedError(Reason.NO_TEXT_FIELD, f"no field {name!r}; the fields are {fields}; see records.{setting}")
-
-
-def _check_text(value: Any, name: str, setting: str) -> None:
-    _check_field(value, name, setting)
-    if not isinstance(value[name], str):
+    if is_text and not isinstance(value[name], str):
         raise MalformedError(Reason.TEXT_NOT_A_STRING, f"field {name!r} is a {type(value[name]).__name__}")
-    if has_surrogate(value[name]):
+    if is_text and has_surrogate(value[name]):
         raise MalformedError(Reason.LONE_SURROGATE, f"field {name!r} contains a lone surrogate")
 
 
@@ -115,18 +118,6 @@ def _count_fields(value: dict[str, Any], max_depth: int) -> int:
         if not level:
             return num_fields
     return -1
-
-
-def _is_deeper(data: bytes, max_depth: int) -> bool:
-    if data.count(b"[") + data.count(b"{") <= max_depth:
-        return False
-    depth = 0
-    for match in _BRACKETS.finditer(data):
-        if match.lastindex is not None:
-            depth += 1 if match.lastindex == 1 else -1
-            if depth > max_depth:
-                return True
-    return False
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

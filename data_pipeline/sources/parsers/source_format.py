@@ -1,13 +1,67 @@
+"""What every parser uses: the origin of its documents, the content of a file, and the decoding of bytes into text.
+
+Invalid UTF-8 is rejected as a whole, with its first wrong byte; nothing is replaced.
+"""
+
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from data_pipeline.config import Kind, PrepareConfig
-from data_pipeline.documents import Document, Rejection
-from data_pipeline.sources.parsers.decoding import Origin, is_chat
+from data_pipeline.config import Kind, PrepareConfig, RecordConfig
+from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.streams import Budget, Readable
+
+BOM = b"\xef\xbb\xbf"
+_FOREIGN_MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_MAX_METADATA_CHARS = 1 << 16
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class MalformedError(ValueError):
+    """A line, row or file holds no document."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    path: str  # relative to its source; a member is `archive.tar!/path/of/member`
+    kind: Kind = "prose"
+    markup: Literal["plain", "html", "chat"] = "plain"
+
+    def document(self, text: str, line: int, offset: int, metadata: str = "", prompt: str = "") -> Document:
+        """Return a document of this file. The prompt precedes the text, without a loss."""
+        parts = (len(prompt), len(text)) if prompt else ()
+        return Document(prompt + text, self.path, line, offset, self.kind, self.markup, metadata, parts)
+
+    def record(self, fields: Mapping[str, Any], line: int, offset: int, records: RecordConfig) -> Document:
+        """Return the document of a record. Its text and its prompt are strings without lone surrogates."""
+        if self.markup == "chat":
+            chat = {name: fields[field] for name, field in chat_fields(records).items()}
+            return self.chat(chat, line, offset, metadata_json(fields, records.metadata))
+        prompt = "" if records.prompt_field is None else fields[records.prompt_field]
+        metadata = metadata_json(fields, records.kept_fields)
+        return self.document(fields[records.text_field], line, offset, metadata, prompt and prompt + records.prompt_end)
+
+    def needed(self, records: RecordConfig) -> dict[str, str]:
+        """Return the fields that every record must have, each with the setting that names it."""
+        if self.markup == "chat":
+            return dict.fromkeys(chat_fields(records).values(), "messages_field")
+        prompt = {} if records.prompt_field is None else {records.prompt_field: "prompt_field"}
+        return {records.text_field: "text_field"} | prompt
+
+    def chat(self, fields: Mapping[str, Any], line: int, offset: int, metadata: str = "") -> Document:
+        text = json.dumps(fields, ensure_ascii=False)
+        if has_surrogate(text):
+            raise MalformedError(Reason.LONE_SURROGATE, "a message contains a lone surrogate")
+        return Document(text, self.path, line, offset, self.kind, "chat", metadata)
 
 
 @dataclass(frozen=True)
@@ -38,5 +92,52 @@ class SourceFormat:
         if self.markup != "records":
             markup: Literal["plain", "html", "chat"] = self.markup
         else:
-            markup = "chat" if is_chat(config.records, config.chat) else config.records.markup
+            markup = "chat" if config.chat.is_on and config.has_mask else config.records.markup
         return Origin(path, kind or ("web" if markup == "html" else "prose"), markup)
+
+
+def chat_fields(records: RecordConfig) -> dict[str, str]:
+    """Return the fields of a conversation or a preference pair: the name in the record for each name in the document."""
+    if records.messages_field is not None:
+        return {"messages": records.messages_field}
+    assert records.prompt_field is not None
+    if records.chosen_field is None or records.rejected_field is None:
+        return {"prompt": records.prompt_field, "response": records.text_field}
+    return {"prompt": records.prompt_field, "chosen": records.chosen_field, "rejected": records.rejected_field}
+
+
+def decode(data: bytes, origin: Origin, line: int, offset: int) -> Document | Rejection:
+    """Return the document with the text `data`, or a rejection. A byte order mark at offset 0 is removed."""
+    text = data.removeprefix(BOM) if offset == 0 else data
+    try:
+        return origin.document(text.decode("utf-8"), line, offset)
+    except UnicodeDecodeError as error:
+        bad_line = line + text.count(b"\n", 0, error.start)
+        detail, first = explain_bytes(text, error), max(error.start - 40, 0)
+        return Rejection.of_bytes(Reason.INVALID_UTF8, origin.path, bad_line, text, detail, first=first)
+
+
+def explain_bytes(data: bytes, error: UnicodeDecodeError) -> str:
+    for mark, encoding in _FOREIGN_MARKS.items():
+        if data.startswith(mark):
+            return f"this is {encoding}; convert it to UTF-8"
+    return f"byte 0x{data[error.start]:02x} is not UTF-8 ({error.reason}); convert the file to UTF-8"
+
+
+def has_surrogate(text: str) -> bool:
+    return not text.isascii() and _SURROGATE.search(text) is not None
+
+
+def metadata_json(fields: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Return compact JSON with sorted keys, or "". Strings up to 65,536 characters, true, false and finite numbers are kept."""
+    kept = {name: value for name in names if _is_plain(value := fields.get(name))}
+    if not kept:
+        return ""
+    text = json.dumps(kept, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return text.encode("utf-8", "backslashreplace").decode() if has_surrogate(text) else text
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _MAX_METADATA_CHARS
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))

@@ -13,8 +13,14 @@ from typing import Literal
 
 from data_pipeline.config import RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.sources.parsers.decoding import BOM, MalformedError, Origin, chat_fields, has_surrogate
-from data_pipeline.sources.parsers.source_format import Content, SourceFormat
+from data_pipeline.sources.parsers.source_format import (
+    BOM,
+    Content,
+    MalformedError,
+    Origin,
+    SourceFormat,
+    has_surrogate,
+)
 from data_pipeline.sources.streams import Line, read_lines
 
 
@@ -43,7 +49,10 @@ TSV = SourceFormat("tsv", {".tsv": None}, partial(_read_table, separator="\t"), 
 
 def read_rows(blocks: Iterator[bytes], separator: str, max_bytes: int) -> Iterator[Line]:
     """Yield the rows of a table, each with all its lines; if a quote is not closed within `max_bytes`, its line alone."""
-    pattern = _row_pattern(separator)
+    # The pattern matches one row with its newline. It never backtracks, so it reads each byte once.
+    quoted, plain = rb'"[^"]*+(?:""[^"]*+)*+"[^S\n]*+', rb'[^"S\n][^S\n]*+'
+    row = rb"(?:%b|%b|)(?:S(?:%b|%b|))*+\n" % (quoted, plain, quoted, plain)
+    pattern = re.compile(row.replace(b"S", separator.encode()))
     buffer, has_ended = _extend(b"", blocks, len(BOM))
     position = len(BOM) if buffer.startswith(BOM) else 0
     offset, number = 0, 1  # offset of the buffer in the file, and number of the next line
@@ -67,13 +76,6 @@ def read_rows(blocks: Iterator[bytes], separator: str, max_bytes: int) -> Iterat
         else:
             passed, rest = _pass_line(blocks)
             buffer, offset, position = rest, offset + stop + passed, 0
-
-
-def _row_pattern(separator: str) -> re.Pattern[bytes]:
-    """Return a pattern that matches one row with its newline. It never backtracks, so it reads each byte once."""
-    quoted, plain = rb'"[^"]*+(?:""[^"]*+)*+"[^S\n]*+', rb'[^"S\n][^S\n]*+'
-    row = rb"(?:%b|%b|)(?:S(?:%b|%b|))*+\n" % (quoted, plain, quoted, plain)
-    return re.compile(row.replace(b"S", separator.encode()))
 
 
 def _extend(buffer: bytes, blocks: Iterator[bytes], wanted: int) -> tuple[bytes, bool]:
@@ -113,12 +115,7 @@ def _parse_row(line: Line, separator: str, quoting: Literal[0, 3]) -> list[str]:
 def _document(columns: list[str], row: list[str], origin: Origin, records: RecordConfig, line: Line) -> Document:
     if not row:
         raise MalformedError(Reason.EMPTY, "an empty line")
-    if origin.markup == "chat":
-        needed = dict.fromkeys(chat_fields(records).values(), "messages_field")
-    else:
-        needed = {records.text_field: "text_field"}
-        if records.prompt_field is not None:
-            needed[records.prompt_field] = "prompt_field"
+    needed = origin.needed(records)
     for name, setting in needed.items():
         if name not in columns:
             shown = ", ".join(map(repr, columns[:8]))

@@ -1,18 +1,13 @@
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from common.errors import SourceError
 from data_pipeline.config import Kind
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.sources.builtin import parse_topics
-from data_pipeline.sources.parsers.decoding import Origin, decode
-from data_pipeline.sources.parsers.source_format import Content, SourceFormat
+from data_pipeline.sources.parsers.source_format import Content, Origin, SourceFormat, decode
 from data_pipeline.sources.streams import Line, join_blocks, read_lines
-
-
-def _read_text(content: Content) -> Iterator[Document | Rejection]:
-    return _read_whole(content) if content.config.text.documents == "file" else _read_pieces(content)
 
 
 def _read_whole(content: Content) -> Iterator[Document | Rejection]:
@@ -26,7 +21,10 @@ def _read_whole(content: Content) -> Iterator[Document | Rejection]:
     yield Rejection.of_bytes(Reason.FILE_TOO_LARGE, origin.path, 1, data, detail)
 
 
-def _read_pieces(content: Content) -> Iterator[Document | Rejection]:
+def _read_text(content: Content) -> Iterator[Document | Rejection]:
+    if content.config.text.documents == "file":
+        yield from _read_whole(content)
+        return
     origin, text, limits = content.origin, content.config.text, content.config.limits
     by_paragraph = text.documents == "paragraphs"
     max_bytes = limits.max_document_bytes if by_paragraph else None
@@ -57,6 +55,15 @@ def _document(first: Line, lines: bytearray, origin: Origin, max_bytes: int | No
         detail = f"a paragraph of more than limits.max_document_bytes = {max_bytes}; set text.documents to chunks"
         return Rejection.of_bytes(Reason.FILE_TOO_LARGE, origin.path, first.number, first.data, detail)
     return decode(bytes(lines[:-1]), origin, first.number, first.offset)
+
+
+def parse_topics(code: str) -> list[tuple[int, str]]:
+    """Return line number and text of every topic in the code of `topics.py`, which is parsed and never run."""
+    for statement in ast.parse(code).body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
+            texts = [ast.literal_eval(value) for value in statement.value.values]
+            return [(value.lineno, text) for value, text in zip(statement.value.values, texts, strict=True)]
+    raise ValueError("it assigns no dict literal")
 
 
 def _read_topics(content: Content) -> Iterator[Document | Rejection]:

@@ -26,7 +26,7 @@ from data_pipeline.conversations.chat_template import chosen_template
 from data_pipeline.conversations.rendering import ChatRenderer
 from data_pipeline.filters.html import PageReader
 from data_pipeline.sources.parsers.columnar import PARQUET
-from data_pipeline.sources.parsers.decoding import Origin
+from data_pipeline.sources.parsers.source_format import Origin
 from data_pipeline.sources.parsers.source_format import Content
 from data_pipeline.sources.streams import Budget
 from data_pipeline.tokenizer.loading import try_out

@@ -7,9 +7,9 @@ import pytest
 
 from common.errors import ConfigError
 from common.settings.load import load_options, load_settings
-from common.settings.model import Options, Settings, environment_names, setting_names
+from common.settings.markers import AlsoCalled
+from common.settings.model import Options, Settings, environment_names, markers_of, setting_names
 from common.settings.options import help_parser
-from common.settings.synonyms import SYNONYMS
 from data_pipeline.config import PrepareConfig
 from trainer.commands.generate import GenerateOptions
 from trainer.config import TrainConfig
@@ -27,12 +27,12 @@ def refused(command: str, *arguments: str, **environment: str) -> str:
     return str(caught.value)
 
 
-def test_synonyms_name_settings_that_exist_and_no_name_twice() -> None:
-    for command, table in SYNONYMS.items():
-        assert {setting for settings in table.values() for setting in settings} <= set(setting_names(MODELS[command]))
-        names = [name for row in table for name in row.split()]
-        assert sorted(set(names)) == sorted(names), command
-        assert not set(names) & set(setting_names(MODELS[command])), command
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_a_setting_is_not_called_like_another_setting(model: type[Settings] | type[Options]) -> None:
+    called = {name: also.names.split() for name, also in markers_of(model, AlsoCalled).items()}
+    assert called
+    assert not {name for names in called.values() for name in names} & set(setting_names(model))
+    assert all(len(set(names)) == len(names) for names in called.values())
 
 
 @pytest.mark.parametrize(

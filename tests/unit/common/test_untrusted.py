@@ -35,7 +35,7 @@ from trainer.config import TrainConfig
 from trainer.extensions.loading import load_extension
 from trainer.inference.conversation import read_prompts
 from trainer.loop import train
-from trainer.machine.settings import settings_here
+from trainer.machine.determinism import settings_here
 from trainer.report.recorded_run import read_run
 from trainer.runs.layout import LEDGER, METRICS
 from trainer.runs.ledger import read_ledger
@@ -239,7 +239,7 @@ def test_a_run_that_claims_a_larger_model_than_it_has_takes_no_memory_for_it(run
     text = (run / "config.toml").read_text()
     (run / "config.toml").write_text(text.replace("width = 32", "width = 65536").replace("layers = 2", "layers = 128"))
     with pytest.raises(CheckpointError, match="describe a model of"):
-        load_model(run, load_config(run), "latest")
+        load_model(SavedRun(run), load_config(run), "latest")
 
 
 def change_lines(path: Path, change: Callable[[list[dict[str, Any]]], object]) -> list[dict[str, Any]]:

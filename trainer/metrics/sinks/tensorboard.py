@@ -15,7 +15,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from common.errors import StorageError
 from trainer.machine.gpus import GpuReading
-from trainer.machine.host import HostReading
+from trainer.machine.sampler import HostReading
 from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerReading
 from trainer.metrics.sinks.base import Sink, hyper_parameters
 from trainer.metrics.sinks.event_files import cut_event_files

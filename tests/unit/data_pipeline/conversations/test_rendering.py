@@ -11,9 +11,8 @@ import pytest
 from common.errors import ConfigError
 from data_pipeline.config import ChatConfig, TokenizerConfig
 from data_pipeline.conversations.chat_template import ChatTemplate, chosen_template, saved_template
-from data_pipeline.conversations.encoding import encode_chats, encode_pieces
 from data_pipeline.conversations.messages import Message, MessagesError
-from data_pipeline.conversations.rendering import ChatRenderer, Rendered
+from data_pipeline.conversations.rendering import ChatRenderer, Rendered, encode_chats, encode_pieces
 from data_pipeline.documents import Reason
 from data_pipeline.tokenizer import ByteTokenizer, NamedToken, Tokenizer, open_supplied
 from tests.support.attacks import problem_within

@@ -196,14 +196,14 @@ def test_a_shard_cut_short_is_refused_and_never_mapped(tmp_path: Path, keep: int
     manifest, _ = write(tmp_path, ("train", "a", [[3, 4], [12]]))
     path = tmp_path / manifest.shards[0].path
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(PreparedDataError, match=r"bytes, but the manifest says .* the shard is damaged"):
+    with pytest.raises(PreparedDataError, match=r"bytes, but the manifest says .* the file was changed"):
         Rows(tmp_path, manifest, "train", verify=verify).num_targets(np.array([0]))
 
 
 def test_a_shard_that_is_gone_is_named(tmp_path: Path) -> None:
     manifest, _ = write(tmp_path, ("train", "a", [[3]]))
     (tmp_path / manifest.shards[0].path).unlink()
-    with pytest.raises(PreparedDataError, match=r"a-00000\.arrow: this shard is missing"):
+    with pytest.raises(PreparedDataError, match=r"a-00000\.arrow: missing"):
         Rows(tmp_path, manifest, "train").read(np.array([0]))
 
 
@@ -274,7 +274,7 @@ def test_the_ranges_of_the_sources_are_their_rows_and_neighbours_are_joined(shar
         assert all(first < end for first, end in found)
 
 
-@pytest.mark.parametrize("fails", ["data_pipeline.dataset.shards.digest_stream", "data_pipeline.dataset.shards.os.fstat"])
+@pytest.mark.parametrize("fails", ["data_pipeline.dataset.manifest.digest_stream", "data_pipeline.dataset.shards.os.fstat"])
 def test_a_failing_disk_is_reported_with_the_shard_and_the_next_read_opens_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
@@ -291,7 +291,7 @@ def test_a_failing_disk_is_reported_with_the_shard_and_the_next_read_opens_it_ag
         with pytest.raises(OSError, match=r"Stale file handle: '.*train/a-00000\.arrow'"):
             rows.read(np.array([0]))
     (tmp_path / manifest.shards[0].path).rename(tmp_path / "kept")  # only a shard that is opened again notices this
-    with pytest.raises(PreparedDataError, match="this shard is missing"):
+    with pytest.raises(PreparedDataError, match="missing"):
         rows.read(np.array([0]))
     (tmp_path / "kept").rename(tmp_path / manifest.shards[0].path)
     assert rows.read(np.array([0])).tokens_BL.tolist() == content.tokens_RL[:1].tolist()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from common.errors import SourceError
 from data_pipeline.dedup.benchmarks import index_items, load_benchmarks, read_items
-from data_pipeline.text.batch import TextBatch
+from data_pipeline.text import TextBatch
 from tests.support.duplicates import shingles_of
 
 words = st.lists(st.sampled_from("abc"), max_size=40).map(" ".join)

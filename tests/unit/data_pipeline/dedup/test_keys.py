@@ -9,7 +9,7 @@ from data_pipeline.dedup import keys as module
 from data_pipeline.dedup.keys import KeyWriter, choose_bands, entries_path, fold_digest, read_keys, sign
 from data_pipeline.dedup.pairs import ShingleCache, Texts
 from data_pipeline.documents import document_id
-from data_pipeline.text.batch import TextBatch
+from data_pipeline.text import TextBatch
 from tests.support.duplicates import plant, shingles_of, write_documents
 
 SETTINGS = DedupConfig()

@@ -9,7 +9,7 @@ from data_pipeline.config.filters import Preset
 from data_pipeline.documents import Reason, Stage
 from data_pipeline.filters.judge import BrokenRule, judge_form
 from data_pipeline.heuristics.presets import PRESETS
-from data_pipeline.text.batch import TextBatch
+from data_pipeline.text import TextBatch
 
 PROSE = tuple(name for name, preset in PRESETS.items() if not preset.for_code)
 RULES = [(name, rule) for name, preset in PRESETS.items() for rule in preset.rules]

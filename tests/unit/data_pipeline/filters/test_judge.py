@@ -10,7 +10,7 @@ from data_pipeline.filters import judge
 from data_pipeline.filters.clean import clean
 from data_pipeline.filters.html import PageReader
 from data_pipeline.filters.judge import JudgedBatch, JudgedDocument, judge_batch
-from data_pipeline.text.batch import TextBatch
+from data_pipeline.text import TextBatch
 
 ENGLISH = "The ship had been at sea for nine days when the captain first saw land, and nobody on board believed him."
 GERMAN = "Das Schiff war seit neun Tagen auf See, als der Kapitän zum ersten Mal Land sah, und niemand glaubte ihm."

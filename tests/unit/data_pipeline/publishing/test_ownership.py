@@ -9,7 +9,7 @@ from data_pipeline.config import PrepareConfig
 from data_pipeline.prepare import prepare
 from data_pipeline.publishing.ownership import OutputFolder, exclusive
 from data_pipeline.repack import repack
-from data_pipeline.sources.storage import UnreadableSourceError
+from data_pipeline.sources.listing import UnreadableSourceError
 from data_pipeline.stages import pack
 from tests.support.pairs import write_pairs
 

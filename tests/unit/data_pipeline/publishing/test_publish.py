@@ -15,7 +15,7 @@ from common.files import digest_bytes
 from data_pipeline.dataset.manifest import Manifest, ShardEntry, read_manifest, verify
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.publishing.ownership import exclusive
-from data_pipeline.publishing.publish import find_finished, publish, settle
+from data_pipeline.publishing.publish import publish, reuse_finished
 
 
 def manifest_of(shards: dict[str, bytes], files: dict[str, bytes]) -> Manifest:
@@ -160,7 +160,7 @@ def test_a_preparation_killed_while_it_publishes_is_completed_by_the_next(
 
 
 def found(directory: Path, manifest: Manifest) -> Manifest | None:
-    return find_finished(directory, manifest.fingerprint)
+    return reuse_finished(directory, manifest.fingerprint)
 
 
 def test_published_data_is_found_without_reading_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,6 @@ def test_a_copy_is_digested_only_once(tmp_path: Path, monkeypatch: pytest.Monkey
     manifest = give(tmp_path / "first")
     shutil.copytree(tmp_path / "first", tmp_path / "copy", copy_function=shutil.copyfile)
     assert found(tmp_path / "copy", manifest) == manifest
-    settle(tmp_path / "copy", manifest)
     monkeypatch.setattr("data_pipeline.publishing.publish.digest_file", lambda path: pytest.fail(f"{path} was read"))
     assert found(tmp_path / "copy", manifest) == manifest
 

@@ -9,7 +9,7 @@ from data_pipeline.quality.classifier import HeldOut
 from data_pipeline.quality.perplexity import SCORE_STEPS, Bounds
 from data_pipeline.reports.totals import Results, make_report
 from data_pipeline.sources.inputs import InputFile, Part, Partition
-from data_pipeline.sources.storage import Location
+from data_pipeline.sources.listing import Location
 from data_pipeline.stages.pack import PackResult
 from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.rejects import collect_rejects

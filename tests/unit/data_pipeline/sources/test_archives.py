@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from data_pipeline.config import LimitConfig
 from data_pipeline.documents import Reason, Rejection
 from data_pipeline.sources import archives
-from data_pipeline.sources.archives import ArchiveError, Member, read_tar, read_zip
+from data_pipeline.sources.archives import ArchiveError, ByteReader, Member, read_tar, read_zip
 from data_pipeline.sources.streams import StreamError
 
 LIMITS = LimitConfig()
@@ -323,3 +323,14 @@ def test_nothing_is_ever_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         items_of_tar(make_tar({name: b"x", "a.txt": b"y"}))
         items_of_zip(make_zip({name: b"x", "a.txt": b"y"}))
     assert list(tmp_path.iterdir()) == []
+
+
+@given(st.binary(max_size=100), st.integers(1, 9), st.lists(st.integers(0, 30), max_size=8))
+def test_blocks_are_read_as_one_stream(data: bytes, block_bytes: int, sizes: list[int]) -> None:
+    reader, position = ByteReader(data[start : start + block_bytes] for start in range(0, len(data), block_bytes)), 0
+    for size in sizes:
+        assert reader.read(size) == data[position : position + size]
+        position = min(position + size, len(data))
+        assert reader.position == position
+    with pytest.raises(ArchiveError, match=r"^1 bytes of a member are missing"):
+        reader.skip(len(data) - position + 1)

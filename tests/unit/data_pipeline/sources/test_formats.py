@@ -3,7 +3,16 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.sources.formats import UNDERSTOOD, Shape, is_hidden, printable, shape_of
+from data_pipeline.sources import formats
+from data_pipeline.sources.formats import (
+    UNDERSTOOD,
+    Shape,
+    count_extension,
+    extension_shown,
+    is_hidden,
+    printable,
+    shape_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +75,27 @@ def test_every_extension_that_is_read_is_documented() -> None:
     table = (Path(__file__).parents[4] / "docs" / "data.md").read_text(encoding="utf-8").partition("\n## Sources\n")[2]
     for extension in re.findall(r"\.[a-z][a-z0-9-]+", re.sub(r"\(.*\)", "", UNDERSTOOD)):
         assert f"`{extension}`" in table, extension
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("a/B.PDF", ".pdf"),
+        ("a.tar.gz", ".tar.gz"),
+        ("a.tar!/b/c.docx", ".docx"),
+        ("Makefile", "without an extension"),
+        ("1. Introduction", "without an extension"),
+        ("x.<script>", "without an extension"),
+        ("x." + "y" * 50, "without an extension"),
+    ],
+)
+def test_an_extension_is_short_and_has_no_other_characters_than_words(path: str, shown: str) -> None:
+    assert extension_shown(path) == shown
+
+
+def test_many_extensions_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "_MAX_EXTENSIONS", 3)
+    counts: dict[str, int] = {}
+    for number in [*range(10), 0]:
+        count_extension(f"x.e{number}", counts)
+    assert counts == {".e0": 2, ".e1": 1, ".e2": 1, "other": 7}

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.sources.inputs import InputFile, cut_into_partitions
-from data_pipeline.sources.storage import Location
+from data_pipeline.sources.listing import Location
 
 input_files = st.lists(
     st.builds(

@@ -22,8 +22,7 @@ from common.errors import SourceError
 from data_pipeline.config import PrepareConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.inputs import InputFile, Part, cut_into_partitions, find_inputs
-from data_pipeline.sources.parsers.decoding import Origin
-from data_pipeline.sources.parsers.source_format import Content
+from data_pipeline.sources.parsers.source_format import Content, Origin
 from data_pipeline.sources.parsers.text_files import TEXT
 from data_pipeline.sources.readers import read_part
 from data_pipeline.sources.streams import Budget

@@ -17,8 +17,9 @@ from data_pipeline.config import LimitConfig, PrepareConfig
 from data_pipeline.documents import Document
 from data_pipeline.sources import storage
 from data_pipeline.sources.inputs import InputFile, cut_into_partitions, find_inputs, remember_digests
+from data_pipeline.sources.listing import Location
 from data_pipeline.sources.readers import read_part
-from data_pipeline.sources.storage import Location, check_unchanged, digest, list_files, open_file
+from data_pipeline.sources.storage import check_unchanged, digest, list_files, open_file
 
 LIMITS = LimitConfig(retry_wait_s=0)
 LINES = b"".join(b'{"text": "line %d"}\n' % number for number in range(500))

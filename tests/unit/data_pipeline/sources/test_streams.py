@@ -16,11 +16,9 @@ from data_pipeline.config import LimitConfig
 from data_pipeline.documents import Reason
 from data_pipeline.sources.streams import (
     Budget,
-    ByteReader,
     Compression,
     StreamError,
     decompress,
-    inflate,
     raw_blocks,
     read_lines,
 )
@@ -124,7 +122,9 @@ def test_it_does_not_matter_where_the_blocks_of_compressed_data_end(compression:
 
 def test_bare_deflate_data_comes_back() -> None:
     packer = zlib.compressobj(wbits=-15)
-    assert b"".join(inflate(iter([packer.compress(b"text" * 99) + packer.flush()]), UNLIMITED)) == b"text" * 99
+    assert (
+        b"".join(decompress(iter([packer.compress(b"text" * 99) + packer.flush()]), "deflate", LIMITS, UNLIMITED)) == b"text" * 99
+    )
 
 
 def test_a_dictionary_over_the_limit_is_refused_before_it_is_made() -> None:
@@ -204,14 +204,3 @@ def test_a_budget_counts_everything_that_came_out_against_what_went_in() -> None
     budget.charge(8 << 20)
     with pytest.raises(StreamError):
         budget.charge(1 << 20)
-
-
-@given(st.binary(max_size=100), st.integers(1, 9), st.lists(st.integers(0, 30), max_size=8))
-def test_blocks_are_read_as_one_stream(data: bytes, block_bytes: int, sizes: list[int]) -> None:
-    reader, position = ByteReader(blocks_of(data, block_bytes)), 0
-    for size in sizes:
-        assert reader.read(size) == data[position : position + size]
-        position = min(position + size, len(data))
-        assert reader.position == position
-    with pytest.raises(StreamError, match=r"^1 bytes are missing"):
-        reader.skip(len(data) - position + 1)

@@ -8,7 +8,7 @@ import torch
 from common.errors import CheckpointError
 from common.settings.toml import to_toml
 from tests.support.runs import tiny_config
-from trainer.machine.settings import settings_here
+from trainer.machine.determinism import settings_here
 from trainer.runs.saved_run import load_config
 
 CONFIG = tiny_config(Path("data"), Path("run"))

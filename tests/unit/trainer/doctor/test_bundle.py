@@ -21,14 +21,22 @@ from common.files import sealed
 from common.settings.toml import to_toml
 from trainer.config import TrainConfig
 from trainer.doctor import bundle as bundle_module
-from trainer.doctor.bundle import Contents, kept, kept_lines, kept_row, read_contents, write_bundle
+from trainer.doctor.bundle import (
+    Contents,
+    is_own_word,
+    kept,
+    kept_lines,
+    kept_row,
+    own_parts,
+    own_place,
+    read_contents,
+    write_bundle,
+)
 from trainer.doctor.check import Check, Severity
 from trainer.doctor.disk import check_disk, read_disk
 from trainer.doctor.gpu import check_gpus, read_gpus
+from trainer.doctor.inputs import Output, read_needs
 from trainer.doctor.network import Meeting, check_meeting
-from trainer.doctor.own_words import is_own_word, own_parts, own_place
-from trainer.doctor.programs import Output
-from trainer.doctor.versions import read_needs
 from trainer.machine.environment import environment_facts
 
 FORMS = (
@@ -317,7 +325,7 @@ def test_a_damaged_run_gives_what_can_be_read_and_says_what_cannot(tmp_path: Pat
     (run / "metrics.jsonl").unlink()
     (run / "metrics.jsonl").symlink_to("/etc/passwd")
     found = read_contents(run, None)
-    assert (found.settings is None, found.record, found.metrics) == (False, None, None)
+    assert list(found.files) == ["settings.json"]
     listed = write_bundle(tmp_path / "x.tar.gz", [], {}, found)
     assert listed[-2] == "not in it: record.json cannot be read: JSONDecodeError"
     assert "symbolic link" in listed[-1]
@@ -341,9 +349,8 @@ def test_only_the_end_of_long_files_is_read(tmp_path: Path) -> None:
     with (run / "metrics.jsonl").open("wb") as file:
         os.truncate(file.fileno(), 1 << 40)
     found = read_contents(run, log)
-    assert found.log is not None
-    assert len(found.log) == bundle_module._LAST_LINES + 1  # the part of a line at the beginning of the last MiB
-    assert found.metrics == []
+    assert len(found.files["log.json"]) == bundle_module._LAST_LINES + 1  # the part of a line at the beginning of the last MiB
+    assert found.files["metrics.json"] == []
 
 
 def test_an_archive_has_no_path_that_leaves_its_folder(tmp_path: Path) -> None:

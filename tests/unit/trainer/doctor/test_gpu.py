@@ -9,8 +9,7 @@ import pytest
 from common.errors import ConfigError
 from trainer.doctor.check import Check, Severity, refuse_errors
 from trainer.doctor.gpu import DriverReading, check_gpus, check_links, formats_of, gpus_in, links_in, read_gpus
-from trainer.doctor.programs import Output
-from trainer.doctor.versions import Needs
+from trainer.doctor.inputs import Needs, Output
 
 NEEDS = Needs("2.26", "13.0", {"12": "525", "13": "580"}, {})
 H100 = "{index}, NVIDIA H100 80GB HBM3, {driver}, 81559, 9.0, 1980, 1980, Enabled, 0, 0x0000000000000001, 34"

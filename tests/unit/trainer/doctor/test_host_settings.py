@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.support.runs import ROOT
 from trainer.doctor.check import Check, Severity
-from trainer.doctor.env_file import parse_variables
 from trainer.doctor.host_settings import Settings, check_settings, read_declarations, read_settings
+from trainer.doctor.inputs import parse_variables
 
 NAMES = sorted({one.name for one in read_declarations()})
 ODD = ("~x/y", "\n", "é", "٣", "9" * 5000, "-", ":", "/", "..", "'", "a b", "0" * 7 + "1" * 9, "x" * 100_000)

@@ -15,8 +15,7 @@ from trainer.health.alert_rules import AlertRules
 from trainer.health.detectors import LASTING_FALL_S, Debounce, IdleShare, MemoryTrend, SpeedDrop, WaitShare
 from trainer.health.guard import Guard, guard_alert
 from trainer.machine.gpus import GpuReading
-from trainer.machine.host import HostReading
-from trainer.machine.sampler import HardwareReading
+from trainer.machine.sampler import HardwareReading, HostReading
 from trainer.runs.events import AlertEvent
 from trainer.runs.rules import RULES
 

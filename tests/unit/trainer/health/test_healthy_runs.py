@@ -20,8 +20,7 @@ from trainer.distributed.stragglers import OwnTime, StragglerDetector
 from trainer.health.alert_rules import AlertRules
 from trainer.health.detectors import LASTING_FALL_S
 from trainer.health.guard import Guard
-from trainer.machine.host import HostReading
-from trainer.machine.sampler import HardwareReading
+from trainer.machine.sampler import HardwareReading, HostReading
 
 FILE = Path(__file__).parents[3] / "golden/healthy_runs.jsonl"
 RUNS: list[dict[str, Any]] = [json.loads(line) for line in FILE.read_text().splitlines()]

@@ -13,7 +13,7 @@ from trainer.commands.generate import GenerateOptions, written_texts
 from trainer.commands.saved_model import load_model
 from trainer.interop.import_model import import_model
 from trainer.model.attention import make_layout
-from trainer.runs.saved_run import load_config
+from trainer.runs.saved_run import SavedRun, load_config
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 317,
@@ -59,7 +59,7 @@ def saved_model(name: str, directory: Path) -> Any:
 def test_logits_of_packed_rows_equal_those_of_each_document_alone(name: str, tmp_path: Path) -> None:
     theirs = saved_model(name, tmp_path / "published")
     import_model(tmp_path / "published", tmp_path / "run")
-    model, step = load_model(tmp_path / "run", load_config(tmp_path / "run"), "latest")
+    model, step = load_model(SavedRun(tmp_path / "run"), load_config(tmp_path / "run"), "latest")
     lengths = [37, 1, 64, 26]
     tokens_BL = torch.randint(283, (2, sum(lengths)), generator=torch.Generator().manual_seed(1))
     segments_L = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from data_pipeline.conversations.encoding import encode_pieces
-from data_pipeline.conversations.rendering import ChatRenderer
+from data_pipeline.conversations.rendering import ChatRenderer, encode_pieces
 from data_pipeline.tokenizer import ByteTokenizer, open_supplied
 from tests.support.chats import TEMPLATES, conversations, write_hugging_face_tokenizer
 from tests.support.exported import KINDS, export_source, tokenizer_of

@@ -31,7 +31,7 @@ from trainer.loop import train
 from trainer.model.attention import make_layout
 from trainer.model.decoder import num_weights
 from trainer.report.overview import listed_runs
-from trainer.runs.saved_run import load_config
+from trainer.runs.saved_run import SavedRun, load_config
 from trainer.runs.state import RunState
 from trainer.verification.audit import audit_run
 from trainer.verification.verify import verify_run
@@ -77,7 +77,7 @@ def test_the_commands_that_use_a_model_take_an_imported_one(tmp_path: Path) -> N
     import_model(write_published(tmp_path / "published"), run)
     text = "".join(written_texts(GenerateOptions(run=run, prompt=("the birds",), temperature=0, max_tokens=5)))
     assert text.startswith("the birds")
-    model, _ = load_model(run, load_config(run), "latest")
+    model, _ = load_model(SavedRun(run), load_config(run), "latest")
     ids = load_tokenizer(run / "tokenizer").encode("the birds")
     with torch.no_grad():
         for _ in range(5):
@@ -187,7 +187,7 @@ def test_a_run_that_holds_too_few_rows_for_its_tokenizer_is_refused(tmp_path: Pa
     settings = (run / "config.toml").read_text()
     (run / "config.toml").write_text(settings.replace("vocab_rows = 317", "vocab_rows = 200"))
     with pytest.raises(ConfigError, match=r"model.vocab_rows = 200, and the tokenizer has 283 tokens"):
-        load_model(run, load_config(run), "latest")
+        load_model(SavedRun(run), load_config(run), "latest")
 
 
 TEMPLATE = "{% for m in messages %}{{ m.role + ': ' + m.content }}{{ eos_token if m.role == 'assistant' else '\n' }}{% endfor %}"

@@ -17,11 +17,11 @@ from trainer.interop.import_model import import_model
 from trainer.interop.source import open_source
 from trainer.loop import train
 from trainer.model.attention import make_layout
-from trainer.runs.saved_run import load_config
+from trainer.runs.saved_run import SavedRun, load_config
 
 
 def logits(run: Path) -> torch.Tensor:
-    model, _ = load_model(run, load_config(run), "latest")
+    model, _ = load_model(SavedRun(run), load_config(run), "latest")
     tokens_BL = torch.randint(4, 260, (2, 24), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         layout = make_layout(torch.zeros(2, 24, dtype=torch.int32), torch.arange(24).expand(2, -1).contiguous())

@@ -11,12 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.hardware import throttle_reasons
 from trainer.machine import gpus
-from trainer.machine import host as host_module
+from trainer.machine import sampler as sampler_module
 from trainer.machine.gpus import GpuReading, KernelLog, NoGpus, NvmlGpus, opened_gpus, xids_in
-from trainer.machine.host import Host, HostReading
-from trainer.machine.sampler import HardwareReading, HardwareSampler
-from trainer.machine.throttling import throttle_reasons
+from trainer.machine.sampler import HardwareReading, HardwareSampler, Host, HostReading
 from trainer.runs.events import HardwareEvent
 
 UUID = "5f0e6f2a-1c7b-4f5d-9a57-6b1f8f7d2f10"
@@ -251,7 +250,7 @@ def test_a_process_that_is_gone_counts_nothing(tmp_path: Path) -> None:
 def test_disk_rates_are_unknown_at_first_and_where_they_are_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(tmp_path, os.getpid())
     assert host.read().disk_written_mb_per_s is None
-    monkeypatch.setattr(host_module.psutil, "disk_io_counters", lambda: None)
+    monkeypatch.setattr(sampler_module.psutil, "disk_io_counters", lambda: None)
     assert host.read().disk_read_mb_per_s is None
 
 

@@ -22,8 +22,7 @@ from trainer.distributed.group import Group
 from trainer.distributed.stragglers import SlowRank
 from trainer.evaluation.results import Evaluation
 from trainer.machine.gpus import GpuReading
-from trainer.machine.host import HostReading
-from trainer.machine.sampler import HardwareReading
+from trainer.machine.sampler import HardwareReading, HostReading
 from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sink, StepMetrics, TerminalSink, opened_monitor
 from trainer.metrics import setup as monitors
 from trainer.metrics.layers import LayerNorms, LayerReading

@@ -6,8 +6,7 @@ import pytest
 
 from tests.support.run_example import HOSTILE, example_events
 from trainer.machine.gpus import GpuReading
-from trainer.machine.host import HostReading
-from trainer.machine.sampler import HardwareReading
+from trainer.machine.sampler import HardwareReading, HostReading
 from trainer.runs.events import (
     EVENTS,
     AlertEvent,

@@ -14,8 +14,7 @@ from common.files import sealed
 from tests.support.tampered_cases import SPECIAL_KINDS, put_special
 from trainer.search.options import Sampler
 from trainer.search.space import Choices, Range, Space, Value
-from trainer.search.study import FILE, Study, check_installed, importance_of, propose
-from trainer.search.trials import Trial
+from trainer.search.study import FILE, Study, Trial, check_installed, importance_of, propose
 
 _SPACE = Space(
     {"model.layers": Choices((2, 4)), "model.width": Range(32, 128, step=32, whole=True), "optim.lr": Range(1e-4, 1e-2, log=True)}

@@ -14,8 +14,8 @@ from tests.support.runs import tiny_config
 from trainer.config import TrainConfig
 from trainer.runs.events import EvalEvent, TrainEvent
 from trainer.runs.lock import locked_run
+from trainer.search.study import Trial
 from trainer.search.trial_run import TrialRun, drop_checkpoints, read_progress, recipe_of
-from trainer.search.trials import Trial
 
 
 def line(event: EvalEvent | TrainEvent) -> str:

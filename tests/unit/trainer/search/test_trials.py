@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trainer.search.trials import Trial, best_of, is_pruned
+from trainer.search.study import Trial, best_of, is_pruned
 
 
 def trial(number: int, *losses: float, state: str = "finished") -> Trial:

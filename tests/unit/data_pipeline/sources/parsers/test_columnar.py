@@ -21,8 +21,7 @@ from data_pipeline.config import LimitConfig, PrepareConfig, RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.parsers import columnar, columnar_child
 from data_pipeline.sources.parsers.columnar import ARROW, PARQUET
-from data_pipeline.sources.parsers.decoding import Origin
-from data_pipeline.sources.parsers.source_format import Content
+from data_pipeline.sources.parsers.source_format import Content, Origin
 from data_pipeline.sources.streams import Budget, StreamError
 
 ORIGIN = Origin("a.parquet", "web", "html")

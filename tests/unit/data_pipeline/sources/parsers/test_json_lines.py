@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from data_pipeline.config import LimitConfig, RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.sources.parsers.decoding import MalformedError, Origin
 from data_pipeline.sources.parsers.json_lines import parse_json_line, parse_quickly, parse_strictly
+from data_pipeline.sources.parsers.source_format import MalformedError, Origin
 from data_pipeline.sources.streams import Line
 from tests.support.json_cases import GOOD, LINES
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from data_pipeline.config import LimitConfig, PrepareConfig, RecordConfig
 from data_pipeline.documents import Document, Rejection
-from data_pipeline.sources.parsers.decoding import Origin
-from data_pipeline.sources.parsers.source_format import Content
+from data_pipeline.sources.parsers.source_format import Content, Origin
 from data_pipeline.sources.parsers.tables import CSV, TSV, read_rows
 from data_pipeline.sources.streams import Budget
 

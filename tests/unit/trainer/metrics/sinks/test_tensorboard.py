@@ -27,8 +27,7 @@ from tests.support.step_metrics import step_metrics
 from trainer.distributed.group import Group
 from trainer.evaluation.results import Evaluation
 from trainer.machine.gpus import GpuReading
-from trainer.machine.host import HostReading
-from trainer.machine.sampler import HardwareReading
+from trainer.machine.sampler import HardwareReading, HostReading
 from trainer.metrics import RunFacts, StepMetrics, TensorBoardSink
 from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerNorms, LayerObserver, LayerReading
 from trainer.metrics.sinks.base import hyper_parameters

@@ -17,8 +17,7 @@ import pytest
 from common.errors import ConfigError
 from tests.support.step_metrics import step_metrics
 from trainer.evaluation.results import Evaluation
-from trainer.machine.host import HostReading
-from trainer.machine.sampler import HardwareReading
+from trainer.machine.sampler import HardwareReading, HostReading
 from trainer.metrics import RunFacts, Sink, StepMetrics
 from trainer.metrics.sinks import mlflow_sink
 from trainer.metrics.sinks.mlflow_sink import MlflowSink

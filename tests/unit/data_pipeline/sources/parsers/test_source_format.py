@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.sources.parsers.decoding import Origin, decode, metadata_json
+from data_pipeline.sources.parsers.source_format import Origin, decode, metadata_json
 
 ORIGIN = Origin("a.txt", "code", "html")
 

@@ -1,4 +1,4 @@
-"""Files of variables: the forms that Compose reads, and the lines that it refuses."""
+"""Files of variables: the forms that Compose reads, and the lines that it refuses. The versions that a training needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.doctor.env_file import parse_variables, read_variables
+from trainer.doctor.inputs import at_least, parse_variables, read_needs, read_variables
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,18 @@ def test_a_long_file_takes_linear_time() -> None:
     assert parse_variables("A='" + "\\'" * 200_000)[1] == ["line 1: the quote ' of A is not closed"]
     assert parse_variables("A='" + "x\n" * 200_000)[1] == ["line 1: the quote ' of A is not closed"]
     assert len(parse_variables("x\n" * 100_000)[1]) == 100_000
+
+
+def test_the_files_name_every_version_that_the_checks_need() -> None:
+    needs = read_needs()
+    assert at_least("2.20", needs.compose)
+    assert int(needs.driver()) >= 500
+    assert needs.driver("12.6") == "525"
+    assert needs.driver("99.0") == ""
+
+
+def test_a_version_is_compared_by_its_numbers() -> None:
+    assert at_least("2.26", "2.26.1")
+    assert at_least("580", "580.65.06")
+    assert not at_least("2.26", "2.9")
+    assert not at_least("580", "")

@@ -1,1 +1,0 @@
-"""Many texts in one array."""
