@@ -49,17 +49,17 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
 
 def open_supplied(path: Path, chosen: Mapping[str, str]) -> Tokenizer:
     """Open a `tokenizer.json`, a `.model`, or a folder with one, of a run or data too. `chosen` names special tokens by role."""
-    if (own := _own_folder(path)) is not None:
+    file, is_own = _locate(path)
+    if is_own:
         if chosen:
             raise ConfigError(
                 f"tokenizer.{next(iter(chosen))}_token is set, and tokenizer.path = {path} is a folder whose tokenizer is used as "
                 "it is; leave the setting out"
             )
         try:
-            return load_tokenizer(own)
+            return load_tokenizer(file.parent)
         except (PreparedDataError, UnusableFileError, OSError) as error:
             raise ConfigError(f"tokenizer.path: {error}") from None
-    file = _file_of(path)
     try:
         kind = "huggingface" if file.suffix == ".json" else "sentencepiece"
         tokenizer = _open(kind, file, chosen, below=path if path.is_dir() else None)
@@ -122,28 +122,26 @@ def try_out(kind: str, content: bytes) -> None:
 
 def supplied_files(path: Path) -> list[Path]:
     """Return the files that `open_supplied` reads: the tokenizer's file, then the files beside it that name special tokens."""
-    own = _own_folder(path)
-    return _with_siblings(_file_of(path) if own is None else next(file for name in _KINDS if (file := own / name).is_file()))
+    return _with_siblings(_locate(path)[0])
 
 
-def _own_folder(path: Path) -> Path | None:
-    own = path / "tokenizer"
-    is_own = any((path / name).is_file() for name in ("record.json", "manifest.json"))
-    return own if is_own and any((own / name).is_file() for name in _KINDS) else None
-
-
-def _file_of(path: Path) -> Path:
+def _locate(path: Path) -> tuple[Path, bool]:
+    """Return the tokenizer's file, and whether `path` is the folder of a run or of prepared data, whose tokenizer it is."""
+    if any((path / name).is_file() for name in ("record.json", "manifest.json")):
+        for name in _KINDS:
+            if (path / "tokenizer" / name).is_file():
+                return path / "tokenizer" / name, True
     if not path.is_dir():
         if path.suffix not in (".json", ".model"):
             raise ConfigError(f"tokenizer.path: {path} is not a tokenizer.json, SentencePiece .model, or folder with one; name one")
-        return path
+        return path, False
     candidates = [path / HuggingFaceTokenizer.file_name, *sorted(path.glob("*.model"))]
     present = [file for file in candidates if file.is_file()]
     if not present:
         raise ConfigError(f"tokenizer.path: {path} holds no tokenizer.json or SentencePiece .model; name one that does")
     if present[0].suffix == ".model" and len(present) > 1:
         raise ConfigError(f"tokenizer.path: {path} holds {len(present)} SentencePiece models; name one of these files")
-    return present[0]
+    return present[0], False
 
 
 def _with_siblings(file: Path) -> list[Path]:

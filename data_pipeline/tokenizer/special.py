@@ -32,13 +32,9 @@ _SAMPLED = (
     (0x20000, 0x3134B, 9973),
 )
 """First and last code point and step, so that a character of each script is among them."""
-
-
-def _samples() -> str:
-    chosen = (chr(code) for first, end, step in _SAMPLED for code in range(first, end, step))
-    return "".join(character for character in chosen if unicodedata.category(character)[0] in "LMNPSZ")
-
-
+_SAMPLE = "".join(
+    chr(code) for first, end, step in _SAMPLED for code in range(first, end, step) if unicodedata.category(chr(code))[0] in "LMNPSZ"
+)
 # A supplied tokenizer must give the ids of its library for these texts of all scripts, and the same ones each time.
 PROBES = (
     "The quick brown fox, 1234567890 times: \"it's\" (we'll) DON'T {x} [y] #!/$%&*+=@^_`|~\\ ;-) naïve e\u0301a\u0323\u0302 ﬁ ½ ß",
@@ -48,7 +44,7 @@ PROBES = (
     "😀 👩\u200d👩\u200d👧\u200d👦 🇪🇺 👍🏽 \u2603\ufe0f 1\ufe0f\u20e3",
     "\x00\x01\x07\x1b[0m\x7f\x85\u200b\u202e\u2028\U000e0041\ue000\U0010ffff",
     "".join(map(chr, range(33, 127))),
-    *(_samples()[start : start + 64] for start in range(0, len(_samples()), 64)),
+    *(_SAMPLE[start : start + 64] for start in range(0, len(_SAMPLE), 64)),
 )
 
 
