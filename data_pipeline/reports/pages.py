@@ -191,16 +191,6 @@ def render_card(manifest: Manifest) -> str:
     return re.sub("\n{3,}", "\n\n", card).strip() + "\n"
 
 
-def _thresholds(heuristics: Report, preset: str) -> list[tuple[str, object]]:
-    settings = PRESETS[preset].settings if preset in PRESETS else ()
-    return [(name.partition("_")[2], value) for name, value in heuristics.items() if name in settings]
-
-
-def _overridden(source: Report) -> list[tuple[str, object]]:
-    settings = flatten(source, empty=True).items()
-    return [(name, value) for name, value in settings if name.split(".")[0] in OVERRIDABLE and value != {}]
-
-
 def _recipe(manifest: Manifest) -> dict[str, Any]:
     """Return the settings that a recipe must contain, with placeholders for the paths of sources that have their own settings."""
     own = manifest.config.get("source", {})
@@ -275,7 +265,13 @@ _CARD.globals.update(
     _FUNCTIONS,
     max_extensions=_MAX_EXTENSIONS,
     max_files=_MAX_FILES,
-    overridden=_overridden,
+    overridden=lambda source: [
+        (name, value) for name, value in flatten(source, empty=True).items() if name.split(".")[0] in OVERRIDABLE and value != {}
+    ],
     sentence=lambda form, *values: Markup(form) % values,  # of a literal in the template; values are escaped
-    thresholds=_thresholds,
+    thresholds=lambda heuristics, preset: [
+        (name.partition("_")[2], value)
+        for name, value in heuristics.items()
+        if preset in PRESETS and name in PRESETS[preset].settings
+    ],
 )
