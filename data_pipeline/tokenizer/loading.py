@@ -12,7 +12,6 @@ from common.errors import ConfigError, PreparedDataError
 from common.files import UnusableFileError, parse_json, read_input, write_atomic
 from data_pipeline.tokenizer.base import MAX_TOKENIZER_BYTES, ByteTokenizer, CharacterTokenizer, Tokenizer
 from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer
-from data_pipeline.tokenizer.model_file import read_spec
 from data_pipeline.tokenizer.sentence_pieces import SentencePieceTokenizer
 from data_pipeline.tokenizer.special import SIBLINGS, LibraryTokenizer, names_in_siblings
 
@@ -84,8 +83,6 @@ def _open(kind: str, file: Path, chosen: Mapping[str, str], *, below: Path | Non
     if kind == ByteTokenizer.kind:
         return ByteTokenizer(parse_json(content).get("extra", ()))
     if trial:
-        if kind != HuggingFaceTokenizer.kind:
-            read_spec(content)  # its errors are more precise
         try_out(kind, content)
     if kind == HuggingFaceTokenizer.kind:
         return HuggingFaceTokenizer(content, chosen, names_in_siblings(siblings))

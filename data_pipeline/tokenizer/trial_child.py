@@ -63,9 +63,12 @@ def _huggingface(content: bytes) -> tuple[str, int, _Encode, _Decode]:
 def _sentencepiece(content: bytes) -> tuple[str, int, _Encode, _Decode]:
     import sentencepiece  # noqa: PLC0415 - within the limits
 
-    processor = sentencepiece.SentencePieceProcessor(model_proto=content)
-    num_ids = int(processor.get_piece_size())
-    processor.id_to_piece(list(range(num_ids)))
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=content)
+        num_ids = int(processor.get_piece_size())
+        processor.id_to_piece(list(range(num_ids)))
+    except RuntimeError as error:
+        raise ValueError(f"it is empty, damaged, or not a model of SentencePiece ({error})") from None
     return "", num_ids, lambda text: list(processor.encode(text)), lambda ids: str(processor.decode(ids))
 
 
