@@ -201,7 +201,8 @@ FINEWEB.setting("fineweb_short_line_chars", int, 30, "Longest line that counts a
 @FINEWEB.at_most("fineweb-short-lines", "short lines", "fineweb_max_short_lines", Share, 0.67)
 def short_lines(texts: TextStatistics) -> Floats:
     """Lines of up to fineweb_short_line_chars characters: at most this share of lines."""
-    return texts.share_of_lines(texts.line_chars_L <= texts.settings.fineweb_short_line_chars)
+    chars_L = texts.batch.count_characters(*texts.line_text)
+    return texts.share_of_lines(chars_L <= texts.settings.fineweb_short_line_chars)
 
 
 @FINEWEB.at_most("fineweb-duplicate-line-chars", "characters in duplicate lines", "fineweb_max_duplicate_line_chars", Share, 0.1)

@@ -68,7 +68,9 @@ def _sentencepiece(content: bytes) -> tuple[str, int, _Encode, _Decode]:
         num_ids = int(processor.get_piece_size())
         processor.id_to_piece(list(range(num_ids)))
     except RuntimeError as error:
-        raise ValueError(f"it is empty, damaged, or not a model of SentencePiece ({error})") from None
+        raise ValueError(f"it is damaged, or not a model of SentencePiece ({error})") from None
+    if not num_ids:
+        raise ValueError("it holds no vocabulary")
     return "", num_ids, lambda text: list(processor.encode(text)), lambda ids: str(processor.decode(ids))
 
 
