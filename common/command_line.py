@@ -61,8 +61,7 @@ def command_text(name: str, *words: object) -> str:
 
 
 def write_error(line: str) -> None:
-    stopped = line.startswith("stopped")
-    write_line(line, sys.stderr, "yellow" if stopped else "red")
+    write_line(line, sys.stderr, "yellow" if line.startswith("stopped") else "red")
 
 
 def log_to_stderr(package: str) -> None:
@@ -93,12 +92,13 @@ def failed_import(error: BaseException, package: str) -> bool:
 def run_command(
     main: Callable[[Sequence[str]], ExitCode | None],
     arguments: Sequence[str],
-    announce: Callable[[str, ExitCode], None] | None = None,
+    announce: Callable[[str, ExitCode], object] | None = None,
 ) -> ExitCode:
     """Run `main(arguments)`. An error that users can act on becomes one line on stderr; any other error keeps its traceback.
 
     An error without a message is one that another process reports. `announce` gets line and exit code in place of stderr.
     """
+    announce = announce or (lambda line, _code: write_error(line))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -114,22 +114,21 @@ def run_command(
         return ExitCode.DONE
     except (ProjectError, OSError, UnusableFileError, KeyboardInterrupt) as error:
         code = exit_code_of(error)
-        explanation = explain_file_error(error) if isinstance(error, OSError | UnusableFileError) else str(error)
-        message = redacted(explanation)
+        message = redacted(explain_file_error(error) if isinstance(error, OSError | UnusableFileError) else str(error))
         if isinstance(error, KeyboardInterrupt):
             message = message or "interrupted with Ctrl-C"
         elif not isinstance(error, ProjectError):
             message = message or type(error).__name__
         if message:
             stopped = code in (ExitCode.STOPPED, ExitCode.INTERRUPTED)
-            (announce or _print)(printable(f"{'stopped' if stopped else 'error'}: {message}"), code)
+            announce(printable(f"{'stopped' if stopped else 'error'}: {message}"), code)
         return code
     except Exception as error:
         limit = _too_many_files(error)
         if limit is None and not isinstance(error, ImportError | SyntaxError):
             raise
         reason, code = (_not_loaded(error), ExitCode.CONFIG) if limit is None else (explain_os_error(limit), ExitCode.STORAGE)
-        (announce or _print)(printable(f"error: {redacted(reason)}"), code)
+        announce(printable(f"error: {redacted(reason)}"), code)
         return code
 
 
@@ -173,7 +172,3 @@ def _not_loaded(error: Exception) -> str:
 def _print_traceback(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
     """Print a traceback without secrets: libraries put URLs into their messages, with passwords and keys."""
     sys.stderr.write(redacted("".join(traceback.format_exception(kind, error, place))))
-
-
-def _print(line: str, _code: ExitCode) -> None:
-    write_error(line)

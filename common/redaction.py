@@ -51,7 +51,11 @@ def redacted_repr(value: Any) -> str:
 
 def redacted_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings that may be stored: strings that are URLs are redacted at any depth; others, such as prompts, stay."""
-    return {name: _with_texts(value, _redacted_address) for name, value in values.items()}
+
+    def address(text: str) -> str:
+        return redacted_url(text) if _STARTS_WITH_URL.match(text) else text
+
+    return {name: _with_texts(value, address) for name, value in values.items()}
 
 
 def secrets_of(url: str) -> list[str]:
@@ -82,10 +86,6 @@ class RedactingFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(without(super().format(record), self._secrets))
-
-
-def _redacted_address(text: str) -> str:
-    return redacted_url(text) if _STARTS_WITH_URL.match(text) else text
 
 
 def _with_texts(value: Any, change: Callable[[str], str]) -> Any:

@@ -15,7 +15,6 @@ from common.text import size
 _OF_OPEN_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
 """Errors of reads, writes and syncs of open files. Sockets raise none of these."""
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
-_SHARED_MEMORY = "/dev/shm"
 _OF_TARGETS = (errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY)  # errors of a rename or link that are about the new name
 _RUN_AGAIN = "and run the same command again"
 _EXPLAINED = {
@@ -52,13 +51,10 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.filename is None and error.errno in _OF_OPEN_FILES:
-            error.filename = _SHARED_MEMORY if _is_of_a_lock(error) else str(path)
+            files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+            is_of_a_lock = any(name.endswith("multiprocessing/synchronize.py") for name in files)
+            error.filename = "/dev/shm" if is_of_a_lock else str(path)
         raise
-
-
-def _is_of_a_lock(error: OSError) -> bool:
-    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(name.endswith("multiprocessing/synchronize.py") for name in files)
 
 
 def explain_os_error(error: OSError) -> str:
@@ -95,9 +91,12 @@ def _reason_and_remedy(error: OSError, path: Path | None) -> tuple[str, str]:
 
 def _no_permission(error: OSError, path: Path) -> tuple[str, str]:
     user, group = os.geteuid(), os.getegid()
-    place, status = _nearest(path)
     reason = f"{(error.strerror or 'permission denied').lower()} for user {user}, group {group}"
-    if status is None:
+    for place in (path, *path.absolute().parents):
+        with suppress(OSError):
+            status = place.stat()
+            break
+    else:
         return reason, f"give this user access, {_RUN_AGAIN}"
     what = "it" if place == path else str(place)
     reason += f", as {what} belongs to user {status.st_uid}, group {status.st_gid}, with mode {stat.S_IMODE(status.st_mode):03o}"
@@ -109,13 +108,6 @@ def _no_permission(error: OSError, path: Path) -> tuple[str, str]:
     if status.st_uid not in (0, user):
         remedy += f", or set RUN_UID={status.st_uid} and RUN_GID={status.st_gid}"
     return reason, remedy
-
-
-def _nearest(path: Path) -> tuple[Path, os.stat_result | None]:
-    for place in (path, *path.absolute().parents):
-        with suppress(OSError):
-            return place, place.stat()
-    return path, None
 
 
 def _no_space(path: Path | None) -> str:

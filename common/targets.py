@@ -61,42 +61,31 @@ def new_folder(target: Path, *, replaces: bool = False) -> Iterator[Path]:
         keeps = replaces and not target.exists()
         if not keeps:
             _remove_leftovers(target)
-        with _locked_folder(target) as folder, _about(target, folder):
-            yield folder
-            _put(folder, target, replaces=replaces)
+        folder = unfinished_path(target)
+        try:
+            with naming(target):
+                folder.mkdir()
+                lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    with suppress(OSError):  # the file system has no locks
+                        fcntl.flock(lock, fcntl.LOCK_EX)  # until the folder is renamed or removed
+                    yield folder
+                    _put(folder, target, replaces=replaces)
+                finally:
+                    os.close(lock)
+        except BaseException as error:
+            full = ""
+            if isinstance(error, OSError):
+                if isinstance(error.filename, str) and Path(error.filename).is_relative_to(folder):
+                    error.filename = str(target)
+                if error.errno == errno.ENOSPC:
+                    full = explain_os_error(error)  # as long as the disk is full
+            shutil.rmtree(folder, ignore_errors=True)
+            if full:
+                raise StorageError(full) from error
+            raise
         if keeps:
             _remove_leftovers(target)
-
-
-@contextmanager
-def _about(target: Path, folder: Path) -> Iterator[None]:
-    try:
-        with naming(target):
-            yield
-    except OSError as error:
-        if isinstance(error.filename, str) and Path(error.filename).is_relative_to(folder):
-            error.filename = str(target)
-        if error.errno == errno.ENOSPC:
-            raise StorageError(explain_os_error(error)) from error
-        raise
-
-
-@contextmanager
-def _locked_folder(target: Path) -> Iterator[Path]:
-    """The folder is locked until it is renamed or removed."""
-    folder = unfinished_path(target)
-    try:
-        folder.mkdir()
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            with suppress(OSError):  # the file system has no locks
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield folder
-        finally:
-            os.close(lock)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def _put(folder: Path, target: Path, *, replaces: bool) -> None:

@@ -88,8 +88,10 @@ def bar_columns(stream: IO[str]) -> int:
 
 class LineHandler(logging.StreamHandler[Any]):
     def emit(self, record: logging.LogRecord) -> None:
+        levels: dict[int, Colour] = {logging.ERROR: "red", logging.WARNING: "yellow"}
         try:
-            write_line(self.format(record), self.stream, _colour_of(record.levelno))
+            colour = next((levels[level] for level in levels if record.levelno >= level), None)
+            write_line(self.format(record), self.stream, colour)
         except Exception:
             self.handleError(record)
 
@@ -105,12 +107,6 @@ def progress_shown(what: str, total: int, stream: IO[str], quiet_s: float = _QUI
     )
     with shown as bar:
         yield partial(bar.update, 1)
-
-
-def _colour_of(level: int) -> Colour | None:
-    if level >= logging.ERROR:
-        return "red"
-    return "yellow" if level >= logging.WARNING else None
 
 
 def _wrapped(text: str, stream: IO[str]) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, BinaryIO, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -96,17 +96,11 @@ def read_run_file(path: Path, max_bytes: int, below: Path) -> bytes:
 
 def read_lines(path: Path, below: Path) -> Iterator[bytes]:
     """With their line ends. One line is in memory at a time."""
-    with _as_checkpoint_error(path):
-        file = open_input(path, below=below)
-    with file:
-        _check_size(path, os.fstat(file.fileno()).st_size, MAX_LINES_BYTES)
-        number = total = 0
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            number, total = number + 1, total + len(line)
-            if len(line) > MAX_LINE_BYTES:
-                raise CheckpointError(f"{path}, line {number}: longer than {MAX_LINE_BYTES} bytes, the limit; {_RESTORE}")
-            _check_size(path, total, MAX_LINES_BYTES)
-            yield line
+    lines = _pieces(path, below, MAX_LINES_BYTES, lambda file: file.readline(MAX_LINE_BYTES + 1))
+    for number, line in enumerate(lines, 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise CheckpointError(f"{path}, line {number}: longer than {MAX_LINE_BYTES} bytes, the limit; {_RESTORE}")
+        yield line
 
 
 def digest_run_file(run: Path, name: str) -> str:
@@ -124,20 +118,19 @@ def copy_run_file(run: Path, name: str, target: Path) -> None:
 
 def _chunks(path: Path, below: Path) -> Iterator[bytes]:
     limits = {".jsonl": MAX_LINES_BYTES, ".toml": MAX_SETTINGS_BYTES, ".safetensors": _MAX_WEIGHTS_BYTES}
-    max_bytes = limits.get(path.suffix, _MAX_OTHER_BYTES)
+    return _pieces(path, below, limits.get(path.suffix, _MAX_OTHER_BYTES), lambda file: file.read(_READ_BYTES))
+
+
+def _pieces(path: Path, below: Path, max_bytes: int, read: Callable[[BinaryIO], bytes]) -> Iterator[bytes]:
     with _as_checkpoint_error(path):
         file = open_input(path, below=below)
     with file:
-        _check_size(path, os.fstat(file.fileno()).st_size, max_bytes)
-        total = 0
-        while chunk := file.read(_READ_BYTES):
-            total += len(chunk)
-            _check_size(path, total, max_bytes)  # the file may grow while it is read
-            yield chunk
-
-
-def _check_size(path: Path, num_bytes: int, max_bytes: int) -> None:
-    if num_bytes > max_bytes:
+        found, total = os.fstat(file.fileno()).st_size, 0
+        while found <= max_bytes and (piece := read(file)):
+            total += len(piece)
+            if (found := max(found, total)) <= max_bytes:  # the file may grow while it is read
+                yield piece
+    if found > max_bytes:
         raise CheckpointError(f"{path}: larger than {max_bytes} bytes, the limit for a file of this kind; {_RESTORE}")
 
 

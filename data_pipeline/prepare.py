@@ -13,7 +13,8 @@ from data_pipeline.conversations.chat_template import chosen_template
 from data_pipeline.dataset.layout import INPUTS, TOKENIZER
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dedup.duplicates import STAGES as DUPLICATES
-from data_pipeline.execution.runner import open_runner_of
+from data_pipeline.dedup.duplicates import find_duplicates
+from data_pipeline.execution.tasks import open_runner
 from data_pipeline.publishing.fingerprint import fingerprint_of, key_of_work, settings_of
 from data_pipeline.publishing.ownership import exclusive
 from data_pipeline.publishing.publish import Prepared, assemble, check_may_replace, reuse_finished
@@ -21,10 +22,9 @@ from data_pipeline.reports.totals import Results, make_report
 from data_pipeline.sources.formats import IgnoredFiles
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs, remember_digests
 from data_pipeline.stages import checks
-from data_pipeline.stages.deduplicate import drop_duplicates
-from data_pipeline.stages.job import Job, is_trained
+from data_pipeline.stages.job import Job
 from data_pipeline.stages.pack import pack_all
-from data_pipeline.stages.read import read_all
+from data_pipeline.stages.read import keys_of, read_all
 from data_pipeline.stages.rejects import write_rejects
 from data_pipeline.stages.select import cuts_of_sources, documents_of, labels_of, select_all
 from data_pipeline.stages.split import split_all
@@ -48,28 +48,32 @@ def prepare(config: PrepareConfig) -> Manifest:
         check_may_replace(output, fingerprint, settings, [file.identity for file in inputs], replace=config.replace)
 
         partitions = cut_into_partitions(inputs, config.partition_bytes)
-        with open_runner_of(config, stage_names(config), len(partitions)) as run:
+        with open_runner(config, stage_names(config), len(partitions)) as run:
             work = folder.start_work(key_of_work(fingerprint, config))  # a refusal from here on removes it
             job = Job(config, partitions, work, run)
             chat = chosen_template(config.chat, config.tokenizer, job.special_tokens)
             read = read_all(job, chat)
             checks.check_rejected(partitions, read, config)
-            duplicates = drop_duplicates(job, read)
-            checks.warn_of_losses(duplicates, config)
+            duplicates = find_duplicates(run, keys_of(read), config.dedup, work)
             split = split_all(job, read, duplicates)
-            checks.check_split(read, split, config)
+            checks.check_split(read, duplicates, split, config)
             tokenizer = train_on_sample(job, split, chat)
             classifier = train_quality(job, split)
             tokenized = tokenize_all(job, split)
             cuts = cuts_of_sources(job, tokenized)
             selected = select_all(job, tokenized, cuts)
-            checks.check_selected(selected)
+            checks.check_selected(selected, config)
             rejects = write_rejects(job, read, split, selected, cuts)
             documents = documents_of(job, tokenized, selected)
-            labels = labels_of(selected)
-            checks.check_labels(labels, documents)
             packed = pack_all(
-                run, config.row_length, config.packing, tokenizer, documents, work, list(labels), has_pairs=config.has_pairs
+                run,
+                config.row_length,
+                config.packing,
+                tokenizer,
+                documents,
+                work,
+                list(labels_of(selected)),
+                has_pairs=config.has_pairs,
             )
 
         by_split = [(task.split, result) for task, result in packed]
@@ -83,7 +87,7 @@ def prepare(config: PrepareConfig) -> Manifest:
             documents=documents,
             packed=packed,
             report=make_report(results, config),
-            timings=run.timings,
+            timings=run.progress.summary(),
             reference=trained_reference(job),
             has_mask=any(of_source.has_mask for of_source in job.of_sources.values()),
         )
@@ -95,7 +99,7 @@ def stage_names(config: PrepareConfig) -> list[str]:
         "read",
         *DUPLICATES,
         "split",
-        *(["sample"] if is_trained(config.tokenizer) else []),
+        *(["sample"] if config.tokenizer.is_trained else []),
         "train",
         *(["reference"] if config.quality.measures_perplexity else []),
         *(["classifier"] if config.quality.good else []),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -11,7 +12,6 @@ import numpy as np
 from pydantic import ValidationError
 
 from common.errors import ConfigError
-from common.hardware import num_cores
 from common.settings.messages import explain
 from common.signals import stop_on_signals
 from common.storage_errors import naming
@@ -23,8 +23,7 @@ from data_pipeline.dataset.manifest import MASKED_FORMAT, Manifest, check_digest
 from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.stored_documents import check_tables, check_tokens_kept, read_tokenizer, settings_in
 from data_pipeline.dataset.tables import read_side_by_side
-from data_pipeline.execution.runner import open_runner
-from data_pipeline.execution.tasks import Counts, add_counts, commit_result
+from data_pipeline.execution.tasks import Counts, add_counts, commit_result, open_runner
 from data_pipeline.publishing.fingerprint import fingerprint_of
 from data_pipeline.publishing.ownership import exclusive
 from data_pipeline.publishing.publish import Prepared, assemble, check_may_replace
@@ -51,23 +50,21 @@ class CountResult:
 
 def repack(directory: Path, output: Path, row_length: int, workers: int | None = None, *, replace: bool = False) -> Manifest:
     try:  # the numbers have the bounds that they have in `prepare`
-        PrepareConfig(sources=(BUILTIN,), row_length=row_length, workers=workers)
+        config = PrepareConfig(sources=(BUILTIN,), row_length=row_length, workers=workers)
     except ValidationError as error:
         raise ConfigError(explain(PrepareConfig, error)) from None
     if directory.resolve() == output.resolve():
         raise ConfigError(f"--output {output} is the folder of the data that is repacked; choose another --output")
-    with reading(directory, "repack"):
-        return _repack(directory, output, row_length, workers, replace=replace)
-
-
-def _repack(directory: Path, output: Path, row_length: int, workers: int | None, *, replace: bool) -> Manifest:
-    before = read_manifest(directory)
-    check_tokens_kept(directory, before)
-    check_report(directory, before)
-    packing = settings_in(before, "packing", PackingConfig)
-    settings = before.config | {"row_length": row_length, "packing": packing.model_dump(mode="json")}
-    fingerprint = fingerprint_of(settings, before.inputs)
-    with stop_on_signals(), naming(output), exclusive(output) as folder:
+    with reading(directory, "repack"), ExitStack() as opened:
+        before = read_manifest(directory)
+        check_tokens_kept(directory, before)
+        check_report(directory, before)
+        packing = settings_in(before, "packing", PackingConfig)
+        settings = before.config | {"row_length": row_length, "packing": packing.model_dump(mode="json")}
+        fingerprint = fingerprint_of(settings, before.inputs)
+        opened.enter_context(stop_on_signals())
+        opened.enter_context(naming(output))
+        folder = opened.enter_context(exclusive(output))
         check_may_replace(output, fingerprint, settings, before.inputs, replace=replace)
         # Checked before they are packed, because the packed shards get new digests, which would hide damage.
         files = {name: digest for name, digest in before.files.items() if PurePosixPath(name).parent == PurePosixPath(TOKENIZER)}
@@ -78,7 +75,7 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
         check_digests(directory, {name: digest for name, digest in before.files.items() if name == REFERENCE})
         for number in range(len(before.partitions)):
             check_tables(directory, before, number)
-        with open_runner(("count", "pack"), max(1, min(workers or num_cores(), len(before.partitions)))) as run:
+        with open_runner(config, ("count", "pack"), len(before.partitions)) as run:
             work = folder.start_work(fingerprint)
             labels = label_names(directory, before) if "labels" in before.totals else ()
             fields = lookup(before.totals, "labels", "fields")
@@ -118,7 +115,7 @@ def _repack(directory: Path, output: Path, row_length: int, workers: int | None,
             documents=documents,
             packed=packed,
             report=report,
-            timings=run.timings,
+            timings=run.progress.summary(),
             has_mask=before.format == MASKED_FORMAT,
             reference=directory / REFERENCE if REFERENCE in before.files else None,
         )

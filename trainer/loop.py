@@ -102,7 +102,7 @@ def read_results(
         metrics = run.reporter.report(result, facts)
         run.replica_check.read(result.step)  # raises GuardError
         run.reporter.judge(result, facts)  # raises GuardError or RollBack
-        run.state.monitor.scalars(run.extension.step_end(run.view(facts.progress), metrics))
+        run.state.monitor.write(run.extension.step_end(run.view(facts.progress), metrics))
         run.saver.follow(result)  # raises StorageError on every rank if a background save failed
         stopped = stopped or result.stop_votes > 0
     return progress, stopped

@@ -27,7 +27,12 @@ def main() -> NoReturn:
     if words[:1] == ["help"] and len(words) > 1:
         words = [words[1], "--help", *words[2:]]
     name = words[0] if words else "help"
-    keep_to_this_code()
+    # Child processes import these packages, and nothing from the working directory, because its files may be a stranger's.
+    root = str(Path(__file__).resolve().parents[1])
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if root not in (*paths, *site.getsitepackages()):
+        paths.insert(0, root)
+    os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(paths)}
     if name == "train":
         from trainer.launch.__main__ import main as launch
         from trainer.launch.stop_request import STOP_SIGNALS
@@ -42,15 +47,6 @@ def main() -> NoReturn:
         start(words)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     end_at_once(run_command(run_here, words))
-
-
-def keep_to_this_code() -> None:
-    """Let child processes import these packages, and nothing from the working directory, because its files may be a stranger's."""
-    root = str(Path(__file__).resolve().parents[1])
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if root not in (*paths, *site.getsitepackages()):
-        paths.insert(0, root)
-    os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def run_here(words: Sequence[str]) -> None:
@@ -68,7 +64,7 @@ def run_here(words: Sequence[str]) -> None:
     commands = all_commands()
     with importing():
         from common.settings.command import run_listed
-        from common.settings.suggest import nearest
+        from common.settings.messages import nearest
     if name == "completion":
         from trainer.completion import print_completion
 

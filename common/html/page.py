@@ -9,14 +9,11 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined, UndefinedError
 from markupsafe import Markup
-from numpy.typing import NDArray
 
 from common.text import visible
 
@@ -52,7 +49,8 @@ def render_page(environment: Environment, template: str, *, script: bool = False
     forbidden = dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")
     policy = Markup("; ".join(f"{kind} {source}" for kind, source in (forbidden | allowed).items()))
     page = render_template(environment, template, policy=policy, style=Markup(style), script=Markup(code), **values)
-    return _MARKED.sub(_set_off, visible(page)) + "\n"
+    shown = _MARKED.sub(lambda found: f'<span class="unseen">{found[0]}</span>' if found["name"] else found[0], visible(page))
+    return shown + "\n"
 
 
 def render_template(environment: Environment, template: str, **values: object) -> str:
@@ -63,46 +61,9 @@ def render_template(environment: Environment, template: str, **values: object) -
         raise LookupError(f"{template}: {error}") from error
 
 
-def _set_off(found: re.Match[str]) -> str:
-    return f'<span class="unseen">{found[0]}</span>' if found["name"] else found[0]
-
-
 def _read(name: str) -> str:
     return (_HERE / name).read_text(encoding="utf-8")
 
 
 def _digest(content: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
-
-
-Number = TypeVar("Number", float, NDArray[np.float64])
-
-_PICTURES = template_environment(_HERE, tenths="{:.1f}".format)
-
-
-@dataclass(frozen=True)
-class Plot:
-    width: int
-    height: int
-    left: int
-    right: int
-    top: int
-    bottom: int
-
-    @property
-    def end(self) -> int:
-        return self.width - self.right
-
-    @property
-    def base(self) -> int:
-        return self.height - self.bottom
-
-    def x(self, part: Number) -> Number:
-        return self.left + (self.end - self.left) * part
-
-    def y(self, part: Number) -> Number:
-        return self.base - (self.base - self.top) * part
-
-
-def draw_template(name: str, plot: Plot, **values: object) -> Markup:
-    return Markup(_PICTURES.get_template(name).render(plot=plot, **values))

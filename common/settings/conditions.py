@@ -27,7 +27,14 @@ class OnlyIf:
 
     @property
     def text(self) -> str:
-        return self.words or " or ".join(map(_in_words, self.condition.split(" or ")))
+        if self.words:
+            return self.words
+        texts = []
+        for part in self.condition.split(" or "):
+            name, relation, wanted = _parsed(part)
+            words = {"set": f"{name} to be set", "not": f"{name} not to be set", "has": f"{wanted} among {name}"}
+            texts.append(words.get(relation, part))
+        return " or ".join(texts)
 
     def holds(self, values: Mapping[str, Any]) -> bool:
         """A name without a value is not judged."""
@@ -63,9 +70,3 @@ def _holds(part: str, values: Mapping[str, Any]) -> bool:
             return not value
         case _:
             return bool(value)
-
-
-def _in_words(part: str) -> str:
-    name, relation, wanted = _parsed(part)
-    words = {"set": f"{name} to be set", "not": f"{name} not to be set", "has": f"{wanted} among {name}"}
-    return words.get(relation, part)

@@ -20,7 +20,7 @@ from common.paths import RECIPES
 from common.redaction import HIDDEN, redacted_repr
 from common.settings.dotted import flatten, merge, nest, without
 from common.settings.markers import ASKED_AGAIN, PER_START
-from common.settings.messages import explain
+from common.settings.messages import explain, nearest, suggest
 from common.settings.model import (
     PROGRAMS,
     OptionsT,
@@ -39,7 +39,6 @@ from common.settings.model import (
     with_current_names,
     with_nones,
 )
-from common.settings.suggest import nearest, suggest
 from common.settings.toml import parse_toml
 
 _log = logging.getLogger(__name__)
@@ -59,16 +58,16 @@ def load_settings(
     variables = _from_environment(model, environment)
     recipe = command_line.get("recipe", variables.get("recipe", model.model_fields["recipe"].default))
     own = [variables, nest(command_line)]
-    resolver: Any = import_module(model.resolver) if model.resolver else model
+    resolver: Any = import_module(model.resolver) if model.resolver else None
     of_person = own
-    if (path := resolver.recorded_in({name: value for layer in own for name, value in layer.items()})) is not None:
+    if resolver and (path := resolver.recorded_in({name: value for layer in own for name, value in layer.items()})) is not None:
         layers = [_recorded(model, path, own), *own]
     else:
         base = {} if recipe == AUTO else _from_recipe(model, recipe)
         if recipe not in (None, AUTO) and recipe_path(recipe).parent.resolve() != RECIPES.resolve():
             of_person = [base, *own]
-        inherited = resolver.inherited(_by_name([base, *own]))
-        base = nest(resolver.chosen(inherited | _by_name(own))) if recipe == AUTO else base
+        inherited = resolver.inherited(_by_name([base, *own])) if resolver else {}
+        base = nest((resolver or model).chosen(inherited | _by_name(own))) if recipe == AUTO else base
         layers = [base, nest(inherited), *own]
     given_names = {name for layer in of_person for name in flatten(layer)}
     layers.append(nest(model.adapted(_by_name(layers), given_names)))
@@ -147,7 +146,11 @@ def _from_environment(model: type[Settings], environment: Mapping[str, str]) -> 
         if variable not in known:
             raise ConfigError(f"environment: {variable} is not a setting{suggest(dotted, variables, model)}")
         name, field = known[variable]
-        flat[name] = _parse_list(variable, value) if is_list(field) else none_word(field, value)
+        try:
+            flat[name] = json.loads(value) if is_list(field) else none_word(field, value)
+        except json.JSONDecodeError:
+            shown = repr(HIDDEN if "://" in value else value)  # a broken list cannot be searched for secrets
+            raise ConfigError(f'environment: {variable} = {shown} is not a JSON list; write for example ["a", "b"]') from None
     return nest(flat)
 
 
@@ -161,14 +164,6 @@ def _check_utf8(origin: str, words: Iterable[str]) -> None:
                 f"{origin}: {redacted_repr(word)} is no UTF-8 text; write it in UTF-8, and rename a file of that name; "
                 "or set PYTHONUTF8=1, if it is UTF-8 and the locale is another"
             ) from None
-
-
-def _parse_list(variable: str, value: str) -> Any:
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError:
-        shown = repr(HIDDEN if "://" in value else value)  # a broken list cannot be searched for secrets
-        raise ConfigError(f'environment: {variable} = {shown} is not a JSON list; write for example ["a", "b"]') from None
 
 
 def recipe_path(recipe: str) -> Path:

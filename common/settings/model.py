@@ -5,7 +5,6 @@ import logging
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -30,7 +29,10 @@ class Settings(Section):
     environment_prefix: ClassVar[str]  # with `TRAIN_`, the variable of `optim.lr` is `TRAIN_OPTIM__LR`
     recipe_table: ClassVar[str]  # with `train`, a recipe sets `optim.lr` as `[train.optim] lr = …`
     resolver: ClassVar[str] = ""
-    """The module with `chosen`, `inherited` and `recorded_in` of a command whose settings depend on files or the machine."""
+    """A module of a command whose settings depend on files or the machine. `chosen` returns the settings of the recipe `auto`;
+    `inherited` those that another run decides, which override the recipe and which the user overrides; `recorded_in` the file
+    with the settings that the command continues with, or None.
+    """
     facts: ClassVar[tuple[str, ...]] = ()
     """What conditions name besides settings, known once the command runs. One with the name of a setting replaces its value."""
     examples: ClassVar[tuple[str, ...]] = ()  # in the short help
@@ -56,19 +58,9 @@ class Settings(Section):
         raise ConfigError("recipe 'auto': this command has no recipe that is chosen for the data; name another one")
 
     @classmethod
-    def inherited(cls, _given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings that another run decides. They override those of a recipe, and those of the user override them."""
-        return {}
-
-    @classmethod
     def adapted(cls, _values: Mapping[str, Any], _given: Collection[str]) -> dict[str, Any]:
         """Return other values for settings that nobody has set, if they do not fit `values`; `given` are those of a person."""
         return {}
-
-    @classmethod
-    def recorded_in(cls, _given: Mapping[str, Any]) -> Path | None:
-        """Return the file with the settings that a command with these settings continues with; None if there is none."""
-        return None
 
 
 class Options(Section):
@@ -213,22 +205,20 @@ def spelling(name: str, field: FieldInfo) -> str:
 
 def with_nones(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
     """None replaces the word `none` in settings that may be unset, because TOML cannot represent None."""
-    fields = model.model_fields
-    return {name: _with_nones(fields[name], value) if name in fields else value for name, value in values.items()}
+    found = dict(values)
+    for name, field in model.model_fields.items():
+        value = values.get(name)
+        if not isinstance(value, dict):
+            found |= {name: none_word(field, value)} if name in values else {}
+        elif section := section_model(field.annotation):
+            found[name] = with_nones(section, value)
+        elif entry := entry_model(field):
+            found[name] = {one: with_nones(entry, own) if isinstance(own, dict) else own for one, own in value.items()}
+    return found
 
 
 def none_word(field: FieldInfo, value: Any) -> Any:
     return None if value == "none" and type(None) in typing.get_args(field.annotation) else value
-
-
-def _with_nones(field: FieldInfo, value: Any) -> Any:
-    if not isinstance(value, dict):
-        return none_word(field, value)
-    if section := section_model(field.annotation):
-        return with_nones(section, value)
-    if entry := entry_model(field):
-        return {name: with_nones(entry, own) if isinstance(own, dict) else own for name, own in value.items()}
-    return value
 
 
 def section_model(annotation: Any) -> type[BaseModel] | None:

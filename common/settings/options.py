@@ -14,6 +14,7 @@ from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from common.errors import ConfigError
+from common.settings.messages import suggest
 from common.settings.model import (
     Options,
     Settings,
@@ -26,7 +27,6 @@ from common.settings.model import (
     setting_names,
     spelling,
 )
-from common.settings.suggest import suggest
 from common.terminal import bar_columns
 from common.text import value_text
 
@@ -46,7 +46,7 @@ def help_parser(model: type[Settings] | type[Options], program: str, description
     usage = f"{program} [--SETTING VALUE ...]" if issubclass(model, Settings) else None
     short = issubclass(model, Settings) and bool(frequent_settings(model))
     parser = _Parser(
-        prog=program, usage=usage, description=description, formatter_class=_HelpFormatter, allow_abbrev=False, add_help=not short
+        prog=program, usage=usage, description=description, formatter_class=_help_formatter, allow_abbrev=False, add_help=not short
     )
     parser.model = model
     if short:
@@ -102,18 +102,33 @@ class SettingText:
 
 
 def setting_texts(model: type[Settings] | type[Options]) -> list[SettingText]:
-    is_option = issubclass(model, Options)
-    return [
-        SettingText(
-            name=spelling(name, field) if is_option else name,
-            values="" if is_option and field.annotation is bool else place_of(field).metavar or _type_name(field.annotation),
-            bounds=_bounds_of(field),
-            default=_default_of(field, is_option=is_option),
-            needs=tuple(condition.text for condition in conditions_of(field)),
-            description=field.description or "",
+    is_option, texts = issubclass(model, Options), []
+    for name, field in setting_names(model).items():
+        place = place_of(field)
+        says_nothing = is_option and (field.default in (None, ()) or field.default is False)
+        if place.variable:
+            default = f"${place.variable}"
+        elif field.is_required():
+            default = "" if place.positional else "required"
+        else:
+            default = "" if says_nothing else _shown(field.default)
+        bounds = [
+            f"{sign} {getattr(item, attribute)}"
+            for item in field.metadata
+            for attribute, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+            if hasattr(item, attribute)
+        ]
+        texts.append(
+            SettingText(
+                name=spelling(name, field) if is_option else name,
+                values="" if is_option and field.annotation is bool else place.metavar or _type_name(field.annotation),
+                bounds=", ".join(bounds),
+                default=default,
+                needs=tuple(condition.text for condition in conditions_of(field)),
+                description=field.description or "",
+            )
         )
-        for name, field in setting_names(model).items()
-    ]
+    return texts
 
 
 def schema_text(model: type[Settings], *, env: bool) -> str:
@@ -157,30 +172,27 @@ class _ShortHelp(argparse.Action):
         parser.exit()
 
 
-class _HelpFormatter(argparse.HelpFormatter):
-    def __init__(self, prog: str) -> None:
-        columns = bar_columns(sys.stdout) if sys.stdout.isatty() else _WIDTH
-        narrow = columns < _WIDTH
-        super().__init__(prog, max_help_position=24 if narrow else 36, width=columns if narrow else _WIDTH)
+def _help_formatter(prog: str) -> argparse.HelpFormatter:
+    columns = bar_columns(sys.stdout) if sys.stdout.isatty() else _WIDTH
+    narrow = columns < _WIDTH
+    return argparse.HelpFormatter(prog, max_help_position=24 if narrow else 36, width=columns if narrow else _WIDTH)
 
 
 class _Parser(argparse.ArgumentParser):
     model: type[Settings] | type[Options]
 
     def error(self, message: str) -> NoReturn:
-        unknown = message.removeprefix("unrecognized arguments: ").split()[0] if "unrecognized" in message else ""
-        if issubclass(self.model, Settings) and (place := place_in_recipe(self.model, unknown.removeprefix("--"))):
-            raise ConfigError(f"{self.prog}: {unknown}: only a recipe can hold it: {place}")
-        kind = "settings" if issubclass(self.model, Settings) else "options"
-        raise ConfigError(f"{self.prog}: {message}{self._suggestions(message)} (all {kind}: {self.prog} --help)")
-
-    def _suggestions(self, message: str) -> str:
         words = message.removeprefix("unrecognized arguments: ").split() if "unrecognized" in message else []
+        if words and issubclass(self.model, Settings) and (place := place_in_recipe(self.model, words[0].removeprefix("--"))):
+            raise ConfigError(f"{self.prog}: {words[0]}: only a recipe can hold it: {place}")
         known = {option.strip("-").replace("-", "_"): option for action in self._actions for option in action.option_strings}
-        options = [word for word in words if word.startswith("--")]
-        if len(options) < 2:
-            return suggest(words[0], known, self.model) if words else ""
-        return "".join(f"; {word}: {found.removeprefix('; ')}" for word in options if (found := suggest(word, known, self.model)))
+        found = {word: suggest(word, known, self.model) for word in words if word.startswith("--")}
+        if len(found) > 1:
+            meant = "".join(f"; {word}: {text.removeprefix('; ')}" for word, text in found.items() if text)
+        else:
+            meant = suggest(words[0], known, self.model) if words else ""
+        kind = "settings" if issubclass(self.model, Settings) else "options"
+        raise ConfigError(f"{self.prog}: {message}{meant} (all {kind}: {self.prog} --help)")
 
 
 def _type_name(annotation: Any) -> str:
@@ -196,28 +208,9 @@ def _type_name(annotation: Any) -> str:
     return "PATH" if annotation is Path else str(getattr(annotation, "__name__", annotation))
 
 
-def _default_of(field: FieldInfo, *, is_option: bool) -> str:
-    place = place_of(field)
-    if place.variable:
-        return f"${place.variable}"
-    if field.is_required():
-        return "" if place.positional else "required"
-    says_nothing = is_option and (field.default in (None, ()) or field.default is False)
-    return "" if says_nothing else _shown(field.default)
-
-
 def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(map(str, value)) or "empty"
     if isinstance(value, str) and not value.isprintable():
         return f"${value!r}"  # how bash writes a line end
     return value_text(value) or "empty"
-
-
-def _bounds_of(field: FieldInfo) -> str:
-    return ", ".join(
-        f"{sign} {getattr(item, attribute)}"
-        for item in field.metadata
-        for attribute, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
-        if hasattr(item, attribute)
-    )

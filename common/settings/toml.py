@@ -15,16 +15,13 @@ def parse_toml(data: bytes) -> dict[str, Any]:
     """Return the tables of a TOML file. ValueError: it is no TOML, nested too deeply, or a line has more than 256 dots."""
     text = data.decode("utf-8")
     for number, line in enumerate(text.split("\n"), 1):
-        if line.count(".") > _MAX_DOTS and _TOML_STRING.sub(_unless_closed, line).count(".") > _MAX_DOTS:
+        outside = line if line.count(".") <= _MAX_DOTS else _TOML_STRING.sub(lambda one: "" if one.lastgroup else one[0], line)
+        if outside.count(".") > _MAX_DOTS:
             raise ValueError(f"line {number} has more than {_MAX_DOTS} dots outside of texts")
     try:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
-
-
-def _unless_closed(found: re.Match[str]) -> str:
-    return "" if found.lastgroup else found[0]
 
 
 def to_toml(table: str, values: Mapping[str, Any]) -> str:
@@ -46,9 +43,8 @@ def _toml_key(name: str) -> str:
 def _toml_value(value: Any) -> str:
     """Return a value as JSON, but with TOML's escapes: TOML has no surrogates and forbids some invisible characters."""
     text = json.dumps(value, ensure_ascii=False)
-    return text if text.isprintable() else "".join(map(_toml_character, text))
+    return text if text.isprintable() else "".join(one if one.isprintable() else _escape(ord(one)) for one in text)
 
 
-def _toml_character(character: str) -> str:
-    code = ord(character)
-    return character if character.isprintable() else f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
+def _escape(code: int) -> str:
+    return f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"

@@ -60,21 +60,16 @@ class LanguageConfig(Section):
         True, description="Whether languages are identified, for the report and the rules that need them. Code has none."
     )
     keep: Annotated[ShapesData[tuple[str, ...]], AlsoCalled("lang language languages")] = Field(
-        (), description="ISO 639-1 codes of the languages that are kept; empty: all languages."
+        (), description="ISO 639-1 codes of the languages that are kept; empty: all."
     )
     min_confidence: Annotated[ShapesData[Share], OnlyIf("language.keep")] = Field(
-        0.4,
-        description="Confidence below which a document is rejected, if `keep` is set. The report shows what each value keeps. "
-        "The default was measured on technical text in 26 languages (docs/data.md).",
+        0.4, description="Confidence below which a document is rejected, if `keep` is set. The report shows what each value keeps."
     )
     sample_bytes: Annotated[ShapesData[int], OnlyIf("language.identify")] = Field(
-        2048,
-        ge=256,
-        le=1 << 20,
-        description="Number of bytes of a longer document that are examined: from its start, middle and end.",
+        2048, ge=256, le=1 << 20, description="Bytes of a longer document that are examined: from its start, middle and end."
     )
     fasttext_model: Annotated[ShapesDataByContent[Path | None], OnlyIf("language.identify"), SHARED_BY_SOURCES] = Field(
-        None, description="fastText model file that replaces the built-in models; its labels are language codes."
+        None, description="fastText model file whose labels are language codes; none: the built-in models."
     )
 
     @model_validator(mode="after")
@@ -89,24 +84,21 @@ class QualityConfig(Section):
 
     trusted: Annotated[ShapesData[str | None], SHARED_BY_SOURCES] = Field(
         None,
-        description="Source that the reference model is trained on. Its documents are not judged. none: perplexity is measured "
-        "only if `reference` is set.",
+        description="Source that trains the reference model, and whose documents are not judged. none: perplexity is measured only "
+        "with `reference`.",
     )
     reference: Annotated[ShapesDataByContent[Path | None], SHARED_BY_SOURCES] = Field(
         None,
-        description="Reference of the perplexity, which judges the documents of all sources: a file or folder of good text, an "
-        "n-gram model in the ARPA format, or prepared data with a reference model. none: `trusted`.",
+        description="Reference of the perplexity: good text, an n-gram model in the ARPA format, or prepared data with a reference "
+        "model. It judges all sources. none: `trusted`.",
     )
     reference_tokens: Annotated[ShapesData[int], _PERPLEXITY, SHARED_BY_SOURCES] = Field(
         64 << 20,
         ge=1024,
-        description="Number of tokens that train the reference model, from the start of the trusted source or reference text.",
+        description="Tokens that train the reference model, from the start of the trusted source or reference text.",
     )
     reference_bits: Annotated[ShapesData[int], _PERPLEXITY, SHARED_BY_SOURCES] = Field(
-        22,
-        ge=12,
-        le=28,
-        description="Number of counters of the reference model for pairs of tokens, and for triples, as a power of two.",
+        22, ge=12, le=28, description="Counters of the reference model for pairs of tokens, and for triples, as a power of two."
     )
     max_perplexity: Annotated[ShapesData[float | None], _PERPLEXITY] = Field(
         1000.0, ge=1, description="Perplexity per token above which a document is rejected; none: no upper bound."
@@ -114,7 +106,7 @@ class QualityConfig(Section):
     min_perplexity: Annotated[ShapesData[float | None], _PERPLEXITY] = Field(
         None,
         ge=1,
-        description="Perplexity per token below which a document is rejected, such as repeated text; none: no lower bound.",
+        description="Perplexity per token below which a document, such as repeated text, is rejected; none: no lower bound.",
     )
     max_perplexity_percentile: Annotated[ShapesData[float | None], _PERPLEXITY] = Field(
         None, ge=0, le=100, description="Percentage of each source's documents that is kept, those of lowest perplexity; none: 100."
@@ -126,16 +118,16 @@ class QualityConfig(Section):
         description="Percentage of each source's documents that is rejected, those of lowest perplexity; none: 0.",
     )
     good: Annotated[ShapesDataByContent[tuple[Path, ...]], SHARED_BY_SOURCES] = Field(
-        (), description="Files or folders with examples of wanted text, which train the classifier together with `bad`."
+        (), description="Files or folders with wanted text, which train the classifier together with `bad`."
     )
     bad: Annotated[ShapesDataByContent[tuple[Path, ...]], SHARED_BY_SOURCES] = Field(
-        (), description="Files or folders with examples of unwanted text, which train the classifier together with `good`."
+        (), description="Files or folders with unwanted text."
     )
     classifier_bits: Annotated[ShapesData[int], OnlyIf("quality.good"), SHARED_BY_SOURCES] = Field(
-        18, ge=10, le=24, description="Number of weights of the classifier, as a power of two."
+        18, ge=10, le=24, description="Weights of the classifier, as a power of two."
     )
     min_good_probability: Annotated[ShapesData[Share], OnlyIf("quality.good")] = Field(
-        0.5, description="Lowest probability of being good at which a document is kept. Good and bad examples have equal weight."
+        0.5, description="Probability of being good below which a document is rejected. Good and bad examples have equal weight."
     )
 
     @property

@@ -7,20 +7,22 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from common.settings.conditions import OnlyIf
-from common.settings.markers import (
-    DIVIDES_WORK,
-    SHARED_BY_SOURCES,
-    AlsoCalled,
-    Frequent,
-    NoEffectOnResults,
-    ShapesData,
-)
+from common.settings.markers import DIVIDES_WORK, SHARED_BY_SOURCES, AlsoCalled, Frequent, NoEffectOnResults, ShapesData
 from common.settings.messages import explain
-from common.settings.model import Place, Section, Settings, is_table, keep_set, with_nones
+from common.settings.model import (
+    Place,
+    Section,
+    Settings,
+    conditions_of,
+    is_table,
+    keep_set,
+    needed_text,
+    unmet_conditions,
+    with_nones,
+)
 from data_pipeline.config.filters import HeuristicConfig, LanguageConfig, QualityConfig
-from data_pipeline.config.limits import LimitConfig
 from data_pipeline.config.selection import AugmentConfig, BalanceConfig, DedupConfig, SplitConfig
-from data_pipeline.config.text import BUILTIN, CleanConfig, HtmlConfig, Kind, RecordConfig, TextConfig
+from data_pipeline.config.text import BUILTIN, CleanConfig, HtmlConfig, Kind, LimitConfig, RecordConfig, TextConfig
 from data_pipeline.config.tokens import ChatConfig, PackingConfig, TokenizerConfig
 
 _MIB = 1 << 20
@@ -40,7 +42,7 @@ class SourceConfig(Section):
         1.0, gt=0, description="Share of the training tokens, relative to the other sources. See `balance`."
     )
     max_bytes: ShapesData[int | None] = Field(
-        None, ge=1, description="Number of bytes read, in the order of file names. The last file is read to its end. none: all."
+        None, ge=1, description="Bytes read, in the order of file names. The last file is read whole. none: all."
     )
     text: ShapesData[dict[str, Any]] = _replaced("text")
     records: ShapesData[dict[str, Any]] = _replaced("records")
@@ -73,8 +75,7 @@ class PrepareConfig(Settings):
     )
 
     recipe: Annotated[NoEffectOnResults[str | None], Frequent("demo", 3)] = Field(
-        None,
-        description="Name of a recipe in env/recipes, a .toml file, or auto, which chooses the settings for the amount of text.",
+        None, description="Name of a recipe in env/recipes, a .toml file, or auto: settings for the amount of text."
     )
     sources: Annotated[
         NoEffectOnResults[tuple[str, ...]],
@@ -91,31 +92,30 @@ class PrepareConfig(Settings):
         None, ge=1, le=4096, description="Number of worker processes, which never changes the result; none: one for each core."
     )
     engine: NoEffectOnResults[Literal["local", "ray"]] = Field(
-        "local", description="Engine that runs the work. local: processes on this machine; ray: a Ray cluster."
+        "local", description="Where the work runs. local: processes on this machine; ray: a Ray cluster."
     )
     ray_address: Annotated[NoEffectOnResults[str | None], OnlyIf("engine = ray")] = Field(
-        None, description="Address of the Ray cluster; none: the cluster that RAY_ADDRESS names, or a new one on this machine."
+        None, description="Address of the Ray cluster; none: that of RAY_ADDRESS, or a new one on this machine."
     )
     if_empty: NoEffectOnResults[Literal["error", "builtin"]] = Field(
         "error", description="Action if the sources hold no text. builtin: use the built-in corpus."
     )
     keep_rejects: Annotated[NoEffectOnResults[KeptRejects], BeforeValidator(_name_of_flag)] = Field(
         "none",
-        description="Rejected documents that are written. none; samples: the beginnings of some, in rejects.jsonl; all: these, and "
-        "each one in full with its reason, in the folder rejects. true: samples; false: none.",
+        description="Rejected documents that are written. samples (true): the beginnings of some, in rejects.jsonl; all: also each "
+        "one in full with its reason, in the folder rejects.",
     )
     replace: Annotated[NoEffectOnResults[bool], AlsoCalled("force overwrite")] = Field(
         False,
-        description="Whether finished data in the output folder that differs in settings or text is replaced. false: it is an "
-        "error.",
+        description="Whether finished data in the output folder that differs in settings or text is replaced. false: an error.",
     )
     row_length: Annotated[
         ShapesData[int],
         Frequent("512", 5),
         AlsoCalled("block_size context context_length seq_len seq_length sequence_length max_seq_len max_length"),
-    ] = Field(1024, ge=8, le=1 << 20, description="Number of tokens in a row. A row of L tokens has up to L-1 targets.")
+    ] = Field(1024, ge=8, le=1 << 20, description="Tokens in a row. A row of L tokens has up to L-1 targets.")
     partition_bytes: Annotated[ShapesData[int], DIVIDES_WORK] = Field(
-        16 * _MIB, ge=1024, description="Number of input bytes in one task. Small files share a task."
+        16 * _MIB, ge=1024, description="Input bytes in one task. Small files share a task."
     )
     text: TextConfig = Field(default_factory=TextConfig, description="Plain text files (.txt, .md, …)")
     records: RecordConfig = Field(default_factory=RecordConfig, description="JSON Lines, CSV, TSV, Parquet and Arrow")
@@ -201,6 +201,10 @@ class PrepareConfig(Settings):
         return self.records.prompt_field is not None or bool(self.records.chat_fields)
 
     @property
+    def has_labels(self) -> bool:
+        return any(config.records.label_field is not None for config in self.by_place.values())
+
+    @property
     def has_pairs(self) -> bool:
         return any(config.records.has_pairs for config in self.by_place.values())
 
@@ -233,3 +237,27 @@ class PrepareConfig(Settings):
     def weights(self) -> dict[str, float]:
         of_sources = {name: source.weight for name, source in self.source.items()} if self.balance.by == "source" else {}
         return of_sources | self.balance.weights
+
+
+def settings_without_effect(config: PrepareConfig) -> list[str]:
+    """Return a warning for each setting that differs from its default and has no effect for any source."""
+    found = {place: unmet_conditions(view) for place, view in config.by_place.items()}
+    warnings = []
+    for name in dict.fromkeys(name for unmet in found.values() for name in unmet):
+        shared = [unmet.get(name) for place, unmet in found.items() if not _is_own(config, place, name)]
+        if shared and all(shared):
+            warnings.append(needed_text(name, shared[0] or []))
+    for place, unmet in found.items():
+        warnings += [needed_text(place + name, needs) for name, needs in unmet.items() if _is_own(config, place, name)]
+    values = {"balance.by": config.balance.by}
+    for source, settings in config.source.items():  # those that only sources have, such as their weight
+        for name, field in SourceConfig.model_fields.items():
+            conditions = [condition for condition in conditions_of(field) if not condition.holds(values)]
+            if conditions and getattr(settings, name) != field.default:
+                warnings.append(needed_text(f"source.{source}.{name}", conditions))
+    return warnings
+
+
+def _is_own(config: PrepareConfig, place: str, name: str) -> bool:
+    section, _, leaf = name.partition(".")
+    return bool(place) and section in OVERRIDABLE and leaf in getattr(config.source[place.split(".", 1)[1][:-1]], section)

@@ -6,12 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from common.settings.conditions import OnlyIf
-from common.settings.markers import (
-    AlsoCalled,
-    Frequent,
-    ShapesData,
-    ShapesDataByContent,
-)
+from common.settings.markers import AlsoCalled, Frequent, ShapesData, ShapesDataByContent
 from common.settings.model import Section
 from data_pipeline.config.text import KINDS
 from data_pipeline.heuristics.rule import Share
@@ -23,28 +18,23 @@ class DedupConfig(Section):
     """Detection of duplicates and of benchmark text."""
 
     exact: Annotated[ShapesData[bool], AlsoCalled("dedup deduplicate")] = Field(
-        True, description="Whether a document is dropped if its letters and digits equal those of an earlier document."
+        True, description="Whether a document is dropped if its letters and digits equal those of an earlier one."
     )
     near: Annotated[ShapesData[bool], Frequent("false", 10), AlsoCalled("dedup deduplicate")] = Field(
-        True, description="Whether a document is dropped if it is nearly the same as an earlier document (MinHash)."
+        True, description="Whether a document is dropped if it is nearly the same as an earlier one (MinHash)."
     )
     threshold: ShapesData[float] = Field(
-        0.8,
-        ge=0.3,
-        le=1,
-        description="Two documents are near duplicates if their share of common shingles (Jaccard similarity) is at least this.",
+        0.8, ge=0.3, le=1, description="Share of common shingles (Jaccard similarity) from which two documents are near duplicates."
     )
     shingle_words: ShapesData[int] = Field(5, ge=1, le=64, description="Number of words in a shingle.")
     num_hashes: ShapesData[int] = Field(
         128, ge=16, le=1024, description="Number of hashes in a MinHash signature. More hashes compare fewer dissimilar pairs."
     )
     max_cluster: Annotated[ShapesData[int], OnlyIf("dedup.near")] = Field(
-        100_000,
-        ge=1,
-        description="Highest number of near duplicates of one document that are dropped. Further ones are kept and counted.",
+        100_000, ge=1, description="Most near duplicates of one document that are dropped. Further ones are kept and counted."
     )
     alarm_fraction: Annotated[ShapesData[Share], OnlyIf("dedup.exact")] = Field(
-        0.5, description="A warning is printed if more than this share of a source's documents is dropped as duplicates."
+        0.5, description="Share of a source's documents above which dropped duplicates cause a warning."
     )
     benchmarks: ShapesDataByContent[tuple[Path, ...]] = Field(
         (), description="Benchmark files (.jsonl, .txt). Documents that share text with them are dropped."
@@ -53,10 +43,10 @@ class DedupConfig(Section):
         13, ge=4, le=64, description="Number of consecutive words that count as text shared with a benchmark."
     )
     benchmark_overlaps: Annotated[ShapesData[int], OnlyIf("dedup.benchmarks")] = Field(
-        1, ge=1, description="A document is dropped if it shares at least this many such runs of words with benchmarks."
+        1, ge=1, description="Number of such runs of words from which a document is dropped."
     )
     benchmark_alarm_fraction: Annotated[ShapesData[Share], OnlyIf("dedup.benchmarks")] = Field(
-        0.05, description="A warning is printed if more than this share of a source's text, in bytes, is dropped as benchmark text."
+        0.05, description="Share of a source's text in bytes above which dropped benchmark text causes a warning."
     )
 
     @model_validator(mode="after")
@@ -75,7 +65,7 @@ class BalanceConfig(Section):
         "none", description="Groups whose shares are balanced: sources, kinds of text, languages, or values of a metadata field."
     )
     field: ShapesData[str | None] = Field(
-        None, description="Name of the metadata field (by = field). It must be among records.metadata."
+        None, description="Metadata field with the groups (by = field), one of records.metadata. none: another `by`."
     )
     weights: Annotated[ShapesData[dict[str, float]], OnlyIf("balance.by != none")] = Field(
         default_factory=dict,
@@ -85,7 +75,7 @@ class BalanceConfig(Section):
         1.0,
         ge=1,
         le=100,
-        description="Number of times that a document may be used if its group has too little text; 1: the other groups are cut.",
+        description="Times that a document may be used if its group has too little text; 1: the other groups are cut.",
     )
 
     @model_validator(mode="after")
@@ -117,15 +107,16 @@ class AugmentConfig(Section):
         0.1,
         gt=0,
         lt=1,
-        description="Parameter of the random cuts. bpe: share of merges left out; unigram: exponent of a segmentation's "
-        "probability.",
+        description="Parameter of these cuts. bpe: share of merges left out; unigram: exponent of a segmentation's probability.",
     )
     fim_rate: ShapesData[Share] = Field(0.0, description="Share of code documents that are rearranged for fill-in-the-middle.")
     fim_spm_rate: Annotated[ShapesData[Share], OnlyIf("augment.fim_rate")] = Field(
-        0.5, description="Share of the fill-in-the-middle documents with the suffix first (SPM). The others have the prefix first."
+        0.5, description="Share of these documents with the suffix first (SPM). The others have the prefix first."
     )
     synonyms: Annotated[ShapesDataByContent[Path | None], OnlyIf("augment.synonym_rate")] = Field(
-        None, description="File with synonyms. .tsv: a word and its synonyms on each line, between tabs; .json: an object of lists."
+        None,
+        description="File with synonyms. .tsv: a word and its synonyms on each line, between tabs; .json: an object of lists. "
+        "none: no file.",
     )
     synonym_rate: ShapesData[Share] = Field(
         0.0, description="Share of the words with synonyms that are replaced, in prose and web text."
@@ -136,6 +127,10 @@ class AugmentConfig(Section):
         if self.synonym_rate > 0 and self.synonyms is None:
             raise ValueError(f"synonym_rate = {self.synonym_rate}, but synonyms is not set; name a file, or set synonym_rate to 0")
         return self
+
+    @property
+    def is_on(self) -> bool:
+        return any((self.fim_rate, self.synonym_rate, self.subword_rate))
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -154,7 +149,7 @@ class SplitConfig(Section):
         ShapesData[float], Frequent("0.05", 9), AlsoCalled("val_split val_ratio validation_split test_size val_fraction")
     ] = Field(0.05, gt=0, lt=1, description="Share of the text that is held out for validation.")
     min_val_documents: ShapesData[int] = Field(
-        4, ge=0, description="Lowest number of validation documents. If by = content, it is limited to a tenth of all documents."
+        4, ge=0, description="Fewest validation documents; with by = content at most a tenth of all documents."
     )
     seed: Annotated[ShapesData[int], OnlyIf("split.by = content")] = Field(
         0, ge=0, lt=1 << 63, description="Seed that decides which documents are held out (by = content)."

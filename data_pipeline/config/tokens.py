@@ -1,23 +1,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from common.settings.conditions import OnlyIf
-from common.settings.markers import (
-    AlsoCalled,
-    Frequent,
-    ShapesData,
-    ShapesDataByContent,
-    ShapesDataIfChanged,
-)
+from common.settings.markers import AlsoCalled, Frequent, ShapesData, ShapesDataByContent, ShapesDataIfChanged
 from common.settings.model import Section
 
 _MIB = 1 << 20
 _OWN = OnlyIf("not tokenizer.path")
 _TRAINED = OnlyIf("tokenizer.kind = bpe or tokenizer.kind = unigram")
+
+
+def _name_of(role: str) -> Any:
+    return Field(None, description=f"Name of the {role} token in the tokenizer at path; none: its files name it.")
 
 
 class TokenizerConfig(Section):
@@ -35,44 +33,30 @@ class TokenizerConfig(Section):
         _TRAINED,
         Frequent("8192", 6),
         AlsoCalled("vocab vocab_size n_vocab"),
-    ] = Field(
-        32_000,
-        description="Number of tokens in the vocabulary (bpe, unigram); auto: chosen from the amount of text. For char, the text "
-        "sets it; for byte, it is fixed.",
-    )
-    add_bos: ShapesData[bool] = Field(True, description="Whether every document begins with the bos token.")
-    add_eos: ShapesData[bool] = Field(True, description="Whether every document ends with the eos token.")
+    ] = Field(32_000, description="Number of tokens in the vocabulary of bpe and unigram; auto: chosen from the amount of text.")
+    add_bos: ShapesData[bool] = Field(True, description="Whether each document begins with the bos token.")
+    add_eos: ShapesData[bool] = Field(True, description="Whether each document ends with the eos token.")
     sample_bytes: Annotated[ShapesData[int], _OWN, _TRAINED] = Field(
-        32 * _MIB,
-        ge=1024,
-        description="Number of bytes of training text that train bpe and unigram, drawn evenly from all sources.",
+        32 * _MIB, ge=1024, description="Bytes of training text that train the tokenizer, drawn evenly from all sources."
     )
     character_coverage: Annotated[ShapesData[float], _OWN, _TRAINED] = Field(
         0.9995, ge=0.98, le=1, description="Share of the text's characters that get a token each. The others are encoded as bytes."
     )
     train_threads: Annotated[ShapesData[int], _OWN, _TRAINED] = Field(
-        4, ge=1, le=1024, description="Number of threads that train the tokenizer. Another number gives another unigram tokenizer."
+        4, ge=1, le=1024, description="Threads that train the tokenizer. Another number gives another unigram tokenizer."
     )
     extra_special: ShapesData[tuple[str, ...]] = Field(
-        (), description="Names of more special tokens, such as <|user|>, which no text can produce. Not with `path`."
+        (), description="More special tokens, such as <|user|>, which no text can produce. Not with `path`."
     )
     path: Annotated[ShapesDataByContent[Path | None], AlsoCalled("tokenizer tokenizer_path tokenizer_file")] = Field(
         None,
-        description="Tokenizer that is used as it is: a tokenizer.json, a SentencePiece .model, or a folder with one; the folder "
-        "of a run or of prepared data stands for its tokenizer.",
+        description="Tokenizer that is used as it is: a tokenizer.json, a SentencePiece .model, or a folder with one, such as that "
+        "of a run or of prepared data. none: one is trained.",
     )
-    pad_token: ShapesData[str | None] = Field(
-        None, description="Name of the pad token in the tokenizer at path; none: its files name it."
-    )
-    unk_token: ShapesData[str | None] = Field(
-        None, description="Name of the unk token in the tokenizer at path; none: its files name it."
-    )
-    bos_token: ShapesData[str | None] = Field(
-        None, description="Name of the bos token in the tokenizer at path; none: its files name it."
-    )
-    eos_token: ShapesData[str | None] = Field(
-        None, description="Name of the eos token in the tokenizer at path; none: its files name it."
-    )
+    pad_token: ShapesData[str | None] = _name_of("pad")
+    unk_token: ShapesData[str | None] = _name_of("unk")
+    bos_token: ShapesData[str | None] = _name_of("bos")
+    eos_token: ShapesData[str | None] = _name_of("eos")
 
     @model_validator(mode="after")
     def _tokens_have_names(self) -> Self:
@@ -93,6 +77,10 @@ class TokenizerConfig(Section):
             raise ValueError("extra_special names a token twice; remove one of them")
         return self
 
+    @property
+    def is_trained(self) -> bool:
+        return self.path is None and self.kind != "byte"
+
 
 CHAT_TOKENS = {
     "chatml": ("<|im_start|>", "<|im_end|>"),
@@ -107,14 +95,13 @@ class ChatConfig(Section):
 
     template: ShapesDataIfChanged[Literal["none", "tokenizer", "chatml", "llama3", "plain"]] = Field(
         "none",
-        description="Chat template that turns messages into text. tokenizer: the one in the folder at tokenizer.path; chatml, "
-        "llama3, plain: a built-in one; none: no record is a conversation. With a template, a record with a prompt and a text is a "
-        "conversation of one turn.",
+        description="Chat template that turns messages, and prompts with their texts, into text. tokenizer: the one in the folder "
+        "at tokenizer.path; chatml, llama3, plain: a built-in one; none: no record is a conversation.",
     )
     too_long: Annotated[ShapesDataIfChanged[Literal["truncate", "reject"]], OnlyIf("chat.template != none")] = Field(
         "truncate",
         description="Treatment of a conversation with more tokens than a row. truncate: its end is left out; reject: all of it is. "
-        "A preference pair is always rejected.",
+        "A longer preference pair is always rejected.",
     )
 
     @property
@@ -133,19 +120,15 @@ class PackingConfig(Section):
     method: ShapesData[Literal["best-fit", "greedy", "one-per-row"]] = Field(
         "best-fit",
         description="How documents fill rows. best-fit: only documents longer than a row are cut; greedy: rows are filled in "
-        "order, and a document is cut where its row ends; one-per-row: each row has one document, or a piece of one, and "
-        "padding.",
+        "order, and each cuts the document at its end; one-per-row: a row has one document, or a piece of one.",
     )
     keep_tokens: ShapesData[bool] = Field(
         True,
-        description="Whether the tokens of each document are kept, for `repack`, `leaks` and `inspect --document`. They take as "
-        "much space as the shards.",
+        description="Whether the tokens of documents are kept, for `repack`, `leaks` and `inspect --document`. They take as much "
+        "space as the shards.",
     )
     window_tokens: ShapesData[int] = Field(
-        8 << 20,
-        ge=1024,
-        le=1 << 34,
-        description="Number of tokens packed together, in the order of the input. More tokens need more memory.",
+        8 << 20, ge=1024, le=1 << 34, description="Tokens that are packed together. More need more memory."
     )
     shard_bytes: ShapesData[int] = Field(
         64 * _MIB, ge=4096, le=1 << 34, description="Size at which a shard ends, in bytes of tokens."

@@ -39,8 +39,7 @@ from data_pipeline.dedup.pairs import (
     verify_candidates,
 )
 from data_pipeline.documents import Reason, document_id, partition_of
-from data_pipeline.execution.runner import Runner
-from data_pipeline.execution.tasks import Counts, commit_result
+from data_pipeline.execution.tasks import Counts, Runner, commit_result
 
 FATES_SCHEMA = pa.schema(
     [("id", pa.uint64()), ("fate", pa.uint8()), ("split_key", pa.binary(DIGEST_BYTES)), ("leader", pa.uint64())]

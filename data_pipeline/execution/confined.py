@@ -73,7 +73,10 @@ class ConfinedProgram:
             if not select.select([self._out], [], [], self._silence_s)[0]:
                 raise ProgramEndedError(f"was silent for {self._silence_s:.0f} s")
             if not (piece := os.read(self._out, min(size, _MAX_READ_BYTES))):
-                raise self._ended()
+                status = self._process.wait()
+                if status < 0:
+                    raise ProgramEndedError(f"was ended by {signal.Signals(-status).name}", -status)
+                raise ProgramEndedError(f"ended with status {status}")
             pieces.append(piece)
             size -= len(piece)
         return b"".join(pieces)
@@ -84,12 +87,6 @@ class ConfinedProgram:
         with contextlib.suppress(BrokenPipeError):
             while view:
                 view = view[os.write(self._in, view) :]
-
-    def _ended(self) -> ProgramEndedError:
-        status = self._process.wait()
-        if status < 0:
-            return ProgramEndedError(f"was ended by {signal.Signals(-status).name}", -status)
-        return ProgramEndedError(f"ended with status {status}")
 
 
 class ProgramOnDemand:

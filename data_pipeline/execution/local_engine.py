@@ -94,11 +94,11 @@ def _begin_worker() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(OSError):  # if memory runs out, the kernel kills a worker, and the main process can report it
         Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
-    if parent is not None:
+    assert parent is not None
+
+    def end_with_parent() -> None:
         multiprocessing.connection.wait([parent.sentinel])
         os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -19,14 +18,6 @@ _SECONDS_BETWEEN_LINES = 30.0
 _SECONDS_BETWEEN_REDRAWS = 1.0
 _SECONDS_TO_END = 1.0
 _BAR = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}B/{total_fmt}B{postfix}"
-
-
-@dataclass(frozen=True)
-class StageTiming:
-    name: str
-    bytes: int  # bytes of the stage's input that this run processed: files, text, or stored tokens
-    bytes_done_before: int  # bytes of the stage's input that an earlier run had processed
-    seconds: float
 
 
 class Pace:
@@ -66,95 +57,62 @@ class Progress:
         self._stream = stream or sys.stderr
         self._clock = clock
         self._number = 0
-        self.timings: list[StageTiming] = []
+        self.timings: list[dict[str, Any]] = []
 
-    @contextlib.contextmanager
+    @contextmanager
     def stage(self, name: str, total_bytes: int) -> Iterator[Callable[..., None]]:
-        """Show a stage while it runs. Yields `_Stage.advance`."""
-        rounds = sum(timing.name == name for timing in self.timings)
+        """Show a stage while it runs. Yields a function that is called with the bytes of each finished task."""
+        rounds = sum(timing["name"] == name for timing in self.timings)
         self._number = max(self._number, self._stages.index(name) + 1)  # a repeated stage does not count down
         shown = f"{name}, round {rounds + 1}" if rounds else name
         title = f"[{self._number}/{len(self._stages)}] {shown:<{max(map(len, self._stages))}}"
-        stage = _Stage(title, total_bytes, self._stream, self._clock)
-        with stage.shown():
-            yield stage.advance
-        self.timings.append(StageTiming(name, stage.pace.done, stage.bytes_before, round(stage.seconds, 3)))
-        _say(stage.last_line(), self._stream)
-
-    def summary(self) -> dict[str, Any]:
-        """Return the timings as values: `{"seconds": …, "stages": [{"name", "bytes", "bytes_done_before", "seconds"}, …]}`."""
-        return {
-            "seconds": round(sum(timing.seconds for timing in self.timings), 3),
-            "stages": [asdict(timing) for timing in self.timings],
-        }
-
-
-class _Stage:
-    def __init__(self, title: str, total_bytes: int, stream: TextIO, clock: Callable[[], float]) -> None:
-        self.title = title
-        self.total_bytes = total_bytes
-        self.bytes_before = 0
-        self._stream = stream
-        self._clock = clock
-        self._begin = clock()
-        self.pace = Pace(self._begin)
-        self._bar = tqdm(
+        begin, bytes_before, ended = self._clock(), 0, threading.Event()
+        pace = Pace(begin)
+        bar = tqdm(
             total=max(total_bytes, 1),
             desc=title,
             unit_scale=True,
             leave=False,
-            disable=not stream.isatty(),
+            disable=not self._stream.isatty(),
             dynamic_ncols=True,
             bar_format=_BAR,
-            file=stream,
+            file=self._stream,
         )
 
-    @property
-    def seconds(self) -> float:
-        return self._clock() - self._begin
+        def advance(num_bytes: int, *, already_done: bool = False) -> None:
+            nonlocal bytes_before
+            if already_done:
+                bytes_before += num_bytes
+            else:
+                pace.add(self._clock(), num_bytes)
+            bar.update(num_bytes)
 
-    def advance(self, num_bytes: int, *, already_done: bool = False) -> None:
-        if already_done:
-            self.bytes_before += num_bytes
-        else:
-            self.pace.add(self._clock(), num_bytes)
-        self._bar.update(num_bytes)
+        def show() -> None:
+            while not ended.wait(_SECONDS_BETWEEN_LINES if bar.disable else _SECONDS_BETWEEN_REDRAWS):
+                done = pace.done + bytes_before
+                left = pace.seconds_left(self._clock(), total_bytes - done)
+                time_left = f"{duration(self._clock() - begin)} so far" if left is None else f"about {duration(left)} left"
+                if bar.disable:
+                    print(f"{title}  {size(done)} of {size(total_bytes)}, {time_left}", file=self._stream, flush=True)
+                else:
+                    bar.set_postfix_str(time_left)
 
-    @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
-        ended = threading.Event()
-        ticker = threading.Thread(target=self._tick, args=(ended,), daemon=True)
+        ticker = threading.Thread(target=show, daemon=True)
         ticker.start()
         try:
-            yield
+            yield advance
         finally:
             ended.set()
             ticker.join(_SECONDS_TO_END)  # a blocked output stream must not delay the result or the error
-            self._bar.close()
+            bar.close()
+        seconds = self._clock() - begin
+        timing = {"name": name, "bytes": pace.done, "bytes_done_before": bytes_before, "seconds": round(seconds, 3)}
+        self.timings.append(timing)
+        told = [f"{size(pace.done)} in {duration(seconds)}, {size(pace.done / max(seconds, 1e-9))}/s"]
+        if bytes_before:
+            told = [*(told if pace.done else []), f"{size(bytes_before)} done before"]
+        print(f"{title}  {'; '.join(told)}", file=self._stream, flush=True)
 
-    def _tick(self, ended: threading.Event) -> None:
-        while not ended.wait(_SECONDS_BETWEEN_LINES if self._bar.disable else _SECONDS_BETWEEN_REDRAWS):
-            if self._bar.disable:
-                _say(self.line(), self._stream)
-            else:
-                self._bar.set_postfix_str(self._time())
-
-    def line(self) -> str:
-        done = self.pace.done + self.bytes_before
-        return f"{self.title}  {size(done)} of {size(self.total_bytes)}, {self._time()}"
-
-    def last_line(self) -> str:
-        before = f"{size(self.bytes_before)} done before"
-        if self.bytes_before and not self.pace.done:
-            return f"{self.title}  {before}"
-        seconds = self.seconds
-        line = f"{self.title}  {size(self.pace.done)} in {duration(seconds)}, {size(self.pace.done / max(seconds, 1e-9))}/s"
-        return f"{line}; {before}" if self.bytes_before else line
-
-    def _time(self) -> str:
-        left = self.pace.seconds_left(self._clock(), self.total_bytes - self.bytes_before - self.pace.done)
-        return f"{duration(self.seconds)} so far" if left is None else f"about {duration(left)} left"
-
-
-def _say(line: str, stream: TextIO) -> None:
-    print(line, file=stream, flush=True)
+    def summary(self) -> dict[str, Any]:
+        """`bytes` of a stage's input are those that this run processed: files, text, or stored tokens."""
+        return {"seconds": round(sum(timing["seconds"] for timing in self.timings), 3), "stages": self.timings}

@@ -10,13 +10,16 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from common.files import digest_file, read_input, sealed, unsealed, write_atomic
 from common.hardware import num_cores
-from data_pipeline.execution.local_engine import Engine
+from data_pipeline.config import PrepareConfig
+from data_pipeline.execution.local_engine import Engine, open_engine
+from data_pipeline.execution.progress import Progress
 
 logger = logging.getLogger(__name__)
 _MAX_RESULT_BYTES = 256 << 20
@@ -40,14 +43,44 @@ TaskT = TypeVar("TaskT", bound=Task)
 ResultT = TypeVar("ResultT")
 
 
-def run_stage(
-    engine: Engine, function: Callable[[TaskT], ResultT], tasks: list[TaskT], result_type: Callable[..., ResultT]
-) -> Iterator[tuple[ResultT, bool]]:
-    """Yield each result, and whether an earlier run had finished its task. A task whose files are damaged runs again."""
-    stored = _stored_results(tasks, result_type)
-    to_do = engine.map(function, [task for task, before in zip(tasks, stored, strict=True) if before is None])
-    for before in stored:
-        yield (next(to_do), False) if before is None else (before, True)
+@dataclass(frozen=True)
+class Runner:
+    engine: Engine
+    progress: Progress
+
+    def __call__(
+        self,
+        name: str,
+        function: Callable[[TaskT], ResultT],
+        tasks: list[TaskT],
+        sizes: Sequence[int],
+        result_type: Callable[..., ResultT],
+    ) -> list[ResultT]:
+        """Return the result of each task. Those that an earlier run has finished run again only if their files are damaged.
+
+        `sizes` are the bytes of the tasks, for the progress.
+        """
+        results = []
+        with self.progress.stage(name, sum(sizes)) as advance:
+            stored = _stored_results(tasks, result_type)
+            to_do = self.engine.map(function, [task for task, before in zip(tasks, stored, strict=True) if before is None])
+            for size, before in zip(sizes, stored, strict=True):
+                results.append(next(to_do) if before is None else before)
+                advance(size, already_done=before is not None)
+        return results
+
+
+@contextmanager
+def open_runner(config: PrepareConfig, stages: Sequence[str], num_partitions: int) -> Iterator[Runner]:
+    engine: AbstractContextManager[Engine]
+    if config.engine == "local":
+        engine = open_engine(max(1, min(config.workers or num_cores(), num_partitions)))
+    else:
+        from data_pipeline.execution.ray_engine import open_ray  # noqa: PLC0415 - an optional dependency
+
+        engine = open_ray(config.ray_address, config.workers)
+    with engine as opened:
+        yield Runner(opened, Progress(stages))
 
 
 def _stored_results(tasks: Sequence[TaskT], result_type: Callable[..., ResultT]) -> list[ResultT | None]:
@@ -99,13 +132,14 @@ def add_counts(counts: Iterable[Mapping[str, int]]) -> Counts:
 
 
 def commit_result(task: Task, result: ResultT, *tables: Written, files: Mapping[Path, str] | None = None) -> ResultT:
-    """Write the result, a dataclass of plain values: this marks the task as done. It holds the digests of `tables` and `files`."""
+    """Write the result, a dataclass or dictionary of plain values: this marks the task as done. Its file holds all digests."""
     task.output.parent.mkdir(parents=True, exist_ok=True)
     digests = dict(files or {})
     for table in tables:
         digests |= table.written
     names = {os.path.relpath(path, task.output.parent): digest for path, digest in digests.items()}
-    write_atomic(_result_path(task.output), sealed({"result": asdict(result), "files": names}), durable=False)  # type: ignore[call-overload]
+    values = result if isinstance(result, dict) else asdict(result)  # type: ignore[call-overload]
+    write_atomic(_result_path(task.output), sealed({"result": values, "files": names}), durable=False)
     return result
 
 

@@ -24,7 +24,7 @@ import pycld2
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 from common.errors import ConfigError
-from common.settings.suggest import nearest
+from common.settings.messages import nearest
 from data_pipeline.config import LanguageConfig
 
 UNDETERMINED = "und"

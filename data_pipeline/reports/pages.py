@@ -16,7 +16,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from common.html.histogram import Bin, draw_histogram
+from common.html.drawing import Bin, draw_histogram
 from common.html.page import UNKNOWN, or_unknown, render_page, render_template, template_environment
 from common.settings.dotted import flatten
 from common.settings.toml import to_toml

@@ -20,20 +20,13 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from common.errors import ConfigError
 from data_pipeline.config import FIM_TOKENS, AugmentConfig, Kind
 from data_pipeline.execution.tasks import Counts
 from data_pipeline.tokenizer import Encoded, SentencePieceTokenizer, Tokenizer
 
-Ids = NDArray[np.int32]
-
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
-
-
-def is_on(settings: AugmentConfig) -> bool:
-    return any((settings.fim_rate, settings.synonym_rate, settings.subword_rate))
 
 
 class Augmenter:
@@ -66,7 +59,9 @@ class Augmenter:
             if change.subword_seed is None:
                 arrays = [next(encoded) for _ in change.segments]
             else:
-                arrays = [self._sample(segment, change.subword_seed + place) for place, segment in enumerate(change.segments)]
+                assert isinstance(self._tokenizer, SentencePieceTokenizer)
+                sample, alpha = self._tokenizer.sample, self._settings.subword_alpha
+                arrays = [sample(segment, alpha, change.subword_seed + place) for place, segment in enumerate(change.segments)]
             if change.fim is not None:
                 prefix, middle, suffix = arrays
                 begin, then, end = (self._fim_ids[name] for name in ("prefix", "suffix", "middle"))
@@ -93,10 +88,6 @@ class Augmenter:
         order: Literal["psm", "spm"] = "spm" if draw() < settings.fim_spm_rate else "psm"
         first, second = sorted(int(draw() * (len(text) + 1)) for _ in range(2))
         return _Change((text[:first], text[first:second], text[second:]), fim=order, subword_seed=subword_seed)
-
-    def _sample(self, text: str, seed: int) -> Ids:
-        assert isinstance(self._tokenizer, SentencePieceTokenizer)
-        return self._tokenizer.sample(text, self._settings.subword_alpha, seed)
 
 
 @dataclass(frozen=True)

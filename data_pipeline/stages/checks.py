@@ -13,13 +13,12 @@ from data_pipeline.dataset.layout import MAX_LABELS
 from data_pipeline.dataset.splits import SPLITS, fewest_held_out
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import Reason
-from data_pipeline.execution.tasks import Counts, add_counts
+from data_pipeline.execution.tasks import add_counts
 from data_pipeline.filters.language import CODE, check_codes
 from data_pipeline.sources.inputs import InputFile, Partition
-from data_pipeline.stages.pack import DocumentsOf
 from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.rejects import collect_rejects
-from data_pipeline.stages.select import SelectResult
+from data_pipeline.stages.select import SelectResult, labels_of
 from data_pipeline.stages.split import SplitResult, share_lost_to_benchmarks
 
 logger = logging.getLogger(__name__)
@@ -33,11 +32,6 @@ def check_settings(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
     for file in inputs:
         if config.split.by == "tail" and (file.format != "text" or file.compression != "none"):
             raise SourceError(f"{file.location}: split.by = tail needs plain uncompressed text files; set split.by to content")
-    check_trusted(inputs, config)
-    check_languages(inputs, config)
-
-
-def check_trusted(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
     sources = list(dict.fromkeys(file.source for file in inputs))
     if config.quality.trusted not in (None, *sources):
         raise ConfigError(f"quality.trusted = {config.quality.trusted} is not a source; the sources are {', '.join(sources)}")
@@ -50,9 +44,7 @@ def check_trusted(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
     if unknown := [name for name in weighed if name not in (*sources, *config.source)]:
         raise ConfigError(f"balance.weights.{unknown[0]} is not a source; the sources are {', '.join(sources)}")
 
-
-def check_languages(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
-    for source in dict.fromkeys(file.source for file in inputs):
+    for source in sources:
         own = config.for_source(source).language
         if own.keep:
             setting = "language.keep" if own.keep == config.language.keep else f"source.{source}.language.keep"
@@ -67,8 +59,7 @@ def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], 
     for result in read:
         malformed.update({Reason(reason): count for reason, count in result.rejected.items() if Reason(reason).malformed})
     if malformed.total() <= config.limits.max_rejected_fraction * documents:
-        _warn_of_lost_sources(partitions, read)
-        _warn_of_lost_files(partitions, read)
+        _warn_of_losses(partitions, read)
         return
     first = next(sample for sample in collect_rejects(partitions, read) if Reason(sample["reason"]).malformed)
     [(commonest, count)] = malformed.most_common(1)
@@ -82,23 +73,16 @@ def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], 
     )
 
 
-def _warn_of_lost_sources(partitions: Sequence[Partition], read: Sequence[ReadResult]) -> None:
-    """Warn about each source without a kept document: the reject budget covers all sources together, so it can miss this."""
-    of_source: dict[str, list[ReadResult]] = {}
-    for result in read:
-        of_source.setdefault(result.source, []).append(result)
-    for source, results in of_source.items():
+def _warn_of_losses(partitions: Sequence[Partition], read: Sequence[ReadResult]) -> None:
+    """The budget for malformed documents misses sources of which nothing is kept, and files whose rest is skipped."""
+    samples = list(collect_rejects(partitions, read))
+    for source in dict.fromkeys(result.source for result in read):
+        results = [result for result in read if result.source == source]
         if not any(result.kept for result in results):
             documents = sum(result.documents for result in results)
-            samples = (sample for sample in collect_rejects(partitions, read) if sample["source"] == source)
-            first = next((f"; first: {_place(sample)}" for sample in samples), "")
+            first = next((f"; first: {_place(sample)}" for sample in samples if sample["source"] == source), "")
             logger.warning("source %s: none of its %d documents is kept (%s%s)", source, documents, _commonest(results), first)
-
-
-def _warn_of_lost_files(partitions: Sequence[Partition], read: Sequence[ReadResult]) -> None:
-    """Warn about files that could not be read to the end. Each counts as one rejection only. Members of archives are not named."""
-    given_up = [sample for sample in collect_rejects(partitions, read) if not sample["line"] and "!/" not in sample["path"]]
-    if given_up:
+    if given_up := [sample for sample in samples if not sample["line"] and "!/" not in sample["path"]]:  # archives name no members
         shown = "; ".join(f"source {sample['source']}, {_place(sample)}" for sample in given_up[:_SHOWN])
         more = "; the report lists more" if len(given_up) > _SHOWN else ""
         logger.warning("files that could not be read to the end, the rest of each is skipped: %s%s", shown, more)
@@ -109,8 +93,27 @@ def _place(sample: Mapping[str, Any]) -> str:
     return f"{where}: {sample['reason']}: {sample['detail']}"
 
 
-def check_split(read: Sequence[ReadResult], split: Sequence[SplitResult], config: PrepareConfig) -> None:
-    _warn_of_overlaps(read, split, config)
+def check_split(read: Sequence[ReadResult], duplicates: Duplicates, split: Sequence[SplitResult], config: PrepareConfig) -> None:
+    for source in duplicates.alarms:
+        counts = duplicates.sources[source]
+        logger.warning(
+            "source %s: %d of %d documents are duplicates, more than dedup.alarm_fraction = %s; look at the largest clusters in "
+            "the report, and raise dedup.threshold if their documents differ",
+            source,
+            sum(counts.values()) - counts["kept"],
+            sum(counts.values()),
+            config.dedup.alarm_fraction,
+        )
+    for source, share in share_lost_to_benchmarks(read, split).items():
+        if share > config.dedup.benchmark_alarm_fraction:
+            logger.warning(
+                "source %s: %.1f %% of its text is dropped because it shares text with dedup.benchmarks, more than "
+                "dedup.benchmark_alarm_fraction = %s; read the samples in the report, remove benchmark items that are common "
+                "phrases, or raise dedup.benchmark_words or dedup.benchmark_overlaps",
+                source,
+                100 * share,
+                config.dedup.benchmark_alarm_fraction,
+            )
     train_documents, val_documents = (sum(result.kept[side] for result in split) for side in SPLITS)
     if not train_documents:
         raise SourceError(
@@ -142,7 +145,7 @@ def _commonest(read: Sequence[ReadResult]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in rejected.most_common(3)) or "no document was rejected while reading"
 
 
-def check_selected(selected: Sequence[SelectResult]) -> None:
+def check_selected(selected: Sequence[SelectResult], config: PrepareConfig) -> None:
     for side in SPLITS:
         offered = sum(result.offered[side] for result in selected)
         if offered and not any(result.kept[side] for result in selected):
@@ -152,10 +155,8 @@ def check_selected(selected: Sequence[SelectResult]) -> None:
                 f"none of {offered} {side} documents is left after selection ({found}); loosen the quality thresholds, change "
                 "the balance weights, or use another tokenizer"
             )
-
-
-def check_labels(labels: Mapping[str, Counts], documents: Sequence[DocumentsOf]) -> None:
-    if all(one.label_field is None for one in documents):
+    labels = labels_of(selected)
+    if not config.has_labels:
         return
     if not 2 <= len(labels) <= MAX_LABELS:
         raise SourceError(
@@ -170,29 +171,3 @@ def check_labels(labels: Mapping[str, Counts], documents: Sequence[DocumentsOf])
 def _shown_names(labels: Iterable[str]) -> str:
     names = list(labels)
     return ", ".join(map(repr, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
-
-
-def warn_of_losses(duplicates: Duplicates, config: PrepareConfig) -> None:
-    for source in duplicates.alarms:
-        counts = duplicates.sources[source]
-        logger.warning(
-            "source %s: %d of %d documents are duplicates, more than dedup.alarm_fraction = %s; look at the largest clusters in "
-            "the report, and raise dedup.threshold if their documents differ",
-            source,
-            sum(counts.values()) - counts["kept"],
-            sum(counts.values()),
-            config.dedup.alarm_fraction,
-        )
-
-
-def _warn_of_overlaps(read: Sequence[ReadResult], split: Sequence[SplitResult], config: PrepareConfig) -> None:
-    for source, share in share_lost_to_benchmarks(read, split).items():
-        if share > config.dedup.benchmark_alarm_fraction:
-            logger.warning(
-                "source %s: %.1f %% of its text is dropped because it shares text with dedup.benchmarks, more than "
-                "dedup.benchmark_alarm_fraction = %s; read the samples in the report, remove benchmark items that are common "
-                "phrases, or raise dedup.benchmark_words or dedup.benchmark_overlaps",
-                source,
-                100 * share,
-                config.dedup.benchmark_alarm_fraction,
-            )

@@ -6,8 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from data_pipeline.config import PrepareConfig, TokenizerConfig
-from data_pipeline.execution.runner import Runner
+from data_pipeline.config import PrepareConfig
+from data_pipeline.execution.tasks import Runner
 from data_pipeline.sources.inputs import Partition
 
 TaskT = TypeVar("TaskT", bound="PartitionTask")
@@ -53,7 +53,3 @@ class Job:
 
     def tasks(self, kind: Callable[..., TaskT], **more: Any) -> list[TaskT]:
         return [self.task(kind, number, **more) for number in range(len(self.partitions))]
-
-
-def is_trained(settings: TokenizerConfig) -> bool:
-    return settings.path is None and settings.kind != "byte"

@@ -18,8 +18,7 @@ from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.shards import ShardContent, token_type, write_shard
 from data_pipeline.dataset.splits import SPLITS, Split
 from data_pipeline.dataset.tables import DOCUMENTS_SCHEMA, LABELS_SCHEMA, TableWriter, data_path, read_side_by_side
-from data_pipeline.execution.runner import Runner
-from data_pipeline.execution.tasks import Counts, add_counts, commit_result
+from data_pipeline.execution.tasks import Counts, Runner, add_counts, commit_result
 from data_pipeline.filters.judge import label_of
 from data_pipeline.packing.placement import METHODS, count_packing, pack
 from data_pipeline.packing.rows import Window, cut_into_shards, cut_into_windows, fill_rows
@@ -164,18 +163,31 @@ def _packed_windows(task: PackTask, result: PackResult) -> Iterator[ShardContent
         del window  # frees it before the next one is gathered
 
 
+def _with_copies(task: PackTask) -> Iterator[tuple[pa.RecordBatch, NDArray[np.uint8]]]:
+    """Yield all documents, and how often each one is in the rows of the task's split."""
+    for one in task.documents:
+        for batch, row in read_side_by_side(one.place(TOKENS), one.place(CHOSEN)):
+            is_in_D = batch.column("split").to_numpy() == SPLITS.index(task.split)
+            yield batch, row.column("copies").to_numpy() * is_in_D
+
+
 def _tokenized(task: PackTask) -> Iterator[Window]:
     """Yield each document once in order, then those with a second copy again, and so on, so that copies are far apart."""
     copy, most = 0, 1
     while copy < most:
-        for one in task.documents:
-            for batch, row in read_side_by_side(one.place(TOKENS), one.place(CHOSEN)):
-                copies_D = row.column("copies").to_numpy()
-                most = max(most, int(copies_D.max(initial=0)))
-                is_taken_D = (copies_D > copy) & _is_in(task.split, batch)
-                if is_taken_D.any():
-                    packed = [name for name in ("id", "tokens", LOSS_RUNS) if name in batch.schema.names]
-                    yield _window(batch.select(packed).filter(pa.array(is_taken_D)))
+        for batch, copies_D in _with_copies(task):
+            most = max(most, int(copies_D.max(initial=0)))
+            taken = batch.select([name for name in ("id", "tokens", LOSS_RUNS) if name in batch.schema.names])
+            taken = taken.filter(pa.array(copies_D > copy))
+            if not taken.num_rows:
+                continue
+            tokens, has_loss_T = taken.column("tokens"), None
+            lengths_D = np.diff(tokens.offsets.to_numpy())
+            if LOSS_RUNS in taken.schema.names:
+                runs = taken.column(LOSS_RUNS)
+                mask = LossMask(runs.flatten().to_numpy(), np.diff(runs.offsets.to_numpy()).astype(np.int64))
+                has_loss_T = mask.has_loss(lengths_D)
+            yield Window(taken.column("id").to_numpy(), lengths_D, tokens.flatten().to_numpy(), has_loss_T)
         copy += 1
 
 
@@ -193,35 +205,14 @@ def _cut_to_rows(windows: Iterable[Window], row_length: int, result: PackResult)
 
 def _labels(task: PackTask, label_field: str) -> Iterator[pa.RecordBatch]:
     numbers = {name: number for number, name in enumerate(task.labels)}
-    for batch, is_taken in _taken(task):
-        taken = batch.select(["id", "metadata"]).filter(is_taken)
+    for batch, copies_D in _with_copies(task):
+        taken = batch.select(["id", "metadata"]).filter(pa.array(copies_D > 0))
         labels = [numbers[label_of(metadata, label_field)] for metadata in taken.column("metadata").to_pylist()]
         yield pa.RecordBatch.from_arrays([taken.column("id"), pa.array(labels, pa.uint16())], schema=LABELS_SCHEMA)
 
 
 def _facts(task: PackTask) -> Iterator[pa.RecordBatch]:
-    for batch, is_taken in _taken(task):
+    for batch, copies_D in _with_copies(task):
         lengths = pa.array(np.diff(batch.column("tokens").offsets.to_numpy()).astype(np.uint32))
         facts = [batch.column("id"), batch.column("kind"), lengths]
-        yield pa.RecordBatch.from_arrays(facts, schema=DOCUMENTS_SCHEMA).filter(is_taken)
-
-
-def _taken(task: PackTask) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
-    for one in task.documents:
-        for batch, row in read_side_by_side(one.place(TOKENS), one.place(CHOSEN)):
-            yield batch, pa.array((row.column("copies").to_numpy() > 0) & _is_in(task.split, batch))
-
-
-def _is_in(split: Split, batch: pa.RecordBatch) -> NDArray[np.bool_]:
-    is_in_D: NDArray[np.bool_] = batch.column("split").to_numpy() == SPLITS.index(split)
-    return is_in_D
-
-
-def _window(batch: pa.RecordBatch) -> Window:
-    lengths_D = np.diff(batch.column("tokens").offsets.to_numpy())
-    has_loss_T = None
-    if LOSS_RUNS in batch.schema.names:
-        runs = batch.column(LOSS_RUNS)
-        mask = LossMask(runs.flatten().to_numpy(), np.diff(runs.offsets.to_numpy()).astype(np.int64))
-        has_loss_T = mask.has_loss(lengths_D)
-    return Window(batch.column("id").to_numpy(), lengths_D, batch.column("tokens").flatten().to_numpy(), has_loss_T)
+        yield pa.RecordBatch.from_arrays(facts, schema=DOCUMENTS_SCHEMA).filter(pa.array(copies_D > 0))

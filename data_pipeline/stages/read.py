@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from data_pipeline.dataset.layout import REJECTED
 from data_pipeline.dataset.splits import tail_offset
 from data_pipeline.dataset.tables import TableWriter
 from data_pipeline.dedup.benchmarks import load_benchmarks
+from data_pipeline.dedup.duplicates import PartitionKeys
 from data_pipeline.dedup.keys import KeyWriter, sign
 from data_pipeline.documents import Document, Rejection, document_id
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
@@ -30,11 +31,15 @@ from data_pipeline.stages.reject_samples import SAMPLES_PER_REASON, RejectedWrit
 
 def read_all(job: Job, chat: ChatTemplate | None = None) -> list[ReadResult]:
     """The template turns conversations into text."""
-    with _opened(chat) as chats:
-        if chats is not None:
+    if chat is not None:
+        with ChatRenderer(chat) as chats:
             chats.end_of_turn()
     tasks = [job.task(ReadTask, number, partition=partition, chat=chat) for number, partition in enumerate(job.partitions)]
     return job.run("read", read_partition, tasks, [partition.bytes for partition in job.partitions], ReadResult)
+
+
+def keys_of(read: Sequence[ReadResult]) -> list[PartitionKeys]:
+    return [PartitionKeys(number, result.source, result.kept) for number, result in enumerate(read)]
 
 
 _BATCH_CHARS = 1 << 20  # judged together: enough for vectorized rules, and little memory
@@ -91,7 +96,7 @@ def read_partition(task: ReadTask) -> ReadResult:
         KeyWriter(task.place("keys"), config.dedup) as keys,
         PageReader(config.limits) as pages,
         RejectedWriter(task.place(REJECTED) if config.keep_rejects == "all" else None) as rejects,
-        _opened(task.chat) as chats,
+        nullcontext() if task.chat is None else ChatRenderer(task.chat) as chats,
     ):
         for parts, items in _batches(task.partition, config, rejects, ignored, chats):
             judged = judge_batch(items, config, pages)
@@ -101,17 +106,20 @@ def read_partition(task: ReadTask) -> ReadResult:
                 rows = _rows(judged, kept, parts, ids, config)
                 table.write(rows)
                 result.bytes += pc.sum(pc.binary_length(rows.column("text"))).as_py()
-                _add_keys(keys, judged, [ids[number] for number in kept], rows, config)
+                kinds = [KINDS[kind] for kind in rows.column("kind").to_pylist()]
+                overlaps = None
+                if config.dedup.benchmarks:
+                    benchmarks = load_benchmarks(config.dedup.benchmarks, config.dedup.benchmark_words)
+                    overlaps = benchmarks.count(judged.texts)[judged.kept]
+                keys.add([ids[number] for number in kept], sign(judged.texts, judged.kept, kinds, config.dedup), overlaps)
             _count(judged, rejected, result)
-            rejects.add_judged(zip(ids, judged.items, strict=True))
+            for identity, item in zip(ids, judged.items, strict=True):
+                if isinstance(item, Rejection) and item.document is not None:  # malformed items are written already
+                    rejects.add(identity, item)
             result.documents += len(items)
             result.kept += len(kept)
     result.rejected, result.ignored = dict(rejected), dict(ignored)
     return commit_result(task, result, table, keys, rejects)
-
-
-def _opened(chat: ChatTemplate | None) -> AbstractContextManager[ChatRenderer | None]:
-    return nullcontext() if chat is None else ChatRenderer(chat)
 
 
 def _batches(
@@ -130,7 +138,7 @@ def _batches(
             parts.append(part)
             items.append(item if isinstance(item, Document) else replace(item, data=b""))
             if isinstance(item, Rejection):
-                rejects.add_malformed(document_id(partition.number, ordinal), item)
+                rejects.add(document_id(partition.number, ordinal), item)
             ordinal += 1
             if isinstance(item, Document):
                 characters += len(item.text)
@@ -150,33 +158,17 @@ def _rows(judged: JudgedBatch, kept: list[int], parts: list[Part], ids: list[int
         one.document.offset >= tail_offset(parts[number].file.bytes, config.split.val_fraction)
         for number, one in zip(kept, documents, strict=True)
     ]
+    columns = {
+        "id": [ids[number] for number in kept],
+        "kind": [KINDS.index(one.document.kind) for one in documents],
+        "language": [one.language for one in documents],
+        "characters": [len(one.document.text) for one in documents],
+        "tail": is_tail,
+        "text": [texts[start:end].tobytes() for start, end in zip(starts, ends, strict=True)],
+        **{name: [getattr(one.document, name) for one in documents] for name in ("metadata", "path", "line", "parts", "special")},
+    }
     schema = CHAT_SCHEMA if config.chat.is_on else TEXT_SCHEMA
-    special = [pa.array([one.document.special for one in documents], pa.list_(pa.uint32()))] if config.chat.is_on else []
-    return pa.record_batch(
-        [
-            pa.array([ids[number] for number in kept], pa.uint64()),
-            pa.array([KINDS.index(one.document.kind) for one in documents], pa.uint8()),
-            pa.array([one.language for one in documents], pa.string()),
-            pa.array([one.document.metadata for one in documents], pa.string()),
-            pa.array([one.document.path for one in documents], pa.string()),
-            pa.array([one.document.line for one in documents], pa.uint32()),
-            pa.array([len(one.document.text) for one in documents], pa.uint32()),
-            pa.array(is_tail, pa.bool_()),
-            pa.array([texts[start:end].tobytes() for start, end in zip(starts, ends, strict=True)], pa.large_string()),
-            pa.array([one.document.parts for one in documents], pa.list_(pa.uint32())),
-            *special,
-        ],
-        schema=schema,
-    )
-
-
-def _add_keys(keys: KeyWriter, judged: JudgedBatch, ids: list[int], rows: pa.RecordBatch, config: PrepareConfig) -> None:
-    kinds = [KINDS[kind] for kind in rows.column("kind").to_pylist()]
-    signed = sign(judged.texts, judged.kept, kinds, config.dedup)
-    overlaps = None
-    if config.dedup.benchmarks:
-        overlaps = load_benchmarks(config.dedup.benchmarks, config.dedup.benchmark_words).count(judged.texts)[judged.kept]
-    keys.add(ids, signed, overlaps)
+    return pa.RecordBatch.from_pydict({name: columns[name] for name in schema.names}, schema)
 
 
 def _count(judged: JudgedBatch, rejected: Counter[str], result: ReadResult) -> None:

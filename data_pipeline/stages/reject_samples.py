@@ -57,38 +57,23 @@ def find_rows(
             one = next(wanted, None)
 
 
-class RejectedWriter:
+class RejectedWriter(ExitStack):
     """Without a path it writes nothing."""
 
     def __init__(self, output: Path | None) -> None:
-        self._tables = (
-            {}
-            if output is None
-            else {end: TableWriter(output.with_name(f"{output.name}-{end}"), _REJECTED_SCHEMA) for end in REJECTED_TABLES}
-        )
-        self._open = ExitStack()
-
-    def __enter__(self) -> RejectedWriter:
-        for table in self._tables.values():
-            self._open.enter_context(table)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._open.__exit__(*error)
+        super().__init__()
+        paths = {} if output is None else {end: output.with_name(f"{output.name}-{end}") for end in REJECTED_TABLES}
+        self._tables = {end: self.enter_context(TableWriter(path, _REJECTED_SCHEMA)) for end, path in paths.items()}
 
     @property
     def written(self) -> dict[Path, str]:
         return {path: digest for table in self._tables.values() for path, digest in table.written.items()}
 
-    def add_malformed(self, identity: int, item: Rejection) -> None:
+    def add(self, identity: int, item: Rejection) -> None:
+        """Write the bytes that did not become a document, or the document as it was judged."""
         if self._tables:
-            self._add("malformed", identity, item, "", item.data)
-
-    def add_judged(self, items: Iterable[tuple[int, object]]) -> None:
-        for identity, item in items if self._tables else ():
-            if isinstance(item, Rejection) and item.document is not None:
-                self._add("judged", identity, item, item.document.metadata, item.document.text.encode())
-
-    def _add(self, end: str, identity: int, item: Rejection, metadata: str, text: bytes) -> None:
-        row = (identity, item.reason.value, item.detail, item.path, item.line, metadata, text)
-        self._tables[end].add(row, len(text) + len(metadata) + len(item.detail) + len(item.path) + _ROW_BYTES)
+            end, metadata, text = "malformed", "", item.data
+            if item.document is not None:
+                end, metadata, text = "judged", item.document.metadata, item.document.text.encode()
+            row = (identity, item.reason.value, item.detail, item.path, item.line, metadata, text)
+            self._tables[end].add(row, len(text) + len(metadata) + len(item.detail) + len(item.path) + _ROW_BYTES)

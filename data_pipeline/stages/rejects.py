@@ -76,7 +76,7 @@ def write_rejects(
     if job.config.keep_rejects == "all":
         before = enumerate(lines_before(job.partitions, read))
         tasks = [job.task(RejectedTask, number, lines_before=lines, cuts=cuts) for number, lines in before]
-        job.run("rejects", write_rejected_partition, tasks, [result.input_bytes for result in read], RejectedResult)
+        job.run("rejects", write_rejected_partition, tasks, [result.input_bytes for result in read], dict)
         files |= {rejected_name(task.number): _file_of(task) for task in tasks}
     return files
 
@@ -88,12 +88,7 @@ class RejectedTask(PartitionTask):
     cuts: Mapping[str, Cuts]
 
 
-@dataclass(frozen=True)
-class RejectedResult:
-    documents: int
-
-
-def write_rejected_partition(task: RejectedTask) -> RejectedResult:
+def write_rejected_partition(task: RejectedTask) -> dict[str, int]:
     """Write them in the order of their ids, one JSON object on each line, compressed by zstd."""
     path = _file_of(task)
     temporary = unfinished_path(path)
@@ -107,7 +102,7 @@ def write_rejected_partition(task: RejectedTask) -> RejectedResult:
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
-    return commit_result(task, RejectedResult(documents), files={path: digest_file(path)})
+    return commit_result(task, {"documents": documents}, files={path: digest_file(path)})
 
 
 def _file_of(task: RejectedTask) -> Path:

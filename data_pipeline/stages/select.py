@@ -51,7 +51,7 @@ def select_all(job: Job, tokenized: Sequence[TokenizeResult], cuts: Mapping[str,
     repeats = None
     if balance.by != "none":
         weigh = job.tasks(WeighTask, cuts=cuts)
-        tokens = add_counts(result.tokens for result in job.run("weigh", weigh_partition, weigh, sizes, WeighResult))
+        tokens = add_counts(result["tokens"] for result in job.run("weigh", weigh_partition, weigh, sizes, dict[str, Counts]))
         repeats = repeats_of_groups(tokens, job.config.weights, balance.max_repeats)
     return job.run("select", select_partition, job.tasks(SelectTask, cuts=cuts, repeats=repeats), sizes, SelectResult)
 
@@ -86,19 +86,15 @@ class WeighTask(PartitionTask):
     cuts: Mapping[str, Cuts]
 
 
-@dataclass(frozen=True)
-class WeighResult:
-    tokens: Counts
-
-
-def weigh_partition(task: WeighTask) -> WeighResult:
+def weigh_partition(task: WeighTask) -> dict[str, Counts]:
+    """Return the number of training tokens by group, as `tokens`."""
     tokens: Counter[str] = Counter()
     for batch in read_batches(task.place(TOKENS)):
-        is_train_D = (_reasons(batch, task.cuts[task.source]) == "") & (batch.column("split").to_numpy() == _TRAIN)
+        is_train_D = (reasons_of(batch, task.cuts[task.source]) == "") & (batch.column("split").to_numpy() == _TRAIN)
         lengths_D = np.diff(batch.column("tokens").offsets.to_numpy())
         for group, members_D in _groups(batch, task.source, task.config.balance):
             tokens[group] += int(lengths_D[members_D & is_train_D].sum())
-    return commit_result(task, WeighResult(dict(tokens)))
+    return commit_result(task, {"tokens": dict(tokens)})
 
 
 @dataclass(frozen=True)
@@ -155,7 +151,7 @@ def select_partition(task: SelectTask) -> SelectResult:
 
 
 def _copies(batch: pa.RecordBatch, task: SelectTask) -> NDArray[np.uint8]:
-    is_good_D = _reasons(batch, task.cuts[task.source]) == ""
+    is_good_D = reasons_of(batch, task.cuts[task.source]) == ""
     copies_D: NDArray[np.uint8] = is_good_D.astype(np.uint8)
     if task.repeats is not None:
         ids_D = batch.column("id").to_numpy()
@@ -164,13 +160,6 @@ def _copies(batch: pa.RecordBatch, task: SelectTask) -> NDArray[np.uint8]:
             taken_D = members_D & is_train_D & is_good_D
             copies_D[taken_D] = copies_of_documents(ids_D[taken_D], task.repeats.get(group, 0.0), task.config.split.seed)
     return copies_D
-
-
-def reasons_of(batch: pa.RecordBatch, cuts: Cuts, copies_D: NDArray[np.uint8]) -> NDArray[np.object_]:
-    """Return "" for a document that is not rejected; `copies_D` is how often it is used."""
-    reason_D = _reasons(batch, cuts)
-    reason_D[(reason_D == "") & (copies_D == 0)] = Reason.OVER_SHARE
-    return reason_D
 
 
 def explain_selection(batch: pa.RecordBatch, row: int, reason: Reason) -> str:
@@ -212,17 +201,19 @@ def _count_labels(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], label_fiel
             counts[SPLITS[split]] += 1
 
 
-def _reasons(batch: pa.RecordBatch, cuts: Cuts) -> NDArray[np.object_]:
-    """Return "" for a good document. One without tokens cannot be placed in a row."""
+def reasons_of(batch: pa.RecordBatch, cuts: Cuts, copies_D: NDArray[np.uint8] | None = None) -> NDArray[np.object_]:
+    """Return "" for a document that is not rejected. `copies_D` is how often it is used; None: as often as it is good."""
     reasons_D: NDArray[np.object_] = np.full(batch.num_rows, "", np.object_)
     if cuts.by_perplexity or cuts.by_classifier:
         scores_D = batch.column("perplexity").to_numpy() if cuts.by_perplexity else None
         probabilities_D = batch.column("wanted").to_numpy() if cuts.by_classifier else None
         reasons_D = _REASONS[judge(cuts.bounds, scores_D, probabilities_D)]
     is_empty_D = np.diff(batch.column("tokens").offsets.to_numpy()) == 0
-    reasons_D[is_empty_D] = Reason.NO_TOKENS
+    reasons_D[is_empty_D] = Reason.NO_TOKENS  # it cannot be placed in a row
     if LOSS_RUNS in batch.schema.names:  # the tokenize stage gives a conversation that is too long one run of length 0
         reasons_D[is_empty_D & (np.diff(batch.column(LOSS_RUNS).offsets.to_numpy()) == 1)] = Reason.TOO_MANY_TOKENS
+    if copies_D is not None:
+        reasons_D[(reasons_D == "") & (copies_D == 0)] = Reason.OVER_SHARE
     return reasons_D
 
 

@@ -23,11 +23,12 @@ from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.tables import TableWriter, tokens_schema
 from data_pipeline.documents import cut_text
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
+from data_pipeline.quality.classifier import Classifier
 from data_pipeline.quality.perplexity import count_scores
-from data_pipeline.stages.augment import Augmenter, is_on
+from data_pipeline.stages.augment import Augmenter
 from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.split import SplitResult, read_kept
-from data_pipeline.stages.train_quality import MODELS, Models, load_models
+from data_pipeline.stages.train_quality import MODELS, Score, load_models
 from data_pipeline.tokenizer import Encoded, Tokenizer, load_tokenizer, round_trip_failures
 
 
@@ -59,8 +60,8 @@ class TokenizeResult:
 
 def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
     tokenizer = _load(task.work / TOKENIZER)
-    models = load_models(task.work / MODELS, task.config.quality)
-    augmenter = Augmenter(tokenizer, task.config.augment) if is_on(task.config.augment) else None
+    reference, classifier = load_models(task.work / MODELS, task.config.quality)
+    augmenter = Augmenter(tokenizer, task.config.augment) if task.config.augment.is_on else None
     ids_type = token_type(tokenizer.vocab_size)
     settings = task.config.tokenizer
     schema = tokens_schema(ids_type, has_mask=task.config.has_mask)
@@ -72,7 +73,7 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
                 result.round_trip_failures = round_trip_failures(tokenizer, texts[:_ROUND_TRIPS])
             parts = _Parts.of(texts, batch.column("parts").to_pylist()) if task.config.has_mask else None
             plain = tokenizer.encode_flat(texts) if parts is None else parts.encode(tokenizer)
-            perplexity_D, wanted_D = _score(texts, plain, models, result)
+            perplexity_D, wanted_D = _score(texts, plain, reference, classifier, result)
             changed = plain if augmenter is None else _augment(augmenter, plain, batch, texts, result)
             encoded = tokenizer.frame(changed, add_bos=settings.add_bos, add_eos=settings.add_eos)
             mask = None
@@ -189,14 +190,14 @@ def _augment(augmenter: Augmenter, plain: Encoded, batch: pa.RecordBatch, texts:
 
 
 def _score(
-    texts: Sequence[str], encoded: Encoded, models: Models, result: TokenizeResult
+    texts: Sequence[str], encoded: Encoded, reference: Score | None, classifier: Classifier | None, result: TokenizeResult
 ) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
     """Return perplexity and probability of being wanted; 0 if there is no model."""
     perplexity_D, wanted_D = np.zeros((2, len(encoded.ends_D)), np.uint16)
-    if models.reference is not None:
-        perplexity_D = models.reference(texts, encoded)
+    if reference is not None:
+        perplexity_D = reference(texts, encoded)
         result.scores = add_counts([result.scores, count_scores(perplexity_D)])
-    if models.classifier is not None:
-        wanted_D = models.classifier.probability(encoded.ids_T, encoded.ends_D)
+    if classifier is not None:
+        wanted_D = classifier.probability(encoded.ids_T, encoded.ends_D)
         result.probabilities = add_counts([result.probabilities, count_scores(wanted_D)])
     return perplexity_D, wanted_D

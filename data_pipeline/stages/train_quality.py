@@ -37,7 +37,7 @@ def train_quality(job: Job, split: Sequence[SplitResult]) -> HeldOut | None:
         files = find_examples((quality.reference,), job.config, job.work) if quality.reference and kind == "text" else ()
         reference = ReferenceTask(documents, files, kind, tokenizer, job.config, models / "reference")
         size = sum(split[task.number].bytes["train"] for task in trusted) + sum(file.bytes for file in files)
-        job.run("reference", make_reference, [reference], [size], ReferenceResult)
+        job.run("reference", make_reference, [reference], [size], dict)
     if not quality.good:
         return None
     good, bad = (find_examples(paths, job.config, job.work) for paths in (quality.good, quality.bad))
@@ -102,20 +102,14 @@ class ReferenceTask:
     output: Path
 
 
-@dataclass(frozen=True)
-class ReferenceResult:
-    """Tokens that the model was trained on; 0 if it was copied."""
-
-    tokens: int
-
-
-def make_reference(task: ReferenceTask) -> ReferenceResult:
+def make_reference(task: ReferenceTask) -> dict[str, int]:
+    """Return the number of tokens that trained the model, as `tokens`; 0 if it was copied."""
     task.output.parent.mkdir(parents=True, exist_ok=True)
     path = task.config.quality.reference
     if path is not None and task.kind == "arpa":
-        return commit_result(task, ReferenceResult(0), files=_write(task.output.with_name(_ARPA), read_arpa(path).to_bytes()))
+        return commit_result(task, {"tokens": 0}, files=_write(task.output.with_name(_ARPA), read_arpa(path).to_bytes()))
     if path is not None and task.kind == "prepared":
-        return commit_result(task, ReferenceResult(0), files=_copy_of_prepared(path, task.output.parent))
+        return commit_result(task, {"tokens": 0}, files=_copy_of_prepared(path, task.output.parent))
     tokenizer = load_tokenizer(task.tokenizer, trial=False)
 
     def batches() -> Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]:
@@ -127,8 +121,9 @@ def make_reference(task: ReferenceTask) -> ReferenceResult:
             yield array, np.array([len(array)])
 
     model = train_reference(batches(), tokenizer.vocab_size, task.config.quality)
-    result = ReferenceResult(int(model.singles_V[:-1].sum()))
-    return commit_result(task, result, files=_write(task.output.with_name(_REFERENCE), model.to_bytes()))
+    return commit_result(
+        task, {"tokens": int(model.singles_V[:-1].sum())}, files=_write(task.output.with_name(_REFERENCE), model.to_bytes())
+    )
 
 
 def _copy_of_prepared(path: Path, models: Path) -> dict[Path, str]:
@@ -182,19 +177,10 @@ def _encoded_examples(files: Sequence[InputFile], tokenizer: Tokenizer, config: 
 Score = Callable[[Sequence[str], Encoded], NDArray[np.uint16]]  # each text is given with its ids by this preparation's tokenizer
 
 
-@dataclass(frozen=True)
-class Models:
-    """None if the settings do not ask for the model."""
-
-    reference: Score | None
-    classifier: Classifier | None
-
-
-def load_models(folder: Path, settings: QualityConfig) -> Models:
-    return Models(
-        _load_reference(folder) if settings.measures_perplexity else None,
-        Classifier.from_bytes((folder / _CLASSIFIER).read_bytes()) if settings.good else None,
-    )
+def load_models(folder: Path, settings: QualityConfig) -> tuple[Score | None, Classifier | None]:
+    """Return the reference model and the classifier; None if the settings do not ask for it."""
+    reference = _load_reference(folder) if settings.measures_perplexity else None
+    return reference, Classifier.from_bytes((folder / _CLASSIFIER).read_bytes()) if settings.good else None
 
 
 def _load_reference(folder: Path) -> Score:

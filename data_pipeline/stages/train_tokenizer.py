@@ -12,7 +12,7 @@ from data_pipeline.conversations.chat_template import TEMPLATE_FILE, ChatTemplat
 from data_pipeline.dataset.layout import TOKENIZER
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.execution.tasks import commit_result
-from data_pipeline.stages.job import Job, PartitionTask, is_trained
+from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.split import SplitResult, read_kept, texts_of
 from data_pipeline.tokenizer import Tokenizer, save_tokenizer
 from data_pipeline.tokenizer.training import alphabet_of, sample_pieces, train_tokenizer
@@ -23,10 +23,10 @@ def train_on_sample(job: Job, split: Sequence[SplitResult], chat: ChatTemplate |
     settings = job.config.tokenizer
     sizes = [result.bytes["train"] for result in split]
     samples: list[SampleTask] = []
-    if is_trained(settings):
+    if settings.is_trained:
         fraction = settings.sample_bytes / max(sum(sizes), 1)
         samples = job.tasks(SampleTask, fraction=fraction)
-        job.run("sample", sample_partition, samples, sizes, SampleResult)
+        job.run("sample", sample_partition, samples, sizes, dict)
     outputs = tuple(sample.output for sample in samples)
     special = job.special_tokens if settings.path is None else job.config.augment.special_tokens
     task = TrainTask(outputs, settings, special, sum(sizes), job.work / TOKENIZER, None if chat is None else chat.source)
@@ -43,12 +43,7 @@ class SampleTask(PartitionTask):
     fraction: float
 
 
-@dataclass(frozen=True)
-class SampleResult:
-    bytes: int  # of UTF-8
-
-
-def sample_partition(task: SampleTask) -> SampleResult:
+def sample_partition(task: SampleTask) -> dict[str, int]:
     """Write pieces of the training text; only its alphabet for a tokenizer of characters."""
     num_bytes = 0
     texts = (text for batch in read_kept(task.place("text"), task.place("split")) for text in texts_of(batch, "train"))
@@ -57,7 +52,7 @@ def sample_partition(task: SampleTask) -> SampleResult:
             data = piece.encode()
             table.add((data,), len(data))
             num_bytes += len(data)
-    return commit_result(task, SampleResult(num_bytes), table)
+    return commit_result(task, {"bytes": num_bytes}, table)
 
 
 @dataclass(frozen=True)

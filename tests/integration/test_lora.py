@@ -37,7 +37,7 @@ from trainer.model.parameters import parameters_by_name
 from trainer.parallel.fsdp import load_full
 from trainer.report import report_at_end
 from trainer.report.recorded_run import read_run
-from trainer.report.results import introduction
+from trainer.report.run_page import introduction
 from trainer.runs.layout import REFERENCE
 from trainer.runs.manifest import CheckpointManifest
 from trainer.runs.saved_run import SavedRun, load_config

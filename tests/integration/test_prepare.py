@@ -169,7 +169,7 @@ def test_training_and_validation_share_no_document(prepared: Path) -> None:
 
 def test_a_second_run_finds_everything_done(prepared: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {path: path.stat().st_mtime_ns for path in prepared.rglob("*") if path.is_file() and path.name != "inputs.json"}
-    monkeypatch.setattr(prepare_module, "open_runner_of", forbidden)
+    monkeypatch.setattr(prepare_module, "open_runner", forbidden)
     prepare(config_of(corpus, prepared))
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
@@ -210,7 +210,7 @@ def test_other_data_is_refused_at_once_and_what_is_there_stays(
     output = tmp_path / "out"
     prepare(config_of(tmp_path / "corpus", output))
     before = content_of(output)
-    monkeypatch.setattr(prepare_module, "open_runner_of", forbidden)
+    monkeypatch.setattr(prepare_module, "open_runner", forbidden)
     with pytest.raises(ConfigError, match=r"prepared differently: row_length was 64 and is 32\. Choose another --output"):
         prepare(config_of(tmp_path / "corpus", output, row_length=32))
     (tmp_path / "corpus" / "web" / "a.jsonl").write_bytes(json_lines(sentences(9, 300)))

@@ -1,7 +1,6 @@
 """Hands the events of a run to its sinks. Only rank 0 has all events."""
 
-from trainer.metrics.monitor import Monitor
-from trainer.metrics.setup import opened_monitor
+from trainer.metrics.monitor import Monitor, opened_monitor
 from trainer.metrics.sinks.base import Sink
 from trainer.metrics.sinks.json_lines import JsonLinesSink
 from trainer.metrics.sinks.tensorboard import TensorBoardSink

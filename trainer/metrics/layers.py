@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import islice
 
 import numpy as np
 import torch
@@ -79,14 +79,6 @@ class LayerReading:
         )
 
 
-class StepObserver(Protocol):
-    def before_update(self, step: int) -> None:
-        """Take the gradients, which are complete and unscaled, before they are clipped."""
-
-    def after_update(self, step: int) -> None:
-        """Take the weights after the optimizers."""
-
-
 def layer_of(parameter: str) -> str:
     """`model.layers.3.mlp.up_proj.weight` is in `model.layers.3`, `model.norm.weight` in `model.norm`."""
     parts = parameter.split(".")
@@ -97,11 +89,14 @@ def layer_of(parameter: str) -> str:
 
 
 class LayerObserver:
-    """A `StepObserver` that measures every so many steps; 0 means never. All ranks create one, with the same settings."""
+    """Measures every so many steps; 0 means never. All ranks create one, with the same settings."""
 
     def __init__(self, model: nn.Module, group: Group, norms_every: int, histograms_every: int) -> None:
-        trained = {name: weight for name, weight in parameters_by_name(model).items() if weight.requires_grad}
-        self._layers = _by_layer(trained)
+        self._layers: dict[str, list[nn.Parameter]] = {}
+        for name, weight in parameters_by_name(model).items():
+            if weight.requires_grad:
+                self._layers.setdefault(layer_of(name), []).append(weight)
+        self._layers = dict(sorted(self._layers.items(), key=_numbers_of))
         self._parameters = [weight for layer in self._layers.values() for weight in layer]
         self._sharded = any(isinstance(weight, DTensor) for weight in self._parameters)
         self._group = group
@@ -109,30 +104,36 @@ class LayerObserver:
         self._norms_every, self._histograms_every = norms_every, histograms_every
         self._limits_K = torch.tensor(BIN_LIMITS, dtype=torch.float32, device=group.device)
         self._current: _Measurement | None = None
-        self._arriving: dict[int, _Arriving] = {}
+        self._arriving: dict[int, _Measurement] = {}
 
     @torch.no_grad()
     def before_update(self, step: int) -> None:
-        norms, histograms = self._due(self._norms_every, step), self._due(self._histograms_every, step)
+        """Take the gradients, which are complete and unscaled, before they are clipped."""
+        norms, histograms = (
+            self._measures and every > 0 and (step % every == 0 or step == 1)
+            for every in (self._norms_every, self._histograms_every)
+        )
         self._current = _Measurement(norms, histograms) if norms or histograms else None
         if self._current is not None:
             self._attempt(self._current, self._measure_before)
 
     @torch.no_grad()
     def after_update(self, step: int) -> None:
+        """Take the weights after the optimizers."""
         current, self._current = self._current, None
         if current is None:
             return
         self._attempt(current, self._measure_after)
-        numbers = current.numbers
-        if numbers is None and self._sharded:  # the other ranks wait for this rank in the sum
-            numbers = torch.full((self._size(current),), torch.nan, dtype=torch.float64, device=self._group.device)
-        if numbers is None:
-            return
         if self._sharded:
-            numbers = self._group.sum(numbers)
+            if current.failed:  # the other ranks wait for this rank in the sum
+                size = len(self._layers) * (_NUM_NORMS * current.norms + 2 * (_NUM_BINS + 2) * current.histograms)
+                current.numbers = torch.full((size,), torch.nan, dtype=torch.float64, device=self._group.device)
+            current.numbers = self._group.sum(current.numbers)
+        elif current.failed:
+            return
         if self._group.is_main:
-            self._arriving[step] = _Arriving(numbers, norms=current.norms)
+            current.send()
+            self._arriving[step] = current
 
     def _attempt(self, current: _Measurement, measure: Callable[[_Measurement], None]) -> None:
         """AdamW needs no further memory. Muon's update can run out of it, because a copy of the weights exists at the same time."""
@@ -143,7 +144,7 @@ class LayerObserver:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            current.give_up()
+            current.failed, current.before, current.squares, current.parts = True, [], [], []
             _log.warning("too little memory to measure the layers in this step; training continues")
 
     def _measure_before(self, current: _Measurement) -> None:
@@ -151,63 +152,69 @@ class LayerObserver:
         nothing = torch.zeros(1, device=self._group.device)  # for a parameter that the loss did not use
         gradients = [nothing if weight.grad is None else _local(weight.grad) for weight in self._parameters]
         if current.norms:
-            current.gradients = _squares(gradients)
+            current.squares = [_squares(gradients)]
             current.before = [weight.clone() for weight in weights]
         if current.histograms:
-            current.parts += [self._binned(gradients), self._binned(weights)]
+            current.parts = [self._binned(gradients), self._binned(weights)]
 
     def _measure_after(self, current: _Measurement) -> None:
         parts = current.parts
-        if current.gradients is not None:
-            weights = _squares(current.before)
+        if current.norms:
+            current.squares.append(_squares(current.before))
             torch._foreach_sub_(current.before, [_local(weight.detach()) for weight in self._parameters])
-            parts = [self._per_layer(torch.stack([current.gradients, weights, _squares(current.before)])), *parts]
+            squares_KP = torch.stack([*current.squares, _squares(current.before)])
+            each_KP = torch.split(squares_KP, [len(layer) for layer in self._layers.values()], dim=1)
+            parts = [torch.stack([part.sum(1) for part in each_KP], dim=1), *parts]
         current.numbers = torch.cat([part.flatten() for part in parts])
+        current.before, current.squares, current.parts = [], [], []
 
-    def _size(self, current: _Measurement) -> int:
-        return len(self._layers) * (_NUM_NORMS * current.norms + 2 * (_NUM_BINS + 2) * current.histograms)
+    def _binned(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return counts, sum and sum of squares of each layer's values, (N, bins + 2) in fp64, which counts exactly up to 2^53."""
+        rows, rest = [], iter(tensors)
+        for layer in self._layers.values():
+            counts = torch.zeros(_NUM_BINS, dtype=torch.int64, device=self._group.device)
+            total = torch.zeros(2, dtype=torch.float64, device=self._group.device)
+            for tensor in islice(rest, len(layer)):
+                for piece in torch.split(tensor.flatten().float(), _PIECE):
+                    # Sorted, not added by index: in deterministic mode CUDA adds equal indices one after the other.
+                    rising = piece.nan_to_num(float("inf"), float("inf"), float("-inf")).sort().values
+                    ends_K = torch.searchsorted(rising, self._limits_K, right=True)
+                    counts += torch.diff(ends_K, prepend=ends_K.new_zeros(1), append=ends_K.new_full((1,), len(piece)))
+                    total += torch.stack([piece.sum(dtype=torch.float64), piece.double().square().sum()])
+            rows.append(torch.cat([counts.double(), total]))
+        return torch.stack(rows)
 
     def reading(self, step: int) -> LayerReading | None:
         """Return the measurements of a step once, on rank 0; None if they were not due. Waits until the device has them."""
-        arriving = self._arriving.pop(step, None)
-        if arriving is None:
+        arrived = self._arriving.pop(step, None)
+        if arrived is None:
             return None
-        numbers = arriving.numbers()
-        return None if np.isnan(numbers).all() else self._read(step, numbers, norms=arriving.norms)
+        if arrived.arrival is not None:
+            arrived.arrival.synchronize()
+        numbers: NDArray[np.float64] = arrived.numbers.numpy()
+        if np.isnan(numbers).all():
+            return None
+        names = list(self._layers)
+        norms: dict[str, LayerNorms] = {}
+        if arrived.norms:
+            squares, numbers = np.split(numbers, [_NUM_NORMS * len(names)])
+            norms = {
+                name: LayerNorms(*map(float, np.sqrt(each)))
+                for name, each in zip(names, squares.reshape(_NUM_NORMS, len(names)).T, strict=True)
+            }
+        gradients, weights = (
+            {
+                name: Histogram(row[:_NUM_BINS].astype(np.int64), float(row[_NUM_BINS]), float(row[_NUM_BINS + 1]))
+                for name, row in zip(names, rows, strict=False)
+            }
+            for rows in numbers.reshape(2, -1, _NUM_BINS + 2)
+        )
+        return LayerReading(step, norms, gradients, weights)
 
     def forget(self) -> None:
         """Drop all measurements that were not read, because the step failed or the run goes back to an earlier step."""
         self._current = None
         self._arriving.clear()
-
-    def _due(self, every: int, step: int) -> bool:
-        return self._measures and every > 0 and (step % every == 0 or step == 1)
-
-    def _per_layer(self, squares_KP: Tensor) -> Tensor:
-        sizes = [len(layer) for layer in self._layers.values()]
-        return torch.stack([part.sum(1) for part in torch.split(squares_KP, sizes, dim=1)], dim=1)
-
-    def _binned(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return counts, sum and sum of squares of each layer's values, (N, bins + 2) in fp64, which counts exactly up to 2^53."""
-        rows, place = [], 0
-        for layer in self._layers.values():
-            rows.append(_layer_histogram(tensors[place : place + len(layer)], self._limits_K))
-            place += len(layer)
-        return torch.stack(rows)
-
-    def _read(self, step: int, numbers: NDArray[np.float64], *, norms: bool) -> LayerReading:
-        names, num_layers = list(self._layers), len(self._layers)
-        by_layer: dict[str, LayerNorms] = {}
-        if norms:
-            squares_KN = numbers[: _NUM_NORMS * num_layers].reshape(_NUM_NORMS, num_layers)
-            by_layer = {name: LayerNorms(*map(float, np.sqrt(squares_KN[:, place]))) for place, name in enumerate(names)}
-            numbers = numbers[_NUM_NORMS * num_layers :]
-        if not len(numbers):
-            return LayerReading(step, by_layer, {}, {})
-        gradients, weights = (
-            dict(zip(names, map(_histogram, rows), strict=True)) for rows in numbers.reshape(2, num_layers, _NUM_BINS + 2)
-        )
-        return LayerReading(step, by_layer, gradients, weights)
 
 
 @dataclass
@@ -216,37 +223,22 @@ class _Measurement:
     histograms: bool
     failed: bool = False
     before: list[Tensor] = field(default_factory=list)
-    gradients: Tensor | None = None  # squared norms, (P,)
+    squares: list[Tensor] = field(default_factory=list)  # squared norms of gradients and of weights, (P,)
     parts: list[Tensor] = field(default_factory=list)  # histograms of gradients and of weights, (N, bins + 2) each
-    numbers: Tensor | None = None
+    numbers: Tensor = field(default_factory=lambda: torch.empty(0))
+    arrival: torch.cuda.Event | None = None
 
-    def give_up(self) -> None:
-        self.failed, self.before, self.gradients, self.parts = True, [], None, []
-
-
-class _Arriving:
-    def __init__(self, numbers: Tensor, *, norms: bool) -> None:
-        self.norms = norms
-        self._arrived: torch.cuda.Event | None = None
-        self._numbers = numbers
-        if numbers.is_cuda:
-            self._numbers = torch.empty_like(numbers, device="cpu", pin_memory=True)
-            self._numbers.copy_(numbers, non_blocking=True)
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record()
-
-    def numbers(self) -> NDArray[np.float64]:
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        array: NDArray[np.float64] = self._numbers.numpy()
-        return array
+    def send(self) -> None:
+        """Begin the copy of the numbers to the host."""
+        if self.numbers.is_cuda:
+            on_device, self.numbers = self.numbers, torch.empty_like(self.numbers, device="cpu", pin_memory=True)
+            self.numbers.copy_(on_device, non_blocking=True)
+            self.arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.arrival.record()
 
 
-def _by_layer(parameters: Mapping[str, nn.Parameter]) -> dict[str, list[nn.Parameter]]:
-    layers: dict[str, list[nn.Parameter]] = {}
-    for name, parameter in parameters.items():
-        layers.setdefault(layer_of(name), []).append(parameter)
-    return dict(sorted(layers.items(), key=lambda item: [int(part) if part.isdigit() else -1 for part in item[0].split(".")]))
+def _numbers_of(layer: tuple[str, object]) -> list[int]:
+    return [int(part) if part.isdigit() else -1 for part in layer[0].split(".")]
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -255,20 +247,3 @@ def _local(tensor: Tensor) -> Tensor:
 
 def _squares(tensors: list[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(tensors)).double().square()
-
-
-def _layer_histogram(tensors: Sequence[Tensor], limits_K: Tensor) -> Tensor:
-    counts = torch.zeros(_NUM_BINS, dtype=torch.int64, device=limits_K.device)
-    total = torch.zeros(2, dtype=torch.float64, device=limits_K.device)
-    for tensor in tensors:
-        for piece in torch.split(tensor.flatten().float(), _PIECE):
-            # Sorted, not added by index: in deterministic mode CUDA adds equal indices one after the other.
-            rising = piece.nan_to_num(float("inf"), float("inf"), float("-inf")).sort().values
-            ends_K = torch.searchsorted(rising, limits_K, right=True)
-            counts += torch.diff(ends_K, prepend=ends_K.new_zeros(1), append=ends_K.new_full((1,), len(piece)))
-            total += torch.stack([piece.sum(dtype=torch.float64), piece.double().square().sum()])
-    return torch.cat([counts.double(), total])
-
-
-def _histogram(row: NDArray[np.float64]) -> Histogram:
-    return Histogram(row[:_NUM_BINS].astype(np.int64), float(row[_NUM_BINS]), float(row[_NUM_BINS + 1]))

@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from trainer.config import AlertsConfig
+import torch
+
+from common.files import parse_json, read_input
+from common.redaction import redacted_settings
+from trainer.config import AlertsConfig, TrainConfig
+from trainer.distributed.group import Group
 from trainer.distributed.stragglers import SlowRank
 from trainer.health.alert_rules import AlertRules
-from trainer.machine.sampler import HardwareReading
+from trainer.machine.gpus import KernelLog, opened_gpus
+from trainer.machine.sampler import HardwareReading, HardwareSampler, Host
 from trainer.metrics.layers import LayerReading
 from trainer.metrics.sinks.base import Sink
-from trainer.metrics.step_metrics import StepMetrics
-from trainer.runs.events import AlertEvent, Event, HardwareEvent, SampleEvent, SaveEvent, ScalarsEvent, ScoresEvent, TrainEvent
-from trainer.runs.metrics_file import CutOff
+from trainer.metrics.sinks.json_lines import JsonLinesSink, NodeHardwareSink
+from trainer.metrics.sinks.mlflow_sink import MlflowSink
+from trainer.metrics.sinks.tensorboard import TensorBoardSink
+from trainer.metrics.sinks.terminal import TerminalSink
+from trainer.metrics.sinks.wandb_sink import WandbSink
+from trainer.metrics.step_metrics import RunFacts, StepMetrics
+from trainer.runs.events import AlertEvent, Event, HardwareEvent, SampleEvent, SaveEvent, ScoresEvent, TrainEvent
+from trainer.runs.layout import METRICS
+from trainer.runs.metrics_file import CutOff, events_until
+from trainer.watchdog.processes import LAUNCHER_VARIABLE
+
+_MAX_REPORT_BYTES = 64 << 20
 
 
 class Monitor:
@@ -48,9 +66,11 @@ class Monitor:
         for sink in self._sinks:
             sink.model(graph)
 
-    def write(self, event: Event) -> None:
-        for sink in self._sinks:
-            sink.write(event)
+    def write(self, event: Event | None) -> None:
+        """An extension may give None."""
+        if event is not None:
+            for sink in self._sinks:
+                sink.write(event)
 
     def train(self, metrics: StepMetrics) -> StepMetrics:
         with self._measured():
@@ -99,10 +119,6 @@ class Monitor:
     def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
         for sink in self._sinks:
             sink.samples(step, samples, scores)
-
-    def scalars(self, event: ScalarsEvent | None) -> None:
-        if event is not None:
-            self.write(event)
 
     def saving(self, step: int, stall_s: float) -> None:
         """Report how long training waited for the checkpoint of a step. A second checkpoint of that step is not reported."""
@@ -183,3 +199,58 @@ class RunningNumbers:
                 self.after_alert(event.rule)
             elif isinstance(event, SaveEvent):
                 self.after_save(event.step)
+
+
+@contextmanager
+def opened_monitor(config: TrainConfig, group: Group, *, last_step: int | None, cut_off: CutOff | None) -> Iterator[Monitor]:
+    """Rank 0 has all sinks; the first rank of each further machine has one for its hardware. `cut_off` is None for a new run."""
+    with ExitStack() as stack:
+        running, sinks = RunningNumbers(config.log.average_steps), list[Sink]()
+
+        def open_on_main() -> None:
+            for sink in _sinks(config, last_step, cut_off):
+                stack.callback(sink.close)
+                sink.begin(facts)
+                sinks.append(sink)
+            if cut_off is not None:
+                running.restore(events_until(config.run / METRICS, cut_off))
+
+        try:
+            report = parse_json(read_input(config.data / "report.json", _MAX_REPORT_BYTES, below=config.data))
+        except (OSError, ValueError):
+            report = {}
+        settings = redacted_settings(config.model_dump(mode="json"))
+        facts = RunFacts(config.run.name, settings, report if isinstance(report, dict) else {})
+        group.on_main(open_on_main)  # an error there is raised on every rank
+        if group.local_rank:
+            yield Monitor()
+            return
+        if not group.is_main:
+            sinks.append(NodeHardwareSink(config.run / f"hardware-rank-{group.rank}.jsonl", cut_off))
+            stack.callback(sinks[0].close)
+        readings = stack.enter_context(_readings(config, group))
+        yield Monitor(sinks, running, config.alerts, readings, history=partial(events_until, config.run / METRICS))
+
+
+def _sinks(config: TrainConfig, last_step: int | None, cut_off: CutOff | None) -> Iterator[Sink]:
+    run, settings = config.run, config.log
+    yield JsonLinesSink(run / METRICS, cut_off)
+    yield TensorBoardSink(run / "tensorboard", cut_off, settings.every_steps)
+    yield TerminalSink(0 if cut_off is None else cut_off.step, last_step, settings.every_steps)
+    if settings.wandb_project is not None:
+        yield WandbSink(run, settings.wandb_project, settings.every_steps)
+    if settings.mlflow_uri is not None:
+        yield MlflowSink(run, settings.mlflow_uri, settings.mlflow_experiment, settings.every_steps)
+
+
+@contextmanager
+def _readings(config: TrainConfig, group: Group) -> Iterator[Any]:
+    if not config.log.hardware_every_s:
+        yield lambda: ()
+        return
+    launcher = int(os.environ.get(LAUNCHER_VARIABLE) or os.getpid())
+    visible = range(torch.cuda.device_count() if group.device.type == "cuda" else 0)
+    gpus = opened_gpus([str(torch.cuda.get_device_properties(number).uuid) for number in visible])
+    sampler = HardwareSampler(gpus, Host(config.run, launcher), config.log.hardware_every_s, KernelLog())
+    with sampler.running():
+        yield sampler.take

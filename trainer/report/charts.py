@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from common.html.chart import WIDE, Chart, Line
-from common.html.curves import Curve, average_window, moving_average
+from common.html.chart import WIDE, Chart, Curve, Line, average_window, moving_average
 from common.untrusted import number
 from trainer.config import TrainConfig
 from trainer.report.recorded_run import RecordedRun, part
@@ -26,25 +25,39 @@ def main_charts(run: RecordedRun) -> list[Chart]:
     validation = Line("validation", run.validation("val_loss"), look=1, points=True)
     charts = [Chart("Loss", f"nats per {run.target}", (*each_step, Line(smooth, average), validation), log_from=WIDE)]
     perplexities = [Line("validation", run.validation("perplexity"), look=1, points=True)] if run.has_perplexity else []
-    if run.objective == "language":
+    if run.record.identity.get("objective", "language") == "language":
         with np.errstate(over="ignore"):
             perplexities.insert(0, Line(smooth, Curve(average.x_N, np.exp(average.y_N))))
     if perplexities:
         charts.append(Chart("Perplexity", "exp(loss)", tuple(perplexities), log_from=WIDE))
-    return charts + step_charts(run, main=True)
+    return charts + _step_charts(run, main=True)
 
 
 def all_charts(run: RecordedRun) -> list[Chart]:
-    return [*main_charts(run), *step_charts(run, main=False), *_evaluation_charts(run), *layer_charts(run)]
+    charts, groups = main_charts(run) + _step_charts(run, main=False), group_titles()
+    for name, metric in metrics_of(EvalEvent).items():
+        if name in groups:
+            points: dict[str, list[tuple[float, float]]] = {}
+            for event in run.evaluations:
+                for group, score in getattr(event, name).items():
+                    points.setdefault(group, []).append((event.step, score.loss))
+            if 1 < len(points) <= _MAX_GROUPS:
+                lines = tuple(Line(group, Curve.of(some), look, points=True) for look, (group, some) in enumerate(points.items()))
+                charts.append(Chart(f"Validation loss by {groups[name]}", f"nats per {run.target}", lines, log_from=WIDE))
+        elif metric.plot is not None and len(curve := run.validation(name)):
+            charts.append(chart_of(metric.plot, (Line(_name(metric.plot), scaled(metric.plot, curve), look=1, points=True),)))
+    return charts + layer_charts(run)
 
 
-def step_charts(run: RecordedRun, *, main: bool) -> list[Chart]:
+def _step_charts(run: RecordedRun, *, main: bool) -> list[Chart]:
     charts = []
     for name, metric in metrics_of(TrainEvent).items():
-        plot = metric.plot
-        if plot is not None and plot.main == main and len(run.curve(name)):
+        if (plot := metric.plot) is not None and plot.main == main and len(run.curve(name)):
             curve = scaled(plot, run.curve(name))
-            lines = _with_average(_name(plot), curve) if plot.averaged else (Line(_name(plot), curve),)
+            lines: tuple[Line, ...] = (Line(_name(plot), curve),)
+            if plot.averaged and (window := average_window(len(curve))) > 1:
+                each_step = Line("each step", curve, look=6, faint=True)
+                lines = (each_step, Line(f"mean of {window} steps", moving_average(curve, window)))
             charts.append(chart_of(plot, lines))
     return charts
 
@@ -63,19 +76,6 @@ def loss_window(run: RecordedRun) -> int:
 
 def group_titles() -> dict[str, str]:
     return {name: metric.plot.title for name, metric in metrics_of(EvalEvent).items() if metric.plot and "{}" in metric.curve}
-
-
-def _evaluation_charts(run: RecordedRun) -> list[Chart]:
-    charts, groups = [], group_titles()
-    for name, metric in metrics_of(EvalEvent).items():
-        if name in groups:
-            curves = _by_group(run, name)
-            if 1 < len(curves) <= _MAX_GROUPS:
-                lines = tuple(Line(group, curve, look=look, points=True) for look, (group, curve) in enumerate(curves.items()))
-                charts.append(Chart(f"Validation loss by {groups[name]}", f"nats per {run.target}", lines, log_from=WIDE))
-        elif metric.plot is not None and len(curve := run.validation(name)):
-            charts.append(chart_of(metric.plot, (Line(_name(metric.plot), scaled(metric.plot, curve), look=1, points=True),)))
-    return charts
 
 
 def layer_charts(run: RecordedRun) -> list[Chart]:
@@ -127,18 +127,3 @@ def scaled(plot: Plot, curve: Curve) -> Curve:
 
 def _name(plot: Plot) -> str:
     return plot.title[:1].lower() + plot.title[1:]
-
-
-def _with_average(name: str, curve: Curve) -> tuple[Line, ...]:
-    window = average_window(len(curve))
-    if window == 1:
-        return (Line(name, curve),)
-    return (Line("each step", curve, look=6, faint=True), Line(f"mean of {window} steps", moving_average(curve, window)))
-
-
-def _by_group(run: RecordedRun, by: str) -> dict[str, Curve]:
-    points: dict[str, list[tuple[float, float]]] = {}
-    for event in run.evaluations:
-        for name, score in getattr(event, by).items():
-            points.setdefault(name, []).append((float(event.step), score.loss))
-    return {name: Curve.of(some) for name, some in points.items()}

@@ -13,13 +13,13 @@ from pydantic_core import PydanticUndefined
 from common.files import read_input
 from common.paths import RECIPES
 from common.settings.dotted import flatten
-from common.settings.load import AUTO, MAX_SETTINGS_BYTES
+from common.settings.load import AUTO, MAX_SETTINGS_BYTES, recipe_path
 from common.settings.model import setting_names, with_nones
 from common.settings.toml import parse_toml
 from trainer.config import TrainConfig
 from trainer.config.model import ModelConfig
 
-PLACES = ("run", "data", "recipe")  # settings that are paths or names of files, and do not change the training
+_PLACES = ("run", "data", "recipe")  # settings that are paths or names of files, and do not change the training
 _MAX_WHOLE = 1e15  # whole numbers from here on are written with an exponent
 
 
@@ -59,7 +59,8 @@ def recipe_of(config: Mapping[str, Any]) -> Recipe:
     if name in (None, AUTO):  # `auto` has no file
         return Recipe(name, {})
     name = str(name)
-    below, path = _recipe_path(name)
+    path = Path.cwd() / recipe_path(name)
+    below = RECIPES if path.parent == RECIPES else Path.cwd()  # the name is untrusted, and may not lead out of these folders
     try:
         values = parse_toml(read_input(path, MAX_SETTINGS_BYTES, below=below)).get("train", {})
         if not isinstance(values, Mapping):
@@ -70,20 +71,13 @@ def recipe_of(config: Mapping[str, Any]) -> Recipe:
     return Recipe(name, set_values(with_nones(TrainConfig, values)))
 
 
-def _recipe_path(name: str) -> tuple[Path, Path]:
-    """Return the path of a recipe, and before it the folder out of which this untrusted path may not lead."""
-    is_path = name.endswith(".toml") or "/" in name
-    below = Path.cwd() if is_path else RECIPES
-    return below, below / (name if is_path else f"{name}.toml")
-
-
 def differences(config: Mapping[str, Any], recipe: Recipe) -> list[ChangedSetting]:
     defaults, used = _defaults(), set_values(config)
     names = dict.fromkeys((*defaults, *recipe.values, *used))
     return [
         ChangedSetting(name, worded(before), name in recipe.values, worded(used.get(name)))
         for name in names
-        if name not in PLACES and worded(before := recipe.values.get(name, defaults.get(name))) != worded(used.get(name))
+        if name not in _PLACES and worded(before := recipe.values.get(name, defaults.get(name))) != worded(used.get(name))
     ]
 
 
@@ -102,25 +96,18 @@ def compared_settings(config: Mapping[str, Any], identity: Mapping[str, Any]) ->
     defaults, written = _defaults(), set_values(config)
     settings = defaults | written | {name: value for name, value in identity.items() if name in defaults}
     if name := written.get("recipe"):
-        settings["recipe"] = _recipe_path(str(name))[1]
+        settings["recipe"] = Path.cwd() / recipe_path(str(name))
     if settings.get("extension") and "extension" not in identity:
         settings["extension"] = Path(str(settings["extension"])).resolve()
-    settings |= _implied(settings)
-    return {name: value for name, value in settings.items() if name == "recipe" or name not in PLACES}
-
-
-def _implied(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that follow from other settings in place of none, nothing if the settings are not those of a run."""
-    names = tuple(ModelConfig.model_fields)
     try:
-        model = ModelConfig.model_validate({name: settings[f"model.{name}"] for name in names})
+        model = ModelConfig.model_validate({name: settings[f"model.{name}"] for name in ModelConfig.model_fields})
     except ValidationError:
-        return {}
-    sizes = {"head_dim": model.head_size, "kv_heads": model.num_kv_heads, "mlp_width": model.mlp_size}
-    implied: dict[str, Any] = {f"model.{name}": value for name, value in sizes.items()}
-    if settings["optim.kind"] == "muon" and settings["optim.muon_lr"] is None:
-        implied["optim.muon_lr"] = settings["optim.lr"]
-    return implied
+        pass  # the settings are not those of a run
+    else:
+        settings |= {"model.head_dim": model.head_size, "model.kv_heads": model.num_kv_heads, "model.mlp_width": model.mlp_size}
+        if settings["optim.kind"] == "muon" and settings["optim.muon_lr"] is None:
+            settings["optim.muon_lr"] = settings["optim.lr"]
+    return {name: value for name, value in settings.items() if name == "recipe" or name not in _PLACES}
 
 
 def _defaults() -> dict[str, Any]:

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
-from common.html.chart import Chart, Line, short
-from common.text import visible
+from common.html.chart import Chart, short
+from common.text import shortened, visible
 from trainer.runs.events import Score
 from trainer.runs.metric import encodable
 
@@ -64,36 +64,26 @@ def _draw(axes: Axes, chart: Chart) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _place: short(value)))
     for line in chart.shown:
-        _line(axes, line)
-    _bad_marks(axes, chart.shown)
+        found, colour = line.thinned, _COLOURS[line.look % len(_COLOURS)]
+        if not found.whole:
+            axes.fill_between(found.x_C, found.low_C, found.high_C, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(
+            found.x_C,
+            found.mean_C,
+            color=colour,
+            linewidth=0.8 if line.faint else 1.6,
+            alpha=0.6 if line.faint else 1.0,
+            linestyle="-" if line.faint else _DASHES[line.look % len(_DASHES)],
+            marker=_MARKERS[line.look % len(_MARKERS)] if line.points and len(found.x_C) <= _MAX_MARKERS else None,
+            markersize=4,
+            label=_plain(line.name),
+        )
+    bad = np.concatenate([line.thinned.x_C[line.thinned.bad_C > 0] for line in chart.shown])
+    if len(bad):
+        top, crosses = axes.get_xaxis_transform(), np.ones(len(bad))
+        axes.plot(bad, crosses, "x", transform=top, color=_COLOURS[1], clip_on=False, label="not a finite number")
     if len(chart.shown) > 1:
         axes.legend(fontsize=8, frameon=False)
-
-
-def _line(axes: Axes, line: Line) -> None:
-    found, colour = line.thinned, _COLOURS[line.look % len(_COLOURS)]
-    if not found.whole:
-        axes.fill_between(found.x_C, found.low_C, found.high_C, color=colour, alpha=0.2, linewidth=0)
-    axes.plot(
-        found.x_C,
-        found.mean_C,
-        color=colour,
-        linewidth=0.8 if line.faint else 1.6,
-        alpha=0.6 if line.faint else 1.0,
-        linestyle="-" if line.faint else _DASHES[line.look % len(_DASHES)],
-        marker=_MARKERS[line.look % len(_MARKERS)] if line.points and len(found.x_C) <= _MAX_MARKERS else None,
-        markersize=4,
-        label=_plain(line.name),
-    )
-
-
-def _bad_marks(axes: Axes, lines: Sequence[Line]) -> None:
-    places = np.concatenate([line.thinned.x_C[line.thinned.bad_C > 0] for line in lines])
-    if len(places):
-        height = axes.get_xaxis_transform()
-        axes.plot(
-            places, np.ones(len(places)), "x", transform=height, color=_COLOURS[1], clip_on=False, label="not a finite number"
-        )
 
 
 def _plain(words: str) -> str:
@@ -138,7 +128,7 @@ def perplexity_bars(scores: Mapping[str, Score], title: str) -> Picture:
         shown = sorted(shown, key=lambda item: -item[1].loss)[:_MOST_BARS]
     values = [np.nan if score.perplexity is None else score.perplexity for _, score in shown]
     heights = [value if np.isfinite(value) else 0.0 for value in values]
-    names = [_literal(name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…") for name, _ in shown]
+    names = [_literal(shortened(name, _LONGEST_NAME)) for name, _ in shown]
     labels = [f"{value:.4g}  ({score.num_targets:,} targets)" for value, (_, score) in zip(values, shown, strict=True)]
     width, height = 8.0, 1 + 0.35 * len(shown)
     left = 0.3 + _CHARACTER * max(map(len, names))
@@ -161,7 +151,7 @@ def confusion_picture(counts: Mapping[str, Mapping[str, int]], title: str) -> Pi
         totals.setdefault(name, 0)
     names = sorted(sorted(totals, key=lambda name: -totals[name])[:_MOST_LABELS])
     shares = np.array([[counts.get(true, {}).get(name, 0) / max(1, totals[true]) for name in names] for true in names])
-    shown = [_literal(name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…") for name in names]
+    shown = [_literal(shortened(name, _LONGEST_NAME)) for name in names]
     side = 2.5 + 0.45 * len(names)
     figure = Figure(figsize=(side, side), layout="constrained")
     axes = figure.add_subplot()

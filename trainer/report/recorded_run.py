@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -12,11 +12,11 @@ import numpy as np
 
 from common.errors import CheckpointError
 from common.files import digest_bytes
-from common.html.curves import Curve, median
+from common.html.chart import Curve, median
 from common.redaction import redacted_settings
 from common.untrusted import read_run_file
 from trainer.runs.events import AlertEvent, EvalEvent, Event, TrainEvent
-from trainer.runs.layout import METRICS, manifest_path, saved_steps
+from trainer.runs.layout import METRICS, manifest_path
 from trainer.runs.manifest import MAX_MANIFEST_BYTES, CheckpointManifest
 from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import read_events
@@ -74,12 +74,12 @@ class RecordedRun:
         return median(self.curve("tokens_per_s").y_N)
 
     @property
-    def evaluations(self) -> Sequence[EvalEvent]:
-        return self.of(EvalEvent)
+    def mfu(self) -> float | None:
+        return median(self.curve("mfu").y_N)
 
     @property
-    def objective(self) -> str:
-        return str(self.record.identity.get("objective", "language"))
+    def evaluations(self) -> Sequence[EvalEvent]:
+        return self.of(EvalEvent)
 
     @property
     def target(self) -> str:
@@ -118,15 +118,9 @@ def read_run(path: Path) -> RecordedRun:
     """Read a run without its tensors. Raises CheckpointError if there is no run, or a file of it is damaged."""
     saved = SavedRun(path)
     record = saved.record
-    metrics = path / METRICS
-    curves, events = _sorted(read_events(metrics) if metrics.exists() else ())
-    return RecordedRun(path, record, redacted_settings(saved.settings), curves, events, _checkpoints(path))
-
-
-def _sorted(events: Iterable[Event]) -> tuple[dict[str, Curve], dict[type, list[Event]]]:
     points: dict[str, tuple[list[float], list[float]]] = {}
     others: dict[type, list[Event]] = {}
-    for event in events:
+    for event in read_events(path / METRICS) if (path / METRICS).exists() else ():
         if not isinstance(event, TrainEvent):
             others.setdefault(type(event), []).append(event)
             continue
@@ -137,21 +131,16 @@ def _sorted(events: Iterable[Event]) -> tuple[dict[str, Curve], dict[type, list[
             if (value := getattr(event, name)) is not None:
                 steps.append(event.step)
                 values.append(value)
-    return {
-        name: Curve(np.array(steps, np.float64), np.array(values, np.float64)) for name, (steps, values) in points.items()
-    }, others
-
-
-def _checkpoints(path: Path) -> list[SavedCheckpoint]:
-    found = []
-    for step in saved_steps(path):
+    curves = {name: Curve(np.array(steps, np.float64), np.array(values, np.float64)) for name, (steps, values) in points.items()}
+    checkpoints = []
+    for step in saved.steps:
         file = manifest_path(path, step)
         try:
             data = read_run_file(file, MAX_MANIFEST_BYTES, path)
             manifest = CheckpointManifest.from_file(data)
         except (OSError, ValueError, CheckpointError):
             if file.parent.exists():  # otherwise the run, which still trains, has deleted it since
-                found.append(SavedCheckpoint(step))
+                checkpoints.append(SavedCheckpoint(step))
             continue
-        found.append(SavedCheckpoint(step, sum(manifest.objects.values()), manifest.num_weights, digest_bytes(data)))
-    return found
+        checkpoints.append(SavedCheckpoint(step, sum(manifest.objects.values()), manifest.num_weights, digest_bytes(data)))
+    return RecordedRun(path, record, redacted_settings(saved.settings), curves, others, checkpoints)

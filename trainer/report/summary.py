@@ -12,16 +12,13 @@ from trainer.report.write import REPORT
 from trainer.runs.events import EvalEvent, MeasuresEvent
 from trainer.runs.layout import METRICS
 from trainer.runs.metrics_file import read_events
-from trainer.runs.record import Record, target_word
+from trainer.runs.record import target_word
 from trainer.runs.saved_run import SavedRun
 
 
 def summary_lines(run: Path) -> list[str]:
     saved = SavedRun(run)
-    record = saved.record
-    steps, ended_by = record.step, record.ended_by
-    status = "finished" if record.status == "finished" else "stopped"
-    progress = saved.state(saved.steps[-1]).progress
+    record, progress = saved.record, saved.state(saved.steps[-1]).progress
     # The first evaluation shows the model before training, so it is not a result.
     evaluations: dict[int, EvalEvent] = {}
     measures: dict[int, MeasuresEvent] = {}
@@ -33,22 +30,21 @@ def summary_lines(run: Path) -> list[str]:
     unit = target_word(record.identity)
     last, best = evaluations.get(progress.evaluated_step), evaluations.get(progress.best_step or 0)
     report = run / REPORT
+    if record.identity.get("objective") == "classification":
+        following = command_text("classify", run, "FILE")
+    else:
+        is_chat = (run / "tokenizer" / TEMPLATE_FILE).exists()
+        following = command_text("generate", run, *(["--interactive"] if is_chat else ["--prompt", "The "]))
     lines = {
-        status: f"{steps:,} steps in {duration(progress.seconds)} ({ended_by})",
+        "finished" if record.status == "finished" else "stopped": (
+            f"{record.step:,} steps in {duration(progress.seconds)} ({record.ended_by})"
+        ),
         "validation": "no evaluation" if last is None else f"{_scores(last, unit, measures)} at the last step",
         "best": "no evaluation gave a number" if best is None else f"{_scores(best, unit, measures)} at step {best.step:,}",
         "report": str(report) if report.exists() else f"none yet; to write it: {command_text('report', run)}",
-        "next": _next(run, record),
+        "next": following,
     }
     return [f"{name:<10}  {visible(text)}" for name, text in lines.items()]
-
-
-def _next(run: Path, record: Record) -> str:
-    if record.identity.get("objective") == "classification":
-        return command_text("classify", run, "FILE")
-    if (run / "tokenizer" / TEMPLATE_FILE).exists():
-        return command_text("generate", run, "--interactive")
-    return command_text("generate", run, "--prompt", "The ")
 
 
 def _scores(evaluation: EvalEvent, unit: str, measures: Mapping[int, MeasuresEvent]) -> str:

@@ -11,11 +11,9 @@ from typing import Any
 
 from common.errors import ProjectError
 from common.files import write_atomic
-from common.html.chart import WIDE, Chart, Line, measured
-from common.html.curves import Curve
-from common.html.line_chart import draw
+from common.html.chart import WIDE, Chart, Curve, Line, measured
+from common.html.drawing import Coordinate, Rank, Record, draw, draw_parallel
 from common.html.page import UNKNOWN, or_unknown, render_page, template_environment
-from common.html.parallel_lines import Coordinate, Rank, Record, draw_parallel
 from common.settings.toml import to_toml
 from common.text import duration
 from trainer.runs.saved_run import load_config

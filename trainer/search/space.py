@@ -19,8 +19,8 @@ from common.errors import ConfigError
 from common.files import UnusableFileError, read_input
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.markers import NotSearched
+from common.settings.messages import suggest
 from common.settings.model import fields_of, is_among, is_list, markers_of, none_word, setting_names, user_tables
-from common.settings.suggest import suggest
 from common.settings.toml import parse_toml
 from trainer.config import TrainConfig
 

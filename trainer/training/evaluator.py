@@ -73,7 +73,7 @@ class Evaluator:
             events = [SampleEvent(progress.step, one.prompt, one.text) for one in texts]
             monitor.samples(progress.step, events, None if scores is None else ScoresEvent(progress.step, scores.to_json()))
         monitor.convergence(judge_convergence(after.evaluations, config.eval))
-        monitor.scalars(extension.evaluated(trainable.view(after), evaluation))
+        monitor.write(extension.evaluated(trainable.view(after), evaluation))
         return after
 
     def _evaluation(self, step: int) -> Evaluation:

@@ -99,7 +99,7 @@ class Saver:
         if whole is None:
             return
         try:
-            self.state.monitor.scalars(self.trainable.extension.saved(view, step, whole))
+            self.state.monitor.write(self.trainable.extension.saved(view, step, whole))
             group.smallest(0)  # other ranks may still read the folder
         finally:
             if group.is_main:

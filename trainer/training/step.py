@@ -53,7 +53,8 @@ def train_step(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs, *, 
     if gradient is not None:
         with out_of_memory_is_final(inputs.step):  # after an error some weights are updated and others not
             step_unless(trainable.optimizers, skip)
-        inputs.observer.after_update(inputs.step)
+        if inputs.observer is not None:
+            inputs.observer.after_update(inputs.step)
         trainable.scaler.update()
         trainable.restore_scaler(scaler_before, where=void)
     return PendingStep(inputs.step, report, skip, void, batch, ran_out=gradient is None, num_measures=num_measures)
@@ -93,7 +94,8 @@ def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> 
             losses[number] = loss_sum.detach()
         accumulation.finish()
         trainable.unscale_gradients()
-        inputs.observer.before_update(inputs.step)
+        if inputs.observer is not None:
+            inputs.observer.before_update(inputs.step)
         return Gradient(clip_gradient(trainable), losses, own_time, measures.flatten() if len(measures) else None)
     except Exception as error:
         if not is_out_of_memory(error):

@@ -15,18 +15,12 @@ from trainer.data.batch import DataFault, GlobalBatch
 from trainer.distributed.group import Group
 from trainer.distributed.stragglers import OwnTime
 from trainer.health.guard import Thresholds
-from trainer.metrics.layers import StepObserver
+from trainer.metrics.layers import LayerObserver
 
 _NUM_NOTES = 8
 _STOP, _SECONDS, _ENDING, _NORM, _SAVE_FAILED, _ACKNOWLEDGED, _MEMORY, _DATA = range(_NUM_NOTES)
 """Indices of the first numbers of a report. The own times of the ranks, what the task measures in each micro-batch, and the
 losses of the micro-batches follow."""
-
-
-class _NoObserver:
-    def before_update(self, step: int) -> None: ...
-
-    def after_update(self, step: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +35,7 @@ class StepInputs:
     """Bounds of loss and gradient norm. Outside them the update is skipped."""
     before_exchange: Callable[[], OwnTime] = lambda: OwnTime(0.0, 0.0)
     """Called before this rank may wait for another rank. The step reports the result."""
-    observer: StepObserver = field(default_factory=_NoObserver)
+    observer: LayerObserver | None = None
     """Measures the gradients before they are clipped, and the weights before and after the update, on every rank."""
 
 

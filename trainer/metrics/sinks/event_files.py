@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -49,24 +48,24 @@ def cut_event_files(directory: Path, cut_off: CutOff | None) -> list[Event]:
             path.unlink()
         return []
     selection, points = Selection(cut_off), list[Event]()
-    kept = {path: _Kept() for path in paths}
-    for path, part in kept.items():
-        for start, record, event in _known_records(path, selection):
-            end = start + len(record)
-            _extend(part.all, start, end)
+    whole, without_points = ({path: list[tuple[int, int]]() for path in paths} for _ in range(2))
+    for path in paths:
+        for start, end, event in _known_records(path, selection):
+            _extend(whole[path], start, end)
             if event.HasField("summary") and event.step == cut_off.step:
                 points.append(event)
             else:
-                _extend(part.without_points, start, end)
-    for path, part in kept.items():
-        _keep_parts(path, part.without_points if selection.dropped_here else part.all)
+                _extend(without_points[path], start, end)
+    for path, parts in (without_points if selection.dropped_here else whole).items():
+        if parts == [(0, path.stat().st_size)]:
+            continue
+        with _opened(path) as file:
+            content = bytearray()
+            for start, end in parts:
+                file.seek(start)
+                content += file.read(end - start)
+        write_atomic(path, bytes(content))
     return points if selection.dropped_here else []
-
-
-@dataclass(frozen=True)
-class _Kept:
-    all: list[tuple[int, int]] = field(default_factory=list)
-    without_points: list[tuple[int, int]] = field(default_factory=list)  # the same without the points of the state's step
 
 
 def _extend(parts: list[tuple[int, int]], start: int, end: int) -> None:
@@ -75,26 +74,15 @@ def _extend(parts: list[tuple[int, int]], start: int, end: int) -> None:
     parts.append((start, end))
 
 
-def _keep_parts(path: Path, parts: list[tuple[int, int]]) -> None:
-    size = path.stat().st_size
-    if parts == [(0, size)]:
-        return
-    with _opened(path) as file:
-        content = bytearray()
-        for start, end in parts:
-            file.seek(start)
-            content += file.read(end - start)
-    write_atomic(path, bytes(content))
-
-
-def _known_records(path: Path, selection: Selection) -> Iterator[tuple[int, bytes, Event]]:
+def _known_records(path: Path, selection: Selection) -> Iterator[tuple[int, int, Event]]:
     is_count_of_dropped = False
     for start, record in _records(path):
         try:
             event = Event.FromString(record[_HEAD_BYTES:-_TAIL_BYTES])
         except DecodeError:
             return  # no reader continues after a damaged record
-        tag = _tag(event)
+        # this program writes one value in each event
+        tag = str(event.summary.value[0].tag) if event.HasField("summary") and event.summary.value else ""
         if is_count_of_dropped and tag.startswith("health/alerts_"):  # the count of a rule follows its alert
             is_count_of_dropped = False
             continue
@@ -106,12 +94,7 @@ def _known_records(path: Path, selection: Selection) -> Iterator[tuple[int, byte
         )
         is_count_of_dropped = is_alert and not is_known
         if is_known and not tag.startswith(_OF_EACH_START):
-            yield start, record, event
-
-
-def _tag(event: Event) -> str:
-    # this program writes one value in each event
-    return str(event.summary.value[0].tag) if event.HasField("summary") and event.summary.value else ""
+            yield start, start + len(record), event
 
 
 def _alert(event: Event) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -57,7 +58,14 @@ class MlflowSink(ServiceSink):
                 self._id = known
                 self._client.update_run(self._id, status="RUNNING")
             else:
-                self._create(facts)
+                found = self._client.get_experiment_by_name(self._experiment)
+                experiment = found.experiment_id if found is not None else self._client.create_experiment(self._experiment)
+                self._id = self._client.create_run(experiment, run_name=facts.name).info.run_id
+                values = {name: str(value)[:_LONGEST_VALUE] for name, value in hyper_parameters(facts.settings).items()}
+                parameters = [self._mlflow.entities.Param(name, value) for name, value in values.items()]
+                for first in range(0, len(parameters), _PARAMETERS_AT_ONCE):
+                    self._client.log_batch(self._id, params=parameters[first : first + _PARAMETERS_AT_ONCE])
+                write_atomic(self._id_file, self._id.encode())
         except Exception as error:
             raise ConfigError(
                 f"{self._place}: the store does not take the run ({without(str(error), self._secrets)}); "
@@ -84,50 +92,36 @@ class MlflowSink(ServiceSink):
         if self._is_open:
             self._end("FAILED")
 
-    def _create(self, facts: RunFacts) -> None:
-        found = self._client.get_experiment_by_name(self._experiment)
-        experiment = found.experiment_id if found is not None else self._client.create_experiment(self._experiment)
-        self._id = self._client.create_run(experiment, run_name=facts.name).info.run_id
-        entities = [
-            self._mlflow.entities.Param(name, str(value)[:_LONGEST_VALUE])
-            for name, value in hyper_parameters(facts.settings).items()
-        ]
-        for first in range(0, len(entities), _PARAMETERS_AT_ONCE):
-            self._client.log_batch(self._id, params=entities[first : first + _PARAMETERS_AT_ONCE])
-        write_atomic(self._id_file, self._id.encode())
-
     def _add(self, step: int, points: Mapping[str, float]) -> None:
         if not points:
             return
         now = int(time.time() * 1000)
-        metrics = [self._mlflow.entities.Metric(_name(name), value, now, step) for name, value in points.items()]
+        metrics = [
+            self._mlflow.entities.Metric(re.sub(r"[^\w\-. :/]", "_", name), value, now, step)  # other characters are not allowed
+            for name, value in points.items()
+        ]
         self._send(lambda: self._client.log_batch(self._id, metrics=metrics, synchronous=False))
 
     def _send(self, call: Callable[[], Any]) -> None:
         self._attempt(lambda: self._sending.append(call().wait))
 
     def _end(self, status: str) -> None:
+        def wait_and_end() -> None:
+            while self._sending and self._reachable:
+                self._attempt(self._sending.popleft())
+            if self._reachable:
+                self._attempt(lambda: self._client.set_terminated(self._id, status))
+
         self._is_open = False
-        ending = self._started(lambda: self._wait_and_end(status))
+        ending = self._started(wait_and_end)
         ending.join(_END_S)
         if ending.is_alive():
             _log.warning(
                 "%s: the store does not answer; the newest points and the end of the run may be missing there", self._place
             )
 
-    def _wait_and_end(self, status: str) -> None:
-        while self._sending and self._reachable:
-            self._attempt(self._sending.popleft())
-        if self._reachable:
-            self._attempt(lambda: self._client.set_terminated(self._id, status))
-
     @staticmethod
     def _started(action: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=action, name="mlflow", daemon=True)
         thread.start()
         return thread
-
-
-def _name(name: str) -> str:
-    """Return the name with `_` for each character that MLflow does not allow: it allows letters, digits, `_ - . : /` and spaces."""
-    return "".join(letter if letter.isalnum() or letter in "_-. :/" else "_" for letter in name)

@@ -53,7 +53,10 @@ class TerminalSink(Sink):
                 self._line(printable(f"{event.severity}: {event.message}"), "red" if event.severity == "critical" else "yellow")
             case _:
                 if texts := _texts(event, "terminal"):
-                    self._line(f"step {event.step}{texts}", self._colour(event))
+                    is_best = isinstance(event, EvalEvent) and event.val_loss < self._lowest
+                    if isinstance(event, EvalEvent):
+                        self._lowest = min(self._lowest, event.val_loss)
+                    self._line(f"step {event.step}{texts}", "green" if is_best else None)
 
     def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
         if samples:
@@ -84,12 +87,6 @@ class TerminalSink(Sink):
         elif metrics.is_due(self._every_steps):
             of_total = f"/{metrics.last_step}" if metrics.last_step else ""
             self._line(f"step {metrics.step}{of_total}{_texts(metrics, 'terminal')}  {_time(metrics)}")
-
-    def _colour(self, event: Event) -> Colour | None:
-        if not isinstance(event, EvalEvent) or event.val_loss >= self._lowest:
-            return None
-        self._lowest = event.val_loss
-        return "green"
 
     def _line(self, text: str, colour: Colour | None = None) -> None:
         write_line(text if self._bar is not None else f"{self._now()}  {text}", self._stream, colour)

@@ -135,7 +135,7 @@ def test_the_count_of_stages_never_goes_back_and_rounds_are_named() -> None:
     titles = [line.split("  ")[0] for line in stream.getvalue().splitlines()]
     assert [title[:5] for title in titles] == ["[1/4]", "[2/4]", "[3/4]", "[3/4]", "[3/4]", "[4/4]"]
     assert titles[3:5] == ["[3/4] find pairs, round 2", "[3/4] resolve pairs, round 2"]
-    assert [timing.name for timing in progress.timings].count("find pairs") == 2
+    assert [timing["name"] for timing in progress.timings].count("find pairs") == 2
 
 
 def test_a_stream_that_takes_no_more_text_does_not_hold_a_stage_back(monkeypatch: pytest.MonkeyPatch) -> None:

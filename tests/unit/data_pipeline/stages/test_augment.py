@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError
 from data_pipeline.config import FIM_TOKENS, AugmentConfig, TokenizerConfig
-from data_pipeline.stages.augment import Augmenter, is_on, load_synonyms
+from data_pipeline.stages.augment import Augmenter, load_synonyms
 from data_pipeline.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer
 from data_pipeline.tokenizer.training import train_tokenizer
 
@@ -173,8 +173,8 @@ def test_augmentation_that_a_tokenizer_does_not_support_is_refused() -> None:
 
 
 def test_nothing_is_changed_by_default() -> None:
-    assert not is_on(AugmentConfig())
-    assert is_on(AugmentConfig(fim_rate=0.1))
+    assert not AugmentConfig().is_on
+    assert AugmentConfig(fim_rate=0.1).is_on
     tokenizer = tokenizer_of("bpe")
     assert isinstance(tokenizer, SentencePieceTokenizer)
     encoded, counts = Augmenter(tokenizer, AugmentConfig()).encode(SAMPLE, ["code"] * len(SAMPLE), range(len(SAMPLE)))

@@ -6,7 +6,7 @@ import pytest
 from common.errors import ConfigError
 from data_pipeline.config import PrepareConfig
 from data_pipeline.sources.inputs import InputFile, find_inputs
-from data_pipeline.stages.checks import check_languages, check_trusted
+from data_pipeline.stages.checks import check_settings
 
 
 def inputs_of(folder: Path, *names: str) -> tuple[InputFile, ...]:
@@ -29,20 +29,20 @@ def inputs_of(folder: Path, *names: str) -> tuple[InputFile, ...]:
 def test_a_setting_that_names_an_unknown_source_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     inputs = inputs_of(tmp_path, "books", "web")
     with pytest.raises(ConfigError, match=message):
-        check_trusted(inputs, PrepareConfig(sources=("books", "web"), **settings))
+        check_settings(inputs, PrepareConfig(sources=("books", "web"), **settings))
 
 
 def test_weights_may_name_sources_without_files_and_languages_that_do_not_occur(tmp_path: Path) -> None:
     inputs = inputs_of(tmp_path, "books")
     named = {"empty": {"paths": ["nowhere"]}}
     for balance in ({"by": "source", "weights": {"books": 2, "empty": 1}}, {"by": "language", "weights": {"la": 2}}):
-        check_trusted(inputs, PrepareConfig(sources=("books",), source=named, balance=balance))
+        check_settings(inputs, PrepareConfig(sources=("books",), source=named, balance=balance))
 
 
 def test_a_perplexity_filter_that_would_judge_no_source_is_refused(tmp_path: Path) -> None:
     config = PrepareConfig(sources=("books",), quality={"trusted": "books"})
     with pytest.raises(ConfigError, match=r"quality\.trusted = books is the only source.* name .*quality\.reference instead"):
-        check_trusted(inputs_of(tmp_path, "books"), config)
+        check_settings(inputs_of(tmp_path, "books"), config)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_perplexity_filter_that_would_judge_no_source_is_refused(tmp_path: Pat
 def test_a_language_that_is_never_identified_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     inputs = inputs_of(tmp_path, "web")
     with pytest.raises(ConfigError, match=message):
-        check_languages(inputs, PrepareConfig(sources=("web",), **settings))
+        check_settings(inputs, PrepareConfig(sources=("web",), **settings))
 
 
 def test_languages_that_are_identified_are_accepted(tmp_path: Path) -> None:
@@ -70,4 +70,4 @@ def test_languages_that_are_identified_are_accepted(tmp_path: Path) -> None:
         "language": {"keep": ["en", "zh", "no", "he", "und"]},
         "balance": {"by": "language", "weights": {"code": 2, "la": 1}},
     }
-    check_languages(inputs_of(tmp_path, "web"), PrepareConfig(sources=("web",), **settings))
+    check_settings(inputs_of(tmp_path, "web"), PrepareConfig(sources=("web",), **settings))

@@ -25,7 +25,7 @@ def test_large_metadata_bounds_a_batch_as_text_does(tmp_path: Path) -> None:
 def test_rejected_documents_without_text_are_written_in_batches_too(tmp_path: Path) -> None:
     with RejectedWriter(tmp_path / "rejects") as rejects:
         for number in range(40_000):
-            rejects.add_malformed(number, Rejection(Reason.EMPTY, "a.jsonl", number))
+            rejects.add(number, Rejection(Reason.EMPTY, "a.jsonl", number))
     batches = list(read_batches(tmp_path / "rejects-malformed"))
     assert sum(batch.num_rows for batch in batches) == 40_000
     assert max(batch.num_rows for batch in batches) < 20_000

@@ -24,7 +24,7 @@ from trainer.evaluation.results import Evaluation
 from trainer.machine.gpus import GpuReading
 from trainer.machine.sampler import HardwareReading, HostReading
 from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sink, StepMetrics, TerminalSink, opened_monitor
-from trainer.metrics import setup as monitors
+from trainer.metrics import monitor as monitors
 from trainer.metrics.layers import LayerNorms, LayerReading
 from trainer.metrics.monitor import RunningNumbers
 from trainer.metrics.sinks import json_lines

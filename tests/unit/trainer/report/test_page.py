@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from common.errors import CheckpointError
-from common.html.curves import Curve
+from common.html.chart import Curve
 from common.settings.load import load_settings
 from common.settings.options import help_parser
 from tests.support.html_pages import Page
@@ -21,8 +21,7 @@ from trainer.config import TrainConfig
 from trainer.report import report_at_end, write_report
 from trainer.report.charts import hardware_charts, layer_charts
 from trainer.report.recorded_run import read_run
-from trainer.report.results import introduction
-from trainer.report.run_page import render_report
+from trainer.report.run_page import introduction, render_report
 
 HEADINGS = (
     *("Curves", "Alerts", "Evaluation", "Samples", "Throughput", "Hardware", "Checkpoints", "Settings", "Record"),

@@ -8,8 +8,7 @@ from io import BytesIO
 import pytest
 from PIL import Image
 
-from common.html.chart import Chart, Line
-from common.html.curves import Curve
+from common.html.chart import Chart, Curve, Line
 from trainer.report.pictures import draw_png
 
 

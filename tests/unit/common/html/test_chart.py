@@ -9,8 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from common.html.chart import Chart, Line, axis_through
-from common.html.curves import Curve, average_window, median, moving_average, thin
+from common.html.chart import Chart, Curve, Line, average_window, axis_through, median, moving_average, thin
 
 VALUES = st.lists(st.floats(width=64), min_size=0, max_size=300)
 FINITE = st.floats(allow_nan=False, allow_infinity=False, width=64)

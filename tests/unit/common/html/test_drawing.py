@@ -1,4 +1,4 @@
-"""Charts as SVG: gaps, marks, envelopes, and what they say to those who do not see them."""
+"""Drawings as SVG: gaps, marks, envelopes, heights in proportion to the shares, and words for those who do not see them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 import re
 from xml.etree import ElementTree
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.html.chart import Chart, Line
-from common.html.curves import Curve
-from common.html.line_chart import draw
+from common.html.chart import Chart, Curve, Line
+from common.html.drawing import Bin, Coordinate, Record, draw, draw_histogram, draw_parallel
 
 
 def chart(*values: float, **options: bool) -> Chart:
@@ -92,3 +92,52 @@ def test_a_picture_describes_itself_in_words() -> None:
 
 def test_a_chart_without_points_is_left_out() -> None:
     assert draw(chart()) == ""
+
+
+def test_the_bars_of_a_histogram_have_the_heights_of_the_shares() -> None:
+    bins = [Bin(1, 2, (10,)), Bin(2, 4, (20,)), Bin(4, 8, (0,)), Bin(8, 16, (10,))]
+    chart = draw_histogram(bins, ("documents",), "length", {"P50": 3.0}, lambda one: f"{one.low} to {one.high}")
+    heights = [float(height) for height in re.findall(r'height="([\d.]+)" class="bin"', chart)]
+    assert heights == pytest.approx([heights[1] / 2, heights[1], 0, heights[1] / 2], abs=0.1)
+    [mark] = re.findall(r'<line x1="([\d.]+)"[^>]*class="mark"', chart)
+    starts = [float(x) for x in re.findall(r'<rect x="([\d.]+)"', chart)]
+    assert starts[1] < float(mark) < starts[2], "3 lies within the bin from 2 to 4"
+
+
+def test_marks_close_together_stand_in_lines_of_their_own() -> None:
+    bins = [Bin(1 << k, 2 << k, (1,)) for k in range(10)]
+    chart = draw_histogram(bins, ("documents",), "length", {"P90": 30.0, "P95": 31.0, "P99": 33.0}, str)
+    heights = re.findall(r'y="(\d+)" class="middle strong"', chart)
+    assert len(set(heights)) == 3
+
+
+def test_places_of_numbers_logarithms_and_categories() -> None:
+    assert Coordinate("a", (), 2.0, 4.0).place(3) == 0.5
+    assert Coordinate("a", (), 1e-4, 1e-2, log=True).place(1e-3) == pytest.approx(0.5)
+    assert Coordinate("a", (None, True, 1)).place(1) == 2.5 / 3
+    assert Coordinate("a", (None, True, 1)).place(True) == 1.5 / 3
+    assert Coordinate("a", (), 1.0, 1.0).place(1.0) == 0.5
+
+
+def test_a_value_that_an_axis_cannot_show_has_no_place() -> None:
+    assert Coordinate("a", (1, 2)).place(3) is None
+    assert [Coordinate("a", (), 0.0, 1.0).place(value) for value in (math.nan, "x", True, None)] == [None] * 4
+    assert Coordinate("a", (), 0.1, 1.0, log=True).place(0) is None
+
+
+def test_a_line_has_a_gap_where_a_value_is_missing_and_the_best_one_is_drawn_last() -> None:
+    axes = [Coordinate(name, (), 0.0, 1.0) for name in "abcd"]
+    records = [
+        Record({"a": 0.0, "b": 0.5, "c": 1.0, "d": 1.0}, "first", "best"),
+        Record({"a": 0.0, "b": 1.0, "d": 0.5}, "second"),
+    ]
+    page = draw_parallel("Values", axes, records)
+    assert page.index("second") < page.index("first")
+    assert page.count('class="record') == 2
+    assert 'd="M70.0 296.0L356.7 40.0M930.0 168.0" class="record other"' in page
+
+
+def test_names_and_words_are_escaped_and_nothing_is_drawn_without_records() -> None:
+    page = draw_parallel("<em>", [Coordinate("<i>", ("<u>",))], [Record({"<i>": "<u>"}, "<s>")])
+    assert not any(tag in page for tag in ("<em>", "<i>", "<u>", "<s>"))
+    assert draw_parallel("Values", [], []) == draw_parallel("Values", [Coordinate("a")], []) == ""
