@@ -4,6 +4,7 @@ import atexit
 import logging
 import os
 import shlex
+import signal
 import sys
 import threading
 import traceback
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 from io import TextIOWrapper
 from itertools import pairwise
 from textwrap import fill
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import NoReturn
 
-from common.errors import ConfigError, ExitCode, ProjectError, exit_code_of
+from common.errors import ConfigError, ExitCode, ProjectError, StoppedBySignal, exit_code_of
 from common.files import UnusableFileError
 from common.redaction import RedactingFormatter, redacted
 from common.storage_errors import TOO_MANY_FILES, explain_file_error, explain_os_error
@@ -24,6 +25,7 @@ from common.terminal import LineHandler, printable, printable_stdout, write_line
 
 PROGRAM = "trainer"  # in suggested commands
 _INDENT, _WIDTH = 14, 80
+_STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,32 @@ def failed_import(error: BaseException, package: str) -> bool:
         str(one.f_globals.get("__name__")).startswith(f"{package}.") and other.f_code.co_name == "<module>"
         for one, other in pairwise(frames)
     )
+
+
+@contextmanager
+def stop_on_signals(advice: str = "finished work is kept: run the same command again to go on") -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into StoppedBySignal and Ctrl-C into KeyboardInterrupt, both with the advice.
+
+    After the first they are ignored, for the clean-up. One that was ignored stays so (`nohup`). In other threads nothing changes.
+    """
+
+    def stop(number: int, _: FrameType | None) -> None:
+        for other in before.keys() - {signal.SIGINT}:
+            signal.signal(other, signal.SIG_IGN)
+        error = KeyboardInterrupt if number == signal.SIGINT else StoppedBySignal
+        raise error(f"{signal.Signals(number).name} received; {advice}")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: handler for number in _STOPS if (handler := signal.getsignal(number)) != signal.SIG_IGN}
+    try:
+        for number in before:
+            signal.signal(number, stop)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run_command(

@@ -13,9 +13,9 @@ from glob import escape
 from pathlib import Path
 from typing import Literal
 
+from common.command_line import stop_on_signals
 from common.errors import ConfigError, StorageError
 from common.files import commit_directory, is_unfinished, sync_upwards, unfinished_path
-from common.signals import stop_on_signals
 from common.storage_errors import explain_os_error, naming
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ order of the tasks, so the number of workers does not change the data.
 
 from __future__ import annotations
 
-from common.signals import stop_on_signals
+from common.command_line import stop_on_signals
 from common.storage_errors import naming
 from data_pipeline.config import PrepareConfig
 from data_pipeline.conversations.chat_template import chosen_template

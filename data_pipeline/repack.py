@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from pydantic import ValidationError
 
+from common.command_line import stop_on_signals
 from common.errors import ConfigError
 from common.settings.messages import explain
-from common.signals import stop_on_signals
 from common.storage_errors import naming
 from data_pipeline.config import BUILTIN, PackingConfig, PrepareConfig
 from data_pipeline.dataset.document_tables import label_names

@@ -135,18 +135,9 @@ class TextBatch:
         return hashes_W
 
     @cached_property
-    def _tokens(self) -> tuple[Int64s, Int64s]:
+    def tokens_T(self) -> tuple[Int64s, Int64s]:
+        """The start and end of each run of characters other than ASCII white space."""
         return runs_of(~_IS_SPACE[self.bytes_N])
-
-    @property
-    def token_starts_T(self) -> Int64s:
-        """Index of the first byte of each run of characters other than ASCII white space."""
-        return self._tokens[0]
-
-    @property
-    def token_ends_T(self) -> Int64s:
-        """Index after the last byte of each run of characters other than ASCII white space."""
-        return self._tokens[1]
 
     @cached_property
     def _lines(self) -> tuple[Int64s, Int64s]:

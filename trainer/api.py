@@ -18,7 +18,7 @@ from trainer.model.decoder import Decoder
 from trainer.model.forward import PassInputs
 from trainer.model.loss import cross_entropy_sum, linear_cross_entropy_sum
 from trainer.runs.progress import Progress
-from trainer.training.micro_step import MicroStep
+from trainer.training.step import MicroStep
 
 __all__ = [
     "IGNORE",

@@ -9,11 +9,12 @@ from trainer.config import TrainConfig
 from trainer.data.batch import GlobalBatch
 from trainer.metrics import StepFacts
 from trainer.runs.progress import Progress
-from trainer.training.recovery import GoBack, RepeatStep
+from trainer.training.evaluator import evaluate
+from trainer.training.recovery import GoBack, RepeatStep, go_back, judge
+from trainer.training.reporter import report
 from trainer.training.start.check import NothingToTrain
 from trainer.training.start.open import opened_run
-from trainer.training.step import CannotContinueError, train_step
-from trainer.training.step_report import StepResults
+from trainer.training.step import CannotContinueError, StepResults, train_step
 from trainer.training.training_run import TrainingRun
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def train_until_done(run: TrainingRun) -> tuple[Progress, bool]:
             break
         except GoBack as request:  # raised on every rank in the same step
             with run.clock.paused(), run.heartbeat.phase("loading"):
-                progress = run.recovery.go_back(request)
+                progress = go_back(run, request)
         except CannotContinueError as error:  # out of memory on this rank alone; the launcher restarts the group
             run.adjuster.note_for_next_start(error.step)
             raise
@@ -60,7 +61,7 @@ def train_on(run: TrainingRun, batches: Iterator[GlobalBatch], progress: Progres
     stopped = False
     run.own_timer.begin()
     while True:
-        if stopped or run.evaluator.due(progress) or run.saver.due(progress):
+        if stopped or run.evaluation_due(progress) or run.saver.due(progress):
             progress, stop = read_results(run, results, progress, everything=True)
             progress, stopped = evaluate_and_save(run, progress, stopped=stopped or stop)
         if stopped or run.end.finished(progress):
@@ -80,9 +81,9 @@ def train_on(run: TrainingRun, batches: Iterator[GlobalBatch], progress: Progres
 def evaluate_and_save(run: TrainingRun, progress: Progress, *, stopped: bool) -> tuple[Progress, bool]:
     """Evaluate and save if due. The guard has judged all earlier steps by now, so no checkpoint holds an unjudged step."""
     with run.clock.evaluating_and_saving(), run.own_timer.paused():
-        if run.evaluator.due(progress) and not stopped:
+        if run.evaluation_due(progress) and not stopped:
             with run.heartbeat.phase("evaluate"):
-                progress = run.evaluator.evaluate(progress)
+                progress = evaluate(run, progress)
             stopped = progress.evaluated_step != progress.step  # a stop request interrupted the evaluation
         if run.saver.due(progress) or (stopped and not run.saver.is_saved(progress)):
             with run.heartbeat.phase("save"):
@@ -99,9 +100,9 @@ def read_results(
         if result.void:  # a rank had no memory or no data, so this step changed nothing
             raise RepeatStep(result, facts)
         progress = progress.at(result.seconds, result.ending_s)
-        metrics = run.reporter.report(result, facts)
+        metrics = report(run, result, facts)
         run.replica_check.read(result.step)  # raises GuardError
-        run.reporter.judge(result, facts)  # raises GuardError or RollBack
+        judge(run, result, facts)  # raises GuardError or RollBack
         run.state.monitor.write(run.extension.step_end(run.view(facts.progress), metrics))
         run.saver.follow(result)  # raises StorageError on every rank if a background save failed
         stopped = stopped or result.stop_votes > 0

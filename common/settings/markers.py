@@ -28,29 +28,22 @@ NoEffectOnBits = Annotated[T, Effect.NO_BITS]
 NoEffectOnResults = Annotated[T, Effect.NONE]
 
 
-class Marker(Enum):
-    SHARED_BY_SOURCES = "a source cannot override it, because all sources share the model that it configures"
-    PER_START = "it holds for one start and is not taken from the settings that a run has recorded"
-    FOLDER = "it names a folder, or a checkpoint in it. Reports of changed settings leave it out"
-    MOVEABLE = "its content is compared with that of the start before, and not its name"
-    ASKED_AGAIN = "it runs code or sends data to a service, so the user must give it again and no file of a run decides it"
-    FITS_WEIGHTS = (
-        "weights give the outputs that they were trained for only with the same value, although their shapes fit any value"
-    )
-    EXPORTED = "`config.json` of an exported model expresses it"
-    OF_TRAINING = "it changes the training of a model, and not the outputs of a trained one"
-    DIVIDES_WORK = "it divides the work of a preparation, and changes only the order of the rows"
+@dataclass(frozen=True)
+class Marker:
+    meaning: str
 
 
-SHARED_BY_SOURCES = Marker.SHARED_BY_SOURCES
-PER_START = Marker.PER_START
-FOLDER = Marker.FOLDER
-MOVEABLE = Marker.MOVEABLE
-ASKED_AGAIN = Marker.ASKED_AGAIN
-FITS_WEIGHTS = Marker.FITS_WEIGHTS
-EXPORTED = Marker.EXPORTED
-OF_TRAINING = Marker.OF_TRAINING
-DIVIDES_WORK = Marker.DIVIDES_WORK
+SHARED_BY_SOURCES = Marker("a source cannot override it, because all sources share the model that it configures")
+PER_START = Marker("it holds for one start and is not taken from the settings that a run has recorded")
+FOLDER = Marker("it names a folder, or a checkpoint in it. Reports of changed settings leave it out")
+MOVEABLE = Marker("its content is compared with that of the start before, and not its name")
+ASKED_AGAIN = Marker("it runs code or sends data to a service, so the user must give it again and no file of a run decides it")
+FITS_WEIGHTS = Marker(
+    "weights give the outputs that they were trained for only with the same value, although their shapes fit any value"
+)
+EXPORTED = Marker("`config.json` of an exported model expresses it")
+OF_TRAINING = Marker("it changes the training of a model, and not the outputs of a trained one")
+DIVIDES_WORK = Marker("it divides the work of a preparation, and changes only the order of the rows")
 
 
 @dataclass(frozen=True)

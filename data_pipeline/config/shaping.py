@@ -8,14 +8,14 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from common.settings.dotted import without
-from common.settings.markers import Effect, Marker
+from common.settings.markers import DIVIDES_WORK, Effect
 from common.settings.model import setting_names, settings_with, with_nones
 from data_pipeline.config.prepare import OVERRIDABLE, PrepareConfig
 
 _IF_CHANGED = settings_with(PrepareConfig, Effect.SHAPES_DATA_IF_CHANGED)
 _SHAPING = (*settings_with(PrepareConfig, Effect.SHAPES_DATA), *_IF_CHANGED)
 _BY_CONTENT = settings_with(PrepareConfig, Effect.SHAPES_DATA_BY_CONTENT)
-_OF_WORK = settings_with(PrepareConfig, Marker.DIVIDES_WORK)
+_OF_WORK = settings_with(PrepareConfig, DIVIDES_WORK)
 _EACH_SOURCE = "source.*."
 
 

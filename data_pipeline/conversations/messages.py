@@ -23,7 +23,8 @@ class MessagesError(ValueError):
 def read_chat(text: str, max_depth: int) -> list[list[Message]]:
     """Return one conversation, or two for a preference pair, the better one first. `max_depth` holds in texts too."""
     try:
-        conversations = _conversations(json.loads(text))
+        record = json.loads(text)
+        conversations = _pair(record) if "chosen" in record else [_conversation(record)]
         if not is_deeper(conversations, max_depth):
             return conversations
     except RecursionError:
@@ -31,9 +32,7 @@ def read_chat(text: str, max_depth: int) -> list[list[Message]]:
     raise MessagesError(Reason.TOO_DEEP, f"a message is nested deeper than limits.max_json_depth = {max_depth}")
 
 
-def _conversations(record: Mapping[str, Any]) -> list[list[Message]]:
-    if "chosen" in record:
-        return _pair(record)
+def _conversation(record: Mapping[str, Any]) -> list[Message]:
     if "messages" in record:
         conversation = _messages(record["messages"], "messages")
     else:
@@ -42,7 +41,7 @@ def _conversations(record: Mapping[str, Any]) -> list[list[Message]]:
             raise MessagesError(Reason.MESSAGES_MALFORMED, "the prompt is empty")
     if not any(_is_answer(message) for message in conversation):
         raise MessagesError(Reason.NO_ANSWER, "no message of the assistant has text, so there is nothing to train on")
-    return [conversation]
+    return conversation
 
 
 def _pair(record: Mapping[str, Any]) -> list[list[Message]]:

@@ -93,14 +93,10 @@ class ChatRenderer(ProgramOnDemand):
 
     def conversation(self, messages: Sequence[Message]) -> Rendered:
         """Return the text of a conversation. Its parts with a loss are the answers with their end of turn."""
-        text, spans, names = self._rendered(messages, prompt=False)
-        if not any(end > start for start, end in spans):
-            raise MessagesError(Reason.TEMPLATE_REFUSED, "the text of the template has no answer")
-        return _cut(text, spans, self._template.special_in(text), names)
+        return self._rendered(messages, prompt=False)
 
     def prompt(self, messages: Sequence[Message]) -> Rendered:
-        text, _, names = self._rendered(messages, prompt=True)
-        return _cut(text, [], self._template.special_in(text), names)
+        return self._rendered(messages, prompt=True)
 
     def end_of_turn(self) -> tuple[str, bool]:
         """Return the text that ends an answer, and whether it is a special token."""
@@ -118,8 +114,7 @@ class ChatRenderer(ProgramOnDemand):
             raise ConfigError("the chat template marks no end of an answer; use a template that ends each answer with a token")
         return end, False
 
-    def _rendered(self, messages: Sequence[Message], *, prompt: bool) -> tuple[str, list[list[int]], dict[int, str]]:
-        """Return the text with placeholders, the spans of the answers in it, and the name by the code of its placeholder."""
+    def _rendered(self, messages: Sequence[Message], *, prompt: bool) -> Rendered:
         content = json.dumps(messages, ensure_ascii=False)
         used = set(content) | set(self._template.source)
         free = (character for number in range(_FIRST_PRIVATE, 0x110000) if (character := chr(number)) not in used)
@@ -146,7 +141,20 @@ class ChatRenderer(ProgramOnDemand):
             raise MessagesError(Reason.TEMPLATE_REFUSED, answer["refused"])
         if any("\ud800" <= character <= "\udfff" for character in answer["text"]):
             raise MessagesError(Reason.TEMPLATE_REFUSED, "the text of the template contains a lone surrogate")
-        return answer["text"], answer["spans"], {ord(place): name for name, place in place_of.items()}
+        text: str = answer["text"]
+        spans: list[list[int]] = answer["spans"]
+        if not prompt and not any(end > start for start, end in spans):
+            raise MessagesError(Reason.TEMPLATE_REFUSED, "the text of the template has no answer")
+        special = self._template.special_in(text)
+        names = {ord(place): name for name, place in place_of.items()}
+
+        def outside(border: int) -> int:
+            # The end of the special token that a border cuts: a token can take white space that is not part of an answer.
+            number = bisect_left(special, (border, 0)) - 1
+            return max(border, special[number][1]) if number >= 0 else border
+
+        whole = [[outside(border) for border in span] for span in spans]
+        return Rendered(text.translate(names), _lengths(text, whole, names), _lengths(text, special, names))
 
     def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
         def render(program: ConfinedProgram) -> dict[str, Any]:
@@ -167,16 +175,6 @@ class ChatRenderer(ProgramOnDemand):
 def _message(value: dict[str, Any]) -> bytes:
     data = json.dumps(value).encode()
     return struct.pack("<q", len(data)) + data
-
-
-def _cut(text: str, spans: Sequence[Sequence[int]], special: Sequence[tuple[int, int]], names: Mapping[int, str]) -> Rendered:
-    def outside(border: int) -> int:
-        """Return the end of the special token that a border cuts: a token can take white space that is not part of an answer."""
-        number = bisect_left(special, (border, 0)) - 1
-        return max(border, special[number][1]) if number >= 0 else border
-
-    whole = [[outside(border) for border in span] for span in spans]
-    return Rendered(text.translate(names), _lengths(text, whole, names), _lengths(text, special, names))
 
 
 def _lengths(text: str, spans: Sequence[Sequence[int]], names: Mapping[int, str]) -> tuple[int, ...]:

@@ -49,7 +49,12 @@ def main() -> None:
     processor_time.set_seconds(setup["seconds"])
     template: jinja2.Template | str
     try:
-        template = _environment().from_string(setup["template"])
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _raise, "dict": _Dict()}
+        template = environment.from_string(setup["template"])
     except (jinja2.TemplateError, RecursionError) as error:
         template = f"the template is not valid: {_shown(error)}"
     while (request := _read(source)) is not None:
@@ -151,16 +156,6 @@ class _Dict:
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
         return dict.fromkeys(*args)
-
-
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["dict"] = _Dict()
-    return environment
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:

@@ -20,7 +20,7 @@ from common.errors import ConfigError, PreparedDataError
 from data_pipeline.config import KINDS
 from data_pipeline.dataset.layout import DOCUMENTS, LABELS, MAX_LABELS
 from data_pipeline.dataset.manifest import Manifest, check_digests
-from data_pipeline.dataset.tables import DOCUMENTS_SCHEMA, LABELS_SCHEMA, read_table
+from data_pipeline.dataset.tables import DOCUMENTS_SCHEMA, LABELS_SCHEMA, check_values, read_table
 
 _MAX_NAME_CHARS = 1024
 
@@ -68,11 +68,14 @@ def label_names(directory: Path, manifest: Manifest) -> tuple[str, ...]:
             "holds them"
         )
     names = found.get("names") if isinstance(found, dict) else None
-    if not isinstance(names, list) or not all(isinstance(name, str) and 0 < len(name) <= _MAX_NAME_CHARS for name in names):
-        raise PreparedDataError(f"{directory}: the labels in its manifest are not a list of names; run `prepare` again")
-    if not 2 <= len(names) <= MAX_LABELS or names != sorted(set(names)):
+    if (
+        not isinstance(names, list)
+        or not all(isinstance(name, str) and 0 < len(name) <= _MAX_NAME_CHARS for name in names)
+        or not 2 <= len(names) <= MAX_LABELS
+        or names != sorted(set(names))
+    ):
         raise PreparedDataError(
-            f"{directory}: the labels in its manifest are not 2 to {MAX_LABELS} sorted names; run `prepare` again"
+            f"{directory}: the labels in its manifest are not a list of 2 to {MAX_LABELS} sorted names; run `prepare` again"
         )
     return tuple(names)
 
@@ -82,7 +85,7 @@ def _read(
 ) -> list[NDArray[Any]]:
     """Return the columns of some tables together, in ascending order of the documents' ids.
 
-    The data may come from anyone, so everything is checked: the values of `column` are below `bound`.
+    The values of `column` are below `bound`.
     """
     names = sorted(name for name in names if name.endswith(".arrow"))
     check_digests(directory, {name: manifest.files[name] for name in names})
@@ -90,13 +93,7 @@ def _read(
     for name in names:
         try:
             table = read_table((directory / name).with_suffix(""))
-            if not table.schema.equals(schema):
-                raise ValueError("the columns are not those that `prepare` writes")
-            table.validate(full=True)
-            if any(values.null_count for values in table.columns):
-                raise ValueError("a value is null")
-            if int(table.column(column).to_numpy().max(initial=0)) >= bound:
-                raise ValueError(f"a {column} is not less than {bound}")
+            check_values(table, [schema], {column: bound})
         except (pa.ArrowException, ValueError) as error:
             raise PreparedDataError(f"{directory / name}: this table cannot be read ({error}); run `prepare` again") from None
         tables.append(table)

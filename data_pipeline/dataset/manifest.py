@@ -24,9 +24,9 @@ from data_pipeline.dataset.layout import MANIFEST, PUBLISHED, REFERENCE
 from data_pipeline.dataset.locks import reading
 from data_pipeline.tokenizer.base import MAX_TOKENIZER_BYTES, MAX_VOCAB_SIZE
 
-_FAMILY = "packed-rows/"
-FORMAT = f"{_FAMILY}2"
-MASKED_FORMAT = f"{_FAMILY}3"  # shards and tables may have a column `loss_runs`
+FAMILY = "packed-rows/"
+FORMAT = f"{FAMILY}2"
+MASKED_FORMAT = f"{FAMILY}3"  # shards and tables may have a column `loss_runs`
 _FORMATS = (FORMAT, MASKED_FORMAT)
 MAX_MANIFEST_BYTES = 512 << 20  # enough for about a million input files
 MAX_REFERENCE_BYTES = 4 << 30  # more than a model has with the highest `quality.reference_bits`
@@ -180,7 +180,7 @@ def read_manifest(directory: Path) -> Manifest:
         raise PreparedDataError(f"{path}: damaged, not valid JSON ({error}); run `prepare` again") from None
     if not isinstance(value, dict) or value.get("format") not in _FORMATS:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
-        kind = OtherFormatError if isinstance(found, str) and found.startswith(_FAMILY) else PreparedDataError
+        kind = OtherFormatError if isinstance(found, str) and found.startswith(FAMILY) else PreparedDataError
         raise kind(
             f"{path}: format {_shown(found)}, but this version reads {' and '.join(map(repr, _FORMATS))}; run `prepare` again"
         )
@@ -194,17 +194,6 @@ def distrust(directory: Path) -> None:
     """Delete the note (`published.json`) if possible: a failing device can change content without changing size or time."""
     with suppress(OSError):
         (directory / PUBLISHED).unlink()
-
-
-def files_in_manifest(directory: Path) -> set[str]:
-    """Return the files that a manifest lists. It may have an older format or be damaged; if it is not readable, there are none."""
-    try:
-        value = json.loads(read_input(directory / MANIFEST, MAX_MANIFEST_BYTES, below=directory))
-        if not value["format"].startswith(_FAMILY):
-            return set()
-        return {*value["files"], *(shard["path"] for shard in value["shards"])}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return set()
 
 
 def check_digests(directory: Path, digests: Mapping[str, str], sizes: Mapping[str, int] = MappingProxyType({})) -> None:

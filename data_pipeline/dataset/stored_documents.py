@@ -17,7 +17,7 @@ from data_pipeline.dataset.layout import CHOSEN, LOSS_RUNS, MANIFEST, TOKENS
 from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.manifest import MASKED_FORMAT, Manifest, check_digests
 from data_pipeline.dataset.splits import SPLITS, Split
-from data_pipeline.dataset.tables import CHOSEN_SCHEMA, data_path, read_batches, read_side_by_side, tokens_schema
+from data_pipeline.dataset.tables import CHOSEN_SCHEMA, check_values, data_path, read_batches, read_side_by_side, tokens_schema
 from data_pipeline.documents import partition_of
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 
@@ -81,14 +81,18 @@ def check_tables(directory: Path, manifest: Manifest, number: int) -> None:
     check_digests(directory, {name: manifest.files[name] for name in names})
     plain, masked = (tokens_schema(np.dtype(manifest.token_type), has_mask=has_mask) for has_mask in (False, True))
     of_tokens = [plain, masked] if manifest.format == MASKED_FORMAT else [plain]
+    bounds = {"split": len(SPLITS), "kind": len(KINDS), "tokens": manifest.vocab_size}
     num_rows = {TOKENS: 0, CHOSEN: 0}
     try:
         for folder, schemas in ((TOKENS, of_tokens), (CHOSEN, [CHOSEN_SCHEMA])):
             for batch in read_batches(directory / folder / f"{number:06d}"):
-                if not any(batch.schema.equals(schema) for schema in schemas):
-                    raise ValueError(f"the columns of {folder} are not those that `prepare` writes")
-                batch.validate(full=True)  # invalid offsets would crash this process
-                _check_batch(batch, manifest.vocab_size)
+                check_values(batch, schemas, bounds)
+                if LOSS_RUNS in batch.schema.names:
+                    runs = batch.column(LOSS_RUNS)
+                    if runs.flatten().null_count:
+                        raise ValueError(f"a run of {LOSS_RUNS} is null")
+                    mask = LossMask(runs.flatten().to_numpy(), np.diff(runs.offsets.to_numpy()).astype(np.int64))
+                    mask.check(np.diff(batch.column("tokens").offsets.to_numpy()))
                 num_rows[folder] += batch.num_rows
         if num_rows[TOKENS] != num_rows[CHOSEN]:
             raise ValueError(f"{num_rows[TOKENS]} documents, but {num_rows[CHOSEN]} numbers of copies")
@@ -96,23 +100,6 @@ def check_tables(directory: Path, manifest: Manifest, number: int) -> None:
         raise PreparedDataError(
             f"{directory / names[0]} and {names[1]}: these tables cannot be read ({error}); run `prepare` again"
         ) from None
-
-
-def _check_batch(batch: pa.RecordBatch, vocab_size: int) -> None:
-    bounds = {"split": len(SPLITS), "kind": len(KINDS), "tokens": vocab_size}
-    for name in batch.schema.names:
-        column = batch.column(name)
-        if column.null_count and name not in ("language", "metadata"):
-            raise ValueError(f"{name} is null")
-        values = (column.flatten() if name == "tokens" else column) if name in bounds else None
-        if values is not None and (values.null_count or int(values.to_numpy().max(initial=0)) >= bounds[name]):
-            raise ValueError(f"a value of {name} is not less than {bounds[name]}")
-    if LOSS_RUNS in batch.schema.names:
-        runs = batch.column(LOSS_RUNS)
-        if runs.flatten().null_count:
-            raise ValueError(f"a run of {LOSS_RUNS} is null")
-        mask = LossMask(runs.flatten().to_numpy(), np.diff(runs.offsets.to_numpy()).astype(np.int64))
-        mask.check(np.diff(batch.column("tokens").offsets.to_numpy()))
 
 
 def read_tokenizer(directory: Path, manifest: Manifest) -> Tokenizer:

@@ -7,7 +7,7 @@ refuses compression. Format: https://arrow.apache.org/docs/format/Columnar.html#
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,24 @@ def read_batches(output: Path) -> Iterable[pa.RecordBatch]:
 def read_table(output: Path) -> pa.Table:
     schema, batches = open_arrow(pa.memory_map(str(data_path(output))).read_buffer())
     return pa.Table.from_batches(batches, schema).combine_chunks()
+
+
+def check_values(found: pa.RecordBatch | pa.Table, schemas: Sequence[pa.Schema], bounds: Mapping[str, int]) -> None:
+    """Raise ValueError if rows of prepared data, which may come from anyone, could not be used.
+
+    Their schema is one of `schemas`, and the values of a column, or those in its lists, are less than its bound.
+    """
+    if not any(found.schema.equals(schema) for schema in schemas):
+        raise ValueError("the columns are not those that `prepare` writes")
+    found.validate(full=True)  # invalid offsets would crash this process
+    for name, kind in zip(found.schema.names, found.schema.types, strict=True):
+        column = found.column(name)
+        if column.null_count and name not in ("language", "metadata"):
+            raise ValueError(f"{name} is null")
+        if name in bounds:
+            values = column.flatten() if pa.types.is_large_list(kind) else column
+            if values.null_count or int(values.to_numpy().max(initial=0)) >= bounds[name]:
+                raise ValueError(f"a value of {name} is not less than {bounds[name]}")
 
 
 def read_side_by_side(output: Path, other: Path) -> Iterator[tuple[pa.RecordBatch, pa.Table]]:

@@ -183,19 +183,20 @@ class TextStatistics:
 
     def share_of_tokens(self, is_counted_N: Bools) -> Floats:
         """Return the share of each text's tokens that have a marked byte."""
-        starts_T = self.batch.token_starts_T
+        starts_T = self.batch.tokens_T[0]
         is_counted_T = np.maximum.reduceat(is_counted_N.view(np.uint8), starts_T) if len(starts_T) else starts_T
         borders_D1 = self.borders(starts_T)
         return self.share(_sums(is_counted_T, borders_D1), np.diff(borders_D1))
 
     def share_in_tokens_at(self, places: Int64s) -> Floats:
-        numbers = np.unique(np.searchsorted(self.batch.token_starts_T, places, side="right") - 1)
-        starts, ends = self.batch.token_starts_T[numbers], self.batch.token_ends_T[numbers]
+        starts_T, ends_T = self.batch.tokens_T
+        numbers = np.unique(np.searchsorted(starts_T, places, side="right") - 1)
+        starts, ends = starts_T[numbers], ends_T[numbers]
         return self.share_of_chars(self.batch.count_characters(starts, ends), starts)
 
     def long_tokens(self, chars: int) -> Int64s:
         """Return the first byte of each token of more than `chars` characters."""
-        starts, ends = self.batch.token_starts_T, self.batch.token_ends_T
+        starts, ends = self.batch.tokens_T
         return starts[self.batch.count_characters(starts, ends) > chars]
 
     def sentence_ends(self, marks: str) -> Int64s:
@@ -252,10 +253,10 @@ class TextStatistics:
     @cached_property
     def line_text(self) -> tuple[Int64s, Int64s]:
         """The start and end of each line without the white space around it."""
-        starts_T = self.batch.token_starts_T
+        starts_T, ends_T = self.batch.tokens_T
         first = np.searchsorted(starts_T, self.lines.starts)
         last = np.searchsorted(starts_T, self.lines.ends) - 1
-        return starts_T[first], self.batch.token_ends_T[last]
+        return starts_T[first], ends_T[last]
 
     def lines_begin_with(self, needles: Iterable[str]) -> Bools:
         begin_L: Bools = np.logical_or.reduce([self._begin_with(self.line_text[0], needle) for needle in needles])

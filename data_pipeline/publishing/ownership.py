@@ -22,7 +22,7 @@ from common.files import UnusableFileError, canonical_json, is_unfinished, own_f
 from common.text import some_of
 from data_pipeline.dataset.layout import FOLDERS, INPUTS, LOCK, MANIFEST, PUBLISHED, REJECTED, SINGLE_FILES, WORK
 from data_pipeline.dataset.locks import DataInUseError
-from data_pipeline.dataset.manifest import files_in_manifest
+from data_pipeline.dataset.manifest import FAMILY
 from data_pipeline.sources.listing import UnreadableSourceError
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,11 @@ def check_nothing_foreign(directory: Path) -> None:
 
 def own_files(directory: Path) -> set[str]:
     """Return the files in a folder that preparations have written, according to the note and the manifest."""
-    listed = noted_files(directory).keys() | files_in_manifest(directory)
+    listed = set(noted_files(directory))
+    manifest = _json_object(directory, MANIFEST) or {}  # it may have an older format, or be damaged
+    with suppress(KeyError, TypeError, AttributeError):
+        if manifest["format"].startswith(FAMILY):
+            listed |= {*manifest["files"], *(shard["path"] for shard in manifest["shards"])}
     if listed:
         rejected = {f"{REJECTED}/{path.name}" for path in (directory / REJECTED).glob("*") if _REJECTED_NAME.fullmatch(path.name)}
         return {*listed, *SINGLE_FILES, *rejected}

@@ -146,12 +146,15 @@ def assemble(prepared: Prepared, output: Path, work: Path, more: Mapping[str, Pa
         totals=prepared.report,
         format=MASKED_FORMAT if prepared.has_mask else FORMAT,
     ).sealed()
-    files = {name: content for name, (content, _) in listed.items()} | {
+    files: dict[str, Path | bytes] = {
+        **{entry.path: path for entry, path in shards.items()},
+        **{name: content for name, (content, _) in listed.items()},
         REPORT_PAGE: render_report(manifest, prepared.timings).encode(),
         CARD: render_card(manifest).encode(),
         TIMINGS: canonical_json(prepared.timings),
+        **more,
     }
-    return publish(output, work, manifest, {entry.path: path for entry, path in shards.items()}, {**files, **more})
+    return publish(output, work, manifest, files)
 
 
 def _named(packed: Sequence[tuple[PackTask, PackResult]]) -> tuple[dict[ShardEntry, Path], dict[str, tuple[Path | bytes, str]]]:
@@ -176,15 +179,13 @@ def _named(packed: Sequence[tuple[PackTask, PackResult]]) -> tuple[dict[ShardEnt
     return shards, tables
 
 
-def publish(
-    directory: Path, work: Path, manifest: Manifest, shards: Mapping[str, Path], files: Mapping[str, Path | bytes]
-) -> Manifest:
+def publish(directory: Path, work: Path, manifest: Manifest, files: Mapping[str, Path | bytes]) -> Manifest:
     """Replace the files of an earlier preparation. After a kill a second run completes it: the results stay until the end."""
     check_nothing_foreign(directory)
     built = work / "final"
     shutil.rmtree(built, ignore_errors=True)
     sealed, manifest_bytes = manifest.sealed()
-    for name, content in {**shards, **files}.items():
+    for name, content in files.items():
         target = built / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, bytes):
@@ -197,7 +198,7 @@ def publish(
     for split in ("train", "val"):
         (built / split).mkdir(exist_ok=True)
     with replacing(directory):
-        write_note(directory, dict.fromkeys({*own_files(directory), *shards, *files}))
+        write_note(directory, dict.fromkeys({*own_files(directory), *files}))
         _swap(built, directory)
         write_atomic(directory / MANIFEST, manifest_bytes)
         settle(directory, sealed)
@@ -274,7 +275,7 @@ def list_differences(
     clauses = [f"{name} was {_short(before.get(name))} and is {_short(now.get(name))}" for name in changed[:_SHOWN]]
     if len(changed) > _SHOWN:
         clauses.append(f"{len(changed) - _SHOWN} more settings differ")
-    files_before, files_now = _by_name(old_inputs), _by_name(new_inputs)
+    files_before, files_now = ({f"{one['source']}/{one['path']}": one for one in files} for files in (old_inputs, new_inputs))
     for verb, names in (
         ("added", files_now.keys() - files_before.keys()),
         ("missing", files_before.keys() - files_now.keys()),
@@ -286,10 +287,6 @@ def list_differences(
     if files_before == files_now and list(old_inputs) != list(new_inputs):
         clauses.append("the sources are in another order")
     return clauses
-
-
-def _by_name(inputs: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    return {f"{identity['source']}/{identity['path']}": identity for identity in inputs}
 
 
 def _short(value: Any) -> str:

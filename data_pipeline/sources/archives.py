@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from data_pipeline.config import LimitConfig
 from data_pipeline.documents import Reason, Rejection
-from data_pipeline.sources.formats import Shape, count_extension, is_hidden, printable, shape_of
+from data_pipeline.sources.formats import FORMATS, Shape, count_extension, is_hidden, printable, shape_of
 from data_pipeline.sources.streams import Budget, Compression, Readable, StreamError, decompress
 
 _BLOCK = 512
@@ -160,7 +160,7 @@ class _Census:
         if shape is None:
             count_extension(name, self._ignored)
             return None
-        if shape.is_archive:
+        if shape.format not in FORMATS:
             return self.refuse(name, Reason.NESTED_ARCHIVE, "an archive in an archive is not read; unpack it first")
         if size > self._limits.max_member_bytes:
             return self.refuse(name, Reason.MEMBER_TOO_LARGE, f"{size} bytes; see limits.max_member_bytes")

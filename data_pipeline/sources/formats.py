@@ -48,10 +48,6 @@ class Shape:
     compression: Compression
     kind: Kind | None  # None for records and archives, whose extension does not tell the kind of text
 
-    @property
-    def is_archive(self) -> bool:
-        return self.format not in FORMATS
-
 
 def shape_of(name: str) -> Shape | None:
     """Return how a file is read, by its extensions in upper or lower case; None if no format has them."""

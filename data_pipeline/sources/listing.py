@@ -133,15 +133,6 @@ class _Links:
     def leads_nowhere(self, path: Path) -> None:
         self.broken[self._shown(path)] = None
 
-    def count_folder(self) -> None:
-        """A dozen folders that link to each other have 10^9 paths."""
-        self.num_folders += 1
-        if self.num_folders > _MAX_LINKED_FOLDERS:
-            raise SourceError(
-                f"source {printable(str(self.root))}: its links lead to more than {_MAX_LINKED_FOLDERS} folders; "
-                "remove links that connect folders in both directions"
-            )
-
     def warn(self) -> None:
         for links in self.unfollowed():
             logger.warning("source %s: %s; to follow them, %s", printable(str(self.root)), links.found, links.remedy)
@@ -219,8 +210,12 @@ def _walk(root: Path, links: _Links, *, is_strict: bool) -> Iterator[tuple[Path,
                 continue
             if stat.S_ISDIR(mode):
                 num_followed = num_links + path.is_symlink()
-                if num_followed > 1:
-                    links.count_folder()
+                links.num_folders += num_followed > 1  # a dozen folders that link to each other have 10^9 paths
+                if links.num_folders > _MAX_LINKED_FOLDERS:
+                    raise SourceError(
+                        f"source {printable(str(links.root))}: its links lead to more than {_MAX_LINKED_FOLDERS} folders; "
+                        "remove links that connect folders in both directions"
+                    )
                 folders.append((path, above | {identity}, num_followed))
             elif stat.S_ISREG(mode):
                 files.append(path)

@@ -22,7 +22,6 @@ from tests.support.prepared import write_prepared
 from tests.support.published import write_published
 from tests.support.runs import tiny_config
 from trainer.__main__ import main
-from trainer.compression import comparison
 from trainer.loop import train
 
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
@@ -31,8 +30,7 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 
 
 def work(words: list[str], broken: bool) -> None:
-    """Run a command in a forked process, with few rounds of the measured speed."""
-    comparison._ROUNDS = 1
+    """Run a command in a forked process."""
     if broken:
         targets._remove_leftovers = lambda _: None
     os._exit(run_command(main, words))

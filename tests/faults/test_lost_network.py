@@ -24,7 +24,7 @@ from tests.support.runs import losses, metrics, tiny_config
 from tests.support.signalled import Nodes, Place, running
 from tests.support.two_ranks import seconds_until
 from trainer.config import TrainConfig
-from trainer.watchdog.stalls import OTHER_NODE_S
+from trainer.watchdog.watch import OTHER_NODE_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs network namespaces of Linux")
 

@@ -30,7 +30,7 @@ from trainer.health.convergence import LossMean
 from trainer.health.excesses import Excesses
 from trainer.model.decoder import Decoder
 from trainer.runs.progress import LedgerHead
-from trainer.training import micro_step
+from trainer.training import step as micro_step
 
 Patch = pytest.MonkeyPatch
 Mutation = Callable[[Checkpoint], Checkpoint]

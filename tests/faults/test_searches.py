@@ -167,7 +167,7 @@ from trainer.search.study import Study
 def read(self, *arguments, **options):
     Study.found(self, *arguments, **options)
     self._trials[:] = [one.model_copy(update={"state": "failed"}) if one.state == "running" else one for one in self._trials]
-Study.found, Study._read = Study._read, read
+Study.found, Study.__init__ = Study.__init__, read
 """
 
 

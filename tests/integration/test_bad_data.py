@@ -35,8 +35,8 @@ from trainer.runs.layout import LEDGER
 from trainer.runs.ledger import LedgerEvent, LedgerStep, read_ledger
 from trainer.runs.saved_run import SavedRun
 from trainer.training.saver import Saver
-from trainer.training.start import ranks as openings
-from trainer.training.step_report import StepResult, StepResults
+from trainer.training.start import open as openings
+from trainer.training.step import StepResult, StepResults
 from trainer.verification.audit import audit_run
 from trainer.verification.integrity import check_integrity
 from trainer.verification.step_text import show_step

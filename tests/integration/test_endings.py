@@ -26,7 +26,7 @@ from trainer.metrics.sinks.json_lines import JsonLinesSink
 from trainer.report import write_report
 from trainer.runs.events import Event
 from trainer.runs.saved_run import SavedRun
-from trainer.training import micro_step, reporter
+from trainer.training import step
 from trainer.verification.integrity import check_integrity
 
 STEPS = 12
@@ -37,12 +37,12 @@ def at_step(action: Callable[[Any], object], first: int, last: int = STEPS * 2) 
     """Return a patch that calls `action` with the trainable before each of these steps."""
 
     def patch(monkeypatch: pytest.MonkeyPatch, _run: Path) -> None:
-        step = vars(loop)["train_step"]
+        train_step = vars(loop)["train_step"]
 
         def stepping(trainable: Any, batch: Any, inputs: Any, **settings: Any) -> Any:
             if first <= inputs.step <= last:
                 action(trainable)
-            return step(trainable, batch, inputs, **settings)
+            return train_step(trainable, batch, inputs, **settings)
 
         monkeypatch.setattr(loop, "train_step", stepping)
 
@@ -156,14 +156,14 @@ ENDS = {
     "out of memory": End(
         "failed",
         "memory",
-        replaced(micro_step, "forward_pass", raising(torch.OutOfMemoryError, "CUDA out of memory")),
+        replaced(step, "forward_pass", raising(torch.OutOfMemoryError, "CUDA out of memory")),
         ConfigError,
         "failed",
     ),
     "error with a folder in it": End(
         "failed",
         "trainer: x.bin is wrong$",
-        replaced(reporter.Reporter, "judge", raising(ConfigError, "trainer: /home/somebody/run/x.bin is wrong")),
+        replaced(loop, "judge", raising(ConfigError, "trainer: /home/somebody/run/x.bin is wrong")),
         ConfigError,
         "failed",
     ),

@@ -20,7 +20,7 @@ from trainer.loop import train
 from trainer.runs.layout import LEDGER
 from trainer.runs.ledger import LedgerStep, SkipEvent, read_ledger
 from trainer.training import trainable
-from trainer.training.step_report import StepResults
+from trainer.training.step import StepResults
 
 ROWS, STEPS = 8, 30
 

@@ -356,7 +356,7 @@ def test_frozen_weights_have_no_place_in_the_sum_over_ranks_and_mup_does_not_sca
         run.trainable.accumulation.begin()
         with_sums = {name for name, weight in parameters_by_name(run.trainable.model).items() if weight.grad is not None}
         assert with_sums == adapter_names(run.trainable.model)
-        assert run.reporter.flops.each == flops_per_token(config.model, 260, 32, config.lora)
+        assert run.flops.each == flops_per_token(config.model, 260, 32, config.lora)
 
 
 def test_a_run_with_adapters_can_be_a_teacher_and_a_student_can_have_adapters(

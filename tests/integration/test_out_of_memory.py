@@ -25,15 +25,14 @@ from trainer.config import TrainConfig
 from trainer.distributed.group import Group
 from trainer.loop import train
 from trainer.model.forward import LossModule
-from trainer.parallel import ddp_buckets, wrapping
+from trainer.parallel import accumulation, wrapping
 from trainer.parallel.gradient_tree import GradientTree
 from trainer.runs.layout import LEDGER
 from trainer.runs.ledger import LedgerEvent, read_ledger
-from trainer.training import micro_step
 from trainer.training import step as steps
 from trainer.training.saver import Saver
-from trainer.training.start import ranks as openings
-from trainer.training.step_report import StepResult, StepResults
+from trainer.training.start import open as openings
+from trainer.training.step import StepResult, StepResults
 from trainer.verification.audit import audit_run
 
 
@@ -57,7 +56,7 @@ class Failure:
 def failing(*failures: Failure) -> Iterator[None]:
     """Let memory run out on this rank. DDP gets several buckets, as with models of ordinary size."""
     with pytest.MonkeyPatch.context() as patch:
-        seed, forward, clip = micro_step.seed_micro_batch, micro_step.forward_pass, steps.clip_gradient
+        seed, forward, clip = steps.seed_micro_batch, steps.forward_pass, steps.clip_gradient
         left = list(failures)
 
         def seeding(base: int, step: int, number: int, draw: int) -> None:
@@ -82,10 +81,10 @@ def failing(*failures: Failure) -> Iterator[None]:
             return clip(*args)
 
         current: list[Failure] = []
-        patch.setattr(micro_step, "seed_micro_batch", seeding)
-        patch.setattr(micro_step, "forward_pass", passing)
+        patch.setattr(steps, "seed_micro_batch", seeding)
+        patch.setattr(steps, "forward_pass", passing)
         patch.setattr(steps, "clip_gradient", clipping)
-        patch.setattr(ddp_buckets, "DistributedDataParallel", partial(DistributedDataParallel, bucket_cap_mb=0.01))
+        patch.setattr(accumulation, "DistributedDataParallel", partial(DistributedDataParallel, bucket_cap_mb=0.01))
         yield
         assert not left, f"step or micro-batch was not reached: {left}"
 

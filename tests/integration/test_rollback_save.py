@@ -14,13 +14,13 @@ from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.extensions.hooks import Extension
 from trainer.loop import train
-from trainer.training.start import files
+from trainer.training.start import parts
 
 
 def test_a_checkpoint_that_is_written_again_is_told_of_once_it_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Step 10 is a spike. The checkpoint of step 8 is written again, slowly, with the rows that are left out."""
     data, told = write_prepared(tmp_path / "data"), []
-    write, step = files.write_and_keep, loop.train_step
+    write, step = parts.write_and_keep, loop.train_step
 
     def slowly(*arguments: Any) -> None:
         time.sleep(0.2)
@@ -36,7 +36,7 @@ def test_a_checkpoint_that_is_written_again_is_told_of_once_it_is_durable(tmp_pa
     def saved(_: Extension, __: object, number: int, path: Path) -> None:
         told.append((number, len(CheckpointStore(path).load(number).state["progress"]["left_out"])))
 
-    monkeypatch.setattr(files, "write_and_keep", slowly)
+    monkeypatch.setattr(parts, "write_and_keep", slowly)
     monkeypatch.setattr(loop, "train_step", spiking)
     monkeypatch.setattr(Extension, "copies", True)
     monkeypatch.setattr(Extension, "saved", saved)

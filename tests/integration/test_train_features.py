@@ -28,8 +28,7 @@ from trainer.model.decoder import build_model
 from trainer.model.forward import LossModule
 from trainer.optim.optimizers import build_optimizers
 from trainer.parallel.wrapping import wrap_for_training
-from trainer.training.step import train_step
-from trainer.training.step_report import StepInputs, StepResults
+from trainer.training.step import StepInputs, StepResults, train_step
 from trainer.training.trainable import Trainable, make_scaler
 
 
@@ -123,7 +122,7 @@ def gradients_of_a_batch(group: Group, data: Path, reproducibility: str) -> tupl
     trainable = Trainable(context, Extension(), loss, module, accumulation, make_scaler(context), optimizers)
     batch = global_batch(rows, UniformOrder(5, len(rows)), config.batch, group, 0)
     result = train_step(trainable, batch, StepInputs(1)).result()
-    return result.loss.hex(), [torch.as_tensor(parameter.grad).numpy().tobytes() for parameter in trainable.parameters]
+    return result.loss.hex(), [torch.as_tensor(parameter.grad).numpy().tobytes() for parameter in trainable.parameters.values()]
 
 
 @pytest.mark.parametrize("reproducibility", ["elastic", "run"])

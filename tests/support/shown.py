@@ -26,8 +26,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.metrics import Monitor
 from trainer.metrics.sinks import tensorboard
-from trainer.training import micro_step
-from trainer.training.evaluator import Evaluator
+from trainer.training import step as micro_step
 
 Trouble = Callable[[pytest.MonkeyPatch], None]
 """A disturbance that happens in every start of a run."""
@@ -60,14 +59,14 @@ def small_memory(patch: pytest.MonkeyPatch) -> None:
 
 def stop_in_evaluation(patch: pytest.MonkeyPatch) -> None:
     """Send a stop signal while step 8 is evaluated."""
-    evaluate = Evaluator.evaluate
+    evaluate = vars(loop)["evaluate"]
 
-    def evaluating(evaluator: Any, progress: Any) -> Any:
+    def evaluating(run: Any, progress: Any) -> Any:
         if progress.step == 8:
             os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate(evaluator, progress)
+        return evaluate(run, progress)
 
-    patch.setattr(Evaluator, "evaluate", evaluating)
+    patch.setattr(loop, "evaluate", evaluating)
 
 
 def keeping_points(patch: pytest.MonkeyPatch) -> None:

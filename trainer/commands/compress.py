@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -55,12 +55,11 @@ _NOTE_OF_ZEROS = "note        a later training changes all weights, also those t
 
 
 def run(options: CompressOptions) -> None:
-    from trainer.commands.saved_model import check_is_decoder, load_model, opened_text_model
-    from trainer.compression.comparison import Measured, num_bytes, speeds, table
+    from trainer.commands.saved_model import check_is_decoder
+    from trainer.compression.comparison import Measured, table
     from trainer.compression.methods import Compression
     from trainer.interop.source import open_source
     from trainer.interop.untrained import write_untrained
-    from trainer.machine.determinism import settings_here
     from trainer.runs.layout import RECORD
     from trainer.runs.record import COMPRESSED, Compressed, write_record
     from trainer.runs.saved_run import SavedRun
@@ -92,16 +91,14 @@ def run(options: CompressOptions) -> None:
             data_digest=source.data_digest or "",
             chat_template=None if source.chat_template is None else source.chat_template.source,
         )
-        smaller = SavedRun(folder)
-        with opened_text_model(options.run, options.checkpoint, trust_code=options.trust_code) as loaded:
-            model, _ = load_model(smaller, settings_here(smaller.config), "latest")
-            both = loaded, replace(loaded, model=model.to(next(loaded.model.parameters()).device))
-            in_memory, rates = [num_bytes(one.model.parameters()) for one in both], speeds(both)
-        before = Measured(num_bytes(source.weights.values()), in_memory[0], rates[0], perplexity)
-        after = Measured(num_bytes(stored.values()), in_memory[1], rates[1], _perplexity(options, folder, "latest"))
+        num_bytes = [
+            sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) for tensors in (source.weights, stored)
+        ]
+        before = Measured(num_bytes[0], perplexity)
+        after = Measured(num_bytes[1], _perplexity(options, folder, "latest"))
         comparison = {"before": asdict(before), "after": asdict(after)}
         compressed = Compressed.model_validate(facts | {"comparison": comparison})
-        write_record(folder, smaller.record.changed(compressed=compressed))
+        write_record(folder, SavedRun(folder).record.changed(compressed=compressed))
     if options.as_json:
         print(json.dumps(facts | comparison | {"output": str(output)}, ensure_ascii=False))
         return

@@ -62,19 +62,11 @@ class GenerateOptions(SamplingOptions, CheckpointOptions):
             raise ValueError(
                 "--reference names the run that computes the perplexity of --score; add --score, or leave out --reference"
             )
-        if self.system is not None and not _is_utf8(self.system):
-            raise ValueError("--system is not UTF-8 text")
-        if not all(map(_is_utf8, self.prompt)):
-            raise ValueError("--prompt is not UTF-8 text; write it into a file and use --prompts")
+        for option, texts in (("--system", (self.system or "",)), ("--prompt", self.prompt)):
+            if any("\ud800" <= character <= "\udfff" for text in texts for character in text):  # Python's form of other bytes
+                remedy = "; write it into a file and use --prompts" if option == "--prompt" else ""
+                raise ValueError(f"{option} is not UTF-8 text{remedy}")
         return self
-
-
-def _is_utf8(word: str) -> bool:
-    try:
-        word.encode()
-    except UnicodeEncodeError:  # Python uses lone surrogates for other bytes
-        return False
-    return True
 
 
 def run(options: GenerateOptions) -> None:

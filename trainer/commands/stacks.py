@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 from common.errors import CheckpointError, ConfigError
@@ -8,8 +9,7 @@ from common.files import open_input
 from trainer.commands.run_options import RunOptions
 from trainer.machine.running_ranks import Rank, ranks_of
 from trainer.runs.layout import RECORD, not_a_run
-from trainer.watchdog.files import stacks_file
-from trainer.watchdog.heartbeat import Heartbeat
+from trainer.watchdog.heartbeat import Heartbeat, stacks_file
 from trainer.watchdog.processes import process_state, send_signal
 from trainer.watchdog.watch import collect_stacks
 
@@ -58,19 +58,12 @@ def _no_answer(rank: Rank) -> str:
     state = process_state(rank.beat.process)
     if state in _NO_ANSWER:
         return _NO_ANSWER[state]
-    if _catches(rank.beat.pid, signal.SIGUSR1):  # it would end a process without a handler
-        return ""
+    with suppress(OSError):
+        # SigCgt is the mask of the signals that the process handles (proc(5)). One without a handler would end it.
+        for line in Path(f"/proc/{rank.beat.pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:") and int(line.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1:
+                return ""
     return "the watchdog is off, so the rank does not answer; start the training with --watchdog.enabled on"
-
-
-def _catches(pid: int, number: signal.Signals) -> bool:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return False
-    # SigCgt is the mask of the signals that the process handles (proc(5)).
-    masks = [int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")]
-    return any(mask >> (number - 1) & 1 for mask in masks)
 
 
 def _text(run: Path, rank: int, begin: int | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from pathlib import Path
 
 from common.errors import ExitCode, StorageError
 from trainer.config import TrainConfig
@@ -29,15 +28,10 @@ def run(config: TrainConfig) -> None:
     if os.environ.get("LOCAL_RANK", "0") == "0":
         write_exit_code(f"{ExitCode.DONE:d}")  # the launcher then knows the result even if torchrun fails
     if os.environ.get("RANK", "0") == "0":
-        _summarise(config.run)
+        from trainer.report.summary import summary_lines
+
+        try:
+            print("\n".join(summary_lines(config.run)), file=sys.stderr)
+        except Exception as error:  # the training has succeeded
+            _log.warning("cannot read the results of %s back (%s: %s)", config.run, type(error).__name__, error)
         print(result)
-
-
-def _summarise(run: Path) -> None:
-    """Print the summary of a run. An error is only logged, because the training has succeeded."""
-    from trainer.report.summary import summary_lines
-
-    try:
-        print("\n".join(summary_lines(run)), file=sys.stderr)
-    except Exception as error:
-        _log.warning("cannot read the results of %s back (%s: %s)", run, type(error).__name__, error)

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,9 +11,6 @@ from common.errors import ProjectError
 from common.settings.model import Place
 from trainer.commands.run_options import TrustOptions
 from trainer.runs.layout import RECORD
-
-if TYPE_CHECKING:
-    from trainer.verification.outcome import Outcome
 
 
 class VerifyOptions(TrustOptions):
@@ -56,9 +52,29 @@ class VerifyOptions(TrustOptions):
 
 
 def run(options: VerifyOptions) -> None:
+    from trainer.interop.export import EXPORT_RECORD, describe_export, verify_export
+    from trainer.loop import train
+    from trainer.verification.outcome import Outcome
+    from trainer.verification.verify import verify_run
+
+    is_export = (options.run / EXPORT_RECORD).exists() and not (options.run / RECORD).exists()
     held: list[dict[str, Any]] = []
     try:
-        for outcome in _outcomes(options):
+        if options.export is not None or is_export:
+            facts = verify_export(options.run) if options.export is None else verify_export(options.export, options.run)
+            outcomes = iter([Outcome("export", describe_export(facts), facts)])
+        else:
+            outcomes = verify_run(
+                options.run,
+                train=partial(train, trust_extension=False),  # a replay does not count as a training with the extension
+                level=options.level,
+                num_steps=options.replay,
+                start=options.start,
+                data=options.data,
+                sources=options.sources,
+                trust_code=options.trust_code,
+            )
+        for outcome in outcomes:
             held.append({"level": outcome.level, **outcome.facts})
             if not options.as_json:
                 print(outcome.text, flush=True)
@@ -68,25 +84,3 @@ def run(options: VerifyOptions) -> None:
         raise
     if options.as_json:
         print(json.dumps({"ok": True, "held": held}, ensure_ascii=False))
-
-
-def _outcomes(options: VerifyOptions) -> Iterator[Outcome]:
-    from trainer.interop.export import EXPORT_RECORD, describe_export, verify_export
-    from trainer.loop import train
-    from trainer.verification.outcome import Outcome
-    from trainer.verification.verify import verify_run
-
-    is_export = (options.run / EXPORT_RECORD).exists() and not (options.run / RECORD).exists()
-    if options.export is not None or is_export:
-        facts = verify_export(options.run) if options.export is None else verify_export(options.export, options.run)
-        return iter([Outcome("export", describe_export(facts), facts)])
-    return verify_run(
-        options.run,
-        train=partial(train, trust_extension=False),  # a replay does not count as a training with the extension
-        level=options.level,
-        num_steps=options.replay,
-        start=options.start,
-        data=options.data,
-        sources=options.sources,
-        trust_code=options.trust_code,
-    )

@@ -33,8 +33,7 @@ def num_gpus(device: str) -> int:
         if torch.cuda.is_available():
             return torch.cuda.device_count()
     if device == "cuda":
-        reason = f"{_reason(os.environ)}.{_hint()}"
-        raise ConfigError(f"device = cuda, but torch sees no GPU: {reason} Run `nvidia-smi`, or use --device cpu")
+        raise ConfigError(f"device = cuda, but torch sees no GPU: {_reason(os.environ)} Run `nvidia-smi`, or use --device cpu")
     check_no_gpu_is_hidden()
     return 0
 
@@ -46,24 +45,22 @@ def check_no_gpu_is_hidden(environment: Mapping[str, str] = os.environ, root: Pa
     if not (signs := signs_of_gpus(root)):
         return
     raise ConfigError(
-        f"this machine has a GPU ({signs[0]}), but torch sees none: {_reason(environment)}.{_hint(root)} "
+        f"this machine has a GPU ({signs[0]}), but torch sees none: {_reason(environment, root)} "
         "To use the CPU instead, set TRAIN_DEVICE=cpu, or give --device cpu to train"
     )
 
 
-def _hint(root: Path = Path("/")) -> str:
-    if any(root.glob(DEVICE_NODES)) or not any(root.glob(KERNEL_MODULE)):
-        return ""
-    return " There is no device node /dev/nvidia0: if this is a container, give it the GPUs (docker run --gpus all)."
-
-
-def _reason(environment: Mapping[str, str]) -> str:
+def _reason(environment: Mapping[str, str], root: Path = Path("/")) -> str:
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-        return f"this PyTorch ({torch.__version__}) is built without CUDA"
-    try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        reason = "torch gives no reason"
-    except (AssertionError, RuntimeError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    return reason if visible is None else f"{reason} (CUDA_VISIBLE_DEVICES = {visible})"
+        reason = f"this PyTorch ({torch.__version__}) is built without CUDA"
+    else:
+        try:
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            reason = "torch gives no reason"
+        except (AssertionError, RuntimeError) as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+        if (visible := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
+            reason = f"{reason} (CUDA_VISIBLE_DEVICES = {visible})"
+    if any(root.glob(DEVICE_NODES)) or not any(root.glob(KERNEL_MODULE)):
+        return f"{reason}."
+    return f"{reason}. There is no device node /dev/nvidia0: if this is a container, give it the GPUs (docker run --gpus all)."

@@ -26,6 +26,10 @@ from trainer.distributed.network import STORE_VARIABLE, keep_private
 OTHERS_S = 5.0
 """Seconds for which a rank still waits for the others after a stop request. If they join in time, the run stops as usual."""
 _POLL_S = 0.1
+_ValueT = TypeVar("_ValueT")
+_TIMEOUT = timedelta(minutes=10)
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before PyTorch 2.13
+TEARDOWN_DELAY_S = 0.1  # seconds after which gloo has released the tensors of a finished collective: see `joined_group`
 
 
 @contextmanager
@@ -39,34 +43,28 @@ def stoppable_wait(others_s: float = OTHERS_S) -> Iterator[None]:
         yield
         return
     ended = threading.Event()
-    thread = threading.Thread(target=_watch, args=(numbers, ended, others_s), name="stop-requests", daemon=True)
+
+    def watch() -> None:
+        while not ended.is_set():
+            found = signal.sigtimedwait(numbers, _POLL_S)
+            if found is None:
+                continue
+            if not ended.wait(others_s):
+                name = signal.Signals(found.si_signo).name
+                if os.environ.get("LOCAL_RANK", "0") == "0":
+                    sys.stderr.write(f"stopped: {name} received before all ranks had started; nothing was trained\n")
+                    sys.stderr.flush()
+                os._exit(ExitCode.STOPPED)
+            os.kill(os.getpid(), found.si_signo)  # blocked in all threads, so it is pending again
+            return
+
+    thread = threading.Thread(target=watch, name="stop-requests", daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join()
-
-
-def _watch(numbers: set[int], ended: threading.Event, others_s: float) -> None:
-    while not ended.is_set():
-        found = signal.sigtimedwait(numbers, _POLL_S)
-        if found is None:
-            continue
-        if not ended.wait(others_s):
-            name = signal.Signals(found.si_signo).name
-            if os.environ.get("LOCAL_RANK", "0") == "0":
-                sys.stderr.write(f"stopped: {name} received before all ranks had started; nothing was trained\n")
-                sys.stderr.flush()
-            os._exit(ExitCode.STOPPED)
-        os.kill(os.getpid(), found.si_signo)  # blocked in all threads, so it is pending again
-        return
-
-
-_ValueT = TypeVar("_ValueT")
-_TIMEOUT = timedelta(minutes=10)
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before PyTorch 2.13
-TEARDOWN_DELAY_S = 0.1  # seconds after which gloo has released the tensors of a finished collective: see `joined_group`
 
 
 class RemoteError(ProjectError):
@@ -114,10 +112,6 @@ class Group:
     def gather(self, share_C: Tensor, out: Tensor) -> Tensor:
         _all_gather(out, share_C)
         return out
-
-    @property
-    def has_several_nodes(self) -> bool:
-        return self.num_nodes > 1
 
     @property
     def num_nodes(self) -> int:
@@ -174,17 +168,25 @@ def joined_group(device: str, slow_s: float = 0.0) -> Iterator[Group]:
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    chosen = _device(device, local_rank)
-    if chosen.type == "cuda":
+    chosen = torch.device("cpu")
+    if available := num_gpus(device):
+        if local_rank >= available:
+            raise ConfigError(f"local rank {local_rank} has no GPU: torch sees {available}; start fewer ranks on this node")
+        chosen = torch.device("cuda", local_rank)
         torch.cuda.set_device(chosen)
     keep_private(os.environ)
     if world_size > 1:
         timeout = max(_TIMEOUT, timedelta(seconds=slow_s))
+        store: Store | None = None  # of another launcher, unless the ranks of one node meet without a socket
+        if folder := os.environ.get(STORE_VARIABLE):
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the files of an earlier attempt must not be read
+            store = FileStore(str(Path(folder, f"attempt-{attempt}")), world_size)
+            store.set_timeout(timeout)
         with stoppable_wait():
             dist.init_process_group(
                 "nccl" if chosen.type == "cuda" else "gloo",
                 timeout=timeout,
-                store=_private_store(world_size, timeout),
+                store=store,
                 rank=rank,
                 world_size=world_size,
                 device_id=chosen if chosen.type == "cuda" else None,
@@ -199,22 +201,3 @@ def joined_group(device: str, slow_s: float = 0.0) -> Iterator[Group]:
             time.sleep(TEARDOWN_DELAY_S)
     if world_size > 1:  # not after an error: see the docstring
         dist.destroy_process_group()
-
-
-def _private_store(world_size: int, timeout: timedelta) -> Store | None:
-    """Return the store in which ranks of one node meet without a socket; None if another launcher provides its own store."""
-    if not (folder := os.environ.get(STORE_VARIABLE)):
-        return None
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the files of an earlier attempt must not be read
-    store = FileStore(str(Path(folder, f"attempt-{attempt}")), world_size)
-    store.set_timeout(timeout)
-    return store
-
-
-def _device(wanted: str, local_rank: int) -> torch.device:
-    available = num_gpus(wanted)
-    if not available:
-        return torch.device("cpu")
-    if local_rank >= available:
-        raise ConfigError(f"local rank {local_rank} has no GPU: torch sees {available}; start fewer ranks on this node")
-    return torch.device("cuda", local_rank)

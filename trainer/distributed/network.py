@@ -42,7 +42,14 @@ def keep_private(variables: Mapping[str, str]) -> None:
         if variables.get("RANK") == "0" and "TORCHELASTIC_RUN_ID" in variables and STORE_VARIABLE not in variables:
             _log.warning(_STARTED_BY_HAND)
     elif variables.get("LOCAL_RANK") == "0":
-        found = [*_resolved(variables.get("MASTER_ADDR", "")), *_own_addresses(variables)]
+        found: list[str] = []
+        with suppress(OSError):  # joining the group reports a name that cannot be looked up
+            found += [
+                str(info[4][0]) for info in socket.getaddrinfo(variables.get("MASTER_ADDR", ""), None, type=socket.SOCK_STREAM)
+            ]
+        by_name = psutil.net_if_addrs()
+        own = [each for name in chosen_interfaces(list(by_name), variables) for each in by_name[name]]
+        found += [each.address for each in own if each.family in (socket.AF_INET, socket.AF_INET6)]
         if public := public_addresses(found):
             _log.warning(_PUBLIC, ", ".join(public))
 
@@ -64,18 +71,3 @@ def chosen_interfaces(names: Sequence[str], variables: Mapping[str, str]) -> lis
     equal, others = "=" in nccl[:2], nccl.startswith("^")
     by_nccl = [name for name in names if any(name == word if equal else name.startswith(word) for word in words) != others]
     return [name for name in names if name in gloo.split(",") or name in by_nccl]
-
-
-def _own_addresses(variables: Mapping[str, str]) -> list[str]:
-    by_name = psutil.net_if_addrs()
-    families = (socket.AF_INET, socket.AF_INET6)
-    return [
-        each.address for name in chosen_interfaces(list(by_name), variables) for each in by_name[name] if each.family in families
-    ]
-
-
-def _resolved(host: str) -> list[str]:
-    """Return the addresses of a host; none if the lookup fails, because joining the group reports that error."""
-    with suppress(OSError):
-        return [str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
-    return []

@@ -40,13 +40,12 @@ class ReplicaDifference:
 
 def bit_sums(parameters: Mapping[str, Tensor]) -> Tensor:
     """Return the sum of the bit patterns of each tensor, read as integers and added modulo 2^64: (P,) int64 on their device."""
-    sums = [_sum(parameter.detach().contiguous().view(_INTEGERS[parameter.element_size()])) for parameter in parameters.values()]
+    sums = []
+    for parameter in parameters.values():
+        bits = parameter.detach().contiguous().view(_INTEGERS[parameter.element_size()]).flatten()
+        # in pieces, because torch converts its whole input to int64 first
+        sums.append(torch.stack([piece.sum(dtype=torch.int64) for piece in torch.split(bits, _PIECE)]).sum())
     return torch.stack(sums)
-
-
-def _sum(bits: Tensor) -> Tensor:
-    # in pieces, because torch converts its whole input to int64 first
-    return torch.stack([piece.sum(dtype=torch.int64) for piece in torch.split(bits.flatten(), _PIECE)]).sum()
 
 
 def find_difference(sums_RP: Tensor, names: tuple[str, ...]) -> ReplicaDifference | None:

@@ -22,7 +22,7 @@ _MAX_BYTES = 64
 
 def check_shared(run: Path, group: Group) -> None:
     # The name of the file is new each time, because a network file system may remember that a name does not exist.
-    if not group.has_several_nodes:
+    if group.num_nodes == 1:
         return
     name = group.on_main(lambda: _write_mark(run))
     try:
@@ -33,7 +33,7 @@ def check_shared(run: Path, group: Group) -> None:
 
 
 def check_same_data(data: Path, root_digest: str, group: Group) -> None:
-    if not group.has_several_nodes:
+    if group.num_nodes == 1:
         return
     wanted = group.on_main(lambda: root_digest)
 

@@ -14,8 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,8 +42,24 @@ class Sums:
 def measure(num_gpus: int, timeout_s: float = _TIMEOUT_S) -> Sums:
     num_ranks, device = (num_gpus, "cuda") if num_gpus else (2, "cpu")
     backend = "nccl" if num_gpus else "gloo"
+    foreign = ("PET_", "TORCHELASTIC_", "MASTER_")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(foreign)} | {"OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="trainer-doctor.") as folder, ExitStack() as stack:
-        started = [stack.enter_context(_started(number, num_ranks, device, Path(folder))) for number in range(num_ranks)]
+
+        def output(kind: str, number: int) -> list[str]:
+            return (Path(folder) / f"{kind}-{number}").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+
+        started = []
+        for number in range(num_ranks):
+            own = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
+            own_variables = {**variables, **{name: str(value) for name, value in own.items()}, STORE_VARIABLE: folder}
+            command = [sys.executable, "-m", "trainer.doctor.all_reduce", device]
+            # A rank writes into files and not into pipes, so that it never waits.
+            with Path(folder, f"out-{number}").open("wb") as out, Path(folder, f"err-{number}").open("wb") as err:
+                process = subprocess.Popen(command, env=own_variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            started.append(process)
         deadline = time.monotonic() + timeout_s
         for number, process in enumerate(started):
             try:
@@ -52,37 +67,10 @@ def measure(num_gpus: int, timeout_s: float = _TIMEOUT_S) -> Sums:
             except subprocess.TimeoutExpired:
                 return Sums(backend, num_ranks, error=f"the ranks did not finish within {timeout_s:g} s")
             if code:
-                lines = _output(Path(folder), "err", number).strip().splitlines() or [f"exit code {code}"]
-                return Sums(backend, num_ranks, error=lines[-1])
-        results = [json.loads(_output(Path(folder), "out", number).strip().splitlines()[-1]) for number in range(num_ranks)]
+                return Sums(backend, num_ranks, error=(output("err", number) or [f"exit code {code}"])[-1])
+        results = [json.loads(output("out", number)[-1]) for number in range(num_ranks)]
     digests = tuple(digest for result in results for digest in result["digests"])
     return Sums(backend, num_ranks, digests, min(result["bytes_per_s"] for result in results))
-
-
-@contextmanager
-def _started(number: int, num_ranks: int, device: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Yield the process of a rank, which writes into files and not into pipes, so that it never waits. It is killed at the end."""
-    variables = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("PET_", "TORCHELASTIC_", "MASTER_"))},
-        "RANK": str(number),
-        "LOCAL_RANK": str(number),
-        "WORLD_SIZE": str(num_ranks),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
-        "OMP_NUM_THREADS": "1",
-        STORE_VARIABLE: str(folder),
-    }
-    command = [sys.executable, "-m", "trainer.doctor.all_reduce", device]
-    with (folder / f"out-{number}").open("wb") as out, (folder / f"err-{number}").open("wb") as err:
-        process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _output(folder: Path, kind: str, number: int) -> str:
-    return (folder / f"{kind}-{number}").read_text(encoding="utf-8", errors="replace")
 
 
 def rank(device: str) -> str:

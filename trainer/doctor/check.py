@@ -80,12 +80,6 @@ def rows_of(place: Place, facts: Mapping[str, Any], *, fast: bool) -> list[Check
     return rows
 
 
-def to_json(checks: Sequence[Check]) -> str:
-    ready = all(check.severity < Severity.ERROR for check in checks)
-    rows = [asdict(check) | {"severity": check.severity.name.lower()} for check in checks]
-    return json.dumps({"ready": ready, "checks": rows}, ensure_ascii=False, indent=2)
-
-
 def table_lines(checks: Iterable[Check], columns: int, paint: Callable[[str, Severity], str] = lambda text, _: text) -> list[str]:
     """Return the rows as lines of at most `columns` characters; `paint` colours the word of a severity."""
     indent = " " * (_MARK_COLUMNS + _NAME_COLUMNS)
@@ -96,7 +90,10 @@ def table_lines(checks: Iterable[Check], columns: int, paint: Callable[[str, Sev
         parts = [check.found]
         if check.severity > Severity.OK:
             parts += [f"{label}: {text}" for label, text in (("needed", check.needed), ("remedy", check.remedy)) if text]
-        wrapped = [line for part in parts for line in _wrapped(part, width)]
+        texts = [printable(" ".join(part.split())) for part in parts]
+        wrapped = [
+            line for text in texts for line in textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False) or [""]
+        ]
         lines.append(f"{mark}{check.name:{_NAME_COLUMNS - 1}} {wrapped[0]}")
         lines += [f"{indent}{line}" for line in wrapped[1:]]
     return lines
@@ -104,23 +101,18 @@ def table_lines(checks: Iterable[Check], columns: int, paint: Callable[[str, Sev
 
 def write_checks(checks: Sequence[Check], stream: IO[str], *, as_json: bool) -> None:
     if as_json:
-        stream.write(f"{to_json(checks)}\n")
+        rows = [asdict(check) | {"severity": check.severity.name.lower()} for check in checks]
+        ready = all(check.severity < Severity.ERROR for check in checks)
+        stream.write(json.dumps({"ready": ready, "checks": rows}, ensure_ascii=False, indent=2) + "\n")
         return
-
-    def paint(text: str, severity: Severity) -> str:
-        return coloured(text, _COLOURS.get(severity), stream)
-
     columns = bar_columns(stream) if stream.isatty() else 80
     painted = stream.behind if isinstance(stream, PrintableStream) else stream  # the lines are printable, except for the colours
-    painted.write("\n".join(table_lines(checks, columns, paint)) + "\n")
+    painted.write(
+        "\n".join(table_lines(checks, columns, lambda text, severity: coloured(text, _COLOURS.get(severity), stream))) + "\n"
+    )
 
 
 def refuse_errors(checks: Iterable[Check]) -> None:
     failed = [check.name for check in checks if check.severity is Severity.ERROR]
     if failed:
         raise ConfigError(f"this machine cannot train yet: {', '.join(failed)}; the remedy is below each of these rows")
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    text = printable(" ".join(text.split()))
-    return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False) or [""]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import secrets
 import time
@@ -38,8 +39,6 @@ class DiskReading:
 
     name: str  # what the folder is for: `run`, `data` or `temporary`
     path: Path
-    user: int
-    group: int
     owner: int
     owner_group: int
     mode: int
@@ -69,12 +68,15 @@ def read_disk(name: str, path: Path, *, writes: bool, may_be_new: bool = True, m
     rates = None
     if measures and not problem and disk.f_bavail * disk.f_frsize >= 4 * _MEASURED_BYTES:
         with suppress(OSError, UnusableFileError):
-            rates = measure_rates(place) if writes else Rates(read_per_s=_read_rate(_large_file(place)))
+            if writes:
+                rates = measure_rates(place)
+            else:  # of the largest shard that is found soon
+                shards = (path for path in place.rglob("*.arrow") if path.is_file() and not path.is_symlink())
+                sizes = [(path.stat().st_size, path) for path in itertools.islice(shards, _MOST_VISITED)]
+                rates = Rates(read_per_s=_read_rate(max(sizes)[1]) if sizes else None)
     return DiskReading(
         name,
         place,
-        user=os.geteuid(),
-        group=os.getegid(),
         owner=status.st_uid,
         owner_group=status.st_gid,
         mode=status.st_mode & 0o7777,
@@ -95,19 +97,14 @@ def _try_out(place: Path, *, writes: bool) -> None:
         return
     probe = _probe(place)
     try:
-        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(place)) from None
-    try:
-        try:
-            os.write(descriptor, bytes(4096))
-            os.fsync(descriptor)  # a quota or a full disk may be reported only here
-        finally:
-            os.close(descriptor)
+        with probe.open("xb", buffering=0) as file:
+            os.write(file.fileno(), bytes(4096))
+            os.fsync(file.fileno())  # a quota or a full disk may be reported only here
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(place)) from None
     finally:
-        probe.unlink(missing_ok=True)
+        with suppress(OSError):
+            probe.unlink()
 
 
 def measure_rates(folder: Path, num_bytes: int = _MEASURED_BYTES, clock: Callable[[], float] = time.monotonic) -> Rates:
@@ -131,10 +128,8 @@ def measure_rates(folder: Path, num_bytes: int = _MEASURED_BYTES, clock: Callabl
     return Rates(written / max(write_s, 1e-9), read, sorted(syncs)[len(syncs) // 2])
 
 
-def _read_rate(path: Path | None, clock: Callable[[], float] = time.monotonic) -> float | None:
-    """Return the bytes per second of reading a file; None if there is none, or if it is in memory anyway."""
-    if path is None:
-        return None
+def _read_rate(path: Path, clock: Callable[[], float] = time.monotonic) -> float | None:
+    """Return the bytes per second of reading a file; None if it is too small to tell."""
     with open_input(path) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         read, begin = 0, clock()
@@ -143,27 +138,29 @@ def _read_rate(path: Path | None, clock: Callable[[], float] = time.monotonic) -
         return read / max(clock() - begin, 1e-9) if read >= _BLOCK_BYTES else None
 
 
-def _large_file(folder: Path) -> Path | None:
-    found: list[tuple[int, Path]] = []
-    for number, path in enumerate(folder.rglob("*.arrow")):
-        if path.is_file() and not path.is_symlink():
-            found.append((path.stat().st_size, path))
-        if number >= _MOST_VISITED:
-            break
-    return max(found, default=(0, None))[1]
-
-
 def _probe(folder: Path) -> Path:
     return folder / f".doctor-{os.getpid()}-{secrets.token_hex(8)}.tmp"
 
 
 def check_disk(reading: DiskReading, needs: tuple[int, int] | None = None, *, writes: bool) -> list[Check]:
-    name, needed = f"{reading.name} folder", f"user {reading.user} can {'write' if writes else 'read'}"
+    name, needed = f"{reading.name} folder", f"user {os.geteuid()} can {'write' if writes else 'read'}"
     if reading.problem:
         return [Check(name, reading.problem, Severity.ERROR, needed, reading.remedy)]
     owner = f"{reading.path} belongs to user {reading.owner}, group {reading.owner_group}, mode {reading.mode:03o}"
-    space = [check_space(reading, needs)] if writes else []
-    return [Check(name, owner, Severity.OK, needed), *space, *_speed(reading)]
+    rows = [Check(name, owner, Severity.OK, needed), *([check_space(reading, needs)] if writes else [])]
+    rates = reading.rates or Rates()
+    known = [(label, rate) for label, rate in (("write", rates.written_per_s), ("read", rates.read_per_s)) if rate is not None]
+    parts = [f"{label} {size(rate)}/s" for label, rate in known]
+    slow = any(rate < _SLOW_BYTES_PER_S for _, rate in known)
+    if rates.fsync_s is not None:
+        parts.append(f"fsync {rates.fsync_s * 1000:.1f} ms")
+        slow = slow or rates.fsync_s > _SLOW_FSYNC_S
+    if parts:
+        needed = f"{size(_SLOW_BYTES_PER_S)}/s, fsync below {_SLOW_FSYNC_S * 1000:.0f} ms"
+        remedy = "use a local SSD for this folder; raise checkpoint.every_steps if saves take long" if slow else ""
+        severity = Severity.WARNING if slow else Severity.OK
+        rows.append(Check(f"{reading.name} disk", ", ".join(parts), severity, needed, remedy))
+    return rows
 
 
 def check_space(reading: DiskReading, needs: tuple[int, int] | None = None) -> Check:
@@ -181,21 +178,3 @@ def check_space(reading: DiskReading, needs: tuple[int, int] | None = None) -> C
         more = "" if reading.name == "temporary" or needs else "; `trainer plan` shows the size of the checkpoints"
         return Check(name, found, Severity.WARNING, needed, remedy + more)
     return Check(name, found, Severity.OK, needed)
-
-
-def _speed(reading: DiskReading) -> list[Check]:
-    rates = reading.rates
-    if rates is None:
-        return []
-    known = [(label, rate) for label, rate in (("write", rates.written_per_s), ("read", rates.read_per_s)) if rate is not None]
-    parts = [f"{label} {size(rate)}/s" for label, rate in known]
-    slow = any(rate < _SLOW_BYTES_PER_S for _, rate in known)
-    if rates.fsync_s is not None:
-        parts.append(f"fsync {rates.fsync_s * 1000:.1f} ms")
-        slow = slow or rates.fsync_s > _SLOW_FSYNC_S
-    if not parts:
-        return []
-    needed = f"{size(_SLOW_BYTES_PER_S)}/s, fsync below {_SLOW_FSYNC_S * 1000:.0f} ms"
-    severity = Severity.WARNING if slow else Severity.OK
-    remedy = "use a local SSD for this folder; raise checkpoint.every_steps if saves take long"
-    return [Check(f"{reading.name} disk", ", ".join(parts), severity, needed, remedy if slow else "")]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.doctor.check import Check, Severity, check
-from trainer.doctor.inputs import Needs, Output, Runner, at_least
+from trainer.doctor.inputs import Needs, Runner, at_least
 
 _CDI_FOLDERS = ("etc/cdi", "var/run/cdi")
 _INSTALL = "on Debian: env/install-docker.sh; elsewhere follow https://docs.docker.com/engine/install. Without an engine: make demo"
@@ -68,32 +68,27 @@ def check_engine(engine: EngineReading, needs: Needs, *, has_gpus: bool) -> list
     remedy = "" if is_enough else f"{'update' if engine.compose else 'install'} the Compose plugin; {_INSTALL}"
     severity = Severity.OK if is_enough else Severity.ERROR
     rows.append(Check("Compose", engine.compose or "not found", severity, f"{needs.compose} or later", remedy))
-    if has_gpus and not engine.error:
-        if engine.passes_gpus:
-            rows.append(Check("NVIDIA toolkit", "the engine can pass GPUs to containers"))
-        else:
-            rows.append(
-                Check("NVIDIA toolkit", "the engine has no nvidia runtime", Severity.ERROR, "the nvidia runtime or CDI", _TOOLKIT)
-            )
+    if has_gpus and not engine.error and engine.passes_gpus:
+        rows.append(Check("NVIDIA toolkit", "the engine can pass GPUs to containers"))
+    elif has_gpus and not engine.error:
+        found, needed = "the engine has no nvidia runtime", "the nvidia runtime or CDI"
+        rows.append(Check("NVIDIA toolkit", found, Severity.ERROR, needed, _TOOLKIT))
     return rows
 
 
-def start_gpu_container(run: Runner, image: str) -> Output:
-    return run(("docker", "run", "--rm", "--network", "none", "--gpus", "all", "--entrypoint", "nvidia-smi", image, "-L"))
-
-
-def check_gpu_container(output: Output) -> Check:
+def check_gpu_container(run: Runner, image: str) -> Check:
     needed = "a container sees all GPUs"
-    if output.code == 0:
-        return Check(
-            "GPUs in container", f"{sum(line.startswith('GPU ') for line in output.text.splitlines())} seen", needed=needed
-        )
-    said = f"{output.text} {output.error}".strip()
-    for part, cause, remedy in _CAUSES:
+    seen = run(("docker", "run", "--rm", "--network", "none", "--gpus", "all", "--entrypoint", "nvidia-smi", image, "-L"))
+    if seen.code == 0:
+        number = sum(line.startswith("GPU ") for line in seen.text.splitlines())
+        return Check("GPUs in container", f"{number} seen", needed=needed)
+    said = f"{seen.text} {seen.error}".strip()
+    cause, remedy = "", "start it by hand for the whole message: docker run --rm --gpus all --entrypoint nvidia-smi IMAGE"
+    for part, known_cause, known_remedy in _CAUSES:
         if part in said.lower():
-            return Check("GPUs in container", f"{cause}: {said}", Severity.ERROR, needed, remedy)
-    remedy = "start it by hand for the whole message: docker run --rm --gpus all --entrypoint nvidia-smi IMAGE"
-    return Check("GPUs in container", said or f"exit code {output.code}", Severity.ERROR, needed, remedy)
+            cause, remedy = f"{known_cause}: ", known_remedy
+            break
+    return Check("GPUs in container", f"{cause}{said or f'exit code {seen.code}'}", Severity.ERROR, needed, remedy)
 
 
 def check_engine_limits(run: Runner, image: str, limits: Mapping[str, str]) -> list[Check]:

@@ -64,13 +64,12 @@ class DriverReading:
 
 
 def read_gpus(run: Runner, signs: Sequence[str]) -> DriverReading:
-    queries = tuple(_FACTS)
-    said = run(_query(queries))
+    for queries in (tuple(_FACTS), _BASIC):
+        said = run(("nvidia-smi", f"--query-gpu={','.join(queries)}", "--format=csv,noheader,nounits"))
+        if "not a valid field" not in f"{said.text} {said.error}":
+            break
     if said.is_missing:
         return DriverReading(signs=tuple(signs))
-    if "not a valid field" in f"{said.text} {said.error}":
-        queries = _BASIC
-        said = run(_query(queries))
     if said.code != 0:
         reason = " ".join(f"{said.text} {said.error}".split()) or f"exit code {said.code}"
         return DriverReading(has_program=True, error=reason, signs=tuple(signs))
@@ -78,10 +77,6 @@ def read_gpus(run: Runner, signs: Sequence[str]) -> DriverReading:
     topology = run(("nvidia-smi", "topo", "-m")) if len(gpus) > 1 else None
     links = links_in(topology.text) if topology is not None and topology.code == 0 else {}
     return DriverReading(True, "", tuple(signs), gpus, links)
-
-
-def _query(queries: Sequence[str]) -> tuple[str, ...]:
-    return ("nvidia-smi", f"--query-gpu={','.join(queries)}", "--format=csv,noheader,nounits")
 
 
 def gpus_in(text: str, queries: Sequence[str] = tuple(_FACTS)) -> tuple[Gpu, ...]:
@@ -128,16 +123,14 @@ def check_gpus(gpus: DriverReading, needs: Needs, cuda: str | None = None, *, wa
         return [Check("driver", f"nvidia-smi fails: {gpus.error}", worst, "a driver that responds", _REPAIR)]
     if not gpus.gpus:
         return [Check("GPU", "nvidia-smi lists no GPU; training uses the CPU", Severity.NOTE)]
-    return [_driver(gpus.gpus[0].driver, needs, cuda, worst), *(row for gpu in gpus.gpus for row in _rows(gpu))]
-
-
-def _driver(driver: str, needs: Needs, cuda: str | None, worst: Severity) -> Check:
-    version, floor = cuda or needs.cuda, needs.driver(cuda)
-    needed = f"{floor} or later, for CUDA {version}" if floor else ""
-    if not floor or at_least(floor, driver):
-        return Check("driver", driver or "unknown", Severity.OK, needed)
-    remedy = f"install driver {floor} or later, or use a base image for older drivers (docs/containers.md, 'Another base image')"
-    return Check("driver", driver or "unknown", worst, needed, remedy)
+    driver, floor = gpus.gpus[0].driver, needs.driver(cuda)
+    needed = f"{floor} or later, for CUDA {cuda or needs.cuda}" if floor else ""
+    row = Check("driver", driver or "unknown", Severity.OK, needed)
+    if floor and not at_least(floor, driver):
+        base = "use a base image for older drivers (docs/containers.md, 'Another base image')"
+        remedy = f"install driver {floor} or later, or {base}"
+        row = Check("driver", driver or "unknown", worst, needed, remedy)
+    return [row, *(row for gpu in gpus.gpus for row in _rows(gpu))]
 
 
 def _rows(gpu: Gpu) -> list[Check]:
@@ -151,34 +144,25 @@ def _rows(gpu: Gpu) -> list[Check]:
         severity, needed = Severity.NOTE, "8.0 or higher for bf16"
         remedy = "train with precision = fp16, which precision = auto chooses"
     rows = [Check(name, f"{gpu.name}{memory}{capability}{cores}", severity, needed, remedy)]
-    return rows + [row for row in (_memory_errors(name, gpu), _clocks(name, gpu)) if row is not None]
-
-
-def _memory_errors(name: str, gpu: Gpu) -> Check | None:
-    if gpu.ecc is None:
-        return None
-    row = f"{name} ECC"
-    if gpu.uncorrected_errors:
+    if gpu.ecc is not None and gpu.uncorrected_errors:
         found = f"{gpu.uncorrected_errors:.0f} uncorrected memory errors since the driver was loaded"
         remedy = f"reset the GPU (nvidia-smi --gpu-reset -i {gpu.index}) or restart; if they return, replace the GPU"
-        return Check(row, found, Severity.WARNING, "none", remedy)
-    if gpu.ecc != "Enabled":
+        rows.append(Check(f"{name} ECC", found, Severity.WARNING, "none", remedy))
+    elif gpu.ecc is not None and gpu.ecc != "Enabled":
         remedy = f"nvidia-smi --ecc-config=1 -i {gpu.index}, then restart"
-        return Check(row, "off, so memory errors are not detected", Severity.NOTE, "on", remedy)
-    return Check(row, "on, no uncorrected errors")
-
-
-def _clocks(name: str, gpu: Gpu) -> Check | None:
+        rows.append(Check(f"{name} ECC", "off, so memory errors are not detected", Severity.NOTE, "on", remedy))
+    elif gpu.ecc is not None:
+        rows.append(Check(f"{name} ECC", "on, no uncorrected errors"))
     if gpu.sm_clock_mhz is None or gpu.max_sm_clock_mhz is None:
-        return None
+        return rows
     limits = [reason for reason in gpu.throttle if reason != "idle"]
     heat = "" if gpu.temperature_c is None else f", {gpu.temperature_c:.0f} °C"
     why = f", limited by {', '.join(limits)}" if limits else ""
     found = f"{gpu.sm_clock_mhz:.0f} of {gpu.max_sm_clock_mhz:.0f} MHz{heat}{why}"
     if _HARMFUL & set(limits):
         remedy = "look at cooling, power supply and power limit: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
-        return Check(f"{name} clocks", found, Severity.WARNING, "no limit by heat or power supply", remedy)
-    return Check(f"{name} clocks", found, Severity.NOTE if limits else Severity.OK)
+        return [*rows, Check(f"{name} clocks", found, Severity.WARNING, "no limit by heat or power supply", remedy)]
+    return [*rows, Check(f"{name} clocks", found, Severity.NOTE if limits else Severity.OK)]
 
 
 @check("GPUs", "host", "machine")

@@ -22,7 +22,6 @@ from trainer.doctor.engine import (
     check_engine_limits,
     check_gpu_container,
     read_engine,
-    start_gpu_container,
 )
 from trainer.doctor.gpu import read_gpus
 from trainer.doctor.host_settings import IMAGE_USER, Settings, read_declarations, read_settings
@@ -74,7 +73,7 @@ def check_containers(settings: Settings, run: Runner, engine: EngineReading, *, 
         limits = {name.removeprefix(_LIMIT).lower(): settings.get(name, declared[name].default) for name in raised}
         rows += check_engine_limits(run, image, limits)
     if is_built and engine.passes_gpus and has_gpus:
-        rows.append(check_gpu_container(start_gpu_container(run, image)))
+        rows.append(check_gpu_container(run, image))
     return rows
 
 

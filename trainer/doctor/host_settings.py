@@ -51,12 +51,9 @@ class Declaration:
 
 @dataclass(frozen=True)
 class Settings:
-    values: Mapping[str, str]
-    """Those of `.env` and of the shell, which has priority."""
-    written: Mapping[str, str]
-    """Those of `.env` alone."""
-    problems: tuple[str, ...] = ()
-    """Lines of `.env` that Compose refuses."""
+    values: Mapping[str, str]  # those of `.env` and of the shell, which has priority
+    written: Mapping[str, str]  # those of `.env` alone
+    problems: tuple[str, ...] = ()  # lines of `.env` that Compose refuses
     file: str = ".env"
 
     def get(self, name: str, default: str = "") -> str:
@@ -89,9 +86,9 @@ def check_settings(settings: Settings, num_gpus: int, runs_here: Callable[[int],
     declared = read_declarations(folder)
     files = (*folder.glob("docker-compose*.yml"), *folder.glob("env/settings/*.yml"))
     known = {one.name for one in declared}.union(*(_PASSED_ON.findall(path.read_text(encoding="utf-8")) for path in files))
-    rows = [*_lines(settings.file, settings.problems)]
     text = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("docker-compose*.yml")))
     context = _Context(settings, num_gpus, runs_here, folder, declared, text)
+    rows = [*_lines(settings.file, settings.problems)]
     checked: set[tuple[str, str]] = set()
     for one in declared:
         value, is_used = settings.get(one.name, one.default), one.name in settings.values or one.file == "docker-compose.yml"
@@ -151,11 +148,8 @@ def _size(name: str, value: str, context: _Context) -> Iterator[Check]:
 
 
 def _duration(name: str, value: str, context: _Context) -> Iterator[Check]:
-    parts = re.findall(r"([0-9.]{1,20})([a-zµ]{1,2})", value)
-    seconds, saving = (
-        sum(float(one) * _SECONDS.get(unit, 0.0) for one, unit in parts),
-        context.settings.number("PET_SHUTDOWN_TIMEOUT", 60),
-    )
+    seconds = sum(float(one) * _SECONDS.get(unit, 0.0) for one, unit in re.findall(r"([0-9.]{1,20})([a-zµ]{1,2})", value))
+    saving = context.settings.number("PET_SHUTDOWN_TIMEOUT", 60)
     if seconds <= saving:
         found = f"{name}={value}, but the ranks may take {saving} s to save (PET_SHUTDOWN_TIMEOUT)"
         yield _row(name, found, f"more than {saving} s", f"set {name}={2 * saving}s in .env", Severity.WARNING)
@@ -180,26 +174,19 @@ def _folder(name: str, value: str, context: _Context) -> Iterator[Check]:
         yield _row(row, found, needed, f"set {name} in .env to an existing folder, or create it: mkdir -p {value}")
         return
     user, group = (context.settings.number(one, IMAGE_USER) for one in ("RUN_UID", "RUN_GID"))
-    if blocked := next((one for one in _visited(context.path(value)) if not _can_read(one, user, group)), None):
-        remedy = f"chmod -R a+rX {value}; or set RUN_UID and RUN_GID in .env to the owner of the files"
-        yield _row(row, f"{blocked} cannot be read by user {user} (RUN_UID)", needed, remedy)
-
-
-def _visited(path: Path) -> Iterator[Path]:
-    yield path
-    entries = (Path(folder, name) for folder, folders, files in os.walk(path) for name in (*folders, *files))
-    yield from itertools.islice(entries, _MOST_VISITED)
-
-
-def _can_read(path: Path, user: int, group: int) -> bool:
-    """Return whether the mode lets a user read a file. The services have no capabilities, so root is as any user."""
-    try:
-        status = path.stat()
-    except OSError:
-        return True  # a broken link, or below a folder that is reported itself
-    shift = 6 if status.st_uid == user else 3 if status.st_gid == group else 0
-    needed = 5 if stat.S_ISDIR(status.st_mode) else 4
-    return (status.st_mode >> shift) & needed == needed
+    below = (Path(folder, one) for folder, folders, files in os.walk(context.path(value)) for one in (*folders, *files))
+    for path in (context.path(value), *itertools.islice(below, _MOST_VISITED)):
+        try:
+            status = path.stat()
+        except OSError:
+            continue  # a broken link, or below a folder that is reported itself
+        # The services have no capabilities, so root is as any user.
+        mode = status.st_mode >> (6 if status.st_uid == user else 3 if status.st_gid == group else 0)
+        wanted = 5 if stat.S_ISDIR(status.st_mode) else 4
+        if mode & wanted != wanted:
+            remedy = f"chmod -R a+rX {value}; or set RUN_UID and RUN_GID in .env to the owner of the files"
+            yield _row(row, f"{path} cannot be read by user {user} (RUN_UID)", needed, remedy)
+            return
 
 
 def _file(name: str, value: str, context: _Context) -> Iterator[Check]:

@@ -21,7 +21,7 @@ from trainer.doctor.check import Check, Severity, check, rows_of
 from trainer.doctor.disk import check_disk, read_disk
 from trainer.doctor.gpu import read_gpus
 from trainer.doctor.inputs import Needs, Runner, read_needs, run_program
-from trainer.doctor.network import count_nodes, read_rdma
+from trainer.doctor.network import count_nodes
 from trainer.doctor.ulimits import Ulimits, check_shared_memory, read_ulimits
 from trainer.machine.environment import describe_unlocked, library_versions, lock_name, unlocked_packages_here
 
@@ -38,14 +38,16 @@ class Folders:
     run: Path | None
     data: Path | None
     temporary: Path
-    run_needs: tuple[int, int] | None = None
-    """Free bytes that the run needs on its disk, see `check_space`; None if its settings are not known."""
+    run_needs: tuple[int, int] | None = None  # free bytes on its disk, see `check_space`; None if its settings are not known
 
 
 def machine_checks(folders: Folders, variables: Mapping[str, str], run: Runner = run_program, *, fast: bool) -> list[Check]:
     """Return the rows of this machine. `fast` leaves out what takes more than three seconds once torch is loaded."""
-    device = variables.get("TRAIN_DEVICE") or "auto"
-    count, refusal = seen_gpus(device)
+    count, refusal = 0, ""  # GPUs that a training would use, and why it would be refused
+    try:
+        count = devices.num_gpus(variables.get("TRAIN_DEVICE") or "auto")
+    except ConfigError as error:
+        refusal = str(error)
     facts = {
         "folders": folders,
         "variables": variables,
@@ -60,20 +62,11 @@ def machine_checks(folders: Folders, variables: Mapping[str, str], run: Runner =
         "can_access": torch.cuda.can_device_access_peer if count > 1 else None,
         "has_peer_access": has_peer_access(count),
         "ulimits": read_ulimits(),
-        "rdma": read_rdma(),
         "libraries": library_versions(),
         "lock": lock_name(),
         "unlocked": unlocked_packages_here(),
     }
     return rows_of("machine", facts, fast=fast)
-
-
-def seen_gpus(device: str = "auto") -> tuple[int, str]:
-    """Return the number of GPUs that a training would use, and why it would be refused; empty if it would not."""
-    try:
-        return devices.num_gpus(device), ""
-    except ConfigError as error:
-        return 0, str(error)
 
 
 @check("GPUs", "machine")
@@ -115,12 +108,24 @@ def has_peer_access(num_gpus: int) -> bool | None:
 
 @check("folders", "machine")
 def check_folders(folders: Folders, variables: Mapping[str, str], *, fast: bool) -> list[Check]:
-    rows = []
+    rows: list[Check] = []
     for name, path, writes in (("run", folders.run, True), ("data", folders.data, False), ("temporary", folders.temporary, True)):
         if path is not None:
             found = read_disk(name, path, writes=writes, may_be_new=name != "temporary", measures=not fast)
-            problem = _unprepared(path, variables) if name == "data" and not found.problem else None
-            rows += [problem] if problem else check_disk(found, folders.run_needs if name == "run" else None, writes=writes)
+            problem, severity, remedy = "", Severity.ERROR, ""
+            if name == "data" and "DATA_NAME" in variables and not path.exists():  # only the services of Compose set it
+                problem = f"{path} does not exist yet; the service data-prep prepares it before a training"
+                severity, remedy = Severity.NOTE, "docker compose up data-prep"
+            elif name == "data" and not found.problem:
+                try:
+                    read_manifest(path)
+                except (PreparedDataError, OSError, UnusableFileError) as error:
+                    text = str(error) if isinstance(error, PreparedDataError) else explain_file_error(error)
+                    problem, _, remedy = text.partition("; ")
+            if problem and not found.problem:
+                rows.append(Check("data folder", problem, severity, "finished prepared data", remedy))
+            else:
+                rows += check_disk(found, folders.run_needs if name == "run" else None, writes=writes)
     return rows
 
 
@@ -157,17 +162,3 @@ def check_start(num_gpus: int, ulimits: Ulimits | None = None) -> None:
         _log.warning("%s: %s, needed: %s; %s", row.name, row.found, row.needed, row.remedy)
     if row.severity is Severity.ERROR:
         raise ConfigError(f"{row.name}: {row.found}, needed: {row.needed}; {row.remedy}")
-
-
-def _unprepared(data: Path, variables: Mapping[str, str]) -> Check | None:
-    if "DATA_NAME" in variables and not data.exists():  # only the services of Compose set it
-        found = f"{data} does not exist yet; the service data-prep prepares it before a training"
-        return Check("data folder", found, Severity.NOTE, "finished prepared data", "docker compose up data-prep")
-    try:
-        read_manifest(data)
-    except (PreparedDataError, OSError, UnusableFileError) as error:
-        found, _, remedy = (explain_file_error(error) if isinstance(error, OSError | UnusableFileError) else str(error)).partition(
-            "; "
-        )
-        return Check("data folder", found, Severity.ERROR, "finished prepared data", remedy)
-    return None

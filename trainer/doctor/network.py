@@ -23,7 +23,6 @@ Reached = Literal["open", "refused", "no answer", "no route", "unknown host", "f
 """Result of a try: of a connection to the first node, or, on the first node, of listening on the port."""
 _VERBS, _PLUGIN = "libibverbs.so.1", "libnccl-net.so"
 """The libraries that NCCL loads for adapters of InfiniBand and RoCE, and for EFA (the plugin aws-ofi-nccl)."""
-_TCP = "so NCCL uses TCP between nodes"
 _INSTALL = {
     _VERBS: "install libibverbs1 and ibverbs-providers; in containers build the image again: make image",
     _PLUGIN: "install the plugin aws-ofi-nccl for EFA (docs/cluster.md)",
@@ -78,7 +77,12 @@ def reach(meeting: Meeting, timeout_s: float = _TIMEOUT_S) -> Reached:
 
 def _listen(addresses: Sequence[Any], port: int) -> Reached:
     """Listen as torchrun does: on all addresses of this machine, one of which must be that of the first node."""
-    if not any(_is_own(*address) for address in addresses):
+    is_own = False
+    for family, kind, protocol, _, place in addresses:
+        with closing(socket.socket(family, kind, protocol)) as probe, suppress(OSError):
+            probe.bind((place[0], 0))
+            is_own = True
+    if not is_own:
         return "not own"
     for family, host in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):  # a machine may have no IPv6
         try:
@@ -88,13 +92,6 @@ def _listen(addresses: Sequence[Any], port: int) -> Reached:
             if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES):
                 return "in use" if error.errno == errno.EADDRINUSE else "not allowed"
     return "not own"
-
-
-def _is_own(family: int, kind: int, protocol: int, _: str, place: tuple[Any, ...]) -> bool:
-    with closing(socket.socket(family, kind, protocol)) as own, suppress(OSError):
-        own.bind((place[0], 0))
-        return True
-    return False
 
 
 def count_nodes(variables: Mapping[str, str]) -> int:
@@ -162,50 +159,33 @@ _FINDINGS: dict[Reached, tuple[str, Severity, str]] = {
 """What a result means, how severe it is, and what to do."""
 
 
-@dataclass(frozen=True)
-class RdmaReading:
-    adapters: tuple[str, ...] = ()
-    has_devices: bool = False
-    """Whether /dev/infiniband exists. A container sees the adapters of its host even if it did not receive them."""
-    missing: tuple[str, ...] = ()  # libraries that NCCL needs for these adapters and that cannot be loaded
-
-
-def read_rdma(root: Path = Path("/")) -> RdmaReading:
-    adapters = sorted((root / "sys/class/infiniband").glob("*"))
-    drivers = {(adapter / "device/driver").resolve().name for adapter in adapters}
-    needed = [_VERBS, *([_PLUGIN] if "efa" in drivers else [])]
-    return RdmaReading(
-        tuple(adapter.name for adapter in adapters),
-        (root / "dev/infiniband").is_dir(),
-        tuple(name for name in needed if adapters and not _can_load(name)),
-    )
-
-
-def _can_load(library: str) -> bool:
-    with suppress(OSError):
-        ctypes.CDLL(library)
-        return True
-    return False
-
-
 @check("network", "machine")
-def check_rdma(rdma: RdmaReading, variables: Mapping[str, str], *, num_nodes: int, num_gpus: int) -> Sequence[Check]:
+def check_rdma(variables: Mapping[str, str], num_nodes: int, num_gpus: int, root: Path = Path("/")) -> Sequence[Check]:
     """Return the row of RDMA; none for a training that does not use it: without GPUs, or on one node without adapters."""
-    if not num_gpus or (num_nodes < 2 and not rdma.adapters):
+    adapters = sorted((root / "sys/class/infiniband").glob("*"))
+    if not num_gpus or (num_nodes < 2 and not adapters):
         return []
-    worse = Severity.WARNING if num_nodes > 1 else Severity.NOTE
-    needed, names = "adapters for RDMA, their devices and their libraries", ", ".join(rdma.adapters)
+    severity, needed = Severity.NOTE, "adapters for RDMA, their devices and their libraries"
+    names = ", ".join(adapter.name for adapter in adapters)
+    missing = []
+    for library in (_VERBS, *([_PLUGIN] if "efa" in {(one / "device/driver").resolve().name for one in adapters} else [])):
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            missing.append(library)
     if variables.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
-        return [
-            Check("RDMA", f"NCCL_IB_DISABLE is set, {_TCP}", Severity.NOTE, needed, "remove NCCL_IB_DISABLE to use the adapters")
-        ]
-    if not rdma.adapters:
+        found, remedy = "NCCL_IB_DISABLE is set", "remove NCCL_IB_DISABLE to use the adapters"
+    elif not adapters:
+        found = "no adapter (/sys/class/infiniband)"
         remedy = "use nodes with InfiniBand, RoCE or EFA if the links between the nodes limit the training"
-        return [Check("RDMA", f"no adapter (/sys/class/infiniband), {_TCP}", Severity.NOTE, needed, remedy)]
-    if rdma.missing:
-        remedy = "; ".join(_INSTALL[name] for name in rdma.missing)
-        return [Check("RDMA", f"{names}, but {' and '.join(rdma.missing)} cannot be loaded, {_TCP}", worse, needed, remedy)]
-    if not rdma.has_devices:
+    elif missing:
+        severity = Severity.WARNING if num_nodes > 1 else Severity.NOTE
+        found = f"{names}, but {' and '.join(missing)} cannot be loaded"
+        remedy = "; ".join(_INSTALL[name] for name in missing)
+    elif not (root / "dev/infiniband").is_dir():  # a container sees the adapters of its host even if it did not receive them
+        severity = Severity.WARNING if num_nodes > 1 else Severity.NOTE
+        found = f"{names}, but there is no /dev/infiniband"
         remedy = "give the devices to the container: --device=/dev/infiniband, or `devices` in a Compose file"
-        return [Check("RDMA", f"{names}, but there is no /dev/infiniband, {_TCP}", worse, needed, remedy)]
-    return [Check("RDMA", f"{names} and their libraries", Severity.OK, needed)]
+    else:
+        return [Check("RDMA", f"{names} and their libraries", Severity.OK, needed)]
+    return [Check("RDMA", f"{found}, so NCCL uses TCP between nodes", severity, needed, remedy)]

@@ -51,7 +51,7 @@ _REPLACED = ("build_model", "loss", "training_step")
 
 
 class Passes(Protocol):
-    """One micro-batch, as `trainer.training.micro_step.MicroStep` hands it to `Task.step`."""
+    """One micro-batch, as `trainer.training.step.MicroStep` hands it to `Task.step`."""
 
     model: nn.Module
     config: TrainConfig

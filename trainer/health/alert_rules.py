@@ -6,22 +6,169 @@ after it held again. `trainer.health.guard` judges loss and gradient, and `train
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from statistics import fmean
+from statistics import fmean, median
 
 from trainer.config import AlertAction, AlertsConfig
 from trainer.distributed.stragglers import SlowRank
-from trainer.health.detectors import LASTING_FALL_S, RECOVERED, Debounce, IdleShare, MemoryTrend, SpeedDrop, WaitShare
+from trainer.health.convergence import trend
 from trainer.machine.gpus import GpuReading
 from trainer.machine.sampler import HardwareReading
 from trainer.runs.events import AlertEvent
 from trainer.runs.rules import RULES
 
+_RECENT_RATES = 10
+_REFERENCE_RATES = 200
+LASTING_FALL_S = 300.0  # seconds that the speed must be low before it is an alert
+RECOVERED = 0.8  # share of a limit below which a state counts as good again; between that and the limit the state does not change
+_WARM_UP_READINGS, _MEMORY_READINGS, _LEAST_MEMORY_READINGS = 6, 60, 30
+_START_STEPS, _LEAST_IDLE_READINGS = 3, 5
+_LEAST_SCORE = 6.0
+_LEAST_GROWTH_MIB = 64.0
 _HARMFUL = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
 """Throttle reasons that are a fault of cooling or power supply. A GPU at its power cap works as designed."""
 _THROTTLED_READINGS, _COOL_READINGS = 2, 3
 _GPU_WARM_UP_READINGS = 30  # the caching allocator takes more memory during the first minutes, because it sees new shapes
+
+
+class Debounce:
+    """Reports a state once, when it has turned bad.
+
+    It turns bad after `onset` bad moments in a row, and good again after `recovery` good ones.
+    """
+
+    def __init__(self, onset: int = 1, recovery: int = 1) -> None:
+        self._onset, self._recovery = onset, recovery
+        self._bad = self._good = 0
+        self.is_bad = False
+
+    def begins(self, *, bad: bool) -> bool:
+        """Take the next moment. Returns True at the moment from which the state counts as bad."""
+        self._bad, self._good = (self._bad + 1, 0) if bad else (0, self._good + 1)
+        if self.is_bad:
+            self.is_bad = self._good < self._recovery
+            return False
+        self.is_bad = self._bad >= self._onset
+        return self.is_bad
+
+
+class WaitShare:
+    """The share of the time that the last `window` steps waited for data: bad above `limit`, good again below 0.8 of it."""
+
+    def __init__(self, window: int, limit: float) -> None:
+        self._steps: deque[tuple[float, float]] = deque(maxlen=window)
+        self._limit = limit
+        self._state = Debounce()
+
+    def observe(self, seconds: float, waited_s: float) -> float | None:
+        """Take the duration of a step and its wait. Returns the share if it turns bad with this step, else None."""
+        self._steps.append((seconds, waited_s))
+        if len(self._steps) < (self._steps.maxlen or 0):
+            return None
+        share = self.share
+        limit = self._limit * (RECOVERED if self._state.is_bad else 1)
+        return share if self._state.begins(bad=share > limit) else None
+
+    @property
+    def share(self) -> float:
+        return sum(waited for _, waited in self._steps) / max(1e-9, sum(duration for duration, _ in self._steps))
+
+
+class IdleShare:
+    """The mean share of the last `window_s` seconds in which GPUs were idle: bad above `limit`, good again below 0.8 of it.
+
+    The first steps after a start or a resume are left out, because a run compiles its model and fills its caches in them.
+    """
+
+    def __init__(self, window_s: float, limit: float) -> None:
+        self._window_s, self._limit = window_s, limit
+        self._first_step: int | None = None
+        self._since: float | None = None
+        self._readings: deque[tuple[float, float]] = deque()
+        self._state = Debounce()
+
+    def observe(self, step: int, taken_s: float, idle: float) -> float | None:
+        self._first_step = step if self._first_step is None else self._first_step
+        if step < self._first_step + _START_STEPS:
+            return None
+        self._since = taken_s if self._since is None else self._since
+        self._readings.append((taken_s, idle))
+        while self._readings[0][0] <= taken_s - self._window_s:
+            self._readings.popleft()
+        if taken_s - self._since < self._window_s or len(self._readings) < _LEAST_IDLE_READINGS:
+            return None
+        mean = fmean(idle for _, idle in self._readings)
+        limit = self._limit * (RECOVERED if self._state.is_bad else 1)
+        return mean if self._state.begins(bad=mean > limit) else None
+
+
+class SpeedDrop:
+    """Falls of the speed that last: compares the median of the last 10 steps with that of up to 200 steps before them.
+
+    Other programs slow a run down for seconds at a time, and that is no fault. So a fall by the share `drop` counts once it has
+    lasted for `least_s` seconds of steps without a pause. `window` is the number of steps in the reference before it is used. The
+    reference does not change while the speed is low, so a run that stays slow is reported once.
+    """
+
+    def __init__(self, window: int, drop: float, least_s: float = LASTING_FALL_S) -> None:
+        self._window, self._drop, self._least_s = window, drop, least_s
+        self._recent: deque[float] = deque(maxlen=_RECENT_RATES)
+        self._reference: deque[float] = deque(maxlen=max(window, _REFERENCE_RATES))
+        self._state = Debounce()
+        self._fallen_s: float | None = None  # how long the speed has been low; None if it is not
+
+    def observe(self, rate: float, seconds: float) -> tuple[float, float] | None:
+        """Take the rate and the duration of a step. Returns the present and the usual rate if a lasting fall is found with it."""
+        if len(self._recent) == _RECENT_RATES and self._fallen_s is None:
+            self._reference.append(self._recent[0])
+        self._recent.append(rate)
+        if len(self._reference) < self._window:
+            return None
+        now, usual = median(self._recent), median(self._reference)
+        fallen = now < usual * (1 - self._drop * (RECOVERED if self._state.is_bad else 1))
+        self._fallen_s = (self._fallen_s or 0.0) + seconds if fallen else None
+        lasts = self._fallen_s is not None and self._fallen_s >= self._least_s
+        return (now, usual) if self._state.begins(bad=lasts) else None
+
+
+class MemoryTrend:
+    """Growth of the memory of a run on the host or of a GPU, from the trend of its last 60 readings.
+
+    It counts as a leak if it is faster than `limit_mb` (10^6 bytes) per 1,000 steps, if most pairs of readings rise (a score of 6
+    standard deviations, which noise without a trend reaches once in 10^9), and if it amounts to 64 MiB. The first
+    `warm_up_readings` are left out, because a run takes memory when it begins.
+    """
+
+    def __init__(self, limit_mb: float, warm_up_readings: int = _WARM_UP_READINGS) -> None:
+        self._limit = limit_mb
+        self._warm_up_readings = warm_up_readings
+        self._seen = 0
+        self._readings: deque[tuple[float, float]] = deque(maxlen=_MEMORY_READINGS)
+        self._state = Debounce(recovery=_WARM_UP_READINGS)
+        self.mb_per_1000_steps: float | None = None  # the growth; None while there are too few readings
+
+    def observe(self, step: int, used_mib: float) -> float | None:
+        """Take a reading in MiB. Returns the growth in MB per 1,000 steps if a leak begins with it, else None."""
+        self._seen += 1
+        if self._seen <= self._warm_up_readings:
+            return None
+        if self._readings and step < self._readings[-1][0]:  # after a rollback, pairs across it would have a negative slope
+            self._readings.clear()
+            self.mb_per_1000_steps = None
+        self._readings.append((step, used_mib))
+        if len(self._readings) < _LEAST_MEMORY_READINGS:
+            return None
+        steps, mib = zip(*self._readings, strict=True)
+        found = trend(steps, mib)
+        self.mb_per_1000_steps = found.slope * 1000 * 2**20 / 1e6
+        leaks = (
+            self.mb_per_1000_steps > self._limit
+            and found.score > _LEAST_SCORE
+            and found.slope * (steps[-1] - steps[0]) > _LEAST_GROWTH_MIB
+        )
+        return self.mb_per_1000_steps if self._state.begins(bad=leaks) else None
 
 
 class AlertRules:
@@ -62,10 +209,23 @@ class AlertRules:
         return alerts
 
     def after_reading(self, step: int, reading: HardwareReading) -> list[AlertEvent]:
-        found = [*self._host(step, reading), *self._utilisation(step, reading)]
+        config, host, alerts = self._config, reading.host, list[AlertEvent]()
+        growth = self._memory.observe(step, host.private_mib)
+        if growth is not None:
+            alerts += self._alert("host_memory", step, growth, config.host_memory_mb, left=_mb(host.available_mib))
+        limit = config.disk_free_gb / (RECOVERED if self._disk.is_bad else 1)
+        if self._disk.begins(bad=host.disk_free_gb < limit):
+            alerts += self._alert("disk", step, host.disk_free_gb, config.disk_free_gb)
+        if reading.xids:
+            numbers = ", ".join(str(number) for number in sorted(set(reading.xids)))
+            alerts += self._alert("xid", step, float(reading.xids[-1]), numbers=numbers)
+        busy = [gpu.utilisation for gpu in reading.gpus if gpu.utilisation is not None]
+        idle = self._idle.observe(step, reading.taken_s, 1 - fmean(busy)) if busy and reading.taken_s is not None else None
+        if idle is not None:
+            alerts += self._alert("gpu_utilisation", step, 1 - idle, config.gpu_utilisation_share, waited=self._wait.share)
         for gpu in reading.gpus:
-            found += self._gpu(step, gpu)
-        return found
+            alerts += self._gpu(step, gpu)
+        return alerts
 
     def slow_rank(self, step: int, slow: SlowRank) -> list[AlertEvent]:
         # `trainer.distributed.stragglers` reports each once
@@ -80,25 +240,6 @@ class AlertRules:
             message = f"{alert.message}. Training stops, because alerts.{setting} = stop"
             alert = replace(alert, severity="critical", message=message)
         return [replace(alert, action=action)]
-
-    def _host(self, step: int, reading: HardwareReading) -> Iterator[AlertEvent]:
-        config, host = self._config, reading.host
-        growth = self._memory.observe(step, host.private_mib)
-        if growth is not None:
-            yield from self._alert("host_memory", step, growth, config.host_memory_mb, left=_mb(host.available_mib))
-        limit = config.disk_free_gb / (RECOVERED if self._disk.is_bad else 1)
-        if self._disk.begins(bad=host.disk_free_gb < limit):
-            yield from self._alert("disk", step, host.disk_free_gb, config.disk_free_gb)
-        if reading.xids:
-            numbers = ", ".join(str(number) for number in sorted(set(reading.xids)))
-            yield from self._alert("xid", step, float(reading.xids[-1]), numbers=numbers)
-
-    def _utilisation(self, step: int, reading: HardwareReading) -> Iterator[AlertEvent]:
-        busy = [gpu.utilisation for gpu in reading.gpus if gpu.utilisation is not None]
-        idle = self._idle.observe(step, reading.taken_s, 1 - fmean(busy)) if busy and reading.taken_s is not None else None
-        if idle is not None:
-            limit = self._config.gpu_utilisation_share
-            yield from self._alert("gpu_utilisation", step, 1 - idle, limit, waited=self._wait.share)
 
     def _gpu(self, step: int, gpu: GpuReading) -> Iterator[AlertEvent]:
         name = f"GPU {gpu.index} ({gpu.name})"

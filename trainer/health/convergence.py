@@ -2,7 +2,7 @@
 
 All but the gap and early stopping use the last `eval.plateau_window` evaluations:
 
-- The **trend** is the Theil-Sen slope of the validation loss over the steps (see `trainer.health.trend`). Two outliers among ten
+- The **trend** is the Theil-Sen slope of the validation loss over the steps. Two outliers among ten
   evaluations do not move it far.
 - The **gap** is the validation loss less the mean of the training losses since the evaluation before. It is not known if training
   minimises another loss than evaluations measure: an extension's loss or training step, smoothing, z-loss, a temperature, or a
@@ -24,19 +24,46 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
+
 from trainer.config import EvalConfig, LossConfig
-from trainer.health.trend import Trend, trend
 from trainer.runs.events import AlertEvent, EvalEvent
 from trainer.runs.progress import Evaluated
 from trainer.runs.rules import RULES
 
 _LEAST_TREND = 3
 _LEAST_SCORE = 3.0
+
+
+@dataclass(frozen=True)
+class Trend:
+    slope: float  # units of y for one of x: the median of the slopes between all pairs of points (Theil, 1950; Sen, 1968)
+    score: float
+    """Number of rising pairs less number of falling pairs, in standard deviations of a series without a trend (Mann, 1945;
+    Kendall, 1975)."""
+
+
+def trend(x: Sequence[float], y: Sequence[float]) -> Trend:
+    """Return the trend of y over x. Pairs of equal x are left out; with fewer than two different x the trend is zero.
+
+    The score is `S / sqrt(n (n - 1) (2 n + 5) / 18)`, where S is the number of rising pairs less that of falling pairs among n
+    points. The slope tolerates up to 29 % of arbitrary points.
+    """
+    x_N, y_N = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    first, second = np.triu_indices(len(x_N), 1)
+    run = x_N[second] - x_N[first]
+    rise = (y_N[second] - y_N[first])[run != 0]
+    run = run[run != 0]
+    if not len(run):
+        return Trend(0.0, 0.0)
+    count = len(x_N)
+    deviation = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    return Trend(float(np.median(rise / run)), float(np.sign(rise * run).sum()) / deviation)
 
 
 class LossMean:
@@ -80,35 +107,31 @@ def judge_convergence(evaluations: Sequence[Evaluated], settings: EvalConfig) ->
         return []
     numbers = [evaluated for evaluated in evaluations if evaluated.val_loss is not None]
     size, threshold = settings.plateau_window, settings.plateau_threshold
-    rules: tuple[Callable[[Sequence[Evaluated], float], AlertEvent | None], ...] = (_plateau, _overfitting)
-    alerts = []
-    for rule in rules:
-        now = rule(numbers[-size:], threshold) if len(numbers) >= size else None
-        earlier = range(max(size, len(numbers) - size), len(numbers))
-        if now is not None and not any(rule(numbers[end - size : end], threshold) for end in earlier):
-            alerts.append(now)
-    return alerts
+    if len(numbers) < size:
+        return []
+    earlier: set[str] = set()
+    for end in range(max(size, len(numbers) - size), len(numbers)):
+        earlier |= {alert.rule for alert in _broken(numbers[end - size : end], threshold)}
+    return [alert for alert in _broken(numbers[-size:], threshold) if alert.rule not in earlier]
 
 
-def _plateau(window: Sequence[Evaluated], threshold: float) -> AlertEvent | None:
-    change = _Losses.of(window, "val_loss").relative_change
-    return None if abs(change) >= threshold else _alert("plateau", window, change, threshold)
-
-
-def _overfitting(window: Sequence[Evaluated], threshold: float) -> AlertEvent | None:
+def _broken(window: Sequence[Evaluated], threshold: float) -> list[AlertEvent]:
     validation, training = _Losses.of(window, "val_loss"), _Losses.of(window, "train_loss")
-    if len(training.steps) < len(window):
-        return None
-    rise, fall = validation.relative_change, -training.relative_change
-    if min(rise, fall) <= threshold or min(validation.trend.score, -training.trend.score) < _LEAST_SCORE:
-        return None
-    return _alert("overfitting", window, rise, threshold, rise=validation.change, fall=-training.change)
-
-
-def _alert(rule: str, window: Sequence[Evaluated], value: float, threshold: float, **facts: float) -> AlertEvent:
-    first, last = window[0].step, window[-1].step
-    text = RULES[rule].text.format(value=value, threshold=threshold, num=len(window), first=first, last=last, **facts)
-    return AlertEvent(rule, last, RULES[rule].severity, text, "log", value, threshold)
+    rise, found = validation.relative_change, list[tuple[str, dict[str, float]]]()
+    if abs(rise) < threshold:
+        found.append(("plateau", {}))
+    is_trained = len(training.steps) == len(window)  # else the training losses are not known
+    if (
+        is_trained
+        and min(rise, -training.relative_change) > threshold
+        and min(validation.trend.score, -training.trend.score) >= _LEAST_SCORE
+    ):
+        found.append(("overfitting", {"rise": validation.change, "fall": -training.change}))
+    first, last, alerts = window[0].step, window[-1].step, []
+    for rule, facts in found:
+        text = RULES[rule].text.format(value=rise, threshold=threshold, num=len(window), first=first, last=last, **facts)
+        alerts.append(AlertEvent(rule, last, RULES[rule].severity, text, "log", rise, threshold))
+    return alerts
 
 
 @dataclass(frozen=True)
@@ -127,7 +150,7 @@ class _Losses:
 
     @property
     def change(self) -> float:
-        return self.trend.growth(self.steps[-1] - self.steps[0])
+        return self.trend.slope * (self.steps[-1] - self.steps[0])
 
     @property
     def relative_change(self) -> float:

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from common.errors import ConfigError
 from common.files import parse_json, read_input
-from common.settings.markers import Marker
+from common.settings.markers import EXPORTED, OF_TRAINING
 from common.settings.messages import explain
 from common.settings.model import settings_with
 from common.untrusted import Schema, parsed
@@ -110,7 +110,7 @@ class _ConfigSchema(_KindSchema):
 
 def check_settings(model: ModelConfig) -> None:
     """Raise ConfigError if a setting of the model has no field in `config.json` and is not at its default."""
-    known = settings_with(ModelConfig, Marker.EXPORTED, Marker.OF_TRAINING)
+    known = settings_with(ModelConfig, EXPORTED, OF_TRAINING)
     usual = {name: field.default for name, field in type(model).model_fields.items()}
     for name, value in model:
         if name not in known and value != usual[name]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -33,16 +32,9 @@ def main(words: Sequence[str]) -> ExitCode:
         become(command)
     arguments, stop = training_arguments(words), StopRequest()
     run = folder_of("run", arguments, os.environ)
-    if may_be_finished(run) and is_finished(arguments):
+    if is_finished(run, arguments):
         return ExitCode.DONE
     stop.install()
-    code = train(arguments, restarts, run, stop)
-    # Engines start a training with the code STOPPED again, so this code also means a SIGTERM before the first save.
-    nothing_saved = run != "" and newest_step(run) < 0
-    return ExitCode.INTERRUPTED if code is ExitCode.STOPPED and stop.is_interrupt() and nothing_saved else code
-
-
-def train(arguments: Sequence[str], restarts: Mapping[str, str], run: str, stop: StopRequest) -> ExitCode:
     num_gpus = None if signs_of_gpus() else 0  # only torch knows their number, and the next process loads it
     os.environ.update(missing_variables(os.environ, num_gpus, num_cores()))
     policy = RestartPolicy.of(restarts, os.environ.get("PET_NNODES") or "1")
@@ -52,23 +44,25 @@ def train(arguments: Sequence[str], restarts: Mapping[str, str], run: str, stop:
             with suppress(PreparedDataError):  # the data is being replaced; the ranks report this
                 held.enter_context(reading(Path(data)))
         os.environ[EXIT_FILE_VARIABLE] = str(reason)
-        return supervise(
+        code = supervise(
             partial(run_group, group_command(arguments), reason, stop),
             policy,
             partial(newest_step, run),
             stop,
             unseen="" if run else ", as far as is known without --run",
         )
+    # Engines start a training with the code STOPPED again, so this code also means a SIGTERM before the first save.
+    nothing_saved = run != "" and newest_step(run) < 0
+    return ExitCode.INTERRUPTED if code is ExitCode.STOPPED and stop.is_interrupt() and nothing_saved else code
 
 
-def may_be_finished(run: str) -> bool:
+def is_finished(run: str, arguments: Sequence[str]) -> bool:
+    """Return whether this start has nothing to train, after a report of that. Settings are read only if the record may say so."""
     try:
-        return b'"status":"finished"' in read_input(Path(run) / RECORD, _MAX_RECORD_BYTES).replace(b" ", b"")
+        if b'"status":"finished"' not in read_input(Path(run) / RECORD, _MAX_RECORD_BYTES).replace(b" ", b""):
+            return False
     except (OSError, ValueError, UnusableFileError):
         return False
-
-
-def is_finished(arguments: Sequence[str]) -> bool:
     from trainer.launch.finished import report_finished
     from trainer.launch.train_settings import load_train_settings
 
@@ -82,14 +76,12 @@ def exit_file() -> Iterator[Path]:
     """Yield the path of the exit file: the first rank that fails, or the watchdog, writes there why the ranks end."""
     parent = os.environ.get("TMPDIR") or "/tmp"
     try:
-        folder = Path(tempfile.mkdtemp(prefix="trainer.", dir=parent))
+        folder = tempfile.TemporaryDirectory(prefix="trainer.", dir=parent, ignore_cleanup_errors=True)
     except OSError as error:
         kind = StorageError if error.errno in (errno.ENOSPC, errno.EDQUOT) else ConfigError
         raise kind(f"TMPDIR = {parent} must be a folder with free space that this user can write to") from error
-    try:
-        yield folder / "exit"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with folder as name:
+        yield Path(name) / "exit"
 
 
 if __name__ == "__main__":

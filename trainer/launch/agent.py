@@ -14,8 +14,8 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
@@ -28,12 +28,11 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import (
     RendezvousError,
-    RendezvousHandler,
     RendezvousInfo,
-    RendezvousParameters,
     RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.launcher import api as launcher_api
 from torch.distributed.run import get_args_parser, parse_min_max_nnodes, run
 
@@ -41,8 +40,7 @@ from common.command_line import write_error
 from common.errors import ConfigError, ExitCode
 from common.host_memory import num_oom_kills, why_killed
 from trainer.distributed.network import STORE_VARIABLE
-from trainer.launch.log_line import log_line
-from trainer.launch.stop_request import STOP_SIGNALS
+from trainer.launch.stop_request import STOP_SIGNALS, log_line
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE, LAUNCHER_VARIABLE
 
 EXPLAINED_BY_THE_RANK = set(ExitCode) - {ExitCode.DONE, ExitCode.CRASHED}
@@ -58,30 +56,19 @@ ALONE = "alone"  # name of the rendezvous of a single node
 STATIC = "static"  # torchrun's rendezvous at PET_MASTER_ADDR; the first node serves its store until it ends
 
 
-class Alone(RendezvousHandler):
-    def __init__(self, parameters: RendezvousParameters) -> None:
-        self._run_id = parameters.run_id
+class Alone(StaticTCPRendezvous):
+    """The rendezvous of a single node. Its store is in the memory of this process."""
 
     def get_backend(self) -> str:
         return ALONE
 
+    @property
+    def use_agent_store(self) -> bool:
+        return False
+
     def next_rendezvous(self) -> RendezvousInfo:
         # the port is 0, because there is no store that the ranks could connect to
         return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("localhost", 0))
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None: ...
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        return True
 
 
 class Agent(LocalElasticAgent):
@@ -133,7 +120,9 @@ class Agent(LocalElasticAgent):
 def launch(arguments: Sequence[str]) -> ExitCode:
     """Return the exit code that the first failed rank chose, STOPPED, or CRASHED. ConfigError: torchrun refuses a setting."""
     os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
-    hold_signals_back_from_new_ranks()
+    # New ranks inherit the mask of this thread. This process receives the signals in another thread.
+    threading.Thread(target=threading.Event().wait, name="signals", daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     vars(launcher_api).update(LocalElasticAgent=Agent)
     for name in ("multiprocessing.api", "agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic.{name}").addFilter(
@@ -146,9 +135,12 @@ def launch(arguments: Sequence[str]) -> ExitCode:
     oom_kills = num_oom_kills()
     try:
         if parse_min_max_nnodes(options.nnodes)[1] == 1:
-            rendezvous_handler_registry.register(ALONE, Alone)
+            rendezvous_handler_registry.register(ALONE, lambda chosen: Alone("localhost", 0, 0, 1, chosen.run_id, 0))
             vars(options).update(standalone=False, rdzv_backend=ALONE, rdzv_endpoint=ALONE, node_rank=0)
-            with private_folder() as os.environ[STORE_VARIABLE]:
+            exit_file = os.environ.get(EXIT_FILE_VARIABLE)
+            # Beside the exit file, so that the launcher removes the folder even if this process is killed.
+            parent = Path(exit_file).parent if exit_file else None
+            with tempfile.TemporaryDirectory(prefix="ranks-", dir=parent) as os.environ[STORE_VARIABLE]:
                 run(options)  # type: ignore[no-untyped-call]
         else:
             run(options)  # type: ignore[no-untyped-call]
@@ -164,7 +156,15 @@ def launch(arguments: Sequence[str]) -> ExitCode:
     except (DistNetworkError, DistStoreError, RendezvousError) as error:
         if Agent.has_started:
             raise
-        write_error(f"error: {_not_met(options.rdzv_endpoint or f'{options.master_addr}:{options.master_port}', error)}")
+        endpoint = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
+        reason = str(error.__cause__ or error).partition("\n")[0].rstrip(".") or type(error).__name__
+        trouble = f"the nodes did not meet ({reason}); `trainer doctor` on this node checks the address and the port"
+        if "EADDRINUSE" in str(error):
+            trouble = (
+                "another program uses this port of the first node, so the nodes cannot meet there; end that program "
+                "(ss -ltnp shows it), or set PET_MASTER_PORT to another port on all nodes"
+            )
+        write_error(f"error: {endpoint}: {trouble}")
         return ExitCode.CRASHED
     except (ValueError, AssertionError) as error:
         if Agent.has_started:
@@ -172,16 +172,6 @@ def launch(arguments: Sequence[str]) -> ExitCode:
         found = str(error) or "an assertion about its settings failed"
         raise ConfigError(f"torchrun refuses its settings ({found}); correct the PET_* variable and start again") from error
     return ExitCode.DONE
-
-
-def _not_met(endpoint: str, error: Exception) -> str:
-    if "EADDRINUSE" in str(error):
-        return (
-            f"{endpoint}: another program uses this port of the first node, so the nodes cannot meet there; end that program "
-            "(ss -ltnp shows it), or set PET_MASTER_PORT to another port on all nodes"
-        )
-    reason = str(error.__cause__ or error).partition("\n")[0].rstrip(".") or type(error).__name__
-    return f"{endpoint}: the nodes did not meet ({reason}); `trainer doctor` on this node checks the address and the port"
 
 
 def describe(failures: Mapping[int, ProcessFailure], why_killed: str) -> str:
@@ -221,17 +211,3 @@ def wait_for_end(host: str, port: int, absent_s: float) -> None:
         except OSError:
             absent_since = None
         time.sleep(min(0.2, absent_s))
-
-
-@contextmanager
-def private_folder() -> Iterator[str]:
-    """Yield a private folder beside the exit file, so the launcher removes it even if this process is killed."""
-    exit_file = os.environ.get(EXIT_FILE_VARIABLE)
-    with tempfile.TemporaryDirectory(prefix="ranks-", dir=Path(exit_file).parent if exit_file else None) as name:
-        yield name
-
-
-def hold_signals_back_from_new_ranks() -> None:
-    """Block the signals here, so that new ranks inherit the mask. This process receives them in another thread."""
-    threading.Thread(target=threading.Event().wait, name="signals", daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})

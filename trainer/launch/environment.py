@@ -17,6 +17,8 @@ _SHUTDOWN_S = 60  # to save: longer than a save takes, shorter than `stop_grace_
 
 _SLURM_LIST = re.compile(r"([^][,]*)(?:\[([0-9]++)[^]]*+\])?([^][,]*)")
 _NUM_RANKS = re.compile(r"[1-9][0-9]{0,5}")
+_RANKS_PER_CORE, _LEAST_MAX_RANKS = 16, 64
+_LONG_S = 7 * 24 * 3600
 
 
 def missing_variables(variables: Mapping[str, str], num_gpus: int | None, num_cores: int) -> dict[str, str]:
@@ -64,20 +66,19 @@ def _of_scheduler(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-_KINDS_OF_RANKS = ("auto", "cpu", "gpu", "xpu")
-_RANKS_PER_CORE = 16
-_LEAST_MAX_RANKS = 64
-_LAST_PORT = 65535
-_LONG_S = 7 * 24 * 3600
-_MANY = 10**6
-
-
 def check_variables(variables: Mapping[str, str]) -> None:
-    num_nodes = _num_nodes(variables.get("PET_NNODES") or "1")
-    _check_ranks(variables)
+    nodes, ranks = variables.get("PET_NNODES") or "1", variables.get("PET_NPROC_PER_NODE") or "1"
+    found = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", nodes, re.ASCII)
+    least, num_nodes = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= least <= num_nodes:
+        raise ConfigError(f"PET_NNODES = {nodes} must be a number of nodes, 1 or more, or MIN:MAX")
+    if ranks not in ("auto", "cpu", "gpu", "xpu"):
+        name = "CPU_RANKS" if ranks == variables.get("CPU_RANKS") else "PET_NPROC_PER_NODE"
+        most = max(_LEAST_MAX_RANKS, _RANKS_PER_CORE * num_cores())
+        _check_number({name: ranks}, name, 1, most, "the number of ranks on this node")
     _check_number(variables, "PET_NODE_RANK", 0, num_nodes - 1, "the number of this node, from 0")
-    _check_number(variables, "PET_MASTER_PORT", 1, _LAST_PORT, "the port at which the nodes meet")
-    _check_number(variables, "PET_MAX_RESTARTS", 0, _MANY, "how often torchrun itself starts ranks again")
+    _check_number(variables, "PET_MASTER_PORT", 1, 65535, "the port at which the nodes meet")
+    _check_number(variables, "PET_MAX_RESTARTS", 0, 10**6, "how often torchrun itself starts ranks again")
     _check_number(variables, "PET_SHUTDOWN_TIMEOUT", 1, _LONG_S, "seconds that ranks have to save when they are asked to stop")
     interval = variables.get("PET_MONITOR_INTERVAL") or "1"
     try:
@@ -98,28 +99,7 @@ def openmp_threads(variables: Mapping[str, str]) -> int | None:
     return int(variables.get("OMP_NUM_THREADS") or 0) or None
 
 
-def _num_nodes(text: str) -> int:
-    found = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", text, re.ASCII)
-    least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-    if not 1 <= least <= most:
-        raise ConfigError(f"PET_NNODES = {text} must be a number of nodes, 1 or more, or MIN:MAX")
-    return most
-
-
-def _check_ranks(variables: Mapping[str, str]) -> None:
-    text = variables.get("PET_NPROC_PER_NODE") or "1"
-    if text in _KINDS_OF_RANKS:
-        return
-    name = "CPU_RANKS" if text == variables.get("CPU_RANKS") else "PET_NPROC_PER_NODE"
-    most = max(_LEAST_MAX_RANKS, _RANKS_PER_CORE * num_cores())
-    _number(name, text, 1, most, "the number of ranks on this node")
-
-
 def _check_number(variables: Mapping[str, str], name: str, least: int, most: int, meaning: str) -> None:
-    if text := variables.get(name):
-        _number(name, text, least, most, meaning)
-
-
-def _number(name: str, text: str, least: int, most: int, meaning: str) -> None:
-    if not re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) or not least <= int(text) <= most:
+    text = variables.get(name)
+    if text and (not re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) or not least <= int(text) <= most):
         raise ConfigError(f"{name} = {text}, {meaning}, must be an integer from {least} to {most}")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from operator import attrgetter
-from typing import Any
 
 from common.command_line import command_text
 from common.errors import ExitCode, ProjectError
 from common.files import UnusableFileError, digest_file
 from common.redaction import redacted
-from common.settings.markers import Marker
+from common.settings.markers import ASKED_AGAIN, MOVEABLE, PER_START
 from common.settings.model import setting_names, settings_with
 from common.text import visible
 from data_pipeline.dataset.layout import MANIFEST
@@ -24,7 +22,7 @@ from trainer.runs.record import Record
 from trainer.runs.saved_run import SavedRun
 from trainer.watchdog.processes import write_exit_code
 
-_UNCOMPARED = settings_with(TrainConfig, Marker.MOVEABLE, Marker.PER_START)
+_UNCOMPARED = settings_with(TrainConfig, MOVEABLE, PER_START)
 
 
 def report_finished(config: TrainConfig) -> bool:
@@ -61,7 +59,10 @@ def finished_as(config: TrainConfig) -> Record | None:
         record = saved.record
         if record.status != "finished" or record.step is None or not record.weights or not record.ended_by:
             return None
-        if not is_same(_as_used(config, saved.config, record.step), saved.config):
+        schedule, used = config.schedule, saved.config.schedule.warmup_steps
+        if schedule.decay_steps is None and used < record.step <= schedule.warmup_steps:  # a short run has a shorter warm-up
+            config = config.model_copy(update={"schedule": schedule.model_copy(update={"warmup_steps": used})})
+        if not is_same(config, saved.config):
             return None
         if (config.data / MANIFEST).exists() and read_manifest(config.data).root_digest != record.data.root_digest:
             return None
@@ -75,7 +76,7 @@ def finished_as(config: TrainConfig) -> Record | None:
 def longer_command(config: TrainConfig, ended_by: str) -> str:
     section, _, ended = ended_by.partition(".")
     words: list[object] = ["--run", config.run]
-    for name in settings_with(TrainConfig, Marker.ASKED_AGAIN):
+    for name in settings_with(TrainConfig, ASKED_AGAIN):
         value = attrgetter(name)(config)
         words += [] if value is None else [f"--{name}", value]
     if section != "limits" or ended not in LimitsConfig.model_fields:
@@ -90,21 +91,7 @@ def longer_command(config: TrainConfig, ended_by: str) -> str:
     return command_text("train", *words, "--resume.allow_changes", "schedule.decay_steps")
 
 
-def _as_used(config: TrainConfig, recorded: TrainConfig, num_steps: int) -> TrainConfig:
-    schedule, used = config.schedule, recorded.schedule.warmup_steps
-    if schedule.decay_steps is not None or not used < num_steps <= schedule.warmup_steps:
-        return config
-    return config.model_copy(update={"schedule": schedule.model_copy(update={"warmup_steps": used})})
-
-
 def is_same(config: TrainConfig, recorded: TrainConfig) -> bool:
     """Return whether the settings are those of the last start. A run records the value that it chose for `auto`."""
     names = [name for name in setting_names(TrainConfig) if name not in _UNCOMPARED]
-    own, before = config.model_dump(mode="json"), recorded.model_dump(mode="json")
-    return all(_at(own, name) in ("auto", _at(before, name)) for name in names)
-
-
-def _at(values: Mapping[str, Any], name: str) -> Any:
-    for part in name.split("."):
-        values = values[part]
-    return values
+    return all(attrgetter(name)(config) in ("auto", attrgetter(name)(recorded)) for name in names)

@@ -1,4 +1,4 @@
-"""Handles the signals with which a terminal, a scheduler or Docker asks the launcher to stop."""
+"""Handles the signals with which a terminal, a scheduler or Docker asks the launcher to stop, and writes its lines."""
 
 from __future__ import annotations
 
@@ -10,10 +10,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from trainer.launch.log_line import log_line
+from common.terminal import printable
 
+_STDERR = 2
+_CLEAR_LINE = "\r\x1b[K"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The stop signals. `entrypoints/train` blocks them until this process can handle them."""
+
+
+def log_line(line: str) -> None:
+    """Safe inside a signal handler, where a buffered stream may be in use. Write errors are ignored: the launcher must wait for its
+    ranks. The line replaces the bar of rank 0, which is drawn again below it.
+    """
+    with suppress(OSError):
+        clear = _CLEAR_LINE if os.isatty(_STDERR) else ""
+        os.write(_STDERR, f"{clear}train: {printable(line)}\n".encode(errors="backslashreplace"))
 
 
 class StopRequest:

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from common.errors import CheckpointError, ConfigError, ExitCode, NextStart
 from common.host_memory import num_oom_kills, why_killed
-from trainer.launch.log_line import log_line
-from trainer.launch.stop_request import STOP_SIGNALS, StopRequest
+from trainer.launch.stop_request import STOP_SIGNALS, StopRequest, log_line
 from trainer.runs.layout import saved_steps
 
 RESTART_VARIABLES = ("TRAIN_MAX_RESTARTS", "TRAIN_RESTART_DELAY_S")
@@ -103,7 +102,12 @@ def run_group(command: list[str], exit_file: Path, stop: StopRequest) -> Ended:
         setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them
     )
     with stop.passed_on_to(group, saves=True):
-        _wait_for(group, stop)
+        # Wait without reaping. As the first process of a container this one becomes the parent of orphans, which are reaped here.
+        while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None or found.si_pid != group:
+            if found is None:
+                stop.wait_for_signal()
+            else:
+                os.waitpid(found.si_pid, 0)
     status = os.waitstatus_to_exitcode(os.waitpid(group, 0)[1])
     try:
         left = exit_file.read_text(errors="replace")
@@ -136,12 +140,3 @@ def newest_step(run: str) -> int:
     with suppress(OSError, CheckpointError):
         return max(saved_steps(Path(run)), default=-1) if run else -1
     return -1
-
-
-def _wait_for(child: int, stop: StopRequest) -> None:
-    """Wait without reaping. As the first process of a container this one becomes the parent of orphans, which are reaped here."""
-    while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None or found.si_pid != child:
-        if found is None:
-            stop.wait_for_signal()
-        else:
-            os.waitpid(found.si_pid, 0)

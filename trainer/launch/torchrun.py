@@ -12,7 +12,7 @@ from common.command_line import end_at_once, importing, run_command
 from common.errors import ExitCode
 from common.hardware import num_cores, signs_of_gpus
 from trainer.launch.environment import check_variables, missing_variables
-from trainer.launch.log_line import log_line
+from trainer.launch.stop_request import log_line
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 
 _TAKES = "takes seconds to a minute"

@@ -38,9 +38,17 @@ def use_private_caches() -> None:
             except OSError as error:
                 raise ConfigError(f"{name} = {given}: {error}; set it to a folder that only you can write, or unset it") from None
     missing = {name: folder for name, folder in _FOLDERS.items() if not os.environ.get(name)}
-    if missing:
-        base = _base()
-        os.environ.update({name: str(base / folder) for name, folder in missing.items()})
+    if not missing:
+        return
+    try:
+        named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        base = (named if named.is_absolute() else Path.home() / ".cache") / f"trainer-{os.geteuid()}"
+        check_private(base)
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
+        base = Path(tempfile.mkdtemp(prefix="trainer-cache-"))
+        atexit.register(shutil.rmtree, base, ignore_errors=True)
+        _log.warning("compiled code is not cached for later processes, because the cache folder cannot be used: %s", error)
+    os.environ.update({name: str(base / folder) for name, folder in missing.items()})
 
 
 def check_private(path: Path) -> None:
@@ -62,18 +70,6 @@ def _others_may_write(found: os.stat_result) -> bool:
     # Linux distributions give each user a private group with the number of the user.
     private_group = found.st_gid == found.st_uid
     return bool(found.st_mode & (stat.S_IWOTH if private_group else stat.S_IWOTH | stat.S_IWGRP))
-
-
-def _base() -> Path:
-    try:
-        named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        folder = (named if named.is_absolute() else Path.home() / ".cache") / f"trainer-{os.geteuid()}"
-        check_private(folder)
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
-        folder = Path(tempfile.mkdtemp(prefix="trainer-cache-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        _log.warning("compiled code is not cached for later processes, because the cache folder cannot be used: %s", error)
-    return folder
 
 
 def keep_memory() -> None:

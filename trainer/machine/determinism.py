@@ -126,14 +126,15 @@ def cpu_kernels() -> str:
 
 def flags() -> dict[str, str]:
     """Return the set environment variables that select kernels. Of a value that is a path, the digest is returned."""
-    found = {name: value for name, value in sorted(os.environ.items()) if _selects_kernels(name, value)}
+    found = {}
+    for name, value in sorted(os.environ.items()):
+        if name.startswith(_COMPILER):
+            is_known = not name.endswith(_NO_KERNELS) and _PLAIN_VALUE.fullmatch(value) is not None
+        else:
+            is_known = name in _FLAGS or name.startswith(_TUNABLE_KERNELS)
+        if is_known:
+            found[name] = value
     return {name: f"sha256:{sha256(value.encode()).hexdigest()}" if "/" in value else value for name, value in found.items()}
-
-
-def _selects_kernels(name: str, value: str) -> bool:
-    if name.startswith(_COMPILER):
-        return not name.endswith(_NO_KERNELS) and _PLAIN_VALUE.fullmatch(value) is not None
-    return name in _FLAGS or name.startswith(_TUNABLE_KERNELS)
 
 
 def not_compared(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> set[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import pynvml
 
@@ -57,17 +57,6 @@ def xids_in(text: str) -> tuple[int, ...]:
     return tuple(int(found["number"]) for found in _XID.finditer(text))
 
 
-class NoGpus:
-    def read(self) -> tuple[GpuReading, ...]:
-        return ()
-
-    def xids(self) -> tuple[int, ...]:
-        return ()
-
-    def close(self) -> None:
-        pass
-
-
 class KernelLog:
     """Xid errors in the kernel log from now on. If the log cannot be read, as in most containers, there are none."""
 
@@ -78,36 +67,50 @@ class KernelLog:
             os.lseek(self._file, 0, os.SEEK_END)
 
     def xids(self) -> tuple[int, ...]:
-        return xids_in("".join(self._records()))
-
-    def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-    def _records(self) -> Iterator[str]:
+        records = b""
         while self._file is not None:
             try:
                 record = os.read(self._file, 8192)
             except BrokenPipeError:  # records were overwritten before they were read; later ones can be read
                 continue
             except OSError:
-                return
+                break
             if not record:
-                return
-            yield record.decode("utf-8", "replace")
+                break
+            records += record
+        return xids_in(records.decode("utf-8", "replace"))
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
-class NvmlGpus:
-    """GPUs through NVML, by the UUIDs that torch names. Each value is queried separately, because most devices lack some."""
+class Gpus:
+    """GPUs through NVML, by the UUIDs that torch names; none, with a warning, if NVML does not respond.
+
+    Each value is queried separately, because most devices lack some.
+    """
 
     def __init__(self, uuids: Sequence[str]) -> None:
-        pynvml.nvmlInit()
-        self._handles = [
-            pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}") for uuid in uuids
-        ]
-        self._names = [_name(handle) for handle in self._handles]
-        self._events = _xid_events(self._handles)
+        self._handles: list[Any] = []
+        self._events: Any = None
+        if not uuids:
+            return
+        try:
+            pynvml.nvmlInit()
+            names = (uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}" for uuid in uuids)
+            self._handles = [pynvml.nvmlDeviceGetHandleByUUID(name) for name in names]
+        except pynvml.NVMLError as error:
+            _log.warning("GPUs are not monitored, because NVML does not respond (%s); run `nvidia-smi` to see why", error)
+            return
+        found = [_answer(partial(pynvml.nvmlDeviceGetName, handle)) or "unknown" for handle in self._handles]
+        self._names = [name.decode() if isinstance(name, bytes) else str(name) for name in found]
+        with suppress(pynvml.NVMLError):
+            events = pynvml.nvmlEventSetCreate()
+            for handle in self._handles:
+                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
+            self._events = events
 
     def read(self) -> tuple[GpuReading, ...]:
         return tuple(self._reading(index) for index in range(len(self._handles)))
@@ -123,31 +126,21 @@ class NvmlGpus:
         return tuple(found)
 
     def close(self) -> None:
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+        if self._handles:
+            with suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
 
     def _reading(self, index: int) -> GpuReading:
         gpu, name = self._handles[index], self._names[index]
-        queries = {fact.name: fact.metadata["query"] for fact in fields(GpuReading) if fact.metadata}
-        try:
-            values: dict[str, Any] = {fact: _supported(partial(query, gpu)) for fact, query in queries.items()}
-            return GpuReading(index, name, **values)
-        except pynvml.NVMLError:
-            return GpuReading(index, name, answers=False)
-
-
-Gpus: TypeAlias = NvmlGpus | NoGpus  # a source of readings of GPUs
-
-
-def opened_gpus(uuids: Sequence[str]) -> Gpus:
-    """Return the GPUs with these UUIDs; none, with a warning, if NVML does not respond."""
-    if not uuids:
-        return NoGpus()
-    try:
-        return NvmlGpus(uuids)
-    except pynvml.NVMLError as error:
-        _log.warning("GPUs are not monitored, because NVML does not respond (%s); run `nvidia-smi` to see why", error)
-        return NoGpus()
+        values: dict[str, Any] = {}
+        for fact in (fact for fact in fields(GpuReading) if fact.metadata):
+            try:
+                values[fact.name] = fact.metadata["query"](gpu)
+            except (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_Uninitialized, pynvml.NVMLError_ResetRequired):
+                return GpuReading(index, name, answers=False)
+            except pynvml.NVMLError:
+                continue  # this GPU does not report it
+        return GpuReading(index, name, **values)
 
 
 def driver_version() -> str | None:
@@ -165,27 +158,3 @@ def _answer(query: Callable[[], _ValueT]) -> _ValueT | None:
         return query()
     except pynvml.NVMLError:
         return None
-
-
-def _supported(query: Callable[[], _ValueT]) -> _ValueT | None:
-    try:
-        return query()
-    except (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_Uninitialized, pynvml.NVMLError_ResetRequired):
-        raise
-    except pynvml.NVMLError:
-        return None
-
-
-def _name(handle: Any) -> str:
-    name = _answer(lambda: pynvml.nvmlDeviceGetName(handle)) or "unknown"
-    return name.decode() if isinstance(name, bytes) else str(name)
-
-
-def _xid_events(handles: Sequence[Any]) -> Any | None:
-    def register() -> Any:
-        events = pynvml.nvmlEventSetCreate()
-        for handle in handles:
-            pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
-        return events
-
-    return _answer(register) if handles else None

@@ -32,23 +32,17 @@ class Rank:
 
 def ranks_of(run: Path) -> list[Rank]:
     """Return the ranks with a heartbeat file in a run's directory, in their order. No content of a file makes this fail."""
-    try:
-        paths = [path for path in (run / "heartbeat").iterdir() if _NAME.fullmatch(path.name)]
-    except OSError:
-        return []
-    found = [_rank(path, run) for path in paths]
-    return sorted((rank for rank in found if rank is not None), key=lambda rank: rank.number)
-
-
-def _rank(path: Path, run: Path) -> Rank | None:
-    try:
-        with open_input(path, below=run) as file:
-            status = os.fstat(file.fileno())
-            beat = Heartbeat.from_bytes(file.read(_MAX_BEAT_BYTES))
-    except (OSError, UnusableFileError):
-        return None
-    number = int(path.name.removeprefix("rank-"))
-    return Rank(number, beat, status.st_mtime, _absence(beat, status, path.name))
+    found: list[Rank] = []
+    with suppress(OSError):
+        for path in (run / "heartbeat").iterdir():
+            if not _NAME.fullmatch(path.name):
+                continue
+            with suppress(OSError, UnusableFileError), open_input(path, below=run) as file:
+                status = os.fstat(file.fileno())
+                beat = Heartbeat.from_bytes(file.read(_MAX_BEAT_BYTES))
+                number = int(path.name.removeprefix("rank-"))
+                found.append(Rank(number, beat, status.st_mtime, _absence(beat, status, path.name)))
+    return sorted(found, key=lambda rank: rank.number)
 
 
 def _absence(beat: Heartbeat | None, status: os.stat_result, name: str) -> str:

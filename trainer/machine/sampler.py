@@ -49,7 +49,14 @@ class Host:
         self._is_first = True
 
     def read(self) -> HostReading:
-        resident, private = self._memory()
+        resident = private = 0
+        with suppress(psutil.Error):  # a process that ends meanwhile counts as 0
+            root = psutil.Process(self._process)
+            for process in (root, *root.children(recursive=True)):
+                with suppress(psutil.Error):
+                    memory = process.memory_info()
+                    resident += memory.rss
+                    private += memory.rss - memory.shared
         read_rate, write_rate = self._disk_rates()
         busy = psutil.cpu_percent(None) / 100  # since the last call in this thread
         is_first, self._is_first = self._is_first, False
@@ -63,23 +70,10 @@ class Host:
             disk_written_mb_per_s=write_rate,
         )
 
-    def _memory(self) -> tuple[int, int]:
-        # a process that ends meanwhile counts as 0
-        resident = private = 0
-        with suppress(psutil.Error):
-            root = psutil.Process(self._process)
-            for process in (root, *root.children(recursive=True)):
-                with suppress(psutil.Error):
-                    memory = process.memory_info()
-                    resident += memory.rss
-                    private += memory.rss - memory.shared
-        return resident, private
-
     def _disk_rates(self) -> tuple[float | None, float | None]:
-        try:
+        counters = None
+        with suppress(OSError, RuntimeError, NotImplementedError):  # a container may hide the counters
             counters = psutil.disk_io_counters()
-        except (OSError, RuntimeError, NotImplementedError):  # a container may hide the counters
-            return None, None
         if counters is None:
             return None, None
         last, self._last = self._last, (time.monotonic(), counters.read_bytes, counters.write_bytes)

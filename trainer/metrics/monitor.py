@@ -20,16 +20,15 @@ from trainer.config import AlertsConfig, TrainConfig
 from trainer.distributed.group import Group
 from trainer.distributed.stragglers import SlowRank
 from trainer.health.alert_rules import AlertRules
-from trainer.machine.gpus import KernelLog, opened_gpus
+from trainer.machine.gpus import Gpus, KernelLog
 from trainer.machine.sampler import HardwareReading, HardwareSampler, Host
 from trainer.metrics.layers import LayerReading
-from trainer.metrics.sinks.base import Sink
+from trainer.metrics.sinks.base import RunFacts, Sink, StepMetrics
 from trainer.metrics.sinks.json_lines import JsonLinesSink, NodeHardwareSink
 from trainer.metrics.sinks.mlflow_sink import MlflowSink
 from trainer.metrics.sinks.tensorboard import TensorBoardSink
 from trainer.metrics.sinks.terminal import TerminalSink
 from trainer.metrics.sinks.wandb_sink import WandbSink
-from trainer.metrics.step_metrics import RunFacts, StepMetrics
 from trainer.runs.events import AlertEvent, Event, HardwareEvent, SampleEvent, SaveEvent, ScoresEvent, TrainEvent
 from trainer.runs.layout import METRICS
 from trainer.runs.metrics_file import CutOff, events_until
@@ -250,7 +249,7 @@ def _readings(config: TrainConfig, group: Group) -> Iterator[Any]:
         return
     launcher = int(os.environ.get(LAUNCHER_VARIABLE) or os.getpid())
     visible = range(torch.cuda.device_count() if group.device.type == "cuda" else 0)
-    gpus = opened_gpus([str(torch.cuda.get_device_properties(number).uuid) for number in visible])
+    gpus = Gpus([str(torch.cuda.get_device_properties(number).uuid) for number in visible])
     sampler = HardwareSampler(gpus, Host(config.run, launcher), config.log.hardware_every_s, KernelLog())
     with sampler.running():
         yield sampler.take

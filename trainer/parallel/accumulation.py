@@ -1,20 +1,20 @@
 """Sums gradients of micro-batches to the gradient of the global batch: on one rank, with DDP or FSDP, or in the order of a tree."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: DDP compares the annotations of a hook with types, not with strings.
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import cast
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.distributed.group import Group
 from trainer.machine.memory import fits_in_memory, release_memory
-from trainer.parallel.ddp_buckets import BucketExchange
 from trainer.parallel.fsdp import ShardedModule
-from trainer.parallel.gradient_tree import GradientTree
 
 _LATE_NUMBERS = 8 << 20  # numbers that `LateAccumulation` adds in one exchange: 32 MiB, which is enough to use a network fully
 
@@ -47,6 +47,54 @@ class Accumulation:
         """Take part in the exchanges of a step whose pass failed on this rank. The sum is then invalid on all ranks."""
         del num_passes
         self.begin()
+
+
+def wrapped_by_ddp(module: nn.Module, **options: Any) -> DistributedDataParallel:
+    # Buffers are equal on all ranks from the start, and are no state: see `trainer.extensions.user_model`.
+    has_new_name = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    name = "forward_sync_buffers" if has_new_name else "broadcast_buffers"  # its name before PyTorch 2.13
+    return DistributedDataParallel(module, gradient_as_bucket_view=True, **options | {name: False})
+
+
+class BucketExchange:
+    """A communication hook for DDP that adds each bucket over the ranks and counts the finished buckets of a backward pass. A rank
+    whose backward pass failed sends zeros for the remaining buckets, which DDP exchanges in the same order on all ranks.
+
+    It knows no module: DDP holds its hook where the garbage collector does not see it, so a cycle would keep the module for ever.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: list[tuple[int, torch.dtype, torch.device]] = []
+        """Number of elements, type and device of each bucket in the last complete pass."""
+        self._num_done = 0
+
+    def begin(self) -> None:
+        self._num_done = 0
+
+    def exchange(
+        self,
+        _state: object,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[torch.Tensor]:
+        gradients_P = bucket.buffer()
+        self._num_done = bucket.index() + 1
+        self._sizes[bucket.index() : None if bucket.is_last() else self._num_done] = [
+            (gradients_P.numel(), gradients_P.dtype, gradients_P.device)
+        ]
+        work = dist.all_reduce(gradients_P, async_op=True)
+        assert work is not None
+        return cast("torch.futures.Future[torch.Tensor]", work.get_future().then(lambda done: done.value()[0]))
+
+    def complete(self) -> None:
+        """Take part in the exchange of all buckets that this rank has not started. The last complete pass gives their sizes."""
+        for num_elements, dtype, device in self._sizes[self._num_done :]:
+            dist.all_reduce(torch.zeros(num_elements, dtype=dtype, device=device))
+        self._num_done = len(self._sizes)
+
+    def complete_first(self, module: DistributedDataParallel) -> None:
+        """As `complete`, without an earlier pass: DDP makes the zeros, for all buckets at once."""
+        for bucket in module.reducer._get_zeros_like_grad_buckets()[self._num_done :]:
+            dist.all_reduce(bucket.buffer())
 
 
 class DdpAccumulation(Accumulation):
@@ -144,32 +192,3 @@ class FsdpAccumulation(Accumulation):
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         self._module.set_requires_gradient_sync(last)
         return nullcontext()
-
-
-class TreeAccumulation(Accumulation):
-    def __init__(self, tree: GradientTree) -> None:
-        self._tree = tree
-        self._num_leaves = 0
-        self._finished = False
-
-    def begin(self) -> None:
-        self._tree.begin()
-        self._num_leaves, self._finished = 0, False
-
-    @contextmanager
-    def micro_batch(self, *, last: bool) -> Iterator[None]:
-        del last
-        yield
-        self._tree.add()
-        self._num_leaves += 1
-
-    def finish(self) -> None:
-        self._tree.finish()
-        self._finished = True
-
-    def join(self, num_passes: int) -> None:
-        for _ in range(num_passes - self._num_leaves):
-            self._tree.add()
-        self._num_leaves = num_passes
-        if not self._finished:
-            self.finish()

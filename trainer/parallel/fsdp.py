@@ -61,10 +61,24 @@ def shard(module: nn.Module, group: Group) -> ShardedModule:
     for block in blocks:
         fully_shard(block, mesh=mesh)
     sharded = cast(ShardedModule, fully_shard(module, mesh=mesh))
-    # Without a backward pass the root would stay gathered, and its parameters would not be the sharded ones.
-    sharded.register_forward_hook(_reshard_after_forward)
-    root = cast(Any, sharded)  # nn.Module types attributes as tensors or modules
-    root.visited, root.visit = False, MethodType(_visit, sharded)
+    is_visited = False
+
+    def reshard_after_forward(module: nn.Module, _arguments: object, _result: object) -> None:
+        # Without a backward pass the root would stay gathered, and its parameters would not be the sharded ones.
+        if not torch.is_grad_enabled() and not is_visited:
+            cast(FSDPModule, module).reshard()
+
+    def visit(_module: nn.Module, action: Callable[[], _ResultT]) -> _ResultT:
+        """Call `action` as a second forward method of the root. FSDP gathers the root for it as for `forward`."""
+        nonlocal is_visited
+        is_visited = True
+        try:
+            return action()
+        finally:
+            is_visited = False
+
+    sharded.register_forward_hook(reshard_after_forward)
+    cast(Any, sharded).visit = MethodType(visit, sharded)  # nn.Module types attributes as tensors or modules
     register_fsdp_forward_method(sharded, "visit")
     return sharded
 
@@ -140,21 +154,6 @@ def _blocks(module: nn.Module) -> list[nn.Module]:
     for child in module.children():
         blocks += list(child) if isinstance(child, nn.ModuleList) else _blocks(child)
     return blocks
-
-
-def _reshard_after_forward(module: nn.Module, _arguments: object, _result: object) -> None:
-    if not torch.is_grad_enabled() and not cast(Any, module).visited:
-        cast(FSDPModule, module).reshard()
-
-
-def _visit(module: nn.Module, action: Callable[[], _ResultT]) -> _ResultT:
-    """Call `action` as a second forward method of the root. FSDP gathers the root for it as for `forward`."""
-    root = cast(Any, module)
-    root.visited = True
-    try:
-        return action()
-    finally:
-        root.visited = False
 
 
 def _like(parameter: Tensor, whole: Tensor) -> Tensor:

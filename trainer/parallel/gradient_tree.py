@@ -23,13 +23,15 @@ P elements of all gradients, padded to a multiple of W   W ranks   C elements in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from trainer.distributed.group import Group
+from trainer.parallel.accumulation import Accumulation
 
 
 def add_pairwise(parts: Sequence[Tensor]) -> Tensor:
@@ -46,7 +48,7 @@ class _Buffer:
     views: tuple[Tensor, ...]
 
 
-class GradientTree:
+class GradientTree(Accumulation):
     """Sums the gradients that backward passes leave in `parameters` over the micro-batches of this rank, then over the ranks.
 
     Backward passes add to `parameter.grad`, which this class provides. Do not replace it between `begin` and `finish`.
@@ -57,7 +59,7 @@ class GradientTree:
             raise ValueError(f"{group.world_size} ranks are not a power of two")
         if len({(parameter.dtype, parameter.device) for parameter in parameters}) != 1:
             raise ValueError("the parameters have several types or devices")
-        self._parameters = tuple(parameters)
+        super().__init__(parameters)
         self._group = group
         num_elements = sum(parameter.numel() for parameter in parameters)
         self._padded = -(-num_elements // group.world_size) * group.world_size
@@ -65,8 +67,11 @@ class GradientTree:
         self._partial: list[tuple[int, _Buffer]] = []
         """Heights and sums of the finished subtrees, from left to right, with falling heights."""
         self._current: _Buffer | None = None
+        self._num_leaves = 0
+        self._finished = False
 
     def begin(self) -> None:
+        self._num_leaves, self._finished = 0, False
         self._free += [buffer for _, buffer in self._partial]
         self._partial = []
         if self._current is None:
@@ -87,6 +92,19 @@ class GradientTree:
         self._partial.append((height, buffer))
         self._current = following or self._take()  # after an addition of two buffers, one is free
         self._attach(self._current)
+        self._num_leaves += 1
+
+    @contextmanager
+    def micro_batch(self, *, last: bool) -> Iterator[None]:
+        del last
+        yield
+        self.add()
+
+    def join(self, num_passes: int) -> None:
+        while self._num_leaves < num_passes:
+            self.add()
+        if not self._finished:
+            self.finish()
 
     def finish(self) -> None:
         if len(self._partial) != 1:
@@ -99,6 +117,7 @@ class GradientTree:
             self._group.gather(share_C, out=root.flat_P)
         for parameter, view in zip(self._parameters, root.views, strict=True):
             parameter.grad = view
+        self._finished = True
 
     def _attach(self, buffer: _Buffer) -> None:
         buffer.flat_P.zero_()

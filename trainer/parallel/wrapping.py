@@ -11,8 +11,13 @@ from trainer.machine.memory import fits_in_memory
 from trainer.model.decoder import Decoder
 from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
 from trainer.model.parameters import parameters_by_name
-from trainer.parallel.accumulation import Accumulation, DdpAccumulation, FsdpAccumulation, LateAccumulation, TreeAccumulation
-from trainer.parallel.ddp_buckets import wrapped_by_ddp
+from trainer.parallel.accumulation import (
+    Accumulation,
+    DdpAccumulation,
+    FsdpAccumulation,
+    LateAccumulation,
+    wrapped_by_ddp,
+)
 from trainer.parallel.fsdp import shard
 from trainer.parallel.gradient_tree import GradientTree
 
@@ -40,7 +45,7 @@ def wrap_for_training(loss: LossModule, context: RunContext) -> tuple[nn.Module,
                 f"reproducibility = elastic adds gradients in a binary tree, and {group.world_size} ranks are not a power of two; "
                 "start 1, 2, 4 or 8 ranks (any power of two up to the number of micro-batches)"
             )
-        return loss, TreeAccumulation(GradientTree(parameters, group))
+        return loss, GradientTree(parameters, group)
     if group.world_size == 1:
         return loss, Accumulation(parameters)
     if context.custom_step:

@@ -50,19 +50,10 @@ class RecordedRun:
         return self.path.resolve().name
 
     @property
-    def status(self) -> str:
-        """`training`, `stopped`, `failed` or `finished`. A run that was killed stays `training`."""
-        return self.record.status
-
-    @property
     def step(self) -> int:
         steps = [event.step for event in self.evaluations]
         loss = self.curve("loss")
         return max([*steps, int(loss.x_N[-1]) if len(loss) else 0])
-
-    @property
-    def num_weights(self) -> int | None:
-        return next((saved.num_weights for saved in reversed(self.checkpoints) if saved.num_weights is not None), None)
 
     @property
     def seconds(self) -> float:

@@ -80,7 +80,8 @@ def render_report(run: RecordedRun) -> str:
 def introduction(run: RecordedRun) -> str:
     model, optimizer = part(run.config, "model"), part(run.config, "optim")
     identity, environment = run.record.identity, run.record.environment
-    weights = f"{run.num_weights / 1e6:,.2f}M weights" if run.num_weights else "no checkpoint yet"
+    num_weights = next((saved.num_weights for saved in reversed(run.checkpoints) if saved.num_weights is not None), None)
+    weights = f"{num_weights / 1e6:,.2f}M weights" if num_weights else "no checkpoint yet"
     if run.record.trained_weights is not None:
         weights += f", of which {_short(run.record.trained_weights)} are trained"
     ranks = environment.world_size
@@ -88,7 +89,7 @@ def introduction(run: RecordedRun) -> str:
     device = str(identity.get("device", "cpu"))
     device = (environment.processor or device) if device.startswith("cpu") else gpus or device
     reason = run.record.ended_by
-    ending = f" It {_STATUS.get(run.status, run.status)} at step {run.record.step}: {reason}" if reason else ""
+    ending = f" It {_STATUS.get(run.record.status, run.record.status)} at step {run.record.step}: {reason}" if reason else ""
     own_code = ", with an extension (extension.py)" if identity.get("extension") else ""
     return (
         f"A decoder of {model.get('layers')} layers, width {model.get('width')} ({weights}), trained with {optimizer.get('kind')} "
@@ -108,7 +109,11 @@ def _headline(run: RecordedRun) -> list[tuple[str, str, str]]:
         words = next((event.words for event in run.of(MeasuresEvent) if event.step == best.step), "not measured")
         where = f"step {best.step:,}, nats per {run.target}; {words}"
     return [
-        ("status", _STATUS.get(run.status, run.status), f"step {run.step:,}" + (f" of {steps:,.0f}" if steps else "")),
+        (
+            "status",
+            _STATUS.get(run.record.status, run.record.status),
+            f"step {run.step:,}" + (f" of {steps:,.0f}" if steps else ""),
+        ),
         ("training loss", _decimal(average), f"mean of {window} steps; last {_decimal(last)}" if window > 1 else "last step"),
         ("best validation loss", _decimal(best.val_loss if best else None), where),
         ("tokens", _short(tokens), "trained on, repeats counted"),

@@ -15,7 +15,7 @@ from typing import TextIO
 from common.errors import ConfigError
 from common.files import sync_upwards, write_atomic
 from trainer.runs.layout import CHECKPOINTS, HEARTBEAT, LOCK, entries, is_folder, is_own_file, open_own
-from trainer.watchdog.files import read_beat
+from trainer.watchdog.heartbeat import read_beat
 
 _NAME_ATTEMPTS, _NAME_WAIT_S, _HOLDER_BYTES = 100, 0.01, 4096
 

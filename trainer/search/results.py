@@ -18,8 +18,8 @@ from common.settings.toml import to_toml
 from common.text import duration
 from trainer.runs.saved_run import load_config
 from trainer.search.setup import SearchSetup, trial_config
-from trainer.search.space import Choices, Dimension
-from trainer.search.study import Trial, best_of, importance_of, shown
+from trainer.search.space import Choices, shown
+from trainer.search.study import Trial, best_of, importance_of
 from trainer.search.trial_run import recipe_of
 from trainer.verification.data_check import recipe_of as recipe_of_data
 
@@ -93,7 +93,7 @@ def _page(setup: SearchSetup, trials: Sequence[Trial], best: Trial | None, secon
         importance=importance_of(setup.space, trials),
         best=[] if best is None else [(name, shown(best.values[name])) for name in names],
         facts=[
-            *((f"space: {name}", _described(one)) for name, one in setup.space.dimensions.items()),
+            *((f"space: {name}", str(one)) for name, one in setup.space.dimensions.items()),
             ("recipe", options.recipe),
             ("data", setup.manifest.root_digest),
             ("threads of a trial", str(setup.config.threads)),
@@ -138,10 +138,3 @@ def _parallel(setup: SearchSetup, trials: Sequence[Trial], best: Trial | None) -
         ends = () if isinstance(one, Choices) or listed else (one.low, one.high, one.log)
         axes.append(Coordinate(name, one.grid() if listed else (), *ends))
     return draw_parallel("Values of the trials and their loss", [*axes, Coordinate("loss", (), min(losses), max(losses))], records)
-
-
-def _described(dimension: Dimension) -> str:
-    if isinstance(dimension, Choices):
-        return ", ".join(map(shown, dimension.values))
-    step = "" if dimension.step is None else f" in steps of {shown(dimension.step)}"
-    return f"{shown(dimension.low)} to {shown(dimension.high)}{', logarithmic' if dimension.log else ''}{step}"

@@ -29,8 +29,9 @@ from trainer.runs.rules import RULES
 from trainer.search.options import SearchOptions
 from trainer.search.results import BEST, write_results
 from trainer.search.setup import SearchSetup, claim, gpus_of_slot, open_setup, trial_config
-from trainer.search.study import COUNTED, State, Study, Trial, best_of, check_installed, is_pruned, propose, shown
-from trainer.search.trial_run import Progress, TrialRun, drop_checkpoints, read_progress
+from trainer.search.space import shown
+from trainer.search.study import COUNTED, State, Study, Trial, best_of, check_installed, is_pruned, propose
+from trainer.search.trial_run import TrialProgress, TrialRun, drop_checkpoints, read_progress
 
 _POLL_S, _SECONDS_EVERY_S = 0.5, 10.0
 _MOST_STARTS = 3  # a trial whose process is killed is continued this often, at each start of the search
@@ -113,7 +114,7 @@ class _Search:
         try:
             config = trial_config(self._setup, trial.values, self._setup.runs.absolute() / trial.name)
         except ConfigError as error:
-            self._end(trial.number, "failed", 0.0, str(error), limit=_MOST_INVALID)
+            self._end(trial.number, "failed", 0.0, str(error), most_in_row=_MOST_INVALID)
             return
         taken = {run.slot for run in self._active}
         slot = next(slot for slot in range(options.parallel) if slot not in taken)
@@ -140,7 +141,7 @@ class _Search:
             self._recorded_s = self._seconds
             self._study.spent(self._recorded_s, {run.number: run.seconds for run in self._active})
 
-    def _judge(self, run: TrialRun, progress: Progress) -> bool:
+    def _judge(self, run: TrialRun, progress: TrialProgress) -> bool:
         """Return whether an evaluation ends the trial. Each is judged once the run goes on, so reading times have no effect."""
         trials = self._study.trials()
         others = [trial for trial in trials if trial.number != run.number]
@@ -205,15 +206,22 @@ class _Search:
         run.start()
         self._active.append(run)
 
-    def _end(self, number: int, state: State, seconds: float, reason: str = "", *, limit: int = _MOST_FAILED) -> None:
+    def _end(self, number: int, state: State, seconds: float, reason: str = "", *, most_in_row: int = _MOST_FAILED) -> None:
         loss = None if state == "failed" else self._study.trials()[number].lowest
         self._study.end(number, state, loss, seconds=seconds, reason=reason)
         trials = self._study.trials()
-        self._announce(_line(trials, trials[number], self._setup.options.trials))
+        trial, best, limit = trials[number], best_of(trials), self._setup.options.trials
+        found = "" if loss is None else f", loss {loss:.4f}"
+        values = ", ".join(f"{name} {shown(value)}" for name, value in trial.values.items())
+        why = f" ({trial.reason})" if trial.reason else ""
+        lowest = "" if best is None else f"; best {best.loss:.4f} (trial {best.number})"
+        counted = sum(one.state in COUNTED for one in trials)
+        left = "" if limit is None else f"; {max(0, limit - counted)} left"
+        self._announce(f"trial {number}: {state}{found} in {duration(seconds)}, {values}{why}{lowest}{left}")
         self._failed_in_row = self._failed_in_row + 1 if state == "failed" else 0
-        if self._failed_in_row >= limit:
+        if self._failed_in_row >= most_in_row:
             self._error = ConfigError(f"{self._failed_in_row} trials in a row have failed; the last one: {reason}")
-        if state != "failed" or limit == _MOST_FAILED:
+        if state != "failed" or most_in_row == _MOST_FAILED:
             self._write_results()
 
     def _write_results(self) -> dict[str, Any]:
@@ -243,13 +251,3 @@ class _Search:
             raise ConfigError(f"{done}, but none has finished; look at {self._setup.directory / 'report.html'}")
         self._announce(f"best: trial {best.number}, loss {best.loss:.4f}, after {duration(self._seconds)}; {done}")
         return self._setup.directory / BEST
-
-
-def _line(trials: list[Trial], trial: Trial, limit: int | None) -> str:
-    values = ", ".join(f"{name} {shown(value)}" for name, value in trial.values.items())
-    loss = "" if trial.loss is None else f", loss {trial.loss:.4f}"
-    reason = f" ({trial.reason})" if trial.reason else ""
-    best = best_of(trials)
-    lowest = "" if best is None else f"; best {best.loss:.4f} (trial {best.number})"
-    left = "" if limit is None else f"; {max(0, limit - sum(one.state in COUNTED for one in trials))} left"
-    return f"trial {trial.number}: {trial.state}{loss} in {duration(trial.seconds)}, {values}{reason}{lowest}{left}"

@@ -29,12 +29,21 @@ _KEYS = ("low", "high", "log", "step", "choices")
 _MOST_CHOICES, _MOST_COMBINATIONS = 1000, 100_000
 
 
+def shown(value: Value) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 @dataclass(frozen=True)
 class Choices:
     values: tuple[Value, ...]
 
     def contains(self, value: object) -> bool:
         return any(type(value) is type(one) and value == one for one in self.values)
+
+    def __str__(self) -> str:
+        return ", ".join(map(shown, self.values))
 
     def grid(self) -> tuple[Value, ...]:
         return self.values
@@ -59,6 +68,10 @@ class Range:
             return False
         steps = (value - self.low) / self.step if self.step else 0.0
         return abs(steps - round(steps)) < 1e-6  # a tolerance for rounding
+
+    def __str__(self) -> str:
+        step = "" if self.step is None else f" in steps of {shown(self.step)}"
+        return f"{shown(self.low)} to {shown(self.high)}{', logarithmic' if self.log else ''}{step}"
 
     def grid(self) -> tuple[Value, ...]:
         numbers = range(self.size or 0)

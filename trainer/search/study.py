@@ -172,12 +172,6 @@ def is_pruned(pruner: Pruner, own: Mapping[int, float], others: Sequence[Trial],
     return f"loss {lowest:.4f} at step {step} is not among the best {kept} of {len(found)} trials"
 
 
-def shown(value: Value) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
 # Proposals, by Optuna
 
 

@@ -44,7 +44,7 @@ _LOST = re.compile(rf"signal \d+ |.*{LOST_RANK}")  # an error that tells only of
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrialProgress:
     losses: Mapping[int, float]  # validation loss of each evaluation, by step
     step: int  # the last training step
     alert: str = ""  # rule of the last alert that stopped the run
@@ -56,7 +56,7 @@ def recipe_of(config: TrainConfig) -> str:
     return to_toml("train", without(settings, ["recipe", *settings_with(TrainConfig, PER_START)]))
 
 
-def read_progress(run: Path) -> Progress:
+def read_progress(run: Path) -> TrialProgress:
     """Return the evaluations in the metrics of a run, which may be in progress. A line that is not complete ends the reading."""
     losses: dict[int, float] = {}
     newest, alert = b"", ""
@@ -73,7 +73,7 @@ def read_progress(run: Path) -> Progress:
     except FileNotFoundError:
         pass
     last = _parsed(newest)
-    return Progress(losses, last.step if isinstance(last, TrainEvent) else 0, alert)
+    return TrialProgress(losses, last.step if isinstance(last, TrainEvent) else 0, alert)
 
 
 def drop_checkpoints(run: Path) -> None:
@@ -143,7 +143,7 @@ class TrialRun:
     def exit_code(self) -> int | None:
         return None if self._process is None else self._process.poll()
 
-    def progress(self) -> Progress | None:
+    def progress(self) -> TrialProgress | None:
         """Return how far the run has come; None if its metrics have not changed since the last call."""
         try:
             status = (self.path / METRICS).stat()

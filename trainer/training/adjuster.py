@@ -48,9 +48,10 @@ class Adjuster:
             self.ledger.event(adjustment.kind, step=after, **adjustment.facts())
 
     def quarantine(self, found: Mapping[str, tuple[int, int]], faults: Mapping[str, ProjectError], step: int) -> Adjustment:
-        context = self.context
-        known = self.adjustments.quarantined(step)
-        return decide(found, faults, context.config.bad_data, context.manifest, context.group, step=step, known=known)
+        context, known = self.context, self.adjustments.quarantined(step)
+        adjustment = decide(found, faults, context.config.bad_data, context.manifest, context.group, step=step, known=known)
+        self.make(adjustment)
+        return adjustment
 
     def wrapped(self, loss: LossModule, step: int) -> tuple[nn.Module, Accumulation]:
         module, accumulation, adjustments = wrapped(loss, self.context, self.adjustments, step)

@@ -28,8 +28,7 @@ from trainer.runs.progress import Progress
 from trainer.training.micro_batch_size import batch_for, expected_memory, spread
 from trainer.training.start.build import build
 from trainer.training.start.plan import StartPlan, check_shares, plan_start
-from trainer.training.step import CannotContinueError, train_step
-from trainer.training.step_report import StepInputs
+from trainer.training.step import CannotContinueError, StepInputs, train_step
 from trainer.training.trainable import RunData, Trainable, hold_copy
 
 _TIMED_STEPS = 5
@@ -51,7 +50,9 @@ def dry_run(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> D
         raise ConfigError("plan works in one process and was started on several ranks; start it without torchrun")
     here, nodes = expected_ranks(os.environ, num_gpus(config.device))
     num_ranks = here * nodes
-    config = _with_threads(config, here)
+    elastic = config.reproducibility == "elastic"
+    if config.threads is None and here > 1 and not elastic and not os.environ.get("OMP_NUM_THREADS"):
+        config = config.model_copy(update={"threads": max(1, num_cores() // here)})  # as the launcher sets it for each rank
     configure_determinism(config)
     with ExitStack() as stack:
         group = stack.enter_context(joined_group(config.device))
@@ -60,7 +61,6 @@ def dry_run(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> D
         batch = plan.context.config.batch
         if num_ranks > 1 and config.batch.micro == "auto":  # it was chosen for one rank
             batch = spread(batch, num_ranks)
-        elastic = config.reproducibility == "elastic"
         context = plan.context.with_batch(batch_for(batch, num_ranks, elastic=elastic))
         config, manifest = context.config, context.manifest
         check_shares(config, num_ranks)
@@ -81,13 +81,6 @@ def dry_run(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> D
             memory=memory,
         )
         return DryRun(facts, group.device.type, num_ranks, free_bytes, step_s)
-
-
-def _with_threads(config: TrainConfig, ranks_here: int) -> TrainConfig:
-    """Return the settings with the number of threads that the launcher gives to each of several ranks."""
-    if config.threads is not None or ranks_here == 1 or config.reproducibility == "elastic" or os.environ.get("OMP_NUM_THREADS"):
-        return config
-    return config.model_copy(update={"threads": max(1, num_cores() // ranks_here)})
 
 
 def _measured(plan: StartPlan, num_ranks: int, now: Callable[[], float]) -> tuple[int, float | None]:

@@ -1,18 +1,17 @@
+"""Evaluates the model of a run: validation loss, its convergence, samples and their scores."""
+
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 from common.errors import ConfigError, ProjectError
 from data_pipeline.dataset.shards import ShardError
-from trainer.context import RunContext
 from trainer.data.bad_shards import as_project_error, shared_faults
-from trainer.evaluation.evaluate import EvaluationStopped, evaluate
+from trainer.evaluation.evaluate import EvaluationStopped
+from trainer.evaluation.evaluate import evaluate as evaluate_rows
 from trainer.evaluation.results import Evaluation
-from trainer.evaluation.tally import Grouping
 from trainer.health.convergence import is_comparable, judge_convergence, with_convergence
 from trainer.inference.samples import prompts_of, sample_and_score
 from trainer.inference.sampling import Sampling
@@ -22,95 +21,54 @@ from trainer.machine.memory import is_out_of_memory
 from trainer.parallel.fsdp import gathered
 from trainer.runs.events import SampleEvent, ScoresEvent
 from trainer.runs.progress import Progress
-from trainer.training.adjuster import Adjuster
-from trainer.training.run_end import RunEnd
-from trainer.training.run_state import LiveState
-from trainer.training.stop import StopRequests
-from trainer.training.trainable import RunData, Trainable
+from trainer.training.training_run import TrainingRun
 
 
-@dataclass(frozen=True)
-class Evaluator:
-    data: RunData
-    trainable: Trainable
-    state: LiveState
-    end: RunEnd
-    stop: StopRequests
-    adjuster: Adjuster
-    grouping: Grouping
-    beat: Callable[[], None]  # reports to the watchdog that this rank makes progress
+def evaluate(run: TrainingRun, progress: Progress) -> Progress:
+    """If a stop is requested meanwhile, the result is discarded, and the resumed run evaluates this step."""
+    trainable, monitor, step = run.trainable, run.state.monitor, progress.step
+    config, extension, group = run.context.config, run.extension, run.context.group
+    try:
+        with trainable.average.swapped_in() if trainable.average else nullcontext():
+            evaluation = _evaluation(run, step)
+            # Without a finite loss there are no probabilities to sample from.
+            samples = _samples(run, step) if trainable.task.writes and math.isfinite(evaluation.loss) else None
+            # Rank 0 may need long for its samples. The others wait here and not in the next step.
+            group.smallest(0)
+    except EvaluationStopped:
+        return progress
+    after = progress.after_evaluation(evaluation.loss, run.state.train_losses.take())
+    custom_loss = extension.custom_loss is not None or extension.has_step or not trainable.task.comparable
+    comparable = is_comparable(config.loss, custom_loss=custom_loss)
+    monitor.write(with_convergence(evaluation.event(step), after.evaluations, config.eval, comparable=comparable))
+    if evaluation.measured is not None:
+        monitor.write(evaluation.measured(step))
+    if samples is not None:
+        texts, scores = samples
+        events = [SampleEvent(step, one.prompt, one.text) for one in texts]
+        monitor.samples(step, events, None if scores is None else ScoresEvent(step, scores.to_json()))
+    monitor.convergence(judge_convergence(after.evaluations, config.eval))
+    monitor.write(extension.evaluated(run.view(after), evaluation))
+    return after
 
-    @property
-    def context(self) -> RunContext:
-        return self.data.context
 
-    def due(self, progress: Progress) -> bool:
-        due = progress.step % self.context.config.eval.every_steps == 0 or self.end.finished(progress)
-        return due and progress.evaluated_step != progress.step
+def _evaluation(run: TrainingRun, step: int) -> Evaluation:
+    """Return the validation loss after a step. If rows cannot be read twice, put their shards into quarantine or stop."""
+    context, val_rows = run.context, run.data.val_rows
+    tried: set[str] = set()
+    faults: dict[str, ProjectError] = {}
 
-    def evaluate(self, progress: Progress) -> Progress:
-        """If a stop is requested meanwhile, the result is discarded, and the resumed run evaluates this step."""
-        trainable, monitor = self.trainable, self.state.monitor
-        can_write = trainable.task.writes
+    def note(error: ShardError | OSError) -> None:
+        shard = val_rows.shard_of(error)
+        assert shard is not None
+        faults[shard] = as_project_error(error)
+
+    while True:
+        faults.clear()
+        rows = val_rows.without(run.adjuster.adjustments.quarantined(step), note)
+        is_asked, measures = lambda: run.stop.requested, run.trainable.task.measures
         try:
-            with trainable.average.swapped_in() if trainable.average else nullcontext():
-                evaluation = self._evaluation(progress.step)
-                # Without a finite loss there are no probabilities to sample from.
-                samples = self._samples(progress.step) if can_write and math.isfinite(evaluation.loss) else None
-                # Rank 0 may need long for its samples. The others wait here and not in the next step.
-                self.context.group.smallest(0)
-        except EvaluationStopped:
-            return progress
-        config, extension = self.context.config, trainable.extension
-        after = progress.after_evaluation(evaluation.loss, self.state.train_losses.take())
-        custom_loss = extension.custom_loss is not None or extension.has_step or not trainable.task.comparable
-        comparable = is_comparable(config.loss, custom_loss=custom_loss)
-        monitor.write(with_convergence(evaluation.event(progress.step), after.evaluations, config.eval, comparable=comparable))
-        if evaluation.measured is not None:
-            monitor.write(evaluation.measured(progress.step))
-        if samples is not None:
-            texts, scores = samples
-            events = [SampleEvent(progress.step, one.prompt, one.text) for one in texts]
-            monitor.samples(progress.step, events, None if scores is None else ScoresEvent(progress.step, scores.to_json()))
-        monitor.convergence(judge_convergence(after.evaluations, config.eval))
-        monitor.write(extension.evaluated(trainable.view(after), evaluation))
-        return after
-
-    def _evaluation(self, step: int) -> Evaluation:
-        """Return the validation loss after a step. If rows cannot be read twice, put their shards into quarantine or stop."""
-        context = self.context
-        tried: set[str] = set()
-        while True:
-            faults: dict[str, ProjectError] = {}
-            evaluation = self._evaluation_without(self.adjuster.adjustments.quarantined(step), faults)
-            found = shared_faults(faults, context.manifest, context.group)
-            if not found:
-                return evaluation
-            if found.keys() <= tried:
-                adjustment = self.adjuster.quarantine(found, faults, step)
-                self.adjuster.make(adjustment)
-                self.adjuster.announce(adjustment, step, after=step)
-            tried |= found.keys()
-            time.sleep(next(iter(context.config.loader.retry_waits_s), 0.0))
-
-    def _evaluation_without(self, blank: frozenset[str], faults: dict[str, ProjectError]) -> Evaluation:
-        context = self.context
-
-        def note(error: ShardError | OSError) -> None:
-            shard = self.data.val_rows.shard_of(error)
-            assert shard is not None
-            faults[shard] = as_project_error(error)
-
-        try:
-            return evaluate(
-                self.trainable.loss,
-                context,
-                self.data.val_rows.without(blank, note),
-                self.beat,
-                self.grouping,
-                lambda: self.stop.requested,
-                self.trainable.task.measures,
-            )
+            evaluation = evaluate_rows(run.trainable.loss, context, rows, run.heartbeat.beat, run.grouping, is_asked, measures)
         except Exception as error:
             if context.config.parallel != "fsdp" or not is_out_of_memory(error):
                 raise
@@ -119,15 +77,24 @@ class Evaluator:
                 f"the evaluation ran out of memory with {num_rows} rows in a forward pass; "
                 "set eval.micro to fewer rows, then run the same command again"
             ) from error
+        found = shared_faults(faults, context.manifest, context.group)
+        if not found:
+            return evaluation
+        if found.keys() <= tried:
+            adjustment = run.adjuster.quarantine(found, faults, step)
+            run.adjuster.announce(adjustment, step, after=step)
+        tried |= found.keys()
+        time.sleep(next(iter(context.config.loader.retry_waits_s), 0.0))
 
-    def _samples(self, step: int) -> tuple[list[Continuation], Scores | None] | None:
-        config, group = self.context.config, self.context.group
-        blank = self.adjuster.adjustments.quarantined(step)
-        rows = self.data.val_rows.without(blank, lambda _error: None)  # rows that cannot be read give no prompt
-        prompts = group.on_main(lambda: prompts_of(config.eval, rows, self.data.tokenizer))
-        if not prompts or not (group.is_main or config.parallel == "fsdp"):
-            return None
-        seed = (config.seed + step) % (1 << 63)
-        sampling = Sampling(max_tokens=config.eval.sample_tokens, temperature=config.eval.sample_temperature, seed=seed)
-        source = TextModel(self.trainable.model, self.data.tokenizer, config.model.context)
-        return gathered(self.trainable.module, lambda: sample_and_score(source, prompts, sampling, config))
+
+def _samples(run: TrainingRun, step: int) -> tuple[list[Continuation], Scores | None] | None:
+    config, group, tokenizer = run.context.config, run.context.group, run.data.tokenizer
+    blank = run.adjuster.adjustments.quarantined(step)
+    rows = run.data.val_rows.without(blank, lambda _error: None)  # rows that cannot be read give no prompt
+    prompts = group.on_main(lambda: prompts_of(config.eval, rows, tokenizer))
+    if not prompts or not (group.is_main or config.parallel == "fsdp"):
+        return None
+    seed = (config.seed + step) % (1 << 63)
+    sampling = Sampling(max_tokens=config.eval.sample_tokens, temperature=config.eval.sample_temperature, seed=seed)
+    source = TextModel(run.trainable.model, tokenizer, config.model.context)
+    return gathered(run.trainable.module, lambda: sample_and_score(source, prompts, sampling, config))

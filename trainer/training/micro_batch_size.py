@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -17,7 +18,7 @@ from trainer.finetuning.task import LANGUAGE, Task
 from trainer.machine.memory import USABLE_SHARE, available_bytes, fits_in_memory, isolated_rng, release_memory
 from trainer.model.forward import empty_micro_batch
 from trainer.model.memory_estimate import MemoryEstimate, estimate
-from trainer.training.micro_step import MicroStep, custom_step_loss
+from trainer.training.step import MicroStep, custom_step_loss
 from trainer.training.trainable import hold_copy, new_loss, new_model
 
 _log = logging.getLogger(__name__)
@@ -31,7 +32,9 @@ def micro_candidates(global_rows: int, world_size: int) -> list[int]:
         raise ConfigError(
             f"batch.global_rows = {global_rows} leaves some of {world_size} ranks without rows; use at least {world_size}"
         )
-    busiest = {micro: -(-(global_rows // micro) // world_size) * micro for micro in _divisors(global_rows)}
+    small = [divisor for divisor in range(1, math.isqrt(global_rows) + 1) if global_rows % divisor == 0]
+    divisors = {*small, *(global_rows // divisor for divisor in small)}
+    busiest = {micro: -(-(global_rows // micro) // world_size) * micro for micro in divisors}
     limit = max(min(busiest.values()), _UNEVEN * global_rows / world_size)
     return [micro for micro, rows in sorted(busiest.items(), reverse=True) if rows <= limit and global_rows // micro >= world_size]
 
@@ -76,11 +79,6 @@ def probe(run: Callable[[int], None], candidates: Sequence[int]) -> int:
     )
 
 
-def _divisors(number: int) -> list[int]:
-    small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
-    return sorted({*small, *(number // divisor for divisor in small)})
-
-
 def expected_memory(context: RunContext, micro: int, task: Task) -> MemoryEstimate:
     config, manifest, group = context.config, context.manifest, context.group
     state, device = config.optim.optimizer.state_bytes, group.device.type
@@ -100,33 +98,31 @@ def with_micro(context: RunContext, extension: Extension, recorded: int | None, 
     micro = choose_micro(config.batch.global_rows, estimated, free, context.manifest.row_length, group.world_size)
     if config.parallel == "ddp":  # a pass of FSDP exchanges weights: if one rank ran out of memory, the others would wait for it
         candidates = [rows for rows in micro_candidates(config.batch.global_rows, group.world_size) if rows <= micro]
-        fitting = probe(_Trial(context, extension, task), candidates)
+        fitting = probe(_trial(context, extension, task), candidates)
         release_memory()  # the cache of the trial, because NCCL takes its memory outside of PyTorch's cache
         micro = group.smallest(fitting)
     _log.info("batch.micro = auto: %d rows; %s", micro, estimated(micro).describe())
     return context.with_batch(BatchConfig(global_rows=config.batch.global_rows, micro=micro))
 
 
-class _Trial:
-    def __init__(self, context: RunContext, extension: Extension, task: Task) -> None:
-        config, device = context.config, context.group.device
-        model = new_model(extension, task, config, context.manifest.vocab_size).to(device)
-        self._loss = new_loss(model, extension, task, config.loss)
-        self._context, self._extension, self._task = context, extension, task
-        hold_copy(context, task)
-        needs = expected_memory(context, 1, task)
-        taken = needs.gradients + needs.optimizer + needs.average + needs.tree
-        self._taken = torch.empty(taken, dtype=torch.uint8, device=device)
+def _trial(context: RunContext, extension: Extension, task: Task) -> Callable[[int], None]:
+    """Return a function that makes the passes of a micro-batch of padding, in the memory that a training would leave for them."""
+    config, device, backend = context.config, context.group.device, context.backend
+    loss = new_loss(new_model(extension, task, config, context.manifest.vocab_size).to(device), extension, task, config.loss)
+    hold_copy(context, task)
+    needs = expected_memory(context, 1, task)
+    taken = torch.empty(needs.gradients + needs.optimizer + needs.average + needs.tree, dtype=torch.uint8, device=device)
 
-    def __call__(self, rows: int) -> None:
-        context, config, backend = self._context, self._context.config, self._context.backend
+    def run(rows: int, _held: torch.Tensor = taken) -> None:
         by_sequence = config.loss.normalise == "sequences"
         empty = empty_micro_batch(rows, context.manifest.row_length, backend, with_weights=by_sequence)
         try:
-            micro = MicroStep(self._loss, self._loss, empty, context, (0, 0), lambda loss_sum: loss_sum)
+            micro = MicroStep(loss, loss, empty, context, (0, 0), lambda loss_sum: loss_sum)
             if context.custom_step:
-                custom_step_loss(micro, self._extension, self._task)
+                custom_step_loss(micro, extension, task)
             else:
                 micro.backward(micro.loss_sum())
         finally:
-            self._loss.zero_grad(set_to_none=True)
+            loss.zero_grad(set_to_none=True)
+
+    return run

@@ -1,27 +1,23 @@
-"""Goes back to an earlier step, after a fault or on request of the guard."""
+"""Lets the guard judge each step, and goes back to an earlier step on its request or after a fault."""
 
 from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from common.errors import GuardError
 from trainer.checkpoint.of_run import load_whole
 from trainer.data.bad_shards import shared_faults
 from trainer.distributed.group import TEARDOWN_DELAY_S
-from trainer.distributed.replica_check import ReplicaCheck
+from trainer.health.guard import guard_alert
 from trainer.machine.memory import release_memory
 from trainer.metrics import StepFacts
-from trainer.metrics.layers import LayerObserver
 from trainer.runs.events import AlertEvent
 from trainer.runs.progress import Progress
-from trainer.training.adjuster import Adjuster, smaller_batches
-from trainer.training.run_state import LiveState
-from trainer.training.saver import Saver
-from trainer.training.step_report import StepResult
-from trainer.training.trainable import Trainable
-from trainer.watchdog.heartbeat import HeartbeatWriter
+from trainer.training.adjuster import smaller_batches
+from trainer.training.step import StepResult
+from trainer.training.training_run import TrainingRun
 
 _log = logging.getLogger(__name__)
 
@@ -46,60 +42,61 @@ class RepeatStep(GoBack):
         self.result, self.facts = result, facts
 
 
-@dataclass(frozen=True)
-class Recovery:
-    trainable: Trainable
-    saver: Saver
-    state: LiveState
-    adjuster: Adjuster
-    observer: LayerObserver
-    replica_check: ReplicaCheck
-    heartbeat: HeartbeatWriter
+def judge(run: TrainingRun, result: StepResult, facts: StepFacts) -> None:
+    """Let the guard judge a step, and alert if a rule is broken. Raises GuardError or RollBack if that is the verdict."""
+    guard, monitor, config = run.state.guard, run.state.monitor, run.context.config.guard
+    verdict = guard.judge(result.step, result.loss, result.grad_norm)
+    if verdict.rule is None:
+        return
+    alert = guard_alert(verdict, result.step, result.loss, result.grad_norm, config)
+    if verdict.is_news and verdict.action != "rollback":
+        monitor.alert(alert)
+    first, end = facts.progress.rows - len(facts.rows), facts.progress.rows
+    if verdict.action == "stop":
+        raise GuardError(f"{verdict.message}. The rows of this step are at positions {first} to {end - 1} of the order")
+    if verdict.action == "rollback":
+        raise RollBack(alert, first, max(end, first + config.window_steps * len(facts.rows)))
 
-    def go_back(self, request: GoBack) -> Progress:
-        self.observer.forget()
-        if isinstance(request, RollBack):
-            return self._roll_back(request)
-        assert isinstance(request, RepeatStep)
-        self.replica_check.drop_pending()
-        self._remove_cause(request.result)
-        facts = request.facts
-        return facts.progress.before_step(start=facts.progress.rows - len(facts.rows), targets=facts.num_targets)
 
-    def _remove_cause(self, result: StepResult) -> None:
-        adjuster, group = self.adjuster, self.state.group
-        self.heartbeat.expect_slow_steps()
-        if result.data_votes:
-            faults = {} if result.fault is None else {result.fault.shard: result.fault.error}
-            found = shared_faults(faults, adjuster.context.manifest, group)
-            adjuster.make(adjuster.quarantine(found, faults, result.step))
-        if result.memory_votes:
-            adjuster.make(smaller_batches(adjuster.context, adjuster.adjustments, result.step))
-            self.trainable.unwrap()
-            time.sleep(TEARDOWN_DELAY_S)
-            release_memory()
-            self.trainable.wrap(*adjuster.wrapped(self.trainable.loss, result.step))
-        if group.is_main:
-            reasons = "; ".join(adjustment.reason for adjustment in adjuster.adjustments.beginning_at(result.step))
-            _log.warning("step %d is repeated: %s", result.step, reasons)
+def go_back(run: TrainingRun, request: GoBack) -> Progress:
+    run.observer.forget()
+    if isinstance(request, RollBack):
+        return _roll_back(run, request)
+    assert isinstance(request, RepeatStep)
+    run.replica_check.drop_pending()
+    run.heartbeat.expect_slow_steps()
+    adjuster, context, result, facts = run.adjuster, run.context, request.result, request.facts
+    if result.data_votes:
+        faults = {} if result.fault is None else {result.fault.shard: result.fault.error}
+        adjuster.quarantine(shared_faults(faults, context.manifest, context.group), faults, result.step)
+    if result.memory_votes:
+        adjuster.make(smaller_batches(context, adjuster.adjustments, result.step))
+        run.trainable.unwrap()
+        time.sleep(TEARDOWN_DELAY_S)
+        release_memory()
+        run.trainable.module, run.trainable.accumulation = adjuster.wrapped(run.trainable.loss, result.step)
+    if context.group.is_main:
+        reasons = "; ".join(adjustment.reason for adjustment in adjuster.adjustments.beginning_at(result.step))
+        _log.warning("step %d is repeated: %s", result.step, reasons)
+    return facts.progress.before_step(start=facts.progress.rows - len(facts.rows), targets=facts.num_targets)
 
-    def _roll_back(self, request: RollBack) -> Progress:
-        self.saver.finish()
-        step = self.state.group.on_main(lambda: self._newest_before(request))
-        checkpoint, state = load_whole(self.saver.checkpoints, step)
-        self.trainable.restore(checkpoint, state)
-        self.replica_check.forget(step)
-        self.state.roll_back(state, request.alert, request.first, request.end)
-        # Save now, because a crash would lose the positions to leave out. Wait for it, because a save of a saved step does nothing.
-        saved = self.saver.save(state.progress.leaving_out(request.first, request.end))
-        self.saver.finish()
-        return saved
 
-    def _newest_before(self, request: RollBack) -> int:
-        """Return the newest checkpoint that verifies. It is older than the alert's step: steps are judged before a save."""
-        newest = self.saver.checkpoints.newest_verified()
+def _roll_back(run: TrainingRun, request: RollBack) -> Progress:
+    def newest_verified() -> int:
+        newest = run.saver.checkpoints.newest_verified()  # older than the alert's step: steps are judged before a save
         if newest is None:
             message = f"{request.alert.message}. Training stops, because there is no checkpoint before this step"
-            self.state.monitor.alert(replace(request.alert, message=message, action="stop"))
+            run.state.monitor.alert(replace(request.alert, message=message, action="stop"))
             raise GuardError(message)
         return newest
+
+    run.saver.finish()
+    step = run.context.group.on_main(newest_verified)
+    checkpoint, state = load_whole(run.saver.checkpoints, step)
+    run.trainable.restore(checkpoint, state)
+    run.replica_check.forget(step)
+    run.state.roll_back(state, request.alert, request.first, request.end)
+    # Save now, because a crash would lose the positions to leave out. Wait for it, because a save of a saved step does nothing.
+    saved = run.saver.save(state.progress.leaving_out(request.first, request.end))
+    run.saver.finish()
+    return saved

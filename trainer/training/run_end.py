@@ -1,20 +1,26 @@
-"""When a run ends: by its limits, at its speed so far, or with a cool-down in time for `limits.minutes`."""
+"""When a run ends: by its limits at its speed so far, with a cool-down in time for `limits.minutes`, or on request."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
+from typing import NoReturn
 
+from common.errors import GuardError, StoppedBySignal
 from trainer.config import ScheduleConfig
+from trainer.distributed.group import Group
+from trainer.metrics import Monitor
 from trainer.optim.schedule import cooldown_start
 from trainer.runs.adjustments import Adjustment
 from trainer.runs.clock import UNTIMED_STEPS
 from trainer.runs.limits import StopCriteria
 from trainer.runs.progress import Progress
+from trainer.runs.signals import StopSignal
 from trainer.training.adjuster import Adjuster
 
 _RECENT_S, _APART_S, _LEAST_TIMES = 60.0, 1.0, 4
@@ -119,11 +125,15 @@ class RunEnd:
         """Begin the cool-down of `wsd` with the next step if `limits.minutes` would otherwise end the run before or during it. The
         record holds the adjustment before the next step is made.
         """
-        criteria, step = self.criteria, progress.step
+        criteria, step, times = self.criteria, progress.step, self.times
         self.cooldown = self.adjuster.adjustments.cooldown(step)
         if not criteria.may_cool_early or (self.cooldown is not None and not self.follows_speed):
             return
-        end = self._last_step_in_time(progress.ending_s)
+        end: int | None = None  # the last step before `limits.minutes` ends the run
+        if criteria.seconds is not None and times.seconds_each is not None:
+            pause_s = max(0.0, progress.ending_s - 2 * times.seconds_each) / criteria.eval.every_steps
+            end = times.last_step_before(criteria.seconds - progress.ending_s, pause_s)
+            end = None if end is None else end + 2  # `ending_s` has one more step
         if self.cooldown is not None:
             self._move_end(end, self.cooldown, step)
             return
@@ -135,15 +145,6 @@ class RunEnd:
         reason = f"limits.minutes ends the run after about {end} steps"
         self._begin(Adjustment(step=step + 1, reason=reason, cooldown_end=max(end, step + 2)))
         self.follows_speed = True
-
-    def _last_step_in_time(self, ending_s: float) -> int | None:
-        """Return the last step before `limits.minutes` ends the run. `ending_s` has one more step, so the last is two later."""
-        each_s, seconds = self.times.seconds_each, self.criteria.seconds
-        if seconds is None or each_s is None:
-            return None
-        pause_s = max(0.0, ending_s - 2 * each_s) / self.criteria.eval.every_steps
-        last = self.times.last_step_before(seconds - ending_s, pause_s)
-        return None if last is None else last + 2
 
     def _move_end(self, end: int | None, cooldown: Adjustment, step: int) -> None:
         """Let a cool-down that has begun end at another step, if the speed has changed, without a jump of the learning rate."""
@@ -166,3 +167,41 @@ class RunEnd:
 
 def _begin_of(cooldown: Adjustment) -> float:
     return cooldown.step - 1 if cooldown.cooldown_begin is None else cooldown.cooldown_begin
+
+
+@dataclass(frozen=True)
+class StopRequests:
+    signal: StopSignal
+    group: Group
+    monitor: Monitor | None = None  # has the alert with the action `stop`; None before the run is open
+
+    @property
+    def requested(self) -> bool:
+        return self.signal.name is not None or (self.monitor is not None and self.monitor.stop_alert is not None)
+
+    @property
+    def reason(self) -> str:
+        alert = None if self.monitor is None else self.monitor.stop_alert
+        return alert.message if alert is not None else self.signal.name or "a signal to another rank, or an alert there"
+
+    def end_start_if_asked(self, run: Path, newest_step: Callable[[], int | None]) -> None:
+        """End the start if a rank was asked to stop. No file of the run has changed yet. `newest_step` is called on rank 0.
+
+        An engine takes StoppedBySignal as a reason to start again, so Ctrl-C without a checkpoint is a KeyboardInterrupt.
+        """
+        if self.group.smallest(-1 if self.requested else 0) == 0:
+            return
+        newest = self.group.on_main(newest_step)
+        saved = "has no checkpoint yet" if newest is None else f"has its checkpoint of step {newest}"
+        message = f"no step was trained, and no file was changed; {run} {saved}; run the same command again to go on"
+        if newest is None and self.signal.name == "SIGINT":
+            raise KeyboardInterrupt(message)
+        raise StoppedBySignal(message if self.group.local_rank == 0 else "")
+
+    def end_training(self, run: Path, step: int) -> NoReturn:
+        """Raises GuardError on every rank if an alert of any rank ended the training, else StoppedBySignal."""
+        alert = None if self.monitor is None else self.monitor.stop_alert
+        if self.group.smallest(0 if alert is None else -1) < 0:
+            raise GuardError("" if alert is None else alert.message)
+        message = f"saved step {step} in {run}; run the same command again to go on"
+        raise StoppedBySignal(message if self.group.local_rank == 0 else "")

@@ -1,28 +1,79 @@
-"""Saves the state of a run in the background, and keeps the checkpoints that the settings ask for."""
+"""The state of a run: guard, training losses and ledger besides the tensors. Saves it in the background, and keeps the checkpoints
+that the settings ask for.
+"""
 
 from __future__ import annotations
 
 import logging
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from common.storage_errors import naming
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, steps_to_keep
 from trainer.checkpoint.complete_folder import link_checkpoint
 from trainer.checkpoint.weights import check_finite
 from trainer.config import CheckpointConfig
+from trainer.distributed.group import Group
 from trainer.distributed.replica_check import ReplicaCheck
-from trainer.extensions.hooks import RunView
+from trainer.health.convergence import LossMean
+from trainer.health.guard import Guard
+from trainer.metrics import Monitor
+from trainer.metrics.run_status import RunStatus
+from trainer.runs.events import AlertEvent
+from trainer.runs.ledger import Ledger
+from trainer.runs.metrics_file import CutOff
 from trainer.runs.progress import Progress
+from trainer.runs.state import GuardState, LossSums, RunState
 from trainer.training.run_end import RunEnd
-from trainer.training.run_state import LiveState
-from trainer.training.step_report import StepResult
+from trainer.training.step import StepResult
 from trainer.training.trainable import Trainable
 from trainer.watchdog.heartbeat import HeartbeatWriter
 
 _log = logging.getLogger(__name__)
 _FOR_HOOKS = ".saved"  # name of the folder in the run in which `on_save` finds a checkpoint
+
+
+@dataclass
+class LiveState:
+    group: Group
+    guard: Guard
+    ledger: Ledger | None  # None on all ranks except rank 0
+    monitor: Monitor
+    ending: RunStatus
+    train_losses: LossMean = field(default_factory=LossMean)  # the training losses since the last evaluation
+
+    def at(self, progress: Progress, scaler: Mapping[str, Any]) -> RunState:
+        head = None if self.ledger is None else self.ledger.head
+        guard = GuardState.model_validate(self.guard.to_json())
+        return RunState(progress, dict(scaler), guard, LossSums.model_validate(self.train_losses.to_json()), head)
+
+    def resume(self, state: RunState) -> None:
+        self.train_losses = LossMean.from_json(state.train_losses.to_json())
+        self.guard.from_json(state.guard.to_json())
+
+    def roll_back(self, state: RunState, alert: AlertEvent, first: int, end: int) -> None:
+        """Go back to a state, and note in the ledger that the positions from `first` to before `end` are left out.
+
+        All later steps are removed from sinks and ledger. The guard keeps its count of rollbacks, and nothing else.
+        """
+        step = state.progress.step
+        self.train_losses = LossMean.from_json(state.train_losses.to_json())
+        self.guard.after_rollback(state.guard.to_json())
+        self.monitor.rewind(CutOff(step, evaluated=state.known.evaluated))
+        self.monitor.alert(replace(alert, step=step))
+
+        def note() -> None:
+            assert self.ledger is not None
+            assert state.ledger is not None
+            self.ending.step = step
+            self.ledger.rewind(state.ledger)
+            self.ledger.event("skip", step=step, start=first, count=end - first, reason=alert.message)
+
+        self.group.on_main(note)
 
 
 @dataclass
@@ -63,7 +114,9 @@ class Saver:
 
         def submit() -> None:
             check_finite(checkpoint)
-            self.state.sync()
+            assert self.state.ledger is not None  # rank 0 has it
+            self.state.ledger.sync()  # before a checkpoint refers to ledger and metrics
+            self.state.monitor.sync()
             self.writer.submit(checkpoint)
 
         self.state.group.on_main(submit)
@@ -90,20 +143,18 @@ class Saver:
     def _acknowledge(self, newest: int) -> None:
         for step in sorted(step for step in self.submitted if step <= newest):
             view = self.trainable.view(self.submitted.pop(step))
-            if self.trainable.extension.copies:
-                self._call_hook(view, step)
-
-    def _call_hook(self, view: RunView, step: int) -> None:
-        group, folder = self.state.group, view.config.run / _FOR_HOOKS
-        whole = group.on_main(lambda: link_checkpoint(self.checkpoints.path(step), folder))
-        if whole is None:
-            return
-        try:
-            self.state.monitor.write(self.trainable.extension.saved(view, step, whole))
-            group.smallest(0)  # other ranks may still read the folder
-        finally:
-            if group.is_main:
-                shutil.rmtree(folder, ignore_errors=True)
+            if not self.trainable.extension.copies:
+                continue
+            group, folder = self.state.group, view.config.run / _FOR_HOOKS
+            whole = group.on_main(partial(link_checkpoint, self.checkpoints.path(step), folder))
+            if whole is None:
+                continue
+            try:
+                self.state.monitor.write(self.trainable.extension.saved(view, step, whole))
+                group.smallest(0)  # other ranks may still read the folder
+            finally:
+                if group.is_main:
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_and_keep(checkpoints: CheckpointStore, settings: CheckpointConfig, checkpoint: Checkpoint) -> None:

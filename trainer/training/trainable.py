@@ -77,16 +77,16 @@ class Trainable:
         return self.loss.model
 
     @property
-    def parameters(self) -> list[nn.Parameter]:
-        return list(parameters_by_name(self.model).values())
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return parameters_by_name(self.model)
 
     @property
     def num_weights(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters)
+        return sum(parameter.numel() for parameter in self.parameters.values())
 
     @property
     def num_trained(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters if parameter.requires_grad)
+        return sum(parameter.numel() for parameter in self.parameters.values() if parameter.requires_grad)
 
     def view(self, progress: Progress) -> RunView:
         context = self.context
@@ -94,7 +94,7 @@ class Trainable:
 
     def weights(self) -> dict[str, Tensor]:
         # all ranks must call this
-        return full_tensors(parameters_by_name(self.model), self.context.group)
+        return full_tensors(self.parameters, self.context.group)
 
     def checkpoint(self, state: RunState) -> Checkpoint:
         """Return a checkpoint with this state. Its tensors are whole on rank 0. All ranks must call this."""
@@ -112,10 +112,9 @@ class Trainable:
 
     def restore(self, checkpoint: Checkpoint, state: RunState) -> None:
         load_full(self.model, checkpoint.model)
-        parameters = parameters_by_name(self.model)
-        restore_optimizer(self.model, self.optimizers, distribute_like(parameters, checkpoint.optimizer))
+        restore_optimizer(self.model, self.optimizers, distribute_like(self.parameters, checkpoint.optimizer))
         if self.average is not None:
-            self.average.restore(distribute_like(parameters, checkpoint.average))
+            self.average.restore(distribute_like(self.parameters, checkpoint.average))
         if state.scaler:  # empty if the run was not in fp16 before
             self.scaler.load_state_dict(dict(state.scaler))
 
@@ -125,21 +124,6 @@ class Trainable:
         scaler.load_state_dict(self.scaler.state_dict())
         # Dropping DDP removes its hooks on the weights. Its destructor waits for its exchanges: see `trainer.distributed.group`.
         self.module, self.accumulation, self.scaler = self.loss, Accumulation(()), scaler
-
-    def wrap(self, module: nn.Module, accumulation: Accumulation) -> None:
-        self.module, self.accumulation = module, accumulation
-
-    def unscale_gradients(self) -> None:
-        for optimizer in self.optimizers:
-            self.scaler.unscale_(optimizer)
-
-    def copy_of_scaler(self) -> list[Tensor]:
-        # on the device, so that the host does not wait
-        return [value.clone() for value in _tensors_of(self.scaler)]
-
-    def restore_scaler(self, before: list[Tensor], *, where: Tensor) -> None:
-        for now, earlier in zip(_tensors_of(self.scaler), before, strict=True):
-            now.copy_(torch.where(where, earlier, now))
 
 
 def new_model(extension: Extension, task: Task, config: TrainConfig, vocab_size: int) -> nn.Module:
@@ -182,5 +166,5 @@ def make_scaler(context: RunContext) -> torch.amp.GradScaler:
     return scaler
 
 
-def _tensors_of(scaler: torch.amp.GradScaler) -> list[Tensor]:
+def scaler_tensors(scaler: torch.amp.GradScaler) -> list[Tensor]:
     return [value for value in vars(scaler).values() if isinstance(value, Tensor)]

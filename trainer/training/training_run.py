@@ -11,25 +11,25 @@ from trainer.checkpoint.weights import weights_digest
 from trainer.context import RunContext
 from trainer.data.batch import GlobalBatch
 from trainer.distributed.replica_check import ReplicaCheck
-from trainer.distributed.stragglers import OwnTime, OwnTimer
+from trainer.distributed.stragglers import OwnTime, OwnTimer, StragglerDetector
+from trainer.evaluation.tally import Grouping
 from trainer.extensions.hooks import Extension, RunView
 from trainer.machine.memory import PeakMeter
+from trainer.machine.peak_rates import Flops
 from trainer.machine.profiler import StepProfiler
 from trainer.metrics import LearningRates
+from trainer.metrics.layers import LayerObserver
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.optim.optimizers import set_learning_rate
 from trainer.optim.schedule import learning_rate_factor, weight_decay_factor
+from trainer.planning.forecast import Forecast
 from trainer.runs.clock import Clock
+from trainer.runs.events import EndEvent
 from trainer.runs.progress import Progress
 from trainer.training.adjuster import Adjuster
-from trainer.training.evaluator import Evaluator
-from trainer.training.recovery import Recovery
-from trainer.training.reporter import Reporter
-from trainer.training.run_end import RunEnd
-from trainer.training.run_state import LiveState
-from trainer.training.saver import Saver
-from trainer.training.step_report import PendingStep, StepInputs
-from trainer.training.stop import StopRequests
+from trainer.training.run_end import RunEnd, StopRequests
+from trainer.training.saver import LiveState, Saver
+from trainer.training.step import PendingStep, StepInputs
 from trainer.training.trainable import RunData, Trainable
 from trainer.watchdog.heartbeat import HeartbeatWriter
 
@@ -50,10 +50,12 @@ class TrainingRun:
     own_timer: OwnTimer
     replica_check: ReplicaCheck
     adjuster: Adjuster
-    reporter: Reporter
     saver: Saver
-    evaluator: Evaluator
-    recovery: Recovery
+    observer: LayerObserver
+    stragglers: StragglerDetector
+    flops: Flops
+    forecast: Forecast  # the expected length of the run
+    grouping: Grouping  # of the validation rows
     expected_memory: MemoryEstimate  # the estimate for one rank
     memory: PeakMeter
     profiler: StepProfiler
@@ -69,6 +71,10 @@ class TrainingRun:
 
     def view(self, progress: Progress) -> RunView:
         return self.trainable.view(progress)
+
+    def evaluation_due(self, progress: Progress) -> bool:
+        due = progress.step % self.context.config.eval.every_steps == 0 or self.end.finished(progress)
+        return due and progress.evaluated_step != progress.step
 
     def next_batch(self, batches: Iterator[GlobalBatch], step: int) -> tuple[GlobalBatch, float]:
         self.profiler.before_step(step)
@@ -91,6 +97,11 @@ class TrainingRun:
         return LearningRates(math.prod(factors, start=optim.lr), muon_lr)
 
     def step_inputs(self, step: int) -> StepInputs:
+        def before_exchange() -> OwnTime:
+            self.own_timer.end()
+            self.heartbeat.at("reduce")
+            return self.own_timer.latest()
+
         return StepInputs(
             step=step,
             seconds=self.clock.seconds,
@@ -99,8 +110,8 @@ class TrainingRun:
             save_failed=self.saver.writer.failed,
             acknowledged_step=self.saver.writer.acknowledged_step,
             thresholds=self.state.guard.thresholds(step),
-            before_exchange=self._before_exchange,
-            observer=self.reporter.observer,
+            before_exchange=before_exchange,
+            observer=self.observer,
         )
 
     def after_step(self, step: int, pending: PendingStep) -> None:
@@ -118,12 +129,18 @@ class TrainingRun:
         _log.info("%s; measured peak %s", self.expected_memory.describe(), format_bytes(self.memory.bytes()))
         weights = self.trainable.weights()
         digest = self.context.group.on_main(lambda: weights_digest(weights))
-        self.reporter.finish(progress, digest, stopped_by=self.stop.reason if stopped else None)
+        ending, monitor = self.state.ending, self.state.monitor
+        status, ended_by = ("stopped", self.stop.reason) if stopped else ("finished", self.end.ended_by(progress))
+        ending.step, ending.alerts = progress.step, monitor.alert_counts
+
+        def note() -> None:
+            monitor.write(EndEvent(progress.step, status, ended_by))
+            ending.record(status, ended_by, digest)
+
+        self.context.group.on_main(note)
+        monitor.finish(status)
         if stopped:
             self.stop.end_training(self.context.config.run, progress.step)
+        if ended_by is not None and not ended_by.startswith("limits."):
+            _log.info("%s", ended_by)
         return f"weights {digest} steps {progress.step}"
-
-    def _before_exchange(self) -> OwnTime:
-        self.own_timer.end()
-        self.heartbeat.at("reduce")
-        return self.own_timer.latest()

@@ -1,20 +1,25 @@
-"""The heartbeat file of a rank, its content, and the timeouts until the next heartbeat."""
+"""The files of heartbeats and stacks in a run, the content of a heartbeat, and the timeouts until the next one.
+
+No file is opened through a link.
+"""
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import stat
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Set
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from trainer.watchdog.files import opened_folder
 from trainer.watchdog.processes import ProcessId, own_container
 
+MAX_BEAT_BYTES = 4096
 Phase = Literal["loading", "data", "forward", "reduce", "report", "evaluate", "save", "done"]
 """What a rank is doing, in the order of a step. `reduce` begins with the last backward pass, where ranks wait for each other."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -23,6 +28,75 @@ _FIRST_STEPS = 3
 _LEAST_STALL_S = 30.0
 _SLOWER = 3.0
 _UNKNOWN = "-"
+_RECENT_STEPS = 50
+
+
+def remove_heartbeats(run: Path, ranks: Iterable[int] | None = None) -> None:
+    """Remove the heartbeats of ranks that have ended, so that other nodes do not wait for them; None: all, before a rank writes."""
+    with opened_folder(run / "heartbeat") as folder:
+        found = os.listdir(folder) if ranks is None else [heartbeat_file(run, rank).name for rank in ranks]  # noqa: PTH208 - open
+        for name in found:
+            with suppress(FileNotFoundError):
+                if name.startswith("rank-"):
+                    os.unlink(name, dir_fd=folder)
+
+
+def heartbeat_file(run: Path, rank: int) -> Path:
+    return run / "heartbeat" / f"rank-{rank}"
+
+
+def stacks_file(run: Path, rank: int) -> Path:
+    return run / "stacks" / f"rank-{rank}.txt"
+
+
+@contextmanager
+def opened_folder(path: Path) -> Iterator[int]:
+    """Open a folder and yield its descriptor. It is created if it is missing; a link to a folder is refused."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir()
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except NotADirectoryError:
+        raise _in_the_way(path, "directory") from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def open_to_append(path: Path) -> int:
+    """Open a regular file for appending and return its descriptor. It is created if it is missing; links are refused."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    with opened_folder(path.parent) as folder:
+        try:
+            descriptor = os.open(path.name, flags, 0o644, dir_fd=folder)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise _in_the_way(path, "regular file") from None
+            raise
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(descriptor)
+        raise _in_the_way(path, "regular file with one name")
+    return descriptor
+
+
+def read_beat(path: Path) -> bytes:
+    """Return the first 4096 bytes of a file. Links are refused; this never waits for the other end of a pipe."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    finally:
+        os.close(folder)
+    try:
+        return os.read(descriptor, MAX_BEAT_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def _in_the_way(path: Path, wanted: str) -> OSError:
+    return OSError(f"{path} is not a {wanted} (links are not allowed); remove it and run the same command again")
 
 
 @dataclass(frozen=True)
@@ -79,9 +153,6 @@ class Heartbeat:
             return None if math.isnan(limit_s) else cls(number, pid, started, step, phase, limit_s, lap, container)
         except (KeyError, ValueError):
             return None
-
-
-_RECENT_STEPS = 50
 
 
 class HeartbeatWriter:

@@ -10,7 +10,6 @@ from these files: it receives them when it is started, and sends signals to no o
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import logging
 import math
@@ -21,11 +20,21 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from types import MappingProxyType
 
-from trainer.watchdog.files import heartbeat_file, open_to_append, opened_folder, read_beat, remove_heartbeat, stacks_file
-from trainer.watchdog.heartbeat import Heartbeat, HeartbeatWriter, Timeouts
+from trainer.watchdog.heartbeat import (
+    Heartbeat,
+    HeartbeatWriter,
+    Timeouts,
+    heartbeat_file,
+    open_to_append,
+    opened_folder,
+    read_beat,
+    remove_heartbeats,
+    stacks_file,
+)
 from trainer.watchdog.processes import (
     LAUNCHER_VARIABLE,
     ProcessId,
@@ -36,8 +45,11 @@ from trainer.watchdog.processes import (
     signal_if_running,
     write_exit_code,
 )
-from trainer.watchdog.stalls import POLL_S, StallDetector, Still
 
+POLL_S = 0.5
+_ASLEEP_S = 10 * POLL_S
+OTHER_NODE_S = 60.0  # a rank on another node may be late: its own watchdog ends it, and the network shows its file later
+_NOBODY: Mapping[int, Heartbeat] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 _STACKS_S = 5.0
 _STACKS_SETTLED_S = 1.0  # seconds without a new line in any of the files. On a busy machine a rank may not run for long.
@@ -47,6 +59,63 @@ _READS_PER_S = 200  # of other nodes' heartbeats, which come from one server
 _STATES = {"T": "stopped by a signal", "D": "waiting for a device or a file system", "R": "running", "S": "asleep"}
 _SCRIPT = Path(__file__).resolve().with_name("__main__.py")
 _TIED = "--tied-to"
+
+
+@dataclass(frozen=True)
+class Still:
+    rank: int
+    beat: Heartbeat  # its last heartbeat
+    seconds: float  # time since the last heartbeat
+    has_moved: bool = False  # whether the heartbeat has changed since the detector saw it first
+
+
+class StallDetector:
+    """The slowest rank limits the group. Each node's detector judges its own ranks; other heartbeats only delay its decision."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[Heartbeat, float, bool]] = {}
+        self._looked_s = -math.inf
+
+    def observe(
+        self,
+        now_s: float,
+        beats: Mapping[int, Heartbeat],
+        stopped: Collection[int] = (),
+        elsewhere: Mapping[int, Heartbeat] = _NOBODY,
+    ) -> tuple[Still, ...]:
+        """Return the ranks that stall the group, the longest silent one first; none while the slowest is within its limit.
+
+        `elsewhere` has the beats of other nodes; one that has never changed may be left by an earlier start. After a long time
+        without an observation all times of silence begin again, because perhaps no rank ran either.
+        """
+        if now_s - self._looked_s > _ASLEEP_S:
+            self._seen.clear()
+        self._looked_s = now_s
+        before, self._seen = self._seen, {}
+        for rank, beat in {**elsewhere, **beats}.items():
+            is_same = rank in before and before[rank][0] == beat
+            self._seen[rank] = before[rank] if is_same else (beat, now_s, rank in before)
+        still = {rank: Still(rank, beat, now_s - since_s, moved) for rank, (beat, since_s, moved) in self._seen.items()}
+        slowest = _slowest([still[rank] for rank in beats])
+        if not slowest or any(each.seconds <= each.beat.limit_s for each in slowest):
+            return ()
+        others = _slowest([still[rank] for rank in elsewhere if still[rank].has_moved])
+        if others and others[0].beat.place < slowest[0].beat.place:
+            waits = any(each.seconds <= each.beat.limit_s + OTHER_NODE_S for each in others)
+            blamed = [] if waits else others
+        else:
+            blamed = [each for each in slowest if each.rank in stopped] or slowest
+        return tuple(sorted(blamed, key=lambda each: -each.seconds))
+
+
+def _slowest(ranks: Collection[Still]) -> list[Still]:
+    lowest = min((each.beat.place for each in ranks), default=None)
+    return [each for each in ranks if each.beat.place == lowest]
+
+
+def is_watched(enabled: str) -> bool:
+    """Return whether the setting `watchdog.enabled` turns the watchdog on. `auto`: on ranks that torchrun has started."""
+    return enabled == "on" or (enabled == "auto" and "RANK" in os.environ)
 
 
 @contextmanager
@@ -82,45 +151,39 @@ def tied_command() -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the watchdog: read the heartbeats twice a second until the process that started it ends."""
+    """Run the watchdog: read the heartbeats twice a second until the process that started it ends.
+
+    The arguments are the run, the lowest rank on this node, the number of ranks on all nodes, the pid of the parent, and PID:START
+    of each rank on this node.
+    """
     if arguments[:1] == [_TIED]:
-        _run_tied(int(arguments[1]), arguments[2:])
-    parser = argparse.ArgumentParser(prog="python -m trainer.watchdog", description="Ends a group of ranks that makes no progress.")
-    parser.add_argument("run", type=Path, help="directory of the run")
-    parser.add_argument("--first_rank", type=int, required=True, help="lowest rank on this node")
-    parser.add_argument("--processes", nargs="+", type=ProcessId.parse, required=True, help="PID:START of each rank on this node")
-    parser.add_argument("--num_ranks", type=int, required=True, help="number of ranks on all nodes")
-    parser.add_argument("--parent", type=int, required=True, help="pid of the process whose end also ends the watchdog")
-    options = parser.parse_args(arguments)
-    end_with_parent(options.parent)
+        end_with_parent(int(arguments[1]))
+        os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
+        os.execv(arguments[2], list(arguments[2:]))
+    run, first_rank, num_ranks, parent = Path(arguments[0]), *map(int, arguments[1:4])
+    processes = dict(enumerate(map(ProcessId.parse, arguments[4:]), first_rank))  # of the ranks on this node
+    end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # SIGINT ends this process without a traceback
-    processes = dict(enumerate(options.processes, options.first_rank))
-    others = [rank for rank in range(options.num_ranks) if rank not in processes]
+    others = [rank for rank in range(num_ranks) if rank not in processes]
     detector = StallDetector()
     known: set[int] = set()
     elsewhere: dict[int, Heartbeat] = {}
     read_s = -math.inf
     while True:
         time.sleep(POLL_S)
-        beats, states = _look(options.run, processes)
+        beats, states = _look(run, processes)
         if "t" in states.values():  # a debugger has stopped a rank, so no time limit applies
             beats = {}
         stopped = [rank for rank, state in states.items() if state == "T"]
         if time.monotonic() >= read_s + len(others) / _READS_PER_S:
-            elsewhere, read_s = _beats_of(options.run, others), time.monotonic()
+            elsewhere, read_s = _beats_of(run, others), time.monotonic()
             known |= elsewhere.keys()
         if blamed := detector.observe(time.monotonic(), beats, stopped, elsewhere):
             reason = _reason(blamed, states, elsewhere, known - elsewhere.keys())
-            _end_group(options.run, reason, [still.rank for still in blamed], beats, states)
-            if others:
-                _remove_heartbeats(options.run, processes)
+            _end_group(run, reason, [still.rank for still in blamed], beats, states)
+            with suppress(OSError):
+                remove_heartbeats(run, processes if others else ())
             return
-
-
-def _run_tied(parent: int, command: Sequence[str]) -> NoReturn:
-    end_with_parent(parent)
-    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
-    os.execv(command[0], list(command))
 
 
 def _look(run: Path, processes: Mapping[int, ProcessId]) -> tuple[dict[int, Heartbeat], dict[int, str]]:
@@ -167,21 +230,17 @@ def _ranks(numbers: Collection[int], of_one: str, of_several: str) -> str:
     return f"ranks {', '.join(map(str, shown[:_MOST_SHOWN]))}{more} on other nodes {of_several}"
 
 
-def _remove_heartbeats(run: Path, ranks: Iterable[int]) -> None:
-    """Other nodes then do not wait for ranks that have been ended."""
-    for rank in ranks:
-        with suppress(OSError):
-            remove_heartbeat(run, rank)
-
-
 def _end_group(run: Path, reason: str, blamed: Sequence[int], beats: Mapping[int, Heartbeat], states: Mapping[int, str]) -> None:
     """Report why the group ends, collect the stacks of this node's ranks, and kill first the blamed ranks and then the rest."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # finish ending the group, even if the rank that started this process ends
     set_death_signal(0)
-    _log_line(
+    line = (
         f"error: {reason}. The stacks of all threads are in {stacks_file(run, 0).parent}. All ranks are ended now. If the rank was "
         "slow and not stuck, raise watchdog.stall_s, or watchdog.slow_s for loading, evaluation, saves and the first steps\n"
     )
+    with suppress(OSError):  # the reader of stderr has gone
+        sys.stderr.write(line)
+        sys.stderr.flush()
     with suppress(OSError):
         write_exit_code(f"1 {reason}")  # the code of a crash
 
@@ -209,12 +268,6 @@ def _described(still: Still, state: str | None) -> str:
         f"rank {still.rank} ({where}) has made no progress for {still.seconds:.0f} s in phase {beat.phase} of step {beat.step} "
         f"(limit {beat.limit_s:.0f} s)"
     )
-
-
-def _log_line(line: str) -> None:
-    with suppress(OSError):  # the reader of stderr has gone
-        sys.stderr.write(line)
-        sys.stderr.flush()
 
 
 def collect_stacks(run: Path, beats: Mapping[int, Heartbeat], ask: Callable[[int], None]) -> dict[int, int]:
@@ -265,8 +318,7 @@ def _watchdog_process(run: Path, first_rank: int, processes: Sequence[ProcessId]
     """Run the watchdog while the context lasts. It has a separate session, because torchrun signals every process of this one."""
     command = [
         *(sys.executable, "-I", "-S", str(_SCRIPT), str(run.resolve())),
-        *("--first_rank", str(first_rank), "--num_ranks", str(num_ranks), "--parent", str(os.getpid())),
-        *("--processes", *map(str, processes)),
+        *map(str, (first_rank, num_ranks, os.getpid(), *processes)),
     ]
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)

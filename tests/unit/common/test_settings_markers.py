@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.settings.markers import Effect, Marker
+from common.settings.markers import ASKED_AGAIN, Effect
 from common.settings.model import all_settings, settings_with
 from data_pipeline.config import PrepareConfig
 from trainer.config import TrainConfig
@@ -70,4 +70,4 @@ def test_every_setting_has_one_effect(model: type[PrepareConfig | TrainConfig]) 
 
 
 def test_settings_that_run_code_or_contact_services_are_asked_again() -> None:
-    assert settings_with(TrainConfig, Marker.ASKED_AGAIN) == ["extension", "log.mlflow_uri"]
+    assert settings_with(TrainConfig, ASKED_AGAIN) == ["extension", "log.mlflow_uri"]

@@ -78,7 +78,7 @@ def test_lines_are_what_lies_between_newlines(documents: list[str]) -> None:
 @given(texts)
 def test_tokens_are_what_lies_between_ascii_white_space(documents: list[str]) -> None:
     batch = batch_of(documents)
-    tokens = items(batch, batch.token_starts_T, batch.token_ends_T)
+    tokens = items(batch, *batch.tokens_T)
     assert tokens == [token.decode() for text in documents for token in text.encode().split()]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,8 @@ from common.errors import StorageError
 from trainer.machine.gpus import GpuReading
 from trainer.machine.sampler import HostReading
 from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerReading
-from trainer.metrics.sinks.base import Sink, hyper_parameters
+from trainer.metrics.sinks.base import RunFacts, Sink, StepMetrics, hyper_parameters
 from trainer.metrics.sinks.event_files import cut_event_files
-from trainer.metrics.step_metrics import RunFacts, StepMetrics
 from trainer.report.pictures import Picture, confusion_picture, length_histogram, perplexity_bars
 from trainer.runs.events import EVENTS, GROWTH, AlertEvent, EvalEvent, Event, MeasuresEvent, SampleEvent, ScoresEvent
 from trainer.runs.layout import make_folder
@@ -36,12 +35,14 @@ class TensorBoardSink(Sink):
         self._directory = make_folder(directory)
         self._writer = self._cut(cut_off)
         self._every_steps = every_steps
-        self._parameters: dict[str, str | float] = {}
+        self._comparison: Any = ()  # what the HParams plugin reads: the experiment, the start of this run, and its end
         self._lengths: Picture | None = None
         self._unwritten: StepMetrics | None = None
 
     def begin(self, facts: RunFacts) -> None:
-        self._parameters = hyper_parameters(facts.settings)
+        compared = [metric.curve for kind in EVENTS.values() for metric in metrics_of(kind).values() if metric.compared]
+        values = hyper_parameters(facts.settings)
+        self._comparison = hparams(values, dict.fromkeys(compared, 0.0))  # type: ignore[no-untyped-call]
         self._lengths = length_histogram(facts.report)
         self._begin()
 
@@ -93,8 +94,7 @@ class TensorBoardSink(Sink):
 
     def finish(self, status: str) -> None:
         if status == "finished":
-            *_, end = _comparison(self._parameters)
-            self._add_summaries(end)
+            self._add_summaries(self._comparison[-1:])
 
     def close(self) -> None:
         """Add the points of the last step, by which runs are compared, and write all records in memory."""
@@ -106,8 +106,7 @@ class TensorBoardSink(Sink):
 
     def _begin(self) -> None:
         self._writer.add_custom_scalars(layout())
-        experiment, start, _ = _comparison(self._parameters)
-        self._add_summaries(experiment, start)
+        self._add_summaries(self._comparison[:2])
         if self._lengths is not None:
             self._writer.add_image("data/document_lengths", self._lengths, 0, dataformats="HWC")
 
@@ -133,7 +132,7 @@ class TensorBoardSink(Sink):
             if tag in first:
                 self._writer.add_scalar(first[tag], value, event.step)
 
-    def _add_summaries(self, *summaries: Any) -> None:
+    def _add_summaries(self, summaries: Iterable[Any]) -> None:
         files: Any = self._writer.file_writer
         for summary in summaries:
             files.add_summary(summary)
@@ -155,13 +154,6 @@ class TensorBoardSink(Sink):
                 bucket_counts=histogram.counts[first : last + 1].tolist(),
                 global_step=step,
             )
-
-
-def _comparison(parameters: Mapping[str, str | float]) -> tuple[Any, Any, Any]:
-    """Return the summaries that the HParams plugin reads: the experiment, the start of this run, and its end."""
-    compared = [metric.curve for kind in EVENTS.values() for metric in metrics_of(kind).values() if metric.compared]
-    summaries: tuple[Any, Any, Any] = hparams(dict(parameters), dict.fromkeys(compared, 0.0))  # type: ignore[no-untyped-call]
-    return summaries
 
 
 _CATEGORIES = ("Loss", "Optimisation", "Speed", "Hardware", "Health")

@@ -11,8 +11,7 @@ from tqdm import tqdm
 
 from common.terminal import Colour, printable, write_line
 from common.text import duration, rate, shortened
-from trainer.metrics.sinks.base import Sink
-from trainer.metrics.step_metrics import StepMetrics
+from trainer.metrics.sinks.base import Sink, StepMetrics
 from trainer.runs.events import AlertEvent, EvalEvent, Event, SampleEvent, ScoresEvent
 from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import CutOff

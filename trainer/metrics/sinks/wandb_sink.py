@@ -9,8 +9,7 @@ from typing import Any
 
 from common.errors import ConfigError
 from common.files import write_atomic
-from trainer.metrics.sinks.base import ServiceSink, hyper_parameters, imported
-from trainer.metrics.step_metrics import RunFacts
+from trainer.metrics.sinks.base import RunFacts, ServiceSink, hyper_parameters, imported
 from trainer.runs.events import AlertEvent, Event, SampleEvent, ScoresEvent
 from trainer.runs.layout import read_id
 from trainer.runs.metric import encodable

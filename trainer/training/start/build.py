@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from common.errors import ConfigError
@@ -19,8 +18,6 @@ from trainer.training.adjuster import wrapped
 from trainer.training.start.check import Continued
 from trainer.training.start.plan import StartPlan
 from trainer.training.trainable import Trainable, hold_reference, make_scaler, new_loss, new_model
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,6 @@ def built_and_restored(plan: StartPlan, continued: Continued) -> Restored:
     elif init is not None and origin is not None:
         weights = context.group.on_all(lambda: read_initial(init, origin))
         trainable.begin_with(weights)
-        _log.info("the weights are those of step %d of %s", origin.step, init)
         if plan.task.reference is not None:
             context.group.on_main(lambda: write_reference(context.config.run, weights))
     elif (pretrained := plan.task.pretrained) is not None:

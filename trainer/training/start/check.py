@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,16 @@ from common.files import UnusableFileError
 from trainer.checkpoint import CheckpointStore, check_space
 from trainer.checkpoint.of_run import load_state, load_whole
 from trainer.checkpoint.weights import weights_digest
-from trainer.config import TrainConfig
 from trainer.distributed.shared_folders import check_shared
 from trainer.launch.finished import is_same, nothing_to_train
 from trainer.planning.checkpoints import checkpoint_bytes, frozen_bytes
 from trainer.runs.adjustments import Adjustments
-from trainer.runs.progress import Progress
 from trainer.runs.record import Origin, Record, check_nothing_saved
 from trainer.runs.saved_run import SavedRun
-from trainer.training.start.branch import begin_branch
-from trainer.training.start.earlier import allowed_changes, check_cooldown
+from trainer.training.start.earlier import allowed_changes, begin_branch, check_cooldown
 from trainer.training.start.identity import check_identity, identity_of, recorded_adjustments
 from trainer.training.start.plan import StartPlan
-from trainer.watchdog.files import clear_heartbeats
+from trainer.watchdog.heartbeat import remove_heartbeats
 
 
 class NothingToTrain(Exception):  # noqa: N818 - an outcome, no error
@@ -46,7 +43,6 @@ class Continued:
     before: SavedRun | None  # the run as the start before left it, None if there was none. None on all ranks except rank 0.
     newest: int | None  # step of the newest checkpoint, None if there is none
     adjustments: Adjustments  # adjustments of earlier starts
-    undo: ExitStack  # puts the run folder back at the end of this start, unless its callbacks are removed
 
 
 def check(plan: StartPlan) -> Continued:
@@ -69,7 +65,12 @@ def check(plan: StartPlan) -> Continued:
 
     def prepare_run() -> tuple[int | None, list[dict[str, Any]], tuple[str, str] | None]:
         saved = begin_branch(plan.earlier[0].own, config.branch, check_branch)
-        newest, record = _checked_run(config, saved, checkpoints, identity)
+        newest, record = checkpoints.newest_verified(), saved.record_if_any
+        if newest is None:
+            check_nothing_saved(config.run, record)
+        else:
+            record = saved.record
+            check_identity(config.run, record.identity, identity, allowed_changes(config, record))
         adjustments = recorded_adjustments(config.run, record, identity, allowed_changes(config, record))
         if record is not None and newest is not None:
             check_cooldown(config, record, newest, decay_steps)
@@ -78,13 +79,18 @@ def check(plan: StartPlan) -> Continued:
             cooldown = adjustments.cooldown(newest)
             ended_by = plan.criteria.ended_by(progress, None if cooldown is None else cooldown.cooldown_end)
             if ended_by is not None:
-                known = _settings_before(saved)
+                known = None
+                with suppress(OSError, ProjectError, UnusableFileError):
+                    known = saved.config.model_copy(update={"run": saved.path})
                 # A start that was killed after its last step has to complete the record.
                 if record.status == "finished" or known is None or not is_same(config, known):
-                    return newest, [], _nothing_left(known or config, record, checkpoints, progress, ended_by)
+                    digest = record.weights if record.step == progress.step else None
+                    digest = digest or weights_digest(load_whole(checkpoints, progress.step)[0].model)
+                    lines = nothing_to_train(known or config, record.status, progress.step, ended_by)
+                    return newest, [], ("\n".join(lines), f"weights {digest} steps {progress.step}")
         sizes = checkpoint_bytes(config, manifest.vocab_size), frozen_bytes(config, manifest.vocab_size)
         check_space(checkpoints.directory, *sizes)
-        clear_heartbeats(config.run)
+        remove_heartbeats(config.run)
         return newest, adjustments.to_json(), None
 
     newest, recorded, nothing_left = group.on_main(prepare_run)
@@ -93,33 +99,4 @@ def check(plan: StartPlan) -> Continued:
         raise NothingToTrain(message if group.is_main else "", result)
     check_shared(config.run, group)
     adjustments = Adjustments.from_json(recorded)
-    undo = plan.earlier[0].undo if group.is_main else ExitStack()
-    return Continued(identity, initial, checkpoints, before[0] if before else None, newest, adjustments, undo)
-
-
-def _settings_before(saved: SavedRun) -> TrainConfig | None:
-    """Return the settings of the last start of a run, with its present place; None if they cannot be read."""
-    with suppress(OSError, ProjectError, UnusableFileError):
-        return saved.config.model_copy(update={"run": saved.path})
-    return None
-
-
-def _nothing_left(
-    known: TrainConfig, record: Record, checkpoints: CheckpointStore, progress: Progress, ended_by: str
-) -> tuple[str, str]:
-    digest = record.weights if record.step == progress.step else None
-    digest = digest or weights_digest(load_whole(checkpoints, progress.step)[0].model)
-    lines = nothing_to_train(known, record.status, progress.step, ended_by)
-    return "\n".join(lines), f"weights {digest} steps {progress.step}"
-
-
-def _checked_run(
-    config: TrainConfig, saved: SavedRun, checkpoints: CheckpointStore, identity: Mapping[str, Any]
-) -> tuple[int | None, Record | None]:
-    """Return the step of the newest checkpoint and the record, None for those that do not exist. Check that it is the same run."""
-    newest = checkpoints.newest_verified()
-    if newest is None:
-        check_nothing_saved(config.run, saved.record_if_any)
-        return None, saved.record_if_any
-    check_identity(config.run, saved.record.identity, identity, allowed_changes(config, saved.record))
-    return newest, saved.record
+    return Continued(identity, initial, checkpoints, before[0] if before else None, newest, adjustments)

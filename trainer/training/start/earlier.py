@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
-from common.errors import ConfigError
+from common.errors import CheckpointError, ConfigError
+from common.untrusted import digest_run_file
 from data_pipeline.dataset.manifest import Manifest
-from trainer.config import Precision, TrainConfig
+from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.of_run import copy_state, load_whole
+from trainer.checkpoint.weights import weights_digest
+from trainer.config import BranchConfig, Precision, TrainConfig
 from trainer.finetuning.initial_weights import check_initial, check_lora, check_same_initial, choose_initial
 from trainer.optim.schedule import cooldown_start
-from trainer.runs.layout import check_nothing_is_replaced, check_paths
+from trainer.runs.layout import LEDGER, METRICS, RECORD, check_nothing_is_replaced, check_paths
 from trainer.runs.lock import locked_unopened
-from trainer.runs.record import Origin, Record, check_was_trained, recorded_micro, recorded_precision
+from trainer.runs.record import Origin, Record, check_was_trained, read_record, recorded_micro, recorded_precision, write_record
 from trainer.runs.saved_run import SavedRun
 from trainer.training.start.identity import check_data
 
@@ -40,17 +46,14 @@ class EarlierRun:
         """Whether the run has a checkpoint; otherwise no weights exist that depend on its settings."""
         return bool(self.saved.steps)
 
-    def check_data(self, root_digest: str) -> None:
-        """Refuse other data before the settings are compared with it."""
-        if self.continues and self.saved.record_if_any is not None:
-            check_data(self.saved.path, self.saved.record.identity, root_digest)
-
     def choices(self, config: TrainConfig, manifest: Manifest) -> tuple[int | None, Precision | None]:
-        """Return its micro-batch and number format, which this start uses again. Compare a new run with `init`."""
+        """Return the micro-batch and number format that this start uses again. Refuse other data, and check a new `init`."""
+        run, record = self.saved.path, self.saved.record_if_any
         if not self.continues:
             check_lora(config)
             check_initial(config, manifest)
-        run, record = self.saved.path, self.saved.record_if_any
+        elif record is not None:
+            check_data(run, record.identity, manifest.root_digest)
         return recorded_micro(run, record), recorded_precision(run, record) if self.continues else None
 
     def initial(self, config: TrainConfig) -> Origin | None:
@@ -90,3 +93,34 @@ def check_cooldown(config: TrainConfig, record: Record, step: int, decay_steps: 
             f"{config.run}: its cool-down of steps {start + 1} to {decay_steps} would begin before step {step}, at which the run "
             "branches off; raise limits.steps, lower schedule.cooldown_steps, or choose an earlier branch.step"
         )
+
+
+def begin_branch(own: SavedRun, branch: BranchConfig, check: Callable[[Path, Record, int], None]) -> SavedRun:
+    """On rank 0, which holds the lock of the new run: copy checkpoint, ledger and metrics from `branch.run`, unless the run exists.
+
+    Before anything is written, `check` gets the other run, the record that the branch begins with, and the step. The checkpoint
+    comes last: without it, the next start copies again. `open_record` replaces the record, and lists the other run's schedule.
+    """
+    run, trunk = own.path, branch.run
+    if trunk is None or run_exists(own):
+        return own
+    if trunk.resolve() == run.resolve():
+        raise ConfigError(f"{run}: branch.run and run are the same folder; name a new folder for the branch (--run)")
+    record, store = read_record(trunk), CheckpointStore.of(trunk)
+    steps = store.steps()  # not `newest_verified`, which would remove a checkpoint that the other run is writing now
+    if not steps:
+        raise CheckpointError(f"{trunk}: it has no checkpoint, and branch.run needs one; train it up to its first save")
+    step = branch.step or steps[-1]
+    if step not in steps:
+        found = ", ".join(map(str, steps))
+        raise CheckpointError(f"{trunk}: no checkpoint of step {step}; its checkpoints: {found}; choose one with branch.step")
+    checkpoint, _ = load_whole(store, step)
+    kept = [one for one in record.changes if one.step <= step and one.kind != "cooldown"]
+    origin = Origin(record=digest_run_file(trunk, RECORD), step=step, weights=weights_digest(checkpoint.model))
+    begun = record.changed(status=BRANCHED, origin=origin, changes=kept, files={})
+    check(trunk, begun, step)
+    for name in (METRICS, LEDGER):  # left by a start that was killed
+        (run / name).unlink(missing_ok=True)
+    write_record(run, begun)
+    copy_state(trunk, run, checkpoint)
+    return SavedRun(run)

@@ -23,6 +23,7 @@ from trainer.runs.adjustments import Adjustments
 from trainer.runs.record import Record, noted_adjustments
 
 _IDENTITY = settings_with(TrainConfig, Effect.IDENTITY)
+_OLDER_DEFAULTS = {"guard.spike_factor": 10.0}  # a run with the older default resumes with the new one
 
 
 def identity_of(
@@ -77,7 +78,8 @@ def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str
         )
     if refused:
         differences = ", ".join(f"{one.name} was {shown(one.recorded)} and is {shown(one.found)}" for one in refused)
-        fixed = [one.name for one in refused if _is_fixed(one)]
+        shapes = markers_of(TrainConfig, FixesShapes)
+        fixed = [one.name for one in refused if one.name in shapes or (one.name == "ema.decay" and one.recorded is None)]
         remedy = (
             f"The weights, optimizer state or average in its checkpoints do not fit another value of {' or '.join(fixed)}"
             if fixed
@@ -86,12 +88,6 @@ def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str
         raise ConfigError(
             f"{run}: this run was started with another configuration: {differences}. Use another --run, or the old values. {remedy}"
         )
-
-
-def _is_fixed(difference: ChangedFact) -> bool:
-    return difference.name in markers_of(TrainConfig, FixesShapes) or (
-        difference.name == "ema.decay" and difference.recorded is None
-    )
 
 
 def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list[ChangedFact]:
@@ -104,9 +100,6 @@ def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list
         if recorded.get(name) == value and identity.get(name) == _default_settings()[name]
     }
     return [one for one in find_differences(with_newer_settings(recorded, identity), identity) if one.name not in skipped]
-
-
-_OLDER_DEFAULTS = {"guard.spike_factor": 10.0}  # a run with the older default resumes with the new one
 
 
 def with_newer_settings(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, Any]:

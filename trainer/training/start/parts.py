@@ -1,9 +1,12 @@
-"""Puts the parts of a run together."""
+"""Puts the parts of a run together: its files and the objects that the loop calls."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import partial
 
+from trainer.checkpoint import AsyncSaver
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.distributed.stragglers import DeviceMark, HostMark, OwnTimer, StragglerDetector
 from trainer.evaluation.tally import Grouping
@@ -11,24 +14,22 @@ from trainer.health.guard import Guard
 from trainer.machine.determinism import device_name
 from trainer.machine.peak_rates import Flops, peak_flops, rate_kind
 from trainer.machine.profiler import StepProfiler
+from trainer.metrics import opened_monitor
 from trainer.metrics.layers import LayerObserver
+from trainer.metrics.run_status import opened_run_status
 from trainer.model.decoder import flops_per_token
-from trainer.model.parameters import parameters_by_name
 from trainer.planning.forecast import forecast
+from trainer.report import report_at_end
 from trainer.runs.clock import Clock
+from trainer.runs.layout import LEDGER
+from trainer.runs.ledger import Ledger
 from trainer.training.adjuster import Adjuster
-from trainer.training.evaluator import Evaluator
 from trainer.training.micro_batch_size import expected_memory
-from trainer.training.recovery import Recovery
-from trainer.training.reporter import Reporter, TrainLoss
-from trainer.training.run_end import RunEnd
-from trainer.training.run_state import LiveState
-from trainer.training.saver import Saver
+from trainer.training.run_end import RunEnd, StopRequests
+from trainer.training.saver import LiveState, Saver, let_finish, write_and_keep
 from trainer.training.start.build import Restored
 from trainer.training.start.check import Continued
-from trainer.training.start.files import RunFiles
 from trainer.training.start.plan import StartPlan
-from trainer.training.stop import StopRequests
 from trainer.training.training_run import TrainingRun
 from trainer.watchdog.heartbeat import HeartbeatWriter
 
@@ -38,24 +39,41 @@ def put_together(
     plan: StartPlan,
     continued: Continued,
     restored: Restored,
-    files: RunFiles,
     stop: StopRequests,
     heartbeat: HeartbeatWriter,
     clock: Clock,
 ) -> TrainingRun:
+    """Open the files of the run, behind its record, and make the parts. The files close in the reverse order."""
     context, data, task = plan.context, plan.data, plan.task
     config, group, manifest = context.config, context.group, context.manifest
     trainable, adjustments, state, progress = restored.trainable, restored.adjustments, restored.state, restored.progress
     clock.resume(progress.seconds, progress.ending_s)
+    ledger: Ledger | None = None
 
-    compared_steps = 0 if config.parallel == "fsdp" else config.watchdog.replicas_steps
-    replica_check = ReplicaCheck(parameters_by_name(trainable.model), group, compared_steps, progress.step)
-    observer = LayerObserver(trainable.model, group, config.log.layers_every_steps, config.log.histograms_every_steps)
-    guard = Guard(config.guard, scaled=config.number_format == "fp16")
-    live = LiveState(group, guard, files.ledger, files.monitor, files.ending)
+    def open_ledger() -> None:
+        nonlocal ledger
+        # cut to the lines that the checkpoint knows
+        ledger = stack.enter_context(closing(Ledger(config.run / LEDGER, None if state is None else state.ledger)))
+        rows, mixture = len(data.train_rows), config.mixture.weights
+        ledger.order(step=progress.step, seed=config.seed, data=manifest.root_digest, rows=rows, mixture=mixture)
+
+    if group.is_main and config.log.report:
+        stack.callback(report_at_end, config.run)  # after everything else is closed, for any end of the run
+    ending = stack.enter_context(opened_run_status(config, group, progress.step))
+    writer = AsyncSaver(partial(write_and_keep, continued.checkpoints, config.checkpoint))
+    stack.callback(let_finish, writer, heartbeat)  # before the record names the checkpoints, and before the run's lock is released
+    group.on_main(open_ledger)
+    known = None if state is None else state.known
+    monitor = stack.enter_context(opened_monitor(config, group, last_step=plan.criteria.certain_step, cut_off=known))
+    stack.push(lambda _kind, error, _traceback: None if error is None else ending.tell(error, monitor))  # the monitor is open yet
+    stack.callback(heartbeat.at, "save")  # runs first, because closing the sinks and writing the report may take long
+    live = LiveState(group, Guard(config.guard, scaled=config.number_format == "fp16"), ledger, monitor, ending)
     if state is not None:
         live.resume(state)
-    adjuster = Adjuster(context, adjustments, files.monitor, files.ledger)
+
+    compared_steps = 0 if config.parallel == "fsdp" else config.watchdog.replicas_steps
+    replica_check = ReplicaCheck(trainable.parameters, group, compared_steps, progress.step)
+    adjuster = Adjuster(context, adjustments, monitor, ledger)
     batch_tokens = config.batch.global_rows * manifest.row_length
     end = RunEnd(plan.criteria, config.schedule, batch_tokens, adjuster, adjustments.cooldown(progress.step))
     memory = expected_memory(context, adjustments.batch(config.batch, progress.step + 1).micro_rows, task)
@@ -67,29 +85,10 @@ def put_together(
         if task.flops is None
         else task.flops(config.model, manifest)
     )
-    reporter = Reporter(
-        state=live,
-        end=end,
-        clock=clock,
-        monitor=files.monitor,
-        observer=observer,
-        adjuster=adjuster,
-        flops=Flops(flops, peak_flops(device_name(group.device), rate_kind(config.number_format, tf32=config.tf32))),
-        stragglers=StragglerDetector(),
-        loss=TrainLoss(
-            custom=plan.extension.custom_loss is not None or plan.extension.has_step,
-            vocab_size=manifest.vocab_size,
-            measures=task.step_metrics,
-            has_perplexity=task.has_perplexity,
-        ),
-        guard_settings=config.guard,
-        forecast=expected if group.is_main else None,
-    )
     profiler = StepProfiler(config.run, config.log.profile_steps, group.rank, group.device)
     stack.callback(profiler.close)
     saved = None if state is None else (progress.step, progress.evaluated_step)
-    saver = Saver(trainable, live, end, replica_check, continued.checkpoints, config.checkpoint, files.writer, saved)
-    grouping = Grouping.of(config.data, manifest, data.tokenizer if task.predicts_tokens else None)
+    saver = Saver(trainable, live, end, replica_check, continued.checkpoints, config.checkpoint, writer, saved)
     return TrainingRun(
         context=context,
         data=data,
@@ -99,14 +98,16 @@ def put_together(
         resumed=progress,
         clock=clock,
         heartbeat=heartbeat,
-        stop=stop,
+        stop=replace(stop, monitor=monitor),
         own_timer=OwnTimer(DeviceMark if group.device.type == "cuda" else HostMark),
         replica_check=replica_check,
         adjuster=adjuster,
-        reporter=reporter,
         saver=saver,
-        evaluator=Evaluator(data, trainable, live, end, stop, adjuster, grouping, heartbeat.beat),
-        recovery=Recovery(trainable, saver, live, adjuster, observer, replica_check, heartbeat),
+        observer=LayerObserver(trainable.model, group, config.log.layers_every_steps, config.log.histograms_every_steps),
+        stragglers=StragglerDetector(),
+        flops=Flops(flops, peak_flops(device_name(group.device), rate_kind(config.number_format, tf32=config.tf32))),
+        forecast=expected,
+        grouping=Grouping.of(config.data, manifest, data.tokenizer if task.predicts_tokens else None),
         expected_memory=memory,
         memory=plan.memory,
         profiler=profiler,

@@ -135,7 +135,7 @@ def test_a_table_with_a_label_out_of_range_is_refused_behind_its_digest(data: Pa
     with pa.OSFile(str(tmp_path / name), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
     files = {name: digest_file(tmp_path / name)}
-    with pytest.raises(PreparedDataError, match="a label is not less than 3"):
+    with pytest.raises(PreparedDataError, match="a value of label is not less than 3"):
         read_document_labels(tmp_path, replace(manifest, files=files), "train")
 
 

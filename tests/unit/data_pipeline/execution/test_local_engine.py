@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from common.command_line import stop_on_signals
 from common.errors import SourceError, StoppedBySignal, WorkerError
-from common.signals import stop_on_signals
 from data_pipeline.execution import local_engine
 from data_pipeline.execution.local_engine import open_engine
 

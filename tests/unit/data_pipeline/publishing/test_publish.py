@@ -51,7 +51,7 @@ def give(directory: Path, data: bytes = b"rows", *, tokens: bool = True) -> Mani
         for name, path in paths.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(shards[name])
-        return publish(directory, work, manifest, paths, {**files, "report.html": b"page", "DATA_CARD.md": b"card"})
+        return publish(directory, work, manifest, {**paths, **files, "report.html": b"page", "DATA_CARD.md": b"card"})
 
 
 def content_of(directory: Path) -> dict[str, bytes]:
@@ -131,7 +131,7 @@ def test_a_foreign_file_that_appears_during_the_work_is_refused_before_anything_
     with exclusive(tmp_path) as folder:
         (tmp_path / "val" / "mine.txt").write_text("mine")
         with pytest.raises(ConfigError, match=r"val/mine\.txt would be replaced"):
-            publish(tmp_path, folder.start_work(before.fingerprint), before, {}, {})
+            publish(tmp_path, folder.start_work(before.fingerprint), before, {})
     assert read_manifest(tmp_path) == before
     assert (tmp_path / "val" / "mine.txt").read_text() == "mine"
 

@@ -5,6 +5,7 @@ import pytest
 
 from data_pipeline.sources import formats
 from data_pipeline.sources.formats import (
+    FORMATS,
     UNDERSTOOD,
     Shape,
     count_extension,
@@ -53,7 +54,7 @@ from data_pipeline.sources.formats import (
 )
 def test_the_extensions_say_how_a_file_is_read(name: str, shape: Shape | None) -> None:
     assert shape_of(name) == shape
-    assert shape is None or shape.is_archive == (shape.format in ("tar", "zip"))
+    assert shape is None or (shape.format in FORMATS) == (shape.format not in ("tar", "zip"))
 
 
 def test_what_is_understood_is_named_in_one_line() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,18 +66,13 @@ def test_the_first_rank_warns_of_a_torchrun_that_was_started_by_hand(
 def test_several_nodes_are_warned_of_public_addresses_and_keep_their_interfaces(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, master: str, own: str, told: str
 ) -> None:
-    monkeypatch.setattr(network, "_own_addresses", lambda _: [own])
-    monkeypatch.setattr(network, "_resolved", lambda host: [host] if host[0].isdigit() else [])
+    addresses = {"eth0": [SimpleNamespace(family=socket.AF_INET, address=own)]}
+    monkeypatch.setattr(network, "psutil", SimpleNamespace(net_if_addrs=lambda: addresses))
     with caplog.at_level(logging.WARNING):
         keep_private(group(8, 16, MASTER_ADDR=master))
         keep_private(group(8, 16, MASTER_ADDR=master, LOCAL_RANK="1", RANK="1"))
     assert [os.environ[name] for name in INTERFACES] == ["eth0", "eth0"]
     assert [message.partition("public address ")[2].split(". ")[0] for message in caplog.messages] == ([told] if told else [])
-
-
-def test_a_host_that_cannot_be_looked_up_has_no_address() -> None:
-    assert network._resolved("no-such-host.invalid") == []
-    assert network._resolved("127.0.0.1") == ["127.0.0.1"]
 
 
 @pytest.mark.parametrize(

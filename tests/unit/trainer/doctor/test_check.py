@@ -6,13 +6,15 @@ import io
 import json
 import re
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from common.errors import ConfigError, ExitCode
 from common.terminal import printable_stdout
 from tests.support.terminals import terminal_as
-from trainer.doctor.check import Check, Severity, refuse_errors, table_lines, to_json, write_checks
+from trainer.doctor.check import Check, Severity, refuse_errors, table_lines, write_checks
 
 ROWS = (
     Check("driver", "580.65.06"),
@@ -46,15 +48,18 @@ def test_a_terminal_shows_severities_in_colours_in_lines_of_its_width(monkeypatc
     assert max(len(re.sub(r"\x1b\[\d+m", "", line)) for line in text.splitlines()) <= 80
 
 
+def written(rows: Sequence[Check]) -> dict[str, Any]:
+    stream = io.StringIO()
+    write_checks(rows, stream, as_json=True)
+    return json.loads(stream.getvalue())  # type: ignore[no-any-return]
+
+
 def test_json_has_every_field_and_says_whether_training_can_work() -> None:
-    said = json.loads(to_json(ROWS))
+    said, ready = (written(rows) for rows in (ROWS, ROWS[:2]))
     assert said["ready"] is False
     assert said["checks"][1]["severity"] == "warning"
     assert set(said["checks"][0]) == {"name", "severity", "found", "needed", "remedy"}
-    assert json.loads(to_json(ROWS[:2]))["ready"] is True
-    stream = io.StringIO()
-    write_checks(ROWS, stream, as_json=True)
-    assert json.loads(stream.getvalue()) == said
+    assert ready["ready"] is True
 
 
 def test_an_error_ends_with_the_exit_code_of_a_wrong_setting_and_a_warning_does_not() -> None:

@@ -17,7 +17,7 @@ from trainer.doctor import disk
 from trainer.doctor.check import Check, Severity, refuse_errors
 from trainer.doctor.disk import DiskReading, Rates, check_disk, measure_rates, read_disk
 
-GOOD = DiskReading("run", Path("/workspace"), 1000, 1000, 1000, 1000, 0o755, 10**12, 2 * 10**12, 10**6)
+GOOD = DiskReading("run", Path("/workspace"), 1000, 1000, 0o755, 10**12, 2 * 10**12, 10**6)
 
 
 def rows(reading: DiskReading, writes: bool = True) -> dict[str, Check]:

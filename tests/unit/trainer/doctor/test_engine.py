@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import ConfigError
 from trainer.doctor.check import Check, Severity, refuse_errors
-from trainer.doctor.engine import EngineReading, check_engine, check_gpu_container, read_engine, start_gpu_container
+from trainer.doctor.engine import EngineReading, check_engine, check_gpu_container, read_engine
 from trainer.doctor.inputs import Needs, Output
 
 NEEDS = Needs("2.26", "13.0", {"13": "580"}, {})
@@ -104,7 +104,7 @@ def test_without_gpus_no_toolkit_is_needed_and_a_cdi_file_counts_as_one(tmp_path
     ],
 )
 def test_a_container_that_gets_no_gpu_says_why(message: str, cause: str, remedy: str) -> None:
-    found = check_gpu_container(Output(125, "", message))
+    found = check_gpu_container(lambda _: Output(125, "", message), "trainer:x")
     assert (found.severity, cause in found.found, remedy in found.remedy) == (Severity.ERROR, True, True), found
     assert message in found.found
 
@@ -116,5 +116,5 @@ def test_a_container_with_gpus_has_no_network() -> None:
         calls.append(" ".join(command))
         return Output(0, "GPU 0: NVIDIA H100\nGPU 1: NVIDIA H100")
 
-    assert check_gpu_container(start_gpu_container(run, "trainer:x")).found == "2 seen"
+    assert check_gpu_container(run, "trainer:x").found == "2 seen"
     assert calls[-1].startswith("docker run --rm --network none --gpus all")

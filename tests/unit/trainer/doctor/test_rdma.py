@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from trainer.doctor.check import Check, Severity
-from trainer.doctor.network import RdmaReading, check_rdma, read_rdma
+from trainer.doctor.network import check_rdma
 
 
-def row(reading: RdmaReading, num_nodes: int = 2, num_gpus: int = 8, **variables: str) -> Check:
-    [found] = check_rdma(reading, variables, num_nodes=num_nodes, num_gpus=num_gpus)
+def row(root: Path, num_nodes: int = 2, num_gpus: int = 8, **variables: str) -> Check:
+    [found] = check_rdma(variables, num_nodes, num_gpus, root)
     return found
 
 
@@ -37,18 +37,18 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def test_adapters_without_their_library_use_tcp(tmp_path: Path, libraries: set[str]) -> None:
     adapter(tmp_path, "mlx5_0", "mlx5_core")
     (tmp_path / "dev/infiniband").mkdir(parents=True)
-    found = row(read_rdma(tmp_path))
+    found = row(tmp_path)
     assert (found.severity, "ibverbs-providers" in found.remedy) == (Severity.WARNING, True)
     assert found.found == "mlx5_0, but libibverbs.so.1 cannot be loaded, so NCCL uses TCP between nodes"
-    assert row(read_rdma(tmp_path), num_nodes=1).severity is Severity.NOTE
+    assert row(tmp_path, num_nodes=1).severity is Severity.NOTE
     libraries.add("libibverbs.so.1")
-    assert row(read_rdma(tmp_path)).severity is Severity.OK
+    assert row(tmp_path).severity is Severity.OK
 
 
 def test_adapters_of_the_host_that_a_container_did_not_receive_use_tcp(tmp_path: Path, libraries: set[str]) -> None:
     adapter(tmp_path, "mlx5_0", "mlx5_core")
     libraries.add("libibverbs.so.1")
-    found = row(read_rdma(tmp_path))
+    found = row(tmp_path)
     assert (found.severity, "--device=/dev/infiniband" in found.remedy) == (Severity.WARNING, True)
 
 
@@ -56,20 +56,21 @@ def test_efa_also_needs_the_plugin_of_nccl(tmp_path: Path, libraries: set[str]) 
     adapter(tmp_path, "rdmap16s27", "efa")
     (tmp_path / "dev/infiniband").mkdir(parents=True)
     libraries.add("libibverbs.so.1")
-    assert "aws-ofi-nccl" in row(read_rdma(tmp_path)).remedy
+    assert "aws-ofi-nccl" in row(tmp_path).remedy
     libraries.add("libnccl-net.so")
-    assert row(read_rdma(tmp_path)).severity is Severity.OK
+    assert row(tmp_path).severity is Severity.OK
 
 
 def test_nodes_without_an_adapter_use_tcp(tmp_path: Path) -> None:
-    found = row(read_rdma(tmp_path))
+    found = row(tmp_path)
     assert (found.severity, found.found) == (
         Severity.NOTE,
         "no adapter (/sys/class/infiniband), so NCCL uses TCP between nodes",
     )
-    assert "NCCL_IB_DISABLE" in row(RdmaReading(("mlx5_0",), True), NCCL_IB_DISABLE="1").found
+    adapter(tmp_path, "mlx5_0", "mlx5_core")
+    assert "NCCL_IB_DISABLE" in row(tmp_path, NCCL_IB_DISABLE="1").found
 
 
 @pytest.mark.parametrize(("num_nodes", "num_gpus"), [(1, 8), (2, 0), (1, 0)])
-def test_a_training_without_rdma_has_no_row(num_nodes: int, num_gpus: int) -> None:
-    assert list(check_rdma(RdmaReading(), {}, num_nodes=num_nodes, num_gpus=num_gpus)) == []
+def test_a_training_without_rdma_has_no_row(tmp_path: Path, num_nodes: int, num_gpus: int) -> None:
+    assert list(check_rdma({}, num_nodes, num_gpus, tmp_path)) == []

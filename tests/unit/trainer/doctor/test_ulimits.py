@@ -14,7 +14,7 @@ from trainer.doctor import machine
 from trainer.doctor.check import Check, Severity, refuse_errors
 from trainer.doctor.machine import check_start
 from trainer.doctor.ulimits import UNLIMITED, Ulimits, check_shared_memory, check_ulimits, read_ulimits
-from trainer.training.start import ranks
+from trainer.training.start import open as opening
 from trainer.training.start.open import opened_run
 
 GOOD = Ulimits(8 << 30, 8 << 30, 1 << 20, UNLIMITED, UNLIMITED)
@@ -92,8 +92,8 @@ def test_the_first_rank_of_a_node_checks_the_machine_before_it_joins_the_others(
         raise ConfigError("joins")
 
     monkeypatch.setenv("LOCAL_RANK", local_rank)
-    monkeypatch.setattr(ranks, "check_start", checked.append)
-    monkeypatch.setattr(ranks, "joined_group", joined)
+    monkeypatch.setattr(opening, "check_start", checked.append)
+    monkeypatch.setattr(opening, "joined_group", joined)
     with pytest.raises(ConfigError, match="joins"), opened_run(tiny_config(tmp_path, tmp_path / "run")):
         pass
     assert checked == ([0] if local_rank == "0" else [])

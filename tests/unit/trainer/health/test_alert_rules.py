@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from trainer.config import AlertAction, AlertsConfig, GuardConfig
 from trainer.distributed.stragglers import SlowRank
-from trainer.health.alert_rules import AlertRules
-from trainer.health.detectors import LASTING_FALL_S, Debounce, IdleShare, MemoryTrend, SpeedDrop, WaitShare
+from trainer.health.alert_rules import LASTING_FALL_S, AlertRules, Debounce, IdleShare, MemoryTrend, SpeedDrop, WaitShare
 from trainer.health.guard import Guard, guard_alert
 from trainer.machine.gpus import GpuReading
 from trainer.machine.sampler import HardwareReading, HostReading

@@ -17,8 +17,7 @@ import pytest
 
 from trainer.config import AlertsConfig, GuardConfig
 from trainer.distributed.stragglers import OwnTime, StragglerDetector
-from trainer.health.alert_rules import AlertRules
-from trainer.health.detectors import LASTING_FALL_S
+from trainer.health.alert_rules import LASTING_FALL_S, AlertRules
 from trainer.health.guard import Guard
 from trainer.machine.sampler import HardwareReading, HostReading
 

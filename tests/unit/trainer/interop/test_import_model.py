@@ -21,6 +21,7 @@ from trainer.checkpoint.weights import weights_digest
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.commands.generate import GenerateOptions, written_texts
 from trainer.commands.import_model import ImportOptions, run
+from trainer.commands.runs import listed_runs
 from trainer.commands.saved_model import load_model
 from trainer.config import GuardConfig
 from trainer.health.convergence import LossMean
@@ -30,7 +31,6 @@ from trainer.interop.source import open_source
 from trainer.loop import train
 from trainer.model.attention import make_layout
 from trainer.model.decoder import num_weights
-from trainer.report.overview import listed_runs
 from trainer.runs.saved_run import SavedRun, load_config
 from trainer.runs.state import RunState
 from trainer.verification.audit import audit_run

@@ -29,7 +29,7 @@ def test_it_imports_nothing_that_takes_long() -> None:
 def test_a_full_disk_of_temporary_files_is_no_wrong_setting(
     code: int, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(**_: object) -> str:
+    def refuse(*_: object) -> str:
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)

@@ -409,7 +409,7 @@ def test_the_cache_of_the_trial_is_released_before_the_ranks_exchange_its_result
         def __del__(self) -> None:
             calls.append("trial is gone")
 
-    monkeypatch.setattr(micro_batch_size, "_Trial", StubTrial)
+    monkeypatch.setattr(micro_batch_size, "_trial", StubTrial)
     monkeypatch.setattr(micro_batch_size, "release_memory", lambda: calls.append("release"))
     group = StubGroup(0, 1, 0, torch.device("cpu"))
     config = settings_of(batch={"global_rows": 4, "micro": "auto"}, model={"layers": 1, "width": 32, "heads": 4, "context": 8})

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from common.hardware import throttle_reasons
 from trainer.machine import gpus
 from trainer.machine import sampler as sampler_module
-from trainer.machine.gpus import GpuReading, KernelLog, NoGpus, NvmlGpus, opened_gpus, xids_in
+from trainer.machine.gpus import GpuReading, Gpus, KernelLog, xids_in
 from trainer.machine.sampler import HardwareReading, HardwareSampler, Host, HostReading
 from trainer.runs.events import HardwareEvent
 
@@ -107,7 +107,7 @@ HOST = HostReading(1000.0, 800.0, 16000.0, 0.5, 100.0)
 
 def test_a_gpu_tells_everything_in_the_units_of_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(monkeypatch, H100)
-    [gpu] = NvmlGpus([UUID]).read()
+    [gpu] = Gpus([UUID]).read()
     assert gpu == GpuReading(
         0,
         "NVIDIA H100 80GB HBM3",
@@ -127,7 +127,7 @@ def test_a_gpu_tells_everything_in_the_units_of_the_names(monkeypatch: pytest.Mo
 
 def test_what_a_gpu_does_not_know_is_left_out_and_the_rest_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(monkeypatch, H100, GEFORCE)
-    _, gpu = NvmlGpus([UUID, OTHER_UUID]).read()
+    _, gpu = Gpus([UUID, OTHER_UUID]).read()
     assert (gpu.name, gpu.index, gpu.temperature_c) == ("NVIDIA GeForce RTX 4090", 1, 66.0)
     assert gpu.ecc_corrected is gpu.ecc_uncorrected is gpu.power_limit_w is gpu.throttle is None
     [shown] = HardwareEvent.of(1, HardwareReading((gpu,), HOST), None).gpus
@@ -137,14 +137,14 @@ def test_what_a_gpu_does_not_know_is_left_out_and_the_rest_is_there(monkeypatch:
 
 def test_a_gpu_that_is_lost_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(monkeypatch, LOST, H100)
-    lost, well = NvmlGpus([UUID, OTHER_UUID]).read()
+    lost, well = Gpus([UUID, OTHER_UUID]).read()
     assert (lost.answers, lost.utilisation) == (False, None)
     assert (well.answers, well.utilisation) == (True, 0.98)
 
 
 def test_only_the_gpus_of_the_run_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = recorded(monkeypatch, H100, GEFORCE)
-    gpus = opened_gpus([UUID])
+    gpus = Gpus([UUID])
     assert [gpu.name for gpu in gpus.read()] == ["NVIDIA H100 80GB HBM3"]
     gpus.close()
     assert nvml.open == 0
@@ -152,22 +152,22 @@ def test_only_the_gpus_of_the_run_are_read(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_xids_come_from_the_driver_s_events_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(monkeypatch, H100, events=(79, 48))
-    gpus = NvmlGpus([UUID])
+    gpus = Gpus([UUID])
     assert (gpus.xids(), gpus.xids()) == ((79, 48), ())
 
 
 def test_a_gpu_without_events_has_no_xids_there(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(monkeypatch, H100)
-    assert NvmlGpus([UUID]).xids() == ()
+    assert Gpus([UUID]).xids() == ()
 
 
 def test_without_a_driver_there_are_no_gpus_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a driver")
-    assert opened_gpus([UUID]).read() == ()
+    assert Gpus([UUID]).read() == ()
     assert "GPUs are not monitored" in caplog.text
     caplog.clear()
-    assert opened_gpus([]).read() == ()
+    assert Gpus([]).read() == ()
     assert not caplog.text
 
 
@@ -256,7 +256,7 @@ def test_disk_rates_are_unknown_at_first_and_where_they_are_hidden(tmp_path: Pat
 
 def test_readings_are_taken_without_waiting_and_each_once() -> None:
     host = Fixed(HOST)
-    with HardwareSampler(NoGpus(), host, 0.01).running() as sampler:  # type: ignore[arg-type]
+    with HardwareSampler(Gpus(()), host, 0.01).running() as sampler:  # type: ignore[arg-type]
         until = time.monotonic() + 30
         taken: list[HardwareReading] = []
         while len(taken) < 3 and time.monotonic() < until:
@@ -272,7 +272,7 @@ def test_readings_are_taken_without_waiting_and_each_once() -> None:
 
 def test_a_machine_that_cannot_be_read_is_told_once_and_watched_again_when_it_can(caplog: pytest.LogCaptureFixture) -> None:
     host = Fixed(OSError("stale file handle"))
-    with HardwareSampler(NoGpus(), host, 0.001).running() as sampler:  # type: ignore[arg-type]
+    with HardwareSampler(Gpus(()), host, 0.001).running() as sampler:  # type: ignore[arg-type]
         until = time.monotonic() + 30
         while host.calls < 3 and time.monotonic() < until:
             time.sleep(0.005)
@@ -290,7 +290,7 @@ def test_an_xid_that_the_driver_tells_is_not_told_again_out_of_the_kernel_s_log(
     recorded(monkeypatch, H100, events=(79,))
     path = tmp_path / "kmsg"
     path.touch()
-    sampler = HardwareSampler(NvmlGpus([UUID]), Fixed(HOST), 1, KernelLog(path))  # type: ignore[arg-type]
+    sampler = HardwareSampler(Gpus([UUID]), Fixed(HOST), 1, KernelLog(path))  # type: ignore[arg-type]
     path.write_text("NVRM: Xid (PCI:0000:3b:00): 79, pid=7\n")
     assert [sampler.read().xids, sampler.read().xids] == [(79,), ()]
 
@@ -298,7 +298,7 @@ def test_an_xid_that_the_driver_tells_is_not_told_again_out_of_the_kernel_s_log(
 def test_an_xid_waits_for_a_reading_that_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(monkeypatch, H100, events=(79,))
     host = Fixed(OSError("stale file handle"))
-    sampler = HardwareSampler(NvmlGpus([UUID]), host, 1)  # type: ignore[arg-type]
+    sampler = HardwareSampler(Gpus([UUID]), host, 1)  # type: ignore[arg-type]
     with pytest.raises(OSError, match="stale"):
         sampler.read()
     host.reading = HOST
@@ -314,7 +314,7 @@ def test_the_use_of_the_processors_is_unknown_at_the_first_reading(tmp_path: Pat
 def test_xids_of_the_kernel_s_log_stand_in_where_the_driver_tells_none(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     path.touch()
-    sampler = HardwareSampler(NoGpus(), Fixed(HOST), 1, KernelLog(path))  # type: ignore[arg-type]
+    sampler = HardwareSampler(Gpus(()), Fixed(HOST), 1, KernelLog(path))  # type: ignore[arg-type]
     path.write_text("NVRM: Xid (PCI:0000:3b:00): 31, pid=7\n")
     assert sampler.read().xids == (31,)
     assert sampler.read() == HardwareReading((), HOST), "an Xid is reported once"
@@ -324,7 +324,7 @@ def test_xids_of_the_kernel_s_log_stand_in_where_the_driver_tells_none(tmp_path:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_real_gpu_is_read() -> None:
     uuid = str(torch.cuda.get_device_properties(0).uuid)
-    gpus = NvmlGpus([uuid])
+    gpus = Gpus([uuid])
     values = torch.ones(64 * 2**20, device="cuda")
     [gpu] = gpus.read()
     assert gpu.answers

@@ -7,9 +7,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.ranks import run_ranks
 from trainer.distributed.group import Group
-from trainer.parallel import ddp_buckets
-from trainer.parallel.accumulation import Accumulation, DdpAccumulation, LateAccumulation, TreeAccumulation
-from trainer.parallel.ddp_buckets import wrapped_by_ddp
+from trainer.parallel import accumulation
+from trainer.parallel.accumulation import Accumulation, DdpAccumulation, LateAccumulation, wrapped_by_ddp
 from trainer.parallel.gradient_tree import GradientTree
 
 LAYERS, WIDTH = 6, 16
@@ -23,7 +22,7 @@ def model_of_layers() -> nn.Sequential:
 
 def accumulated(model: nn.Sequential, group: Group, kind: str) -> tuple[nn.Module, Accumulation]:
     if kind == "tree":
-        return model, TreeAccumulation(GradientTree(list(model.parameters()), group))
+        return model, GradientTree(list(model.parameters()), group)
     if group.world_size == 1:
         return model, Accumulation(list(model.parameters()))
     if kind == "late":
@@ -127,5 +126,5 @@ def test_ddp_exchanges_no_buffers_in_each_release_of_pytorch(monkeypatch: pytest
         def __init__(self, module: nn.Module, broadcast_buffers: bool = True, gradient_as_bucket_view: bool = False) -> None:
             self.exchanges_buffers = broadcast_buffers
 
-    monkeypatch.setattr(ddp_buckets, "DistributedDataParallel", Before213)
+    monkeypatch.setattr(accumulation, "DistributedDataParallel", Before213)
     assert vars(wrapped_by_ddp(nn.Linear(1, 1))) == {"exchanges_buffers": False}

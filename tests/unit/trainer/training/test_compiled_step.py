@@ -28,8 +28,7 @@ from trainer.model.forward import LossModule
 from trainer.optim.optimizers import build_optimizers
 from trainer.optim.weight_average import WeightAverage
 from trainer.parallel.wrapping import wrap_for_training
-from trainer.training.step import train_step
-from trainer.training.step_report import PendingStep, StepInputs
+from trainer.training.step import PendingStep, StepInputs, train_step
 from trainer.training.trainable import Trainable, make_scaler
 
 LENGTH, VOCAB, ROWS, MICRO = 320, 60, 4, 2

@@ -24,8 +24,7 @@ from trainer.model.forward import LossModule, forward_pass
 from trainer.model.parameters import parameters_by_name
 from trainer.optim.optimizers import build_optimizers, optimizer_tensors
 from trainer.parallel.wrapping import wrap_for_training
-from trainer.training.step import train_step
-from trainer.training.step_report import PendingStep, StepInputs, StepResults
+from trainer.training.step import PendingStep, StepInputs, StepResults, train_step
 from trainer.training.trainable import Trainable, make_scaler
 
 LENGTH, VOCAB = 32, 60
@@ -83,7 +82,7 @@ def test_neither_loss_nor_gradient_depends_on_the_micro_batches(normalise: str, 
         training = training_module(config)
         result = step(training, config).result()
         found.append(
-            (result.loss, result.grad_norm, [torch.as_tensor(parameter.grad).clone() for parameter in training.parameters])
+            (result.loss, result.grad_norm, [torch.as_tensor(parameter.grad).clone() for parameter in training.parameters.values()])
         )
     for loss, norm, gradients in found[1:]:
         assert loss == pytest.approx(found[0][0], rel=1e-6)

@@ -21,11 +21,9 @@ from hypothesis import strategies as st
 
 from tests.support.runs import ROOT
 from trainer.watchdog import processes, watch
-from trainer.watchdog.files import clear_heartbeats
-from trainer.watchdog.heartbeat import PHASES, Heartbeat, HeartbeatWriter, Phase, Timeouts
+from trainer.watchdog.heartbeat import PHASES, Heartbeat, HeartbeatWriter, Phase, Timeouts, remove_heartbeats
 from trainer.watchdog.processes import ProcessId
-from trainer.watchdog.stalls import StallDetector, Still
-from trainer.watchdog.watch import watched
+from trainer.watchdog.watch import StallDetector, Still, watched
 
 TIMEOUTS = Timeouts(stall_s=None, slow_s=600)
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
@@ -264,10 +262,10 @@ def test_a_watchdog_that_did_not_run_for_a_while_begins_its_count_again() -> Non
 
 
 def test_what_an_earlier_start_has_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    clear_heartbeats(tmp_path)
+    remove_heartbeats(tmp_path)
     (tmp_path / "heartbeat/rank-0").write_text("old")
     (tmp_path / "metrics.jsonl").write_text("kept")
-    clear_heartbeats(tmp_path)
+    remove_heartbeats(tmp_path)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["heartbeat", "metrics.jsonl"]
 
 
@@ -604,7 +602,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, place: str, second_na
     else:
         path.symlink_to(victim / path.name)
     with suppress(OSError):
-        clear_heartbeats(run)
+        remove_heartbeats(run)
     with suppress(OSError), watched(run, TIMEOUTS, rank=0):
         pass
     assert {item.name: item.read_text() for item in victim.iterdir() if item.is_file()} == {
@@ -644,16 +642,6 @@ watch.main(sys.argv[1:])
 
 @LINUX
 def test_the_watchdog_ends_at_a_sigint_without_a_traceback(tmp_path: Path) -> None:
-    words = [
-        str(tmp_path),
-        "--first_rank",
-        "0",
-        "--num_ranks",
-        "1",
-        "--parent",
-        str(os.getpid()),
-        "--processes",
-        str(ProcessId.own()),
-    ]
+    words = [str(tmp_path), "0", "1", str(os.getpid()), str(ProcessId.own())]
     done = subprocess.run([sys.executable, "-c", ASKED_TO_STOP, *words], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")

@@ -11,7 +11,7 @@ from pydantic import Field
 from safetensors.torch import load_file
 
 from common.errors import ConfigError
-from common.settings.markers import Marker
+from common.settings.markers import EXPORTED, OF_TRAINING
 from common.settings.model import settings_with
 from data_pipeline.tokenizer import ByteTokenizer, Tokenizer
 from tests.support.exported import export_source, tokenizer_of
@@ -75,7 +75,7 @@ REFUSED: set[str] = set()
 
 
 def test_every_setting_of_the_model_is_exported_or_of_training_alone_or_refused() -> None:
-    exported, of_training = (set(settings_with(ModelConfig, marker)) for marker in (Marker.EXPORTED, Marker.OF_TRAINING))
+    exported, of_training = (set(settings_with(ModelConfig, marker)) for marker in (EXPORTED, OF_TRAINING))
     assert set(ModelConfig.model_fields) - exported - of_training == REFUSED
     assert not exported & of_training
 

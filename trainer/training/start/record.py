@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,7 +22,7 @@ from common.files import (
 )
 from common.redaction import redacted_settings
 from common.settings.dotted import flatten
-from common.settings.markers import Marker
+from common.settings.markers import FOLDER, MOVEABLE, PER_START
 from common.settings.model import settings_with
 from common.settings.toml import to_toml
 from common.untrusted import digest_run_file
@@ -38,12 +37,12 @@ from trainer.training.start.check import Continued
 from trainer.training.start.identity import with_newer_settings
 from trainer.training.start.plan import StartPlan
 
-_log = logging.getLogger(__name__)
-_UNREPORTED = frozenset(settings_with(TrainConfig, Marker.FOLDER, Marker.MOVEABLE, Marker.PER_START))
+_UNREPORTED = frozenset(settings_with(TrainConfig, FOLDER, MOVEABLE, PER_START))
 
 
-def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> None:
-    """Write the record and the files that it names. A run that resumes logs how identity, environment and settings differ."""
+def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> tuple[ChangedFact, ...]:
+    """Write the record and the files that it names. Return how identity, environment and settings of a resumed run differ."""
+    plan.earlier[0].undo.pop_all()
     context, identity, before = plan.context, continued.identity, continued.before
     extension, of_task, trainable = plan.extension.source, plan.task.files, restored.trainable
     run, config, manifest, step = context.config.run, context.config, context.manifest, restored.progress.step
@@ -51,14 +50,7 @@ def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> No
     environment = environment_facts() | {"world_size": context.group.world_size}
     earlier, differences = ([], ()) if before is None else _since_before(before, step, identity, environment, settings)
     write_atomic(run / CONFIG, settings.encode())
-    # A start that left no checkpoint may have had another tokenizer.
-    if _contents(run / TOKENIZER) != _contents(config.data / "tokenizer", PreparedDataError):
-        for left in filter(is_unfinished, run.glob(".tokenizer.*")):
-            shutil.rmtree(left, ignore_errors=True)
-        temporary = unfinished_path(run / TOKENIZER)
-        _copy_files(config.data / "tokenizer", temporary, below=config.data)
-        shutil.rmtree(run / TOKENIZER, ignore_errors=True)
-        commit_directory(temporary, run / TOKENIZER)
+    _copy_tokenizer(config.data, run)
     if extension is not None:
         write_atomic(run / "extension.py", extension)
     else:
@@ -67,12 +59,8 @@ def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> No
         own_folder(run / TASK_FOLDER)
     for name, data in of_task.items():
         write_atomic(run / TASK_FOLDER / name, data)
-    tokenizer = sorted(path.relative_to(run).as_posix() for path in (run / TOKENIZER).iterdir())
-    names = [
-        *tokenizer,
-        *(f"{TASK_FOLDER}/{name}" for name in of_task),
-        *(["extension.py"] if extension is not None else []),
-    ]
+    names = sorted(path.relative_to(run).as_posix() for path in (run / TOKENIZER).iterdir())
+    names += [f"{TASK_FOLDER}/{name}" for name in of_task] + ([] if extension is None else ["extension.py"])
     record = Record.model_validate(
         {
             "format": 1,
@@ -86,19 +74,14 @@ def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> No
             "files": {CONFIG: digest_bytes(settings.encode())} | digests_of(run, names),
         }
     )
-    if continued.initial is not None:
-        record = record.changed(initial=continued.initial)
-    if before is not None and before.record.origin is not None:
-        record = record.changed(origin=before.record.origin)
+    for name, origin in (("initial", continued.initial), ("origin", None if before is None else before.record.origin)):
+        record = record if origin is None else record.changed(**{name: origin})
     if trainable.num_trained < trainable.num_weights:
         record = record.changed(trained_weights=trainable.num_trained, total_weights=trainable.num_weights)
     write_record(run, record)
     for path in run.glob("change-*.json"):  # the record holds them now
         path.unlink()
-    if before is not None and differences:
-        lines = "".join(f"\n  {one.describe()}" for one in differences)
-        level = logging.WARNING if any(one.changes_bits for one in differences) else logging.INFO
-        _log.log(level, "resumed at step %s with differences from the previous start (* can change the results):%s", step, lines)
+    return differences
 
 
 def _since_before(
@@ -126,14 +109,23 @@ def _reported_settings(recorded: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in _UNREPORTED}
 
 
-def _copy_files(source: Path, target: Path, *, below: Path) -> None:
-    target.mkdir()
+def _copy_tokenizer(data: Path, run: Path) -> None:
+    """Copy the tokenizer of the data, unless the run has it. A start that left no checkpoint may have had another one."""
+    source, target = data / "tokenizer", run / TOKENIZER
+    if _contents(target) == _contents(source, PreparedDataError):
+        return
+    for left in filter(is_unfinished, run.glob(".tokenizer.*")):
+        shutil.rmtree(left, ignore_errors=True)
+    temporary = unfinished_path(target)
+    temporary.mkdir()
     for path in sorted(source.iterdir()):
         try:
-            with open_input(path, below=below) as file, (target / path.name).open("xb") as copy:
+            with open_input(path, below=data) as file, (temporary / path.name).open("xb") as copy:
                 shutil.copyfileobj(file, copy)
         except UnusableFileError as error:
             raise PreparedDataError(f"{error}; run `prepare` again") from None
+    shutil.rmtree(target, ignore_errors=True)
+    commit_directory(temporary, target)
 
 
 def _contents(folder: Path, error: type[ProjectError] = CheckpointError) -> dict[str, str]:

@@ -8,10 +8,9 @@ from common.errors import ConfigError
 from common.files import sealed, unsealed
 from tests.support.prepared import write_prepared
 from tests.support.runs import metrics, tiny_config
-from trainer.commands.runs import RunsOptions
+from trainer.commands.runs import RunsOptions, listed_runs
 from trainer.commands.runs import run as list_runs
 from trainer.loop import train
-from trainer.report.overview import listed_runs
 from trainer.runs.lock import locked_run
 
 
