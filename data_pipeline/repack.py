@@ -27,8 +27,8 @@ from data_pipeline.execution.tasks import Counts, add_counts, commit_result, ope
 from data_pipeline.publishing.fingerprint import fingerprint_of
 from data_pipeline.publishing.ownership import exclusive
 from data_pipeline.publishing.publish import Prepared, assemble, check_may_replace
+from data_pipeline.reports.facts import lookup
 from data_pipeline.reports.lengths import compare_row_lengths
-from data_pipeline.reports.lookup import lookup
 from data_pipeline.reports.terminal import check_report
 from data_pipeline.reports.totals import row_counts
 from data_pipeline.stages.pack import DocumentsOf, pack_all

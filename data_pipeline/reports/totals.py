@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import copy
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import pairwise
 from typing import Any
 
 from data_pipeline.config import PrepareConfig
@@ -15,7 +14,7 @@ from data_pipeline.documents import Reason, Stage, partition_of
 from data_pipeline.execution.tasks import Counts, add_counts
 from data_pipeline.packing.placement import METHODS
 from data_pipeline.quality.perplexity import SCORE_STEPS, perplexity
-from data_pipeline.reports.lengths import compare_row_lengths, describe_lengths, share_of
+from data_pipeline.reports.lengths import at_percents, compare_row_lengths, describe_lengths, share_of
 from data_pipeline.sources.inputs import Partition
 from data_pipeline.stages.pack import PackResult
 from data_pipeline.stages.read import ReadResult
@@ -51,6 +50,11 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
     assert documents["read"] == documents["kept"] + documents["rejected"], "a document was neither kept nor rejected"
     lengths = add_counts(result.lengths for result in results.selected)
     tokens_trained_on = sum(result.tokens["train"] for result in results.selected)
+    rejected = _rejected(results, everything)
+    stages, left = [], documents["read"]
+    for name, counts in rejected.items():
+        stages.append({"name": name, "in": left, "out": left - sum(counts.values()), "rejected": counts})
+        left -= sum(counts.values())
     lost = share_lost_to_benchmarks(results.read, results.split)
     lines = lines_before(results.partitions, results.read)
     clusters = copy.deepcopy(results.duplicates.clusters)
@@ -59,8 +63,8 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
             leader["line"] += lines[partition_of(leader["id"])]
     return {
         "documents": documents,
-        "stages": _funnel(documents["read"], _rejected(results, everything)),
-        "rejected": _rejected(results, everything),
+        "stages": stages,
+        "rejected": rejected,
         "samples": list(
             collect_rejects(results.partitions, results.read, results.split, results.selected, most=_SHOWN_SAMPLES_PER_REASON)
         ),
@@ -119,15 +123,6 @@ def _rejected(results: Results, numbers: Sequence[int]) -> dict[str, Counts]:
     return stages
 
 
-def _funnel(read: int, rejected: Mapping[str, Counts]) -> list[dict[str, Any]]:
-    stages = []
-    for name, counts in rejected.items():
-        left = read - sum(counts.values())
-        stages.append({"name": name, "in": read, "out": left, "rejected": counts})
-        read = left
-    return stages
-
-
 def _source(results: Results, numbers: Sequence[int], config: PrepareConfig, name: str, tokens_trained_on: int) -> dict[str, Any]:
     documents = _documents(results, numbers)
     selected = [results.selected[number] for number in numbers]
@@ -147,38 +142,26 @@ def _source(results: Results, numbers: Sequence[int], config: PrepareConfig, nam
 
 
 def _perplexity(results: Results, sources: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """With a histogram in bins of a quarter of an octave: from, to, and the number of documents."""
     by_source = {name: add_counts(results.tokenized[number].scores for number in numbers) for name, numbers in sources.items()}
-    everything = add_counts(by_source.values())
-    if not everything:
+    bins: Counter[int] = Counter()
+    for score, count in add_counts(by_source.values()).items():
+        bins[int(score) // _BIN_STEPS] += count
+    if not bins:
         return {}
+    borders = [round(perplexity(number * _BIN_STEPS), 2) for number in range(min(bins), max(bins) + 2)]
     return {
-        "by_source": {name: _perplexity_percentiles(scores) for name, scores in by_source.items()},
-        "histogram": _perplexity_histogram(everything),
+        "by_source": {
+            name: {key: round(perplexity(score), 1) for key, score in at_percents(scores, (5, 50, 95)).items()}
+            for name, scores in by_source.items()
+        },
+        "histogram": [[low, high, bins[number]] for number, (low, high) in enumerate(pairwise(borders), min(bins))],
         "thresholds": {
             name: {"min": round(perplexity(cuts.bounds.min_score), 3), "max": round(perplexity(cuts.bounds.max_score), 3)}
             for name, cuts in results.cuts.items()
             if cuts.by_perplexity
         },
     }
-
-
-def _perplexity_percentiles(scores: Counts) -> dict[str, float]:
-    values = sorted(map(int, scores))
-    ends = list(accumulate(scores[str(value)] for value in values))
-    ranks = {percent: -(-ends[-1] * percent // 100) for percent in (5, 50, 95)} if ends else {}
-    return {f"p{percent}": round(perplexity(values[bisect_left(ends, rank)]), 1) for percent, rank in ranks.items()}
-
-
-def _perplexity_histogram(scores: Counts) -> list[list[float]]:
-    """Return bins of a quarter of an octave: from, to, and the number of documents."""
-    bins: Counter[int] = Counter()
-    for score, count in scores.items():
-        bins[int(score) // _BIN_STEPS] += count
-    first, last = min(bins), max(bins)
-    return [
-        [round(perplexity(number * _BIN_STEPS), 2), round(perplexity((number + 1) * _BIN_STEPS), 2), bins[number]]
-        for number in range(first, last + 1)
-    ]
 
 
 def _rows(packed: Sequence[PackResult], row_length: int) -> dict[str, Any]:

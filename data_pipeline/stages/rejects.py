@@ -18,8 +18,7 @@ import zstandard
 from common.files import digest_file, unfinished_path
 from data_pipeline.dataset.layout import CHOSEN, REJECTED, REJECTS, TOKENS, rejected_name
 from data_pipeline.dataset.tables import read_batches, read_side_by_side
-from data_pipeline.dedup.duplicates import REASONS
-from data_pipeline.dedup.resolve import Fate
+from data_pipeline.dedup.duplicates import REASONS, Fate
 from data_pipeline.documents import Reason, partition_of
 from data_pipeline.execution.tasks import commit_result
 from data_pipeline.sources.inputs import Partition

@@ -17,10 +17,9 @@ from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.tables import CHOSEN_SCHEMA, TableWriter, read_batches
 from data_pipeline.documents import Reason
 from data_pipeline.execution.tasks import Counts, add_counts, add_nested, commit_result
-from data_pipeline.filters.labels import label_of
-from data_pipeline.quality.bounds import FATES, Bounds, judge, resolve_bounds
+from data_pipeline.filters.judge import label_of
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
-from data_pipeline.quality.perplexity import perplexity
+from data_pipeline.quality.perplexity import FATES, Bounds, judge, perplexity, resolve_bounds
 from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.pack import DocumentsOf
 from data_pipeline.stages.reject_samples import Samples, find_rows

@@ -60,7 +60,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> Json:
 def role_names(tokenizer: Tokenizer) -> dict[str, str]:
     # `char` has no unk, because a reader that skips special tokens would drop the U+FFFD that stands for an unknown character
     if isinstance(tokenizer, HuggingFaceTokenizer | SentencePieceTokenizer):
-        return {role: name for role, name in tokenizer.special.names.items() if name is not None}
+        return tokenizer.role_names
     names = dict(_OWN_NAMES)
     if isinstance(tokenizer, CharacterTokenizer):
         del names["unk"]
@@ -159,7 +159,7 @@ def _of_pieces(tokenizer: SentencePieceTokenizer) -> Json:
     model["byte_fallback"] = spec.byte_fallback
     unknown = next((number for number, piece in enumerate(pieces) if piece.kind == "unknown"), None)
     model |= {"unk_id": unknown} if spec.model_type != BPE else {"unk_token": None if unknown is None else pieces[unknown].name}
-    silent = {number for number in tokenizer.special.ids.values() if number is not None}
+    silent = {number for number in tokenizer.special_ids.values() if number is not None}
     added = [
         _added(number, piece.name, special=piece.kind != "symbol")
         for number, piece in enumerate(pieces)

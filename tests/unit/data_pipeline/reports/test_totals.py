@@ -7,9 +7,8 @@ from data_pipeline.config import PrepareConfig
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import document_id
 from data_pipeline.execution.tasks import open_runner
-from data_pipeline.quality.bounds import Bounds
 from data_pipeline.quality.classifier import HeldOut
-from data_pipeline.quality.perplexity import SCORE_STEPS
+from data_pipeline.quality.perplexity import SCORE_STEPS, Bounds
 from data_pipeline.reports.totals import Results, make_report
 from data_pipeline.sources.formats import IgnoredFiles
 from data_pipeline.sources.inputs import InputFile, Part, Partition
