@@ -24,11 +24,11 @@ from data_pipeline.sources.inputs import cut_into_partitions, find_inputs, remem
 from data_pipeline.stages import checks
 from data_pipeline.stages.job import Job
 from data_pipeline.stages.pack import pack_all
-from data_pipeline.stages.read import keys_of, read_all
+from data_pipeline.stages.read import keys_of, read_all, report_of_reading
 from data_pipeline.stages.rejects import write_rejects
-from data_pipeline.stages.select import cuts_of_sources, documents_of, labels_of, select_all
+from data_pipeline.stages.select import cuts_of_sources, documents_of, labels_of, report_of_selection, select_all
 from data_pipeline.stages.split import split_all
-from data_pipeline.stages.tokenize import tokenize_all
+from data_pipeline.stages.tokenize import report_of_tokens, tokenize_all
 from data_pipeline.stages.train_quality import train_quality, trained_reference
 from data_pipeline.stages.train_tokenizer import train_on_sample
 
@@ -77,7 +77,9 @@ def prepare(config: PrepareConfig) -> Manifest:
             )
 
         by_split = [(task.split, result) for task, result in packed]
-        results = Results(partitions, read, duplicates, split, tokenizer, classifier, tokenized, cuts, selected, by_split, ignored)
+        report = make_report(Results(partitions, read, duplicates, split, tokenized, cuts, selected, by_split), config)
+        report |= report_of_reading(read, ignored) | report_of_selection(job, selected)
+        report |= report_of_tokens(config, tokenizer, classifier, tokenized)
         prepared = Prepared(
             settings=settings,
             inputs=[file.identity for file in inputs],
@@ -86,7 +88,7 @@ def prepare(config: PrepareConfig) -> Manifest:
             tokenizer_folder=work / TOKENIZER,
             documents=documents,
             packed=packed,
-            report=make_report(results, config),
+            report=report,
             timings=run.progress.summary(),
             reference=trained_reference(job),
             has_mask=any(of_source.has_mask for of_source in job.of_sources.values()),

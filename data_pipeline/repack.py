@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -27,8 +27,8 @@ from data_pipeline.execution.tasks import Counts, add_counts, commit_result, ope
 from data_pipeline.publishing.fingerprint import fingerprint_of
 from data_pipeline.publishing.ownership import exclusive
 from data_pipeline.publishing.publish import Prepared, assemble, check_may_replace
+from data_pipeline.reports.facts import lookup
 from data_pipeline.reports.lengths import compare_row_lengths
-from data_pipeline.reports.lookup import lookup
 from data_pipeline.reports.terminal import check_report
 from data_pipeline.reports.totals import row_counts
 from data_pipeline.stages.pack import DocumentsOf, pack_all
@@ -40,12 +40,6 @@ class CountTask:
     tokens: Path
     chosen: Path
     output: Path
-
-
-@dataclass
-class CountResult:
-    tokens: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))  # number of tokens that are packed into rows, by split
-    lengths: Counts = field(default_factory=dict)  # number of documents by their length in tokens
 
 
 def repack(directory: Path, output: Path, row_length: int, workers: int | None = None, *, replace: bool = False) -> Manifest:
@@ -83,19 +77,19 @@ def repack(directory: Path, output: Path, row_length: int, workers: int | None =
                 CountTask(directory / TOKENS / name, directory / CHOSEN / name, work / "counted" / name)
                 for name in (f"{number:06d}" for number in range(len(before.partitions)))
             ]
-            counted = run("count", count_partition, tasks, [1] * len(tasks), CountResult)
+            counted = run("count", count_partition, tasks, [1] * len(tasks), dict[str, Counts])
             documents = [
                 DocumentsOf(
                     partition["source"],
                     number,
                     directory,
-                    result.tokens,
+                    result["tokens"],
                     {folder: before.files[f"{folder}/{number:06d}.arrow"] for folder in (TOKENS, CHOSEN)},
                     fields.get(partition["source"]),
                 )
                 for number, (partition, result) in enumerate(zip(before.partitions, counted, strict=True))
             ]
-            lengths = add_counts(result.lengths for result in counted)
+            lengths = add_counts(result["lengths"] for result in counted)
             if before.has_pairs and (longest := max(map(int, lengths), default=0)) > row_length:
                 raise ConfigError(
                     f"--row_length {row_length}: the longest preference pair has {longest} tokens, and a pair cannot be cut; use "
@@ -122,16 +116,15 @@ def repack(directory: Path, output: Path, row_length: int, workers: int | None =
         return assemble(prepared, output, work, {})
 
 
-def count_partition(task: CountTask) -> CountResult:
-    """Count the tokens and documents of a partition from the borders of the documents, without reading the tokens."""
-    result = CountResult()
+def count_partition(task: CountTask) -> dict[str, Counts]:
+    """Return the packed tokens by split, and the documents by length, from the borders of the documents alone."""
+    tokens: Counts = dict.fromkeys(SPLITS, 0)
     lengths: Counter[str] = Counter()
     for batch, chosen in read_side_by_side(task.tokens, task.chosen):
         copies_D = chosen.column("copies").to_numpy().astype(np.int64)
         lengths_D = np.diff(batch.column("tokens").offsets.to_numpy())
         split_D = batch.column("split").to_numpy()
         for number, split in enumerate(SPLITS):
-            result.tokens[split] += int((lengths_D * copies_D)[split_D == number].sum())
+            tokens[split] += int((lengths_D * copies_D)[split_D == number].sum())
         lengths.update(map(str, lengths_D[copies_D > 0].tolist()))
-    result.lengths = dict(lengths)
-    return commit_result(task, result)
+    return commit_result(task, {"tokens": tokens, "lengths": dict(lengths)})

@@ -10,7 +10,7 @@ from __future__ import annotations
 from common.errors import GuardError
 from trainer.config import ModelConfig, TrainConfig
 from trainer.data.batch import IGNORE
-from trainer.evaluation.results import Evaluation
+from trainer.evaluation.tally import Evaluation
 from trainer.extensions.hooks import RunView
 from trainer.metrics import StepMetrics
 from trainer.model.attention import Layout, attend

@@ -37,7 +37,7 @@ def train(config: TrainConfig, *, trust_extension: bool = True) -> str:
 def train_until_done(run: TrainingRun) -> tuple[Progress, bool]:
     """Train to the end. Go back if a step must be repeated or the guard asks for a rollback."""
     progress = run.resumed
-    run.extension.train_start(run.view(progress))
+    run.extension.notify("on_train_start", run.view(progress))
     while True:
         try:
             with run.data.batches(progress, run.adjuster.adjustments) as batches:
@@ -51,7 +51,7 @@ def train_until_done(run: TrainingRun) -> tuple[Progress, bool]:
             raise
     run.heartbeat.at("save")
     run.saver.finish()
-    run.extension.train_end(run.view(progress))
+    run.extension.notify("on_train_end", run.view(progress))
     return progress, stopped
 
 
@@ -103,7 +103,7 @@ def read_results(
         metrics = report(run, result, facts)
         run.replica_check.read(result.step)  # raises GuardError
         judge(run, result, facts)  # raises GuardError or RollBack
-        run.state.monitor.write(run.extension.step_end(run.view(facts.progress), metrics))
+        run.state.monitor.write(run.extension.notify("on_step_end", run.view(facts.progress), metrics))
         run.saver.follow(result)  # raises StorageError on every rank if a background save failed
         stopped = stopped or result.stop_votes > 0
     return progress, stopped

@@ -8,8 +8,7 @@ from data_pipeline.config import PrepareConfig
 def run(config: PrepareConfig) -> None:
     """Turns text into packed, tokenised rows for training."""
     from data_pipeline.prepare import prepare
-    from data_pipeline.reports.summary import summary_lines
-    from data_pipeline.reports.terminal import malformed
+    from data_pipeline.reports.terminal import malformed, summary_lines
 
     manifest = prepare(config)
     with malformed(config.output):

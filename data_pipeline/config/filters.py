@@ -9,8 +9,7 @@ from common.settings.conditions import OnlyIf
 from common.settings.markers import SHARED_BY_SOURCES, AlsoCalled, Effect, ShapesData, ShapesDataByContent
 from common.settings.model import Section
 from data_pipeline.heuristics.presets import PRESETS
-from data_pipeline.heuristics.rule import Preset as RulePreset
-from data_pipeline.heuristics.rule import Setting, Share
+from data_pipeline.heuristics.rule import Share
 
 if TYPE_CHECKING:
     Preset = str
@@ -21,12 +20,6 @@ else:
 def _listed(*, for_code: bool) -> str:
     chosen = [preset for preset in PRESETS.values() if preset.for_code == for_code]
     return ", ".join(f"{preset.name} ({preset.source})" if preset.source else preset.name for preset in chosen)
-
-
-def _field(preset: RulePreset, setting: Setting) -> tuple[Any, Any]:
-    condition = OnlyIf(f"heuristics.presets has {preset.name}")
-    field = Field(setting.default, ge=setting.ge, le=setting.le, description=setting.help)
-    return Annotated.__class_getitem__((setting.type, Effect.SHAPES_DATA, condition)), field  # type: ignore[attr-defined]
 
 
 _PERPLEXITY = OnlyIf("quality.trusted or quality.reference")
@@ -52,7 +45,11 @@ else:
         __base__=_Presets,
         __module__=__name__,
         __doc__=_Presets.__doc__,
-        **{setting.name: _field(preset, setting) for preset in PRESETS.values() for setting in preset.settings},
+        **{
+            name: (Annotated[kind, Effect.SHAPES_DATA, OnlyIf(f"heuristics.presets has {preset.name}")], field)
+            for preset in PRESETS.values()
+            for name, (kind, field) in preset.settings.items()
+        },
     )
 
 

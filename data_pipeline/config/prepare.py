@@ -60,9 +60,6 @@ def _name_of_flag(value: object) -> object:
     return {"false": "none", "true": "samples"}.get(str(value).lower(), value)
 
 
-AUTO_ROW_LENGTH = 256  # tokens, with the recipe `auto`: small models train fastest on short rows
-
-
 class PrepareConfig(Settings):
     """The settings of `prepare`."""
 
@@ -141,7 +138,8 @@ class PrepareConfig(Settings):
 
     @classmethod
     def chosen(cls, _given: Mapping[str, Any]) -> dict[str, Any]:
-        return {"tokenizer.kind": "bpe", "tokenizer.vocab_size": "auto", "row_length": AUTO_ROW_LENGTH}
+        # Small models train fastest on short rows.
+        return {"tokenizer.kind": "bpe", "tokenizer.vocab_size": "auto", "row_length": 256}
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
@@ -154,15 +152,22 @@ class PrepareConfig(Settings):
                     f"split.by = tail cuts files by position, but {place}text.documents = {config.text.documents}; "
                     f"set {place}text.documents to chunks, or split.by to content"
                 )
-        self._check_chats(of_sources)
-        self._check_labels(of_sources)
-        if self.balance.field is not None and all(self.balance.field not in one.records.kept_fields for one in of_sources.values()):
-            raise ValueError(
-                f"balance.field = {self.balance.field}, but no source keeps a field of this name; add it to records.metadata"
-            )
-        return self
-
-    def _check_labels(self, of_sources: Mapping[str, PrepareConfig]) -> None:
+            if config.records.chat_fields and not self.chat.is_on:
+                name = "messages_field" if config.records.messages_field is not None else "chosen_field"
+                raise ValueError(
+                    f"{place}records.{name} is set, but chat.template = none; set chat.template, for example to chatml"
+                )
+        if self.chat.is_on:
+            if self.chat.template == "tokenizer" and self.tokenizer.path is None:
+                raise ValueError(
+                    "chat.template = tokenizer needs tokenizer.path, a folder with a chat template; set tokenizer.path, or "
+                    "name a built-in template"
+                )
+            if self.packing.method == "greedy":
+                raise ValueError("packing.method = greedy cuts conversations at the end of a row; use best-fit or one-per-row")
+            pairs = {config.records.has_pairs for config in of_sources.values()}
+            if len(pairs) > 1:
+                raise ValueError("some sources have preference pairs and others do not; prepare them into two folders")
         labelled = [place for place, config in of_sources.items() if config.records.label_field is not None]
         if labelled and len(labelled) < len(of_sources):
             place = next(place for place in of_sources if place not in labelled)
@@ -174,26 +179,11 @@ class PrepareConfig(Settings):
             raise ValueError(
                 "packing.method = greedy cuts documents at the end of a row, and a piece has no label; use best-fit or one-per-row"
             )
-
-    def _check_chats(self, of_sources: Mapping[str, PrepareConfig]) -> None:
-        for place, config in of_sources.items():
-            if config.records.chat_fields and not self.chat.is_on:
-                name = "messages_field" if config.records.messages_field is not None else "chosen_field"
-                raise ValueError(
-                    f"{place}records.{name} is set, but chat.template = none; set chat.template, for example to chatml"
-                )
-        if not self.chat.is_on:
-            return
-        if self.chat.template == "tokenizer" and self.tokenizer.path is None:
+        if self.balance.field is not None and all(self.balance.field not in one.records.kept_fields for one in of_sources.values()):
             raise ValueError(
-                "chat.template = tokenizer needs tokenizer.path, a folder with a chat template; set tokenizer.path, or "
-                "name a built-in template"
+                f"balance.field = {self.balance.field}, but no source keeps a field of this name; add it to records.metadata"
             )
-        if self.packing.method == "greedy":
-            raise ValueError("packing.method = greedy cuts conversations at the end of a row; use best-fit or one-per-row")
-        pairs = {config.records.has_pairs for config in of_sources.values()}
-        if len(pairs) > 1:
-            raise ValueError("some sources have preference pairs and others do not; prepare them into two folders")
+        return self
 
     @property
     def has_mask(self) -> bool:

@@ -42,19 +42,14 @@ class Runs:
     items: Int64s
     is_likely: NDArray[np.bool_]  # whether any run has these lowest bits of a hash: rejects most words
 
-    def find(self, hashes: Hashes) -> tuple[Int64s, Int64s]:
-        likely = np.flatnonzero(self.is_likely[hashes & _FILTER_MASK])
-        places = np.minimum(np.searchsorted(self.hashes, hashes[likely]), len(self.hashes) - 1)
-        is_run = self.hashes[places] == hashes[likely]
-        return likely[is_run], places[is_run]
-
-
-@dataclass(frozen=True)
-class Overlaps:
-    """Pairs of a document and a benchmark item that share a run, with repetitions."""
-
-    documents: Int64s
-    items: Int64s
+    def find(self, batch: TextBatch) -> tuple[Int64s, Int64s]:
+        """Return the document of each run in the texts that is one of these, and the first place of the run in `hashes`."""
+        grams = batch.ngrams(self.num_words)
+        likely = np.flatnonzero(self.is_likely[grams.hashes_G & _FILTER_MASK])
+        hashes = grams.hashes_G[likely]
+        places = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
+        is_run = self.hashes[places] == hashes
+        return np.searchsorted(grams.borders_D1, likely[is_run], "right") - 1, places[is_run]
 
 
 @dataclass(frozen=True)
@@ -65,24 +60,25 @@ class BenchmarkIndex:
     def count(self, batch: TextBatch) -> NDArray[np.uint32]:
         counts_D = np.zeros(len(batch), np.uint32)
         for runs in self.lengths:
-            counts_D += np.bincount(self._documents(batch, runs)[0], minlength=len(batch)).astype(np.uint32)
+            counts_D += np.bincount(runs.find(batch)[0], minlength=len(batch)).astype(np.uint32)
         return counts_D
 
-    def overlaps(self, batch: TextBatch) -> Overlaps:
-        documents, items = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    def overlaps(self, batch: TextBatch) -> list[tuple[int, int]]:
+        """Return the pairs of a document and an item that share a run, with repetitions."""
+        pairs: list[tuple[int, int]] = []
         for runs in self.lengths:
-            document, first = self._documents(batch, runs)
-            counts = np.searchsorted(runs.hashes, runs.hashes[first], "right") - first
-            step = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-            documents.append(np.repeat(document, counts))
-            items.append(runs.items[np.repeat(first, counts) + step])
-        return Overlaps(np.concatenate(documents), np.concatenate(items))
+            documents, first = runs.find(batch)
+            found, places = all_matches(runs.hashes[first], runs.hashes)
+            pairs += zip(documents[found].tolist(), runs.items[places].tolist(), strict=True)
+        return pairs
 
-    @staticmethod
-    def _documents(batch: TextBatch, runs: Runs) -> tuple[Int64s, Int64s]:
-        grams = batch.ngrams(runs.num_words)
-        found, places = runs.find(grams.hashes_G)
-        return np.searchsorted(grams.borders_D1, found, "right") - 1, places
+
+def all_matches(wanted: Hashes, known: Hashes) -> tuple[Int64s, Int64s]:
+    """Return the index in `wanted` and in `known` of every equal pair. `known` is sorted."""
+    first = np.searchsorted(known, wanted)
+    counts = np.searchsorted(known, wanted, "right") - first
+    step = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(np.arange(len(wanted)), counts), np.repeat(first, counts) + step
 
 
 @lru_cache(maxsize=2)

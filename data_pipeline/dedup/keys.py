@@ -112,29 +112,21 @@ def sign(batch: TextBatch, indices: Sequence[int] | Int64s, kinds: Sequence[Kind
     )
     digests_D = np.frombuffer(digests, f"V{DIGEST_BYTES}")
     has_words_D = np.diff(batch.words_D1)[chosen] > 0
-    if not settings.near:
-        return Keys(digests_D, np.empty((len(chosen), 0), np.uint64), has_words_D)
-    return Keys(digests_D, band_keys(shingle(batch, settings.shingle_words), chosen, settings), has_words_D)
-
-
-def band_keys(shingles: Shingles, chosen: Int64s, settings: DedupConfig) -> Hashes:
     bands = choose_bands(settings)
-    if not len(chosen):
-        return np.empty((0, bands.num_bands), np.uint64)
-    counts = np.diff(shingles.borders_D1)[chosen]
-    borders = np.concatenate([[0], np.cumsum(counts)]).astype(np.uint64)
-    hashes = shingles.hashes_S
-    if len(chosen) < len(shingles.borders_D1) - 1:
-        is_chosen_D = np.zeros(len(shingles.borders_D1) - 1, np.bool_)
-        is_chosen_D[chosen] = True
-        hashes = hashes[np.repeat(is_chosen_D, np.diff(shingles.borders_D1))]
-    num_numbers = bands.num_bands * bands.num_rows
-    matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes(hashes, borders, num_numbers, _SEED)
+    if not settings.near or not len(chosen):
+        return Keys(digests_D, np.empty((len(chosen), bands.num_bands if settings.near else 0), np.uint64), has_words_D)
+    shingles = shingle(batch, settings.shingle_words)
+    counts_D = np.diff(shingles.borders_D1)
+    is_chosen_D = np.zeros(len(batch), np.bool_)
+    is_chosen_D[chosen] = True
+    hashes = shingles.hashes_S if is_chosen_D.all() else shingles.hashes_S[np.repeat(is_chosen_D, counts_D)]
+    borders = np.concatenate([[0], np.cumsum(counts_D[chosen])]).astype(np.uint64)
+    matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes(hashes, borders, bands.num_bands * bands.num_rows, _SEED)
     numbers_DBR = np.array(matrix.to_rows(), np.uint64).reshape(len(chosen), bands.num_bands, bands.num_rows)
     keys_DB = np.broadcast_to(mix_hashes(np.arange(1, bands.num_bands + 1, dtype=np.uint64)), numbers_DBR.shape[:2])
     for row in range(bands.num_rows):
         keys_DB = mix_hashes(keys_DB + numbers_DBR[:, :, row])
-    return keys_DB
+    return Keys(digests_D, keys_DB, has_words_D)
 
 
 KEYS_SCHEMA = pa.schema([("id", pa.uint64()), ("digest", pa.binary(DIGEST_BYTES)), ("overlaps", pa.uint32())])
@@ -170,7 +162,14 @@ class KeyWriter:
         overlaps_D = np.zeros(len(ids_D), np.uint32) if overlaps is None else np.asarray(overlaps, np.uint32)
         self._table.write(pa.record_batch([ids_D, fixed_bytes(keys.digests_D), overlaps_D], schema=KEYS_SCHEMA))
         if self._settings.exact:
-            self._waiting.append(make_entries(ids_D, keys, overlaps_D < self._settings.benchmark_overlaps))
+            is_wanted_D = overlaps_D < self._settings.benchmark_overlaps
+            is_similar_D = is_wanted_D & keys.has_words_D
+            halves_D2 = np.ascontiguousarray(keys.digests_D).view(np.uint64).reshape(-1, 2)
+            digests, bands = halves_D2[is_wanted_D, 0] | np.uint64(1), keys.bands_DB[is_similar_D] & ~np.uint64(1)
+            columns = [np.concatenate([digests, bands.ravel()])]
+            for values_D in (halves_D2[:, 1].astype(np.uint32), ids_D.astype(np.uint32)):  # the lower half of an id is its ordinal
+                columns.append(np.concatenate([values_D[is_wanted_D], np.repeat(values_D[is_similar_D], bands.shape[1])]))
+            self._waiting.append(pa.record_batch(columns, schema=ENTRIES_SCHEMA))
             self._num_waiting += len(ids_D)
         if self._num_waiting >= _RUN_DOCUMENTS:
             self._flush()
@@ -191,20 +190,6 @@ class KeyWriter:
 
 def entries_path(keys: Path) -> Path:
     return keys.with_name(f"{keys.name}-entries")
-
-
-def make_entries(ids_D: NDArray[np.uint64], keys: Keys, is_wanted_D: NDArray[np.bool_]) -> pa.RecordBatch:
-    halves_D2 = np.ascontiguousarray(keys.digests_D).view(np.uint64).reshape(-1, 2)
-    checks_D = halves_D2[:, 1].astype(np.uint32)
-    ordinals_D = ids_D.astype(np.uint32)  # the lower half of an id
-    is_similar_D = is_wanted_D & keys.has_words_D
-    num_bands = keys.bands_DB.shape[1]
-    columns = [
-        np.concatenate([halves_D2[is_wanted_D, 0] | np.uint64(1), (keys.bands_DB[is_similar_D] & ~np.uint64(1)).ravel()]),
-        np.concatenate([checks_D[is_wanted_D], np.repeat(checks_D[is_similar_D], num_bands)]),
-        np.concatenate([ordinals_D[is_wanted_D], np.repeat(ordinals_D[is_similar_D], num_bands)]),
-    ]
-    return pa.record_batch(columns, schema=ENTRIES_SCHEMA)
 
 
 def fixed_bytes(values: NDArray[np.void]) -> pa.Array:

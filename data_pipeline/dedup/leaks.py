@@ -12,21 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.stored_documents import PublishedDocument
-from data_pipeline.dedup.benchmarks import load_benchmarks
-from data_pipeline.dedup.keys import Keys, Shingles, shingle, sign
-from data_pipeline.dedup.similarity import jaccard
+from data_pipeline.dedup.benchmarks import all_matches, load_benchmarks
+from data_pipeline.dedup.keys import Hashes, Int64s, Shingles, shingle, sign
+from data_pipeline.dedup.pairs import jaccard
 from data_pipeline.text import TextBatch
 
 _BATCH_CHARS = 1 << 20
 _MAX_EXAMPLES = 10
 _SAMPLE_CHARS = 100
-
-Hashes = NDArray[np.uint64]
-Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -68,100 +64,74 @@ class LeakReport:
         return asdict(self)
 
     def describe(self) -> str:
+        near = f"near-duplicates in training   {self.near:,} (similarity of at least {self.threshold})"
+        sections = [("validation document", near, self.examples)]
+        for one in self.benchmarks:
+            head = f"{one.path}: {one.overlapping:,} of {one.items:,} items overlap with training ({one.share:.2%})"
+            sections.append(("item", head, one.examples))
         lines = [
             f"{self.val:,} validation documents compared with {self.train:,} training documents",
             f"exact duplicates in training  {self.exact:,}",
-            f"near-duplicates in training   {self.near:,} (similarity of at least {self.threshold})",
-            *_lines(self.examples, "validation document"),
         ]
-        for benchmark in self.benchmarks:
-            found = f"{benchmark.overlapping:,} of {benchmark.items:,} items overlap with training"
-            lines.append(f"{benchmark.path}: {found} ({benchmark.share:.2%})")
-            lines += _lines(benchmark.examples, "item")
+        for what, head, examples in sections:
+            lines.append(head)
+            for example in examples:
+                similarity = f" ({example.similarity:.3f})" if example.similarity else ""
+                sample = " ".join(example.sample.split())
+                lines.append(f"  {what} {example.place}, training document {example.train}{similarity}: {sample!r}")
         return "\n".join(lines)
-
-
-def _lines(examples: Iterable[Example], what: str) -> Iterator[str]:
-    for example in examples:
-        similarity = f" ({example.similarity:.3f})" if example.similarity else ""
-        yield f"  {what} {example.place}, training document {example.train}{similarity}: {' '.join(example.sample.split())!r}"
 
 
 def check_leaks(
     train: Iterable[PublishedDocument], val: Iterable[PublishedDocument], settings: DedupConfig, benchmarks: Sequence[Path] = ()
 ) -> LeakReport:
-    held_out = _HeldOut(val, settings.model_copy(update={"exact": True, "near": True}))
+    settings = settings.model_copy(update={"exact": True, "near": True})
+    ids: list[int] = []  # of the validation documents
+    shingles: list[Hashes] = []
+    of_digest: dict[bytes, list[int]] = {}
+    band_keys, band_places = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
+    for batch in _batches(val, settings):
+        for place, digest in enumerate(batch.digests, len(ids)):
+            of_digest.setdefault(digest, []).append(place)
+        shingles += map(batch.shingles.of, range(len(batch.documents)))
+        band_keys.append(batch.bands)
+        band_places.append(batch.owners + len(ids))
+        ids += [document.id for document in batch.documents]
+    order = np.argsort(np.concatenate(band_keys), kind="stable")
+    known_keys, known_places = np.concatenate(band_keys)[order], np.concatenate(band_places)[order]
+
+    equal: dict[int, Example] = {}  # by the place of the validation document
+    similar: dict[int, Example] = {}
     indices = [load_benchmarks((path,), settings.benchmark_words) for path in benchmarks]
     hits: list[dict[int, Example]] = [{} for _ in benchmarks]
     num_train = 0
-    for documents, batch in _batches(train):
-        num_train += len(documents)
-        held_out.compare(documents, batch)
-        for index, found in zip(indices, hits, strict=True):
-            overlaps = index.overlaps(batch)
-            for place, item in zip(overlaps.documents.tolist(), overlaps.items.tolist(), strict=True):
-                found.setdefault(item, _example(item + 1, documents[place], 0.0))
+    for batch in _batches(train, settings):
+        num_train += len(batch.documents)
+        for document, digest in zip(batch.documents, batch.digests, strict=True):
+            for place in of_digest.get(digest, ()):
+                equal.setdefault(place, _example(ids[place], document, 1.0))
+        found, matches = all_matches(batch.bands, known_keys)
+        pairs = set(zip(batch.owners[found].tolist(), known_places[matches].tolist(), strict=True))
+        for number, place in sorted(pairs):
+            if place not in equal and place not in similar:
+                similarity = jaccard(shingles[place], batch.shingles.of(number))
+                if similarity >= settings.threshold:
+                    similar[place] = _example(ids[place], batch.documents[number], similarity)
+        for index, of_items in zip(indices, hits, strict=True):
+            for number, item in index.overlaps(batch.texts):
+                of_items.setdefault(item, _example(item + 1, batch.documents[number], 0.0))
     return LeakReport(
         train=num_train,
-        val=len(held_out.ids),
-        exact=len(held_out.equal),
-        near=len(held_out.similar.keys() - held_out.equal.keys()),
+        val=len(ids),
+        exact=len(equal),
+        near=len(similar.keys() - equal.keys()),
         threshold=settings.threshold,
-        examples=_first(held_out.similar | held_out.equal),
+        examples=_first(similar | equal),
         benchmarks=[
-            BenchmarkLeaks(str(path), index.num_items, len(found), _first(found), round(len(found) / max(index.num_items, 1), 6))
-            for path, index, found in zip(benchmarks, indices, hits, strict=True)
+            BenchmarkLeaks(str(path), index.num_items, len(items), _first(items), round(len(items) / max(index.num_items, 1), 6))
+            for path, index, items in zip(benchmarks, indices, hits, strict=True)
         ],
     )
-
-
-class _HeldOut:
-    def __init__(self, documents: Iterable[PublishedDocument], settings: DedupConfig) -> None:
-        self._settings = settings
-        self.ids: list[int] = []
-        self.equal: dict[int, Example] = {}  # by the place of the validation document
-        self.similar: dict[int, Example] = {}
-        self._shingles: list[Hashes] = []
-        self._of_digest: dict[bytes, list[int]] = {}
-        keys: list[Hashes] = []
-        owners: list[Int64s] = []
-        for members, batch in _batches(documents):
-            signed, shingles = self._sign(batch)
-            places = np.arange(len(self.ids), len(self.ids) + len(members))
-            for place, digest in zip(places.tolist(), signed.digests_D.tolist(), strict=True):
-                self._of_digest.setdefault(digest, []).append(place)
-            self._shingles += map(shingles.of, range(len(members)))
-            keys.append(signed.bands_DB[signed.has_words_D].ravel())
-            owners.append(np.repeat(places[signed.has_words_D], signed.bands_DB.shape[1]))
-            self.ids += [document.id for document in members]
-        unsorted = np.concatenate([*keys, np.empty(0, np.uint64)])
-        order = np.argsort(unsorted, kind="stable")
-        self._keys = unsorted[order]
-        self._owners = np.concatenate([*owners, np.empty(0, np.int64)])[order]
-
-    def _sign(self, batch: TextBatch) -> tuple[Keys, Shingles]:
-        # Digests of code are the strictest: documents with equal ones are exact duplicates in every preparation.
-        return sign(batch, range(len(batch)), ["code"] * len(batch), self._settings), shingle(batch, self._settings.shingle_words)
-
-    def compare(self, documents: Sequence[PublishedDocument], batch: TextBatch) -> None:
-        signed, shingles = self._sign(batch)
-        for document, digest in zip(documents, signed.digests_D.tolist(), strict=True):
-            for place in self._of_digest.get(digest, ()):
-                self.equal.setdefault(place, _example(self.ids[place], document, 1.0))
-        for number, place in self._candidates(signed):
-            if place not in self.equal and place not in self.similar:
-                similarity = jaccard(self._shingles[place], shingles.of(number))
-                if similarity >= self._settings.threshold:
-                    self.similar[place] = _example(self.ids[place], documents[number], similarity)
-
-    def _candidates(self, signed: Keys) -> list[tuple[int, int]]:
-        numbers = np.repeat(np.flatnonzero(signed.has_words_D), signed.bands_DB.shape[1])
-        keys = signed.bands_DB[signed.has_words_D].ravel()
-        first = np.searchsorted(self._keys, keys)
-        counts = np.searchsorted(self._keys, keys, "right") - first
-        step = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        owners = self._owners[np.repeat(first, counts) + step]
-        return sorted(set(zip(np.repeat(numbers, counts).tolist(), owners.tolist(), strict=True)))
 
 
 def _example(place: int, document: PublishedDocument, similarity: float) -> Example:
@@ -172,13 +142,28 @@ def _first(found: dict[int, Example]) -> list[Example]:
     return [found[place] for place in sorted(found)[:_MAX_EXAMPLES]]
 
 
-def _batches(documents: Iterable[PublishedDocument]) -> Iterator[tuple[list[PublishedDocument], TextBatch]]:
-    batch: list[PublishedDocument] = []
+@dataclass(frozen=True)
+class _Batch:
+    documents: list[PublishedDocument]
+    texts: TextBatch
+    digests: list[bytes]
+    shingles: Shingles
+    bands: Hashes  # of all documents, one after the other
+    owners: Int64s  # the document of each band
+
+
+def _batches(documents: Iterable[PublishedDocument], settings: DedupConfig) -> Iterator[_Batch]:
+    members: list[PublishedDocument] = []
     num_chars = 0
     for document in chain(documents, [None]):
         if document is not None:
-            batch.append(document)
+            members.append(document)
             num_chars += len(document.text)
-        if batch and (num_chars >= _BATCH_CHARS or document is None):
-            yield batch, TextBatch([one.text.encode() for one in batch])
-            batch, num_chars = [], 0
+        if members and (num_chars >= _BATCH_CHARS or document is None):
+            texts = TextBatch([member.text.encode() for member in members])
+            # Digests of code are the strictest: documents with equal ones are exact duplicates in every preparation.
+            keys = sign(texts, range(len(texts)), ["code"] * len(texts), settings)
+            owners = np.repeat(np.flatnonzero(keys.has_words_D), keys.bands_DB.shape[1])
+            bands = keys.bands_DB[keys.has_words_D].ravel()
+            yield _Batch(members, texts, keys.digests_D.tolist(), shingle(texts, settings.shingle_words), bands, owners)
+            members, num_chars = [], 0

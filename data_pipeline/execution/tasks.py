@@ -33,12 +33,6 @@ class Task(Protocol):
         """The path of its files without their extensions."""
 
 
-class Written(Protocol):
-    @property
-    def written(self) -> Mapping[Path, str]:
-        """The digest of each file, `sha256:…`, which is known when the file has its final name."""
-
-
 TaskT = TypeVar("TaskT", bound=Task)
 ResultT = TypeVar("ResultT")
 
@@ -85,14 +79,15 @@ def open_runner(config: PrepareConfig, stages: Sequence[str], num_partitions: in
 
 def _stored_results(tasks: Sequence[TaskT], result_type: Callable[..., ResultT]) -> list[ResultT | None]:
     results: list[ResultT | None] = [None] * len(tasks)
-    finished = [number for number, task in enumerate(tasks) if os.path.lexists(_result_path(task.output))]
     problems: list[str] = []
     with ThreadPoolExecutor(min(num_cores(), _MAX_CHECKS)) as pool:
-        checked = pool.map(lambda number: _stored_result(tasks[number].output, result_type), finished)
-        for number, (result, problem) in zip(finished, checked, strict=True):
-            results[number] = result
-            if problem:
-                problems.append(problem)
+        finished = [number for number, task in enumerate(tasks) if os.path.lexists(_result_path(task.output))]
+        checked = [pool.submit(_stored_result, tasks[number].output, result_type) for number in finished]
+        for number, future in zip(finished, checked, strict=True):
+            try:
+                results[number] = future.result()
+            except (OSError, ValueError) as error:
+                problems.append(str(error))
                 _result_path(tasks[number].output).unlink(missing_ok=True)
     if problems:
         more = f", and {len(problems) - 1} more of {len(finished)}" if len(problems) > 1 else ""
@@ -100,18 +95,16 @@ def _stored_results(tasks: Sequence[TaskT], result_type: Callable[..., ResultT])
     return results
 
 
-def _stored_result(output: Path, result_type: Callable[..., ResultT]) -> tuple[ResultT | None, str]:
+def _stored_result(output: Path, result_type: Callable[..., ResultT]) -> ResultT:
+    """Raises ValueError or OSError if the result or one of its files is damaged."""
     path = _result_path(output)
     try:
         stored = unsealed(read_input(path, _MAX_RESULT_BYTES, below=path.parent))
         files, result = dict(stored["files"]), result_type(**stored["result"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        return None, f"{path}: {error}"
-    try:
-        check_files(output, files)
-    except (OSError, ValueError) as error:
-        return None, str(error)
-    return result, ""
+        raise ValueError(f"{path}: {error}") from None
+    check_files(output, files)
+    return result
 
 
 def check_files(output: Path, files: Mapping[str, str]) -> None:
@@ -131,13 +124,18 @@ def add_counts(counts: Iterable[Mapping[str, int]]) -> Counts:
     return total
 
 
-def commit_result(task: Task, result: ResultT, *tables: Written, files: Mapping[Path, str] | None = None) -> ResultT:
-    """Write the result, a dataclass or dictionary of plain values: this marks the task as done. Its file holds all digests."""
+def add_nested(nested: Iterable[Mapping[str, Counts]]) -> dict[str, Counts]:
+    total: dict[str, list[Counts]] = {}
+    for counts in nested:
+        for name, values in counts.items():
+            total.setdefault(name, []).append(values)
+    return {name: add_counts(values) for name, values in total.items()}
+
+
+def commit_result(task: Task, result: ResultT, *files: Mapping[Path, str]) -> ResultT:
+    """Write the result, a dataclass or dictionary of plain values, and the digests of its files: this marks the task as done."""
     task.output.parent.mkdir(parents=True, exist_ok=True)
-    digests = dict(files or {})
-    for table in tables:
-        digests |= table.written
-    names = {os.path.relpath(path, task.output.parent): digest for path, digest in digests.items()}
+    names = {os.path.relpath(path, task.output.parent): digest for written in files for path, digest in written.items()}
     values = result if isinstance(result, dict) else asdict(result)  # type: ignore[call-overload]
     write_atomic(_result_path(task.output), sealed({"result": values, "files": names}), durable=False)
     return result

@@ -25,7 +25,7 @@ import ftfy
 from data_pipeline.config import CleanConfig, Kind
 from data_pipeline.config.text import LineRule
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.heuristics.web import LINE_ENDS, MAX_WORD_CHARS, NOTICES
+from data_pipeline.heuristics.presets import LINE_ENDS, MAX_WORD_CHARS, NOTICES
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _MIN_LINE_WORDS = 5

@@ -15,6 +15,7 @@ import re
 import signal
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from data_pipeline.config import HtmlConfig, LimitConfig
@@ -96,34 +97,27 @@ class PageReader(ProgramOnDemand):
 def _is_pathological(page: str) -> bool:
     few_attributes = _TAGS_WITH_FEW_ATTRIBUTES.match(page)
     assert few_attributes  # it matches the empty string
-    return few_attributes.end() < len(page) or _is_deep(page)
-
-
-def _is_deep(page: str) -> bool:
+    if few_attributes.end() < len(page):
+        return True
     depth = list_depth = 0
-    steps = _Steps()
     for tag in _TAG_NAME.findall(page):
-        if not (step := steps[tag]):
+        if not (step := _change_of_depth(tag)):
             continue
         if step in (-2, 2):
             list_depth = max(list_depth + step // 2, 0)
             step //= 2
-        depth += step
-        if depth < 0:
-            depth = 0
-        elif depth > _MAX_DEPTH or list_depth > _MAX_LIST_DEPTH:
+        depth = max(depth + step, 0)
+        if depth > _MAX_DEPTH or list_depth > _MAX_LIST_DEPTH:
             return True
     return False
 
 
-class _Steps(dict[str, int]):
-    """Change of depth by tag: 1 for `div`, -1 for `/div`; 2 and -2 for lists; 0 for elements that never nest."""
-
-    def __missing__(self, tag: str) -> int:
-        name = tag.removeprefix("/").lower()
-        size = 0 if name in _NEVER_NEST else 2 if name in _LISTS else 1
-        self[tag] = -size if tag.startswith("/") else size
-        return self[tag]
+@lru_cache(maxsize=1 << 12)
+def _change_of_depth(tag: str) -> int:
+    """1 for `div`, -1 for `/div`; 2 and -2 for lists; 0 for elements that never nest."""
+    name = tag.removeprefix("/").lower()
+    size = 0 if name in _NEVER_NEST else 2 if name in _LISTS else 1
+    return -size if tag.startswith("/") else size
 
 
 def _strip_tags(page: str) -> str:

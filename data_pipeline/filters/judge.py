@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.config import HeuristicConfig, Kind, LanguageConfig, PrepareConfig
+from data_pipeline.config import HeuristicConfig, Kind, PrepareConfig, RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.filters.clean import clean, judge_length
 from data_pipeline.filters.html import PageReader
-from data_pipeline.filters.labels import judge_label
-from data_pipeline.filters.language import CODE, UNDETERMINED, Identified, confidence_bin, identify
+from data_pipeline.filters.language import CODE, UNDETERMINED, confidence_bin, identify
 from data_pipeline.heuristics.presets import PRESETS
 from data_pipeline.heuristics.statistics import TextStatistics
 from data_pipeline.text import TextBatch
 
 _JUDGED_BYTES = 4 << 20  # of a longer text, only this much is judged by its form: the rules need 30 to 90 bytes of memory per byte
+
+MAX_LABEL_CHARS = 200  # longest name of a label, in characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,42 +88,54 @@ def _judge_alone(
         return text, JudgedDocument(document, CODE if document.kind == "code" else UNDETERMINED, 0.0)
     found = identify(text, config.language)
     confidences.setdefault(found.language, Counter())[confidence_bin(found.confidence)] += 1
-    return text, _judge_language(document, found, config.language) or JudgedDocument(document, found.language, found.confidence)
+    settings = config.language
+    if settings.keep and found.language not in settings.keep:
+        reason, bound = Reason.LANGUAGE_UNWANTED, f"language.keep = {', '.join(settings.keep)}"
+    elif settings.keep and found.confidence < settings.min_confidence:
+        reason, bound = Reason.LANGUAGE_UNCERTAIN, f"language.min_confidence = {settings.min_confidence}"
+    else:
+        return text, JudgedDocument(document, found.language, found.confidence)
+    return text, Rejection.of(document, reason, f"{found.language} with confidence {found.confidence:.2f}, {bound}")
+
+
+def label_of(metadata: str, field: str) -> str:
+    """Return the label in the metadata of a document, an empty string if there is none. A number is its JSON text."""
+    fields: dict[str, Any] = json.loads(metadata) if metadata else {}
+    value = fields.get(field, "")
+    return value.strip() if isinstance(value, str) else json.dumps(value)
+
+
+def judge_label(document: Document, records: RecordConfig) -> Rejection | None:
+    if records.label_field is None:
+        return None
+    label = label_of(document.metadata, records.label_field)
+    if not label:
+        return Rejection.of(
+            document, Reason.NO_LABEL, f"field {records.label_field!r} is missing or empty; see records.label_field"
+        )
+    is_name = len(label) <= MAX_LABEL_CHARS and label.isprintable()
+    if not (label in records.labels if records.labels else is_name):
+        shown = json.dumps(label[:MAX_LABEL_CHARS])
+        return Rejection.of(document, Reason.UNKNOWN_LABEL, f"{shown} is not in records.labels, or is no name in one line")
+    return None
 
 
 def _clean(document: Document, config: PrepareConfig, pages: PageReader) -> tuple[Document, tuple[str, ...]]:
     if document.special:  # a conversation keeps the text that its template gives it
         return document, ()
-    if document.parts:
-        return _clean_parts(document, config)
+    if document.parts:  # each is cleaned alone, so that the borders of the parts stay known
+        *others, last = document.pieces
+        pieces = [clean(piece, config.clean, document.kind, keep_end=True) for piece in others]
+        pieces.append(clean(last, config.clean, document.kind))
+        changes = dict.fromkeys(name for piece in pieces for name in piece.changes)
+        parts = tuple(len(piece.text) for piece in pieces)
+        return replace(document, text="".join(piece.text for piece in pieces), parts=parts), tuple(changes)
     if document.markup == "plain":
         cleaned = clean(document.text, config.clean, document.kind)
         return replace(document, text=cleaned.text), cleaned.changes
     extracted = pages.text_of(document.text, config.html)
     cleaned = clean(extracted.text, config.clean, document.kind)
     return replace(document, text=cleaned.text, markup="plain"), (extracted.rule, *cleaned.changes)
-
-
-def _clean_parts(document: Document, config: PrepareConfig) -> tuple[Document, tuple[str, ...]]:
-    """Clean each part alone, so that the borders of the parts stay known."""
-    *others, last = document.pieces
-    cleaned = [clean(piece, config.clean, document.kind, keep_end=True) for piece in others]
-    cleaned.append(clean(last, config.clean, document.kind))
-    changes = dict.fromkeys(name for one in cleaned for name in one.changes)
-    parts = tuple(len(one.text) for one in cleaned)
-    return replace(document, text="".join(one.text for one in cleaned), parts=parts), tuple(changes)
-
-
-def _judge_language(document: Document, found: Identified, settings: LanguageConfig) -> Rejection | None:
-    if not settings.keep:
-        return None
-    if found.language not in settings.keep:
-        detail = f"{found.language} with confidence {found.confidence:.2f}, language.keep = {', '.join(settings.keep)}"
-        return Rejection.of(document, Reason.LANGUAGE_UNWANTED, detail)
-    if found.confidence < settings.min_confidence:
-        detail = f"{found.language} with confidence {found.confidence:.2f}, language.min_confidence = {settings.min_confidence}"
-        return Rejection.of(document, Reason.LANGUAGE_UNCERTAIN, detail)
-    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,9 @@ class Identified:
 
 def identify(text: bytes, settings: LanguageConfig) -> Identified:
     """Return the language of a valid UTF-8 text. The same text and settings give the same answer on every machine."""
-    sample = _sample(text, settings.sample_bytes)
+    sample, part = text, settings.sample_bytes // 3
+    if len(text) > settings.sample_bytes:  # its start, middle and end
+        sample = b"\n".join(_cut(text, start, part) for start in (0, (len(text) - part) // 2, len(text) - part))
     if settings.fasttext_model is not None:
         return _ask_fasttext(sample, settings.fasttext_model)
     first = _ask_cld2(sample)
@@ -71,7 +73,13 @@ def identify(text: bytes, settings: LanguageConfig) -> Identified:
 
 def check_codes(setting: str, codes: Iterable[str], settings: LanguageConfig) -> None:
     """ConfigError if the identifier never answers with one of these languages, because that would drop all documents."""
-    known = _known_languages(settings)
+    if settings.fasttext_model is not None:
+        labels = [label.removeprefix("__label__") for label in _fasttext_model(settings.fasttext_model).labels]
+        known = {code: code for code in (*labels, UNDETERMINED)}  # codes, by the languages' names and by themselves
+    else:
+        known = {name.lower(): _common_code(code) for name, code in pycld2.LANGUAGES}
+        answers = map(_common_code, (*dict(pycld2.LANGUAGES).values(), *_langid_model().nb_classes, UNDETERMINED))
+        known |= {code: code for code in answers}
     for code in codes:
         if code not in known.values():
             similar = known.get(code.lower()) or _common_code(code.lower())
@@ -80,16 +88,6 @@ def check_codes(setting: str, codes: Iterable[str], settings: LanguageConfig) ->
                 f"{setting}: {code!r} is not a language that the identifier knows{hint}. It knows "
                 f"{len({*known.values()})} languages by their ISO 639-1 codes, such as en, de or zh"
             )
-
-
-def _known_languages(settings: LanguageConfig) -> dict[str, str]:
-    """Return the codes of the languages that can be identified, by the languages' names and by themselves."""
-    if settings.fasttext_model is not None:
-        codes = [label.removeprefix("__label__") for label in _fasttext_model(settings.fasttext_model).labels]
-        return {code: code for code in (*codes, UNDETERMINED)}
-    codes = [*dict(pycld2.LANGUAGES).values(), *_langid_model().nb_classes, UNDETERMINED]
-    names = {name.lower(): _common_code(code) for name, code in pycld2.LANGUAGES}
-    return names | {_common_code(code): _common_code(code) for code in codes}
 
 
 def confidence_bin(confidence: float) -> str:
@@ -103,14 +101,6 @@ def kept_by_threshold(bins: Mapping[str, int]) -> dict[str, int]:
         str(threshold): sum(count for name, count in bins.items() if int(name) >= round(threshold * _NUM_BINS))
         for threshold in (0.4, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
     }
-
-
-def _sample(text: bytes, num_bytes: int) -> bytes:
-    """Return a text of up to `num_bytes`; of a longer one its start, middle and end, each a third of `num_bytes`."""
-    if len(text) <= num_bytes:
-        return text
-    part = num_bytes // 3
-    return b"\n".join(_cut(text, start, part) for start in (0, (len(text) - part) // 2, len(text) - part))
 
 
 def _cut(text: bytes, start: int, num_bytes: int) -> bytes:

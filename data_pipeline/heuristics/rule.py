@@ -18,16 +18,6 @@ MeasureT = TypeVar("MeasureT", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Setting:
-    name: str
-    type: Any
-    default: Any
-    help: str
-    ge: float | None
-    le: float | None
-
-
-@dataclass(frozen=True)
 class Rule:
     reason: str
     what: str  # the measure in words, for the detail of a rejection
@@ -48,11 +38,11 @@ class Preset:
     source: str = ""
     for_code: bool = False  # whether the rules apply to code alone. Otherwise they apply to everything else.
     rules: list[Rule] = field(default_factory=list)
-    settings: list[Setting] = field(default_factory=list)
+    settings: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # type and pydantic's field, by name
 
     def setting(self, name: str, kind: Any, default: Any, words: str, *, ge: float | None = None, le: float | None = None) -> None:
         """Declare a setting. Measures read it from `TextStatistics.settings`."""
-        self.settings.append(Setting(name, kind, default, words, ge, le))
+        self.settings[name] = kind, Field(default, ge=ge, le=le, description=words)
 
     def at_least(self, *declared: Any, **more: Any) -> Callable[[MeasureT], MeasureT]:
         return self._rule(*declared, is_least=True, **more)

@@ -251,23 +251,19 @@ class TextStatistics:
         return _sums(values_L, self.lines.borders_D1)
 
     @cached_property
-    def _line_text(self) -> tuple[Int64s, Int64s]:
+    def line_text(self) -> tuple[Int64s, Int64s]:
         """The start and end of each line without the white space around it."""
         starts_T, ends_T = self.batch.tokens_T
         first = np.searchsorted(starts_T, self.lines.starts)
         last = np.searchsorted(starts_T, self.lines.ends) - 1
         return starts_T[first], ends_T[last]
 
-    @property
-    def line_chars_L(self) -> Int64s:
-        return self.batch.count_characters(*self._line_text)
-
     def lines_begin_with(self, needles: Iterable[str]) -> Bools:
-        begin_L: Bools = np.logical_or.reduce([self._begin_with(self._line_text[0], needle) for needle in needles])
+        begin_L: Bools = np.logical_or.reduce([self._begin_with(self.line_text[0], needle) for needle in needles])
         return begin_L
 
     def lines_end_with(self, needles: Iterable[str]) -> Bools:
-        ends = self._line_text[1]
+        ends = self.line_text[1]
         found = [self._begin_with(np.maximum(ends - len(needle.encode()), 0), needle) for needle in needles]
         end_L: Bools = np.logical_or.reduce(found)
         return end_L

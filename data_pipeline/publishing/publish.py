@@ -56,8 +56,7 @@ from data_pipeline.dataset.shards import token_type
 from data_pipeline.dataset.tables import data_path
 from data_pipeline.publishing.fingerprint import fingerprint_of
 from data_pipeline.publishing.ownership import check_nothing_foreign, noted_files, own_files, work_folders, write_note
-from data_pipeline.reports.data_card import render_card
-from data_pipeline.reports.html_page import render_report
+from data_pipeline.reports.pages import render_card, render_report
 from data_pipeline.stages.pack import DocumentsOf, PackResult, PackTask
 from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 

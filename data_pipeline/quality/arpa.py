@@ -17,8 +17,10 @@ import math
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -129,16 +131,11 @@ def _hash_of(word: bytes) -> int:
 def is_arpa(path: Path) -> bool:
     """Whether it is one, also if compressed by gzip. KenLM's binary format is refused."""
     with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
-    if head.startswith(_BINARY):
-        raise ConfigError(f"{path} is a binary model of KenLM; name the ARPA file that it was made from (`lmplz` writes it)")
-    if head.startswith(_GZIP):
-        try:
-            with gzip.open(path) as unpacked:
-                head = unpacked.read(_HEAD_BYTES)
-        except (OSError, EOFError, zlib.error):
-            return False
-    return head.lstrip().startswith(b"\\data\\")
+        if file.read(len(_BINARY)) == _BINARY:
+            raise ConfigError(f"{path} is a binary model of KenLM; name the ARPA file that it was made from (`lmplz` writes it)")
+    with suppress(OSError, EOFError, zlib.error), _open(path) as file:
+        return file.read(_HEAD_BYTES).lstrip().startswith(b"\\data\\")
+    return False
 
 
 def read_arpa(path: Path) -> ArpaModel:
@@ -173,13 +170,17 @@ def read_arpa(path: Path) -> ArpaModel:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        compressed = file.read(2) == _GZIP
-    with gzip.open(path) if compressed else path.open("rb") as file:
+    with _open(path) as file:
         while line := file.readline(_MAX_LINE_BYTES):
             if len(line) == _MAX_LINE_BYTES:
                 raise ValueError(f"a line of more than {_MAX_LINE_BYTES} bytes")
             yield line.strip()
+
+
+def _open(path: Path) -> gzip.GzipFile | BufferedReader:
+    with path.open("rb") as file:
+        is_compressed = file.read(len(_GZIP)) == _GZIP
+    return gzip.open(path) if is_compressed else path.open("rb")
 
 
 def _order(hashes: array[int], logarithms: array[float], backoffs: array[float]) -> _Order:
@@ -188,13 +189,7 @@ def _order(hashes: array[int], logarithms: array[float], backoffs: array[float])
     for column in columns[1:]:
         keys_G = _joined(keys_G, column)
     order_G = np.argsort(keys_G, kind="stable")
-    costs_G, backoffs_G = (_steps(values)[order_G] for values in (logarithms, backoffs))
-    return _Order(keys_G[order_G], costs_G, backoffs_G)
-
-
-def _steps(logarithms: array[float]) -> Costs:
-    """Return -log2 in 1/1024 bit of numbers that are given by their decimal logarithms."""
-    values = np.frombuffer(logarithms, np.float64)
-    if not np.isfinite(values).all():
+    costs_2G = np.array([logarithms, backoffs]).take(order_G, axis=1)  # rows must be contiguous to be saved
+    if not np.isfinite(costs_2G).all():
         raise ValueError("a logarithm is not a finite number")
-    return np.rint(np.clip(values, -1000, 1000) * (-_BITS_PER_DIGIT * _STEPS)).astype(np.int32)
+    return _Order(keys_G[order_G], *np.rint(np.clip(costs_2G, -1000, 1000) * (-_BITS_PER_DIGIT * _STEPS)).astype(np.int32))

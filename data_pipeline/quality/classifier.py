@@ -87,12 +87,19 @@ class Classifier:
 
 def train_classifier(good: Iterable[Ids], bad: Iterable[Ids], bits: int) -> tuple[Classifier, HeldOut]:
     """Train a classifier with 2**bits weights on token ids of two classes of examples. Also return its held-out results."""
-    classes = [_within_budget(examples) for examples in (good, bad)]
-    for name, examples in zip(("good", "bad"), classes, strict=True):
-        if len(examples) < _MIN_EXAMPLES:
+    classes: list[list[Ids]] = []
+    for name, examples in (("good", good), ("bad", bad)):
+        chosen, num_tokens = [], 0
+        for ids in examples:
+            chosen.append(ids[:_EXAMPLE_TOKENS])
+            num_tokens += len(chosen[-1])
+            if num_tokens >= _CLASS_TOKENS:
+                break
+        if len(chosen) < _MIN_EXAMPLES:
             raise ConfigError(
-                f"quality.{name}: {len(examples)} examples; at least {_MIN_EXAMPLES} are needed, some hundreds are better"
+                f"quality.{name}: {len(chosen)} examples; at least {_MIN_EXAMPLES} are needed, some hundreds are better"
             )
+        classes.append(chosen)
     held_out = [examples[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY] for examples in classes]
     train = [[ids for place, ids in enumerate(examples, 1) if place % _HELD_OUT_EVERY] for examples in classes]
     is_good_D = np.repeat([1.0, 0.0], [len(examples) for examples in train])
@@ -102,16 +109,6 @@ def train_classifier(good: Iterable[Ids], bad: Iterable[Ids], bits: int) -> tupl
     good_kept, bad_dropped = kept[0], len(held_out[1]) - kept[1]
     accuracy = (good_kept / len(held_out[0]) + bad_dropped / len(held_out[1])) / 2
     return model, HeldOut(len(held_out[0]), good_kept, len(held_out[1]), bad_dropped, round(accuracy, 6))
-
-
-def _within_budget(examples: Iterable[Ids]) -> list[Ids]:
-    kept, num_tokens = [], 0
-    for ids in examples:
-        kept.append(ids[:_EXAMPLE_TOKENS])
-        num_tokens += len(kept[-1])
-        if num_tokens >= _CLASS_TOKENS:
-            break
-    return kept
 
 
 def _flat(examples: list[Ids]) -> tuple[Ids, Int64s]:

@@ -1,4 +1,4 @@
-"""Score texts by their perplexity under a reference model of token ids.
+"""Score texts by their perplexity under a reference model of token ids, and judge them by the bounds of their source.
 
 Scores come from integers and from float64 operations that IEEE 754 defines to the last bit (+, *, /), in a fixed order, so they are
 equal on every machine and in any batch. Singles, pairs and triples are counted, with a Dirichlet prior (MacKay and Peto 1995):
@@ -16,7 +16,8 @@ Shape suffixes: T token ids of all texts, D texts, N counters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,8 @@ from safetensors.numpy import load, save
 
 from common.errors import ConfigError, PreparedDataError
 from data_pipeline.config import QualityConfig
+from data_pipeline.documents import Reason
+from data_pipeline.quality.classifier import PROBABILITY_STEPS
 from data_pipeline.text import mix_hashes
 
 # ruff: noqa: N815 - names of arrays carry their shape
@@ -63,10 +66,6 @@ class ReferenceModel:
     pairs_N: Counts
     triples_N: Counts
 
-    def merged(self, other: ReferenceModel) -> ReferenceModel:
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return ReferenceModel(*(mine + its for mine, its in pairs))
-
     def to_bytes(self) -> bytes:
         return save(dict(vars(self)))
 
@@ -84,12 +83,22 @@ class ReferenceModel:
 
     def score(self, ids_T: Ids, ends_D: Int64s) -> Scores:
         """Return the mean cost of each text, -log2 p per token, in steps of 1/256 bit; 0 for an empty text."""
+        start = len(self.singles_V) - 1  # of a text: higher than all token ids
         counts_V = self.singles_V[:-1].astype(np.float64)
-        singles_V = (counts_V + 1.0 / self._start) / (counts_V.sum() + 1.0)
+        singles_V = (counts_V + 1.0 / start) / (counts_V.sum() + 1.0)
         totals_T1 = np.zeros(len(ids_T) + 1, np.int64)
         count_before = 0
-        for block in _blocks(ids_T, ends_D, self._start):
-            p_T, count_before = self._probability(block, singles_V, count_before)
+        for block in _blocks(ids_T, ends_D, start):
+            count_b = self.singles_V[block.before_T]
+            count_bc = np.minimum(self.pairs_N[_slot(block.pair_T, self.pairs_N)], count_b)
+            count_ab = np.concatenate([[count_before], count_bc[:-1]]).astype(np.uint32)
+            count_ab[block.before_T == start] = self.singles_V[start]
+            count_abc = np.minimum(self.triples_N[_slot(block.triple_T, self.triples_N)], np.minimum(count_ab, count_bc))
+            p_T = (count_bc + _PAIR_PRIOR * singles_V[block.ids_T]) / (count_b + _PAIR_PRIOR)  # p(c | b)
+            p_T *= _TRIPLE_PRIOR
+            p_T += count_abc
+            p_T /= count_ab + _TRIPLE_PRIOR  # p(c | ab)
+            count_before = int(count_bc[-1])  # the next block begins after this pair
             repeats = block.repeats()
             p_T[repeats] = 0.5 * (p_T[repeats] + 1.0)
             bits_T = np.clip(p_T, 2.0**_MIN_EXPONENT, 1.0).view(np.int64)  # exponent and mantissa are the index into the table
@@ -100,24 +109,6 @@ class ReferenceModel:
         steps_D = np.maximum(np.diff(ends_D, prepend=0), 1) * (_TOKEN_STEPS // SCORE_STEPS)
         scores_D: Scores = np.minimum((sums_D + steps_D // 2) // steps_D, MAX_SCORE).astype(np.uint16)
         return scores_D
-
-    @property
-    def _start(self) -> int:
-        """Higher than all token ids."""
-        return len(self.singles_V) - 1
-
-    def _probability(self, block: _Block, singles_V: NDArray[np.float64], count_before: int) -> tuple[NDArray[np.float64], int]:
-        """Return p(c | ab) of every token by the formulas above, and the count of the last pair, which the next block needs."""
-        count_b = self.singles_V[block.before_T]
-        count_bc = np.minimum(self.pairs_N[_slot(block.pair_T, self.pairs_N)], count_b)
-        count_ab = np.concatenate([[count_before], count_bc[:-1]]).astype(np.uint32)
-        count_ab[block.before_T == self._start] = self.singles_V[self._start]
-        count_abc = np.minimum(self.triples_N[_slot(block.triple_T, self.triples_N)], np.minimum(count_ab, count_bc))
-        p_T = (count_bc + _PAIR_PRIOR * singles_V[block.ids_T]) / (count_b + _PAIR_PRIOR)
-        p_T *= _TRIPLE_PRIOR
-        p_T += count_abc
-        p_T /= count_ab + _TRIPLE_PRIOR
-        return p_T, int(count_bc[-1])
 
 
 def train_reference(batches: Iterable[tuple[Ids, Int64s]], vocab_size: int, settings: QualityConfig) -> ReferenceModel:
@@ -154,6 +145,55 @@ def perplexity(score: float) -> float:
 def count_scores(scores_D: Scores) -> dict[str, int]:
     values, counts = np.unique(scores_D, return_counts=True)
     return {str(value): count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
+
+
+# The bounds of a source
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Scores between which a source's documents are kept, inclusive."""
+
+    min_score: int
+    max_score: int
+    min_probability: int  # minimum probability of the classifier, in steps of 1/1000
+
+
+def resolve_bounds(histogram: Mapping[str, int], settings: QualityConfig) -> Bounds:
+    """Return the bounds of a source whose documents have these scores. Of a value and a percentile the stricter one applies."""
+    scores = np.array(sorted(map(int, histogram)), np.int64)
+    cumulative = np.cumsum([histogram[str(score)] for score in scores.tolist()])
+    lows, highs = [0], [MAX_SCORE]
+    if settings.min_perplexity is not None:
+        lows.append(math.ceil(SCORE_STEPS * math.log2(settings.min_perplexity)))
+    if settings.max_perplexity is not None:
+        highs.append(math.floor(SCORE_STEPS * math.log2(settings.max_perplexity)))
+    if len(scores):
+        total = int(cumulative[-1])
+        if (percentile := settings.min_perplexity_percentile) is not None:
+            place = int(np.searchsorted(cumulative * 100, percentile * total, side="right"))
+            lows.append(int(scores[min(place, len(scores) - 1)]))
+        if (percentile := settings.max_perplexity_percentile) is not None:
+            highs.append(int(scores[np.searchsorted(cumulative * 100, percentile * total, side="left")]))
+    return Bounds(max(lows), min(highs), math.ceil(settings.min_good_probability * PROBABILITY_STEPS))
+
+
+FATES = (None, Reason.PERPLEXITY_LOW, Reason.PERPLEXITY_HIGH, Reason.CLASSIFIED_BAD)  # what the numbers of `judge` mean
+
+
+def judge(bounds: Bounds, scores_D: Scores | None, probabilities_D: Scores | None) -> NDArray[np.uint8]:
+    """Return an index into `FATES` for each document, the first that applies. None as scores skips their bounds."""
+    given = scores_D if scores_D is not None else probabilities_D
+    fates_D = np.zeros(0 if given is None else len(given), np.uint8)
+    if probabilities_D is not None:
+        fates_D[probabilities_D < bounds.min_probability] = FATES.index(Reason.CLASSIFIED_BAD)
+    if scores_D is not None:
+        fates_D[scores_D > bounds.max_score] = FATES.index(Reason.PERPLEXITY_HIGH)
+        fates_D[scores_D < bounds.min_score] = FATES.index(Reason.PERPLEXITY_LOW)
+    return fates_D
+
+
+# The tokens in blocks
 
 
 @dataclass(frozen=True)

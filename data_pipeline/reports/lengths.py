@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.text import share
-
 PERCENTS = (50, 90, 95, 99)
 _MAX_BINS = 40
 _STEPS_PER_OCTAVE = (8, 6, 4, 3, 2, 1)
 _SHORTEST_ROW = 128
-_FEW_CUT = 0.01  # a row length is sufficient if at most this share of the documents is longer
 
 Int64s = NDArray[np.int64]
 
@@ -22,26 +19,30 @@ Int64s = NDArray[np.int64]
 def describe_lengths(count_of_length: Mapping[str, int]) -> dict[str, Any]:
     """With a histogram of `[low, high, documents, units]`: low <= length < high, and the sum of their lengths."""
     lengths, counts = _sorted(count_of_length)
+    documents, total = int(counts.sum()), int((lengths * counts).sum())
+    histogram: list[list[int]] = []
+    if documents:
+        borders = log_borders(int(lengths[0]), int(lengths[-1]))
+        places = np.searchsorted(lengths, borders)
+        sums = (np.diff(np.append(0, np.cumsum(values))[places]) for values in (counts, lengths * counts))
+        histogram = np.column_stack((borders[:-1], borders[1:], *sums)).tolist()
     return {
-        "documents": int(counts.sum()),
-        "total": int((lengths * counts).sum()),
-        **percentiles(count_of_length),
-        "histogram": _histogram(lengths, counts),
+        "documents": documents,
+        "total": total,
+        "mean": round(total / documents, 3) if documents else 0.0,
+        "max": int(lengths.max(initial=0)),
+        **{f"p{percent}": 0 for percent in PERCENTS},
+        **at_percents(count_of_length, PERCENTS),
+        "histogram": histogram,
     }
 
 
-def percentiles(count_of_length: Mapping[str, int]) -> dict[str, Any]:
-    """By nearest rank, and mean and maximum: the smallest length so that at least that share of the documents is not longer."""
-    lengths, counts = _sorted(count_of_length)
-    if not len(lengths):
-        return {"mean": 0.0, "max": 0, **{f"p{percent}": 0 for percent in PERCENTS}}
+def at_percents(count_of_value: Mapping[str, int], percents: Iterable[int]) -> dict[str, int]:
+    """Return the smallest value so that at least that share of the documents is not above it. Without documents, nothing."""
+    values, counts = _sorted(count_of_value)
     ends = np.cumsum(counts)
-    ranks = {percent: -(-int(ends[-1]) * percent // 100) for percent in PERCENTS}
-    return {
-        "mean": round(int((lengths * counts).sum()) / int(ends[-1]), 3),
-        "max": int(lengths[-1]),
-        **{f"p{percent}": int(lengths[np.searchsorted(ends, rank)]) for percent, rank in ranks.items()},
-    }
+    ranks = {percent: -(-int(ends[-1]) * percent // 100) for percent in percents} if len(ends) else {}
+    return {f"p{percent}": int(values[np.searchsorted(ends, rank)]) for percent, rank in ranks.items()}
 
 
 def compare_row_lengths(count_of_length: Mapping[str, int], row_length: int) -> list[dict[str, Any]]:
@@ -49,29 +50,28 @@ def compare_row_lengths(count_of_length: Mapping[str, int], row_length: int) -> 
     truncated (`kept_rate`), or cut as packing does; fields about rows and padding assume one piece per row.
     """
     lengths, counts = _sorted(count_of_length)
-    total = int((lengths * counts).sum())
-    documents = int(counts.sum())
-    return [_cost_of_rows(lengths, counts, documents, total, candidate) for candidate in _candidates(count_of_length, row_length)]
-
-
-def truncation_advice(truncation: Sequence[Mapping[str, Any]], row_length: int) -> str:
-    """Return the result of `compare_row_lengths` in words: the effect of the set row length, and the smallest sufficient one."""
-    by_length = {row["row_length"]: row for row in truncation}
-    chosen = by_length.get(row_length)
-    if chosen is None:
-        return ""
-    whole = {length: "all" if not row["documents_cut"] else share(1 - row["cut_rate"]) for length, row in by_length.items()}
-    words = f"Rows of {row_length:,} tokens (as set) hold {whole[row_length]} of the documents uncut"
-    if chosen["documents_cut"]:
-        kept = share(chosen["kept_rate"])
-        words += f". Truncation of the others would keep {kept} of all tokens. Packing cuts them and keeps all tokens"
-    enough = min((length for length, row in by_length.items() if row["cut_rate"] <= _FEW_CUT), default=row_length)
-    if enough > row_length:
-        kept = share(by_length[enough]["kept_rate"])
-        words += f". Rows of {enough:,} would hold {whole[enough]} uncut and keep {kept} of all tokens if truncated"
-    elif enough < row_length:
-        words += f". Rows of {enough:,} would already hold {whole[enough]} uncut"
-    return f"{words}. With one document per row, {share(1 - chosen['one_per_row_fill'])} of all positions would be padding."
+    total, documents = int((lengths * counts).sum()), int(counts.sum())
+    enough = max(at_percents(count_of_length, (99,)).get("p99", 0), _SHORTEST_ROW)
+    powers = [1 << exponent for exponent in range(_SHORTEST_ROW.bit_length() - 1, (enough - 1).bit_length() + 1)]
+    table = []
+    for candidate in sorted({row_length, *powers}):
+        cut = int(counts[lengths > candidate].sum())
+        kept = int((np.minimum(lengths, candidate) * counts).sum())
+        rows = int((np.maximum(1, -(-(lengths - 1) // (candidate - 1))) * counts).sum())
+        placed = total + rows - documents  # each further piece repeats one token
+        table.append(
+            {
+                "row_length": candidate,
+                "documents_cut": cut,
+                "cut_rate": share_of(cut, documents),
+                "tokens_kept_if_truncated": kept,
+                "kept_rate": share_of(kept, total),
+                "rows": rows,
+                "padding_if_one_document_per_row": rows * candidate - placed,
+                "one_per_row_fill": share_of(placed, rows * candidate),
+            }
+        )
+    return table
 
 
 def log_borders(low: int, high: int) -> Int64s:
@@ -84,40 +84,6 @@ def log_borders(low: int, high: int) -> Int64s:
         if last - first <= _MAX_BINS:
             break
     return borders[first : last + 1]
-
-
-def _histogram(lengths: Int64s, counts: Int64s) -> list[list[int]]:
-    if not len(lengths):
-        return []
-    borders = log_borders(int(lengths[0]), int(lengths[-1]))
-    places = np.searchsorted(lengths, borders)
-    documents = np.diff(np.append(0, np.cumsum(counts))[places])
-    units = np.diff(np.append(0, np.cumsum(lengths * counts))[places])
-    return np.column_stack((borders[:-1], borders[1:], documents, units)).tolist()  # type: ignore[no-any-return]
-
-
-def _candidates(count_of_length: Mapping[str, int], row_length: int) -> list[int]:
-    enough = max(percentiles(count_of_length)["p99"], _SHORTEST_ROW)
-    powers = [1 << exponent for exponent in range(_SHORTEST_ROW.bit_length() - 1, (enough - 1).bit_length() + 1)]
-    return sorted({row_length, *powers})
-
-
-def _cost_of_rows(lengths: Int64s, counts: Int64s, documents: int, total: int, row_length: int) -> dict[str, Any]:
-    cut = int(counts[lengths > row_length].sum())
-    kept = int((np.minimum(lengths, row_length) * counts).sum())
-    pieces = np.maximum(1, -(-(lengths - 1) // (row_length - 1)))
-    rows = int((pieces * counts).sum())
-    placed = total + rows - documents  # each further piece repeats one token
-    return {
-        "row_length": row_length,
-        "documents_cut": cut,
-        "cut_rate": share_of(cut, documents),
-        "tokens_kept_if_truncated": kept,
-        "kept_rate": share_of(kept, total),
-        "rows": rows,
-        "padding_if_one_document_per_row": rows * row_length - placed,
-        "one_per_row_fill": share_of(placed, rows * row_length),
-    }
 
 
 def _sorted(count_of_length: Mapping[str, int]) -> tuple[Int64s, Int64s]:

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import copy
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import accumulate
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from data_pipeline.config import PrepareConfig
@@ -13,20 +12,16 @@ from data_pipeline.dataset.splits import SPLITS, Split
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import Reason, Stage, partition_of
 from data_pipeline.execution.tasks import Counts, add_counts
-from data_pipeline.filters.language import kept_by_threshold
 from data_pipeline.packing.placement import METHODS
-from data_pipeline.quality.classifier import PROBABILITY_STEPS, HeldOut
 from data_pipeline.quality.perplexity import SCORE_STEPS, perplexity
-from data_pipeline.reports.lengths import compare_row_lengths, describe_lengths, share_of
-from data_pipeline.sources.formats import IgnoredFiles
+from data_pipeline.reports.lengths import at_percents, compare_row_lengths, describe_lengths, share_of
 from data_pipeline.sources.inputs import Partition
 from data_pipeline.stages.pack import PackResult
 from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.rejects import collect_rejects, lines_before
-from data_pipeline.stages.select import Cuts, SelectResult, labels_of
+from data_pipeline.stages.select import Cuts, SelectResult
 from data_pipeline.stages.split import SplitResult, share_lost_to_benchmarks
 from data_pipeline.stages.tokenize import TokenizeResult
-from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
 _SHOWN_SAMPLES_PER_REASON = 3
 _BIN_STEPS = SCORE_STEPS // 4
@@ -38,17 +33,14 @@ class Results:
     read: Sequence[ReadResult]
     duplicates: Duplicates
     split: Sequence[SplitResult]
-    tokenizer: TrainedTokenizer
-    classifier: HeldOut | None
     tokenized: Sequence[TokenizeResult]
     cuts: Mapping[str, Cuts]
     selected: Sequence[SelectResult]
     packed: Sequence[tuple[Split, PackResult]]
-    ignored: IgnoredFiles = field(default_factory=IgnoredFiles)
 
 
 def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
-    """Counts by stage, reason, source, language and split; no time, because the report is reproducible."""
+    """Return the entries about several stages together, without times, because the report is reproducible."""
     everything = range(len(results.partitions))
     sources = {
         source: [number for number in everything if results.partitions[number].source == source]
@@ -58,33 +50,25 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
     assert documents["read"] == documents["kept"] + documents["rejected"], "a document was neither kept nor rejected"
     lengths = add_counts(result.lengths for result in results.selected)
     tokens_trained_on = sum(result.tokens["train"] for result in results.selected)
-    confidences = _add_nested(result.confidences for result in results.read)
+    rejected = _rejected(results, everything)
+    stages, left = [], documents["read"]
+    for name, counts in rejected.items():
+        stages.append({"name": name, "in": left, "out": left - sum(counts.values()), "rejected": counts})
+        left -= sum(counts.values())
     lost = share_lost_to_benchmarks(results.read, results.split)
     lines = lines_before(results.partitions, results.read)
     clusters = copy.deepcopy(results.duplicates.clusters)
     for leader in (cluster["leader"] for cluster in clusters):
         if "line" in leader:  # it counts from the start of the file
             leader["line"] += lines[partition_of(leader["id"])]
-    labelled = {}
-    if counts := labels_of(results.selected):
-        fields = {partition.source: config.for_source(partition.source).records.label_field for partition in results.partitions}
-        labelled = {"labels": {"names": list(counts), "fields": fields, "documents": counts}}
     return {
         "documents": documents,
-        "stages": _funnel(documents["read"], _rejected(results, everything)),
-        "rejected": _rejected(results, everything),
+        "stages": stages,
+        "rejected": rejected,
         "samples": list(
             collect_rejects(results.partitions, results.read, results.split, results.selected, most=_SHOWN_SAMPLES_PER_REASON)
         ),
-        "ignored": results.ignored.report(add_counts(result.ignored for result in results.read)),
-        "malformed": _add_nested(result.malformed for result in results.read),
-        "cleaned": add_counts(result.changes for result in results.read),
         "sources": {name: _source(results, numbers, config, name, tokens_trained_on) for name, numbers in sources.items()},
-        "languages": _languages(results),
-        "language_confidence": {
-            language: {"all": sum(counts.values())} | kept_by_threshold(counts)
-            for language, counts in sorted(confidences.items(), key=lambda item: (-sum(item[1].values()), item[0]))
-        },
         "lengths": {
             "characters": describe_lengths(add_counts(result.characters for result in results.selected)),
             "tokens": describe_lengths(lengths),
@@ -97,17 +81,6 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
             "benchmark_alarms": [source for source, share in lost.items() if share > config.dedup.benchmark_alarm_fraction],
         },
         "perplexity": _perplexity(results, sources),
-        "classifier": _classifier(results),
-        "augmentation": add_counts(result.augmented for result in results.tokenized),
-        **({"conversations": add_counts(result.chats for result in results.tokenized)} if config.chat.is_on else {}),
-        "tokenizer": {
-            "kind": results.tokenizer.kind,
-            "vocab_size": results.tokenizer.vocab_size,
-            "digest": results.tokenizer.digest,
-            "round_trip_failures": sum(result.round_trip_failures for result in results.tokenized),
-            "unknown": sum(result.unknown for result in results.tokenized),
-        },
-        **labelled,
         **row_counts(results.packed, config.row_length),
     }
 
@@ -150,15 +123,6 @@ def _rejected(results: Results, numbers: Sequence[int]) -> dict[str, Counts]:
     return stages
 
 
-def _funnel(read: int, rejected: Mapping[str, Counts]) -> list[dict[str, Any]]:
-    stages = []
-    for name, counts in rejected.items():
-        left = read - sum(counts.values())
-        stages.append({"name": name, "in": read, "out": left, "rejected": counts})
-        read = left
-    return stages
-
-
 def _source(results: Results, numbers: Sequence[int], config: PrepareConfig, name: str, tokens_trained_on: int) -> dict[str, Any]:
     documents = _documents(results, numbers)
     selected = [results.selected[number] for number in numbers]
@@ -177,69 +141,27 @@ def _source(results: Results, numbers: Sequence[int], config: PrepareConfig, nam
     }
 
 
-def _languages(results: Results) -> dict[str, dict[str, Any]]:
-    counts = _add_nested(result.languages for result in results.selected)
-    return {
-        language: {**counted, "bytes_per_token": round(counted["bytes"] / max(counted["tokens"], 1), 3)}
-        for language, counted in sorted(counts.items(), key=lambda item: (-item[1]["bytes"], item[0]))
-        if counted["documents"]
-    }
-
-
 def _perplexity(results: Results, sources: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """With a histogram in bins of a quarter of an octave: from, to, and the number of documents."""
     by_source = {name: add_counts(results.tokenized[number].scores for number in numbers) for name, numbers in sources.items()}
-    everything = add_counts(by_source.values())
-    if not everything:
+    bins: Counter[int] = Counter()
+    for score, count in add_counts(by_source.values()).items():
+        bins[int(score) // _BIN_STEPS] += count
+    if not bins:
         return {}
+    borders = [round(perplexity(number * _BIN_STEPS), 2) for number in range(min(bins), max(bins) + 2)]
     return {
-        "by_source": {name: _perplexity_percentiles(scores) for name, scores in by_source.items()},
-        "histogram": _perplexity_histogram(everything),
+        "by_source": {
+            name: {key: round(perplexity(score), 1) for key, score in at_percents(scores, (5, 50, 95)).items()}
+            for name, scores in by_source.items()
+        },
+        "histogram": [[low, high, bins[number]] for number, (low, high) in enumerate(pairwise(borders), min(bins))],
         "thresholds": {
             name: {"min": round(perplexity(cuts.bounds.min_score), 3), "max": round(perplexity(cuts.bounds.max_score), 3)}
             for name, cuts in results.cuts.items()
             if cuts.by_perplexity
         },
     }
-
-
-def _classifier(results: Results) -> dict[str, Any]:
-    if results.classifier is None:
-        return {}
-    probabilities = add_counts(result.probabilities for result in results.tokenized)
-    histogram = [0] * 10
-    for probability, count in probabilities.items():
-        histogram[min(int(probability) * 10 // PROBABILITY_STEPS, 9)] += count
-    return {
-        "held_out": asdict(results.classifier),
-        "histogram": [[n / 10, (n + 1) / 10, count] for n, count in enumerate(histogram)],
-    }
-
-
-def _perplexity_percentiles(scores: Counts) -> dict[str, float]:
-    values = sorted(map(int, scores))
-    ends = list(accumulate(scores[str(value)] for value in values))
-    ranks = {percent: -(-ends[-1] * percent // 100) for percent in (5, 50, 95)} if ends else {}
-    return {f"p{percent}": round(perplexity(values[bisect_left(ends, rank)]), 1) for percent, rank in ranks.items()}
-
-
-def _perplexity_histogram(scores: Counts) -> list[list[float]]:
-    """Return bins of a quarter of an octave: from, to, and the number of documents."""
-    bins: Counter[int] = Counter()
-    for score, count in scores.items():
-        bins[int(score) // _BIN_STEPS] += count
-    first, last = min(bins), max(bins)
-    return [
-        [round(perplexity(number * _BIN_STEPS), 2), round(perplexity((number + 1) * _BIN_STEPS), 2), bins[number]]
-        for number in range(first, last + 1)
-    ]
-
-
-def _add_nested(nested: Iterator[Mapping[str, Counts]]) -> dict[str, Counts]:
-    total: dict[str, list[Counts]] = {}
-    for counts in nested:
-        for name, values in counts.items():
-            total.setdefault(name, []).append(values)
-    return {name: add_counts(values) for name, values in total.items()}
 
 
 def _rows(packed: Sequence[PackResult], row_length: int) -> dict[str, Any]:

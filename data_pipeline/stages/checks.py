@@ -58,24 +58,21 @@ def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], 
     malformed: Counter[Reason] = Counter()
     for result in read:
         malformed.update({Reason(reason): count for reason, count in result.rejected.items() if Reason(reason).malformed})
-    if malformed.total() <= config.limits.max_rejected_fraction * documents:
-        _warn_of_losses(partitions, read)
-        return
-    first = next(sample for sample in collect_rejects(partitions, read) if Reason(sample["reason"]).malformed)
-    [(commonest, count)] = malformed.most_common(1)
-    remedy = "correct the input"
-    if commonest is Reason.INVALID_UTF8:
-        remedy = "convert it with `iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW`, with the name of its encoding (`iconv -l` lists all)"
-    raise SourceError(
-        f"source {first['source']}, {_place(first)}. {malformed.total()} of {documents} documents are malformed (most often "
-        f"{commonest}, {count}), a larger share than limits.max_rejected_fraction = {config.limits.max_rejected_fraction}; "
-        f"{remedy}, or raise that limit"
-    )
-
-
-def _warn_of_losses(partitions: Sequence[Partition], read: Sequence[ReadResult]) -> None:
-    """The budget for malformed documents misses sources of which nothing is kept, and files whose rest is skipped."""
     samples = list(collect_rejects(partitions, read))
+    if malformed.total() > config.limits.max_rejected_fraction * documents:
+        broken = next(sample for sample in samples if Reason(sample["reason"]).malformed)
+        [(commonest, count)] = malformed.most_common(1)
+        remedy = "correct the input"
+        if commonest is Reason.INVALID_UTF8:
+            remedy = (
+                "convert it with `iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW`, with the name of its encoding (`iconv -l` lists all)"
+            )
+        raise SourceError(
+            f"source {broken['source']}, {_place(broken)}. {malformed.total()} of {documents} documents are malformed (most often "
+            f"{commonest}, {count}), a larger share than limits.max_rejected_fraction = {config.limits.max_rejected_fraction}; "
+            f"{remedy}, or raise that limit"
+        )
+    # The budget for malformed documents misses sources of which nothing is kept, and files whose rest is skipped.
     for source in dict.fromkeys(result.source for result in read):
         results = [result for result in read if result.source == source]
         if not any(result.kept for result in results):

@@ -19,7 +19,7 @@ from data_pipeline.dataset.shards import ShardContent, token_type, write_shard
 from data_pipeline.dataset.splits import SPLITS, Split
 from data_pipeline.dataset.tables import DOCUMENTS_SCHEMA, LABELS_SCHEMA, TableWriter, data_path, read_side_by_side
 from data_pipeline.execution.tasks import Counts, Runner, add_counts, commit_result
-from data_pipeline.filters.labels import label_of
+from data_pipeline.filters.judge import label_of
 from data_pipeline.packing.placement import METHODS, count_packing, pack
 from data_pipeline.packing.rows import Window, cut_into_shards, cut_into_windows, fill_rows
 from data_pipeline.stages.train_tokenizer import TrainedTokenizer
@@ -140,7 +140,7 @@ def pack_group(task: PackTask) -> PackResult:
         result.labels_sha256 = files[data_path(Path(LABELS)).name] = _written(temporary / LABELS, LABELS_SCHEMA, labels)
     shutil.rmtree(task.output, ignore_errors=True)  # renamed by a run that was killed before it wrote the result
     temporary.rename(task.output)
-    return commit_result(task, result, files={task.output / name: digest for name, digest in files.items()})
+    return commit_result(task, result, {task.output / name: digest for name, digest in files.items()})
 
 
 def _written(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:

@@ -19,10 +19,11 @@ from data_pipeline.dedup.benchmarks import load_benchmarks
 from data_pipeline.dedup.duplicates import PartitionKeys
 from data_pipeline.dedup.keys import KeyWriter, sign
 from data_pipeline.documents import Document, Rejection, document_id
-from data_pipeline.execution.tasks import Counts, add_counts, commit_result
+from data_pipeline.execution.tasks import Counts, add_counts, add_nested, commit_result
 from data_pipeline.filters.html import PageReader
 from data_pipeline.filters.judge import JudgedBatch, JudgedDocument, judge_batch
-from data_pipeline.sources.formats import count_extension
+from data_pipeline.filters.language import kept_by_threshold
+from data_pipeline.sources.formats import IgnoredFiles, count_extension
 from data_pipeline.sources.inputs import Part, Partition
 from data_pipeline.sources.readers import read_part
 from data_pipeline.stages.job import Job, PartitionTask
@@ -40,6 +41,19 @@ def read_all(job: Job, chat: ChatTemplate | None = None) -> list[ReadResult]:
 
 def keys_of(read: Sequence[ReadResult]) -> list[PartitionKeys]:
     return [PartitionKeys(number, result.source, result.kept) for number, result in enumerate(read)]
+
+
+def report_of_reading(read: Sequence[ReadResult], ignored: IgnoredFiles) -> dict[str, Any]:
+    confidences = add_nested(result.confidences for result in read)
+    return {
+        "ignored": ignored.report(add_counts(result.ignored for result in read)),
+        "malformed": add_nested(result.malformed for result in read),
+        "cleaned": add_counts(result.changes for result in read),
+        "language_confidence": {
+            language: {"all": sum(counts.values())} | kept_by_threshold(counts)
+            for language, counts in sorted(confidences.items(), key=lambda item: (-sum(item[1].values()), item[0]))
+        },
+    }
 
 
 _BATCH_CHARS = 1 << 20  # judged together: enough for vectorized rules, and little memory
@@ -119,7 +133,7 @@ def read_partition(task: ReadTask) -> ReadResult:
             result.documents += len(items)
             result.kept += len(kept)
     result.rejected, result.ignored = dict(rejected), dict(ignored)
-    return commit_result(task, result, table, keys, rejects)
+    return commit_result(task, result, table.written, keys.written, rejects.written)
 
 
 def _batches(

@@ -18,8 +18,7 @@ import zstandard
 from common.files import digest_file, unfinished_path
 from data_pipeline.dataset.layout import CHOSEN, REJECTED, REJECTS, TOKENS, rejected_name
 from data_pipeline.dataset.tables import read_batches, read_side_by_side
-from data_pipeline.dedup.duplicates import REASONS
-from data_pipeline.dedup.resolve import Fate
+from data_pipeline.dedup.duplicates import REASONS, Fate
 from data_pipeline.documents import Reason, partition_of
 from data_pipeline.execution.tasks import commit_result
 from data_pipeline.sources.inputs import Partition
@@ -94,16 +93,17 @@ def write_rejected_partition(task: RejectedTask) -> dict[str, int]:
     path = _file_of(task)
     temporary = unfinished_path(path)
     documents = 0
-    tables = (_rejected_while_reading(task, end) for end in REJECTED_TABLES)
+    paths = [task.output.with_name(f"{task.output.name}-{end}") for end in REJECTED_TABLES]
+    while_reading = [chain.from_iterable(batch.to_pylist() for batch in read_batches(path)) for path in paths]
     try:
         with temporary.open("xb") as file, zstandard.ZstdCompressor(level=3, write_checksum=True).stream_writer(file) as stream:
-            for row in heapq.merge(*tables, _rejected_later(task), key=itemgetter("id")):
+            for row in heapq.merge(*while_reading, _rejected_later(task), key=itemgetter("id")):
                 stream.write(_line(row, task))
                 documents += 1
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
-    return commit_result(task, {"documents": documents}, files={path: digest_file(path)})
+    return commit_result(task, {"documents": documents}, {path: digest_file(path)})
 
 
 def _file_of(task: RejectedTask) -> Path:
@@ -122,11 +122,6 @@ def _line(row: Mapping[str, Any], task: RejectedTask) -> bytes:
     except UnicodeDecodeError:
         shown["base64"] = base64.b64encode(row["text"]).decode()
     return orjson.dumps(shown, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def _rejected_while_reading(task: RejectedTask, end: str) -> Iterator[dict[str, Any]]:
-    for batch in read_batches(task.output.with_name(f"{task.output.name}-{end}")):
-        yield from batch.to_pylist()
 
 
 def _rejected_later(task: RejectedTask) -> Iterator[dict[str, Any]]:

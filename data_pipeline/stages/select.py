@@ -16,11 +16,10 @@ from data_pipeline.dataset.layout import CHOSEN, LOSS_RUNS, TOKENS
 from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.tables import CHOSEN_SCHEMA, TableWriter, read_batches
 from data_pipeline.documents import Reason
-from data_pipeline.execution.tasks import Counts, add_counts, commit_result
-from data_pipeline.filters.labels import label_of
-from data_pipeline.quality.bounds import FATES, Bounds, judge, resolve_bounds
+from data_pipeline.execution.tasks import Counts, add_counts, add_nested, commit_result
+from data_pipeline.filters.judge import label_of
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
-from data_pipeline.quality.perplexity import perplexity
+from data_pipeline.quality.perplexity import FATES, Bounds, judge, perplexity, resolve_bounds
 from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.pack import DocumentsOf
 from data_pipeline.stages.reject_samples import Samples, find_rows
@@ -75,6 +74,21 @@ def labels_of(selected: Sequence[SelectResult]) -> dict[str, Counts]:
     """Return the number of documents by label and split, in the order of the labels' names; empty if there are no labels."""
     names = sorted({name for result in selected for name in result.labels})
     return {name: add_counts(result.labels.get(name, {}) for result in selected) for name in names}
+
+
+def report_of_selection(job: Job, selected: Sequence[SelectResult]) -> dict[str, Any]:
+    languages = sorted(add_nested(result.languages for result in selected).items(), key=lambda item: (-item[1]["bytes"], item[0]))
+    report: dict[str, Any] = {
+        "languages": {
+            language: {**counts, "bytes_per_token": round(counts["bytes"] / max(counts["tokens"], 1), 3)}
+            for language, counts in languages
+            if counts["documents"]
+        }
+    }
+    if counts := labels_of(selected):
+        fields = {source: config.records.label_field for source, config in job.of_sources.items()}
+        report["labels"] = {"names": list(counts), "fields": fields, "documents": counts}
+    return report
 
 
 _TRAIN = SPLITS.index("train")
@@ -139,16 +153,14 @@ def select_partition(task: SelectTask) -> SelectResult:
             rejected.update(reason_D[rows].tolist())
             for row, reason in samples.wanted((row, reason_D[row]) for row in rows):
                 shown.append((batch.column("id")[row].as_py(), reason, explain_selection(batch, row, reason)))
-            _count(batch, copies_D, result, lengths)
-            if (label_field := task.config.records.label_field) is not None:
-                _count_labels(batch, copies_D, label_field, result)
+            _count(batch, copies_D, task.config.records.label_field, result, lengths)
             table.write(pa.RecordBatch.from_arrays([pa.array(copies_D)], schema=CHOSEN_SCHEMA))
     for text, row, (_, reason, detail) in find_rows(task.place("text"), iter(shown)):
         samples.add(text, row, reason, detail)
     result.rejected, result.samples = dict(rejected), samples.values
     result.characters, result.lengths = dict(lengths["characters"]), dict(lengths["tokens"])
     result.sha256 = table.digest
-    return commit_result(task, result, table)
+    return commit_result(task, result, table.written)
 
 
 def _copies(batch: pa.RecordBatch, task: SelectTask) -> NDArray[np.uint8]:
@@ -171,7 +183,13 @@ def explain_selection(batch: pa.RecordBatch, row: int, reason: Reason) -> str:
     return ""
 
 
-def _count(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], result: SelectResult, lengths: Mapping[str, Counter[str]]) -> None:
+def _count(
+    batch: pa.RecordBatch,
+    copies_D: NDArray[np.uint8],
+    label_field: str | None,
+    result: SelectResult,
+    lengths: Mapping[str, Counter[str]],
+) -> None:
     split_D = batch.column("split").to_numpy()
     tokens_D = np.diff(batch.column("tokens").offsets.to_numpy())
     bytes_D = batch.column("bytes").to_numpy()
@@ -192,14 +210,9 @@ def _count(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], result: SelectRes
         counts["tokens"] += int(tokens_D[members_D & kept_D].sum())
     for kind, count in Counter(batch.column("kind").to_numpy()[kept_D].tolist()).items():
         result.kinds[KINDS[kind]] = result.kinds.get(KINDS[kind], 0) + count
-
-
-def _count_labels(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], label_field: str, result: SelectResult) -> None:
-    split_D = batch.column("split").to_numpy()
-    for metadata, split, copies in zip(batch.column("metadata").to_pylist(), split_D.tolist(), copies_D.tolist(), strict=True):
-        if copies:
-            counts = result.labels.setdefault(label_of(metadata, label_field), dict.fromkeys(SPLITS, 0))
-            counts[SPLITS[split]] += 1
+    if label_field is not None:
+        for metadata, number in zip(batch.column("metadata").filter(kept_D).to_pylist(), split_D[kept_D].tolist(), strict=True):
+            result.labels.setdefault(label_of(metadata, label_field), dict.fromkeys(SPLITS, 0))[SPLITS[number]] += 1
 
 
 def reasons_of(batch: pa.RecordBatch, cuts: Cuts, copies_D: NDArray[np.uint8] | None = None) -> NDArray[np.object_]:

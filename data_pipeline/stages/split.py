@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from data_pipeline.config import SplitConfig
 from data_pipeline.dataset.splits import SPLITS, Split, fewest_held_out, fractions_of_keys, is_held_out
 from data_pipeline.dataset.tables import TableWriter, read_side_by_side, read_table
-from data_pipeline.dedup.duplicates import REASONS, Duplicates
-from data_pipeline.dedup.resolve import Fate
-from data_pipeline.dedup.similarity import Texts
+from data_pipeline.dedup.duplicates import REASONS, Duplicates, Fate
+from data_pipeline.dedup.pairs import Texts
 from data_pipeline.documents import Reason, cut_text
 from data_pipeline.execution.tasks import Counts, commit_result
 from data_pipeline.stages.job import Job, PartitionTask
@@ -89,7 +88,7 @@ def split_partition(task: SplitTask) -> SplitResult:
                 if leader != duplicates.column("id")[row].as_py():
                     samples.values[-1]["kept"] = [leader, *texts.place(leader)]
     result.samples = samples.values
-    return commit_result(task, result, table)
+    return commit_result(task, result, table.written)
 
 
 def share_lost_to_benchmarks(read: Sequence[ReadResult], split: Sequence[SplitResult]) -> dict[str, float]:

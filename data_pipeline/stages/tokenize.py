@@ -5,16 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from data_pipeline.config import KINDS
+from data_pipeline.config import KINDS, PrepareConfig
 from data_pipeline.conversations.rendering import EncodedChat, encode_chats
 from data_pipeline.dataset.layout import TOKENIZER, TOKENS
 from data_pipeline.dataset.loss_mask import LossMask
@@ -23,12 +24,13 @@ from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.tables import TableWriter, tokens_schema
 from data_pipeline.documents import cut_text
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
-from data_pipeline.quality.classifier import Classifier
+from data_pipeline.quality.classifier import PROBABILITY_STEPS, Classifier, HeldOut
 from data_pipeline.quality.perplexity import count_scores
 from data_pipeline.stages.augment import Augmenter
 from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.split import SplitResult, read_kept
 from data_pipeline.stages.train_quality import MODELS, Score, load_models
+from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 from data_pipeline.tokenizer import Encoded, Tokenizer, load_tokenizer, round_trip_failures
 
 
@@ -36,6 +38,30 @@ def tokenize_all(job: Job, split: Sequence[SplitResult]) -> list[TokenizeResult]
     return job.run(
         "tokenize", tokenize_partition, job.tasks(TokenizeTask), [sum(result.bytes.values()) for result in split], TokenizeResult
     )
+
+
+def report_of_tokens(
+    config: PrepareConfig, tokenizer: TrainedTokenizer, held_out: HeldOut | None, tokenized: Sequence[TokenizeResult]
+) -> dict[str, Any]:
+    classified = {}
+    if held_out is not None:
+        histogram = [0] * 10
+        for probability, count in add_counts(result.probabilities for result in tokenized).items():
+            histogram[min(int(probability) * 10 // PROBABILITY_STEPS, 9)] += count
+        bins = [[number / 10, (number + 1) / 10, count] for number, count in enumerate(histogram)]
+        classified = {"held_out": asdict(held_out), "histogram": bins}
+    return {
+        "classifier": classified,
+        "augmentation": add_counts(result.augmented for result in tokenized),
+        **({"conversations": add_counts(result.chats for result in tokenized)} if config.chat.is_on else {}),
+        "tokenizer": {
+            "kind": tokenizer.kind,
+            "vocab_size": tokenizer.vocab_size,
+            "digest": tokenizer.digest,
+            "round_trip_failures": sum(result.round_trip_failures for result in tokenized),
+            "unknown": sum(result.unknown for result in tokenized),
+        },
+    }
 
 
 _ROUND_TRIPS = 8  # documents of each partition whose ids are decoded to compare the text
@@ -95,7 +121,7 @@ def tokenize_partition(task: TokenizeTask) -> TokenizeResult:
                 columns.append(pa.ListArray.from_arrays(pa.array(np.append(0, ends_D).astype(np.int32)), pa.array(mask.runs_N)))
             table.write(pa.RecordBatch.from_arrays(columns, schema=schema))
     result.sha256 = table.digest
-    return commit_result(task, result, table)
+    return commit_result(task, result, table.written)
 
 
 @dataclass

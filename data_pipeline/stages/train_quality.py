@@ -107,9 +107,16 @@ def make_reference(task: ReferenceTask) -> dict[str, int]:
     task.output.parent.mkdir(parents=True, exist_ok=True)
     path = task.config.quality.reference
     if path is not None and task.kind == "arpa":
-        return commit_result(task, {"tokens": 0}, files=_write(task.output.with_name(_ARPA), read_arpa(path).to_bytes()))
+        return commit_result(task, {"tokens": 0}, _write(task.output.with_name(_ARPA), read_arpa(path).to_bytes()))
     if path is not None and task.kind == "prepared":
-        return commit_result(task, {"tokens": 0}, files=_copy_of_prepared(path, task.output.parent))
+        digests = _digests_of_prepared(path)
+        check_digests(path, digests)
+        written: dict[Path, str] = {}
+        for name in digests:  # copied, because that data may be replaced during this preparation
+            target = task.output.with_name(_FOREIGN) if name == REFERENCE else task.output.parent / name
+            target.parent.mkdir(exist_ok=True)
+            written |= _write(target, read_input(path / name, MAX_REFERENCE_BYTES, below=path))
+        return commit_result(task, {"tokens": 0}, written)
     tokenizer = load_tokenizer(task.tokenizer, trial=False)
 
     def batches() -> Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]:
@@ -122,20 +129,8 @@ def make_reference(task: ReferenceTask) -> dict[str, int]:
 
     model = train_reference(batches(), tokenizer.vocab_size, task.config.quality)
     return commit_result(
-        task, {"tokens": int(model.singles_V[:-1].sum())}, files=_write(task.output.with_name(_REFERENCE), model.to_bytes())
+        task, {"tokens": int(model.singles_V[:-1].sum())}, _write(task.output.with_name(_REFERENCE), model.to_bytes())
     )
-
-
-def _copy_of_prepared(path: Path, models: Path) -> dict[Path, str]:
-    """Copy the reference model of prepared data and its tokenizer, because that data may be replaced during this preparation."""
-    digests = _digests_of_prepared(path)
-    check_digests(path, digests)
-    written: dict[Path, str] = {}
-    for name in digests:
-        target = models / (_FOREIGN if name == REFERENCE else name)
-        target.parent.mkdir(exist_ok=True)
-        written |= _write(target, read_input(path / name, MAX_REFERENCE_BYTES, below=path))
-    return written
 
 
 def trained_reference(job: Job) -> Path | None:
@@ -157,7 +152,7 @@ def train_content_classifier(task: ClassifierTask) -> HeldOut:
     good, bad = (_encoded_examples(files, tokenizer, task.config) for files in (task.good, task.bad))
     classifier, held_out = train_classifier(good, bad, task.config.quality.classifier_bits)
     task.output.parent.mkdir(parents=True, exist_ok=True)
-    return commit_result(task, held_out, files=_write(task.output.with_name(_CLASSIFIER), classifier.to_bytes()))
+    return commit_result(task, held_out, _write(task.output.with_name(_CLASSIFIER), classifier.to_bytes()))
 
 
 def _write(path: Path, content: bytes) -> dict[Path, str]:

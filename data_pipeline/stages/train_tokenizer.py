@@ -52,7 +52,7 @@ def sample_partition(task: SampleTask) -> dict[str, int]:
             data = piece.encode()
             table.add((data,), len(data))
             num_bytes += len(data)
-    return commit_result(task, {"bytes": num_bytes}, table)
+    return commit_result(task, {"bytes": num_bytes}, table.written)
 
 
 @dataclass(frozen=True)
@@ -88,4 +88,4 @@ def train(task: TrainTask) -> TrainedTokenizer:
         content = task.chat.encode()
         write_atomic(task.output / TEMPLATE_FILE, content)
         trained = replace(trained, files={**trained.files, TEMPLATE_FILE: digest_bytes(content)})
-    return commit_result(task, trained, files={task.output / name: digest for name, digest in trained.files.items()})
+    return commit_result(task, trained, {task.output / name: digest for name, digest in trained.files.items()})

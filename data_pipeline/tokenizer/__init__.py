@@ -3,17 +3,12 @@
 Our own have pad, unk, bos and eos as 0 to 3 and decode texts exactly, except `char` with unk. `encode` adds neither bos nor eos.
 """
 
-from data_pipeline.tokenizer.base import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Encoded, NamedToken, Tokenizer, round_trip_failures
-from data_pipeline.tokenizer.characters import ByteTokenizer, CharacterTokenizer
+from data_pipeline.tokenizer.base import ByteTokenizer, CharacterTokenizer, Encoded, NamedToken, Tokenizer, round_trip_failures
 from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer
 from data_pipeline.tokenizer.loading import load_tokenizer, open_supplied, save_tokenizer, supplied_files
 from data_pipeline.tokenizer.sentence_pieces import SentencePieceTokenizer
 
 __all__ = [
-    "BOS_ID",
-    "EOS_ID",
-    "PAD_ID",
-    "UNK_ID",
     "ByteTokenizer",
     "CharacterTokenizer",
     "Encoded",

@@ -1,4 +1,4 @@
-"""The interface of all tokenizers, and the ids of several texts in one array. Shape suffixes: D texts, T ids."""
+"""The interface of all tokenizers, and those that need no library: characters and bytes. Shape suffixes: D texts, T ids."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from common.files import canonical_json, digest_bytes
+from data_pipeline.tokenizer.word_cache import join_texts
+
 # ruff: noqa: N815 - names of arrays carry their shape
 
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)  # of the built-in tokenizers; supplied ones define theirs
 SPECIAL_IDS = {"pad": PAD_ID, "unk": UNK_ID, "bos": BOS_ID, "eos": EOS_ID}
+OWN_NAMES = {"pad": "<pad>", "unk": "<unk>", "bos": "<s>", "eos": "</s>"}  # in the tokenizers that `prepare` builds
+ROLES = tuple(SPECIAL_IDS)
 NUM_SPECIAL = len(SPECIAL_IDS)
 MAX_VOCAB_SIZE = 1 << 24
 MAX_TOKENIZER_BYTES = 256 << 20
@@ -32,20 +37,6 @@ class Encoded:
 
     def arrays(self) -> list[NDArray[np.int32]]:
         return np.split(self.ids_T, self.ends_D[:-1]) if len(self.ends_D) else []
-
-    def framed(self, first: int | None, last: int | None) -> Encoded:
-        """Return the texts with the id `first` before and `last` after each, unless they are None."""
-        lengths_D = np.diff(self.ends_D, prepend=0)
-        extra = (first is not None) + (last is not None)
-        ends_D = np.cumsum(lengths_D + extra)
-        ids_T = np.empty(len(self.ids_T) + extra * len(lengths_D), np.int32)
-        is_text_T = np.ones(len(ids_T), np.bool_)
-        for value, places_D in ((first, ends_D - lengths_D - extra), (last, ends_D - 1)):
-            if value is not None:
-                ids_T[places_D] = value
-                is_text_T[places_D] = False
-        ids_T[is_text_T] = self.ids_T
-        return Encoded(ids_T, ends_D)
 
 
 @dataclass(frozen=True)
@@ -109,7 +100,19 @@ class Tokenizer(ABC):
         """The name of the bos, eos, unk and pad token, by role, as far as the tokenizer has them."""
 
     def frame(self, encoded: Encoded, *, add_bos: bool, add_eos: bool) -> Encoded:
-        return encoded.framed(self.bos_id if add_bos else None, self.eos_id if add_eos else None)
+        """Return the texts with bos before and eos after each, as far as they are asked for and the tokenizer has them."""
+        first, last = self.bos_id if add_bos else None, self.eos_id if add_eos else None
+        lengths_D = np.diff(encoded.ends_D, prepend=0)
+        extra = (first is not None) + (last is not None)
+        ends_D = np.cumsum(lengths_D + extra)
+        ids_T = np.empty(len(encoded.ids_T) + extra * len(lengths_D), np.int32)
+        is_text_T = np.ones(len(ids_T), np.bool_)
+        for value, places_D in ((first, ends_D - lengths_D - extra), (last, ends_D - 1)):
+            if value is not None:
+                ids_T[places_D] = value
+                is_text_T[places_D] = False
+        ids_T[is_text_T] = encoded.ids_T
+        return Encoded(ids_T, ends_D)
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         return self.encode_flat(texts).arrays()
@@ -124,3 +127,75 @@ class Tokenizer(ABC):
 def round_trip_failures(tokenizer: Tokenizer, texts: Iterable[str]) -> int:
     """Return how many of the texts differ after encoding and decoding. Only `char` and supplied tokenizers may have any."""
     return sum(tokenizer.decode(tokenizer.encode(text)) != text for text in texts)
+
+
+class _BuiltIn(Tokenizer):
+    """A tokenizer whose symbols have ids from 4 on, and its additional special tokens the ids after them."""
+
+    def __init__(self, num_symbols: int, extra: Sequence[str], **symbols: str) -> None:
+        self.extra = tuple(extra)
+        self._end = NUM_SPECIAL + num_symbols
+        self._symbols = symbols
+
+    @property
+    def vocab_size(self) -> int:
+        return self._end + len(self.extra)
+
+    @property
+    def digest(self) -> str:
+        return digest_bytes(self.to_bytes())
+
+    def token_id(self, name: str) -> int | None:
+        return self._end + self.extra.index(name) if name in self.extra else None
+
+    @property
+    def named_tokens(self) -> tuple[NamedToken, ...]:
+        own = [NamedToken(OWN_NAMES[role], number) for role, number in SPECIAL_IDS.items()]
+        return (*own, *(NamedToken(name, self._end + place) for place, name in enumerate(self.extra)))
+
+    @property
+    def role_names(self) -> dict[str, str]:
+        return dict(OWN_NAMES)
+
+    def files(self) -> dict[str, bytes]:
+        content = {"kind": self.kind, "special": SPECIAL_IDS} | ({"extra": list(self.extra)} if self.extra else {})
+        return {self.file_name: canonical_json(content | self._symbols)}
+
+
+class CharacterTokenizer(_BuiltIn):
+    """One id for each character of an alphabet, in the order of the alphabet. Others are unk, which is decoded as U+FFFD."""
+
+    kind = "char"
+    file_name = "characters.json"
+
+    def __init__(self, alphabet: str, extra: Sequence[str] = ()) -> None:
+        super().__init__(len(alphabet), extra, pieces=alphabet)
+        self.alphabet = alphabet
+        # A table over all code points up to the highest known one. Higher ones share its last place, which is unk.
+        codes = np.frombuffer(alphabet.encode("utf-32-le"), np.uint32)
+        self._id_of_code = np.full(int(codes.max(initial=0)) + 2, UNK_ID, np.int32)
+        self._id_of_code[codes] = np.arange(NUM_SPECIAL, NUM_SPECIAL + len(codes), dtype=np.int32)
+
+    def encode_flat(self, texts: Sequence[str]) -> Encoded:
+        codes_T = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
+        ids_T = self._id_of_code[np.minimum(codes_T, len(self._id_of_code) - 1)]
+        return Encoded(ids_T, np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts))))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        known = (i for i in ids if i == UNK_ID or NUM_SPECIAL <= i < self._end)
+        return "".join("\ufffd" if i == UNK_ID else self.alphabet[i - NUM_SPECIAL] for i in known)
+
+
+class ByteTokenizer(_BuiltIn):
+    kind = "byte"
+    file_name = "bytes.json"
+
+    def __init__(self, extra: Sequence[str] = ()) -> None:
+        super().__init__(256, extra)
+
+    def encode_flat(self, texts: Sequence[str]) -> Encoded:
+        joined, ends_D = join_texts(texts)
+        return Encoded(np.frombuffer(joined, np.uint8).astype(np.int32) + NUM_SPECIAL, ends_D)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(i - NUM_SPECIAL for i in ids if NUM_SPECIAL <= i < self._end).decode("utf-8", "replace")

@@ -10,7 +10,7 @@ on text further away, and no match looks across it. In all known expressions the
   if the text ends before it. The visible character must be in the same part of the text: not in an added token, and not a digit
   that is split off.
 
-Other borders belong to one expression (`_Expression.borders`). NFC may be applied before, because it never composes a character
+Other borders belong to one expression (`_BORDERS`). NFC may be applied before, because it never composes a character
 with an ASCII character after it (Unicode Standard Annex 15).
 
 Shape suffixes: N bytes, P places.
@@ -42,36 +42,24 @@ _ALWAYS = (
 )
 
 
-@dataclass(frozen=True)
-class _Expression:
-    """A regular expression in all its spellings, and the ASCII characters before and after the borders that only it has."""
-
-    patterns: tuple[str, ...]
-    borders: tuple[str, str]
-
-
 # Sources: github.com/openai/gpt-2, src/encoder.py, which is also built into the library's ByteLevel; github.com/openai/tiktoken,
 # tiktoken_ext/openai_public.py, for cl100k_base and o200k_base. Llama 3 has cl100k's, and Qwen 2 the same with single digits
 # (github.com/huggingface/transformers, models/qwen2/tokenization_qwen2.py).
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CL100K_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_GPT2 = _Expression(
-    (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",),
-    (_MARKS, ascii_letters + _BLANKS),
+_O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIX}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIX}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_CL100K = _Expression(
-    tuple(rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{count}{_CL100K_TAIL}" for count in ("{1,3}", "")),
-    ("\r\n", _VISIBLE),
-)
-_O200K = _Expression(
-    (
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIX}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIX}?"
-        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ),
-    ("\r\n", _VISIBLE.replace("/", "")),
-)
-_BY_PATTERN = {pattern: expression for expression in (_GPT2, _CL100K, _O200K) for pattern in expression.patterns}
+# By expression, the ASCII characters before and after the borders that only it has.
+_BORDERS = {
+    _GPT2: (_MARKS, ascii_letters + _BLANKS),
+    rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}{_CL100K_TAIL}": ("\r\n", _VISIBLE),
+    rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{_CL100K_TAIL}": ("\r\n", _VISIBLE),
+    _O200K: ("\r\n", _VISIBLE.replace("/", "")),
+}
 # The expressions match every character, so a part that keeps only the matches keeps everything.
 _KEEPS_EVERYTHING = (("Isolated", False), ("Removed", True))
 _COMPOSED_TO_ASCII = ";K`"  # NFC makes them of U+037E, U+212A and U+1FEF
@@ -100,10 +88,10 @@ def borders_of(tokenizer: Mapping[str, Any]) -> Borders | None:
     tokens: Sequence[Mapping[str, Any]] = tokenizer["added_tokens"]
     part = tokenizer["pre_tokenizer"] or {"type": "Sequence", "pretokenizers": ()}
     parts: Sequence[Mapping[str, Any]] = part["pretokenizers"] if part["type"] == "Sequence" else (part,)
-    expression = _expression_of(parts)
+    borders = _borders_of_first(parts)
     normalizer = tokenizer["normalizer"]
     if (
-        expression is None
+        borders is None
         or tokenizer["model"]["type"] != "BPE"
         or tokenizer["model"]["dropout"]
         or normalizer not in (None, {"type": "NFC"})
@@ -112,7 +100,7 @@ def borders_of(tokenizer: Mapping[str, Any]) -> Borders | None:
         return None
     # With add_prefix_space, a space is added to each part that does not begin with one, so parts must begin with a space.
     spaces_only = any(part.get("add_prefix_space") for part in parts)
-    may_cut = _table(() if spaces_only else (*_ALWAYS, expression.borders))
+    may_cut = _table(() if spaces_only else (*_ALWAYS, borders))
     before, behind = _bytes(_BLANKS), _bytes(_VISIBLE)
     if any(part["type"] == "Digits" for part in parts):
         behind[list(digits.encode())] = False
@@ -140,19 +128,19 @@ def _bytes(characters: str) -> NDArray[np.bool_]:
     return table
 
 
-def _expression_of(parts: Sequence[Mapping[str, Any]]) -> _Expression | None:
-    """Return the expression that is applied first; None unless all parts are digits, known expressions, and bytes at the end."""
+def _borders_of_first(parts: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
+    """Return those of the first expression; None unless all parts are digits, known expressions, and bytes at the end."""
     if not parts or parts[-1]["type"] != "ByteLevel":
         return None
     expressions = []
     for part in parts[:-1]:
         if part["type"] == "Split" and (part["behavior"], part["invert"]) in _KEEPS_EVERYTHING:
-            expressions.append(_BY_PATTERN.get(part["pattern"].get("Regex", "")))
+            expressions.append(part["pattern"].get("Regex", ""))
         elif part["type"] != "Digits":
             return None
     if parts[-1]["use_regex"]:
         expressions.append(_GPT2)
-    return expressions[0] if expressions and None not in expressions else None
+    return _BORDERS[expressions[0]] if expressions and _BORDERS.keys() >= {*expressions} else None
 
 
 def _is_found_alone(token: Mapping[str, Any], *, is_normalized: bool) -> bool:

@@ -14,8 +14,7 @@ from common.errors import DataError
 from common.files import canonical_json, digest_bytes
 from data_pipeline.tokenizer.base import MAX_VOCAB_SIZE, Encoded, NamedToken
 from data_pipeline.tokenizer.byte_level import borders_of
-from data_pipeline.tokenizer.probe import gives_same_ids
-from data_pipeline.tokenizer.special import CONFIG_FILE, LibraryTokenizer, special_tokens
+from data_pipeline.tokenizer.special import CONFIG_FILE, LibraryTokenizer
 from data_pipeline.tokenizer.word_cache import WordCache, join_texts
 
 _CHANGES_NO_ID = ("truncation", "padding", "post_processor")  # fields that are not used here
@@ -34,15 +33,21 @@ class HuggingFaceTokenizer(LibraryTokenizer):
         # Several processes do the work already, and the library's threads do not survive a fork.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self._content = content
-        self._library = _read(content)
-        self.set_special_tokens(special_tokens(chosen or {}, found or {}, self._library.token_to_id, {}))
-        ends = [self.special.names[role] for role in ("bos", "eos")]
-        self._library.add_special_tokens([token for token in self._added_tokens() if token.content in ends and not token.special])
+        try:
+            self._library = tokenizers.Tokenizer.from_str(content.decode())
+        except BaseException as error:
+            if _is_of_library(error):
+                raise ValueError(f"tokenizers cannot read it: {error}") from None
+            raise
+        added = self._library.get_added_tokens_decoder().values()
+        self.set_special_tokens(chosen or {}, found or {})
+        ends = [self.special_names[role] for role in ("bos", "eos")]
+        self._library.add_special_tokens([token for token in added if token.content in ends and not token.special])
         self._library.no_truncation()
         self._library.no_padding()
         self._library.post_processor = None
         self._library.encode_special_tokens = True  # a special token in a text is text
-        self._silent = {i for i in self.special.ids.values() if i is not None}
+        self._silent = {i for i in self.special_ids.values() if i is not None}
         self._vocab_size = 1 + max(self._library.get_vocab(with_added_tokens=True).values(), default=-1)
         if not self._vocab_size:
             raise ValueError("its vocabulary is empty")
@@ -50,7 +55,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
             raise ValueError(f"an id of its vocabulary is {self._vocab_size - 1}; it must be below {MAX_VOCAB_SIZE}")
         values = json.loads(self._library.to_str())
         model = values["model"]
-        marked = self._ids_of(token.content for token in self._added_tokens() if token.special)
+        marked = self._ids_of(token.content for token in self._library.get_added_tokens_decoder().values() if token.special)
         # With byte fallback these tokens, and unk, stand for characters outside the vocabulary, whatever the file says.
         self._special_bytes = (
             marked & self._ids_of(f"<0x{byte:02X}>" for byte in range(256)) if model.get("byte_fallback") else set()
@@ -62,8 +67,10 @@ class HuggingFaceTokenizer(LibraryTokenizer):
         self._is_never_text[list((end_ids | (marked - self._special_bytes - unknown)) - {self.unk_id})] = True
         self._spelling = cache(self._spell)
         self._borders = borders_of(values)
-        self._words = WordCache(self._borders.may_cut, self._encode_words) if self._borders else None
-        if self._words and not gives_same_ids(lambda texts: self._encode_flat(texts).arrays(), self.library_ids):
+        self._words = None
+        if self._borders:
+            self._words = WordCache(self._borders.may_cut, lambda words: self.library_ids([word.decode() for word in words]))
+        if self._words and not self.gives_library_ids(lambda texts: self._encode_flat(texts).arrays()):
             self._words = None
 
     @property
@@ -73,7 +80,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
     @property
     def digest(self) -> str:
         content = {key: value for key, value in json.loads(self._content).items() if key not in _CHANGES_NO_ID}
-        return digest_bytes(canonical_json({"kind": self.kind, "special": dict(self.special.ids), "tokenizer": content}))
+        return digest_bytes(canonical_json({"kind": self.kind, "special": self.special_ids, "tokenizer": content}))
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         encoded = self._encode_flat(texts)
@@ -102,7 +109,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
             return str(self._library.decode(spoken, skip_special_tokens=False))
 
     def files(self) -> dict[str, bytes]:
-        return {self.file_name: self._content, CONFIG_FILE: self.special.to_bytes()}
+        return {self.file_name: self._content, CONFIG_FILE: self.config}
 
     def token_id(self, name: str) -> int | None:
         number = self._library.token_to_id(name)
@@ -111,7 +118,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
     @property
     def named_tokens(self) -> tuple[NamedToken, ...]:
         """The tokens that the file marks as special, and bos and eos."""
-        ends = {name for role in ("bos", "eos") if (name := self.special.names[role]) is not None}
+        ends = {name for role in ("bos", "eos") if (name := self.special_names[role]) is not None}
         found = self._library.get_added_tokens_decoder()
         marked = {
             token.content: NamedToken(token.content, number, token.lstrip, token.rstrip)
@@ -120,9 +127,6 @@ class HuggingFaceTokenizer(LibraryTokenizer):
         }
         rest = {name: NamedToken(name, number) for name in sorted(ends) if (number := self.token_id(name)) is not None}
         return tuple({**rest, **marked}.values())
-
-    def _added_tokens(self) -> Iterable[tokenizers.AddedToken]:
-        return self._library.get_added_tokens_decoder().values()
 
     def _ids_of(self, names: Iterable[str]) -> set[int]:
         return {number for name in names if (number := self.token_id(name)) is not None}
@@ -143,22 +147,10 @@ class HuggingFaceTokenizer(LibraryTokenizer):
         ]
         return np.concatenate(parts).astype(np.int32)
 
-    def _encode_words(self, words: list[bytes]) -> list[NDArray[np.int32]]:
-        return self.library_ids([word.decode() for word in words])
-
     def library_ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         with _guarded("encode a text"):
             encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
-
-
-def _read(content: bytes) -> tokenizers.Tokenizer:
-    try:
-        return tokenizers.Tokenizer.from_str(content.decode())
-    except BaseException as error:
-        if _is_of_library(error):
-            raise ValueError(f"tokenizers cannot read it: {error}") from None
-        raise
 
 
 @contextmanager

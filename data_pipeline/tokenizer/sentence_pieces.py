@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import heapq
+import math
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import compress
 from typing import NamedTuple
@@ -12,7 +14,7 @@ import sentencepiece
 from numpy.typing import NDArray
 
 from common.files import canonical_json, digest_bytes
-from data_pipeline.tokenizer.base import Encoded, NamedToken
+from data_pipeline.tokenizer.base import ROLES, Encoded, NamedToken
 from data_pipeline.tokenizer.model_file import (
     BPE,
     ModelSpec,
@@ -22,9 +24,7 @@ from data_pipeline.tokenizer.model_file import (
     with_control_pieces,
     without_dummy_prefix,
 )
-from data_pipeline.tokenizer.probe import gives_same_ids
-from data_pipeline.tokenizer.special import CONFIG_FILE, ROLES, LibraryTokenizer, special_tokens
-from data_pipeline.tokenizer.subword_sampling import sample_bpe, sample_unigram
+from data_pipeline.tokenizer.special import CONFIG_FILE, LibraryTokenizer
 from data_pipeline.tokenizer.word_cache import WordCache, join_texts, places_to_cut
 
 SPACE_MARK = "\u2581"  # SentencePiece writes a space so, and would decode the character as one
@@ -32,6 +32,10 @@ SPACE_MARK = "\u2581"  # SentencePiece writes a space so, and would decode the c
 _SPACE_MARK_BYTES = SPACE_MARK.encode()
 _PROCESSOR_CHARS = 1 << 20  # longest text for one call of SentencePiece, which needs about 100 bytes of memory per character
 _SUPPLIED = "sentencepiece"
+_UNKNOWN_PENALTY = 10.0  # a character without a piece scores this much less than the worst piece, as in SentencePiece
+_WORD = re.compile("\u2581*[^\u2581]*")
+
+Draw = Callable[[], float]
 
 
 class Piece(NamedTuple):
@@ -55,20 +59,24 @@ class SentencePieceTokenizer(LibraryTokenizer):
         self._pieces: list[str] = self._processor.id_to_piece(list(range(self.vocab_size)))
         ids = {role: getattr(self._processor, f"{role}_id")() for role in ROLES}
         own = {role: self._pieces[i] if i >= 0 else None for role, i in ids.items()}
-        self.set_special_tokens(special_tokens(chosen or {}, found or {}, self.token_id, own))
+        self.set_special_tokens(chosen or {}, found or {}, own)
         ends = {i for i in (self.bos_id, self.eos_id) if i is not None}
         if text := {i for i in ends if not (self._processor.is_control(i) or self._processor.is_unknown(i))}:
             model = with_control_pieces(model, text)
             self._processor = _read(model)
         self._is_silent = np.array(self._processor.is_control(list(range(self.vocab_size))))
-        self._is_silent[[i for i in self.special.ids.values() if i is not None]] = True
+        self._is_silent[[i for i in self.special_ids.values() if i is not None]] = True
         # If the model adds a space before the first character, we add it instead, so that a text can be encoded in parts.
         self._prefix = " " if self._spec.keeps_text and self._spec.add_dummy_prefix else ""
         self._parts_processor = self._processor
         if self._prefix:
             self._parts_processor = sentencepiece.SentencePieceProcessor(model_proto=without_dummy_prefix(model))
-        self._words = self._word_cache()
-        if kind == _SUPPLIED and self._words and not gives_same_ids(self.encode_arrays, self.library_ids):
+        self._words = None
+        if self._spec.model_type == BPE and self._spec.byte_fallback and self._spec.keeps_text:
+            names = [piece.name for piece in self.pieces if piece.kind not in ("control", "byte", "unknown")]
+            may_cut = places_to_cut(names, SPACE_MARK, (" ",) if self.spells_marks else (" ", SPACE_MARK))
+            self._words = WordCache(may_cut, lambda words: self._encode_texts([word.decode() for word in words]))
+        if kind == _SUPPLIED and self._words and not self.gives_library_ids(self.encode_arrays):
             self._words = None
 
     def library_ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
@@ -93,7 +101,7 @@ class SentencePieceTokenizer(LibraryTokenizer):
 
     @property
     def digest(self) -> str:
-        return digest_bytes(canonical_json({"kind": self.kind, "special": dict(self.special.ids)} | self._spec.content))
+        return digest_bytes(canonical_json({"kind": self.kind, "special": self.special_ids} | self._spec.content))
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         texts = [self._prefix + text if text else text for text in texts]
@@ -111,29 +119,23 @@ class SentencePieceTokenizer(LibraryTokenizer):
         segment = sample_bpe if self._spec.model_type == BPE else sample_unigram
         ids: list[int] = []
         for number, run in enumerate(text.split(SPACE_MARK) if self.spells_marks else [text]):
-            ids += self._space_mark_ids.tolist() if number else []
-            normalized = self._processor.normalize(run)
-            ids += (i for piece in segment(normalized, self._scores, alpha, draw) for i in self._ids_of(piece))
+            ids += self._byte_ids(_SPACE_MARK_BYTES) if number else []
+            for piece in segment(self._processor.normalize(run), self._scores, alpha, draw):
+                if piece in self._scores:
+                    ids.append(int(self._processor.piece_to_id(piece)))
+                else:
+                    ids += self._byte_ids(piece.encode()) if self._spec.byte_fallback else [int(self._processor.unk_id())]
         return np.array(ids, np.int32)
 
     @cached_property
     def _scores(self) -> dict[str, float]:
-        processor, ids = self._processor, list(range(self.vocab_size))
-        skip = np.array(processor.is_control(ids)) | processor.is_byte(ids) | processor.is_unknown(ids) | processor.is_unused(ids)
-        scores = zip(self._pieces, processor.get_score(ids), skip, strict=True)
-        return {piece: score for piece, score, is_skipped in scores if not is_skipped}
-
-    def _ids_of(self, piece: str) -> list[int]:
-        """Return the id of a piece. A piece without an id gets the ids of its bytes, or unk."""
-        if piece in self._scores:
-            return [int(self._processor.piece_to_id(piece))]
-        return self._byte_ids(piece.encode()) if self._spec.byte_fallback else [int(self._processor.unk_id())]
+        return {piece.name: piece.score for piece in self.pieces if piece.kind in ("text", "symbol")}
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._processor.decode([int(i) for i in ids if not self._is_silent[i]]))
 
     def files(self) -> dict[str, bytes]:
-        return {self.file_name: self._model} | ({CONFIG_FILE: self.special.to_bytes()} if self.kind == _SUPPLIED else {})
+        return {self.file_name: self._model} | ({CONFIG_FILE: self.config} if self.kind == _SUPPLIED else {})
 
     def token_id(self, name: str) -> int | None:
         number = self._processor.piece_to_id(name)
@@ -149,16 +151,6 @@ class SentencePieceTokenizer(LibraryTokenizer):
         """Whether U+2581 in a text is encoded as bytes. A supplied model encodes it as a space."""
         return self.kind != _SUPPLIED
 
-    def _word_cache(self) -> WordCache | None:
-        """Return a cache for a byte-pair model with byte fallback that does not change text; None for other models."""
-        if not (self._spec.model_type == BPE and self._spec.byte_fallback and self._spec.keeps_text):
-            return None
-        processor, ids = self._processor, list(range(self.vocab_size))
-        skip = np.array(processor.is_control(ids)) | processor.is_byte(ids) | processor.is_unknown(ids)
-        pieces = [piece for piece, is_skipped in zip(self._pieces, skip, strict=True) if not is_skipped]
-        may_cut = places_to_cut(pieces, SPACE_MARK, (" ",) if self.spells_marks else (" ", SPACE_MARK))
-        return WordCache(may_cut, lambda words: self._encode_texts([word.decode() for word in words]))
-
     def _encode_texts(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Return the ids of texts that begin with the model's prefix."""
         is_plain = [len(text) <= _PROCESSOR_CHARS and not (SPACE_MARK in text and self.spells_marks) for text in texts]
@@ -170,14 +162,10 @@ class SentencePieceTokenizer(LibraryTokenizer):
         parts: list[NDArray[np.int32]] = []
         for number, run in enumerate(text.split(SPACE_MARK) if self.spells_marks else [text]):
             if number:
-                parts.append(self._space_mark_ids)
+                parts.append(np.array(self._byte_ids(_SPACE_MARK_BYTES), np.int32))
             cut = _cut_at_spaces(run, _PROCESSOR_CHARS) if self._spec.keeps_text else [run]
             parts += self._parts_processor.encode(cut, return_type="numpy", num_threads=1)
         return np.concatenate(parts)
-
-    @property
-    def _space_mark_ids(self) -> NDArray[np.int32]:
-        return np.array(self._byte_ids(_SPACE_MARK_BYTES), np.int32)
 
     def _byte_ids(self, data: bytes) -> list[int]:
         return [int(self._processor.piece_to_id(f"<0x{byte:02X}>")) for byte in data]
@@ -202,3 +190,78 @@ def _cut_at_spaces(text: str, max_chars: int) -> list[str]:
         parts.append(text[start:end])
         start = end
     return [*parts, text[start:]]
+
+
+# Subword sampling is our own, because SentencePiece's generator is seeded differently in each version (since 0.2.1).
+
+
+def words_of(text: str) -> Iterator[str]:
+    """Yield the words of the text, each with the space marks before it. No piece of our models spans two words."""
+    return (match[0] for match in _WORD.finditer(text) if match[0])
+
+
+def sample_bpe(text: str, scores: Mapping[str, float], alpha: float, draw: Draw) -> list[str]:
+    """Leave merges out with probability `alpha` (Provilkov et al. 2020), retried once a neighbour has changed. 0 ≤ `draw()` < 1."""
+    return [piece for word in words_of(text) for piece in _join(word, scores, alpha, draw)]
+
+
+def _join(word: str, scores: Mapping[str, float], alpha: float, draw: Draw) -> Iterator[str]:
+    symbols = list(word)  # a symbol that was merged into the previous one is empty
+    following = list(range(1, len(word) + 1))
+    before = list(range(-1, len(word) - 1))
+    joins: list[tuple[float, int, str]] = []
+
+    def offer(left: int) -> None:
+        right = following[left] if left >= 0 else len(word)
+        if right < len(word) and (score := scores.get(piece := symbols[left] + symbols[right])) is not None:
+            heapq.heappush(joins, (-score, left, piece))
+
+    for left in range(len(word) - 1):
+        offer(left)
+    while joins:
+        _, left, piece = heapq.heappop(joins)
+        right = following[left]
+        is_stale = right == len(word) or not symbols[left] or symbols[left] + symbols[right] != piece
+        if is_stale or draw() < alpha:
+            continue
+        symbols[left], symbols[right] = piece, ""
+        following[left] = following[right]
+        if following[left] < len(word):
+            before[following[left]] = left
+        offer(before[left])
+        offer(left)
+    return (symbol for symbol in symbols if symbol)
+
+
+def sample_unigram(text: str, scores: Mapping[str, float], alpha: float, draw: Draw) -> list[str]:
+    """Draw by probability to the power of `alpha` (Kudo 2018). `scores` are logarithms; `draw` returns numbers in [0, 1)."""
+    longest = max(map(len, scores))
+    unknown = min(scores.values()) - _UNKNOWN_PENALTY
+    return [piece for word in words_of(text) for piece in _segment(word, scores, alpha, draw, longest, unknown)]
+
+
+def _segment(word: str, scores: Mapping[str, float], alpha: float, draw: Draw, longest: int, unknown: float) -> list[str]:
+    """Sum forwards over all segmentations up to each place of a word, then draw backwards from its end."""
+    reached = [0.0]  # logarithm of the summed weights of all segmentations up to a place
+    arrivals: list[list[tuple[float, int]]] = [[]]  # the same by the start of their last piece
+    for end in range(1, len(word) + 1):
+        arriving = [
+            (reached[start] + alpha * score, start)
+            for start in range(max(0, end - longest), end)
+            if (score := scores.get(word[start:end], unknown if start == end - 1 else None)) is not None
+        ]
+        largest = max(arriving)[0]
+        reached.append(largest + math.log(sum(math.exp(weight - largest) for weight, _ in arriving)))
+        arrivals.append(arriving)
+    pieces = []
+    end = len(word)
+    while end:
+        left = draw()
+        start = arrivals[end][-1][1]
+        for weight, start in arrivals[end]:  # noqa: B007 - the last one is used if rounding leaves a rest
+            left -= math.exp(weight - reached[end])
+            if left < 0:
+                break
+        pieces.append(word[start:end])
+        end = start
+    return pieces[::-1]

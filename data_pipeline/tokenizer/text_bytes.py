@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.tokenizer.base import Tokenizer
-from data_pipeline.tokenizer.characters import ByteTokenizer
+from data_pipeline.tokenizer.base import ByteTokenizer, Tokenizer
 from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer
 
 _UNREADABLE = "\ufffd"
@@ -36,31 +35,22 @@ class TextBytes:
 def count_text_bytes(tokenizer: Tokenizer) -> TextBytes:
     """Decode each id twice. The name of a part of a character tells its bytes: `<0xE2>` is one, byte-level names have one each."""
     names = _byte_level_names(tokenizer)
-    single_bytes = _single_bytes(tokenizer)
+    single_bytes = {tokenizer.token_id(f"<0x{byte:02X}>") for byte in range(128, 256)}
     first_V, inner_V = (np.zeros(tokenizer.vocab_size, np.int64) for _ in range(2))
     for number in range(tokenizer.vocab_size):
         text = tokenizer.decode([number])
-        if not text and number not in names:
-            first_V[number], inner_V[number] = 0, _size(tokenizer.decode([number, number]))
-        elif not text or number == tokenizer.unk_id:
+        if text and number == tokenizer.unk_id:
             continue
-        elif number in names:
-            first_V[number] = inner_V[number] = (
-                len(names[number]) if _BYTE_ALPHABET.issuperset(names[number]) else _size(names[number])
-            )
-        elif number in single_bytes:
-            first_V[number] = inner_V[number] = 1
-        else:
-            first_V[number] = _size(text)
-            inner_V[number] = _size(tokenizer.decode([number, number])) - first_V[number]
+        if number not in names:
+            if _UNREADABLE in text and (number in single_bytes or isinstance(tokenizer, ByteTokenizer)):
+                first_V[number] = inner_V[number] = 1
+            else:
+                first_V[number] = len(text.encode())
+                inner_V[number] = len(tokenizer.decode([number, number]).encode()) - first_V[number]
+        elif text:
+            is_bytes = _BYTE_ALPHABET.issuperset(names[number])
+            first_V[number] = inner_V[number] = len(names[number]) if is_bytes else len(names[number].encode())
     return TextBytes(first_V, inner_V)
-
-
-def _single_bytes(tokenizer: Tokenizer) -> set[int]:
-    if isinstance(tokenizer, ByteTokenizer):
-        return {number for number in range(tokenizer.vocab_size) if _UNREADABLE in tokenizer.decode([number])}
-    numbers = (tokenizer.token_id(f"<0x{byte:02X}>") for byte in range(128, 256))
-    return {number for number in numbers if number is not None and _UNREADABLE in tokenizer.decode([number])}
 
 
 def _byte_level_names(tokenizer: Tokenizer) -> dict[int, str]:
@@ -76,7 +66,3 @@ def _byte_level_names(tokenizer: Tokenizer) -> dict[int, str]:
         vocabulary = {name: number for number, (name, _) in enumerate(vocabulary)}
     added: list[Mapping[str, Any]] = content.get("added_tokens", [])
     return {number: name for name, number in vocabulary.items()} | {token["id"]: token["content"] for token in added}
-
-
-def _size(text: str) -> int:
-    return len(text.encode())

@@ -13,19 +13,10 @@ import sentencepiece
 
 from common.errors import ConfigError
 from data_pipeline.config import TokenizerConfig
-from data_pipeline.tokenizer import (
-    BOS_ID,
-    EOS_ID,
-    PAD_ID,
-    UNK_ID,
-    ByteTokenizer,
-    CharacterTokenizer,
-    SentencePieceTokenizer,
-    Tokenizer,
-)
+from data_pipeline.tokenizer.base import ROLES, SPECIAL_IDS, ByteTokenizer, CharacterTokenizer, Tokenizer
 from data_pipeline.tokenizer.loading import open_supplied
 from data_pipeline.tokenizer.model_file import without_provenance
-from data_pipeline.tokenizer.sentence_pieces import SPACE_MARK
+from data_pipeline.tokenizer.sentence_pieces import SPACE_MARK, SentencePieceTokenizer
 
 VOCAB_SIZES = ((2e6, 1024), (5e7, 4096), (5e8, 8192), (5e9, 16_384), (5e10, 32_768), (math.inf, 65_536))
 """Most bytes of text, and size of the vocabulary: with so much text each token is seen often enough to be learned."""
@@ -70,24 +61,20 @@ def train_tokenizer(
         except VocabSizeError as error:
             if settings.vocab_size != "auto" or not fittings_left:
                 raise
-            size = error.possible(size)
+            size = error.possible
     raise AssertionError("the last attempt returns or raises")
 
 
 class VocabSizeError(ConfigError):
     """The training text is too small or has too many characters for the size of the vocabulary that was asked for."""
 
-    def __init__(self, message: str, *, least: int = 0, most: int | None = None) -> None:
+    def __init__(self, message: str, possible: int) -> None:
         super().__init__(message)
-        self._least, self._most = least, most
-
-    def possible(self, size: int) -> int:
-        """Return the nearest size that the text allows. With many characters, as many tokens more as were asked for."""
-        return self._least + size if self._most is None else self._most
+        self.possible = possible  # the nearest size that the text allows
 
 
 def _supplied(path: Path, settings: TokenizerConfig, needed: Sequence[str]) -> Tokenizer:
-    chosen = {role: name for role in ("pad", "unk", "bos", "eos") if (name := getattr(settings, f"{role}_token")) is not None}
+    chosen = {role: name for role in ROLES if (name := getattr(settings, f"{role}_token")) is not None}
     tokenizer = open_supplied(path, chosen)
     for role, id_ in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id)):
         if getattr(settings, f"add_{role}") and id_ is None:
@@ -115,10 +102,7 @@ def _train_sentencepiece(
             vocab_size=vocab_size,
             hard_vocab_limit=True,
             num_threads=settings.train_threads,
-            pad_id=PAD_ID,
-            unk_id=UNK_ID,
-            bos_id=BOS_ID,
-            eos_id=EOS_ID,
+            **{f"{role}_id": number for role, number in SPECIAL_IDS.items()},  # type: ignore[arg-type]
             control_symbols=list(control_symbols),
             # These make decoding exact for every text: no normalisation, and rare characters as bytes.
             byte_fallback=True,
@@ -144,12 +128,12 @@ def _explain(message: str, settings: TokenizerConfig, vocab_size: int) -> Config
     asked = f"tokenizer.vocab_size = {vocab_size}"
     if match := re.search(r"Vocabulary size too high .{0,200}? value <= (\d+)", message):
         text = f"{asked}: the training text allows {match[1]} at most; set auto, or at most {match[1]}, or add text"
-        return VocabSizeError(text, most=int(match[1]))
+        return VocabSizeError(text, int(match[1]))
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return VocabSizeError(
             f"{asked}: the training text needs {match[1]} for its characters alone; set auto, or more than that, "
             "or lower tokenizer.character_coverage",
-            least=int(match[1]),
+            int(match[1]) + vocab_size,  # with many characters, as many tokens more as were asked for
         )
     if "sentences_.empty" in message:
         return ConfigError(f"{asked}: there is no training text to train a tokenizer on; add text, or set tokenizer.kind to byte")

@@ -1,4 +1,4 @@
-"""Loads one tokenizer in a separate process with limits, which `trial` starts: compiled libraries trust their input.
+"""Loads one tokenizer in a separate process with limits, which `loading` starts: compiled libraries trust their input.
 
 The first line on standard input is the request, a JSON object; the rest is the file. Standard output gets `ok` or the problem.
 """
@@ -63,9 +63,14 @@ def _huggingface(content: bytes) -> tuple[str, int, _Encode, _Decode]:
 def _sentencepiece(content: bytes) -> tuple[str, int, _Encode, _Decode]:
     import sentencepiece  # noqa: PLC0415 - within the limits
 
-    processor = sentencepiece.SentencePieceProcessor(model_proto=content)
-    num_ids = int(processor.get_piece_size())
-    processor.id_to_piece(list(range(num_ids)))
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=content)
+        num_ids = int(processor.get_piece_size())
+        processor.id_to_piece(list(range(num_ids)))
+    except RuntimeError as error:
+        raise ValueError(f"it is damaged, or not a model of SentencePiece ({error})") from None
+    if not num_ids:
+        raise ValueError("it holds no vocabulary")
     return "", num_ids, lambda text: list(processor.encode(text)), lambda ids: str(processor.decode(ids))
 
 

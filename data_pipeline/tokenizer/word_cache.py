@@ -81,7 +81,12 @@ class WordCache:
                 [block_T] = self._encode_words([data[position:stop]])
                 ends_W = np.array([len(block_T)])
             else:
-                block_T, ends_W = self._encode_block(data[position:stop], starts_W)
+                words_W = self._find(data[position:stop], starts_W)
+                counts_W = self._counts_W[words_W]
+                ends_W = np.cumsum(counts_W, dtype=np.int64)
+                places_T = np.repeat(self._starts_W[words_W] - (ends_W - counts_W), counts_W)
+                places_T += np.arange(len(places_T))
+                block_T = self._ids_T[places_T]
             first, last = np.searchsorted(ends, (position, stop), side="right")
             words = np.searchsorted(starts_W, ends[first:last] - position)
             ids_before[first:last] = num_ids + ends_W[words - 1]
@@ -108,18 +113,13 @@ class WordCache:
                 return np.concatenate([[0], borders[:-1]]), position + int(borders[-1])
             length *= 2
 
-    def _encode_block(self, block: bytes, starts_W: Int64s) -> tuple[Int32s, Int64s]:
-        words_W = self._find(block, starts_W)
-        counts_W = self._counts_W[words_W]
-        ends_W = np.cumsum(counts_W, dtype=np.int64)
-        shift_W = self._starts_W[words_W] - (ends_W - counts_W)
-        places_T = np.repeat(shift_W, counts_W)
-        places_T += np.arange(len(places_T))
-        return self._ids_T[places_T], ends_W
-
     def _find(self, block: bytes, starts_W: Int64s) -> Int32s:
         lengths_W = np.diff(starts_W, append=len(block))
-        low_W, high_W = _keys(block, starts_W, lengths_W)
+        # A key is the first 15 bytes of a word and its length, which distinguishes trailing NUL bytes, as two numbers.
+        at_N: Words = np.ndarray(len(block) + 8, "<u8", block + bytes(_KEY_BYTES), 0, (1,))
+        shown_W = np.minimum(lengths_W, _KEY_BYTES - 1)
+        low_W = at_N[starts_W] & _LOW_MASKS[shown_W]
+        high_W = at_N[starts_W + 8] & _HIGH_MASKS[shown_W] | shown_W.astype(np.uint64) << np.uint64(56)
         is_long_W = lengths_W >= _KEY_BYTES
         words_W = self._look_up(low_W, high_W)
         for index in np.flatnonzero(is_long_W).tolist():
@@ -139,7 +139,12 @@ class WordCache:
             return self._find(block, starts_W)
         place_W = np.array([self._num_words + new[text] for text in texts], np.int32)
         words_W[missed] = place_W
-        self._append(ids)
+        added = slice(self._num_words, self._num_words + len(ids))
+        counts = np.fromiter(map(len, ids), np.int32, len(ids))
+        ends = self._num_ids + np.cumsum(counts)
+        self._counts_W[added], self._starts_W[added] = counts, ends - counts
+        self._ids_T[self._num_ids : ends[-1]] = np.concatenate(ids)
+        self._num_words, self._num_ids = added.stop, int(ends[-1])
         is_short = ~is_long_W[missed]
         places, first = np.unique(place_W[is_short], return_index=True)
         self._insert(places, low_W[missed][is_short][first], high_W[missed][is_short][first])
@@ -175,21 +180,3 @@ class WordCache:
             self._slots[slots[free]] = words[free]
             left = self._slots[slots] != words
             words, slots = words[left], (slots[left] + 1) & (len(self._slots) - 1)
-
-    def _append(self, ids: list[Int32s]) -> None:
-        words = slice(self._num_words, self._num_words + len(ids))
-        counts = np.fromiter(map(len, ids), np.int32, len(ids))
-        ends = self._num_ids + np.cumsum(counts)
-        self._counts_W[words], self._starts_W[words] = counts, ends - counts
-        self._ids_T[self._num_ids : ends[-1]] = np.concatenate(ids)
-        self._num_words, self._num_ids = words.stop, int(ends[-1])
-
-
-def _keys(block: bytes, starts_W: Int64s, lengths_W: Int64s) -> tuple[Words, Words]:
-    """Return the first 15 bytes of each word and its length, as two numbers. The length distinguishes trailing NUL bytes."""
-    padded = block + bytes(_KEY_BYTES)
-    at_N: Words = np.ndarray(len(block) + 8, "<u8", padded, 0, (1,))
-    lengths_W = np.minimum(lengths_W, _KEY_BYTES - 1)
-    low_W = at_N[starts_W] & _LOW_MASKS[lengths_W]
-    high_W = at_N[starts_W + 8] & _HIGH_MASKS[lengths_W]
-    return low_W, high_W | lengths_W.astype(np.uint64) << np.uint64(56)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.reports.html_page import render_report
+from data_pipeline.reports.pages import render_report
 from tests.browser.conftest import Opener
 from tests.support.report_example import example_manifest, example_report, example_timings
 from tests.support.runs import run_command

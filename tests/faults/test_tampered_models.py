@@ -23,8 +23,8 @@ from tests.support.runs import arguments, tiny_config
 from tests.support.tampered_cases import SPECIAL_KINDS, Untouched, change_bytes, changed_value, put_special
 from trainer.interop.export import write_export
 from trainer.interop.import_model import import_model
-from trainer.interop.source import open_source
 from trainer.loop import train
+from trainer.model.saved_decoder import open_decoder
 from trainer.runs.saved_run import SavedRun
 
 MAX_BYTES = 1 << 30
@@ -54,7 +54,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     train(tiny_config(data, base / "first"))
     train(tiny_config(data, base / "adapted", init=base / "first", lora={"rank": 2}))
     for run, kind, name in (("run", "hf", "exported"), ("adapted", "peft", "adapters")):
-        write_export(open_source(SavedRun(base / run), "latest"), base / name, kind=kind, dtype="fp32")
+        write_export(open_decoder(SavedRun(base / run), "latest"), base / name, kind=kind, dtype="fp32")
     with confined(folder / "server.log") as children:
         yield Place(base, outside, children)
 

@@ -127,7 +127,7 @@ def test_classify_refuses_a_run_of_a_language_model_and_a_file_without_texts(
     done = run_command("trainer", "classify", str(run), str(tmp_path / "bad.jsonl"))
     assert (done.returncode, "name a run with objective = classification" in done.stderr) == (2, True)
     done = run_command("trainer", "classify", str(finished[0]), str(tmp_path / "bad.jsonl"))
-    assert (done.returncode, "bad.jsonl, line 1: no object with a text in the field 'text'" in done.stderr) == (2, True)
+    assert (done.returncode, 'bad.jsonl, line 1: no text under "text"' in done.stderr) == (2, True)
     done = run_command("trainer", "generate", str(finished[0]), "--prompt", "x")
     assert (done.returncode, "does not continue texts" in done.stderr) == (2, True)
 

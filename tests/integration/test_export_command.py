@@ -27,7 +27,7 @@ from trainer.commands.evaluate import EvaluateOptions, benchmark_run
 from trainer.commands.saved_model import opened_text_model
 from trainer.inference.sampling import Sampling
 from trainer.interop.export import read_export_record, verify_export
-from trainer.interop.tokenizer_check import ODD_TEXTS
+from trainer.interop.tokenizer_json import ODD_TEXTS
 from trainer.loop import train
 from trainer.model.attention import make_layout
 from trainer.runs.saved_run import SavedRun
@@ -142,14 +142,13 @@ def test_an_export_of_another_run_is_refused(exported: Path, run: Path, tmp_path
 KILLED = """
 import os, signal, sys
 from common import targets
-from trainer.interop.formats import base
 from trainer.__main__ import main
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 if sys.argv[1] == "tensors":
-    base.raw_bytes = die
+    os.fsync = die
 else:
     targets.commit_directory = die
 main(sys.argv[2:])

@@ -26,14 +26,14 @@ from trainer.checkpoint.weights import weights_digest
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.commands.saved_model import load_model
 from trainer.config import TrainConfig
+from trainer.interop import Dtype
 from trainer.interop.export import verify_export, write_export
-from trainer.interop.formats import Dtype
-from trainer.interop.source import open_source
 from trainer.loop import train
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model, flops_per_token
 from trainer.model.lora import adapter_names, add_adapters, merged_weights
 from trainer.model.parameters import parameters_by_name
+from trainer.model.saved_decoder import open_decoder
 from trainer.parallel.fsdp import load_full
 from trainer.report import report_at_end
 from trainer.report.recorded_run import read_run
@@ -242,7 +242,7 @@ def test_settings_of_a_stranger_that_do_not_fit_the_tensors_are_refused(adapted_
 
 
 def adapters_exported(run: Path, output: Path, dtype: Dtype = "fp32") -> dict[str, torch.Tensor]:
-    write_export(open_source(SavedRun(run), "latest"), output, kind="peft", dtype=dtype)
+    write_export(open_decoder(SavedRun(run), "latest"), output, kind="peft", dtype=dtype)
     return decode_tensors(bytearray((output / "adapter_model.safetensors").read_bytes()))
 
 
@@ -251,7 +251,7 @@ def test_exported_adapters_give_the_merged_weights_by_the_formula_of_peft(adapte
     settings = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert (settings["peft_type"], settings["task_type"], settings["r"], settings["lora_alpha"]) == ("LORA", "CAUSAL_LM", 2, 4)
     assert len(settings["target_modules"]) == 7
-    weights, merged = open_source(SavedRun(base), "latest").weights, open_source(SavedRun(adapted_run), "latest").weights
+    weights, merged = open_decoder(SavedRun(base), "latest").weights, open_decoder(SavedRun(adapted_run), "latest").weights
     names = {name.removeprefix("base_model.model.").removesuffix(".lora_A.weight") for name in tensors if "lora_A" in name}
     assert {name.rpartition(".")[2] for name in names} == set(settings["target_modules"])
     assert len(tensors) == 2 * len(names) == 2 * 2 * 7
@@ -294,7 +294,7 @@ def test_exported_adapters_over_the_base_model_in_transformers_give_the_logits_o
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - an optional package
 
     tensors = adapters_exported(adapted_run, tmp_path / "out")
-    write_export(open_source(SavedRun(base), "latest"), tmp_path / "base", kind="hf", dtype="fp32")
+    write_export(open_decoder(SavedRun(base), "latest"), tmp_path / "base", kind="hf", dtype="fp32")
     settings = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     tokens_1L = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / "out")("the cat ran to the sea").input_ids])
@@ -321,7 +321,7 @@ def added(a_RI: torch.Tensor, b_OR: torch.Tensor, factor: float) -> Any:
 
 def test_an_export_has_the_merged_weights_and_verifies(adapted_run: Path, tmp_path: Path) -> None:
     merged = merged_weights(CheckpointStore(adapted_run / "checkpoints").load(12).model, SavedRun(adapted_run).config.lora)
-    write_export(open_source(SavedRun(adapted_run), "latest"), tmp_path / "out", kind="hf", dtype="fp32")
+    write_export(open_decoder(SavedRun(adapted_run), "latest"), tmp_path / "out", kind="hf", dtype="fp32")
     written = decode_tensors(bytearray((tmp_path / "out" / "model.safetensors").read_bytes()))
     assert all(torch.equal(written[name], weight) for name, weight in merged.items())
     assert not any("lora" in name for name in written)

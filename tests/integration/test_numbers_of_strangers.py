@@ -24,7 +24,7 @@ from tests.support.runs import ROOT, start_ranks, tiny_config
 from tests.support.two_ranks import all_ended, descendants, has_ended, seconds_until
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.loop import train
-from trainer.model.bounds import most_rows
+from trainer.model.memory_estimate import most_rows
 from trainer.runs.saved_run import SavedRun
 from trainer.verification.replay import most_ranks, replay_config
 
@@ -122,7 +122,7 @@ def test_a_model_that_the_checkpoint_does_not_have_is_not_built(
         raise AssertionError("the model was built")
 
     rewrite_config(run, model=model)
-    monkeypatch.setattr("trainer.extensions.user_model.build_model", build)
+    monkeypatch.setattr("trainer.extensions.hooks.build_model", build)
     with pytest.raises(CheckpointError, match="weights, and the checkpoint has"):
         replay_run(run, 2, start=0)
 

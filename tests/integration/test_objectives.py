@@ -21,12 +21,11 @@ from tests.support.runs import losses, metrics, tiny_config
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.data.batch import IGNORE
 from trainer.finetuning import task
-from trainer.finetuning.task import LANGUAGE, Kind, Passes, Task
+from trainer.finetuning.task import LANGUAGE, Kind, Task
 from trainer.loop import train
-from trainer.model.decoder import build_model
-from trainer.model.eval_metrics import EvalMetrics
-from trainer.model.forward import PassInputs
-from trainer.model.loss import cross_entropy_rows
+from trainer.model.decoder import Decoder, build_model
+from trainer.model.forward import EvalMetrics, PassInputs
+from trainer.model.loss import cross_entropy_rows, linear_cross_entropy_sum
 from trainer.runs.events import MeasuresEvent
 from trainer.runs.saved_run import SavedRun
 from trainer.verification.audit import audit_run
@@ -45,15 +44,15 @@ def chosen(monkeypatch: pytest.MonkeyPatch, objective: Task, files: Mapping[str,
     monkeypatch.setattr(task, "kind_named", lambda _name: kind)
 
 
-def ordinary_step(micro: Passes) -> Tensor:
-    loss_sum = micro.loss_sum()
-    micro.backward(loss_sum)
-    return loss_sum
+def ordinary_sum(model: nn.Module, inputs: PassInputs) -> Tensor:
+    assert isinstance(model, Decoder)
+    hidden_BLD = model.hidden(inputs.tokens, inputs.layout)
+    return linear_cross_entropy_sum(hidden_BLD, model.lm_head.weight, inputs.targets)[None]
 
 
 def test_parts_that_do_what_the_loop_does_give_the_same_bits(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     last_line = train(tiny_config(data, tmp_path / "plain", **SHORT))
-    chosen(monkeypatch, Task(model=build_model, step=ordinary_step))
+    chosen(monkeypatch, Task(model=build_model, sums=lambda _device: ordinary_sum))
     assert train(tiny_config(data, tmp_path / "own", **SHORT)) == last_line
     assert losses(tmp_path / "own") == losses(tmp_path / "plain")
 

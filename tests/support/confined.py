@@ -73,7 +73,7 @@ _MODULES = (
     "trainer.__main__",
     "trainer.commands.saved_model",
     "trainer.evaluation.evaluate",
-    "trainer.inference.chat",
+    "trainer.inference.conversation",
     "trainer.inference.samples",
     "trainer.interop.export",
     "trainer.interop.formats.hf",

@@ -18,9 +18,9 @@ import pyarrow as pa
 from data_pipeline.config import DedupConfig, Kind
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.dedup.benchmarks import load_benchmarks
-from data_pipeline.dedup.candidates import read_pairs
 from data_pipeline.dedup.duplicates import Duplicates, PartitionKeys, find_duplicates
 from data_pipeline.dedup.keys import KeyWriter, sign
+from data_pipeline.dedup.pairs import read_pairs
 from data_pipeline.documents import document_id
 from data_pipeline.sources.inputs import code_files, standard_library
 from data_pipeline.text import TextBatch

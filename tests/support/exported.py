@@ -16,9 +16,9 @@ from data_pipeline.tokenizer.training import train_tokenizer
 from tests.support.run_example import example_events, write_run
 from tests.support.runs import tiny_config
 from tests.support.sentence_piece_models import model_with_dummy_prefix
-from trainer.interop.source import ExportSource
 from trainer.model.decoder import build_model
 from trainer.model.parameters import parameters_by_name
+from trainer.model.saved_decoder import SavedDecoder
 from trainer.runs.saved_run import SavedRun
 
 _WORDS = [a + b + c for a in ("re", "con", "un") for b in ("turn", "form", "duc") for c in ("ed", "ing", "tion")]
@@ -44,7 +44,7 @@ def tokenizer_of(kind: str) -> Tokenizer:
     return train_tokenizer(SAMPLE, TokenizerConfig(kind=kind, vocab_size=380), _EXTRA)
 
 
-def export_source(run: Path, tokenizer: Tokenizer | None = None, chat: str | None = None, **model: Any) -> ExportSource:
+def export_source(run: Path, tokenizer: Tokenizer | None = None, chat: str | None = None, **model: Any) -> SavedDecoder:
     """Write a run without checkpoints, and return a checkpoint of random weights that it could have.
 
     `chat` is the Jinja program of a chat template, or the name of a built-in one.
@@ -52,7 +52,7 @@ def export_source(run: Path, tokenizer: Tokenizer | None = None, chat: str | Non
     tokenizer = tokenizer or ByteTokenizer()
     write_run(run, example_events())
     config = tiny_config(Path("data"), run, model=model)
-    return ExportSource(
+    return SavedDecoder(
         run=run,
         config=config,
         record=SavedRun(run).record,

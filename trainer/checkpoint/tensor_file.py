@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
@@ -53,6 +55,20 @@ def encode_header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] |
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return len(text).to_bytes(8, "little") + text, order
+
+
+def write_tensor_file(
+    path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a new file, durably. One tensor at a time is converted to `dtype`, so no copy of the model is in memory."""
+    specs = {name: spec_of(torch.empty_like(tensor, dtype=dtype, device="meta")) for name, tensor in tensors.items()}
+    header, order = encode_header(specs, metadata)
+    with path.open("xb") as file:
+        file.write(header)
+        for name in order:
+            file.write(raw_bytes(tensors[name].to(dtype or tensors[name].dtype)))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def decode_tensors(content: bytearray) -> dict[str, Tensor]:

@@ -58,8 +58,8 @@ def run(options: CompressOptions) -> None:
     from trainer.commands.saved_model import check_is_decoder
     from trainer.compression.comparison import Measured, table
     from trainer.compression.methods import Compression
-    from trainer.interop.source import open_source
-    from trainer.interop.untrained import write_untrained
+    from trainer.interop.import_model import write_untrained
+    from trainer.model.saved_decoder import open_decoder
     from trainer.runs.layout import RECORD
     from trainer.runs.record import COMPRESSED, Compressed, write_record
     from trainer.runs.saved_run import SavedRun
@@ -70,7 +70,7 @@ def run(options: CompressOptions) -> None:
     if saved.record.status == COMPRESSED:
         raise ConfigError(f"{options.run}: it is compressed already; name the run that it was made from")
     check_is_decoder(saved, "only that can be compressed", trust_code=options.trust_code)
-    source = open_source(saved, options.checkpoint)
+    source = open_decoder(saved, options.checkpoint)
     compression = Compression(options.method, options.group_size, options.share)
     stored = compression.stored(source.weights)
     perplexity = _perplexity(options, options.run, options.checkpoint)

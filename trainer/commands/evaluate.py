@@ -66,13 +66,12 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
     from trainer.commands.saved_model import opened_model
     from trainer.context import RunContext
     from trainer.evaluation.evaluate import evaluate
-    from trainer.evaluation.results import describe_evaluation
-    from trainer.evaluation.tally import Grouping
+    from trainer.evaluation.tally import Grouping, describe_evaluation
     from trainer.extensions.hooks import Extension
     from trainer.finetuning.task import saved_task
     from trainer.machine.determinism import settings_here
     from trainer.model.attention import choose_backend
-    from trainer.model.bounds import most_rows
+    from trainer.model.memory_estimate import most_rows
     from trainer.runs.saved_run import SavedRun
     from trainer.training.trainable import hold_reference, new_loss
 

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from common.settings.model import Place
 from trainer.commands.run_options import CheckpointOptions
-from trainer.interop.formats import Dtype, FormatName
+from trainer.interop import Dtype, FormatName
 
 
 class ExportOptions(CheckpointOptions):
@@ -34,14 +34,14 @@ class ExportOptions(CheckpointOptions):
 def run(options: ExportOptions) -> None:
     from trainer.commands.saved_model import check_is_decoder
     from trainer.interop.export import check_output, write_export
-    from trainer.interop.source import open_source
+    from trainer.model.saved_decoder import open_decoder
     from trainer.runs.saved_run import SavedRun
 
     check_output(options.output, replace=options.replace)
     reason = f"--format {options.format} can express no other"
     saved = SavedRun(options.run)
     check_is_decoder(saved, reason, trust_code=options.trust_code)
-    source = open_source(saved, options.checkpoint)
+    source = open_decoder(saved, options.checkpoint)
     write_export(
         source,
         options.output,

@@ -70,8 +70,7 @@ class GenerateOptions(SamplingOptions, CheckpointOptions):
 
 
 def run(options: GenerateOptions) -> None:
-    from trainer.inference.chat import opened_chat
-    from trainer.inference.conversation import converse
+    from trainer.inference.conversation import converse, opened_chat
 
     out = getattr(sys.stdout, "behind", sys.stdout) if options.raw else sys.stdout
     if not options.interactive:
@@ -132,11 +131,10 @@ def _sampling(options: GenerateOptions, source: TextModel) -> Sampling:
 
 
 def _scores(options: GenerateOptions, reference: TextModel, run: Path, written: Sequence[Continuation]) -> str:
-    from trainer.inference.samples import text_perplexity
-    from trainer.inference.text_scores import score_texts
+    from trainer.inference.samples import score_texts, text_perplexity
     from trainer.runs.saved_run import SavedRun
 
-    scores = score_texts([one.text for one in written], text_perplexity(reference, SavedRun(run).config, written)).to_json()
+    scores = score_texts([one.text for one in written], text_perplexity(reference, SavedRun(run).config, written))
     if options.as_json:
         return _line({"scores": plain(scores)})
     lines = [f"{name:<18}{'-' if value is None else f'{value:.4g}'}\n" for name, value in scores.items()]

@@ -16,8 +16,8 @@ from trainer.extensions.trust import run_extension
 from trainer.finetuning.task import saved_task
 from trainer.inference.text_model import TextModel
 from trainer.machine.determinism import configure_determinism, settings_here
-from trainer.model.bounds import check_model_size
 from trainer.model.lora import merged_weights
+from trainer.model.memory_estimate import check_model_size
 from trainer.parallel.fsdp import load_full
 from trainer.runs.saved_run import SavedRun
 from trainer.training.trainable import new_model

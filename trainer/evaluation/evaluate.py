@@ -23,10 +23,8 @@ from common.terminal import progress_shown
 from data_pipeline.dataset.shards import Rows
 from trainer.context import RunContext
 from trainer.data.batch import IGNORE, MicroBatch, micro_batch, share_of_rank
-from trainer.evaluation.results import Evaluation
-from trainer.evaluation.tally import UNDIVIDED, Grouping, Tally
-from trainer.model.eval_metrics import EvalMetrics
-from trainer.model.forward import LossModule, empty_micro_batch, forward_pass
+from trainer.evaluation.tally import UNDIVIDED, Evaluation, Grouping, Tally
+from trainer.model.forward import EvalMetrics, LossModule, empty_micro_batch, forward_pass
 
 
 class EvaluationStopped(Exception):  # noqa: N818 - a request, no error
@@ -34,8 +32,6 @@ class EvaluationStopped(Exception):  # noqa: N818 - a request, no error
 
 
 _PASSES_BETWEEN_VOTES = 8  # a vote waits until the device has finished its work, so not every pass has one
-_Waiting = deque[tuple[Callable[[], NDArray[np.float32]], MicroBatch, NDArray[np.int64], list[NDArray[np.uint64]]]]
-"""Functions that wait for the losses of a batch, each with the batch, and with sources and document ids of its rows."""
 
 
 @torch.no_grad()
@@ -63,8 +59,19 @@ def evaluate(
     own = share_of_rank(num_batches, group)
     num_passes = -(-num_batches // group.world_size)
     tally = Tally(grouping, rows.row_length)
-    facts = _FactTable(measures)
-    waiting: _Waiting = deque()
+    table = None if measures is None else measures.count(np.empty((0, 0), np.float32), np.empty(0, np.int64))
+    waiting: deque[tuple[Callable[[], NDArray[np.float32]], MicroBatch, NDArray[np.int64], list[NDArray[np.uint64]]]] = deque()
+
+    def take() -> None:
+        nonlocal table
+        arrived, batch, sources_B, ids = waiting.popleft()
+        scores = arrived()  # (B, L), or with measures (B, L, 1 + K)
+        if measures is not None and table is not None:
+            is_target_BL = batch.targets.numpy() != IGNORE
+            table = table + measures.count(scores[..., 1:][is_target_BL], batch.targets.numpy()[is_target_BL])
+            scores = np.ascontiguousarray(scores[..., 0])
+        tally.add(scores, batch, sources_B, ids)
+
     was_training = loss.training
     loss.eval()
     shown = progress_shown("validation", num_passes, sys.stderr) if group.is_main else nullcontext(lambda: None)
@@ -79,7 +86,7 @@ def evaluate(
                     ids = [] if grouping.documents is None else [rows.document_ids(number) for number in here.tolist()]
                     waiting.append((_on_its_way(losses_BL), batch, sources_B, ids))
                     if len(waiting) > 1:
-                        _take(waiting, tally, facts)
+                        take()
                     after_batch()
                 elif config.parallel == "fsdp":
                     forward_pass(
@@ -92,33 +99,13 @@ def evaluate(
     finally:
         loss.train(was_training)
     while waiting:
-        _take(waiting, tally, facts)
-    tally.table_GK = group.sum(torch.from_numpy(tally.table_GK).to(group.device)).cpu().numpy()
+        take()
+    tally.table_GK[:] = group.sum(torch.from_numpy(tally.table_GK).to(group.device)).cpu().numpy()
     evaluation = tally.evaluation(num_rows)
-    if measures is None:
+    if measures is None or table is None:
         return evaluation
-    table = group.sum(torch.from_numpy(facts.table).to(group.device)).cpu().numpy()
-    return replace(evaluation, measured=lambda step: measures.event(step, table))
-
-
-class _FactTable:
-    def __init__(self, measures: EvalMetrics | None) -> None:
-        self._measures = measures
-        nothing = np.empty((0, 0), np.float32), np.empty(0, np.int64)
-        self.table = np.zeros(0, np.int64) if measures is None else measures.count(*nothing)
-
-    def add(self, scores_BLK: NDArray[np.float32], targets_BL: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Count the facts of a batch, and return its losses, [B, L]. Without measures the scores are the losses."""
-        if self._measures is None:
-            return scores_BLK
-        is_target_BL = targets_BL != IGNORE
-        self.table = self.table + self._measures.count(scores_BLK[..., 1:][is_target_BL], targets_BL[is_target_BL])
-        return np.ascontiguousarray(scores_BLK[..., 0])
-
-
-def _take(waiting: _Waiting, tally: Tally, facts: _FactTable) -> None:
-    arrived, batch, sources_B, ids = waiting.popleft()
-    tally.add(facts.add(arrived(), batch.targets.numpy()), batch, sources_B, ids)
+    total = group.sum(torch.from_numpy(table).to(group.device)).cpu().numpy()
+    return replace(evaluation, measured=lambda step: measures.event(step, total))
 
 
 def _on_its_way(losses_BL: Tensor) -> Callable[[], NDArray[np.float32]]:

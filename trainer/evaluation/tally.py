@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,86 @@ from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.text_bytes import TextBytes, count_text_bytes
 from trainer.data.batch import IGNORE, MicroBatch
 from trainer.evaluation.exact_sum import NUM_PARTS, add_exactly, rounded_sum
-from trainer.evaluation.results import Evaluation
-from trainer.runs.events import Score
+from trainer.runs.events import EvalEvent, MeasuresEvent, Score
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The validation loss, in total and by group."""
+
+    loss: float
+    """Mean over all targets, in nats."""
+    num_rows: int
+    num_targets: int
+    num_bytes: int = 0
+    """UTF-8 bytes of the targets' text, 0 if they were not counted."""
+    by_source: Mapping[str, Score] = field(default_factory=dict)
+    by_kind: Mapping[str, Score] = field(default_factory=dict)
+    """Scores by the kind of the target's document: `prose`, `web` or `code` (see `Grouping.documents` for older data)."""
+    by_length: Mapping[str, Score] = field(default_factory=dict)
+    """Scores by the length in tokens of the target's document, shortest first: see `length_ranges`."""
+    measured: Callable[[int], MeasuresEvent] | None = None
+    """Returns the event with the measures of the objective at a step; None if it has none. With them the loss is that of the
+    objective, so there is no perplexity."""
+
+    @property
+    def total(self) -> Score:
+        return Score(self.loss, self.num_targets, self.num_bytes, self.measured is None)
+
+    @property
+    def perplexity(self) -> float | None:
+        return self.total.perplexity
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        return self.total.bits_per_byte
+
+    @property
+    def groups(self) -> dict[str, Mapping[str, Score]]:
+        return self.event(0).groups
+
+    def event(self, step: int) -> EvalEvent:
+        total = self.total
+        by_source, by_kind, by_length = (
+            {name: replace(score, has_perplexity=total.has_perplexity) for name, score in scores.items()}
+            for scores in (self.by_source, self.by_kind, self.by_length)
+        )
+        return EvalEvent(
+            step,
+            self.loss,
+            self.num_targets,
+            total.bits_per_byte,
+            by_source=by_source,
+            by_kind=by_kind,
+            by_length=by_length,
+            num_rows=self.num_rows,
+            has_perplexity=total.has_perplexity,
+        )
+
+
+def describe_evaluation(evaluation: Evaluation, step: int, by: Sequence[str]) -> str:
+    total = evaluation.total
+    per_byte = "" if total.bits_per_byte is None else f"  bits per byte {total.bits_per_byte:.4f}"
+    perplexity = "" if total.perplexity is None else f"  perplexity {total.perplexity:.2f}"
+    first = (
+        f"step {step}  validation loss {total.loss:.4f}{perplexity}{per_byte}  "
+        f"({total.num_targets:,} targets in {evaluation.num_rows:,} rows)"
+    )
+    tables = [_table(name, evaluation.groups[name], total.num_targets) for name in by]
+    return "\n\n".join([first, *tables])
+
+
+def _table(name: str, groups: Mapping[str, Score], num_targets: int) -> str:
+    has_perplexity = any(score.has_perplexity for score in groups.values())
+    cells = [(name, "loss", *(["perplexity"] if has_perplexity else []), "bits/byte", "targets", "share")]
+    for group, score in groups.items():
+        perplexity = [] if score.perplexity is None else [f"{score.perplexity:.2f}"]
+        per_byte = "-" if score.bits_per_byte is None else f"{score.bits_per_byte:.4f}"
+        share = f"{score.num_targets / max(1, num_targets):.1%}"
+        cells.append((group, f"{score.loss:.4f}", *perplexity, per_byte, f"{score.num_targets:,}", share))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells)
+
 
 _TARGETS, _BYTES = NUM_PARTS, NUM_PARTS + 1  # columns of a tally behind the columns of the sum
 
@@ -56,18 +134,7 @@ class Tally:
         self._highs = np.array([int(name.split("-")[-1]) for name in self._ranges])
         self.table_GK = np.zeros((len(grouping.kinds) + len(self._kinds) + len(self._ranges), NUM_PARTS + 2), np.int64)
         """A row for each source, kind and range of lengths: `NUM_PARTS` integers of the sum, targets, bytes."""
-
-    @property
-    def by_source(self) -> NDArray[np.int64]:
-        return self.table_GK[: len(self._grouping.kinds)]
-
-    @property
-    def by_kind(self) -> NDArray[np.int64]:
-        return self.table_GK[len(self._grouping.kinds) : -len(self._ranges)]
-
-    @property
-    def by_length(self) -> NDArray[np.int64]:
-        return self.table_GK[-len(self._ranges) :]
+        self.by_source, self.by_kind, self.by_length = np.split(self.table_GK, [len(grouping.kinds), -len(self._ranges)])
 
     def add(
         self,
@@ -81,37 +148,27 @@ class Tally:
         is_target_BL = targets_BL != IGNORE
         targets_N, losses_N = targets_BL[is_target_BL], losses_BL[is_target_BL]
         sources_N = np.repeat(sources_B, is_target_BL.sum(axis=1))
-        kinds_N, lengths_N = self._kinds_and_lengths(batch, is_target_BL, sources_N, ids)
+        if (documents := self._grouping.documents) is None:
+            positions_BL = batch.positions.numpy()
+            firsts = np.flatnonzero(positions_BL == 0)  # padding is a piece too
+            lengths = np.diff(firsts, append=positions_BL.size)
+            lengths_N = np.repeat(lengths, lengths).reshape(positions_BL.shape)[is_target_BL]
+            kinds_N = self._kind_of_source[sources_N]
+        else:
+            firsts_B = np.cumsum([0, *map(len, ids)])[:-1]
+            chosen_N = documents.find(np.concatenate(ids))[(firsts_B[:, None] + batch.segments.numpy())[is_target_BL]]
+            kinds_N, lengths_N = documents.kinds_D[chosen_N].astype(np.int64), documents.tokens_D[chosen_N].astype(np.int64)
         ranges_N = np.searchsorted(self._highs, lengths_N)
-        bytes_N = self._bytes(targets_N, tokens_BL[is_target_BL])
+        bytes_N = np.zeros(len(targets_N), np.int64)
+        if self._grouping.text_bytes is not None:
+            bos_id = -1 if self._grouping.bos_id is None else self._grouping.bos_id
+            bytes_N = self._grouping.text_bytes.count(targets_N, is_first_T=tokens_BL[is_target_BL] == bos_id)
         for rows_GK, groups_N in ((self.by_source, sources_N), (self.by_kind, kinds_N), (self.by_length, ranges_N)):
             sums_GE = np.zeros((len(rows_GK), NUM_PARTS), np.int64)
             add_exactly(sums_GE, groups_N, losses_N)
             rows_GK[:, :NUM_PARTS] += sums_GE
             np.add.at(rows_GK[:, _TARGETS], groups_N, 1)
             np.add.at(rows_GK[:, _BYTES], groups_N, bytes_N)
-
-    def _kinds_and_lengths(
-        self,
-        batch: MicroBatch,
-        is_target_BL: NDArray[np.bool_],
-        sources_N: NDArray[np.int64],
-        ids: Sequence[NDArray[np.uint64]],
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return number of the kind, and length in tokens, of each target's document (see `Grouping.documents`)."""
-        documents = self._grouping.documents
-        if documents is None:
-            return self._kind_of_source[sources_N], _piece_lengths(batch.positions.numpy())[is_target_BL]
-        firsts_B = np.cumsum([0, *map(len, ids)])[:-1]
-        places = documents.find(np.concatenate(ids))
-        chosen_N = places[(firsts_B[:, None] + batch.segments.numpy())[is_target_BL]]
-        return documents.kinds_D[chosen_N].astype(np.int64), documents.tokens_D[chosen_N].astype(np.int64)
-
-    def _bytes(self, targets_N: NDArray[np.int64], tokens_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        counts, bos_id = self._grouping.text_bytes, self._grouping.bos_id
-        if counts is None:
-            return np.zeros(len(targets_N), np.int64)
-        return counts.count(targets_N, is_first_T=tokens_N == (-1 if bos_id is None else bos_id))
 
     def evaluation(self, num_rows: int) -> Evaluation:
         total = _score(self.by_source.sum(axis=0))
@@ -133,13 +190,6 @@ def length_ranges(longest: int) -> list[str]:
     highs = [min(2 << number, longest) for number in range((longest - 1).bit_length())]
     lows = [2, *(high + 1 for high in highs[:-1])]
     return [f"{low}-{high}" if low < high else str(high) for low, high in zip(lows, highs, strict=True)]
-
-
-def _piece_lengths(positions_BL: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for each position the length of its piece. Padding is a piece too."""
-    firsts = np.flatnonzero(positions_BL == 0)
-    lengths = np.diff(firsts, append=positions_BL.size)
-    return np.repeat(lengths, lengths).reshape(positions_BL.shape)
 
 
 def _scores(names: Iterable[str], sums: Iterable[NDArray[np.int64]]) -> dict[str, Score]:

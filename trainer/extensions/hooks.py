@@ -1,25 +1,28 @@
-"""The functions that an extension may define, and the view of a run that hooks get."""
+"""The functions that an extension may define, their calls and the checks of their results, and the view of a run that hooks get."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
 
 from common.errors import ConfigError, ProjectError
-from trainer.config import TrainConfig
+from trainer.config import ModelConfig, TrainConfig
 from trainer.machine.memory import is_out_of_memory
+from trainer.model.attention import make_layout
+from trainer.model.decoder import build_model
 from trainer.runs.events import ScalarsEvent
-from trainer.runs.progress import Progress
+from trainer.runs.progress import Evaluated, Progress
 
 
 def place_of(path: Path | None, line: int | None) -> str:
@@ -53,6 +56,7 @@ HOOKS = {  # the functions and their arguments; `run` is a `RunView`
 LIKENESS = 0.8
 _CURVE = re.compile(r"[\w.-]+(?:/[\w.-]+)*", re.ASCII)
 _LONGEST_NAME = 100
+_FACTOR = 3.0  # to which the first loss of an extension may differ from cross-entropy
 _LOGGING = ("on_step_end", "on_evaluate", "on_save")
 
 
@@ -100,10 +104,6 @@ class RunView:
             raise ConfigError(f"log_scalar: {name!r} is {found}; a number or a tensor with one element is needed") from None
 
 
-class CountedPasses(Protocol):
-    num_backward: int
-
-
 @dataclass(frozen=True)
 class Extension:
     """The functions of a user's file by name; empty if there is no file."""
@@ -122,10 +122,6 @@ class Extension:
         return self.loss_sum if "loss" in self.hooks else None
 
     @property
-    def copies(self) -> bool:
-        return "on_save" in self.hooks
-
-    @property
     def has_step(self) -> bool:
         return "training_step" in self.hooks
 
@@ -133,49 +129,32 @@ class Extension:
     def build_model(self) -> Callable[..., Any] | None:
         return self.hooks.get("build_model")
 
-    def train_start(self, run: RunView) -> None:
-        self._notify("on_train_start", run)
-
-    def step_end(self, run: RunView, metrics: object) -> ScalarsEvent | None:
-        # these methods raise the errors of `loss_sum`
-        return self._notify("on_step_end", run, metrics)
-
-    def evaluated(self, run: RunView, evaluation: object) -> ScalarsEvent | None:
-        return self._notify("on_evaluate", run, evaluation)
-
-    def saved(self, run: RunView, step: int, path: Path) -> ScalarsEvent | None:
-        return self._notify("on_save", run, step, path)
-
-    def train_end(self, run: RunView) -> None:
-        self._notify("on_train_end", run)
-
     def loss_sum(self, logits_BLV: Tensor, targets_BL: Tensor, weights_BL: Tensor | None) -> Tensor:
         """Return the user's loss, summed over all targets. A ProjectError keeps its class; other failures become ConfigErrors."""
-        try:
-            result = self.hooks["loss"](logits_BLV, targets_BL, weights_BL)
-        except Exception as error:
-            self._fail("loss", error)
-        if not isinstance(result, Tensor) or result.ndim or not result.is_floating_point():
-            raise self._wrong("loss", f"returned {described(result)}; it must return the sum over all targets, a scalar tensor")
+        result = self._scalar("loss", logits_BLV, targets_BL, weights_BL)
         if logits_BLV.requires_grad and not result.requires_grad:
             raise self._wrong("loss", "returned a sum without a gradient; compute it from logits_BLV, without .detach() or .item()")
         return result.float()
 
-    def step_loss(self, micro: CountedPasses) -> Tensor:
-        """Let the user's training step make all passes over a micro-batch. Return the sum of its losses, without a gradient."""
-        try:
-            result = self.hooks["training_step"](micro)
-        except Exception as error:
-            self._fail("training_step", error)
-        if not isinstance(result, Tensor) or result.ndim or not result.is_floating_point():
-            raise self._wrong(
-                "training_step", f"returned {described(result)}; it must return the sum of its losses, a scalar tensor"
-            )
+    def step_loss(self, micro: Any) -> Tensor:
+        """Let the user's training step make all passes of a `MicroStep`. Return the sum of its losses, without a gradient."""
+        result = self._scalar("training_step", micro)
         if not micro.num_backward:
             raise self._wrong("training_step", "made no backward pass; call micro.backward with a sum of losses")
         return result.detach().float()
 
-    def _notify(self, name: str, run: RunView, *arguments: object) -> ScalarsEvent | None:
+    def _scalar(self, name: str, *arguments: object) -> Tensor:
+        try:
+            result = self.hooks[name](*arguments)
+        except Exception as error:
+            self._fail(name, error)
+        if not isinstance(result, Tensor) or result.ndim or not result.is_floating_point():
+            wanted = "the sum of its losses over all targets, a scalar tensor"
+            raise self._wrong(name, f"returned {described(result)}; it must return {wanted}")
+        return result
+
+    def notify(self, name: str, run: RunView, *arguments: object) -> ScalarsEvent | None:
+        """Call a hook if the file has it. Return what it logged. Errors are those of `loss_sum`."""
         hook = self.hooks.get(name)
         if hook is None:
             return None
@@ -207,3 +186,72 @@ class Extension:
 
     def _wrong(self, name: str, what: str) -> ConfigError:
         return ConfigError(f"{place_of(self.path, line_of(self.hooks[name]))}: {name} {what}")
+
+
+def initial_loss_warning(loss: float, evaluations: Sequence[Evaluated], vocab_size: int) -> str | None:
+    """Return a warning if the loss of the first step differs from the cross-entropy of the same weights by a factor of 3 or more.
+
+    A loss that returns a mean, or a sum over something other than the targets, is wrong by a factor of 4 or more in any real batch.
+    Without an evaluation, the cross-entropy is that of equal probabilities, `ln(vocab_size)`.
+    """
+    measured = evaluations[0].val_loss if evaluations else math.log(vocab_size)
+    if not measured or not math.isfinite(loss) or 1 / _FACTOR <= loss / measured <= _FACTOR:
+        return None
+    return (
+        f"the loss of the extension is {loss:.4g} for each target in the first step, and the cross-entropy of the same weights is "
+        f"about {measured:.4g}; a loss must be the sum over all targets of a micro-batch, not their mean, because the trainer "
+        "divides it by their number. If this is intended, the learning rate and optim.clip_norm may need other values"
+    )
+
+
+def seeded_model(extension: Extension, config: ModelConfig, vocab_size: int, seed: int) -> nn.Module:
+    """Return the user's model, or the decoder if the extension has none, with new weights that depend only on the seed (CPU, fp32).
+
+    A user's `build_model(model_config, vocab_size)` takes random numbers from torch's global generator, which is seeded here and
+    restored afterwards. A pass over two tokens tests that `forward(tokens_BL, layout)` returns logits (B, L, V or more).
+    """
+    if extension.build_model is None:
+        return build_model(config, vocab_size, seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        try:
+            model = extension.build_model(config, vocab_size)
+        except Exception as error:
+            extension._fail("build_model", error)
+        if fault := _fault_of_model(model):
+            raise extension._wrong("build_model", fault)
+        layout = make_layout(torch.zeros(1, 2, dtype=torch.int32), torch.arange(2)[None])
+        training = model.training
+        try:
+            with torch.no_grad():
+                logits_BLV = model.eval()(torch.zeros(1, 2, dtype=torch.int64), layout)
+        except Exception as error:
+            extension._fail("build_model", error)
+        finally:
+            model.train(training)
+    if not isinstance(logits_BLV, Tensor) or logits_BLV.shape[:2] != (1, 2) or logits_BLV.shape[2:] < (vocab_size,):
+        raise extension._wrong(
+            "build_model",
+            f"returned a model that computes {described(logits_BLV)} from 1 row of 2 tokens; its forward(tokens_BL, layout) must "
+            f"return logits of shape (1, 2, {vocab_size}) or with a larger last axis",
+        )
+    return cast(nn.Module, model)
+
+
+def _fault_of_model(model: object) -> str | None:
+    if not isinstance(model, nn.Module):
+        return f"returned {described(model)}; it must return a torch.nn.Module"
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+            return (
+                f"returned a model whose {name} is {parameter.dtype} on {parameter.device}; build it in float32 on the CPU, "
+                "the trainer moves it and computes in the run's precision"
+            )
+    saved = model.state_dict()
+    for name, _ in model.named_buffers():
+        if name in saved:
+            return (
+                f"returned a model whose buffer {name} is part of its state, and checkpoints hold parameters only; "
+                "register it with persistent=False if it never changes, or make it a parameter"
+            )
+    return None

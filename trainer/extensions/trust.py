@@ -71,8 +71,20 @@ def recorded_source(run: Path, recorded: object) -> bytes | None:
 def note_trained_with(digest: str) -> None:
     """Add the digest of an extension to the user's list. If the list cannot be written, log a warning."""
     try:
-        if digest not in _listed():
-            _append(digest)
+        if digest in _listed():
+            return
+        path = _list_path()
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if _others_write(path.parent):
+            raise PermissionError(f"another user owns or can write {path.parent}")
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or _others_write(path) or status.st_size + len(digest) >= _MAX_LIST_BYTES:
+                raise PermissionError(f"{path} is not a private regular file of this user, or it is full; remove it")
+            os.write(descriptor, f"{digest}\n".encode())
+        finally:
+            os.close(descriptor)
     except (OSError, ValueError) as error:
         _log.warning(
             "the extension cannot be added to your list of trusted files (%s); generate, evaluate and verify --replay will require "
@@ -90,21 +102,6 @@ def _listed() -> frozenset[str]:
         return frozenset(_DIGEST.findall(read_input(path, _MAX_LIST_BYTES, below=path.parent).decode("ascii", "replace")))
     except (OSError, ValueError):
         return frozenset()
-
-
-def _append(digest: str) -> None:
-    path = _list_path()
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if _others_write(path.parent):
-        raise PermissionError(f"another user owns or can write {path.parent}")
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or _others_write(path) or status.st_size + len(digest) >= _MAX_LIST_BYTES:
-            raise PermissionError(f"{path} is not a private regular file of this user, or it is full; remove it")
-        os.write(descriptor, f"{digest}\n".encode())
-    finally:
-        os.close(descriptor)
 
 
 def _others_write(path: Path) -> bool:

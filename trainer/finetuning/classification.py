@@ -9,12 +9,12 @@ B rows   L tokens of a row   N documents   C labels   D width
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -32,22 +32,21 @@ from data_pipeline.dataset.shards import RowBatch, Rows
 from data_pipeline.tokenizer import load_tokenizer
 from trainer.config import LossConfig, ModelConfig, TrainConfig
 from trainer.data.batch import IGNORE, micro_batch
-from trainer.finetuning.task import TASK_FOLDER, Kind, Task
+from trainer.finetuning.task import TASK_FOLDER, Kind, Task, saved_task
 from trainer.model.attention import Layout, choose_backend
 from trainer.model.decoder import DecoderBody, build_body, flops_per_token, num_weights
-from trainer.model.eval_metrics import EvalMetrics
-from trainer.model.forward import CustomPass, LossFunction, LossModule, PassInputs, forward_pass
+from trainer.model.forward import CustomPass, EvalMetrics, LossFunction, LossModule, PassInputs, forward_pass
 from trainer.model.loss import cross_entropy_rows, cross_entropy_sum
 from trainer.runs.events import MeasuresEvent
+from trainer.runs.saved_run import SavedRun
 
 LABELS_FILE, ENCODER_FILE = "labels.json", "encoder.json"
 """Files of the task: the facts about the labels, and `config.json` of the encoder if there is one."""
 _HEAD = frozenset({"head.weight", "head.bias"})
-_MAX_NAME_CHARS = 1024
 
 
 class LabelFacts(Schema):
-    names: list[str] = Field(min_length=2, max_length=MAX_LABELS)
+    names: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(min_length=2, max_length=MAX_LABELS)
     documents: list[Count]  # number of training documents with each label
     add_bos: bool
     add_eos: bool
@@ -86,8 +85,6 @@ def facts_in(files: Mapping[str, bytes]) -> LabelFacts:
         facts = parsed(LabelFacts, parse_json(files[LABELS_FILE]))
         if facts.names != sorted(set(facts.names)) or len(facts.documents) != len(facts.names):
             raise ValueError("names and counts of the labels do not agree")
-        if not all(0 < len(name) <= _MAX_NAME_CHARS for name in facts.names):
-            raise ValueError("a name of a label is empty or too long")
     except KeyError:
         raise CheckpointError(f"objective/{LABELS_FILE} is missing in the run; restore it from a copy") from None
     except ValueError as error:
@@ -273,30 +270,29 @@ def describe(event: MeasuresEvent) -> str:
     return "\n".join([f"accuracy {values['accuracy']:.4f}  macro F1 {values['f1_macro']:.4f}", "", *lines])
 
 
-class TextClassifier:
-    def __init__(self, run: Path, model: nn.Module, config: TrainConfig, device: torch.device, files: Mapping[str, bytes]) -> None:
-        self._loss, self._config, self._device = LossModule(model.eval(), config.loss), config, device
-        self._backend = choose_backend(config.attention, device, config.number_format, config.model.head_size)
-        self._facts, self._tokenizer = facts_in(files), load_tokenizer(run / "tokenizer")
-
-    @torch.no_grad()
-    def probabilities(self, texts: Sequence[str]) -> list[dict[str, float]]:
-        """Return the probability of each label for each text. A text with more tokens than a row of the data is cut as there."""
-        facts, tokenizer = self._facts, self._tokenizer
-        framed = tokenizer.frame(tokenizer.encode_flat(texts), add_bos=facts.add_bos, add_eos=facts.add_eos).arrays()
-        most = facts.row_length
+@torch.no_grad()
+def classified(
+    run: SavedRun, model: nn.Module, config: TrainConfig, device: torch.device, texts: Sequence[str], batch_size: int
+) -> Iterator[dict[str, float]]:
+    """Yield the probability of each label for each text. A text with more tokens than a row of the data is cut as there."""
+    loss = LossModule(model.eval(), config.loss)
+    backend = choose_backend(config.attention, device, config.number_format, config.model.head_size)
+    facts, tokenizer = facts_in(saved_task(run, config).files), load_tokenizer(run.path / "tokenizer")
+    most = facts.row_length
+    for first in range(0, len(texts), batch_size):
+        encoded = tokenizer.encode_flat(texts[first : first + batch_size])
+        framed = tokenizer.frame(encoded, add_bos=facts.add_bos, add_eos=facts.add_eos).arrays()
         ids = [array if len(array) <= most else np.concatenate([array[: most - 1], array[-1:]]) for array in framed]
-        length = max(2, *map(len, ids))
-        tokens_BL = np.full((len(ids), length), tokenizer.pad_id, np.uint32)
+        tokens_BL = np.full((len(ids), max(2, *map(len, ids))), tokenizer.pad_id, np.uint32)
         segments_BL = np.full(tokens_BL.shape, -1, np.int32)
         for row, array in enumerate(ids):
             tokens_BL[row, : len(array)] = array
             segments_BL[row, : len(array)] = 0
-        rows = micro_batch(RowBatch(tokens_BL, segments_BL), with_bounds=self._backend == "varlen")
-        logits_BLC = forward_pass(self._loss, rows, self._config, self._device, self._backend, custom=CustomPass(_logits))
-        lasts = torch.tensor([max(len(array), 1) - 1 for array in ids], device=self._device)
-        shares_BC = logits_BLC[torch.arange(len(ids), device=self._device), lasts].float().softmax(-1).cpu()
-        return [dict(zip(facts.names, shares_C, strict=True)) for shares_C in shares_BC.tolist()]
+        rows = micro_batch(RowBatch(tokens_BL, segments_BL), with_bounds=backend == "varlen")
+        logits_BLC = forward_pass(loss, rows, config, device, backend, custom=CustomPass(_logits))
+        lasts = torch.tensor([max(len(array), 1) - 1 for array in ids], device=device)
+        shares_BC = logits_BLC[torch.arange(len(ids), device=device), lasts].float().softmax(-1).cpu()
+        yield from (dict(zip(facts.names, shares_C, strict=True)) for shares_C in shares_BC.tolist())
 
 
 def _logits(model: nn.Module, inputs: PassInputs) -> Tensor:

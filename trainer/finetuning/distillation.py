@@ -13,9 +13,9 @@ at the same size for every temperature. The teacher stays as it is. It sees the 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache, partial
 from typing import cast
 
 import torch
@@ -27,31 +27,21 @@ from common.errors import ConfigError
 from common.files import canonical_json
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.tokenizer import load_tokenizer
-from trainer.checkpoint.of_run import load_checkpoint
-from trainer.checkpoint.weights import averaged_weights, weights_digest
-from trainer.config import LossConfig, ModelConfig, TrainConfig
+from trainer.config import LossConfig, TrainConfig
 from trainer.context import RunContext
 from trainer.data.batch import IGNORE
-from trainer.finetuning.task import Kind, Passes, Task
-from trainer.model.bounds import check_model_size
+from trainer.finetuning.task import Kind, Task
 from trainer.model.cost import FP32_BYTES
-from trainer.model.decoder import Decoder, decoder_with, num_weights, weight_shapes
+from trainer.model.decoder import Decoder, decoder_with, num_weights
 from trainer.model.forward import PassInputs
-from trainer.model.lora import merged_weights
 from trainer.model.loss import cross_entropy_sum, default_chunk_tokens
 from trainer.model.memory_estimate import MemoryEstimate
+from trainer.model.saved_decoder import SavedDecoder, open_decoder
 from trainer.runs.layout import RECORD, not_a_run
 from trainer.runs.saved_run import SavedRun
 
 _FACTS = "teacher.json"
 _CHUNK_ARRAYS = 6  # arrays of the size of a chunk's logits that exist at one time, besides those of the cross-entropy
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    shape: ModelConfig
-    vocab_size: int
-    weights: Mapping[str, Tensor]
 
 
 def _gather(config: TrainConfig, manifest: Manifest) -> Mapping[str, bytes]:
@@ -66,13 +56,13 @@ def _gather(config: TrainConfig, manifest: Manifest) -> Mapping[str, bytes]:
             f"teacher = {config.teacher}: its tokenizer is {tokenizer}, and {config.data} was prepared with "
             f"{manifest.tokenizer_digest}; prepare the text with `--tokenizer.path {config.teacher}`"
         )
-    loaded = _load(config)
-    if loaded.shape.context < manifest.row_length:
+    teacher = _opened_teacher(config)
+    if (context := teacher.config.model.context) < manifest.row_length:
         raise ConfigError(
-            f"teacher = {config.teacher}: it reads {loaded.shape.context} tokens (model.context), and a row of {config.data} has "
-            f"{manifest.row_length}; prepare the text with `--row_length {loaded.shape.context}`"
+            f"teacher = {config.teacher}: it reads {context} tokens (model.context), and a row of {config.data} has "
+            f"{manifest.row_length}; prepare the text with `--row_length {context}`"
         )
-    return {_FACTS: canonical_json({"weights": weights_digest(loaded.weights)})}
+    return {_FACTS: canonical_json({"weights": teacher.weights_digest})}
 
 
 def _memory(estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
@@ -91,56 +81,39 @@ def _memory(estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
     )
 
 
-class _Distillation:
-    """The passes, and the teacher, which is loaded before the first one. So a saved model can be used without it."""
-
-    def __init__(self, config: TrainConfig, files: Mapping[str, bytes]) -> None:
-        self._config, self._files = config, files
-        self._teacher: tuple[Decoder, int] | None = None
-
-    def step(self, micro: Passes) -> Tensor:
-        if self._teacher is None:
-            loaded = _load(self._config)
-            found, wanted = weights_digest(loaded.weights), json.loads(self._files[_FACTS])["weights"]
-            if found != wanted:
-                raise ConfigError(f"teacher = {self._config.teacher}: its weights changed during the start ({wanted} to {found})")
-            model = decoder_with(loaded.shape, loaded.vocab_size, loaded.weights).to(micro.rows.tokens.device)
-            self._teacher = model.eval().requires_grad_(requires_grad=False), loaded.vocab_size
-        teacher, vocab_size = self._teacher
-        settings = self._config.distillation
-        function = partial(
+def _make(config: TrainConfig, files: Mapping[str, bytes]) -> Task:
+    @cache
+    def sums(device: torch.device) -> Callable[[nn.Module, PassInputs], Tensor]:
+        # The teacher is loaded before the first pass, so a saved model can be used without it.
+        saved = _opened_teacher(config)
+        found, wanted = saved.weights_digest, json.loads(files[_FACTS])["weights"]
+        if found != wanted:
+            raise ConfigError(f"teacher = {config.teacher}: its weights changed during the start ({wanted} to {found})")
+        vocab_size, settings = saved.tokenizer.vocab_size, config.distillation
+        model = decoder_with(saved.config.model, vocab_size, saved.weights).to(device)
+        return partial(
             distillation_sums,
-            teacher=teacher,
+            teacher=model.eval().requires_grad_(requires_grad=False),
             vocab_size=vocab_size,
-            loss=self._config.loss,
+            loss=config.loss,
             temperature=settings.temperature,
             mix=settings.mix,
         )
-        sums: Tensor = micro.forward(function)
-        micro.backward(sums[0])
-        return sums
 
-
-def _make(config: TrainConfig, files: Mapping[str, bytes]) -> Task:
-    return Task(step=_Distillation(config, files).step, step_metrics=("divergence",), comparable=False, memory=_memory)
+    return Task(sums=sums, step_metrics=("divergence",), comparable=False, memory=_memory)
 
 
 KIND = Kind(_gather, _make)
 
 
-def _load(config: TrainConfig) -> _Loaded:
+def _opened_teacher(config: TrainConfig) -> SavedDecoder:
     assert config.teacher is not None
-    teacher, run = SavedRun(config.teacher), config.teacher
-    settings = teacher.config
+    teacher = SavedRun(config.teacher)
     if teacher.record.identity.get("extension") is not None:
-        raise ConfigError(f"teacher = {run}: it was trained with an extension; only the built-in decoder can be a teacher")
-    found = load_checkpoint(teacher, config.teacher_checkpoint, option="teacher_checkpoint")
-    weights = merged_weights(averaged_weights(found), settings.lora)
-    vocab_size = load_tokenizer(run / "tokenizer").vocab_size
-    check_model_size(settings.model, vocab_size, sum(weight.numel() for weight in weights.values()))
-    if {name: tuple(weight.shape) for name, weight in weights.items()} != weight_shapes(settings.model, vocab_size):
-        raise ConfigError(f"teacher = {run}: its weights are not those of the built-in decoder; only that can be a teacher")
-    return _Loaded(settings.model, vocab_size, weights)
+        raise ConfigError(
+            f"teacher = {config.teacher}: it was trained with an extension; only the built-in decoder can be a teacher"
+        )
+    return open_decoder(teacher, config.teacher_checkpoint, option="teacher_checkpoint")
 
 
 def distillation_sums(

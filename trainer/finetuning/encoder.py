@@ -65,7 +65,17 @@ def gather(directory: Path, kept: Path, manifest: Manifest, num_labels: int) -> 
         files = encoder_files(directory, manifest)
     else:
         files = {name: read_run_file(kept / name, _MAX_CONFIG_BYTES, kept.parent) for name in names}
-    check_length(Encoder(files, num_labels, "mean", directory).build(0), manifest.row_length, manifest.vocab_size)
+    model = Encoder(files, num_labels, "mean", directory).build(0)
+    token = next(number for number in range(manifest.vocab_size) if number != model.pad_id)
+    tokens_1M = torch.full((1, manifest.row_length), token)
+    try:
+        with torch.no_grad():
+            model.eval().encoder(input_ids=tokens_1M, attention_mask=torch.ones_like(tokens_1M))
+    except (IndexError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"the encoder cannot take documents of {manifest.row_length} tokens, the length of the data's rows ({error}); prepare "
+            "the data with a smaller --row_length"
+        ) from None
     return files
 
 
@@ -252,19 +262,6 @@ def by_length(lengths: Sequence[int]) -> list[list[int]]:
             batches.append([])
         batches[-1].append(number)
     return batches
-
-
-def check_length(model: EncoderClassifier, row_length: int, vocab_size: int) -> None:
-    token = next(number for number in range(vocab_size) if number != model.pad_id)
-    tokens_1M = torch.full((1, row_length), token)
-    try:
-        with torch.no_grad():
-            model.eval().encoder(input_ids=tokens_1M, attention_mask=torch.ones_like(tokens_1M))
-    except (IndexError, RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"the encoder cannot take documents of {row_length} tokens, the length of the data's rows ({error}); prepare the data "
-            "with a smaller --row_length"
-        ) from None
 
 
 def _facts(content: bytes, error: type[ConfigError | CheckpointError]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ come from may be removed.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from common.untrusted import digest_run_file
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.tokenizer import load_tokenizer
 from trainer.checkpoint.of_run import load_checkpoint
-from trainer.checkpoint.tensor_file import decode_tensors, encode_header, raw_bytes, spec_of
+from trainer.checkpoint.tensor_file import decode_tensors, write_tensor_file
 from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import TrainConfig
 from trainer.config.model import differing_shape
@@ -130,15 +129,9 @@ def check_same_initial(config: TrainConfig, continued: SavedRun) -> None:
 
 def write_reference(run: Path, weights: Mapping[str, Tensor]) -> None:
     own_folder((run / REFERENCE).parent)
-    header, names = encode_header({name: spec_of(tensor) for name, tensor in weights.items()})
     temporary = unfinished_path(run / REFERENCE)
     try:
-        with temporary.open("xb") as file:
-            file.write(header)
-            for name in names:
-                file.write(raw_bytes(weights[name]))
-            file.flush()
-            os.fsync(file.fileno())
+        write_tensor_file(temporary, weights)
         temporary.rename(run / REFERENCE)
     finally:
         temporary.unlink(missing_ok=True)

@@ -33,12 +33,11 @@ from data_pipeline.dataset.shards import RowBatch, Rows
 from trainer.config import TrainConfig
 from trainer.context import RunContext
 from trainer.data.batch import IGNORE
-from trainer.finetuning.task import Kind, Passes, Task
+from trainer.finetuning.task import Kind, Task
 from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import Decoder, num_weights
-from trainer.model.eval_metrics import EvalMetrics
-from trainer.model.forward import PassInputs
-from trainer.model.loss import cross_entropy_rows, default_chunk_tokens
+from trainer.model.forward import EvalMetrics, PassInputs
+from trainer.model.loss import cross_entropy_rows, default_chunk_tokens, equal_chunks
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.runs.events import MeasuresEvent
 from trainer.runs.layout import RECORD
@@ -114,11 +113,6 @@ class _Preference:
         assert isinstance(model, Decoder)
         self._reference = [model.eval().requires_grad_(requires_grad=False)]
 
-    def step(self, micro: Passes) -> Tensor:
-        sums: Tensor = micro.forward(self.sums)
-        micro.backward(sums[0])
-        return sums
-
     def sums(self, model: nn.Module, inputs: PassInputs) -> Tensor:
         """Return the sum of the losses of all pairs, the number of those whose better answer wins, and the sum of margins, fp32."""
         margins_BL = self._margins(model, inputs)
@@ -171,16 +165,12 @@ def _log_probabilities(model: nn.Module, inputs: PassInputs, targets_BL: Tensor)
     """Return the log-probability of each target, (B, L), fp32, 0 without one. Chunks have one shape, so rows are independent."""
     assert isinstance(model, Decoder)
     hidden_BLD, weight_VD = model.hidden(inputs.tokens, inputs.layout), model.lm_head.weight
-    num_positions = targets_BL.numel()
     size = min(default_chunk_tokens(weight_VD.shape[0], hidden_BLD.device.type), _LARGEST_CHUNK)
-    beyond = -num_positions % size
-    hidden_ND = functional.pad(hidden_BLD.flatten(0, 1), (0, 0, 0, beyond))
-    targets_N = functional.pad(targets_BL.flatten(), (0, beyond), value=IGNORE)
     losses = [
         cast(Tensor, checkpoint(_chunk_losses, hidden_CD, weight_VD, targets_C, use_reentrant=False, preserve_rng_state=False))
-        for hidden_CD, targets_C in zip(torch.split(hidden_ND, size), torch.split(targets_N, size), strict=True)
+        for hidden_CD, targets_C in equal_chunks(hidden_BLD, targets_BL, size)
     ]
-    return -torch.cat(losses)[:num_positions].view_as(targets_BL)
+    return -torch.cat(losses)[: targets_BL.numel()].view_as(targets_BL)
 
 
 def _chunk_losses(hidden_CD: Tensor, weight_VD: Tensor, targets_C: Tensor) -> Tensor:
@@ -210,7 +200,7 @@ def _make(config: TrainConfig, _files: Mapping[str, bytes]) -> Task:
     preference = _Preference(config.preference.beta, config.preference.label_smoothing)
     return Task(
         rows=PairRows,
-        step=preference.step,
+        sums=lambda _device: preference.sums,
         step_metrics=("accuracy", "margin"),
         measures=EvalMetrics(preference.score, _count, _event, _lines),
         comparable=False,

@@ -1,17 +1,7 @@
 """A task: what a built-in kind of fine-tuning changes in the ordinary loop.
 
 The loop, the step, checkpoints, the guard and resumes know no kinds of training. A task supplies only the parts that differ, and
-each part has a default that changes nothing:
-
-    part        called by                                   default
-    files       `trainer.training.start.plan`               none
-    rows        `start.plan`, `evaluate`, `audit`           the packed rows, whose targets are the next tokens
-    model       `trainer.training.trainable.new_model`      the decoder
-    pretrained  `trainer.training.start.build`              new weights
-    loss        `LossModule`, in training                   cross-entropy of the targets, with the settings of `loss`
-    step        `trainer.training.step.accumulate`          one pass with `loss`, forward and backward
-    measures    `LossModule` and `evaluate`                 cross-entropy of the targets
-    memory      `micro_batch_size.expected_memory`          the estimate for the decoder
+each part has a default that changes nothing.
 
 A kind of fine-tuning is a module of this folder with the name of its value of the setting `objective`. It has a `KIND`, and is read
 only if a run asks for it.
@@ -26,8 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from common.errors import CheckpointError, ConfigError
@@ -37,35 +28,14 @@ from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import Rows
 from trainer.config import ModelConfig, TrainConfig
 from trainer.context import RunContext
-from trainer.data.batch import MicroBatch
 from trainer.model.decoder import num_weights
-from trainer.model.eval_metrics import EvalMetrics
-from trainer.model.forward import LossFunction
+from trainer.model.forward import EvalMetrics, LossFunction, PassInputs
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.runs.saved_run import SavedRun
 
 TASK_FOLDER = "objective"  # the folder in a run with the files of its task
 _MAX_FILE_BYTES = 64 << 20
 _REPLACED = ("build_model", "loss", "training_step")
-
-
-class Passes(Protocol):
-    """One micro-batch, as `trainer.training.step.MicroStep` hands it to `Task.step`."""
-
-    model: nn.Module
-    config: TrainConfig
-    rows: MicroBatch
-    step: int
-    number: int
-
-    def loss_sum(self, *, draw: int | None = None) -> Tensor:
-        """Return the ordinary loss, summed over the targets of the micro-batch."""
-
-    def forward(self, function: Callable[..., Any], *tensors: Tensor, draw: int | None = None) -> Any:
-        """Return `function(model, inputs, *tensors)`, computed in the module that is compiled and wrapped."""
-
-    def backward(self, loss_sum: Tensor) -> None:
-        """Add the gradient of a sum of losses."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +63,11 @@ class Task:
     dropped: frozenset[str] = frozenset()  # Names of the decoder's parameters that the model lacks. `--init` ignores them.
     loss: LossFunction | None = None
     """`(logits, targets_BL, weights_BL)` returns the sum of the loss over all targets, a fp32 scalar."""
-    step: Callable[[Passes], Tensor] | None = None
-    """Makes all passes over a micro-batch, backward too, and returns the sum of its losses without a gradient; with `step_metrics`
-    a tensor of this sum and those of each measure."""
+    sums: Callable[[torch.device], Callable[[nn.Module, PassInputs], Tensor]] | None = None
+    """Returns the function `(model, inputs)` of the forward pass in training, whose result is the sum of the losses, and behind it
+    the sum of each number of `step_metrics`, (1 + K,) fp32. It is called with the device of the run before each pass."""
     step_metrics: tuple[str, ...] = ()
-    """Names of the numbers besides the loss that `step` measures. The event of a step has their means over the targets."""
+    """Names of the numbers besides the loss that `sums` measures. The event of a step has their means over the targets."""
     measures: EvalMetrics | None = None
     memory: Callable[[MemoryEstimate, RunContext], MemoryEstimate] | None = None
     """Returns the memory of one rank, from the estimate for the training of the decoder as a language model; None: the same."""
@@ -116,7 +86,7 @@ class Task:
     @property
     def has_perplexity(self) -> bool:
         """Whether the training loss is the cross-entropy of tokens, so that `exp(loss)` is a perplexity."""
-        return self.predicts_tokens and self.step is None
+        return self.predicts_tokens and self.sums is None
 
     @property
     def digests(self) -> dict[str, str]:

@@ -1,18 +1,26 @@
-"""`generate --interactive`: reads lines and writes the continuation of each, until the input ends."""
+"""`generate --interactive`: reads lines and writes the continuation of each, or holds a conversation with a chat template.
+
+Also the prompts, stop tokens and ends of turns that other commands take from a user.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from common.errors import ConfigError
 from common.files import UnusableFileError, parse_json, read_input
 from common.untrusted import MAX_PROMPTS_BYTES
+from data_pipeline.conversations.chat_template import ChatTemplate, saved_template
+from data_pipeline.conversations.messages import Message, MessagesError
+from data_pipeline.conversations.rendering import ChatRenderer, encode_pieces
 from data_pipeline.tokenizer import Tokenizer
 from trainer.inference.sampling import Sampling
 from trainer.inference.sampling_options import SamplingOptions
+from trainer.inference.text_model import TextModel
 
 Writer = Callable[[str, Sampling], Generator[str, None, None]]  # yields the continuation of a prompt, piece by piece
 
@@ -67,28 +75,38 @@ def converse(
 
 
 def read_prompts(path: Path) -> list[str]:
+    place = f"--prompts {path}"
+    advice = 'name a UTF-8 text file with a prompt on each line, or a .jsonl file with lines like {"prompt": "Once"}'
+    prompts = [text for _, text in read_texts(path, place, "prompt", advice)]
+    if not prompts:
+        raise ConfigError(f"{place}: the file has no prompt; write one on each line")
+    return prompts
+
+
+def read_texts(path: Path, place: str, field: str, advice: str, *, by_line: bool = True) -> Iterator[tuple[int | None, str]]:
+    """Yield the texts of a file with their line: of a .jsonl file the `field` of each object, of another file lines or the whole.
+
+    `place` and `advice` begin and end the error of a file that cannot be read.
+    """
     try:
         content = read_input(path, MAX_PROMPTS_BYTES).decode("utf-8-sig")
-        # `splitlines` would also cut at other characters, which a prompt may contain.
-        lines = content.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     except (OSError, UnusableFileError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(
-            f"--prompts {path}: cannot be read ({reason}); name a UTF-8 text file with a prompt on each line"
-        ) from None
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not numbered:
-        raise ConfigError(f"--prompts {path}: the file has no prompt; write one on each line")
-    if path.suffix != ".jsonl":
-        return [line for _, line in numbered]
-    prompts: list[str] = []
-    for number, line in numbered:
+        raise ConfigError(f"{place}: cannot be read ({reason}); {advice}") from None
+    is_json = path.suffix == ".jsonl"
+    if not is_json and not by_line:
+        yield None, content
+        return
+    # `splitlines` would also cut at other characters, which a text may contain.
+    for number, line in enumerate(content.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
+        if not line.strip():
+            continue
         try:
-            prompts.append(parse_json(line.encode())["prompt"])
-            prompts[-1].encode()  # raises for a lone surrogate, which JSON can contain as an escape
+            text = parse_json(line.encode())[field] if is_json else line
+            text.encode()  # raises for another type, and for a lone surrogate, which JSON can contain as an escape
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise ConfigError(f'{path}, line {number}: no text under "prompt"; write for example {{"prompt": "Once"}}') from None
-    return prompts
+            raise ConfigError(f'{path}, line {number}: no text under "{field}"; {advice}') from None
+        yield number, text
 
 
 def stop_token_ids(tokenizer: Tokenizer, names: Sequence[str]) -> tuple[int, ...]:
@@ -136,3 +154,62 @@ def _continue(prompt: str, write_text: Writer, sampling: Sampling, out: IO[str],
     except ConfigError as error:
         out.write(f"{error}")
     out.write("\n")
+
+
+@dataclass
+class Chat:
+    model: TextModel
+    renderer: ChatRenderer
+    system: str | None
+    end: str  # text that ends an answer
+    end_id: int | None  # its id if it is a special token
+    history: list[Message] = field(default_factory=list)
+
+    def answer(self, text: str, sampling: Sampling) -> Generator[str, None, None]:
+        """Yield the answer to a message of the user in pieces. What was written before an interruption stays in the history."""
+        question = {"role": "user", "content": text}
+        system: list[Message] = [] if self.system is None else [{"role": "system", "content": self.system}]
+        try:
+            rendered = self.renderer.prompt([*system, *self.history, question])
+        except MessagesError as error:
+            raise ConfigError(f"the chat template refuses the conversation: {error}; begin a new one with /new") from None
+        tokens = encode_pieces(self.model.tokenizer, rendered.pieces()) or [self.model.tokenizer.pad_id]
+        self.history.append(question)
+        if self.end_id is None:
+            sampling = sampling.changed(stop=(*sampling.stop, self.end))
+        else:
+            sampling = sampling.changed(stop_tokens=(*sampling.stop_tokens, self.end_id))
+        written: list[str] = []
+        try:
+            for piece in self.model.stream_after(tokens, sampling):
+                written.append(piece)
+                yield piece
+        finally:
+            self.history.append({"role": "assistant", "content": "".join(written)})
+
+    def forget(self) -> None:
+        self.history.clear()
+
+
+@contextmanager
+def opened_chat(model: TextModel, tokenizer_folder: Path, system: str | None) -> Iterator[Chat | None]:
+    """Yield a new conversation with a model; None if the data of its run has no chat template."""
+    template = saved_template(tokenizer_folder, model.tokenizer)
+    if template is None:
+        if system is not None:
+            raise ConfigError("--system needs data with a chat template, but the data of this run has none; leave it out")
+        yield None
+        return
+    with ChatRenderer(template) as renderer:
+        yield Chat(model, renderer, system, *_end_of_turn(renderer, model.tokenizer))
+
+
+def end_of_turn_id(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
+    """Return the id of the special token that ends an answer; None if ordinary text ends it."""
+    with ChatRenderer(template) as renderer:
+        return _end_of_turn(renderer, tokenizer)[1]
+
+
+def _end_of_turn(renderer: ChatRenderer, tokenizer: Tokenizer) -> tuple[str, int | None]:
+    end, is_token = renderer.end_of_turn()
+    return end, next(token.id for token in tokenizer.named_tokens if token.name == end) if is_token else None

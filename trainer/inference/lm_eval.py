@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,19 +115,15 @@ def run_benchmarks(text_model: TextModel, config: TrainConfig, tasks: str, limit
 
 
 def describe_benchmarks(results: Mapping[str, Mapping[str, Any]], step: int) -> str:
-    cells = [("task", "metric", "value"), *_measures(results)]
+    cells = [("task", "metric", "value")]
+    for task, values in results.items():
+        for name, value in values.items():
+            metric = name.removesuffix(",none")  # the harness adds the filter of the answers to the name of a metric
+            if isinstance(value, int | float) and "," in name and not metric.endswith("_stderr"):
+                cells.append((task, metric, f"{value:.4f}"))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [f"{task.ljust(widths[0])}  {metric.ljust(widths[1])}  {value.rjust(widths[2])}" for task, metric, value in cells]
     return "\n".join([f"step {step}", *lines])
-
-
-def _measures(results: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    """Yield task, metric and value. The harness adds the filter of the answers to the name of a metric, as in `acc,none`."""
-    for task, values in results.items():
-        for name, value in values.items():
-            metric = name.removesuffix(",none")
-            if isinstance(value, int | float) and "," in name and not metric.endswith("_stderr"):
-                yield task, metric, f"{value:.4f}"
 
 
 def _sampling(wanted: Mapping[str, Any]) -> Sampling:

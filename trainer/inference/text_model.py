@@ -96,14 +96,11 @@ def window_start(num_tokens: int, context: int) -> int:
 
 def can_cache(model: nn.Module) -> bool:
     """Return whether a model is our decoder, also with other feed-forward layers. Other models or attention may have no cache."""
+    # compares methods, because FSDP replaces the class of a module
     return type(model) is Decoder and all(
-        _forward_of(layer) is DecoderLayer.forward and _forward_of(layer.self_attn) is Attention.forward
+        type(layer).forward is DecoderLayer.forward and type(layer.self_attn).forward is Attention.forward  # type: ignore[union-attr]
         for layer in model.model.layers
     )
-
-
-def _forward_of(module: Any) -> object:
-    return type(module).forward  # compares methods, because FSDP replaces the class of a module
 
 
 class TokenRows:

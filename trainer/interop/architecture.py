@@ -6,7 +6,6 @@ A `config.json` that asks for anything else is refused. Its other fields, such a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
 
@@ -58,7 +57,6 @@ _NOT_COMPUTED: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": (None, "silu"),
     "attention_bias": (None, False),
     "mlp_bias": (None, False),
-    "rope_scaling": (None,),
     "use_sliding_window": (None, False),
     "partial_rotary_factor": (None, 1.0),
     "pretraining_tp": (None, 1),
@@ -76,22 +74,11 @@ _Size = Annotated[int, Field(ge=1, le=1 << 24)]
 _Number = Annotated[float, Field(strict=False, gt=0, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True)
-class Architecture:
-    model_type: str
-    model: ModelConfig  # Its settings. `vocab_rows` is the number of rows of the embedding.
-
-
 class _RopeSchema(Schema):
     rope_theta: _Number | None = None
 
 
-class _KindSchema(Schema):
-    model_type: str | None = None
-    architectures: list[str] | None = None
-
-
-class _ConfigSchema(_KindSchema):
+class _ConfigSchema(Schema):
     model_type: str
     vocab_size: _Size
     hidden_size: _Size
@@ -140,15 +127,15 @@ def config_of(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
     }
 
 
-def read_architecture(directory: Path) -> Architecture:
+def read_architecture(directory: Path) -> tuple[str, ModelConfig]:
+    """Return `model_type` and the settings of the model. `vocab_rows` is the number of rows of the embedding."""
     path = directory / CONFIG
     try:
         values = parse_json(read_input(path, _MAX_BYTES, below=directory))
         if not isinstance(values, dict):
             raise ValueError("it is not a JSON object")
-        parsed(_KindSchema, values)
         model_type, classes = values.get("model_type"), values.get("architectures")
-        if model_type not in _KINDS:
+        if not isinstance(model_type, str) or model_type not in _KINDS:
             _refuse(path, "model_type", model_type, f"this decoder computes models of the types {' and '.join(_KINDS)}; choose one")
         kind = _KINDS[model_type]
         if classes is not None and classes != [kind.class_name]:
@@ -158,45 +145,38 @@ def read_architecture(directory: Path) -> Architecture:
         raise ConfigError(f"{path}: missing; name a Hugging Face directory with config.json and *.safetensors") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}; name the directory of a Qwen3 or Llama model") from None
-    for field, allowed in _NOT_COMPUTED.items():
-        if values.get(field) not in allowed and not (field == "rope_scaling" and _is_plain_rope(values[field])):
-            _refuse(path, field, values[field])
-    if form.layer_types is not None and set(form.layer_types) - {"full_attention"}:
-        _refuse(path, "layer_types", sorted(set(form.layer_types)), _WHY["use_sliding_window"])
-    if model_type == "llama" and values.get("sliding_window") is not None:
-        _refuse(path, "sliding_window", values["sliding_window"], _WHY["use_sliding_window"])
+    _check_computed(path, model_type, values)
     settings = {_SETTINGS.get(name, name): getattr(form, field) for name, field in _FIELDS.items()}
     settings |= {
         "kv_heads": form.num_key_value_heads or form.num_attention_heads,
         "head_dim": form.head_dim or kind.head_dim or form.hidden_size // form.num_attention_heads,
         "context": min(form.max_position_embeddings, _LONGEST_CONTEXT),
         "qk_norm": kind.qk_norm,
-        "rope_theta": _rope_theta(path, form),
+        "rope_theta": float((form.rope_parameters and form.rope_parameters.rope_theta) or form.rope_theta or _ROPE_THETA),
         "vocab_rows": form.vocab_size,
     }
     try:
-        return Architecture(model_type, ModelConfig.model_validate(settings))
+        return model_type, ModelConfig.model_validate(settings)
     except ValidationError as error:
         raise ConfigError(f"{path}: this decoder has no such shape: {explain(ModelConfig, error, 'model')}") from None
 
 
-def _is_plain_rope(value: object) -> bool:
-    return isinstance(value, dict) and _rope_type(value) == "default" and not value.keys() - {"rope_type", "type", "rope_theta"}
-
-
-def _rope_type(table: Mapping[str, Any]) -> Any:
-    return table.get("rope_type", table.get("type", "default"))
-
-
-def _rope_theta(path: Path, form: _ConfigSchema) -> float:
-    table = {} if form.rope_parameters is None else form.rope_parameters.model_dump(exclude_unset=True)
-    if _rope_type(table) != "default":
-        _refuse(path, "rope_parameters", table, _WHY["rope_scaling"])
-    others = {name: value for name, value in table.items() if name not in ("rope_type", "type", "rope_theta")}
-    for name, value in sorted(others.items()):
-        if (name, value) != ("partial_rotary_factor", 1.0):
-            _refuse(path, f"rope_parameters.{name}", value, _WHY["rope_scaling"])
-    return float(table.get("rope_theta") or form.rope_theta or _ROPE_THETA)
+def _check_computed(path: Path, model_type: str, values: Mapping[str, Any]) -> None:
+    """Refuse a `config.json` that asks for something that the decoder does not compute."""
+    for field, allowed in _NOT_COMPUTED.items():
+        if values.get(field) not in allowed:
+            _refuse(path, field, values[field])
+    for field in ("rope_parameters", "rope_scaling"):
+        table = values.get(field) or {}
+        if not isinstance(table, dict) or table.get("rope_type", table.get("type", "default")) != "default":
+            _refuse(path, field, table, _WHY["rope_scaling"])
+        for name in sorted(table.keys() - {"rope_type", "type", "rope_theta"}):
+            if (name, table[name]) != ("partial_rotary_factor", 1.0):
+                _refuse(path, f"{field}.{name}", table[name], _WHY["rope_scaling"])
+    if others := set(values.get("layer_types") or ()) - {"full_attention"}:
+        _refuse(path, "layer_types", sorted(others), _WHY["use_sliding_window"])
+    if model_type == "llama" and values.get("sliding_window") is not None:
+        _refuse(path, "sliding_window", values["sliding_window"], _WHY["use_sliding_window"])
 
 
 def _refuse(path: Path, field: str, value: object, why: str = "") -> NoReturn:

@@ -18,10 +18,10 @@ from common.files import UnusableFileError, digest_bytes, digest_file, digest_st
 from common.paths import VERSION
 from common.targets import new_folder
 from common.untrusted import Count, Schema, parsed
-from trainer.checkpoint.tensor_file import read_specs, read_tensor, same_bytes, spec_of
-from trainer.interop.formats import Dtype, FormatName
-from trainer.interop.formats.base import DTYPES, ExportFormat, write_tensors
-from trainer.interop.source import ExportSource, open_source
+from trainer.checkpoint.tensor_file import read_specs, read_tensor, same_bytes, spec_of, write_tensor_file
+from trainer.interop import Dtype, FormatName
+from trainer.interop.formats import DTYPES, ExportFormat
+from trainer.model.saved_decoder import SavedDecoder, open_decoder
 from trainer.runs.manifest import FORMAT as CHECKPOINT_FORMAT
 from trainer.runs.manifest import TensorSpec
 from trainer.runs.saved_run import SavedRun
@@ -32,7 +32,6 @@ _Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 _FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")]
 _TENSORS = ".safetensors"
 _NAMED_FILES = 20
-_READ_BYTES = 1 << 20
 _REPLACE = "write it again with `trainer export --replace`, or restore it from a copy"
 
 
@@ -66,7 +65,7 @@ def format_named(kind: FormatName) -> ExportFormat:
 
 
 def write_export(
-    source: ExportSource, output: Path, *, kind: FormatName, dtype: Dtype, replace: bool = False, exact: bool = True
+    source: SavedDecoder, output: Path, *, kind: FormatName, dtype: Dtype, replace: bool = False, exact: bool = True
 ) -> None:
     """Write a directory complete or not at all. `exact`: refuse a tokenizer that would give other ids for some texts."""
     with new_folder(output, replaces=True) as folder:
@@ -86,14 +85,15 @@ def write_export(
         check_output(output, replace=replace)
 
 
-def write_files(source: ExportSource, folder: Path, form: ExportFormat, dtype: Dtype, *, exact: bool = True) -> None:
+def write_files(source: SavedDecoder, folder: Path, form: ExportFormat, dtype: Dtype, *, exact: bool = True) -> None:
     form.check(source, dtype)
     files = form.described(source, dtype, exact)
     if form.card is not None:
         files["README.md"] = form.card(source, dtype)
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    write_tensors(form.tensors(source, dtype), dtype, folder)
+    for name, shard in form.tensors(source, dtype).items():
+        write_tensor_file(folder / name, shard, DTYPES[dtype], {"format": "pt"})
     if form.write_graphs is not None:
         form.write_graphs(source, folder)
 
@@ -131,19 +131,24 @@ def read_export_record(directory: Path) -> ExportRecord:
         raise CheckpointError(f"{path}: the file was changed ({error}); {_REPLACE}") from None
 
 
-def check_files(directory: Path, record: ExportRecord) -> str | None:
-    """Return the name of the first file whose bytes differ from the record. Raises CheckpointError if a file is missing."""
+def _check_files(directory: Path, record: ExportRecord, source: SavedDecoder | None) -> None:
+    """Compare the digest of every file. With `source` the error names the first tensor that differs."""
     for name, entry in sorted(record.files.items()):
         path = directory / name
         try:
             with open_input(path, below=directory) as file:
-                if os.fstat(file.fileno()).st_size != entry.bytes or digest_stream(file) != entry.sha256:
-                    return name
+                if os.fstat(file.fileno()).st_size == entry.bytes and digest_stream(file) == entry.sha256:
+                    continue
         except FileNotFoundError:
             raise CheckpointError(f"{path}: missing, but {EXPORT_RECORD} names it; {_REPLACE}") from None
         except UnusableFileError as error:
             raise CheckpointError(f"{error}; {_REPLACE}") from None
-    return None
+        tensor = None
+        if source is not None and name.endswith(_TENSORS):
+            with suppress(CheckpointError):
+                tensor = _first_difference(directory, name, source, record)
+        where = "" if tensor is None else f"; the first tensor that differs from the run is {tensor}"
+        raise CheckpointError(f"{path}: the digest of its bytes is not that in {EXPORT_RECORD}{where}; {_REPLACE}")
 
 
 def foreign_entries(directory: Path, record: ExportRecord) -> list[str]:
@@ -158,15 +163,8 @@ def verify_export(directory: Path, run: Path | None = None) -> dict[str, Any]:
     With a run it also compares names, tensors and descriptions with those that an export writes today.
     """
     record = read_export_record(directory)
-    changed = check_files(directory, record)
-    source = None if run is None else open_source(SavedRun(run), str(record.step))
-    if changed is not None:
-        tensor = None
-        if source is not None and changed.endswith(_TENSORS):
-            with suppress(CheckpointError):
-                tensor = _first_difference(directory, changed, source, record)
-        where = "" if tensor is None else f"; the first tensor that differs from the run is {tensor}"
-        raise CheckpointError(f"{directory / changed}: the digest of its bytes is not that in {EXPORT_RECORD}{where}; {_REPLACE}")
+    source = None if run is None else open_decoder(SavedRun(run), str(record.step))
+    _check_files(directory, record, source)
     if source is not None:
         _check_source(directory, record, source)
     names = sorted(name for name in record.files if name.endswith(_TENSORS))
@@ -203,7 +201,7 @@ def describe_export(facts: Mapping[str, Any]) -> str:
     return f"export       step {facts['step']}, {facts['files']} files are unchanged; {compared}{foreign}"
 
 
-def _origin(source: ExportSource) -> dict[str, Any]:
+def _origin(source: SavedDecoder) -> dict[str, Any]:
     return {
         "step": source.step,
         "checkpoint": source.manifest_digest,
@@ -213,7 +211,7 @@ def _origin(source: ExportSource) -> dict[str, Any]:
     }
 
 
-def _check_source(directory: Path, record: ExportRecord, source: ExportSource) -> None:
+def _check_source(directory: Path, record: ExportRecord, source: SavedDecoder) -> None:
     found = record.model_dump() | {"tokenizer": record.tokenizer.digest}
     for name, value in (_origin(source) | {"tokenizer": source.tokenizer.digest}).items():
         if found[name] != value:
@@ -249,17 +247,14 @@ def _weights_digest(directory: Path, names: Sequence[str]) -> str:
                 places[name] = path, offset, spec.num_bytes
                 offset += spec.num_bytes
     digest = hashlib.sha256()
-    for path, offset, num_bytes in (place for _, place in sorted(places.items())):
+    for _, (path, offset, num_bytes) in sorted(places.items()):
         with open_input(path, below=directory) as file:
             file.seek(offset)
-            left = num_bytes
-            while left and (chunk := file.read(min(left, _READ_BYTES))):
-                digest.update(chunk)
-                left -= len(chunk)
+            digest.update(file.read(num_bytes))
     return f"sha256:{digest.hexdigest()}"
 
 
-def _first_difference(directory: Path, file_name: str, source: ExportSource, record: ExportRecord) -> str | None:
+def _first_difference(directory: Path, file_name: str, source: SavedDecoder, record: ExportRecord) -> str | None:
     """Return the first tensor of a file whose bits are not those of the checkpoint. One tensor is in memory at a time."""
     expected = format_named(record.kind).tensors(source, record.dtype).get(file_name, {})
     dtype = DTYPES[record.dtype]

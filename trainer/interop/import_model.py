@@ -6,22 +6,36 @@ continue it, but begins a new run with its weights (`init`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from common.errors import ConfigError
+from common.files import write_atomic
+from common.settings.toml import to_toml
 from common.targets import new_folder
 from common.untrusted import digest_run_file
-from data_pipeline.conversations.chat_template import ChatTemplate, published_template
-from data_pipeline.tokenizer import open_supplied
-from trainer.config import TrainConfig
-from trainer.inference.chat import end_of_turn_id
-from trainer.interop.architecture import CONFIG, read_architecture
-from trainer.interop.published_weights import open_weights
-from trainer.interop.untrained import write_untrained
-from trainer.model.bounds import check_model_size
+from data_pipeline.conversations.chat_template import TEMPLATE_FILE, ChatTemplate, published_template
+from data_pipeline.tokenizer import Tokenizer, open_supplied, save_tokenizer
+from trainer.checkpoint import Checkpoint, CheckpointStore
+from trainer.checkpoint.weights import weights_digest
+from trainer.config import GuardConfig, TrainConfig
+from trainer.health.convergence import LossMean
+from trainer.health.guard import Guard
+from trainer.inference.conversation import end_of_turn_id
+from trainer.interop.architecture import CONFIG as PUBLISHED_CONFIG
+from trainer.interop.architecture import read_architecture
+from trainer.interop.published_weights import read_weights
+from trainer.machine.environment import environment_facts
 from trainer.model.decoder import weight_shapes
-from trainer.runs.record import IMPORTED
+from trainer.model.memory_estimate import check_model_size
+from trainer.runs.layout import CONFIG, TOKENIZER
+from trainer.runs.progress import LedgerHead, Progress
+from trainer.runs.record import IMPORTED, Record, write_record
+from trainer.runs.state import RunState
 
 _ROWS = 8  # rows of a forward pass in an evaluation
 
@@ -44,13 +58,13 @@ def import_model(directory: Path, output: Path) -> ImportedModel:
         raise ConfigError(f"{directory}: no such directory; name the Hugging Face directory with config.json and the weights")
     if output.exists() or output.is_symlink():
         raise ConfigError(f"{output} exists already; name a new folder (--output)")
-    architecture, tokenizer = read_architecture(directory), open_supplied(directory, {})
-    model, size = architecture.model, tokenizer.vocab_size
+    (model_type, model), tokenizer = read_architecture(directory), open_supplied(directory, {})
+    size = tokenizer.vocab_size
     assert model.vocab_rows is not None
     if model.vocab_rows < size:
         raise ConfigError(
-            f"{directory}: its tokenizer has {size} tokens, and vocab_size in {CONFIG} is {model.vocab_rows}; each token needs a "
-            "row of the embedding, so they belong to two models"
+            f"{directory}: its tokenizer has {size} tokens, and vocab_size in config.json is {model.vocab_rows}; each token needs "
+            "a row of the embedding, so they belong to two models"
         )
     padded = model.model_copy(update={"vocab_rows": None})
     model = padded if padded.padded_vocab(size) == model.vocab_rows else model
@@ -61,8 +75,7 @@ def import_model(directory: Path, output: Path) -> ImportedModel:
             end_of_turn_id(ChatTemplate.of(template, tokenizer), tokenizer)
         except ConfigError as error:  # no conversation can use it
             template, refused = None, str(error)
-    published = open_weights(directory, weight_shapes(model, size))
-    weights, files = published.read()
+    weights, types, files = read_weights(directory, weight_shapes(model, size))
     config = TrainConfig.model_validate(
         {
             "data": directory.absolute(),
@@ -75,19 +88,60 @@ def import_model(directory: Path, output: Path) -> ImportedModel:
     )
     source = {
         "format": "hugging_face",
-        "model_type": architecture.model_type,
-        "types": list(published.types),
-        "files": files | {CONFIG: digest_run_file(directory, CONFIG)},
+        "model_type": model_type,
+        "types": list(types),
+        "files": files | {PUBLISHED_CONFIG: digest_run_file(directory, PUBLISHED_CONFIG)},
     }
     with new_folder(output) as folder:
         digest = write_untrained(folder, config, tokenizer, weights, status=IMPORTED, source=source, chat_template=template)
     return ImportedModel(
-        model_type=architecture.model_type,
+        model_type=model_type,
         num_weights=sum(weight.numel() for weight in weights.values()),
-        types=published.types,
+        types=types,
         vocab_size=size,
         lacking=tuple(role for role, number in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id)) if number is None),
         weights=digest,
         has_chat_template=template is not None,
         template_refused=refused,
     )
+
+
+def write_untrained(
+    run: Path,
+    config: TrainConfig,
+    tokenizer: Tokenizer,
+    tensors: Mapping[str, Tensor],
+    *,
+    status: str,
+    source: Mapping[str, Any],
+    data_digest: str = "",
+    chat_template: str | None = None,
+) -> str:
+    """Write into an empty directory, which the caller commits. Return the digest of the tensors. `status` also names `source`."""
+    write_atomic(run / CONFIG, to_toml("train", config.model_dump(mode="json")).encode())
+    save_tokenizer(tokenizer, run / TOKENIZER)
+    if chat_template is not None:
+        write_atomic(run / TOKENIZER / TEMPLATE_FILE, chat_template.encode())
+    store = CheckpointStore.of(run)
+    state = RunState(Progress(), {}, Guard(GuardConfig()).state, LossMean().state, LedgerHead())
+    store.save(Checkpoint(0, tensors, {}, state.to_json()))
+    digest = weights_digest(tensors)
+    names = [CONFIG, *sorted(f"{TOKENIZER}/{path.name}" for path in (run / TOKENIZER).iterdir())]
+    names.append(store.manifest_path(0).relative_to(run).as_posix())
+    record = Record.model_validate(
+        {
+            "format": 1,
+            "status": status,
+            "identity": {},
+            "changes": [],
+            "data": {"root_digest": data_digest, "tokenizer_digest": tokenizer.digest},
+            "environment": environment_facts() | {"world_size": 1},
+            "earlier": [],
+            status: dict(source),
+            "files": {name: digest_run_file(run, name) for name in names},
+            "step": 0,
+            "weights": digest,
+        }
+    )
+    write_record(run, record)
+    return digest

@@ -5,18 +5,17 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from common.errors import CheckpointError
 from common.paths import VERSION
 from common.text import visible
-from trainer.interop.source import ExportSource
 from trainer.model.decoder import num_weights
+from trainer.model.saved_decoder import SavedDecoder
 from trainer.runs.events import EvalEvent
 from trainer.runs.layout import METRICS
 from trainer.runs.metrics_file import read_events
-from trainer.runs.record import IMPORTED, NEVER_TRAINED, Compressed, target_word
+from trainer.runs.record import IMPORTED, NEVER_TRAINED, target_word
 
 _CODE = re.compile(r"`[a-z0-9:]+`")
 _MARKUP = re.compile(r"[\\`*_{}\[\]()#!|~]")
@@ -36,12 +35,16 @@ _LICENCE = (
 )
 
 
-def model_card(source: ExportSource, dtype: str, *, adapters: bool = False) -> bytes:
+def model_card(source: SavedDecoder, dtype: str, *, adapters: bool = False) -> bytes:
+    settings = "No training is recorded."
+    if identity := source.record.identity:
+        shown = {name: json.dumps(value, ensure_ascii=False) for name, value in sorted(identity.items())}
+        settings = "All that the bits of the run depend on.\n\n" + _table(("setting", "value"), shown.items())
     sections = {
         "Model": _model(source, dtype),
         "Training": _training(source),
         "Validation": _validation(source),
-        "Settings": _settings(source.record.identity),
+        "Settings": settings,
         "Licence and use": _LICENCE,
     }
     body = "\n\n".join(f"## {title}\n\n{text}" for title, text in sections.items())
@@ -52,7 +55,7 @@ def model_card(source: ExportSource, dtype: str, *, adapters: bool = False) -> b
     return f"{front}# {_escaped(name)}, step {source.step:,}\n\n{summary}\n\n{body}\n".encode()
 
 
-def _model(source: ExportSource, dtype: str) -> str:
+def _model(source: SavedDecoder, dtype: str) -> str:
     model, tokenizer = source.config.model, source.tokenizer
     lines = {
         "weights": f"{num_weights(model, tokenizer.vocab_size):,}, {dtype}" + (", moving average" * source.is_average),
@@ -67,13 +70,18 @@ def _model(source: ExportSource, dtype: str) -> str:
     return _table(("property", "value"), lines.items())
 
 
-def _training(source: ExportSource) -> str:
+def _training(source: SavedDecoder) -> str:
     record = source.record
     if record.status == IMPORTED:
         kind = "" if record.imported is None else record.imported.model_type
         return f"Not trained here: imported from a directory of Hugging Face with a model of type {_escaped(kind)}."
-    if record.compressed is not None:
-        return _compression(record.compressed)
+    if (facts := record.compressed) is not None:
+        settings = {name: value for name, value in facts.to_json().items() if name in ("method", "group_size", "share")}
+        settings["model before"] = f"step {facts.step} of another run, {facts.weights}"
+        found = {"before": facts.comparison.before.perplexity, "after": facts.comparison.after.perplexity}
+        measured = {f"perplexity {when} the compression": f"{value:.4g}" for when, value in found.items() if value is not None}
+        table = _table(("fact", "value"), (settings | measured).items())
+        return f"Not trained here: the compressed model of another run.\n\n{table}"
     initial = record.initial or record.origin
     lines: dict[str, object] = {
         "step of this checkpoint": f"{source.step:,}",
@@ -88,16 +96,7 @@ def _training(source: ExportSource) -> str:
     return _table(("fact", "value"), lines.items())
 
 
-def _compression(facts: Compressed) -> str:
-    origin = {"model before": f"step {facts.step} of another run, {facts.weights}"}
-    settings = {name: value for name, value in facts.to_json().items() if name in ("method", "group_size", "share")}
-    found = {"before": facts.comparison.before.perplexity, "after": facts.comparison.after.perplexity}
-    measured = {f"perplexity {when} the compression": f"{value:.4g}" for when, value in found.items() if value is not None}
-    lines = settings | origin | measured
-    return "Not trained here: the compressed model of another run.\n\n" + _table(("fact", "value"), lines.items())
-
-
-def _validation(source: ExportSource) -> str:
+def _validation(source: SavedDecoder) -> str:
     if source.record.status in NEVER_TRAINED:
         return "No evaluation is recorded."
     try:
@@ -113,13 +112,6 @@ def _validation(source: ExportSource) -> str:
         for event in reversed(events[::-1][::stride])
     ]
     return _table(("step", f"loss (nats per {target_word(source.record.identity)})", "bits per byte"), lines)
-
-
-def _settings(identity: Mapping[str, Any]) -> str:
-    if not identity:
-        return "No training is recorded."
-    shown = {name: json.dumps(value, ensure_ascii=False) for name, value in sorted(identity.items())}
-    return "All that the bits of the run depend on.\n\n" + _table(("setting", "value"), shown.items())
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:

@@ -12,9 +12,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -36,44 +35,10 @@ _PICKLES = ("*.bin", "*.pt", "*.pth")
 _COPY = "put the directory there again from its source"
 
 
-@dataclass(frozen=True)
-class PublishedWeights:
-    directory: Path
-    files: Mapping[str, Mapping[str, TensorSpec]]  # for each file its tensors, in their order in the file
-    expected: Mapping[str, tuple[int, ...]]  # the shapes of the weights of the model, by name
-
-    @property
-    def types(self) -> tuple[str, ...]:
-        return tuple(sorted({spec.dtype for specs in self.files.values() for spec in specs.values()}))
-
-    def read(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return the weights by name in fp32, and the digest of each file. Raises CheckpointError if a file has changed."""
-        weights: dict[str, Tensor] = {}
-        digests: dict[str, str] = {}
-        for name in self.files:
-            for tensor_name, tensor in self._tensors(name, digests):
-                if not tensor.isfinite().all():
-                    raise CheckpointError(f"{self.directory / name}: {tensor_name} has numbers that are not finite; {_COPY}")
-                weights[tensor_name] = tensor.float()
-        tied = weights.pop(_OUTPUT, None) if _OUTPUT not in self.expected else None
-        if tied is not None and not torch.equal(tied, weights[_EMBEDDING]):
-            raise CheckpointError(
-                f"{self.directory}: tie_word_embeddings is true, but {_OUTPUT} differs from {_EMBEDDING}; set it to false in "
-                "config.json if the output projection is to be used"
-            )
-        return {name: weights[name] for name in self.expected}, digests
-
-    def _tensors(self, name: str, digests: dict[str, str]) -> Iterator[tuple[str, Tensor]]:
-        specs = self.files[name]
-        with _opened(self.directory, name) as file:
-            reader = _Hashing(file)
-            if _specs(reader, file) != specs:
-                raise ValueError("it changed while it was read")
-            for tensor_name, spec in specs.items():
-                tensor = read_tensor(cast("BinaryIO", reader), spec)
-                if not _COMPUTED.fullmatch(tensor_name):
-                    yield tensor_name, tensor
-        digests[name] = f"sha256:{reader.digest.hexdigest()}"
+class PublishedWeights(NamedTuple):
+    weights: dict[str, Tensor]  # by name, on the CPU, in fp32
+    types: tuple[str, ...]  # of the tensors in the files
+    digests: dict[str, str]  # of the files that were read, by name
 
 
 class _Hashing:
@@ -87,8 +52,39 @@ class _Hashing:
         return data
 
 
-def open_weights(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> PublishedWeights:
-    """Return the weights in a directory after a check of all headers against the shapes `expected`."""
+def read_weights(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> PublishedWeights:
+    """Return the weights in a directory, after a check of all headers against the shapes `expected`.
+
+    Raises CheckpointError if a file is damaged or changes while it is read.
+    """
+    files = _checked_headers(directory, expected)
+    weights: dict[str, Tensor] = {}
+    digests: dict[str, str] = {}
+    for name, specs in files.items():
+        with _opened(directory, name) as file:
+            reader = _Hashing(file)
+            if _specs(reader, file) != specs:
+                raise ValueError("it changed while it was read")
+            for tensor_name, spec in specs.items():
+                tensor = read_tensor(cast("BinaryIO", reader), spec)
+                if _COMPUTED.fullmatch(tensor_name):
+                    continue
+                if not tensor.isfinite().all():
+                    raise CheckpointError(f"{directory / name}: {tensor_name} has numbers that are not finite; {_COPY}")
+                weights[tensor_name] = tensor.float()
+        digests[name] = f"sha256:{reader.digest.hexdigest()}"
+    tied = weights.pop(_OUTPUT, None) if _OUTPUT not in expected else None
+    if tied is not None and not torch.equal(tied, weights[_EMBEDDING]):
+        raise CheckpointError(
+            f"{directory}: tie_word_embeddings is true, but {_OUTPUT} differs from {_EMBEDDING}; set it to false in "
+            "config.json if the output projection is to be used"
+        )
+    types = sorted({spec.dtype for specs in files.values() for spec in specs.values()})
+    return PublishedWeights({name: weights[name] for name in expected}, tuple(types), digests)
+
+
+def _checked_headers(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Mapping[str, TensorSpec]]:
+    """Return for each file its tensors, in their order in the file."""
     names, places = _file_names(directory)
     for tensor_name in () if places is None else places:
         _shape_of(directory / INDEX, tensor_name, expected)
@@ -123,7 +119,7 @@ def open_weights(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> Pu
             f"{directory}: {len(missing)} weights of the model are in no file, such as {missing[0]}; config.json describes another "
             "model than the weights"
         )
-    return PublishedWeights(directory, files, expected)
+    return files
 
 
 def _shape_of(path: Path, name: str, expected: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:

@@ -42,7 +42,7 @@ Backend = Literal["varlen", "flex", "documents", "sdpa"]
 VarlenAttention = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
 """Causal attention over documents, from queries (T, N, H), keys and values (T, K, H), bounds (M,), longest length to (T, N, H)."""
 
-_DESCRIPTIONS: dict[Backend, str] = {
+BACKENDS: dict[Backend, str] = {
     "varlen": "varlen (flash attention over documents of any length)",
     "flex": "flex (a kernel generated for the documents' mask)",
     "documents": "documents (one document at a time)",
@@ -118,10 +118,6 @@ def choose_backend(
     if (obstacle := obstacles[wanted]) is not None:
         raise ConfigError(f"train.attention = {wanted} {obstacle}; use attention = auto, which is {fastest} here")
     return wanted
-
-
-def describe_backend(backend: Backend) -> str:
-    return _DESCRIPTIONS[backend]
 
 
 def make_layout(
@@ -281,13 +277,13 @@ def _block_mask(segments_BL: Tensor, copies: int) -> BlockMask:
         key = key % length if copies > 1 else key
         return (segments_BL[row, query] == segments_BL[row, key]) & (query >= key)
 
-    create = _compiled_create_block_mask() if segments_BL.is_cuda else create_block_mask
+    create = _compiled(create_block_mask) if segments_BL.is_cuda else create_block_mask
     return cast(BlockMask, create(may_look, num_rows, None, length, copies * length, device=segments_BL.device))
 
 
 def _flex(q_BNLH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: BlockMask, change_score: ScoreChange | None = None) -> Tensor:
     compiles_alone = q_BNLH.is_cuda and not torch.compiler.is_compiling()  # a compiled model includes flex
-    flex = _compiled_flex() if compiles_alone else cast("Callable[..., Any]", flex_attention)
+    flex = _compiled(flex_attention) if compiles_alone else cast("Callable[..., Any]", flex_attention)
     grouped = q_BNLH.shape[1] != k_BKSH.shape[1]
     # Rows of fewer than 128 tokens would get the kernel for single tokens, which has no form for some grouped heads (torch 2.11).
     options = {"FORCE_USE_FLEX_ATTENTION": True} if q_BNLH.is_cuda else None
@@ -335,15 +331,9 @@ def causal_varlen(kernel: Callable[..., Any], parameters: Collection[str]) -> Va
 
 
 @cache
-def _compiled_flex() -> Callable[..., Any]:
-    # without compilation flex stores all scores in memory
-    return torch.compile(flex_attention, dynamic=False)
-
-
-@cache
-def _compiled_create_block_mask() -> Callable[..., Any]:
-    # without compilation the whole mask and its indices are stored as integers
-    return torch.compile(create_block_mask, dynamic=False)
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    # Without compilation flex stores all scores in memory, and `create_block_mask` the whole mask and its indices as integers.
+    return torch.compile(function, dynamic=False)
 
 
 def _attend_documents(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, lengths: tuple[int, ...]) -> Tensor:

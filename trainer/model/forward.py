@@ -3,10 +3,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trainer.config import LossConfig, TrainConfig
@@ -16,6 +19,7 @@ from trainer.model.attention import Backend, Layout, make_layout
 from trainer.model.decoder import Decoder
 from trainer.model.dropout import row_keys
 from trainer.model.loss import cross_entropy_rows, cross_entropy_sum, linear_cross_entropy_rows, linear_cross_entropy_sum
+from trainer.runs.events import MeasuresEvent
 
 LossFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Maps logits (B, L, V), targets (B, L) and weights (B, L) or None to the weighted sum over all targets, a fp32 scalar."""
@@ -34,6 +38,23 @@ class PassInputs(NamedTuple):
     """(B, L), int64 ids of the next tokens, IGNORE at positions without a target."""
     weights: Tensor | None
     """(B, L), fp32 weight of each target, or None if all weights are 1."""
+
+
+@dataclass(frozen=True)
+class EvalMetrics:
+    """What an objective of fine-tuning measures in an evaluation besides the loss.
+
+    B rows   L tokens of a row   N targets of a batch   K facts of a target
+    """
+
+    score: Callable[[nn.Module, PassInputs], Tensor]
+    """`(model, inputs)` returns fp32 numbers for each position, (B, L, 1 + K): the loss, which counts at targets, and K facts. The
+    result of a row must not depend on the other rows of the pass."""
+    count: Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.int64]]
+    """`(facts_NK, targets_N)` returns a table of integers, always with the same shape. The tables of all batches and ranks are
+    added, so the sum has the same bits for any number of ranks. The first call has no target."""
+    event: Callable[[int, NDArray[np.int64]], MeasuresEvent]  # `(step, table)` returns the event for the summed table
+    lines: Callable[[MeasuresEvent], str]  # returns the event as text for `trainer evaluate`
 
 
 class CustomPass(NamedTuple):

@@ -1,13 +1,19 @@
-"""Linear layers that use oneDNN for their matrix products on a CPU.
+"""Linear layers that use oneDNN for their matrix products on a CPU, or float8 on a GPU.
 
 On x86 PyTorch computes the fp32 products of `nn.Linear` with MKL, and 16-bit products with oneDNN. On AMD processors oneDNN is
 faster for fp32 too, unless both factors are transposed, as in the gradient of a weight.
+
+float8 is computed by torchao, which is optional. Inputs, weights and gradients of the layers' matrix products are cast to eight
+bits with one scale for each tensor, computed from its current largest value (torchao's "tensorwise" recipe). The result has the
+type of the run, and the weights that the optimizer updates stay fp32. Attention, norms, embedding and output projection do not
+change.
 
 M rows of the first factor   K inner width   N rows of the second factor
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, cast
 
 import torch
@@ -15,9 +21,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from common.errors import ConfigError
+
 _HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 _FEWEST_ROWS = 32
 """With fewer rows, for example when tokens are generated one by one, the setup of oneDNN takes longer than the product."""
+_NEEDED_CAPABILITY = (8, 9)  # compute capability of Ada Lovelace, the first GPUs whose tensor cores multiply float8
+_MULTIPLE = 16
+_INSTEAD = "use precision = bf16"
 
 
 class Linear(nn.Linear):
@@ -78,4 +89,44 @@ def _suits(a: Tensor, b_NK: Tensor) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
         and _HAS_ONEDNN
+    )
+
+
+def convert_to_float8(model: nn.Module, device: torch.device, capability: tuple[int, int] | None = None) -> tuple[str, ...]:
+    """Replace linear layers of the list `layers` in place, and return their names. Call this before the model is compiled.
+
+    The parameters stay the same objects under the same names. A layer whose widths are not both multiples of 16 stays.
+    """
+    if device.type != "cuda":
+        raise ConfigError(f"precision = float8 needs a GPU, but the device is {device.type}; {_INSTEAD}")
+    found = capability or torch.cuda.get_device_capability(device)
+    if found < _NEEDED_CAPABILITY:
+        raise ConfigError(
+            f"precision = float8 needs a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell), and this one has "
+            f"{found[0]}.{found[1]}; {_INSTEAD}"
+        )
+    try:
+        torchao = importlib.import_module("torchao.float8")
+    except ImportError as error:
+        raise ConfigError(
+            f"precision = float8 needs torchao ({error}); `pip install torchao==0.18.0` fits torch 2.11 to 2.13, or {_INSTEAD}"
+        ) from error
+    names = tuple(name for name, module in model.named_modules() if _qualifies(module, name))
+    if not names:
+        raise ConfigError(
+            "precision = float8 found no linear layer in the decoder layers whose widths are both multiples of "
+            f"{_MULTIPLE}; change model.width, model.head_dim and model.mlp_width, or {_INSTEAD}"
+        )
+    # The inner width of the weight's gradient is the number of tokens of a micro-batch, which may be no multiple of 16.
+    config = torchao.Float8LinearConfig(pad_inner_dim=True)
+    torchao.convert_to_float8_training(model, module_filter_fn=_qualifies, config=config)
+    return names
+
+
+def _qualifies(module: nn.Module, name: str) -> bool:
+    return (
+        isinstance(module, nn.Linear)
+        and "layers" in name.split(".")
+        and module.in_features % _MULTIPLE == 0
+        and module.out_features % _MULTIPLE == 0
     )

@@ -16,6 +16,7 @@ B rows   L tokens of a row   N positions, all of B and L   C positions of a chun
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -96,20 +97,24 @@ def linear_cross_entropy_rows(hidden_BLD: Tensor, weight_VD: Tensor, targets_BL:
 
     All matrix products have the same shape, so the values of a row do not depend on the other rows of the batch.
     """
-    num_positions = targets_BL.numel()
     size = min(_EVALUATION_TOKENS, default_chunk_tokens(weight_VD.shape[0], hidden_BLD.device.type))
-    beyond = -num_positions % size
-    hidden_ND = functional.pad(hidden_BLD.flatten(0, 1), (0, 0, 0, beyond))
-    targets_N = functional.pad(targets_BL.flatten(), (0, beyond), value=IGNORE)
     plan = _Plan(0.0, 0.0, 1.0, size, _product_type(hidden_BLD), False)
     weight_VD = weight_VD.to(plan.product_type)
     losses = []
     with torch.autocast(hidden_BLD.device.type, enabled=False):
-        for hidden_CD, targets_C in zip(torch.split(hidden_ND, size), torch.split(targets_N, size), strict=True):
+        for hidden_CD, targets_C in equal_chunks(hidden_BLD, targets_BL, size):
             chosen_C1 = torch.where(targets_C == IGNORE, 0, targets_C)[:, None]
             loss_C, _ = _losses_and_slopes(hidden_CD.to(plan.product_type), weight_VD, chosen_C1, plan, want_slopes=False)
             losses.append(torch.where(targets_C == IGNORE, 0.0, loss_C))
-    return torch.cat(losses)[:num_positions].view_as(targets_BL).float()
+    return torch.cat(losses)[: targets_BL.numel()].view_as(targets_BL).float()
+
+
+def equal_chunks(hidden_BLD: Tensor, targets_BL: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Return states and targets of `size` positions at a time. The last chunk is padded with positions without a target."""
+    beyond = -targets_BL.numel() % size
+    hidden_ND = functional.pad(hidden_BLD.flatten(0, 1), (0, 0, 0, beyond))
+    targets_N = functional.pad(targets_BL.flatten(), (0, beyond), value=IGNORE)
+    return zip(torch.split(hidden_ND, size), torch.split(targets_N, size), strict=True)
 
 
 def default_chunk_tokens(vocab_size: int, device_type: str = "cpu") -> int:
@@ -177,7 +182,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 if slopes_CV is not None and for_hidden:
                     grads_hidden.append(_wide_product(slopes_CV, projection_VD) * shares_C1)
                 if slopes_CV is not None and grad_weight_VD is not None:
-                    _add_product(grad_weight_VD, slopes_CV.T, (hidden_CD * shares_C1).to(plan.product_type))
+                    shared_CD = (hidden_CD * shares_C1).to(plan.product_type)
+                    if shared_CD.dtype == wide:
+                        grad_weight_VD.addmm_(slopes_CV.T, shared_CD)
+                    else:
+                        grad_weight_VD.add_(_wide_product(slopes_CV.T, shared_CD))
         factor = largest / (plan.temperature * _slope_scale(plan.product_type))
         ctx.save_for_backward(torch.cat(grads_hidden) if for_hidden else None, grad_weight_VD, factor)
         ctx.input_types = hidden_ND.dtype, weight_VD.dtype
@@ -256,10 +265,3 @@ def _wide_product(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype == torch.float16:  # the sum over positions may exceed the largest fp16 number
         return a.float() @ b.float()
     return (a @ b).float()
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    if a.dtype == total.dtype:
-        total.addmm_(a, b)
-    else:
-        total.add_(_wide_product(a, b))

@@ -1,20 +1,27 @@
-"""The memory that a run needs on one rank, by arithmetic over the settings.
+"""The memory that a run needs on one rank, by arithmetic over the settings, and the limits of this machine for a model.
 
-The estimate holds for the eager model; a compiled model needs less.
+The estimate holds for the eager model; a compiled model needs less. The settings of a saved run may be those of a stranger.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+from common.errors import CheckpointError
+from common.host_memory import check_fits_memory, free_host_bytes
 from common.text import format_bytes
-from trainer.config import TrainConfig
+from trainer.config import LoraConfig, ModelConfig, TrainConfig
 from trainer.model.attention import Backend
 from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import activation_bytes, num_weights
 from trainer.model.layers import DecoderLayer
 from trainer.model.lora import adapter_activation_bytes, num_adapter_weights
 from trainer.model.loss import loss_bytes
+
+_NO_ADAPTERS = LoraConfig()
+_MOST_ROWS = 65536
+_SHARE_OF_ROWS = 0.5  # share of the free memory for the rows of one forward pass
 
 
 @dataclass(frozen=True)
@@ -96,3 +103,26 @@ def estimate(
 
 def _share(size: int, parts: int) -> int:
     return -(-size // parts)
+
+
+def most_rows(model: ModelConfig, row_length: int) -> int:
+    """Rows of one forward pass of a decoder, without gradients, for which this machine has the memory; at least 1."""
+    row_bytes = FP32_BYTES * row_length * DecoderLayer.num_live(model)
+    return max(1, int(min(_SHARE_OF_ROWS * free_host_bytes() / row_bytes, _MOST_ROWS)))
+
+
+def check_model_size(
+    model: ModelConfig,
+    vocab_size: int,
+    saved: int | None = None,
+    counted: Callable[[ModelConfig, int], int] = num_weights,
+    lora: LoraConfig = _NO_ADAPTERS,
+) -> None:
+    """Reject a model that cannot be built here, before memory is allocated. `saved` is the number of weights in its checkpoint."""
+    needed = counted(model, vocab_size) + num_adapter_weights(model, lora)
+    if saved is not None and needed != saved:
+        raise CheckpointError(
+            f"the settings describe a model of {needed} weights, and the checkpoint has {saved}; continue with the settings that "
+            "wrote it, or start a new run"
+        )
+    check_fits_memory(needed)

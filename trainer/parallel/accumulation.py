@@ -50,7 +50,7 @@ class Accumulation:
 
 
 def wrapped_by_ddp(module: nn.Module, **options: Any) -> DistributedDataParallel:
-    # Buffers are equal on all ranks from the start, and are no state: see `trainer.extensions.user_model`.
+    # Buffers are equal on all ranks from the start, and are no state: see `trainer.extensions.hooks`.
     has_new_name = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     name = "forward_sync_buffers" if has_new_name else "broadcast_buffers"  # its name before PyTorch 2.13
     return DistributedDataParallel(module, gradient_as_bucket_view=True, **options | {name: False})

@@ -11,12 +11,11 @@ from data_pipeline.dataset.shards import ShardError
 from trainer.data.bad_shards import as_project_error, shared_faults
 from trainer.evaluation.evaluate import EvaluationStopped
 from trainer.evaluation.evaluate import evaluate as evaluate_rows
-from trainer.evaluation.results import Evaluation
+from trainer.evaluation.tally import Evaluation
 from trainer.health.convergence import is_comparable, judge_convergence, with_convergence
 from trainer.inference.samples import prompts_of, sample_and_score
 from trainer.inference.sampling import Sampling
 from trainer.inference.text_model import Continuation, TextModel
-from trainer.inference.text_scores import Scores
 from trainer.machine.memory import is_out_of_memory
 from trainer.parallel.fsdp import gathered
 from trainer.runs.events import SampleEvent, ScoresEvent
@@ -46,9 +45,9 @@ def evaluate(run: TrainingRun, progress: Progress) -> Progress:
     if samples is not None:
         texts, scores = samples
         events = [SampleEvent(step, one.prompt, one.text) for one in texts]
-        monitor.samples(step, events, None if scores is None else ScoresEvent(step, scores.to_json()))
+        monitor.samples(step, events, None if scores is None else ScoresEvent(step, scores))
     monitor.convergence(judge_convergence(after.evaluations, config.eval))
-    monitor.write(extension.evaluated(run.view(after), evaluation))
+    monitor.write(extension.notify("on_evaluate", run.view(after), evaluation))
     return after
 
 
@@ -87,7 +86,7 @@ def _evaluation(run: TrainingRun, step: int) -> Evaluation:
         time.sleep(next(iter(context.config.loader.retry_waits_s), 0.0))
 
 
-def _samples(run: TrainingRun, step: int) -> tuple[list[Continuation], Scores | None] | None:
+def _samples(run: TrainingRun, step: int) -> tuple[list[Continuation], dict[str, float | None] | None] | None:
     config, group, tokenizer = run.context.config, run.context.group, run.data.tokenizer
     blank = run.adjuster.adjustments.quarantined(step)
     rows = run.data.val_rows.without(blank, lambda _error: None)  # rows that cannot be read give no prompt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from trainer.extensions.initial_loss import initial_loss_warning
+from trainer.extensions.hooks import initial_loss_warning
 from trainer.metrics import StepFacts, StepMetrics
 from trainer.planning.lines import time_lines
 from trainer.training.step import StepResult

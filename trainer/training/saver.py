@@ -142,14 +142,14 @@ class Saver:
     def _acknowledge(self, newest: int) -> None:
         for step in sorted(step for step in self.submitted if step <= newest):
             view = self.trainable.view(self.submitted.pop(step))
-            if not self.trainable.extension.copies:
+            if "on_save" not in self.trainable.extension.hooks:
                 continue
             group, folder = self.state.group, view.config.run / _FOR_HOOKS
             whole = group.on_main(partial(link_checkpoint, self.checkpoints.path(step), folder))
             if whole is None:
                 continue
             try:
-                self.state.monitor.write(self.trainable.extension.saved(view, step, whole))
+                self.state.monitor.write(self.trainable.extension.notify("on_save", view, step, whole))
                 group.smallest(0)  # other ranks may still read the folder
             finally:
                 if group.is_main:

@@ -16,8 +16,7 @@ from trainer.context import RunContext
 from trainer.data.batch import GlobalBatch
 from trainer.data.loader import prefetched_batches
 from trainer.data.order import RowOrder
-from trainer.extensions.hooks import Extension, RunView
-from trainer.extensions.user_model import seeded_model
+from trainer.extensions.hooks import Extension, RunView, seeded_model
 from trainer.finetuning.initial_weights import read_reference
 from trainer.finetuning.task import LANGUAGE, Task
 from trainer.model.forward import LossModule

@@ -37,7 +37,7 @@ from trainer.config import TrainConfig
 from trainer.extensions.trust import EXTENSION, checked_extension
 from trainer.finetuning.initial_weights import InitialRun
 from trainer.finetuning.task import saved_task
-from trainer.model.bounds import check_model_size
+from trainer.model.memory_estimate import check_model_size
 from trainer.runs.events import EvalEvent, TrainEvent
 from trainer.runs.layout import CHECKPOINTS, METRICS, RECORD
 from trainer.runs.metric import metrics_of

@@ -29,7 +29,7 @@ from data_pipeline.sources.parsers.columnar import PARQUET
 from data_pipeline.sources.parsers.source_format import Origin
 from data_pipeline.sources.parsers.source_format import Content
 from data_pipeline.sources.streams import Budget
-from data_pipeline.tokenizer.trial import try_out
+from data_pipeline.tokenizer.loading import try_out
 
 limits, done = LimitConfig(), {}
 with PageReader(limits) as pages:

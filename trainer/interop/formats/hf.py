@@ -10,21 +10,20 @@ from common.files import canonical_json
 from data_pipeline.conversations.chat_template import TEMPLATE_FILE
 from data_pipeline.tokenizer import SentencePieceTokenizer
 from data_pipeline.tokenizer.model_file import BPE
-from trainer.inference.chat import end_of_turn_id
+from trainer.inference.conversation import end_of_turn_id
 from trainer.inference.sampling_options import SamplingOptions
+from trainer.interop import Dtype
 from trainer.interop.architecture import CONFIG, check_settings, config_of
-from trainer.interop.formats import Dtype
-from trainer.interop.formats.base import DTYPES, ExportFormat, Shards
+from trainer.interop.formats import DTYPES, ExportFormat, Shards
 from trainer.interop.model_card import model_card
 from trainer.interop.published_weights import INDEX, WEIGHTS
-from trainer.interop.source import ExportSource
-from trainer.interop.tokenizer_check import check_chat, check_tokenizer
-from trainer.interop.tokenizer_json import library_of, role_names, tokenizer_json
+from trainer.interop.tokenizer_json import check_chat, check_tokenizer, library_of, role_names, tokenizer_json
+from trainer.model.saved_decoder import SavedDecoder
 
 _MAX_SHARD_BYTES = 5 * 10**9
 
 
-def described(source: ExportSource, dtype: Dtype, exact: bool = True) -> dict[str, bytes]:
+def described(source: SavedDecoder, dtype: Dtype, exact: bool = True) -> dict[str, bytes]:
     check_settings(source.config.model)
     tokenizer = source.tokenizer
     content = tokenizer_json(tokenizer)
@@ -56,7 +55,7 @@ def described(source: ExportSource, dtype: Dtype, exact: bool = True) -> dict[st
     return files
 
 
-def _generation(source: ExportSource) -> dict[str, Any]:
+def _generation(source: SavedDecoder) -> dict[str, Any]:
     usual, size, eos = SamplingOptions(), source.tokenizer.vocab_size, source.tokenizer.eos_id
     settings = {"do_sample": True, "temperature": usual.temperature, "top_k": usual.top_k or 0, "top_p": usual.top_p}
     turn = None if source.chat_template is None else end_of_turn_id(source.chat_template, source.tokenizer)
@@ -65,7 +64,7 @@ def _generation(source: ExportSource) -> dict[str, Any]:
     return settings | ends | ({"suppress_tokens": padding} if padding else {})
 
 
-def _described(source: ExportSource, dtype: Dtype, exact: bool) -> dict[str, bytes]:
+def _described(source: SavedDecoder, dtype: Dtype, exact: bool) -> dict[str, bytes]:
     files, shards = described(source, dtype, exact), _tensors(source, dtype)
     if len(shards) == 1:
         return files
@@ -77,7 +76,7 @@ def _described(source: ExportSource, dtype: Dtype, exact: bool) -> dict[str, byt
     return files | {INDEX: canonical_json(index)}
 
 
-def _tensors(source: ExportSource, dtype: Dtype) -> Shards:
+def _tensors(source: SavedDecoder, dtype: Dtype) -> Shards:
     """Return the weights in files of at most 5 GB each, unless a single tensor is larger."""
     shards: list[dict[str, Tensor]] = [{}]
     size = 0

@@ -32,12 +32,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from common.errors import ConfigError, ProjectError
-from trainer.interop.formats import Dtype, hf
-from trainer.interop.formats.base import ExportFormat
-from trainer.interop.source import ExportSource
+from trainer.interop import Dtype
+from trainer.interop.formats import ExportFormat, hf
 from trainer.model.attention import Layout, make_layout
 from trainer.model.decoder import Decoder, decoder_with
 from trainer.model.layers import LayerCache, rotary_table
+from trainer.model.saved_decoder import SavedDecoder
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ _NUM_CHECKS, _LONGEST = 8, 48
 Floats = NDArray[np.float32]
 
 
-def _check(_source: ExportSource, dtype: Dtype) -> None:
+def _check(_source: SavedDecoder, dtype: Dtype) -> None:
     if dtype != "fp32":
         raise ConfigError(f"--format onnx writes fp32, and --dtype is {dtype}; leave --dtype out")
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
@@ -62,7 +62,7 @@ def _check(_source: ExportSource, dtype: Dtype) -> None:
         )
 
 
-def _write_graphs(source: ExportSource, folder: Path) -> None:
+def _write_graphs(source: SavedDecoder, folder: Path) -> None:
     model = decoder_with(source.config.model, source.tokenizer.vocab_size, source.weights)
     difference = write_onnx(model, source.tokenizer.vocab_size, folder)
     _log.info("%s: the logits of ONNX Runtime differ by at most %.2g", " and ".join(GRAPHS), difference)
@@ -78,8 +78,11 @@ def write_onnx(model: Decoder, vocab_size: int, folder: Path) -> float:
     with torch.no_grad(), _quiet():
         for name in GRAPHS:
             _export(model, folder / name, cached=name == WITH_CACHE, external=external)
-        check = _Check(model, vocab_size, folder)
-        difference = float(np.max([check.difference(number) for number in range(_NUM_CHECKS)]))
+        runtime: Any = importlib.import_module("onnxruntime")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        graphs = [runtime.InferenceSession(str(folder / name), options, providers=["CPUExecutionProvider"]) for name in GRAPHS]
+        difference = float(np.max([_difference(model, vocab_size, graphs, number) for number in range(_NUM_CHECKS)]))
     if not difference <= LARGEST_DIFFERENCE:  # also if it is nan
         raise ProjectError(
             f"{folder}: the logits of ONNX Runtime differ by {difference:.2g} from those of PyTorch, and at most "
@@ -160,49 +163,36 @@ def _export(model: Decoder, path: Path, *, cached: bool, external: bool) -> None
     program.save(str(path), external_data=external)
 
 
-class _Check:
-    def __init__(self, model: Decoder, vocab_size: int, folder: Path) -> None:
-        self._model, self._vocab_size = model, vocab_size
-        runtime: Any = importlib.import_module("onnxruntime")
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        self._whole, self._cached = (
-            runtime.InferenceSession(str(folder / name), options, providers=["CPUExecutionProvider"]) for name in GRAPHS
-        )
+def _difference(model: Decoder, vocab_size: int, graphs: Sequence[Any], number: int) -> float:
+    """Return the largest difference of a logit on a random batch. The graph with a cache reads it in up to three parts."""
+    generator = torch.Generator().manual_seed(number)
 
-    def difference(self, number: int) -> float:
-        """Return the largest difference of a logit. The graph with a cache reads the batch in up to three parts."""
-        generator = torch.Generator().manual_seed(number)
+    def some(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (1,), generator=generator))
 
-        def some(low: int, high: int) -> int:
-            return int(torch.randint(low, high + 1, (1,), generator=generator))
-
-        config = self._model.config
-        longest = min(config.context, _LONGEST)
-        num_rows, num_tokens = 1 + number % 4, some(min(3, longest), longest)
-        lengths = [num_tokens, *(some(1, num_tokens) for _ in range(num_rows - 1))]
-        ids_BT = torch.randint(0, self._vocab_size, (num_rows, num_tokens), generator=generator)
-        mask_BT = torch.stack([torch.arange(num_tokens) < length for length in lengths])
-        mask_BT = mask_BT.flip(1) if number % 2 else mask_BT
-        positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
-        whole_BTV = _run(self._whole, ids_BT, mask_BT, positions_BT, [])[0]
-        cuts = sorted({0, some(1, num_tokens), some(1, num_tokens), num_tokens})
-        empty = np.zeros((num_rows, config.num_kv_heads, 0, config.head_size), np.float32)
-        past, parts = [empty] * (2 * config.layers), []
-        for start, end in itertools.pairwise(cuts):
-            logits, *past = _run(self._cached, ids_BT[:, start:end], mask_BT[:, :end], positions_BT[:, start:end], past)
-            parts.append(logits)
-        found = (whole_BTV, np.concatenate(parts, axis=1))
-        differences = []
-        for row in range(num_rows):
-            wanted_LV = self._expected(ids_BT[row][mask_BT[row]])
-            differences += [float(np.abs(one[row][mask_BT[row].numpy()] - wanted_LV).max()) for one in found]
-        return float(np.max(differences))  # nan if one is nan
-
-    def _expected(self, tokens_L: Tensor) -> Floats:
-        layout = make_layout(torch.zeros_like(tokens_L)[None], torch.arange(len(tokens_L))[None])
-        logits_1LV: Tensor = self._model(tokens_L[None], layout)
-        return cast(Floats, logits_1LV[0].numpy())
+    config = model.config
+    longest = min(config.context, _LONGEST)
+    num_rows, num_tokens = 1 + number % 4, some(min(3, longest), longest)
+    lengths = [num_tokens, *(some(1, num_tokens) for _ in range(num_rows - 1))]
+    ids_BT = torch.randint(0, vocab_size, (num_rows, num_tokens), generator=generator)
+    mask_BT = torch.stack([torch.arange(num_tokens) < length for length in lengths])
+    mask_BT = mask_BT.flip(1) if number % 2 else mask_BT
+    positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
+    whole_BTV = _run(graphs[0], ids_BT, mask_BT, positions_BT, [])[0]
+    cuts = sorted({0, some(1, num_tokens), some(1, num_tokens), num_tokens})
+    empty = np.zeros((num_rows, config.num_kv_heads, 0, config.head_size), np.float32)
+    past, parts = [empty] * (2 * config.layers), []
+    for start, end in itertools.pairwise(cuts):
+        logits, *past = _run(graphs[1], ids_BT[:, start:end], mask_BT[:, :end], positions_BT[:, start:end], past)
+        parts.append(logits)
+    found = (whole_BTV, np.concatenate(parts, axis=1))
+    differences = []
+    for row in range(num_rows):
+        tokens_1L = ids_BT[row][mask_BT[row]][None]
+        layout = make_layout(torch.zeros_like(tokens_1L), torch.arange(tokens_1L.shape[1])[None])
+        wanted_LV = model(tokens_1L, layout)[0].numpy()
+        differences += [float(np.abs(one[row][mask_BT[row].numpy()] - wanted_LV).max()) for one in found]
+    return float(np.max(differences))  # nan if one is nan
 
 
 def _run(session: Any, ids_BT: Tensor, mask_BS: Tensor, positions_BT: Tensor, past: Sequence[Floats]) -> list[Floats]:

@@ -11,16 +11,16 @@ from functools import partial
 from common.errors import ConfigError
 from common.files import canonical_json
 from data_pipeline.conversations.chat_template import TEMPLATE_FILE
-from trainer.interop.formats import Dtype, hf
-from trainer.interop.formats.base import ExportFormat, Shards
+from trainer.interop import Dtype
+from trainer.interop.formats import ExportFormat, Shards, hf
 from trainer.interop.model_card import model_card
-from trainer.interop.source import ExportSource
+from trainer.model.saved_decoder import SavedDecoder
 
 _PREFIX = "base_model.model."
 _OF_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", TEMPLATE_FILE)
 
 
-def _described(source: ExportSource, dtype: Dtype, exact: bool) -> dict[str, bytes]:
+def _described(source: SavedDecoder, dtype: Dtype, exact: bool) -> dict[str, bytes]:
     lora = source.config.lora
     if lora.rank is None:
         raise ConfigError(f"--format peft writes adapters, and {source.run} has none (lora.rank); use --format hf")
@@ -42,7 +42,7 @@ def _described(source: ExportSource, dtype: Dtype, exact: bool) -> dict[str, byt
     return {"adapter_config.json": canonical_json(settings)} | {name: model[name] for name in _OF_TOKENIZER if name in model}
 
 
-def _tensors(source: ExportSource, _dtype: Dtype) -> Shards:
+def _tensors(source: SavedDecoder, _dtype: Dtype) -> Shards:
     return {"adapter_model.safetensors": {f"{_PREFIX}{name}": tensor for name, tensor in source.adapters.items()}}
 
 

@@ -14,7 +14,7 @@ from trainer.context import RunContext
 from trainer.machine.environment import ChangedFact, unlocked_here
 from trainer.machine.peak_rates import rate_kind, unknown_mfu
 from trainer.metrics.sinks.tensorboard_graph import model_graph
-from trainer.model.attention import describe_backend
+from trainer.model.attention import BACKENDS
 from trainer.model.decoder import Decoder
 from trainer.planning.lines import brief_lines, other_preparation
 from trainer.training.start.check import Continued
@@ -59,7 +59,7 @@ def introduce(run: TrainingRun, start: Continued, differences: Sequence[ChangedF
             f"recipe auto: {model.layers} layers of width {model.width}, {config.batch.global_rows} rows in a step, "
             f"{config.optim.kind}, until {ends}; settings that you give are kept (docs/guide/model-size.md)"
         )
-    _log.info("%s; attention %s", run.data.order.description, describe_backend(context.backend))
+    _log.info("%s; attention %s", run.data.order.description, BACKENDS[context.backend])
     if group.is_main:
         if unlocked := unlocked_here():
             _log.warning("%s; results may differ from those of an installation from the lock", unlocked)
@@ -81,7 +81,7 @@ def warn_of_settings(context: RunContext, trainable: Trainable) -> None:
         device=context.group.device.type,
         num_ranks=context.group.world_size,
         watched=is_watched(context.config.watchdog.enabled),
-        custom_loss=trainable.extension.custom_loss is not None or trainable.task.step is not None,
+        custom_loss=trainable.extension.custom_loss is not None or trainable.task.sums is not None,
         own_model=not isinstance(trainable.model, Decoder),
     ):
         _log.warning("%s", warning)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from common.errors import ConfigError
 from trainer.checkpoint.of_run import load_whole
 from trainer.finetuning.initial_weights import write_reference
-from trainer.model.bounds import check_model_size
-from trainer.model.float8 import convert_to_float8
+from trainer.model.linear import convert_to_float8
+from trainer.model.memory_estimate import check_model_size
 from trainer.optim.optimizers import build_optimizers
 from trainer.optim.weight_average import WeightAverage
 from trainer.runs.adjustments import Adjustments

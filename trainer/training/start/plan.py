@@ -60,7 +60,7 @@ def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: E
     config, precision = with_precision(config, group, recorded_format)
     backend = backend_of(config, group.device)
     memory = PeakMeter(group.device)
-    context = RunContext(config, manifest, group, backend, extension.has_step or task.step is not None)
+    context = RunContext(config, manifest, group, backend, extension.has_step or task.sums is not None)
     batch = batch_for(config.batch, group.world_size, elastic=config.reproducibility == "elastic")
     context = with_micro(context.with_batch(batch), extension, recorded_rows, task)
     _check_rows(context.config, manifest, len(train_rows), len(val_rows))

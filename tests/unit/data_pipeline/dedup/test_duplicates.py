@@ -7,8 +7,8 @@ import pytest
 
 from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.tables import data_path
-from data_pipeline.dedup import similarity
-from data_pipeline.dedup.resolve import Fate
+from data_pipeline.dedup import pairs as module
+from data_pipeline.dedup.duplicates import Fate
 from tests.support.duplicates import Fates, edit, find, found_pairs, naive_fates, plant, run_inline, true_pairs
 
 SETTINGS = DedupConfig()
@@ -89,8 +89,8 @@ def test_the_result_does_not_depend_on_how_the_work_is_cut(tmp_path: Path, monke
         ("backwards", run_backwards, 997, 256),
     ):
         monkeypatch.setattr("data_pipeline.dedup.duplicates.TASK_PAIRS", task_pairs)
-        monkeypatch.setattr(similarity, "_CHUNK_BYTES", task_pairs)
-        monkeypatch.setattr(similarity, "_CACHE_BYTES", task_pairs)
+        monkeypatch.setattr(module, "_CHUNK_BYTES", task_pairs)
+        monkeypatch.setattr(module, "_CACHE_BYTES", task_pairs)
         duplicates, _ = find(tmp_path / name, texts, SETTINGS, run=run, bucket_entries=bucket_entries)
         reports.append(replace(duplicates, candidates=0))
     assert len(list((tmp_path / "many" / "duplicates").glob("bucket-*.json"))) > 20

@@ -7,7 +7,7 @@ from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.tables import read_batches
 from data_pipeline.dedup import keys as module
 from data_pipeline.dedup.keys import KeyWriter, choose_bands, entries_path, fold_digest, read_keys, sign
-from data_pipeline.dedup.similarity import ShingleCache, Texts
+from data_pipeline.dedup.pairs import ShingleCache, Texts
 from data_pipeline.documents import document_id
 from data_pipeline.text import TextBatch
 from tests.support.duplicates import plant, shingles_of, write_documents
@@ -69,22 +69,21 @@ def test_a_batch_or_a_partition_without_documents_has_no_keys(tmp_path: Path, se
 
 
 def test_texts_are_found_by_their_ids_in_any_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_pipeline.dedup.similarity._OPEN_FILES", 2)
+    monkeypatch.setattr("data_pipeline.dedup.pairs._OPEN_FILES", 2)
     expected = [f"text number {place} é" for place in range(450)]
     write_documents(tmp_path, expected, SETTINGS, per_partition=210)
     texts = Texts(tmp_path / "text")
     for place in np.random.default_rng(0).permutation(450).tolist():
         identity = document_id(place // 210, place % 210 * 2)
-        assert texts.read(identity).decode() == expected[place]
+        assert texts.find(identity).to_pybytes().decode() == expected[place]
         assert texts.place(identity) == (f"{place // 210}.txt", place % 210 + 1)
-        assert texts.size(identity) == len(expected[place].encode())
     for missing in (document_id(0, 1), document_id(0, 500), document_id(2, 59)):
         with pytest.raises(KeyError, match="no document with id"):
-            texts.read(missing)
+            texts.find(missing)
 
 
 def test_evicted_shingles_are_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_pipeline.dedup.similarity._CACHE_BYTES", 1000)
+    monkeypatch.setattr("data_pipeline.dedup.pairs._CACHE_BYTES", 1000)
     texts, _ = plant(20, (0.0,))
     write_documents(tmp_path, texts, SETTINGS, per_partition=100)
     cache = ShingleCache(Texts(tmp_path / "text"), 5)

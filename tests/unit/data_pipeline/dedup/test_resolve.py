@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.dedup.candidates import Pairs, distinct
-from data_pipeline.dedup.resolve import Fate, Resolution, components, resolve
+from data_pipeline.dedup.duplicates import Fate, Resolution, components, resolve
+from data_pipeline.dedup.pairs import Pairs, distinct
 from tests.support.duplicates import naive_fates
 
 NUM = 14

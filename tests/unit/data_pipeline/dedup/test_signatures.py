@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from data_pipeline.config import DedupConfig
 from data_pipeline.dedup.keys import Bands, choose_bands, fold_digest, shingle, sign
-from data_pipeline.dedup.similarity import jaccard
+from data_pipeline.dedup.pairs import jaccard
 from data_pipeline.text import TextBatch
 from tests.support.duplicates import shingles_of
 

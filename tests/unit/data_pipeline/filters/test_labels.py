@@ -9,7 +9,7 @@ import pytest
 
 from data_pipeline.config import RecordConfig
 from data_pipeline.documents import Document, Reason
-from data_pipeline.filters.labels import judge_label, label_of
+from data_pipeline.filters.judge import judge_label, label_of
 
 
 def judged(metadata: dict[str, Any], **settings: Any) -> Reason | None:

@@ -14,7 +14,7 @@ from common.settings.load import load_settings
 from common.settings.options import help_parser
 from data_pipeline.config import HeuristicConfig, PrepareConfig, portable_settings
 from data_pipeline.config.filters import Preset
-from data_pipeline.reports.data_card import render_card
+from data_pipeline.reports.pages import render_card
 from tests.support.report_example import HOSTILE, example_manifest, example_report, thinned
 
 REPORT = example_report(2000)

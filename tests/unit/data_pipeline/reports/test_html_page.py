@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.reports.html_page import render_report
+from data_pipeline.reports.pages import render_report
 from tests.support.html_pages import Page
 from tests.support.report_example import HOSTILE, example_manifest, example_report, example_timings, thinned
 

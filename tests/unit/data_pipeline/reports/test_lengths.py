@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.packing.placement import pack
-from data_pipeline.reports.lengths import compare_row_lengths, describe_lengths, log_borders, percentiles, truncation_advice
+from data_pipeline.reports.facts import truncation_advice
+from data_pipeline.reports.lengths import compare_row_lengths, describe_lengths, log_borders
 
 LENGTHS = st.lists(st.one_of(st.integers(1, 40), st.integers(1, 10**6)), min_size=1)
 
@@ -18,7 +19,7 @@ def counted(lengths: list[int]) -> dict[str, int]:
 
 @given(LENGTHS)
 def test_percentiles_are_those_of_the_sorted_lengths(lengths: list[int]) -> None:
-    found = percentiles(counted(lengths))
+    found = describe_lengths(counted(lengths))
     ordered = sorted(lengths)
     for percent in (50, 90, 95, 99):
         assert found[f"p{percent}"] == ordered[-(-len(ordered) * percent // 100) - 1]
@@ -73,7 +74,7 @@ def test_candidates_are_the_set_length_and_powers_of_two_up_to_the_first_that_ho
 ) -> None:
     found = [row["row_length"] for row in compare_row_lengths(counted(lengths), row_length)]
     powers = [length for length in found if length & (length - 1) == 0 and (length != row_length or length == 128)]
-    p99 = percentiles(counted(lengths))["p99"]
+    p99 = describe_lengths(counted(lengths))["p99"]
     assert row_length in found
     assert found == sorted(set(found))
     assert min(powers) == 128

@@ -10,7 +10,7 @@ from common.settings.options import help_parser
 from data_pipeline.config import PrepareConfig
 from data_pipeline.config.tokens import TokenizerConfig
 from data_pipeline.dataset.manifest import Manifest, read_manifest
-from data_pipeline.reports.summary import next_command, summary_lines
+from data_pipeline.reports.terminal import next_command, summary_lines
 from tests.support.prepared import write_prepared
 from trainer.config import TrainConfig
 

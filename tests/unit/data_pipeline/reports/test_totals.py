@@ -1,24 +1,28 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import document_id
-from data_pipeline.quality.bounds import Bounds
+from data_pipeline.execution.tasks import open_runner
 from data_pipeline.quality.classifier import HeldOut
-from data_pipeline.quality.perplexity import SCORE_STEPS
+from data_pipeline.quality.perplexity import SCORE_STEPS, Bounds
 from data_pipeline.reports.totals import Results, make_report
+from data_pipeline.sources.formats import IgnoredFiles
 from data_pipeline.sources.inputs import InputFile, Part, Partition
 from data_pipeline.sources.listing import Location
+from data_pipeline.stages.job import Job
 from data_pipeline.stages.pack import PackResult
-from data_pipeline.stages.read import ReadResult
+from data_pipeline.stages.read import ReadResult, report_of_reading
 from data_pipeline.stages.rejects import collect_rejects
-from data_pipeline.stages.select import Cuts, SelectResult
+from data_pipeline.stages.select import Cuts, SelectResult, report_of_selection
 from data_pipeline.stages.split import SplitResult
-from data_pipeline.stages.tokenize import TokenizeResult
+from data_pipeline.stages.tokenize import TokenizeResult, report_of_tokens
 from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
+TOKENIZER = TrainedTokenizer("bpe", 300, "sha256:0", 0, {})
 CONFIG = PrepareConfig(sources=("a", "b"), row_length=10)
 SHARD = {"rows": 5, "tokens": 48, "targets": 44, "bytes": 1, "sha256": "", "name": ""}
 
@@ -65,8 +69,6 @@ def results() -> Results:
         read=[of_a, of_b],
         duplicates=Duplicates([{"near-duplicate": 1}, {}], {"a": fates(6, 1), "b": fates(2, 0)}, 3, 1, 0, [], []),
         split=[SplitResult(), SplitResult(samples=[sample("near-duplicate", 2)])],
-        tokenizer=TrainedTokenizer("bpe", 300, "sha256:0", 0, {}),
-        classifier=HeldOut(4, 3, 4, 4, 0.875),
         tokenized=[
             TokenizeResult(tokens=140, scores={str(5 * SCORE_STEPS): 6}, probabilities={"1000": 5, "120": 1}),
             TokenizeResult(),
@@ -108,12 +110,16 @@ def test_a_document_that_disappears_is_noticed() -> None:
 
 
 def test_tokens_are_counted_by_source_and_language() -> None:
-    report = make_report(results(), CONFIG)
+    found = results()
+    report = make_report(found, CONFIG)
     assert report["sources"]["a"]["share"] == round(100 / 130, 6)
     assert report["sources"]["a"]["bytes_per_token"] == round(250 / 120, 3)
-    assert report["languages"] == {"en": {"documents": 5, "bytes": 250, "tokens": 120, "bytes_per_token": 2.083}}
-    assert report["language_confidence"]["en"]["0.9"] == 4
-    assert report["language_confidence"]["en"]["0.5"] == report["language_confidence"]["en"]["all"] == 7
+    with open_runner(CONFIG, (), 1) as run:
+        languages = report_of_selection(Job(CONFIG, found.partitions, Path(), run), found.selected)["languages"]
+    assert languages == {"en": {"documents": 5, "bytes": 250, "tokens": 120, "bytes_per_token": 2.083}}
+    confidence = report_of_reading(found.read, IgnoredFiles())["language_confidence"]["en"]
+    assert confidence["0.9"] == 4
+    assert confidence["0.5"] == confidence["all"] == 7
 
 
 def test_rows_are_added_up_by_split_and_by_way_of_packing() -> None:
@@ -126,19 +132,21 @@ def test_rows_are_added_up_by_split_and_by_way_of_packing() -> None:
 
 
 def test_scores_are_shown_as_perplexities() -> None:
-    report = make_report(results(), CONFIG)
+    found = results()
+    report = make_report(found, CONFIG)
     assert report["perplexity"]["by_source"]["a"] == {"p5": 32.0, "p50": 32.0, "p95": 32.0}
     assert report["perplexity"]["histogram"] == [[32.0, 38.05, 6]]
     assert report["perplexity"]["thresholds"] == {"a": {"min": 1.0, "max": 1024.0}}
-    assert report["classifier"]["held_out"]["accuracy"] == 0.875
-    assert report["classifier"]["histogram"][1] == [0.1, 0.2, 1]
-    assert report["classifier"]["histogram"][9] == [0.9, 1.0, 5]
+    classifier = report_of_tokens(CONFIG, TOKENIZER, HeldOut(4, 3, 4, 4, 0.875), found.tokenized)["classifier"]
+    assert classifier["held_out"]["accuracy"] == 0.875
+    assert classifier["histogram"][1] == [0.1, 0.2, 1]
+    assert classifier["histogram"][9] == [0.9, 1.0, 5]
 
 
 def test_what_was_not_measured_is_left_out() -> None:
-    found = replace(results(), classifier=None, tokenized=[TokenizeResult(), TokenizeResult()])
-    report = make_report(found, CONFIG)
-    assert report["perplexity"] == report["classifier"] == {}
+    tokenized = [TokenizeResult(), TokenizeResult()]
+    assert make_report(replace(results(), tokenized=tokenized), CONFIG)["perplexity"] == {}
+    assert report_of_tokens(CONFIG, TOKENIZER, None, tokenized)["classifier"] == {}
 
 
 def test_lines_of_rejects_are_counted_through_the_parts_of_a_file() -> None:

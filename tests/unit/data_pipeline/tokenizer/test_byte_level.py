@@ -133,7 +133,7 @@ def test_the_ids_are_those_of_the_library_whatever_the_cache_holds(
     tokenizer = tokenizer_of(kind, added, nfc=nfc)
     assert tokenizer._words is not None
     assert tokenizer.encode_batch(documents) == ids_of(library(kind, added, nfc=nfc), documents)
-    small = WordCache(tokenizer._words._may_cut, tokenizer._encode_words, max_words=64, max_ids=64)
+    small = WordCache(tokenizer._words._may_cut, tokenizer._words._encode_words, max_words=64, max_ids=64)
     with mock.patch.object(word_cache, "_BLOCK_BYTES", 48), mock.patch.object(tokenizer, "_words", small):
         for _ in range(2):
             order.shuffle(documents)

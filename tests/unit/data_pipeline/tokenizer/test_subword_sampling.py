@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from data_pipeline.config import TokenizerConfig
 from data_pipeline.tokenizer import SentencePieceTokenizer
-from data_pipeline.tokenizer.subword_sampling import sample_bpe, sample_unigram
+from data_pipeline.tokenizer.sentence_pieces import sample_bpe, sample_unigram
 from data_pipeline.tokenizer.training import train_tokenizer
 from tests.support.corpora import sentences
 

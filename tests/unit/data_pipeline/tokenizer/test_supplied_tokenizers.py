@@ -253,7 +253,8 @@ def test_a_supplied_tokenizer_is_the_same_after_it_was_saved_and_loaded(kind: st
     save_tokenizer(tokenizer, tmp_path)
     loaded = load_tokenizer(tmp_path)
     assert isinstance(loaded, HuggingFaceTokenizer | SentencePieceTokenizer)
-    assert (loaded.kind, loaded.digest, loaded.special) == (tokenizer.kind, tokenizer.digest, tokenizer.special)
+    assert (loaded.kind, loaded.digest, loaded.special_ids) == (tokenizer.kind, tokenizer.digest, tokenizer.special_ids)
+    assert loaded.role_names == tokenizer.role_names
     assert loaded.encode_batch(LINES) == tokenizer.encode_batch(LINES)
     (tmp_path / tokenizer.file_name).write_bytes(b"{}")
     with pytest.raises(PreparedDataError, match="not a tokenizer that can be read"):
@@ -288,7 +289,7 @@ def test_the_digest_changes_with_what_decides_the_ids_and_with_nothing_else() ->
         ("tokenizer.json", b'{"model": {"type": "BPE"}}', "tokenizers cannot read it"),
         ("tokenizer.json", b"[" * 200_000, "tokenizers cannot read it"),
         ("a.model", b"", "holds no vocabulary"),
-        ("a.model", b"\x0a\xff\xff\xff\xff\x0f", "no field begins at byte 0"),
+        ("a.model", b"\x0a\xff\xff\xff\xff\x0f", "it is damaged, or not a model of SentencePiece"),
         ("a.model", b"not a model", "cannot be used"),
         ("a.txt", b"", "is not a tokenizer.json, SentencePiece .model, or folder with one; name one"),
     ],

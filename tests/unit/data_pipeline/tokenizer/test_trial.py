@@ -11,9 +11,10 @@ import tokenizers
 from tokenizers import models
 
 from common.errors import ConfigError, DataError, PreparedDataError
-from data_pipeline.tokenizer import ByteTokenizer, HuggingFaceTokenizer, load_tokenizer, open_supplied, save_tokenizer, trial
+from data_pipeline.tokenizer import ByteTokenizer, HuggingFaceTokenizer, load_tokenizer, open_supplied, save_tokenizer
+from data_pipeline.tokenizer import loading as trial
 from data_pipeline.tokenizer.base import MAX_VOCAB_SIZE
-from data_pipeline.tokenizer.trial import try_out
+from data_pipeline.tokenizer.loading import try_out
 
 PLAIN = json.loads(tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]")).to_str())
 

@@ -16,9 +16,8 @@ from common.errors import ConfigError, ExitCode, GuardError, ProjectError
 from tests.support.runs import ROOT, tiny_config
 from trainer.config import ModelConfig
 from trainer.data.batch import IGNORE
-from trainer.extensions.hooks import Extension, RunView
+from trainer.extensions.hooks import Extension, RunView, seeded_model
 from trainer.extensions.loading import load_extension
-from trainer.extensions.user_model import seeded_model
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model
 from trainer.runs.events import ScalarsEvent
@@ -55,11 +54,11 @@ def test_without_a_file_there_are_no_hooks_and_calling_them_does_nothing(run: Ru
 
 
 def call_all(extension: Extension, run: RunView) -> None:
-    extension.train_start(run)
-    extension.step_end(run, "metrics")
-    extension.evaluated(run, "evaluation")
-    extension.saved(run, 7, Path("path"))
-    extension.train_end(run)
+    extension.notify("on_train_start", run)
+    extension.notify("on_step_end", run, "metrics")
+    extension.notify("on_evaluate", run, "evaluation")
+    extension.notify("on_save", run, 7, Path("path"))
+    extension.notify("on_train_end", run)
 
 
 def test_each_hook_gets_its_arguments(write: Write, run: RunView) -> None:
@@ -156,20 +155,20 @@ def test_helpers_and_further_ways_to_define_a_function_are_accepted(write: Write
 def test_an_error_in_a_hook_says_file_line_and_hook(write: Write, run: RunView) -> None:
     path = write("import json\n\ndef on_train_end(run):\n    _helper()\n\ndef _helper():\n    json.loads('x')\n")
     with pytest.raises(ConfigError, match=r"mine.py, line 7, in on_train_end: JSONDecodeError: Expecting value") as raised:
-        load_extension(path).train_end(run)
+        load_extension(path).notify("on_train_end", run)
     assert str(path) in str(raised.value)
     assert isinstance(raised.value.__cause__, ValueError)
 
 
 def test_leaving_the_process_from_a_hook_is_an_error(write: Write, run: RunView) -> None:
     with pytest.raises(ConfigError, match="line 1, in on_train_start: SystemExit: 0"):
-        load_extension(write("def on_train_start(run): raise SystemExit(0)")).train_start(run)
+        load_extension(write("def on_train_start(run): raise SystemExit(0)")).notify("on_train_start", run)
 
 
 def test_an_error_that_a_hook_chose_for_the_user_keeps_its_kind(write: Write, run: RunView) -> None:
     source = "from common.errors import GuardError\ndef on_train_end(run):\n    raise GuardError('no progress')"
     with pytest.raises(GuardError, match=r"mine.py, line 3, in on_train_end: no progress") as raised:
-        load_extension(write(source)).train_end(run)
+        load_extension(write(source)).notify("on_train_end", run)
     assert raised.value.exit_code == ExitCode.GUARD
 
 
@@ -187,7 +186,7 @@ def test_a_hook_leaves_gradient_and_training_mode_as_they_were(write: Write, run
     extension = load_extension(write(source))
     for enabled in (True, False):
         with torch.set_grad_enabled(enabled):
-            extension.train_end(run)
+            extension.notify("on_train_end", run)
             assert torch.is_grad_enabled() is enabled
     assert run.model.training
 
@@ -202,7 +201,7 @@ def example_batch() -> tuple[Tensor, Tensor]:
     ("body", "message"),
     [
         ("return logits_BLV", r"line 1: loss returned a tensor of shape \(2, 3, 5\), torch.float32; it must return the sum"),
-        ("return 1.0", "loss returned a float; it must return the sum over all targets, a scalar tensor"),
+        ("return 1.0", "loss returned a float; it must return the sum of its losses over all targets, a scalar tensor"),
         ("return targets_BL.sum()", r"loss returned a tensor of shape \(\), torch.int64"),
         ("return logits_BLV.sum().detach()", "loss returned a sum without a gradient"),
         ("return logits_BLV @ targets_BL", "line 2, in loss: RuntimeError"),
@@ -312,7 +311,7 @@ def test_the_example_callbacks_end_a_run_that_gets_no_better(tmp_path: Path) -> 
     def evaluate_at(step: int, best_step: int, rank: int = 0) -> None:
         progress = Progress(step=step, best_step=best_step)
         view: Any = RunView(rank, 2, tiny_config(tmp_path, tmp_path), nn.Linear(1, 1), progress)
-        extension.evaluated(view, SimpleNamespace(loss=1.5))
+        extension.notify("on_evaluate", view, SimpleNamespace(loss=1.5))
 
     evaluate_at(2999, 1000)
     for rank in (0, 1):  # all ranks must end
@@ -327,8 +326,8 @@ def test_the_example_callbacks_end_a_run_that_gets_no_better(tmp_path: Path) -> 
 def test_what_a_hook_logs_is_returned_with_its_step(write: Write, run: RunView) -> None:
     lines = "def on_step_end(run, metrics):\n    run.log_scalar('a/b', torch.tensor([2.5]))\n    run.log_scalar('c', 3)\n"
     extension = load_extension(write(f"import torch\n{lines}def on_evaluate(run, evaluation): pass\n"))
-    assert extension.step_end(run, "metrics") == ScalarsEvent(3, "on_step_end", {"a/b": 2.5, "c": 3.0})
-    assert extension.evaluated(run, "evaluation") is None
+    assert extension.notify("on_step_end", run, "metrics") == ScalarsEvent(3, "on_step_end", {"a/b": 2.5, "c": 3.0})
+    assert extension.notify("on_evaluate", run, "evaluation") is None
 
 
 @pytest.mark.parametrize(
@@ -348,11 +347,11 @@ def test_what_a_hook_logs_is_returned_with_its_step(write: Write, run: RunView) 
 def test_what_cannot_be_logged_is_refused_with_the_place(write: Write, run: RunView, words: str, message: str) -> None:
     extension = load_extension(write(f"import torch\ndef on_step_end(run, metrics):\n    run.log_scalar({words})\n"))
     with pytest.raises(ConfigError, match=rf"mine\.py, line 3, in on_step_end: log_scalar: {message}"):
-        extension.step_end(run, "metrics")
+        extension.notify("on_step_end", run, "metrics")
 
 
 @pytest.mark.parametrize("name", ["on_train_start", "on_train_end"])
 def test_a_hook_that_belongs_to_no_step_cannot_log(write: Write, run: RunView, name: str) -> None:
     extension = load_extension(write(f"def {name}(run): run.log_scalar('a', 1)\n"))
     with pytest.raises(ConfigError, match=rf"{name} calls run.log_scalar; only on_step_end, on_evaluate, on_save can"):
-        extension.train_start(run) if name == "on_train_start" else extension.train_end(run)
+        extension.notify(name, run)

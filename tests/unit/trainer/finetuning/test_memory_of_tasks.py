@@ -60,9 +60,8 @@ def test_an_estimate_of_distillation_has_the_teacher_and_is_what_a_step_takes_or
 ) -> None:
     config = config_of(tmp_path, objective="distillation", teacher=tmp_path / "teacher")
     large = config_of(tmp_path, model=LARGE).model
-    monkeypatch.setattr(
-        distillation, "SavedRun", {config.teacher: SimpleNamespace(config=SimpleNamespace(model=large))}.__getitem__
-    )
+    teacher_run = SimpleNamespace(config=SimpleNamespace(model=large))
+    monkeypatch.setattr(distillation, "SavedRun", lambda run: {tmp_path / "teacher": teacher_run}[run])
     monkeypatch.setattr(distillation, "default_chunk_tokens", lambda _size, _device="cpu": 64)
     found = expected_memory(context_of(config), ROWS, distillation.KIND.make(config, {}))
     plain = expected_memory(context_of(config), ROWS, LANGUAGE)
@@ -104,11 +103,8 @@ def test_an_estimate_of_preference_is_what_a_step_takes_or_somewhat_more(tmp_pat
     inputs = PassInputs(random_tokens(), layout, targets_BL, None)
 
     def loss(model: nn.Module) -> Tensor:
-        sums: list[Tensor] = []
-        micro = SimpleNamespace(forward=lambda function: function(model, inputs), backward=sums.append)
-        assert objective.step is not None
-        objective.step(cast("Any", micro))
-        return sums[0]
+        assert objective.sums is not None
+        return objective.sums(torch.device("cpu"))(model, inputs)[0]
 
     def step() -> None:
         assert objective.reference is not None

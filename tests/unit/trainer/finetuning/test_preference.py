@@ -75,19 +75,6 @@ def expected_margins(batch: RowBatch, model: Decoder, reference: Decoder, beta: 
     return margins
 
 
-class Micro:
-    """A micro-batch whose backward pass is that of the sum."""
-
-    def __init__(self, model: Decoder, batch: MicroBatch) -> None:
-        self.model, self.rows = model, batch
-
-    def forward(self, function, *tensors, draw=None):  # type: ignore[no-untyped-def]
-        return function(self.model, inputs_of(self.rows), *tensors)
-
-    def backward(self, loss_sum: Tensor) -> None:
-        loss_sum.backward()  # type: ignore[no-untyped-call]
-
-
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
 def test_loss_and_gradient_are_those_of_the_formula(pairs: Path, tmp_path: Path, label_smoothing: float) -> None:
     rows = rows_of(pairs)
@@ -95,9 +82,11 @@ def test_loss_and_gradient_are_those_of_the_formula(pairs: Path, tmp_path: Path,
     objective = objective_with(tmp_path, label_smoothing)
     model, reference = model_with(1), model_with(2)
     assert objective.reference is not None
-    assert objective.step is not None
+    assert objective.sums is not None
     objective.reference(reference)
-    sums = objective.step(Micro(model, micro_batch(batch)))  # type: ignore[arg-type]
+    sums = objective.sums(torch.device("cpu"))(model, inputs_of(micro_batch(batch)))
+    sums[0].backward()  # type: ignore[no-untyped-call]
+    sums = sums.detach()
     found = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad()
     margins = torch.stack(expected_margins(batch, model, reference, beta=0.5))

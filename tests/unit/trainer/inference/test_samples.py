@@ -104,8 +104,8 @@ def test_samples_are_scored_if_that_is_wanted() -> None:
     written, scores = sample_and_score(source(), ["a", "b"], sampling, CONFIG)
     assert [one.prompt for one in written] == ["a", "b"]
     assert scores is not None
-    assert scores.num_texts == 2
-    assert scores.perplexity == text_perplexity(source(), CONFIG, written)
+    assert scores["num_texts"] == 2
+    assert scores["perplexity"] == text_perplexity(source(), CONFIG, written)
     unscored = CONFIG.model_copy(update={"eval": EvalConfig(score=False)})
     assert sample_and_score(source(), ["a", "b"], sampling, unscored) == (written, None)
 
@@ -119,8 +119,8 @@ def test_ranks_that_share_the_weights_write_what_one_rank_writes() -> None:
 def samples(of: TextModel) -> tuple[list[str], float]:
     written, scores = sample_and_score(of, ["the", "a longer prompt"], Sampling(10, seed=5), CONFIG)
     assert scores is not None
-    assert scores.perplexity is not None
-    return [one.text for one in written], round(scores.perplexity, 3)
+    assert scores["perplexity"] is not None
+    return [one.text for one in written], round(scores["perplexity"], 3)
 
 
 def samples_of_a_sharded_model(group: Group) -> tuple[list[str], float]:

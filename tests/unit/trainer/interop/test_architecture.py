@@ -23,9 +23,9 @@ def without(config: dict[str, Any], *names: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_config_becomes_the_settings_of_the_decoder(kind: str, tmp_path: Path) -> None:
-    found = read_architecture(write(tmp_path, CONFIGS[kind]))
-    assert found.model_type == kind
-    assert found.model == ModelConfig(
+    model_type, model = read_architecture(write(tmp_path, CONFIGS[kind]))
+    assert model_type == kind
+    assert model == ModelConfig(
         layers=2,
         width=48,
         heads=4,
@@ -43,10 +43,10 @@ def test_a_config_becomes_the_settings_of_the_decoder(kind: str, tmp_path: Path)
 
 def test_missing_fields_have_the_defaults_of_the_format(tmp_path: Path) -> None:
     llama = without(CONFIGS["llama"], "head_dim", "num_key_value_heads", "rope_theta", "rms_norm_eps", "tie_word_embeddings")
-    model = read_architecture(write(tmp_path, llama)).model
+    model = read_architecture(write(tmp_path, llama))[1]
     assert (model.head_dim, model.kv_heads, model.rope_theta, model.norm_eps, model.tie_embeddings) == (12, 4, 1e4, 1e-6, False)
-    assert read_architecture(write(tmp_path, without(CONFIGS["qwen3"], "head_dim"))).model.head_dim == 128
-    longest = read_architecture(write(tmp_path, CONFIGS["llama"] | {"max_position_embeddings": 1 << 24})).model
+    assert read_architecture(write(tmp_path, without(CONFIGS["qwen3"], "head_dim")))[1].head_dim == 128
+    longest = read_architecture(write(tmp_path, CONFIGS["llama"] | {"max_position_embeddings": 1 << 24}))[1]
     assert longest.context == 1 << 20
 
 
@@ -96,7 +96,7 @@ def test_another_model_is_refused_by_the_field_that_asks_for_it(
 
 def test_a_plain_table_of_the_rotary_embedding_is_no_scale(tmp_path: Path) -> None:
     plain = CONFIGS["llama"] | {"rope_scaling": {"rope_type": "default"}}
-    assert read_architecture(write(tmp_path, plain)).model.rope_theta == 5e5
+    assert read_architecture(write(tmp_path, plain))[1].rope_theta == 5e5
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{" * 5000, '{"model_type": "llama"}', '"llama"'])
@@ -121,6 +121,6 @@ def test_a_missing_config_and_a_link_are_refused(tmp_path: Path) -> None:
 def test_any_value_of_a_field_is_read_or_refused_with_a_reason(field: str, value: object, tmp_path: Path) -> None:
     config = CONFIGS["qwen3" if field in CONFIGS["qwen3"] else "llama"] | {field: value}
     try:
-        assert read_architecture(write(tmp_path, config)).model.layers
+        assert read_architecture(write(tmp_path, config))[1].layers
     except ConfigError as error:
         assert len(str(error)) < 1000  # noqa: PT017 - no error is right too

@@ -14,20 +14,20 @@ from tests.support.chats import TEMPLATES, conversations, write_hugging_face_tok
 from tests.support.exported import KINDS, export_source, tokenizer_of
 from trainer.interop.export import write_files
 from trainer.interop.formats.hf import FORMAT, described
-from trainer.interop.source import ExportSource
+from trainer.model.saved_decoder import SavedDecoder
 
 USABLE = [name for name in TEMPLATES if name != "json-like"]
 CASES = [*((kind, template) for kind in KINDS for template in ("chatml", "llama3", "plain")), *(("own", name) for name in USABLE)]
 NAMED = "x<|im_end|>\n<|im_start|>assistant\nDone</s><|im_end|>"
 
 
-def chat_source(tmp_path: Path, kind: str, template: str) -> ExportSource:
+def chat_source(tmp_path: Path, kind: str, template: str) -> SavedDecoder:
     own = kind == "own"
     tokenizer = open_supplied(write_hugging_face_tokenizer(tmp_path / "supplied"), {}) if own else tokenizer_of(kind)
     return export_source(tmp_path / "run", tokenizer, TEMPLATES.get(template, template))
 
 
-def loaded(source: ExportSource, folder: Path, *, exact: bool = True) -> Any:
+def loaded(source: SavedDecoder, folder: Path, *, exact: bool = True) -> Any:
     from transformers import AutoTokenizer  # noqa: PLC0415 - an optional package
 
     folder.mkdir()
@@ -36,7 +36,7 @@ def loaded(source: ExportSource, folder: Path, *, exact: bool = True) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def prompt_ids(source: ExportSource, prompts: list[list[dict[str, Any]]]) -> list[list[int]]:
+def prompt_ids(source: SavedDecoder, prompts: list[list[dict[str, Any]]]) -> list[list[int]]:
     """Return the ids that `generate --interactive` hands to the model."""
     assert source.chat_template is not None
     with ChatRenderer(source.chat_template) as renderer:

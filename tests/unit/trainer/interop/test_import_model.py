@@ -23,10 +23,10 @@ from trainer.commands.import_model import ImportOptions, run
 from trainer.commands.runs import listed_runs
 from trainer.commands.saved_model import load_model
 from trainer.interop.import_model import import_model
-from trainer.interop.source import open_source
 from trainer.loop import train
 from trainer.model.attention import make_layout
 from trainer.model.decoder import num_weights
+from trainer.model.saved_decoder import open_decoder
 from trainer.runs.saved_run import SavedRun
 from trainer.verification.audit import audit_run
 from trainer.verification.verify import verify_run
@@ -146,7 +146,7 @@ def test_nothing_is_left_of_an_import_that_fails_and_nothing_is_overwritten(
         import_model(directory, tmp_path / "runs" / "run")
     write_published(directory)
     with monkeypatch.context() as patch:
-        patch.setattr("trainer.interop.untrained.environment_facts", lambda: 1 / 0)
+        patch.setattr("trainer.interop.import_model.environment_facts", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             import_model(directory, tmp_path / "runs" / "run")
     assert list((tmp_path / "runs").iterdir()) == []
@@ -197,7 +197,7 @@ def test_the_chat_template_of_the_directory_is_kept(place: str, tmp_path: Path, 
     assert template.source == TEMPLATE
     assert record_of(imported)["files"]["tokenizer/chat_template.jinja"] == digest_bytes(TEMPLATE.encode())
     assert template_source(ChatConfig(template="tokenizer"), TokenizerConfig(path=imported)) == TEMPLATE
-    assert open_source(SavedRun(imported), "latest").chat_template == template
+    assert open_decoder(SavedRun(imported), "latest").chat_template == template
 
 
 def test_a_directory_without_a_chat_template_gives_a_run_without_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from common.errors import CheckpointError, ConfigError, ProjectError
 from common.files import digest_file
 from tests.support.published import write_tensors
 from trainer.interop import published_weights
-from trainer.interop.published_weights import open_weights
+from trainer.interop.published_weights import read_weights
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 EXPECTED = {EMBEDDING: (5, 4), "model.norm.weight": (4,), "model.layers.0.mlp.up_proj.weight": (8, 4)}
@@ -31,7 +31,7 @@ def write_index(directory: Path, places: object) -> None:
 
 
 def read(directory: Path) -> dict[str, Tensor]:
-    return open_weights(directory, EXPECTED).read()[0]
+    return read_weights(directory, EXPECTED).weights
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -44,13 +44,12 @@ def test_weights_are_read_exactly_from_one_file_or_several(dtype: torch.dtype, t
         write_tensors(tmp_path / file, {name: written[name]})
     write_index(tmp_path, places)
     for directory in (tmp_path, tmp_path / "one"):
-        opened = open_weights(directory, EXPECTED)
-        found, digests = opened.read()
+        found, types, digests = read_weights(directory, EXPECTED)
         assert list(found) == list(EXPECTED)
         assert all(found[name].dtype == torch.float32 and torch.equal(found[name], written[name].float()) for name in EXPECTED)
         assert digests == {name: digest_file(directory / name) for name in digests}
-        assert len(digests) == len(opened.files) > 0
-        assert opened.types == ({torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}[dtype],)
+        assert len(digests) == len(list(directory.glob("*.safetensors")))
+        assert types == ({torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}[dtype],)
 
 
 def test_a_copy_of_tied_embeddings_and_a_computed_table_are_ignored(tmp_path: Path) -> None:
@@ -221,11 +220,16 @@ def test_a_link_is_refused_and_a_pickle_is_never_read(tmp_path: Path) -> None:
         read(tmp_path / "old")
 
 
-def test_a_file_that_changes_between_the_check_and_the_reading_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_changes_between_the_check_and_the_reading_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.safetensors"
     write_tensors(path, weights())
-    opened = open_weights(tmp_path, EXPECTED)
-    changed: dict[str, Any] = weights() | {"model.norm.weight": torch.ones(9)}
-    write_tensors(path, changed)
+    checked_headers = published_weights._checked_headers
+
+    def change_after_the_check(*arguments: Any) -> Any:
+        files = checked_headers(*arguments)
+        write_tensors(path, weights() | {"model.norm.weight": torch.ones(9)})
+        return files
+
+    monkeypatch.setattr(published_weights, "_checked_headers", change_after_the_check)
     with pytest.raises(ProjectError, match="it changed while it was read"):
-        opened.read()
+        read(tmp_path)

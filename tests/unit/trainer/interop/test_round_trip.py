@@ -14,9 +14,9 @@ from trainer.checkpoint import CheckpointStore
 from trainer.commands.saved_model import load_model
 from trainer.interop.export import write_export
 from trainer.interop.import_model import import_model
-from trainer.interop.source import open_source
 from trainer.loop import train
 from trainer.model.attention import make_layout
+from trainer.model.saved_decoder import open_decoder
 from trainer.runs.saved_run import SavedRun
 
 
@@ -30,7 +30,7 @@ def logits(run: Path) -> torch.Tensor:
 
 
 def back_again(run: Path, folder: Path) -> Path:
-    write_export(open_source(SavedRun(run), "latest"), folder / "exported", kind="hf", dtype="fp32")
+    write_export(open_decoder(SavedRun(run), "latest"), folder / "exported", kind="hf", dtype="fp32")
     import_model(folder / "exported", folder / "back")
     return folder / "back"
 

@@ -9,8 +9,7 @@ import pytest
 from common.errors import ConfigError
 from data_pipeline.tokenizer import SentencePieceTokenizer, Tokenizer
 from tests.support.exported import KINDS, tokenizer_of
-from trainer.interop.tokenizer_check import check_tokenizer
-from trainer.interop.tokenizer_json import Json, library_of, tokenizer_json
+from trainer.interop.tokenizer_json import Json, check_tokenizer, library_of, tokenizer_json
 
 
 @pytest.mark.parametrize("kind", KINDS)

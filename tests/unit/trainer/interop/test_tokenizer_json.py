@@ -17,8 +17,7 @@ from common.errors import ConfigError
 from data_pipeline.tokenizer import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from tests.support.exported import KINDS, SAMPLE, tokenizer_of
 from trainer.inference.text_model import TextModel
-from trainer.interop.tokenizer_check import ODD_TEXTS
-from trainer.interop.tokenizer_json import library_of, role_names, tokenizer_json
+from trainer.interop.tokenizer_json import ODD_TEXTS, library_of, role_names, tokenizer_json
 
 Pair = tuple[Tokenizer, tokenizers.Tokenizer]
 

@@ -20,7 +20,7 @@ from tests.support.terminals import terminal_as
 from trainer.config import AlertsConfig, LogConfig
 from trainer.distributed.group import Group
 from trainer.distributed.stragglers import SlowRank
-from trainer.evaluation.results import Evaluation
+from trainer.evaluation.tally import Evaluation
 from trainer.machine.gpus import GpuReading
 from trainer.machine.sampler import HardwareReading, HostReading
 from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sink, StepMetrics, TerminalSink, opened_monitor

@@ -12,7 +12,7 @@ from torch import nn
 from common.errors import ConfigError
 from trainer.config import ModelConfig
 from trainer.model.decoder import Decoder, build_model
-from trainer.model.float8 import convert_to_float8
+from trainer.model.linear import convert_to_float8
 from trainer.model.parameters import parameters_by_name
 
 CUDA = torch.device("cuda", 0)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from common.errors import CheckpointError
-from trainer.evaluation.results import Evaluation
+from trainer.evaluation.tally import Evaluation
 from trainer.metrics import JsonLinesSink
 from trainer.runs.events import SampleEvent, TrainEvent
 from trainer.runs.metrics_file import read_events

@@ -25,7 +25,7 @@ from torch import nn
 from tests.support.report_example import example_report
 from tests.support.step_metrics import step_metrics
 from trainer.distributed.group import Group
-from trainer.evaluation.results import Evaluation
+from trainer.evaluation.tally import Evaluation
 from trainer.machine.gpus import GpuReading
 from trainer.machine.sampler import HardwareReading, HostReading
 from trainer.metrics import RunFacts, StepMetrics, TensorBoardSink

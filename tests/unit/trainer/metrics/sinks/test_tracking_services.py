@@ -16,7 +16,7 @@ import pytest
 
 from common.errors import ConfigError
 from tests.support.step_metrics import step_metrics
-from trainer.evaluation.results import Evaluation
+from trainer.evaluation.tally import Evaluation
 from trainer.machine.sampler import HardwareReading, HostReading
 from trainer.metrics import RunFacts, Sink, StepMetrics
 from trainer.metrics.sinks import mlflow_sink

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trainer.extensions.initial_loss import initial_loss_warning
+from trainer.extensions.hooks import initial_loss_warning
 from trainer.runs.progress import Evaluated
 
 

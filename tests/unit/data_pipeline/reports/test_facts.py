@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.text import decimal, duration, share, size, visible
-from data_pipeline.reports.lookup import round_trip
+from data_pipeline.reports.facts import round_trip
 
 
 @pytest.mark.parametrize(

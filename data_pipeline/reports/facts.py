@@ -1,7 +1,13 @@
+"""What the pages, the data card and the terminal need of the report in a manifest, any part of which can be missing."""
+
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from common.text import share
+
+_FEW_CUT = 0.01  # a row length is sufficient if at most this share of the documents is longer
 
 
 def round_trip(tokenizer: Mapping[str, Any]) -> str:
@@ -36,3 +42,23 @@ def by_extension(report: Mapping[str, Any], name: str) -> list[tuple[str, str, i
 def largest_first(entries: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
     """A stored report has no such order."""
     return dict(sorted(entries.items(), key=lambda item: (-(item[1].get(name) or 0), item[0])))
+
+
+def truncation_advice(truncation: Sequence[Mapping[str, Any]], row_length: int) -> str:
+    """Return a table of `compare_row_lengths` in words: the effect of the set row length, and the smallest sufficient one."""
+    by_length = {row["row_length"]: row for row in truncation}
+    chosen = by_length.get(row_length)
+    if chosen is None:
+        return ""
+    whole = {length: "all" if not row["documents_cut"] else share(1 - row["cut_rate"]) for length, row in by_length.items()}
+    words = f"Rows of {row_length:,} tokens (as set) hold {whole[row_length]} of the documents uncut"
+    if chosen["documents_cut"]:
+        kept = share(chosen["kept_rate"])
+        words += f". Truncation of the others would keep {kept} of all tokens. Packing cuts them and keeps all tokens"
+    enough = min((length for length, row in by_length.items() if row["cut_rate"] <= _FEW_CUT), default=row_length)
+    if enough > row_length:
+        kept = share(by_length[enough]["kept_rate"])
+        words += f". Rows of {enough:,} would hold {whole[enough]} uncut and keep {kept} of all tokens if truncated"
+    elif enough < row_length:
+        words += f". Rows of {enough:,} would already hold {whole[enough]} uncut"
+    return f"{words}. With one document per row, {share(1 - chosen['one_per_row_fill'])} of all positions would be padding."

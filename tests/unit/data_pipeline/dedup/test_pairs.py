@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.dataset.tables import TableWriter
-from data_pipeline.dedup.candidates import (
+from data_pipeline.dedup.duplicates import RESOLVED_SCHEMA
+from data_pipeline.dedup.keys import ENTRIES_SCHEMA, entries_path
+from data_pipeline.dedup.pairs import (
     BucketTask,
     are_dropped,
+    cut_evenly,
     distinct,
     find_candidates,
     only_shared,
@@ -19,9 +22,6 @@ from data_pipeline.dedup.candidates import (
     read_pairs,
     take_copies,
 )
-from data_pipeline.dedup.keys import ENTRIES_SCHEMA, entries_path
-from data_pipeline.dedup.resolve import RESOLVED_SCHEMA
-from data_pipeline.dedup.similarity import cut_evenly
 
 entries = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2), st.integers(0, 30)), max_size=60, unique=True)
 

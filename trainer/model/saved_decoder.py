@@ -1,4 +1,4 @@
-"""The model that an export writes: weights, tokenizer and settings of a checkpoint, checked against each other."""
+"""The decoder of a checkpoint: weights, tokenizer and settings, checked against each other."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.of_run import load_checkpoint
 from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import TrainConfig
-from trainer.model.bounds import check_model_size
 from trainer.model.decoder import weight_shapes
 from trainer.model.lora import is_adapter, merged_weights
+from trainer.model.memory_estimate import check_model_size
 from trainer.runs.record import Record
 from trainer.runs.saved_run import SavedRun
 
 
 @dataclass(frozen=True)
-class ExportSource:
+class SavedDecoder:
     run: Path
     config: TrainConfig
     record: Record
@@ -47,9 +47,10 @@ class ExportSource:
         return weights_digest(self.weights)
 
 
-def open_source(saved_run: SavedRun, which: str) -> ExportSource:
+def open_decoder(saved_run: SavedRun, which: str, *, option: str = "--checkpoint") -> SavedDecoder:
+    """`which` names the checkpoint: `latest`, `best` or a step. `option` is for messages."""
     run, config = saved_run.path, saved_run.config
-    checkpoint = load_checkpoint(saved_run, which)
+    checkpoint = load_checkpoint(saved_run, which, option=option)
     tokenizer = load_tokenizer(run / "tokenizer")
     saved = averaged_weights(checkpoint)
     weights = merged_weights(saved, config.lora)
@@ -63,7 +64,7 @@ def open_source(saved_run: SavedRun, which: str) -> ExportSource:
                 f", and the settings of the run need {wanted.get(name, 'no such weight')}; restore the run from a copy"
             )
     manifest = CheckpointStore.of(run).manifest_bytes(checkpoint.step)
-    return ExportSource(
+    return SavedDecoder(
         run=run,
         config=config,
         record=saved_run.record,
