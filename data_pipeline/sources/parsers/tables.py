@@ -49,10 +49,7 @@ TSV = SourceFormat("tsv", {".tsv": None}, partial(_read_table, separator="\t"), 
 
 def read_rows(blocks: Iterator[bytes], separator: str, max_bytes: int) -> Iterator[Line]:
     """Yield the rows of a table, each with all its lines; if a quote is not closed within `max_bytes`, its line alone."""
-    # The pattern matches one row with its newline. It never backtracks, so it reads each byte once.
-    quoted, plain = rb'"[^"]*+(?:""[^"]*+)*+"[^S\n]*+', rb'[^"S\n][^S\n]*+'
-    row = rb"(?:%b|%b|)(?:S(?:%b|%b|))*+\n" % (quoted, plain, quoted, plain)
-    pattern = re.compile(row.replace(b"S", separator.encode()))
+    pattern = _row_pattern(separator)
     buffer, has_ended = _extend(b"", blocks, len(BOM))
     position = len(BOM) if buffer.startswith(BOM) else 0
     offset, number = 0, 1  # offset of the buffer in the file, and number of the next line
@@ -76,6 +73,13 @@ def read_rows(blocks: Iterator[bytes], separator: str, max_bytes: int) -> Iterat
         else:
             passed, rest = _pass_line(blocks)
             buffer, offset, position = rest, offset + stop + passed, 0
+
+
+def _row_pattern(separator: str) -> re.Pattern[bytes]:
+    """Match one row with its newline. The pattern never backtracks, so it reads each byte once."""
+    quoted, plain = rb'"[^"]*+(?:""[^"]*+)*+"[^S\n]*+', rb'[^"S\n][^S\n]*+'
+    row = rb"(?:%b|%b|)(?:S(?:%b|%b|))*+\n" % (quoted, plain, quoted, plain)
+    return re.compile(row.replace(b"S", separator.encode()))
 
 
 def _extend(buffer: bytes, blocks: Iterator[bytes], wanted: int) -> tuple[bytes, bool]:
