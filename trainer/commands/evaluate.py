@@ -87,7 +87,7 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
         _check_fit(run, directory, manifest, tokenizer, len(rows), config.model.context if config.encoder is None else None)
         settings = config.eval if limit is None else config.eval.model_copy(update={"max_rows": limit})
         micro = min(settings.micro or config.batch.micro_rows, most_rows(config.model, manifest.row_length))
-        settings = settings.model_copy(update={"micro": micro})
+        settings = settings.model_copy(update={"micro_batch_size": micro})
         with opened_model(saved, config, options.checkpoint, trust_code=options.trust_code) as (model, group, step):
             is_own = manifest.root_digest == saved.record.data.root_digest
             lost = saved.record.adjustments.quarantined(step) if is_own else frozenset()

@@ -1,6 +1,6 @@
 """The settings of `train`."""
 
-from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
+from trainer.config.data import DataErrorsConfig, BatchConfig, LoaderConfig, MixtureConfig
 from trainer.config.finetuning import ClassificationConfig, DistillationConfig, LoraConfig, PreferenceConfig
 from trainer.config.health import Action, AlertAction, AlertsConfig, GuardConfig
 from trainer.config.model import ModelConfig
@@ -12,7 +12,7 @@ __all__ = [
     "Action",
     "AlertAction",
     "AlertsConfig",
-    "BadDataConfig",
+    "DataErrorsConfig",
     "BatchConfig",
     "BranchConfig",
     "CheckpointConfig",

@@ -51,7 +51,10 @@ def best_recipe(setup: SearchSetup, best: Trial) -> str:
     config = trial_config(setup, best.values, run)
     chosen = SavedRun(run).config
     config = config.model_copy(
-        update={"precision": chosen.precision, "batch": config.batch.model_copy(update={"micro": chosen.batch.micro})}
+        update={
+            "precision": chosen.precision,
+            "batch": config.batch.model_copy(update={"micro_batch_size": chosen.batch.micro_batch_size}),
+        }
     )
     prepare: dict[str, Any] = {}  # the settings of the data, without sources outside of this program
     if setup.manifest.config:

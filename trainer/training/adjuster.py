@@ -49,7 +49,7 @@ class Adjuster:
 
     def quarantine(self, found: Mapping[str, tuple[int, int]], faults: Mapping[str, ProjectError], step: int) -> Adjustment:
         context, known = self.context, self.adjustments.quarantined(step)
-        adjustment = decide(found, faults, context.config.bad_data, context.manifest, context.group, step=step, known=known)
+        adjustment = decide(found, faults, context.config.data_errors, context.manifest, context.group, step=step, known=known)
         self.make(adjustment)
         return adjustment
 
@@ -86,8 +86,8 @@ def smaller_batches(context: RunContext, adjustments: Adjustments, step: int) ->
     remedies = "model.activation_checkpointing = full, precision = bf16, parallel = fsdp with more ranks, or a smaller model"
     if context.config.reproducibility == "elastic":
         raise ConfigError(
-            f"step {step}: out of memory with batch.micro = {now}, which cannot change under reproducibility = elastic, because "
-            f"the bits depend on it; start a new run with a smaller batch.micro, or use {remedies}"
+            f"step {step}: out of memory with batch.micro_batch_size = {now}, which cannot change under reproducibility = elastic, because "
+            f"the bits depend on it; start a new run with a smaller batch.micro_batch_size, or use {remedies}"
         )
     smaller = smaller_micro(now)
     if smaller is None:

@@ -71,10 +71,10 @@ def _evaluation(run: TrainingRun, step: int) -> Evaluation:
         except Exception as error:
             if context.config.parallel != "fsdp" or not is_out_of_memory(error):
                 raise
-            num_rows = context.config.eval.micro or context.config.batch.micro_rows
+            num_rows = context.config.eval.micro_batch_size or context.config.batch.micro_rows
             raise ConfigError(
                 f"the evaluation ran out of memory with {num_rows} rows in a forward pass; "
-                "set eval.micro to fewer rows, then run the same command again"
+                "set eval.micro_batch_size to fewer rows, then run the same command again"
             ) from error
         found = shared_faults(faults, context.manifest, context.group)
         if not found:

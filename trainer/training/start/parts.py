@@ -74,7 +74,7 @@ def put_together(
     compared_steps = 0 if config.parallel == "fsdp" else config.watchdog.replicas_steps
     replica_check = ReplicaCheck(trainable.parameters, group, compared_steps, progress.step)
     adjuster = Adjuster(context, adjustments, monitor, ledger)
-    batch_tokens = config.batch.global_rows * manifest.row_length
+    batch_tokens = config.batch.global_batch_size * manifest.row_length
     end = RunEnd(plan.criteria, config.schedule, batch_tokens, adjuster, adjustments.cooldown(progress.step))
     memory = expected_memory(context, adjustments.batch(config.batch, progress.step + 1).micro_rows, task)
     num_rows = len(data.train_rows), len(data.val_rows)
