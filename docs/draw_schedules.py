@@ -10,7 +10,7 @@ from trainer.optim.schedule import learning_rate_factor
 PICTURE = Path(__file__).with_name("schedules.svg")
 
 WARMUP, DECAY_STEPS, SHOWN_STEPS, FLOOR = 100, 1000, 1150, 0.1
-SETTINGS = {"warmup_steps": WARMUP, "floor": FLOOR, "decay_share": 0.3, "power": 2.0, "milestones": (400, 700), "gamma": 0.4}
+SETTINGS = {"warmup_steps": WARMUP, "min_lr_ratio": FLOOR, "decay_share": 0.3, "power": 2.0, "milestones": (400, 700), "gamma": 0.4}
 # Each panel: the kind, its own settings in words, and the steps that are named on its axis.
 PANELS = (
     ("cosine", "", (WARMUP, DECAY_STEPS)),

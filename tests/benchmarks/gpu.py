@@ -80,8 +80,8 @@ class Scale:
         flags = {
             "recipe": self.recipe,
             "device": self.device,
-            "batch.global_rows": self.rows,
-            "batch.micro": self.micro,
+            "batch.global_batch_size": self.rows,
+            "batch.micro_batch_size": self.micro,
             "limits.steps": self.steps,
             "schedule.decay_steps": self.steps,
             "schedule.warmup_steps": 5,

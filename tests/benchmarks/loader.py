@@ -24,7 +24,7 @@ from trainer.data.order import UniformOrder
 from trainer.distributed.group import Group
 
 ROW_LENGTH, NUM_ROWS = 1024, 4096
-BATCH = BatchConfig(global_rows=64, micro=8)
+BATCH = BatchConfig(global_batch_size=64, micro_batch_size=8)
 NUM_BATCHES = 60
 
 
@@ -48,7 +48,7 @@ def tokens_per_s(rows: Rows, readers: int, depth: int) -> float:
         begun = time.perf_counter()
         for _ in range(NUM_BATCHES):
             next(batches)
-        return NUM_BATCHES * BATCH.global_rows * ROW_LENGTH / (time.perf_counter() - begun)
+        return NUM_BATCHES * BATCH.global_batch_size * ROW_LENGTH / (time.perf_counter() - begun)
 
 
 def main() -> int:

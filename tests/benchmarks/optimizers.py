@@ -33,8 +33,8 @@ def last_loss(data: Path, run: Path, kind: str, width: int, rate: float, steps: 
         "optim.kind": kind,
         "optim.lr": rate,
         "optim.muon_lr": "none",  # both optimizers use the rate of the cell
-        "batch.global_rows": 4,
-        "batch.micro": 4,
+        "batch.global_batch_size": 4,
+        "batch.micro_batch_size": 4,
         "schedule.warmup_steps": max(1, steps // 10),
         "limits.steps": steps,
         "eval.every_steps": steps,

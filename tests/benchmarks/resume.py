@@ -67,7 +67,7 @@ def stall_share(run: Path) -> tuple[float, float]:
 
 
 def positioning_s(data: Path, manifest: Manifest, position: int, *, verify: bool) -> float:
-    batch = BatchConfig(global_rows=16, micro=8)
+    batch = BatchConfig(global_batch_size=16, micro_batch_size=8)
     begun = time.perf_counter()
     rows = Rows(data, manifest, "train", verify=verify)
     order = build_order(1337, rows, manifest.sources, {})

@@ -94,8 +94,8 @@ def trainer_steps(work: Workload, name: str, ranks: int = 1, *extra: str) -> lis
             "model.width": s.width,
             "model.heads": s.heads,
             "model.context": s.length,
-            "batch.global_rows": s.micro * s.micro_batches,
-            "batch.micro": s.micro,
+            "batch.global_batch_size": s.micro * s.micro_batches,
+            "batch.micro_batch_size": s.micro,
             "limits.steps": s.steps,
             "schedule.warmup_steps": 1,
             "eval.max_rows": 1,
@@ -190,8 +190,8 @@ def on_gpu(options: argparse.Namespace, folder: Path) -> None:
         "--run",
         f"{folder}/run",
     ]
-    command += ["--device", "cuda", "--compile", "on", "--limits.steps", str(options.steps), "--batch.global_rows", "128"]
-    run([*command, "--batch.micro", "32", "--eval.max_rows", "32", "--eval.sample_tokens", "0"], options.threads)
+    command += ["--device", "cuda", "--compile", "on", "--limits.steps", str(options.steps), "--batch.global_batch_size", "128"]
+    run([*command, "--batch.micro_batch_size", "32", "--eval.max_rows", "32", "--eval.sample_tokens", "0"], options.threads)
     seconds = float(np.median(step_seconds(folder / "run")[SKIPPED_STEPS:]))
     mfu = [event["mfu"] for event in metrics(folder / "run", "train")[SKIPPED_STEPS:] if event["mfu"] is not None]
     share = f"{np.median(mfu):.3f}" if mfu else "unknown"

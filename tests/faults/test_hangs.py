@@ -62,7 +62,7 @@ import trainer.data.loader
 def on_train_start(run):
     read = trainer.data.loader.global_batch
     def blocking(rows, order, config, group, position, **options):
-        if run.rank == 1 and position >= 6 * config.global_rows and not Path("{once}").exists():
+        if run.rank == 1 and position >= 6 * config.global_batch_size and not Path("{once}").exists():
             Path("{once}").touch()
             threading.Event().wait()
         return read(rows, order, config, group, position, **options)

@@ -450,12 +450,12 @@ def test_chains_find_a_run_that_counts_what_it_has_read_ahead(
 CHANGED: dict[str, dict[str, Any]] = {
     "optim.lr": {"optim": {"lr": 1e-3}},
     "optim.kind": {"optim": {"kind": "muon"}},
-    "batch.micro": {"batch": {"micro": 4}},
-    "batch.global_rows": {"batch": {"global_rows": 16}},
+    "batch.micro_batch_size": {"batch": {"micro_batch_size": 4}},
+    "batch.global_batch_size": {"batch": {"global_batch_size": 16}},
     "seed": {"seed": 2},
     "threads": {"threads": 2},
     "precision": {"precision": "bf16"},
-    "schedule.floor": {"schedule": {"floor": 0.2}},
+    "schedule.min_lr_ratio": {"schedule": {"min_lr_ratio": 0.2}},
     "guard.loss_window": {"guard": {"loss_window": 64}},
     "model.rope_theta": {"model": {"rope_theta": 5000.0}},
     "loss.z_loss": {"loss": {"z_loss": 1e-4}},
@@ -465,7 +465,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "reproducibility": {"reproducibility": "off"},
     "compile": {"compile": "off"},
 }
-KEEP_THE_ORDER = ("optim.lr", "batch.micro", "threads", "loss.z_loss", "attention")
+KEEP_THE_ORDER = ("optim.lr", "batch.micro_batch_size", "threads", "loss.z_loss", "attention")
 
 
 @pytest.fixture(scope="module")
@@ -505,7 +505,7 @@ def test_a_resume_with_another_setting_is_refused_names_the_override_and_writes_
 
 
 def changed_by(data: Path, run: Path, changes: dict[str, Any], *allowed: str) -> TrainConfig:
-    settings: dict[str, Any] = {"batch": {"global_rows": 8, "micro": 2}, "resume": {"allow_changes": list(allowed)}}
+    settings: dict[str, Any] = {"batch": {"global_batch_size": 8, "micro_batch_size": 2}, "resume": {"allow_changes": list(allowed)}}
     for name, value in changes.items():
         settings[name] = settings.get(name, {}) | value if isinstance(value, dict) else value
     return unwatched(data, run, **settings)

@@ -127,7 +127,7 @@ def test_no_step_is_begun_behind_a_limit_on_tokens_while_results_are_on_their_wa
     monkeypatch.setattr(loop, "train_step", stepping)
     monkeypatch.setattr(loop, "StepResults", Late)
     limits = {"limits": {"steps": None, "tokens": limit}, "eval": {"every_steps": 50}, "checkpoint": {"every_steps": 50}}
-    train(tiny_config(data, tmp_path / "run", bad_data=QUARANTINE, **limits))
+    train(tiny_config(data, tmp_path / "run", data_errors=QUARANTINE, **limits))
     assert begun[: begun.index(5) + 2] == [1, 2, 3, 4, 5, *([5] if unreadable else [])]
 
 
@@ -135,7 +135,7 @@ def test_a_shard_in_quarantine_is_padding_and_all_else_stays_as_it_was(
     data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path / "run"
-    config = tiny_config(data, run, bad_data=QUARANTINE, prefetch=1, checkpoint={"keep_last": 9})
+    config = tiny_config(data, run, data_errors=QUARANTINE, prefetch=1, checkpoint={"keep_last": 9})
     whole = tmp_path / "whole"
     train(tiny_config(data, whole))
     drawn = audit_run(whole).drawn
@@ -167,7 +167,7 @@ def test_a_shard_in_quarantine_is_padding_and_all_else_stays_as_it_was(
 
 
 def test_a_quarantine_is_remembered_when_the_shard_is_back(data: Path, tmp_path: Path) -> None:
-    run, config = tmp_path / "run", tiny_config(data, tmp_path / "run", bad_data=QUARANTINE)
+    run, config = tmp_path / "run", tiny_config(data, tmp_path / "run", data_errors=QUARANTINE)
     flip(data / LOST)
     train(config.model_copy(update={"limits": config.limits.model_copy(update={"steps": 5})}))
     assert quarantines(run) == [(1, (LOST,))]
@@ -175,20 +175,20 @@ def test_a_quarantine_is_remembered_when_the_shard_is_back(data: Path, tmp_path:
     result = train(config)
     assert quarantines(run) == [(1, (LOST,))]
     flip(data / LOST)
-    assert train(tiny_config(data, tmp_path / "whole", bad_data=QUARANTINE)) == result
+    assert train(tiny_config(data, tmp_path / "whole", data_errors=QUARANTINE)) == result
     audit_run(run)
     assert "b, 32 tokens of padding" in "".join(show_step(run, step, data=data) for step in (6, 7))
 
 
 def test_too_much_in_quarantine_stops_the_run(data: Path, tmp_path: Path) -> None:
     flip(data / LOST)
-    with pytest.raises(PreparedDataError, match=rf"{LOST}: .* 31 of 61 train rows, and bad_data.max_share = 0.05 allows only 3;"):
-        train(tiny_config(data, tmp_path / "run", bad_data={"policy": "quarantine"}))
+    with pytest.raises(PreparedDataError, match=rf"{LOST}: .* 31 of 61 train rows, and data_errors.max_share = 0.05 allows only 3;"):
+        train(tiny_config(data, tmp_path / "run", data_errors={"policy": "quarantine"}))
 
 
 @pytest.mark.parametrize("policy", ["stop", "quarantine"])
 def test_validation_rows_that_cannot_be_read_follow_the_policy(data: Path, tmp_path: Path, policy: str) -> None:
-    config = tiny_config(data, tmp_path / "run", bad_data={"policy": policy, "max_share": 1})
+    config = tiny_config(data, tmp_path / "run", data_errors={"policy": policy, "max_share": 1})
     with after_step(3, lambda: truncate(data / "val/a-00000.arrow")):
         if policy == "stop":
             with pytest.raises(PreparedDataError, match=r"val/a-00000\.arrow"):
@@ -203,7 +203,7 @@ def test_validation_rows_that_cannot_be_read_follow_the_policy(data: Path, tmp_p
 def test_a_run_is_evaluated_without_what_it_had_in_quarantine(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     config = tiny_config(
-        data, run, bad_data={"policy": "quarantine", "max_share": 1}, checkpoint={"every_steps": 3, "keep_last": 9}
+        data, run, data_errors={"policy": "quarantine", "max_share": 1}, checkpoint={"every_steps": 3, "keep_last": 9}
     )
     with after_step(3, lambda: truncate(data / "val/a-00000.arrow")):
         train(config)
@@ -236,7 +236,7 @@ def test_a_token_beyond_the_vocabulary_never_reaches_the_model(data: Path, tmp_p
         PreparedDataError, match=rf"{LOST}: it contains token {vocab_size}, but the ids of the vocabulary are 0 to {vocab_size - 1}"
     ):
         train(tiny_config(data, tmp_path / "run"))
-    train(tiny_config(data, tmp_path / "quarantine", bad_data=QUARANTINE))
+    train(tiny_config(data, tmp_path / "quarantine", data_errors=QUARANTINE))
     assert [shards for _, shards in quarantines(tmp_path / "quarantine")] == [(LOST,)]
 
 
@@ -272,7 +272,7 @@ def test_a_rank_that_fails_alone_takes_the_others_with_it_or_along(data: Path, t
     """With one policy all ranks stop with one message. With the other all leave out the same rows, as a single rank does."""
     settings: dict[str, Any] = {"reproducibility": "elastic", "prefetch": 1}
     stop = tiny_config(data, tmp_path / "stop", **settings)
-    go_on = tiny_config(data, tmp_path / "go_on", bad_data=QUARANTINE, **settings)
+    go_on = tiny_config(data, tmp_path / "go_on", data_errors=QUARANTINE, **settings)
     results = run_ranks(on_each, 2, 1, "shard", stop, go_on, timeout_s=300)
     assert results[0][0] == "RemoteError 3: "
     assert results[1][0] == f"ShardError 3: {LOST}: damaged"

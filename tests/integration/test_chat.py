@@ -245,7 +245,7 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             model={"width": 64, "context": LENGTH},
             limits={"steps": steps},
             schedule={"decay_steps": steps},
-            batch={"micro": 8},
+            batch={"micro_batch_size": 8},
             eval={"every_steps": steps, "sample_tokens": 0},
             checkpoint={"every_steps": steps},
         )

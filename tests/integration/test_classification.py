@@ -34,7 +34,7 @@ def configured(data: Path, run: Path, **changes: Any) -> TrainConfig:
     settings: dict[str, Any] = {
         "objective": "classification",
         "model": {"context": 64},
-        "batch": {"global_rows": 8, "micro": 2},
+        "batch": {"global_batch_size": 8, "micro_batch_size": 2},
         "limits": {"steps": STEPS},
         "schedule": {"decay_steps": STEPS},
         "eval": {"every_steps": 8},
@@ -76,7 +76,7 @@ def test_the_loss_is_the_mean_over_the_documents_of_the_global_batch(
 ) -> None:
     """A micro-batch of all rows adds up the same documents, so only rounding differs."""
     run, whole = finished[0], tmp_path / "whole"
-    train(configured(data, whole, batch={"micro": 8}, limits={"steps": 3}))
+    train(configured(data, whole, batch={"micro_batch_size": 8}, limits={"steps": 3}))
     for (_, small), (_, large) in zip(losses(run)[:3], losses(whole), strict=True):
         assert float.fromhex(small) == pytest.approx(float.fromhex(large), rel=1e-5)
     assert float.fromhex(losses(run)[0][1]) == pytest.approx(metrics(run, "eval")[0]["val_loss"], rel=0.2)

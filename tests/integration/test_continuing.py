@@ -176,7 +176,7 @@ _WORKS = {
     "optim.lr": {"optim": {"lr": 1e-4}},
     "schedule.kind": {"schedule": {"kind": "linear"}},
     "guard.spike": {"guard": {"spike": "skip"}},
-    "batch.micro": {"batch": {"micro": 4}},
+    "batch.micro_batch_size": {"batch": {"micro_batch_size": 4}},
     "seed": {"seed": 2},
     "precision": {"precision": "bf16"},
     "reproducibility": {"reproducibility": "off"},

@@ -32,7 +32,7 @@ TRUNK: dict[str, Any] = {
     "eval": {"every_steps": 50, "sample_tokens": 0},
 }
 COOLED: dict[str, Any] = TRUNK | {
-    "schedule": {"kind": "wsd", "decay_steps": None, "cooldown_steps": 6, "cooldown_shape": "sqrt", "floor": 0.0},
+    "schedule": {"kind": "wsd", "decay_steps": None, "cooldown_steps": 6, "cooldown_shape": "sqrt", "min_lr_ratio": 0.0},
     "limits": {"steps": 14},
 }
 
@@ -125,9 +125,9 @@ def test_a_branch_that_cannot_continue_its_trunk_is_refused(
 
 
 def test_a_branch_takes_automatic_settings_from_its_trunk(data: Path, tmp_path: Path) -> None:
-    trunk, own = tmp_path / "trunk", {"precision": "bf16", "batch": {"micro": 2}}
+    trunk, own = tmp_path / "trunk", {"precision": "bf16", "batch": {"micro_batch_size": 2}}
     train(tiny_config(data, trunk, **TRUNK | own))
-    automatic: dict[str, Any] = {"precision": "auto", "batch": {"micro": "auto"}}  # would give fp32, and 8 rows
+    automatic: dict[str, Any] = {"precision": "auto", "batch": {"micro_batch_size": "auto"}}  # would give fp32, and 8 rows
     assert train(branch(data, tmp_path / "cooled", trunk, **automatic)) == train(
         tiny_config(data, tmp_path / "whole", **COOLED | own)
     )
@@ -166,7 +166,7 @@ def a_minute_each(patch: pytest.MonkeyPatch) -> list[float]:
 
 
 TIMED: dict[str, Any] = TRUNK | {
-    "schedule": {"kind": "wsd", "decay_steps": None, "decay_share": 0.25, "floor": 0.0},
+    "schedule": {"kind": "wsd", "decay_steps": None, "decay_share": 0.25, "min_lr_ratio": 0.0},
     "limits": {"steps": None, "minutes": 24.0},
 }
 
@@ -197,7 +197,7 @@ def test_a_run_that_time_alone_limits_cools_down_in_time_and_is_replayed(
 def test_a_cooldown_follows_the_speed_without_a_jump_of_the_learning_rate_and_is_replayed(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    schedule = {"kind": "wsd", "decay_steps": None, "decay_share": 0.5, "floor": 0.0}
+    schedule = {"kind": "wsd", "decay_steps": None, "decay_share": 0.5, "min_lr_ratio": 0.0}
     limits, checkpoint = {"steps": None, "minutes": 40.0}, {"every_steps": 50}
     config = tiny_config(data, tmp_path / "timed", **TIMED | {"schedule": schedule, "limits": limits, "checkpoint": checkpoint})
     with monkeypatch.context() as patch:

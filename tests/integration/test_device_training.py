@@ -83,7 +83,7 @@ def test_a_run_and_one_that_was_stopped_half_way_have_the_same_bits_with_cold_ca
         {"parallel": "fsdp"},
         {"attention": "sdpa", "model": {"activation_checkpointing": "full"}},
         {"attention": "sdpa", "model": {"activation_checkpointing": "selective"}},
-        {"reproducibility": "elastic", "batch": {"global_rows": 8, "micro": 2}},
+        {"reproducibility": "elastic", "batch": {"global_batch_size": 8, "micro_batch_size": 2}},
         {"optim": {"kind": "muon"}},
     ],
     ids=lambda changes: "-".join(str(value) for value in changes.values()),
@@ -128,7 +128,7 @@ def no_waiting(device: str) -> Iterator[None]:
 
 @on_each_device
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
-@pytest.mark.parametrize("changes", [{}, {"loss": {"normalise": "sequences"}, "ema": {"decay": 0.9}}])
+@pytest.mark.parametrize("changes", [{}, {"loss": {"reduction": "sequences"}, "ema": {"decay": 0.9}}])
 def test_a_step_never_makes_the_host_wait(
     data: Path, tmp_path: Path, device: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,7 +210,7 @@ def test_a_gpu_that_runs_out_of_memory_goes_on_with_smaller_micro_batches(data: 
     extension = tmp_path / "little_memory.py"
     extension.write_text(LITTLE_MEMORY.format(room=40 << 20))
     wide = {"layers": 4, "width": 256, "heads": 4, "context": 32}
-    rows = {"global_rows": 512, "micro": 512}
+    rows = {"global_batch_size": 512, "micro_batch_size": 512}
     try:
         run = config_of(
             data, tmp_path / "run", "cuda", model=wide, batch=rows, extension=extension, eval={"every_steps": 100, "max_rows": 4}

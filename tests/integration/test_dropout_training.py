@@ -18,7 +18,7 @@ from trainer.loop import train
 from trainer.verification.replay import replay_run
 
 SHARES = {"attention_dropout": 0.1, "residual_dropout": 0.2, "embedding_dropout": 0.1}
-ELASTIC = {"reproducibility": "elastic", "batch": {"global_rows": 8, "micro": 2}}
+ELASTIC = {"reproducibility": "elastic", "batch": {"global_batch_size": 8, "micro_batch_size": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +65,10 @@ def test_smaller_micro_batches_have_the_same_masks(data: Path, tmp_path: Path) -
     found = []
     for micro in (1, 8):
         run = tmp_path / f"{micro}"
-        train(configured(data, run, batch={"micro": micro}, limits={"steps": 3}))
+        train(configured(data, run, batch={"micro_batch_size": micro}, limits={"steps": 3}))
         found.append([event["loss"] for event in metrics(run, "train")])
     assert found[0] == pytest.approx(found[1], rel=1e-5)
-    train(tiny_config(data, tmp_path / "plain", batch={"micro": 8}, limits={"steps": 3}))
+    train(tiny_config(data, tmp_path / "plain", batch={"micro_batch_size": 8}, limits={"steps": 3}))
     assert metrics(tmp_path / "plain", "train")[0]["loss"] != pytest.approx(found[0][0], rel=1e-5)
 
 

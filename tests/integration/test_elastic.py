@@ -21,7 +21,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def configured(data: Path, run: Path, reproducibility: str = "elastic", **changes: Any) -> TrainConfig:
     settings: dict[str, Any] = {
         "reproducibility": reproducibility,
-        "batch": {"global_rows": 16, "micro": 2},
+        "batch": {"global_batch_size": 16, "micro_batch_size": 2},
         "limits": {"steps": STEPS},
         "schedule": {"decay_steps": STEPS},
         "eval": {"every_steps": 10, "sample_tokens": 0},

@@ -132,7 +132,7 @@ class Request:
 def harness_model(run: Path) -> HarnessModel:
     config = load_config(run)
     model, _ = load_model(run, config, "latest")
-    single = config.model_copy(update={"eval": config.eval.model_copy(update={"micro": 1})})
+    single = config.model_copy(update={"eval": config.eval.model_copy(update={"micro_batch_size": 1})})
     return HarnessModel(TextModel(model, load_tokenizer(run / "tokenizer"), config.model.context), single)
 
 

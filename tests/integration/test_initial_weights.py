@@ -281,7 +281,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def words_of(data: Path, run: Path, init: Path) -> list[str]:
     fixed = "--recipe none --device cpu --precision fp32 --threads 1 --reproducibility elastic --log.report false"
-    rest = "--batch.global_rows 8 --batch.micro 2 --limits.steps 6 --optim.lr 1e-3 --schedule.warmup_steps 2"
+    rest = "--batch.global_batch_size 8 --batch.micro_batch_size 2 --limits.steps 6 --optim.lr 1e-3 --schedule.warmup_steps 2"
     return ["--data", str(data), "--run", str(run), "--init", str(init), *fixed.split(), *rest.split(), "--eval.sample_tokens", "0"]
 
 

@@ -204,7 +204,7 @@ def test_the_audit_of_a_step_shows_which_part_has_a_loss(data: Path, run: Path) 
 
 
 def masked_loss(group: Group, data: Path, micro: int) -> str:
-    config = tiny_config(data, data, eval={"micro": micro})
+    config = tiny_config(data, data, eval={"micro_batch_size": micro})
     manifest = read_manifest(data)
     loss = LossModule(build_model(config.model, manifest.vocab_size, 0), config.loss)
     return evaluate(loss, RunContext(config, manifest, group, "sdpa"), Rows(data, manifest, "val")).loss.hex()
@@ -222,7 +222,7 @@ def test_the_training_loss_does_not_depend_on_the_micro_batch(data: Path, tmp_pa
         config = tiny_config(
             data,
             tmp_path / str(micro),
-            batch={"micro": micro},
+            batch={"micro_batch_size": micro},
             limits={"steps": 3},
             schedule={"warmup_steps": 1, "decay_steps": 3},
             eval={"every_steps": 3, "sample_tokens": 0},

@@ -146,7 +146,7 @@ def test_rows_of_an_evaluation_are_as_many_as_memory_holds(run: Path, monkeypatc
 
     monkeypatch.setattr("trainer.evaluation.evaluate.forward_pass", forward)
     monkeypatch.setattr("common.host_memory.available_host_bytes", lambda: 1 << 18)
-    rewrite_config(run, eval={"micro": 65536})
+    rewrite_config(run, eval={"micro_batch_size": 65536})
     assert evaluate_run(EvaluateOptions(run=run, as_json=True)) == usual
     assert max(sizes) == 2, "more than 2 of 9 rows in one pass"
 

@@ -90,11 +90,11 @@ def failing(*failures: Failure) -> Iterator[None]:
         assert not left, f"step or micro-batch was not reached: {left}"
 
 
-def of_micro(data: Path, run: Path, micro: int, steps_limit: int, global_rows: int = 16, **changes: Any) -> TrainConfig:
+def of_micro(data: Path, run: Path, micro: int, steps_limit: int, global_batch_size: int = 16, **changes: Any) -> TrainConfig:
     changes = {
-        "eval": {"micro": 4},
+        "eval": {"micro_batch_size": 4},
         "checkpoint": {"keep_last": 9},
-        "batch": {"global_rows": global_rows, "micro": micro},
+        "batch": {"global_batch_size": global_batch_size, "micro_batch_size": micro},
         "limits": {"steps": steps_limit},
     } | changes
     return tiny_config(data, run, **changes)
@@ -104,7 +104,7 @@ def in_parts(data: Path, run: Path, micros: dict[int, int], **changes: Any) -> s
     """Train a run whose user reduces the micro-batch in between. `micros` maps the last step of each part to its rows."""
     digest = ""
     for last, micro in micros.items():
-        allowed = {"allow_changes": ["batch.micro"]}
+        allowed = {"allow_changes": ["batch.micro_batch_size"]}
         digest = train(of_micro(data, run, micro, last, resume=allowed, **changes))
     return digest
 
@@ -279,10 +279,10 @@ def test_all_ranks_go_on_when_one_runs_out_of_memory(data: Path, tmp_path: Path)
         1: [Failure(3, 1, "forward"), Failure(7, 5, "backward")],
     }
     parts = [
-        of_micro(data, tmp_path / "parts", micro, last, global_rows=32, resume={"allow_changes": ["batch.micro"]})
+        of_micro(data, tmp_path / "parts", micro, last, global_batch_size=32, resume={"allow_changes": ["batch.micro_batch_size"]})
         for last, micro in ((2, 16), (4, 8), (6, 4), (8, 2))
     ]
-    failed = of_micro(data, tmp_path / "failed", 16, 8, global_rows=32)
+    failed = of_micro(data, tmp_path / "failed", 16, 8, global_batch_size=32)
     results = run_ranks(on_each, 2, failures, failed, *parts, timeout_s=400)
     assert changes_of(tmp_path / "failed") == [(3, 8), (5, 4), (7, 2)]
     assert {found[0] for found in results} == {found[-1] for found in results}
@@ -340,10 +340,10 @@ def late_on_each(group: Group, failures: dict[int, list[Failure]], *configs: Tra
 @pytest.mark.parametrize("place", ["backward", "forward", "clip"])
 def test_all_ranks_go_on_when_the_step_after_a_failure_is_under_way(data: Path, tmp_path: Path, place: str) -> None:
     parts = [
-        of_micro(data, tmp_path / "parts", micro, last, global_rows=32, resume={"allow_changes": ["batch.micro"]})
+        of_micro(data, tmp_path / "parts", micro, last, global_batch_size=32, resume={"allow_changes": ["batch.micro_batch_size"]})
         for last, micro in ((5, 16), (8, 8))
     ]
-    failed = of_micro(data, tmp_path / "failed", 16, 8, global_rows=32)
+    failed = of_micro(data, tmp_path / "failed", 16, 8, global_batch_size=32)
     failure = Failure(6, 1, place)
     results = run_ranks(late_on_each, 2, {1: [failure]}, failed, *parts, timeout_s=200)
     assert changes_of(tmp_path / "failed") == [(6, 8)]
@@ -364,7 +364,7 @@ def test_a_rank_that_cannot_tell_the_others_notes_it_for_the_next_start(data: Pa
     with pytest.raises(RankError):
         run_ranks(on_each_alone, 2, {1: [Failure(6, 2, "forward")]}, config, timeout_s=200)
     assert (run / "change-1.json").exists()
-    allowed = {"allow_changes": ["batch.micro"]}
+    allowed = {"allow_changes": ["batch.micro_batch_size"]}
     parts = [of_micro(data, tmp_path / "parts", micro, last, resume=allowed, parallel="fsdp") for last, micro in ((5, 4), (7, 2))]
     results = run_ranks(on_each, 2, {}, config, *parts, timeout_s=400)
     assert results[0][0] == results[0][-1]

@@ -154,7 +154,7 @@ def test_accumulation_does_not_change_the_mathematics(data: Path, tmp_path: Path
     runs = []
     for micro in (1, 2, 8):
         run = tmp_path / f"micro-{micro}"
-        train(tiny_config(data, run, batch={"global_rows": 8, "micro": micro}, limits={"steps": 6}))
+        train(tiny_config(data, run, batch={"global_batch_size": 8, "micro_batch_size": micro}, limits={"steps": 6}))
         runs.append([event["loss"] for event in metrics(run, "train")])
     assert runs[1] == pytest.approx(runs[0], rel=1e-5)
     assert runs[2] == pytest.approx(runs[0], rel=1e-5)
@@ -438,7 +438,7 @@ def test_an_evaluation_that_no_checkpoint_knows_of_is_recorded_once(
 def test_a_stop_during_an_evaluation_does_not_wait_for_its_end_and_the_run_evaluates_when_it_goes_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped_at: int
 ) -> None:
-    many = {"eval": {"every_steps": 4, "micro": 1, "sample_tokens": 4}}
+    many = {"eval": {"every_steps": 4, "micro_batch_size": 1, "sample_tokens": 4}}
     whole, run, passes = tmp_path / "whole", tmp_path / "run", []
     result = train(tiny_config(write_prepared(tmp_path / "data", val_rows=40), whole, **many))
     original = evaluations.forward_pass
@@ -566,7 +566,7 @@ def test_three_ranks_resume_exactly(data: Path, tmp_path: Path) -> None:
     """Here the order of addition matters. Without the pass over an empty batch in `wrap_for_training`, step 15 differs."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     changes = {
-        "batch": {"global_rows": 12},
+        "batch": {"global_batch_size": 12},
         "model": {"width": 64},
         "schedule": {"decay_steps": 24},
         "checkpoint": {"every_steps": 100},

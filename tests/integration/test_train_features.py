@@ -42,7 +42,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "muon": {"optim": {"kind": "muon"}},
     "an average of the weights": {"ema": {"decay": 0.9, "warmup_steps": 3}},
     "a mixture": {"mixture": {"weights": {"a": 3, "b": 1}}},
-    "documents weighed alike": {"loss": {"normalise": "sequences"}},
+    "documents weighed alike": {"loss": {"reduction": "sequences"}},
     "every option of the loss": {"loss": {"label_smoothing": 0.1, "z_loss": 1e-4, "temperature": 1.5, "chunk_tokens": 7}},
     "selective checkpointing": {"model": {"activation_checkpointing": "selective"}},
     "wsd": {"schedule": {"kind": "wsd"}},
@@ -88,12 +88,12 @@ def test_automatic_micro_batches_are_tried_recorded_and_kept(
 ) -> None:
     caplog.set_level(logging.INFO)
     run = tmp_path / "auto"
-    by_hand = train(tiny_config(data, tmp_path / "by-hand", batch={"micro": 8}))
-    train(tiny_config(data, run, batch={"micro": "auto"}, limits={"steps": 5}))
-    assert "batch.micro = auto: 8 rows; memory estimate" in caplog.text
+    by_hand = train(tiny_config(data, tmp_path / "by-hand", batch={"micro_batch_size": 8}))
+    train(tiny_config(data, run, batch={"micro_batch_size": "auto"}, limits={"steps": 5}))
+    assert "batch.micro_batch_size = auto: 8 rows; memory estimate" in caplog.text
     assert "measured peak" in caplog.text
     monkeypatch.setattr("trainer.training.micro_batch_size.probe", lambda *_: 4)  # a resume must not probe again
-    assert train(tiny_config(data, run, batch={"micro": "auto"})) == by_hand
+    assert train(tiny_config(data, run, batch={"micro_batch_size": "auto"})) == by_hand
 
 
 def test_settings_that_exclude_each_other_are_refused_before_anything_is_written(data: Path, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_settings_that_exclude_each_other_are_refused_before_anything_is_written
 def gradients_of_a_batch(group: Group, data: Path, reproducibility: str) -> tuple[str, list[bytes]]:
     """Return loss and gradients of one global batch of 16 micro-batches, distributed over the ranks."""
     config = tiny_config(
-        data, Path("run"), batch={"global_rows": 16, "micro": 1}, optim={"clip_norm": 1e6}, reproducibility=reproducibility
+        data, Path("run"), batch={"global_batch_size": 16, "micro_batch_size": 1}, optim={"clip_norm": 1e6}, reproducibility=reproducibility
     )
     manifest = read_manifest(data)
     rows = Rows(data, manifest, "train")

@@ -78,7 +78,7 @@ def spoiled(patch: pytest.MonkeyPatch, loss_at: Callable[[int], LossFunction | N
 
     def stepping(training: Any, batch: Any, *arguments: Any, **settings: Any) -> Any:
         own = training.loss.custom_loss
-        training.loss.custom_loss = loss_at(batch.start // training.context.config.batch.global_rows) or own
+        training.loss.custom_loss = loss_at(batch.start // training.context.config.batch.global_batch_size) or own
         try:
             return step(training, batch, *arguments, **settings)
         finally:

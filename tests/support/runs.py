@@ -27,7 +27,7 @@ def tiny_config(data: Path, run: Path, /, **changes: Any) -> TrainConfig:
         "device": "cpu",
         "precision": "fp32",
         "model": {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "context": 32},
-        "batch": {"global_rows": 8, "micro": 2},
+        "batch": {"global_batch_size": 8, "micro_batch_size": 2},
         "optim": {"lr": 3e-3},
         "schedule": {"warmup_steps": 3, "decay_steps": 12},
         "limits": {"steps": 12},

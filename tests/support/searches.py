@@ -17,8 +17,8 @@ width = 32
 heads = 4
 context = 32
 [train.batch]
-global_rows = 8
-micro = 4
+global_batch_size = 8
+micro_batch_size = 4
 [train.schedule]
 warmup_steps = 3
 [train.limits]

@@ -294,8 +294,8 @@ def settings_of_run(case: Path, outside: Path, draw: random.Random) -> str:
                     ("model", "mlp_width", 10**9),
                 ),
                 *(
-                    ("eval", "micro", 65536),
-                    ("batch", "micro", "auto"),
+                    ("eval", "micro_batch_size", 65536),
+                    ("batch", "micro_batch_size", "auto"),
                     ("loss", "chunk_tokens", 1 << 24),
                     ("eval", "max_rows", 10**12),
                 ),

@@ -24,7 +24,7 @@ MISTAKES = {  # the words after `trainer`, and parts of the answer
     "epochs": (f"{TRAIN} --epochs 5", "--epochs 5; did you mean --limits.epochs?"),
     "the batch of other programs": (
         f"{TRAIN} --batch_size 8",
-        "--batch_size 8; did you mean --batch.global_rows or --batch.micro?",
+        "--batch_size 8; did you mean --batch.global_batch_size or --batch.micro_batch_size?",
     ),
     "the layers of other programs": (f"{TRAIN} --n_layer 8", "--n_layer 8; did you mean --model.layers?"),
     "the context of other programs": (f"{TRAIN} --block_size 8", "--block_size 8; did you mean --model.context?"),

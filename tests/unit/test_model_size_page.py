@@ -27,7 +27,7 @@ def vocabularies() -> str:
 def chosen(text: int, minutes: int, num_gpus: int, num_cores: int) -> str:
     facts = Facts(round(text / BYTES_PER_TOKEN), 256, fitting_vocab_size(text), num_gpus, num_cores, max(1, num_gpus))
     found = choose(facts, {"limits.minutes": minutes})
-    return f"{found['model.layers']} x {found['model.width']}, {found['batch.global_rows']} rows"
+    return f"{found['model.layers']} x {found['model.width']}, {found['batch.global_batch_size']} rows"
 
 
 def choices() -> str:

@@ -1,6 +1,6 @@
 """The settings of `train`."""
 
-from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig
+from trainer.config.data import DataErrorsConfig, BatchConfig, LoaderConfig, MixtureConfig
 from trainer.config.effects import settings_without_effect
 from trainer.config.finetuning import ClassificationConfig, DistillationConfig, PreferenceConfig
 from trainer.config.health import Action, AlertAction, AlertsConfig, GuardConfig
@@ -14,7 +14,7 @@ __all__ = [
     "Action",
     "AlertAction",
     "AlertsConfig",
-    "BadDataConfig",
+    "DataErrorsConfig",
     "BatchConfig",
     "BranchConfig",
     "CheckpointConfig",

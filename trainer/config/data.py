@@ -16,10 +16,10 @@ from common.settings.markers import (
 from common.settings.model import Section
 
 
-def fitting_micro(global_rows: object, micro: object) -> int | None:
+def fitting_micro(global_batch_size: object, micro: object) -> int | None:
     """Return the largest number of rows up to `micro` that divides a global batch; None if `micro` does, or is no number."""
     try:
-        rows, most = int(str(global_rows)), int(str(micro))
+        rows, most = int(str(global_batch_size)), int(str(micro))
     except ValueError:  # not set, auto, or a value that the validation refuses
         return None
     if rows < 1 or most < 1 or rows % most == 0:
@@ -30,7 +30,7 @@ def fitting_micro(global_rows: object, micro: object) -> int | None:
 class BatchConfig(Section):
     """Numbers of rows in one optimizer step and in one forward pass."""
 
-    global_rows: Annotated[
+    global_batch_size: Annotated[
         Identity[int],
         Frequent("32", 8),
         AlsoCalled(
@@ -48,24 +48,24 @@ class BatchConfig(Section):
     ] = Field(
         8,
         description="Number of rows in one forward and backward pass of one rank; auto: as many as fit into memory. If it is not "
-        "set, it becomes smaller where it would not divide batch.global_rows.",
+        "set, it becomes smaller where it would not divide batch.global_batch_size.",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _shrink_default(cls, values: Any) -> Any:
         if isinstance(values, dict) and "micro" not in values:
-            micro = fitting_micro(values.get("global_rows"), cls.model_fields["micro"].default)
-            return values if micro is None else values | {"micro": micro}
+            micro = fitting_micro(values.get("global_batch_size"), cls.model_fields["micro"].default)
+            return values if micro is None else values | {"micro_batch_size": micro}
         return values
 
     @model_validator(mode="after")
     def _check_division(self) -> BatchConfig:
-        if self.micro != "auto" and self.global_rows % self.micro:
-            near = max(self.micro, round(self.global_rows / self.micro) * self.micro)
+        if self.micro != "auto" and self.global_batch_size % self.micro:
+            near = max(self.micro, round(self.global_batch_size / self.micro) * self.micro)
             raise ValueError(
-                f"batch.global_rows = {self.global_rows} is not a multiple of batch.micro = {self.micro}; "
-                f"use {near}, or change batch.micro"
+                f"batch.global_batch_size = {self.global_batch_size} is not a multiple of batch.micro_batch_size = {self.micro}; "
+                f"use {near}, or change batch.micro_batch_size"
             )
         return self
 
@@ -77,7 +77,7 @@ class BatchConfig(Section):
 
     @property
     def micro_batches(self) -> int:
-        return self.global_rows // self.micro_rows
+        return self.global_batch_size // self.micro_rows
 
 
 class MixtureConfig(Section):
@@ -102,13 +102,13 @@ class LoaderConfig(Section):
     )
 
 
-class BadDataConfig(Section):
+class DataErrorsConfig(Section):
     """The action when any rank cannot read a shard of the prepared data."""
 
     policy: NoEffectOnResults[Literal["stop", "quarantine"]] = Field(
         "stop",
         description="Action when a shard cannot be read. stop: training stops; quarantine: its rows become padding on all ranks.",
     )
-    max_share: Annotated[NoEffectOnResults[float], OnlyIf("bad_data.policy = quarantine")] = Field(
+    max_share: Annotated[NoEffectOnResults[float], OnlyIf("data_errors.policy = quarantine")] = Field(
         0.05, ge=0, le=1, description="Training stops when more than this share of a split is in quarantine."
     )

@@ -155,7 +155,7 @@ class ScheduleConfig(Section):
                 f"{self.needs_length} needs a length, but schedule.decay_steps = 0 gives none; use a step, or schedule.kind = wsd"
             )
         if self.kind == "exponential" and self.floor == 0:
-            raise ValueError("schedule.kind = exponential never reaches schedule.floor = 0; use a floor above 0, such as 0.01")
+            raise ValueError("schedule.kind = exponential never reaches schedule.min_lr_ratio = 0; use a floor above 0, such as 0.01")
         return self
 
     @property

@@ -73,7 +73,7 @@ class EvalConfig(Section):
         None, ge=1, description="Number of validation rows to use, spread evenly over all; none: all."
     )
     micro: NoEffectOnBits[int | None] = Field(
-        None, ge=1, le=65536, description="Number of rows in one forward pass of a rank; none: batch.micro."
+        None, ge=1, le=65536, description="Number of rows in one forward pass of a rank; none: batch.micro_batch_size."
     )
     prompt: Annotated[NoEffectOnBits[str], OnlyIf("eval.sample_tokens"), OnlyIf("not eval.prompts")] = Field(
         "", description="Text that the sample at each evaluation continues."

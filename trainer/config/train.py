@@ -24,7 +24,7 @@ from common.settings.markers import (
     ResolvedInIdentity,
 )
 from common.settings.model import Place, Settings
-from trainer.config.data import BadDataConfig, BatchConfig, LoaderConfig, MixtureConfig, fitting_micro
+from trainer.config.data import DataErrorsConfig, BatchConfig, LoaderConfig, MixtureConfig, fitting_micro
 from trainer.config.finetuning import ClassificationConfig, DistillationConfig, PreferenceConfig
 from trainer.config.health import AlertsConfig, GuardConfig, WatchdogConfig
 from trainer.config.lora import LoraConfig
@@ -165,7 +165,7 @@ class TrainConfig(Settings):
     )
     alerts: AlertsConfig = Field(AlertsConfig(), description="Alerts besides those on loss and gradient.")
     watchdog: WatchdogConfig = Field(WatchdogConfig(), description="Ranks that make no progress.")
-    bad_data: BadDataConfig = Field(BadDataConfig(), description="Shards that cannot be read.")
+    data_errors: DataErrorsConfig = Field(DataErrorsConfig(), description="Shards that cannot be read.")
     resume: Annotated[ResumeConfig, NotSearched("it holds for one start alone")] = Field(
         ResumeConfig(), description="Differences that a resume allows."
     )
@@ -173,11 +173,11 @@ class TrainConfig(Settings):
 
     @classmethod
     def adapted(cls, values: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-        """Return a smaller `batch.micro` if that of a recipe does not divide `batch.global_rows`."""
-        if "batch.micro" in given or "batch.micro" not in values:
+        """Return a smaller `batch.micro_batch_size` if that of a recipe does not divide `batch.global_batch_size`."""
+        if "batch.micro_batch_size" in given or "batch.micro_batch_size" not in values:
             return {}
-        micro = fitting_micro(values.get("batch.global_rows"), values["batch.micro"])
-        return {} if micro is None else {"batch.micro": micro}
+        micro = fitting_micro(values.get("batch.global_batch_size"), values["batch.micro_batch_size"])
+        return {} if micro is None else {"batch.micro_batch_size": micro}
 
     @property
     def number_format(self) -> Precision:
@@ -253,13 +253,13 @@ class TrainConfig(Settings):
             return self
         if self.parallel == "fsdp":
             raise ValueError("reproducibility = elastic adds gradients in a fixed order, which parallel = fsdp cannot do; use ddp")
-        if self.batch.micro == "auto":
-            raise ValueError("reproducibility = elastic needs a fixed batch.micro, because its bits depend on it; give a number")
+        if self.batch.micro_batch_size == "auto":
+            raise ValueError("reproducibility = elastic needs a fixed batch.micro_batch_size, because its bits depend on it; give a number")
         if self.batch.micro_batches & (self.batch.micro_batches - 1):
             raise ValueError(
-                f"reproducibility = elastic adds gradients in a binary tree, and batch.global_rows = {self.batch.global_rows} "
-                f"with batch.micro = {self.batch.micro} make {self.batch.micro_batches} micro-batches, which is not a power "
-                f"of two; use for example batch.global_rows = {self.batch.micro << (self.batch.micro_batches.bit_length() - 1)}"
+                f"reproducibility = elastic adds gradients in a binary tree, and batch.global_batch_size = {self.batch.global_batch_size} "
+                f"with batch.micro_batch_size = {self.batch.micro_batch_size} make {self.batch.micro_batches} micro-batches, which is not a power "
+                f"of two; use for example batch.global_batch_size = {self.batch.micro_batch_size << (self.batch.micro_batches.bit_length() - 1)}"
             )
         return self
 

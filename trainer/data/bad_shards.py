@@ -13,7 +13,7 @@ from common.errors import PreparedDataError, ProjectError, StorageError, exit_co
 from common.storage_errors import explain_os_error
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dataset.shards import ShardError
-from trainer.config import BadDataConfig
+from trainer.config import DataErrorsConfig
 from trainer.distributed.group import Group, RemoteError
 from trainer.runs.adjustments import Adjustment
 
@@ -34,7 +34,7 @@ def shared_faults(faults: Mapping[str, ProjectError], manifest: Manifest, group:
 def decide(
     found: Mapping[str, tuple[int, int]],
     faults: Mapping[str, ProjectError],
-    config: BadDataConfig,
+    config: DataErrorsConfig,
     manifest: Manifest,
     group: Group,
     *,
@@ -54,8 +54,8 @@ def decide(
         if num_lost > config.max_share * num_rows:
             raise PreparedDataError(
                 f"{', '.join(lost)}: shards that cannot be read hold {num_lost} of {num_rows} {split} rows, and "
-                f"bad_data.max_share = {config.max_share:g} allows only "
-                f"{int(config.max_share * num_rows)}; restore the shards, run `prepare` again, or raise bad_data.max_share"
+                f"data_errors.max_share = {config.max_share:g} allows only "
+                f"{int(config.max_share * num_rows)}; restore the shards, run `prepare` again, or raise data_errors.max_share"
             )
     ranks = ", ".join(str(rank) for rank in sorted({rank for rank, _ in found.values()}))
     reason = f"rank {ranks} could not read {'them' if len(found) > 1 else 'it'}"

@@ -39,7 +39,7 @@ def global_batch(
     with_bounds: bool = False,
 ) -> GlobalBatch:
     """Return a rank's part of the global batch that begins at `position`. Tokens of other ranks' rows are not read."""
-    indices = order.rows_at(position, config.global_rows)
+    indices = order.rows_at(position, config.global_batch_size)
     num_targets = int(rows.num_targets(indices).sum())
     normaliser = int(rows.num_sequences(indices).sum()) if with_weights else num_targets
     micro_batches = []
@@ -88,7 +88,7 @@ def prefetched_batches(
             if shard is None:
                 raise
             padding = blank_micro_batch(cut.micro_rows, rows.row_length, **wanted)
-            num_own, indices = len(share_of_rank(cut.micro_batches, group)), order.rows_at(position, cut.global_rows)
+            num_own, indices = len(share_of_rank(cut.micro_batches, group)), order.rows_at(position, cut.global_batch_size)
             return GlobalBatch(position, indices, 0, 1.0, (padding,) * num_own, cut.micro_batches, DataFault(shard, error))
 
     def read_unless_ended(position: int, step: int) -> GlobalBatch:
@@ -104,9 +104,9 @@ def prefetched_batches(
     def in_order() -> Iterator[Future[GlobalBatch]]:
         position, step = start, first_step
         while True:
-            position = _next_position(position, config.global_rows, left_out)
+            position = _next_position(position, config.global_batch_size, left_out)
             yield pool.submit(read_unless_ended, position, step)
-            position, step = position + config.global_rows, step + 1
+            position, step = position + config.global_batch_size, step + 1
 
     def consume() -> Iterator[GlobalBatch]:
         while True:

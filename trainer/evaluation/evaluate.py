@@ -58,7 +58,7 @@ def evaluate(
     config, group, backend = context.config, context.group, context.backend
     num_rows = min(len(rows), config.eval.max_rows or len(rows))
     chosen = np.arange(num_rows) * len(rows) // num_rows  # spread evenly: neighbours come from the same documents
-    size = config.eval.micro or config.batch.micro_rows
+    size = config.eval.micro_batch_size or config.batch.micro_rows
     num_batches = -(-num_rows // size)
     own = share_of_rank(num_batches, group)
     num_passes = -(-num_batches // group.world_size)

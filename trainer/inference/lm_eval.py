@@ -30,7 +30,7 @@ class HarnessModel(_HarnessLM):  # type: ignore[misc]
         super().__init__()
         self._text_model = text_model
         self._config = config
-        self._batch_size = config.eval.micro or config.batch.micro_rows
+        self._batch_size = config.eval.micro_batch_size or config.batch.micro_rows
 
     @property
     def tokenizer_name(self) -> str:

@@ -69,7 +69,7 @@ def import_model(directory: Path, output: Path) -> ImportedModel:
             "run": output,
             "precision": "fp32",
             "limits": {"steps": 1},  # settings of the training have no meaning
-            "batch": {"global_rows": _ROWS, "micro": _ROWS},
+            "batch": {"global_batch_size": _ROWS, "micro_batch_size": _ROWS},
             "model": model.model_dump(),
         }
     )

@@ -67,7 +67,7 @@ def estimate(
     weights, matrices, layer = weights + adapters, matrices + adapters, layer + adapters // model.layers
     sharded = world_size if config.parallel == "fsdp" else 1
     of_matrix, of_other = optimizer_bytes
-    micro_batches = -(-config.batch.global_rows // micro // world_size)
+    micro_batches = -(-config.batch.global_batch_size // micro // world_size)
     mixed = config.number_format != "fp32"
     gathered = 0
     if sharded > 1:

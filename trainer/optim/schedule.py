@@ -34,7 +34,7 @@ def learning_rate_factor(config: ScheduleConfig, decay_steps: int, step: int, st
     if config.kind == "constant":
         return 1.0
     if config.kind == "step":
-        return max(config.floor, config.gamma ** bisect_right(config.milestones, step))
+        return max(config.min_lr_ratio, config.gamma ** bisect_right(config.milestones, step))
     if config.kind != "wsd":
         start = config.warmup_steps
     elif start is None:
@@ -43,14 +43,14 @@ def learning_rate_factor(config: ScheduleConfig, decay_steps: int, step: int, st
     if step < decay_steps:
         progress = max(0.0, (step - start) / (decay_steps - start))
     if config.kind == "exponential":
-        return float(config.floor**progress)
+        return float(config.min_lr_ratio**progress)
     if config.kind == "cosine":
         shape = 0.5 * (1 + math.cos(math.pi * progress))
     elif config.kind == "wsd" and config.cooldown_shape == "sqrt":
         shape = 1 - math.sqrt(progress)
     else:
         shape = float((1 - progress) ** (config.power if config.kind == "polynomial" else 1.0))
-    return config.floor + (1 - config.floor) * shape
+    return config.min_lr_ratio + (1 - config.min_lr_ratio) * shape
 
 
 def cooldown_start(config: ScheduleConfig, decay_steps: int) -> int:

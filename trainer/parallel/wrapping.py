@@ -59,7 +59,7 @@ def _settle_buckets(module: DistributedDataParallel, accumulation: DdpAccumulati
     exchange comes first: if the micro-batch is too large, this pass finds it before a rank can wait for another one.
     """
     config, group, backend = context.config, context.group, context.backend
-    by_sequence = config.loss.normalise == "sequences"
+    by_sequence = config.loss.reduction == "sequences"
     empty = empty_micro_batch(config.batch.micro_rows, context.manifest.row_length, backend, with_weights=by_sequence)
 
     def backward() -> None:

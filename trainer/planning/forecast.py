@@ -37,7 +37,7 @@ class Forecast:
         return max(0, self.num_steps - self.done.step)
 
     def num_epochs(self, num_steps: int) -> float:
-        return num_steps * self.config.batch.global_rows / self.num_train_rows
+        return num_steps * self.config.batch.global_batch_size / self.num_train_rows
 
     def num_tokens(self, num_steps: int) -> int:
         tokens = sum(shard.tokens for shard in self.manifest.shards if shard.split == "train")
@@ -70,7 +70,7 @@ class Forecast:
         return min(seconds, math.inf if minutes is None else max(0.0, 60 * minutes - self.done.seconds))
 
     def _evaluation_s(self, step_s: float) -> float:
-        return self.rows_per_evaluation / self.config.batch.global_rows * step_s * _FORWARD_SHARE
+        return self.rows_per_evaluation / self.config.batch.global_batch_size * step_s * _FORWARD_SHARE
 
 
 def forecast(

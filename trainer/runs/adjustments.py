@@ -90,10 +90,10 @@ class Adjustments:
         if smallest is None or smallest >= begun.micro_rows:
             return begun
         try:
-            return BatchConfig(global_rows=begun.global_rows, micro=smallest)
+            return BatchConfig(global_batch_size=begun.global_batch_size, micro_batch_size=smallest)
         except ValidationError:
             raise CheckpointError(
-                f"the record has micro-batches of {smallest} rows, which do not divide its global batch of {begun.global_rows}; "
+                f"the record has micro-batches of {smallest} rows, which do not divide its global batch of {begun.global_batch_size}; "
                 "restore the record from a copy"
             ) from None
 

@@ -114,10 +114,10 @@ def choose(facts: Facts, given: Mapping[str, Any]) -> dict[str, Any]:
     every = max(1, num_steps // 10)
     chosen |= {
         "model.context": facts.row_length,
-        "batch.global_rows": rows,
-        "batch.micro": micro,
+        "batch.global_batch_size": rows,
+        "batch.micro_batch_size": micro,
         **_rates(given, (chosen | limits)["model.width"]),
-        **({} if "schedule.kind" in names else {"schedule.kind": "wsd", "schedule.decay_share": 0.5, "schedule.floor": 0.0}),
+        **({} if "schedule.kind" in names else {"schedule.kind": "wsd", "schedule.decay_share": 0.5, "schedule.min_lr_ratio": 0.0}),
         "schedule.warmup_steps": min(200, num_steps // 20),
         "eval.every_steps": every,
         "eval.max_rows": max(8 * rows, round(3 * _EVALUATION_SHARE * every * rows)),
@@ -193,8 +193,8 @@ def _num_tokens(facts: Facts, limits: dict[str, Any], weights: int, rows: int | 
 
 
 def _rows_of(facts: Facts, given: dict[str, Any], weights: int) -> int:
-    if "batch.global_rows" in given:
-        return int(given["batch.global_rows"])
+    if "batch.global_batch_size" in given:
+        return int(given["batch.global_batch_size"])
     tokens = _SMALL_BATCH_TOKENS * math.sqrt(max(1.0, weights / _SMALL_WEIGHTS))
     return max(_LEAST_ROWS, 1 << round(math.log2(max(1.0, tokens / facts.row_length))))
 
@@ -202,10 +202,10 @@ def _rows_of(facts: Facts, given: dict[str, Any], weights: int) -> int:
 def _batch(facts: Facts, given: dict[str, Any], weights: int) -> tuple[int, int | str]:
     """Return the rows of a step, and of a micro-batch. Both divide evenly over the ranks."""
     rows, ranks = _rows_of(facts, given, weights), facts.num_ranks
-    if "batch.micro" in given:
-        each = ranks * (1 if given["batch.micro"] == "auto" else given["batch.micro"])
-        return -(-rows // each) * each, given["batch.micro"]
-    if "batch.global_rows" not in given:
+    if "batch.micro_batch_size" in given:
+        each = ranks * (1 if given["batch.micro_batch_size"] == "auto" else given["batch.micro_batch_size"])
+        return -(-rows // each) * each, given["batch.micro_batch_size"]
+    if "batch.global_batch_size" not in given:
         rows = -(-rows // ranks) * ranks
     if facts.num_gpus:
         return rows, "auto"

@@ -30,7 +30,7 @@ from common.untrusted import MAX_COUNT, Count, Finite, Schema, parsed, read_line
 from trainer.runs.layout import make_folder, open_own
 from trainer.runs.progress import LedgerHead
 
-_MAX_BATCH_ROWS = 1 << 20  # the largest `batch.global_rows`
+_MAX_BATCH_ROWS = 1 << 20  # the largest `batch.global_batch_size`
 _CHAIN_CHARS = len(LedgerHead().chain)
 _SEPARATOR = b',"chain":"'
 _END = b'"}\n'

@@ -118,7 +118,7 @@ class _Length:
 
 
 def _length(config: TrainConfig, manifest: Manifest, num_rows: int) -> _Length:
-    limits, batch_rows = config.limits, config.batch.global_rows
+    limits, batch_rows = config.limits, config.batch.global_batch_size
     # A decimal fraction: 1.1 epochs of 350 rows are 385 rows, and the product of floats is slightly more.
     epoch_rows = None if limits.epochs is None else math.ceil(Fraction(str(limits.epochs)) * num_rows)
     row_targets = sum(shard.targets for shard in manifest.shards if shard.split == "train") / num_rows

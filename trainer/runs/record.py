@@ -220,12 +220,12 @@ def recorded_micro(run: Path, record: Record | None) -> int | None:
     """Return the rows of a micro-batch with which a run was started, None if there is no run."""
     if record is None:
         return None
-    micro = record.identity.get("batch.micro")
+    micro = record.identity.get("batch.micro_batch_size")
     if micro is None:
         return None
     if type(micro) is not int or not 1 <= micro <= _MAX_MICRO:
         raise CheckpointError(
-            f"{run / RECORD}: identity has batch.micro = {micro!r}, but a number from 1 to {_MAX_MICRO} was expected; "
+            f"{run / RECORD}: identity has batch.micro_batch_size = {micro!r}, but a number from 1 to {_MAX_MICRO} was expected; "
             "restore it from a copy"
         )
     return micro

@@ -87,7 +87,7 @@ RULES: Mapping[str, Rule] = {
     "gpu_utilisation": Rule(
         text="the GPUs were busy for {value:.0%} of the last {alerts.gpu_utilisation_minutes:g} minutes, less than "
         "alerts.gpu_utilisation_share = {threshold:g}; the last steps waited for data for {waited:.0%} of their time. If that is "
-        "much, raise prefetch or use a faster disk; otherwise raise batch.micro",
+        "much, raise prefetch or use a faster disk; otherwise raise batch.micro_batch_size",
     ),
     "disk": Rule(
         severity="critical",

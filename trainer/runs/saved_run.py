@@ -54,7 +54,7 @@ class SavedRun:
             config = TrainConfig.model_validate(self.settings)
         except ValidationError as error:
             raise CheckpointError(f"{self.path / CONFIG}: {explain(TrainConfig, error)}; {_RESTORE}") from None
-        for name, value in (("batch.micro", config.batch.micro), ("precision", config.precision)):
+        for name, value in (("batch.micro_batch_size", config.batch.micro_batch_size), ("precision", config.precision)):
             if value == "auto":
                 raise CheckpointError(f"{self.path / CONFIG}: {name} = auto, but a run writes the value that it chose; {_RESTORE}")
         return config

@@ -50,7 +50,7 @@ class Adjuster:
     def quarantine(self, found: Mapping[str, tuple[int, int]], faults: Mapping[str, ProjectError], step: int) -> Adjustment:
         context = self.context
         known = self.adjustments.quarantined(step)
-        return decide(found, faults, context.config.bad_data, context.manifest, context.group, step=step, known=known)
+        return decide(found, faults, context.config.data_errors, context.manifest, context.group, step=step, known=known)
 
     def wrapped(self, loss: LossModule, step: int) -> tuple[nn.Module, Accumulation]:
         module, accumulation, adjustments = wrapped(loss, self.context, self.adjustments, step)
@@ -85,8 +85,8 @@ def smaller_batches(context: RunContext, adjustments: Adjustments, step: int) ->
     remedies = "model.activation_checkpointing = full, precision = bf16, parallel = fsdp with more ranks, or a smaller model"
     if context.config.reproducibility == "elastic":
         raise ConfigError(
-            f"step {step}: out of memory with batch.micro = {now}, which cannot change under reproducibility = elastic, because "
-            f"the bits depend on it; start a new run with a smaller batch.micro, or use {remedies}"
+            f"step {step}: out of memory with batch.micro_batch_size = {now}, which cannot change under reproducibility = elastic, because "
+            f"the bits depend on it; start a new run with a smaller batch.micro_batch_size, or use {remedies}"
         )
     smaller = smaller_micro(now)
     if smaller is None:

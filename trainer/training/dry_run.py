@@ -58,7 +58,7 @@ def dry_run(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> D
         extension = load_extension(config.extension)
         plan = plan_start(stack, config, group, extension, lock=False)
         batch = plan.context.config.batch
-        if num_ranks > 1 and config.batch.micro == "auto":  # it was chosen for one rank
+        if num_ranks > 1 and config.batch.micro_batch_size == "auto":  # it was chosen for one rank
             batch = spread(batch, num_ranks)
         elastic = config.reproducibility == "elastic"
         context = plan.context.with_batch(batch_for(batch, num_ranks, elastic=elastic))
@@ -95,7 +95,7 @@ def _measured(plan: StartPlan, num_ranks: int, now: Callable[[], float]) -> tupl
     micro_batches = -(-config.batch.micro_batches // num_ranks)
     probed = 1 << (min(micro_batches, _MOST_MICRO_BATCHES).bit_length() - 1)  # a power of two, as `elastic` needs
     micro = config.batch.micro_rows
-    context = context.with_batch(BatchConfig(global_rows=probed * micro, micro=micro))
+    context = context.with_batch(BatchConfig(global_batch_size=probed * micro, micro_batch_size=micro))
     weights = num_weights(config.model, context.manifest.vocab_size) + num_adapter_weights(config.model, config.lora)
     try:
         trainable, adjustments = build(replace(plan, context=context), Adjustments(), 1)

@@ -114,10 +114,10 @@ class Evaluator:
         except Exception as error:
             if context.config.parallel != "fsdp" or not is_out_of_memory(error):
                 raise
-            num_rows = context.config.eval.micro or context.config.batch.micro_rows
+            num_rows = context.config.eval.micro_batch_size or context.config.batch.micro_rows
             raise ConfigError(
                 f"the evaluation ran out of memory with {num_rows} rows in a forward pass; "
-                "set eval.micro to fewer rows, then run the same command again"
+                "set eval.micro_batch_size to fewer rows, then run the same command again"
             ) from error
 
     def _samples(self, step: int) -> tuple[list[Continuation], Scores | None] | None:

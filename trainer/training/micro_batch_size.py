@@ -25,40 +25,40 @@ _log = logging.getLogger(__name__)
 _UNEVEN = 1.125  # rows of the busiest rank relative to an even share, at most. A larger micro-batch is worth this much imbalance.
 
 
-def micro_candidates(global_rows: int, world_size: int) -> list[int]:
-    """Return divisors of `global_rows`, largest first, that give a rank at most an eighth over an even share, else the fewest."""
-    if global_rows < world_size:
+def micro_candidates(global_batch_size: int, world_size: int) -> list[int]:
+    """Return divisors of `global_batch_size`, largest first, that give a rank at most an eighth over an even share, else the fewest."""
+    if global_batch_size < world_size:
         raise ConfigError(
-            f"batch.global_rows = {global_rows} leaves some of {world_size} ranks without rows; use at least {world_size}"
+            f"batch.global_batch_size = {global_batch_size} leaves some of {world_size} ranks without rows; use at least {world_size}"
         )
-    busiest = {micro: -(-(global_rows // micro) // world_size) * micro for micro in _divisors(global_rows)}
-    limit = max(min(busiest.values()), _UNEVEN * global_rows / world_size)
-    return [micro for micro, rows in sorted(busiest.items(), reverse=True) if rows <= limit and global_rows // micro >= world_size]
+    busiest = {micro: -(-(global_batch_size // micro) // world_size) * micro for micro in _divisors(global_batch_size)}
+    limit = max(min(busiest.values()), _UNEVEN * global_batch_size / world_size)
+    return [micro for micro, rows in sorted(busiest.items(), reverse=True) if rows <= limit and global_batch_size // micro >= world_size]
 
 
 def batch_for(batch: BatchConfig, num_ranks: int, *, elastic: bool) -> BatchConfig:
     """Return the sizes with a smaller `micro` if nobody has set it and it leaves ranks without rows."""
-    is_free = batch.micro != "auto" and "micro" not in batch.model_fields_set and not elastic
+    is_free = batch.micro_batch_size != "auto" and "micro" not in batch.model_fields_set and not elastic
     return spread(batch, num_ranks) if is_free and batch.micro_batches < num_ranks else batch
 
 
 def spread(batch: BatchConfig, num_ranks: int) -> BatchConfig:
-    micro = next(rows for rows in micro_candidates(batch.global_rows, num_ranks) if rows <= batch.micro_rows)
-    return BatchConfig(global_rows=batch.global_rows, micro=micro)
+    micro = next(rows for rows in micro_candidates(batch.global_batch_size, num_ranks) if rows <= batch.micro_rows)
+    return BatchConfig(global_batch_size=batch.global_batch_size, micro_batch_size=micro)
 
 
 def choose_micro(
-    global_rows: int, estimated: Callable[[int], MemoryEstimate], free_bytes: int, row_length: int, world_size: int
+    global_batch_size: int, estimated: Callable[[int], MemoryEstimate], free_bytes: int, row_length: int, world_size: int
 ) -> int:
     """Return the largest candidate whose estimate fits into nine tenths of the free memory. Raises ConfigError if none does."""
-    candidates = micro_candidates(global_rows, world_size)
+    candidates = micro_candidates(global_batch_size, world_size)
     fitting = next((micro for micro in candidates if estimated(micro).total <= USABLE_SHARE * free_bytes), None)
     if fitting is None:
         raise ConfigError(
-            f"batch.micro = auto found no size that fits: {format_bytes(free_bytes)} are free on this rank, the run may use "
+            f"batch.micro_batch_size = auto found no size that fits: {format_bytes(free_bytes)} are free on this rank, the run may use "
             f"{USABLE_SHARE:.0%} of that, and micro-batches of {candidates[-1]} rows of {row_length} tokens need more "
             f"({estimated(candidates[-1]).describe()}). Use model.activation_checkpointing = full, precision = bf16, parallel = "
-            "fsdp with more ranks, shorter rows or a smaller model; or set batch.micro to a number to try it anyway"
+            "fsdp with more ranks, shorter rows or a smaller model; or set batch.micro_batch_size to a number to try it anyway"
         )
     return fitting
 
@@ -91,20 +91,20 @@ def expected_memory(context: RunContext, micro: int, task: Task) -> MemoryEstima
 def with_micro(context: RunContext, extension: Extension, recorded: int | None, task: Task = LANGUAGE) -> RunContext:
     """The rank with the least memory decides. The number of an earlier start is used again, because the bits depend on it."""
     config, group = context.config, context.group
-    if config.batch.micro != "auto":
+    if config.batch.micro_batch_size != "auto":
         return context
     if recorded is not None:
-        return context.with_batch(BatchConfig(global_rows=config.batch.global_rows, micro=recorded))
+        return context.with_batch(BatchConfig(global_batch_size=config.batch.global_batch_size, micro_batch_size=recorded))
     estimated = partial(expected_memory, context, task=task)
     free = group.smallest(available_bytes(group.device, group.local_world_size))
-    micro = choose_micro(config.batch.global_rows, estimated, free, context.manifest.row_length, group.world_size)
+    micro = choose_micro(config.batch.global_batch_size, estimated, free, context.manifest.row_length, group.world_size)
     if config.parallel == "ddp":  # a pass of FSDP exchanges weights: if one rank ran out of memory, the others would wait for it
-        candidates = [rows for rows in micro_candidates(config.batch.global_rows, group.world_size) if rows <= micro]
+        candidates = [rows for rows in micro_candidates(config.batch.global_batch_size, group.world_size) if rows <= micro]
         fitting = probe(_Trial(context, extension, task), candidates)
         release_memory()  # the cache of the trial, because NCCL takes its memory outside of PyTorch's cache
         micro = group.smallest(fitting)
-    _log.info("batch.micro = auto: %d rows; %s", micro, estimated(micro).describe())
-    return context.with_batch(BatchConfig(global_rows=config.batch.global_rows, micro=micro))
+    _log.info("batch.micro_batch_size = auto: %d rows; %s", micro, estimated(micro).describe())
+    return context.with_batch(BatchConfig(global_batch_size=config.batch.global_batch_size, micro_batch_size=micro))
 
 
 class _Trial:
@@ -120,7 +120,7 @@ class _Trial:
 
     def __call__(self, rows: int) -> None:
         context, config, backend = self._context, self._context.config, self._context.backend
-        by_sequence = config.loss.normalise == "sequences"
+        by_sequence = config.loss.reduction == "sequences"
         empty = empty_micro_batch(rows, context.manifest.row_length, backend, with_weights=by_sequence)
         try:
             micro = MicroStep(self._loss, self._loss, empty, context, (0, 0), lambda loss_sum: loss_sum)

@@ -51,7 +51,7 @@ class RunData:
             progress.rows,
             config.prefetch,
             loader=config.loader,
-            with_weights=config.loss.normalise == "sequences",
+            with_weights=config.loss.reduction == "sequences",
             with_bounds=self.context.backend == "varlen",
             left_out=progress.left_out,
             first_step=progress.step + 1,

@@ -45,7 +45,7 @@ def test_a_setting_is_not_called_like_another_setting(model: type[Settings] | ty
         ("train", "--steps", "--limits.steps"),
         ("train", "--max_steps", "--limits.steps"),
         ("train", "--epochs", "--limits.epochs"),
-        ("train", "--batch_size", "--batch.global_rows or --batch.micro"),
+        ("train", "--batch_size", "--batch.global_batch_size or --batch.micro_batch_size"),
         ("train", "--n_layer", "--model.layers"),
         ("train", "--layer", "--model.layers"),
         ("train", "--block_size", "--model.context"),

@@ -203,7 +203,7 @@ def test_a_recorded_precision_is_one_that_a_run_can_have(run: Path, value: Any) 
 
 @pytest.mark.parametrize("value", ["x", 0, -4, 2**40, 1.5, [4]])
 def test_a_recorded_micro_batch_is_a_number_that_settings_could_have(run: Path, value: Any) -> None:
-    rewrite_record(run, lambda record: record["identity"].update({"batch.micro": value}))
+    rewrite_record(run, lambda record: record["identity"].update({"batch.micro_batch_size": value}))
     with pytest.raises(CheckpointError, match="micro"):
         recorded_micro(run, read_record(run))
 

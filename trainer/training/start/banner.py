@@ -78,6 +78,6 @@ def _chosen(config: TrainConfig) -> str:
     bounds = {name: getattr(limits, name) for name in ("minutes", "epochs", "steps", "tokens")}
     ends = " or ".join(f"limits.{name} = {value:g}" for name, value in bounds.items() if value is not None)
     return (
-        f"recipe auto: {model.layers} layers of width {model.width}, {config.batch.global_rows} rows in a step, "
+        f"recipe auto: {model.layers} layers of width {model.width}, {config.batch.global_batch_size} rows in a step, "
         f"{config.optim.kind}, until {ends}; settings that you give are kept (docs/guide/model-size.md)"
     )

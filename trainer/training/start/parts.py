@@ -56,7 +56,7 @@ def put_together(
     if state is not None:
         live.resume(state)
     adjuster = Adjuster(context, adjustments, files.monitor, files.ledger)
-    batch_tokens = config.batch.global_rows * manifest.row_length
+    batch_tokens = config.batch.global_batch_size * manifest.row_length
     end = RunEnd(plan.criteria, config.schedule, batch_tokens, adjuster, adjustments.cooldown(progress.step))
     memory = expected_memory(context, adjustments.batch(config.batch, progress.step + 1).micro_rows, task)
     num_rows = len(data.train_rows), len(data.val_rows)

@@ -76,7 +76,7 @@ def test_the_space_that_is_needed_is_that_of_the_run_or_of_its_recipe(
     words = ("--run", str(run), "--data", str(data), "--recipe", "smoke")
     of_recipe = rows(capsys, *words)["run space"]["needed"]
     assert of_recipe.endswith(" MB or more for the checkpoints of this run")
-    config = tiny_config(data, run, precision="fp32", batch={"micro": 2})
+    config = tiny_config(data, run, precision="fp32", batch={"micro_batch_size": 2})
     run.mkdir()
     (run / "config.toml").write_text(to_toml("train", config.model_dump(mode="json")))
     of_run = rows(capsys, "--run", str(run), "--data", str(data))["run space"]["needed"]

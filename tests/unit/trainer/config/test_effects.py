@@ -41,7 +41,7 @@ def test_the_defaults_have_no_setting_without_effect() -> None:
         ("lora.dropout", 0.1, {"lora": {"rank": 4}}),
         ("ema.warmup_steps", 5, {"ema": {"decay": 0.9}}),
         ("eval.min_delta", 0.1, {"eval": {"patience": 3}}),
-        ("bad_data.max_share", 0.1, {"bad_data": {"policy": "quarantine"}}),
+        ("data_errors.max_share", 0.1, {"data_errors": {"policy": "quarantine"}}),
         ("guard.window_steps", 5, {"guard": {"spike": "rollback"}}),
         ("guard.max_skips", 5, {"guard": {"drop": "skip"}}),
         ("log.mlflow_experiment", "other", {"log": {"mlflow_uri": "folder"}}),
@@ -89,7 +89,7 @@ def test_settings_of_gpus_ranks_and_watchdog_are_told_where_there_are_none() -> 
 @pytest.mark.parametrize("kind", ["cosine", "linear", "wsd", "polynomial", "exponential", "step", "constant"])
 @pytest.mark.parametrize("more", [{}, {"weight_decay": "linear"}, {"weight_decay": "lr"}, {"cooldown_steps": 30}])
 def test_the_declared_effects_of_the_schedule_are_its_effects(kind: str, more: dict[str, Any]) -> None:
-    others = {"decay_steps": 150, "floor": 0.3, "decay_share": 0.5, "power": 4.0, "milestones": (120, 130), "gamma": 0.7}
+    others = {"decay_steps": 150, "min_lr_ratio": 0.3, "decay_share": 0.5, "power": 4.0, "milestones": (120, 130), "gamma": 0.7}
     needed: dict[str, Any] = {"kind": kind, "warmup_steps": 10} | ({"milestones": (100,)} if kind == "step" else {}) | more
 
     def rates(settings: dict[str, Any]) -> list[tuple[float, float]]:

@@ -35,7 +35,7 @@ def test_every_recipe_is_complete_and_valid(recipe: str) -> None:
         ("--limits.steps 5 --model.width 100 --model.heads 3", "model.width = 100 is not a multiple of model.heads = 3"),
         ("--limits.steps 5 --model.heads 6 --model.kv_heads 4", "model.kv_heads = 4 must divide model.heads = 6"),
         ("--limits.steps 5 --model.head_dim 5", "cannot be rotated in pairs"),
-        ("--limits.steps 5 --batch.global_rows 30 --batch.micro 8", "not a multiple of batch.micro = 8; use 32, or change"),
+        ("--limits.steps 5 --batch.global_batch_size 30 --batch.micro_batch_size 8", "not a multiple of batch.micro_batch_size = 8; use 32, or change"),
         ("--limits.steps 5 --lora.rank 8 --optim.kind muon", "lora.rank trains adapters, which need AdamW"),
         ("--limits.steps 5 --lora.rank 8 --precision float8", "lora.rank does not work with precision = float8"),
         (
@@ -53,7 +53,7 @@ def test_settings_that_contradict_each_other_are_refused(arguments: str, message
 def test_sizes_that_are_not_set_follow_from_the_others() -> None:
     config = ModelConfig(width=384, heads=6)
     assert (config.head_size, config.num_kv_heads, config.mlp_size) == (64, 6, 1024)
-    assert BatchConfig(global_rows=32, micro=8).micro_batches == 4
+    assert BatchConfig(global_batch_size=32, micro_batch_size=8).micro_batches == 4
 
 
 def test_paths_are_kept_as_given() -> None:
@@ -64,31 +64,31 @@ def test_paths_are_kept_as_given() -> None:
     ("arguments", "micro"),
     [
         ("", 8),
-        ("--batch.global_rows 4", 4),
-        ("--batch.global_rows 12", 6),
-        ("--batch.global_rows 7", 7),
-        ("--batch.global_rows 11", 1),
-        ("--batch.global_rows 64", 8),
-        ("--recipe smoke --batch.global_rows 2", 2),
-        ("--recipe smoke --batch.global_rows 6", 3),
-        ("--recipe gpt2-124m --batch.global_rows 48", 24),
+        ("--batch.global_batch_size 4", 4),
+        ("--batch.global_batch_size 12", 6),
+        ("--batch.global_batch_size 7", 7),
+        ("--batch.global_batch_size 11", 1),
+        ("--batch.global_batch_size 64", 8),
+        ("--recipe smoke --batch.global_batch_size 2", 2),
+        ("--recipe smoke --batch.global_batch_size 6", 3),
+        ("--recipe gpt2-124m --batch.global_batch_size 48", 24),
     ],
 )
 def test_a_micro_batch_that_nobody_has_set_shrinks_to_a_divisor_of_the_global_batch(arguments: str, micro: int) -> None:
-    assert load(f"--limits.steps 5 {arguments}").batch.micro == micro
+    assert load(f"--limits.steps 5 {arguments}").batch.micro_batch_size == micro
 
 
 def test_a_micro_batch_of_the_users_own_recipe_is_refused(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.toml"
     recipe.write_text("[train.batch]\nmicro = 4\n[train.limits]\nsteps = 3\n")
-    with pytest.raises(ConfigError, match=r"batch.global_rows = 6 is not a multiple of batch.micro = 4"):
-        load(f"--recipe {recipe} --batch.global_rows 6")
+    with pytest.raises(ConfigError, match=r"batch.global_batch_size = 6 is not a multiple of batch.micro_batch_size = 4"):
+        load(f"--recipe {recipe} --batch.global_batch_size 6")
 
 
 @pytest.mark.parametrize("recipe", sorted(path.stem for path in RECIPES.glob("*.toml")))
 def test_the_micro_batch_of_a_recipe_is_the_one_in_its_file(recipe: str) -> None:
     written = parse_toml((RECIPES / f"{recipe}.toml").read_bytes())["train"]["batch"]
-    assert {"global_rows": 32, "micro": 8} | written == load(f"--recipe {recipe}").batch.model_dump()
+    assert {"global_batch_size": 32, "micro_batch_size": 8} | written == load(f"--recipe {recipe}").batch.model_dump()
 
 
 def test_a_command_that_adds_only_the_data_to_a_run_continues_it_with_its_settings(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from trainer.distributed.group import Group
 from trainer.runs.adjustments import Adjustment, Adjustments
 
 LENGTH = 16
-TWO_ROWS = BatchConfig(global_rows=2, micro=2)
+TWO_ROWS = BatchConfig(global_batch_size=2, micro_batch_size=2)
 AT_ONCE = LoaderConfig(retry_waits_s=(0.0, 0.0, 0.0))
 
 packed_rows = st.lists(st.lists(st.integers(1, 6), max_size=4), min_size=1, max_size=4)
@@ -199,9 +199,9 @@ def test_the_shares_of_the_ranks_are_consecutive_complete_and_even(micro_batches
 def test_all_ranks_together_read_each_row_once_in_every_epoch(
     num_rows: int, micro: int, micro_batches: int, world_size: int, epochs: int, seed: int
 ) -> None:
-    config, (_, rows) = BatchConfig(global_rows=micro * micro_batches, micro=micro), numbered(num_rows)
+    config, (_, rows) = BatchConfig(global_batch_size=micro * micro_batches, micro_batch_size=micro), numbered(num_rows)
     together: list[int] = []
-    for position in range(0, epochs * num_rows, config.global_rows):
+    for position in range(0, epochs * num_rows, config.global_batch_size):
         for rank in range(world_size):
             batch = global_batch(rows, UniformOrder(seed, num_rows), config, group(rank, world_size), position)
             together += rows_in(batch.micro_batches)
@@ -211,14 +211,14 @@ def test_all_ranks_together_read_each_row_once_in_every_epoch(
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_all_ranks_together_read_the_order_exactly(world_size: int) -> None:
-    config = BatchConfig(global_rows=12, micro=2)
+    config = BatchConfig(global_batch_size=12, micro_batch_size=2)
     by_rank = [rows_of_rank(31, config, group(rank, world_size), start=24, count=5) for rank in range(world_size)]
     together = [[row for ranks in by_rank for row in ranks[number]] for number in range(5)]
     assert together == rows_at(5, 24, 60, 31).reshape(5, 12).tolist()
 
 
 def test_a_fresh_loader_goes_on_at_every_position() -> None:
-    config = BatchConfig(global_rows=4, micro=2)
+    config = BatchConfig(global_batch_size=4, micro_batch_size=2)
     whole = [row for batch in rows_of_rank(7, config, group(), start=0, count=8) for row in batch]
     for position in range(28):
         assert rows_of_rank(7, config, group(), start=position, count=1) == [whole[position : position + 4]]
@@ -226,7 +226,7 @@ def test_a_fresh_loader_goes_on_at_every_position() -> None:
 
 @pytest.mark.parametrize("with_weights", [False, True])
 def test_the_normaliser_is_that_of_the_whole_batch_on_every_rank(with_weights: bool) -> None:
-    config, (_, rows) = BatchConfig(global_rows=12, micro=2), numbered(31)
+    config, (_, rows) = BatchConfig(global_batch_size=12, micro_batch_size=2), numbered(31)
     batches = [global_batch(rows, UniformOrder(1, 31), config, group(rank, 3), 5, with_weights=with_weights) for rank in range(3)]
     micros = [micro for batch in batches for micro in batch.micro_batches]
     targets = sum(int((micro.targets != IGNORE).sum()) for micro in micros)
@@ -239,12 +239,12 @@ def test_the_normaliser_is_that_of_the_whole_batch_on_every_rank(with_weights: b
 def test_a_batch_without_a_target_is_divided_by_one() -> None:
     rows, as_rows = numbered(4)
     rows.num_targets = lambda indices: np.zeros(len(indices), np.int64)  # type: ignore[method-assign]
-    assert global_batch(as_rows, UniformOrder(1, 4), BatchConfig(global_rows=2, micro=2), group(), 0).normaliser == 1
+    assert global_batch(as_rows, UniformOrder(1, 4), BatchConfig(global_batch_size=2, micro_batch_size=2), group(), 0).normaliser == 1
 
 
 def test_what_is_asked_for_is_in_every_prefetched_batch() -> None:
     _, rows = numbered(8)
-    config, order = BatchConfig(global_rows=4, micro=2), UniformOrder(0, 8)
+    config, order = BatchConfig(global_batch_size=4, micro_batch_size=2), UniformOrder(0, 8)
     with prefetched_batches(rows, config, group(), order, 0, 2, with_weights=True, with_bounds=True) as batches:
         micros = [micro for _ in range(3) for micro in next(batches).micro_batches]
     assert all(micro.weights is not None and micro.bounds is not None for micro in micros)
@@ -256,7 +256,7 @@ def test_damaged_data_is_raised_at_its_batch_and_not_read_again() -> None:
             raise PreparedDataError("train/a-00000.arrow: damaged")
 
     rows, as_rows = numbered(8, fail_at_third)
-    with prefetched_batches(as_rows, BatchConfig(global_rows=2, micro=2), group(), UniformOrder(0, 8), 0, depth=4) as batches:
+    with prefetched_batches(as_rows, BatchConfig(global_batch_size=2, micro_batch_size=2), group(), UniformOrder(0, 8), 0, depth=4) as batches:
         next(batches)
         next(batches)
         with pytest.raises(PreparedDataError, match="a-00000"):
@@ -278,7 +278,7 @@ def failing(numbers: range) -> Callable[[int], None]:
 def test_a_read_that_fails_three_times_is_made_a_fourth_time(caplog: pytest.LogCaptureFixture) -> None:
     _, rows = numbered(8, failing(range(2, 5)))
     order = UniformOrder(3, 8)
-    with prefetched_batches(rows, BatchConfig(global_rows=2, micro=2), group(), order, 0, depth=1, loader=AT_ONCE) as batches:
+    with prefetched_batches(rows, BatchConfig(global_batch_size=2, micro_batch_size=2), group(), order, 0, depth=1, loader=AT_ONCE) as batches:
         taken = [row for _ in range(3) for row in rows_in(next(batches).micro_batches)]
     assert taken == order.rows_at(0, 6).tolist()
     assert caplog.text.count("Input/output error: 'train/a-00000.arrow'; reading it again in 0.0 s") == 3
@@ -287,7 +287,7 @@ def test_a_read_that_fails_three_times_is_made_a_fourth_time(caplog: pytest.LogC
 def test_a_read_that_fails_four_times_is_raised_at_its_batch_and_names_the_file() -> None:
     rows, as_rows = numbered(8, failing(range(2, 6)))
     with prefetched_batches(
-        as_rows, BatchConfig(global_rows=2, micro=2), group(), UniformOrder(3, 8), 0, depth=2, loader=AT_ONCE
+        as_rows, BatchConfig(global_batch_size=2, micro_batch_size=2), group(), UniformOrder(3, 8), 0, depth=2, loader=AT_ONCE
     ) as batches:
         next(batches)
         with pytest.raises(
@@ -307,7 +307,7 @@ def test_closing_does_not_wait_for_a_read_that_is_to_be_made_again() -> None:
     rows, as_rows = numbered(8, fail)
     with prefetched_batches(
         as_rows,
-        BatchConfig(global_rows=2, micro=2),
+        BatchConfig(global_batch_size=2, micro_batch_size=2),
         group(),
         UniformOrder(3, 8),
         0,
@@ -353,7 +353,7 @@ def test_no_more_is_read_ahead_than_the_depth(depth: int) -> None:
             too_much.set()
 
     rows.before_read = watch
-    with prefetched_batches(as_rows, BatchConfig(global_rows=2, micro=2), group(), UniformOrder(0, 8), 0, depth) as batches:
+    with prefetched_batches(as_rows, BatchConfig(global_batch_size=2, micro_batch_size=2), group(), UniformOrder(0, 8), 0, depth) as batches:
         for _ in range(10):
             next(batches)
         assert enough.wait(10)
@@ -390,7 +390,7 @@ class ShardedRows(NumberedRows):
 
 
 def test_rows_change_with_the_step_that_they_are_for() -> None:
-    rows, order, config = ShardedRows(16), UniformOrder(2, 16), BatchConfig(global_rows=8, micro=4)
+    rows, order, config = ShardedRows(16), UniformOrder(2, 16), BatchConfig(global_batch_size=8, micro_batch_size=4)
     adjustments = Adjustments(
         (Adjustment(step=4, reason="memory", micro=2), Adjustment(step=5, reason="data", shards=("train/1",)))
     )
@@ -414,7 +414,7 @@ def test_a_shard_that_cannot_be_read_gives_padding_of_the_same_shape_and_the_rea
             raise ShardError("train/1", "train/1: damaged")
 
     rows, order = ShardedRows(16, fail), UniformOrder(2, 16)
-    config = BatchConfig(global_rows=4, micro=2)
+    config = BatchConfig(global_batch_size=4, micro_batch_size=2)
     with prefetched_batches(
         cast(Rows, rows),
         config,
@@ -448,7 +448,7 @@ def test_a_damaged_shard_that_is_put_back_in_time_is_read_as_if_nothing_had_been
 
     _, rows = numbered(8, fail)
     with prefetched_batches(
-        rows, BatchConfig(global_rows=2, micro=2), group(), UniformOrder(0, 8), 0, depth=4, loader=AT_ONCE
+        rows, BatchConfig(global_batch_size=2, micro_batch_size=2), group(), UniformOrder(0, 8), 0, depth=4, loader=AT_ONCE
     ) as batches:
         assert [row for _ in range(3) for row in rows_in(next(batches).micro_batches)] == UniformOrder(0, 8).rows_at(0, 6).tolist()
 
@@ -462,7 +462,7 @@ def test_any_number_of_readers_gives_the_same_batches_in_the_same_order(
         if number == failing_read:
             time.sleep(0.002)  # later batches are ready before this one
 
-    config, order = BatchConfig(global_rows=4, micro=2), UniformOrder(7, 19)
+    config, order = BatchConfig(global_batch_size=4, micro_batch_size=2), UniformOrder(7, 19)
     taken = []
     for loader in (LoaderConfig(), LoaderConfig(readers=readers)):
         _, rows = numbered(19, slow)
@@ -489,7 +489,7 @@ def test_several_readers_read_at_the_same_time_and_no_more_than_the_depth() -> N
 
 
 def test_an_error_is_raised_at_its_batch_and_closing_waits_for_no_other_reader() -> None:
-    order, config = UniformOrder(0, 64), BatchConfig(global_rows=2, micro=2)
+    order, config = UniformOrder(0, 64), BatchConfig(global_batch_size=2, micro_batch_size=2)
     bad = set(order.rows_at(4, 2).tolist())
 
     class Damaged(NumberedRows):
@@ -506,7 +506,7 @@ def test_an_error_is_raised_at_its_batch_and_closing_waits_for_no_other_reader()
 
 
 def test_a_batch_before_a_failed_one_is_read_even_if_its_reader_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    order, config = UniformOrder(0, 64), BatchConfig(global_rows=2, micro=2)
+    order, config = UniformOrder(0, 64), BatchConfig(global_batch_size=2, micro_batch_size=2)
     first, has_failed = set(order.rows_at(0, 2).tolist()), threading.Event()
 
     class Late(threading.Event):
@@ -546,7 +546,7 @@ def test_without_waits_a_damaged_shard_is_not_read_again() -> None:
 
 def test_without_waits_a_read_is_not_tried_again() -> None:
     rows, as_rows = numbered(8, failing(range(1, 9)))
-    config, never = BatchConfig(global_rows=2, micro=2), LoaderConfig(retry_waits_s=())
+    config, never = BatchConfig(global_batch_size=2, micro_batch_size=2), LoaderConfig(retry_waits_s=())
     with (
         prefetched_batches(as_rows, config, group(), UniformOrder(3, 8), 0, depth=1, loader=never) as batches,
         pytest.raises(StorageError, match=r"\(1 attempt to read it failed\)"),

@@ -111,7 +111,7 @@ def test_more_rows_than_there_are_means_all() -> None:
 def grouped(group: Group, data: Path, max_rows: int | None = None) -> Evaluation:
     """The evaluation of a fresh model on all groups of prepared data; 3 rows at a time, so that batches mix sources."""
     manifest, tokenizer = read_manifest(data), load_tokenizer(data / "tokenizer")
-    config = tiny_config(data, data, eval={"micro": 3, "max_rows": max_rows})
+    config = tiny_config(data, data, eval={"micro_batch_size": 3, "max_rows": max_rows})
     loss = LossModule(build_model(config.model, manifest.vocab_size, 0), config.loss)
     return evaluate(loss, context(config, group), Rows(data, manifest, "val"), grouping=Grouping.of(data, manifest, tokenizer))
 
@@ -208,7 +208,7 @@ def test_the_groups_have_the_same_bits_for_any_number_of_ranks(data: Path) -> No
 
 
 def test_groups_do_not_change_the_total(data: Path) -> None:
-    config = tiny_config(data, data, eval={"micro": 3})
+    config = tiny_config(data, data, eval={"micro_batch_size": 3})
     loss = LossModule(build_model(config.model, read_manifest(data).vocab_size, 0), config.loss)
     plain = evaluate(loss, context(config), Rows(data, read_manifest(data), "val"))
     divided = grouped(ALONE, data)
@@ -295,7 +295,7 @@ def test_bits_per_byte_are_nats_by_ln_2_and_bytes() -> None:
 def test_on_a_gpu_the_groups_are_those_of_the_cpu_and_repeat_bit_for_bit(data: Path) -> None:
     gpu = Group(0, 1, 0, torch.device("cuda", 0))
     manifest, tokenizer = read_manifest(data), load_tokenizer(data / "tokenizer")
-    config = tiny_config(data, data, eval={"micro": 3})
+    config = tiny_config(data, data, eval={"micro_batch_size": 3})
     loss = LossModule(build_model(config.model, manifest.vocab_size, 0), config.loss).to(gpu.device)
     grouping = Grouping.of(data, manifest, tokenizer)
     first, second = (evaluate(loss, context(config, gpu), Rows(data, manifest, "val"), grouping=grouping) for _ in range(2))

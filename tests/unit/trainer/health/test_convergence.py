@@ -242,7 +242,7 @@ def test_a_training_loss_of_another_kind_has_no_gap() -> None:
         ({"label_smoothing": 0.1}, False, False),
         ({"z_loss": 1e-4}, False, False),
         ({"temperature": 2.0}, False, False),
-        ({"normalise": "sequences"}, False, False),
+        ({"reduction": "sequences"}, False, False),
     ],
 )
 def test_losses_are_compared_where_training_minimises_what_evaluations_measure(

@@ -55,7 +55,7 @@ def test_a_piece_that_joins_context_and_continuation_counts_to_the_continuation(
 
 
 def test_samples_of_the_same_context_differ_in_every_batch() -> None:
-    config = CONFIG.model_copy(update={"eval": CONFIG.eval.model_copy(update={"micro": 2})})
+    config = CONFIG.model_copy(update={"eval": CONFIG.eval.model_copy(update={"micro_batch_size": 2})})
     model = HarnessModel(text_model(ByteTokenizer()), config)
     settings = {"do_sample": True, "temperature": 1.0, "max_gen_toks": 12}
     texts = model.generate_until([Request("the cat", settings) for _ in range(6)])

@@ -12,7 +12,7 @@ from trainer.distributed import devices
 from trainer.launch import torchrun
 from trainer.launch.train_settings import SETTINGS_VARIABLE, hand_to_ranks, handed_settings, load_train_settings
 
-WORDS = ["--data", "data", "--run", "run", "--limits.tokens", "1000", "--optim.lr", "3e-4", "--batch.micro", "2"]
+WORDS = ["--data", "data", "--run", "run", "--limits.tokens", "1000", "--optim.lr", "3e-4", "--batch.micro_batch_size", "2"]
 
 
 @pytest.mark.parametrize(("device", "signs"), [("cpu", True), ("auto", False)])

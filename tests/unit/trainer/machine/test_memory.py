@@ -45,7 +45,7 @@ Checkpointing = Literal["none", "selective", "full"]
 
 
 def settings_of(**changes: Any) -> TrainConfig:
-    given = {"data": "data", "run": "run", "precision": "fp32", "limits": {"steps": 1}, "batch": {"global_rows": 16, "micro": 2}}
+    given = {"data": "data", "run": "run", "precision": "fp32", "limits": {"steps": 1}, "batch": {"global_batch_size": 16, "micro_batch_size": 2}}
     return TrainConfig.model_validate(given | changes)
 
 
@@ -188,7 +188,7 @@ def test_the_moving_average_is_as_large_as_the_weights() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
 def test_the_tree_holds_the_sums_that_are_estimated(world_size: int) -> None:
-    config = settings_of(reproducibility="elastic", batch={"global_rows": 16, "micro": 2})
+    config = settings_of(reproducibility="elastic", batch={"global_batch_size": 16, "micro_batch_size": 2})
     found = estimate_of(config, VOCAB, 32, world_size, 2)
     model = build_model(config.model, VOCAB, seed=0)
 
@@ -236,27 +236,27 @@ def test_the_description_adds_up_and_leaves_out_what_is_zero() -> None:
     assert format_bytes(5 << 40) == "5.0 TiB"
 
 
-@given(global_rows=st.integers(1, 5000), world_size=st.integers(1, 64))
-def test_candidates_divide_the_global_batch_and_spread_it_as_evenly_as_they_can(global_rows: int, world_size: int) -> None:
-    if global_rows < world_size:
+@given(global_batch_size=st.integers(1, 5000), world_size=st.integers(1, 64))
+def test_candidates_divide_the_global_batch_and_spread_it_as_evenly_as_they_can(global_batch_size: int, world_size: int) -> None:
+    if global_batch_size < world_size:
         with pytest.raises(ConfigError, match=f"without rows; use at least {world_size}"):
-            micro_candidates(global_rows, world_size)
+            micro_candidates(global_batch_size, world_size)
         return
-    candidates = micro_candidates(global_rows, world_size)
+    candidates = micro_candidates(global_batch_size, world_size)
     assert candidates == sorted(set(candidates), reverse=True)
-    assert all(global_rows % micro == 0 and global_rows // micro >= world_size for micro in candidates)
-    busiest = [-(-(global_rows // micro) // world_size) * micro for micro in candidates]
-    fewest = -(-global_rows // world_size)  # micro-batches of one row
+    assert all(global_batch_size % micro == 0 and global_batch_size // micro >= world_size for micro in candidates)
+    busiest = [-(-(global_batch_size // micro) // world_size) * micro for micro in candidates]
+    fewest = -(-global_batch_size // world_size)  # micro-batches of one row
     assert min(busiest) == fewest
-    assert max(busiest) <= max(fewest, 1.125 * global_rows / world_size)
+    assert max(busiest) <= max(fewest, 1.125 * global_batch_size / world_size)
 
 
 @pytest.mark.parametrize(
-    ("global_rows", "world_size", "expected"),
+    ("global_batch_size", "world_size", "expected"),
     [(32, 1, [32, 16, 8, 4, 2, 1]), (32, 4, [8, 4, 2, 1]), (512, 3, [64, 32, 16, 8, 4, 2, 1]), (12, 8, [1]), (7, 7, [1])],
 )
-def test_candidates_of_some_batches(global_rows: int, world_size: int, expected: list[int]) -> None:
-    assert micro_candidates(global_rows, world_size) == expected
+def test_candidates_of_some_batches(global_batch_size: int, world_size: int, expected: list[int]) -> None:
+    assert micro_candidates(global_batch_size, world_size) == expected
 
 
 def fixed(bytes_per_row: int) -> Callable[[int], MemoryEstimate]:
@@ -265,14 +265,14 @@ def fixed(bytes_per_row: int) -> Callable[[int], MemoryEstimate]:
 
 @pytest.mark.parametrize(("free", "expected"), [(10_000, 16), (1_000, 8), (999, 4), (223, 1)])
 def test_the_largest_micro_batch_that_fits_into_nine_tenths_is_chosen(free: int, expected: int) -> None:
-    config = settings_of(batch={"global_rows": 16, "micro": "auto"})
-    assert choose_micro(config.batch.global_rows, fixed(100), free, 32, 1) == expected
+    config = settings_of(batch={"global_batch_size": 16, "micro_batch_size": "auto"})
+    assert choose_micro(config.batch.global_batch_size, fixed(100), free, 32, 1) == expected
 
 
 def test_a_model_that_does_not_fit_is_refused_with_what_is_free_and_what_is_needed() -> None:
-    config = settings_of(batch={"global_rows": 16, "micro": "auto"})
+    config = settings_of(batch={"global_batch_size": 16, "micro_batch_size": "auto"})
     with pytest.raises(ConfigError, match=r"222 B are free .* 1 rows of 32 tokens .* estimate 200 B .* parallel = fsdp"):
-        choose_micro(config.batch.global_rows, fixed(100), 222, 32, 1)
+        choose_micro(config.batch.global_batch_size, fixed(100), 222, 32, 1)
 
 
 class Memory:
@@ -373,7 +373,7 @@ def test_only_failed_allocations_count_as_out_of_memory() -> None:
         assert is_out_of_memory(RuntimeError(f"CUDA error: {status} when calling `cublasCreate(handle)`"))
     assert is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"))
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not is_out_of_memory(ValueError("batch.micro ran out of memory"))
+    assert not is_out_of_memory(ValueError("batch.micro_batch_size ran out of memory"))
 
 
 def test_an_error_of_nccl_is_never_recovered_from_even_if_it_found_no_memory() -> None:
@@ -412,7 +412,7 @@ def test_the_cache_of_the_trial_is_released_before_the_ranks_exchange_its_result
     monkeypatch.setattr(micro_batch_size, "_Trial", StubTrial)
     monkeypatch.setattr(micro_batch_size, "release_memory", lambda: calls.append("release"))
     group = StubGroup(0, 1, 0, torch.device("cpu"))
-    config = settings_of(batch={"global_rows": 4, "micro": "auto"}, model={"layers": 1, "width": 32, "heads": 4, "context": 8})
+    config = settings_of(batch={"global_batch_size": 4, "micro_batch_size": "auto"}, model={"layers": 1, "width": 32, "heads": 4, "context": 8})
     manifest = SimpleNamespace(vocab_size=16, row_length=8)
     context = RunContext(config, cast("Any", manifest), group, "sdpa")
     with pytest.raises(FirstExchangeError):

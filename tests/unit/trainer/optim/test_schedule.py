@@ -12,7 +12,7 @@ from trainer.optim.schedule import learning_rate_factor, weight_decay_factor
 WARMUP, DECAY_STEPS, FLOOR = 10, 110, 0.1
 KINDS = ["cosine", "linear", "wsd", "polynomial", "exponential", "step", "constant"]
 FALLING = ["cosine", "linear", "wsd", "polynomial", "exponential"]
-SETTINGS = {"warmup_steps": WARMUP, "floor": FLOOR, "decay_share": 0.2, "power": 3.0, "milestones": (40, 80), "gamma": 0.5}
+SETTINGS = {"warmup_steps": WARMUP, "min_lr_ratio": FLOOR, "decay_share": 0.2, "power": 3.0, "milestones": (40, 80), "gamma": 0.5}
 
 # Each decay for the settings above; wsd decays in the last 22 of 110 steps.
 FORMULAS: dict[str, Callable[[int], float]] = {
@@ -143,7 +143,7 @@ def test_after_warmup_the_factor_never_rises_and_stays_between_floor_and_peak(
 ) -> None:
     if kind == "step":  # its first milestone comes after the warm-up
         warmup = min(warmup, 40)
-    settings = {"warmup_steps": warmup, "floor": floor, "decay_share": share, "power": power}
+    settings = {"warmup_steps": warmup, "min_lr_ratio": floor, "decay_share": share, "power": power}
     here, following = (factor(kind, at, decay_steps, **settings) for at in (step, step + 1))
     assert 0 < here <= 1
     assert step < warmup or floor * (1 - 1e-12) <= following <= here

@@ -288,10 +288,10 @@ def test_gathered_calls_the_action_of_any_other_module_without_gradients() -> No
 
 
 def test_ranks_with_unequal_numbers_of_micro_batches_are_refused(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, tmp_path, parallel="fsdp", batch={"global_rows": 8, "micro": 2})
+    config = tiny_config(tmp_path, tmp_path, parallel="fsdp", batch={"global_batch_size": 8, "micro_batch_size": 2})
     for world_size in (1, 2, 4):
         check_parallel(config.parallel, config.batch, world_size)
-    with pytest.raises(ConfigError, match=r"make 4 for 3 ranks; choose batch.global_rows as a multiple of 6,"):
+    with pytest.raises(ConfigError, match=r"make 4 for 3 ranks; choose batch.global_batch_size as a multiple of 6,"):
         check_parallel(config.parallel, config.batch, 3)
     ddp = config.model_copy(update={"parallel": "ddp"})
     check_parallel(ddp.parallel, ddp.batch, 3)

@@ -32,12 +32,12 @@ def test_even_rows_are_halved_and_odd_ones_fall_to_a_divisor() -> None:
 
 @given(made=adjustments_of_a_run, step=st.integers(0, 40))
 def test_an_adjustment_holds_from_its_step_on(made: list[Adjustment], step: int) -> None:
-    adjustments, begun = Adjustments().plus(*made), BatchConfig(global_rows=16, micro=8)
+    adjustments, begun = Adjustments().plus(*made), BatchConfig(global_batch_size=16, micro_batch_size=8)
     holding = [adjustment for adjustment in made if adjustment.step <= step]
     assert adjustments.batch(begun, step).micro_rows == min(
         [8, *(adjustment.micro for adjustment in holding if adjustment.micro is not None)]
     )
-    assert adjustments.batch(begun, step).global_rows == 16
+    assert adjustments.batch(begun, step).global_batch_size == 16
     assert adjustments.quarantined(step) == {shard for adjustment in holding for shard in adjustment.shards}
     assert list(adjustments.beginning_at(step)) == [adjustment for adjustment in made if adjustment.step == step]
 

@@ -35,7 +35,7 @@ GIVEN = st.fixed_dictionaries(
         "limits.tokens": st.integers(1, 10**12),
         "model.layers": st.integers(1, 100),
         "model.width": st.sampled_from([64, 96, 768, 1000]),
-        "batch.global_rows": st.sampled_from([64, 448, 1344]),
+        "batch.global_batch_size": st.sampled_from([64, 448, 1344]),
         "parallel": st.sampled_from(["ddp", "fsdp"]),
         "optim.kind": st.sampled_from(["adamw", "muon"]),
     },
@@ -51,16 +51,16 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(FACTS, GIVEN)
-@example(Facts(10**6, 256, 1000, num_gpus=0, num_cores=3, num_ranks=3), {"batch.global_rows": 64})
+@example(Facts(10**6, 256, 1000, num_gpus=0, num_cores=3, num_ranks=3), {"batch.global_batch_size": 64})
 def test_the_settings_are_always_valid_and_divide_over_the_ranks(facts: Facts, settings: dict[str, Any]) -> None:
     chosen = choose(facts, settings)
     assert not chosen.keys() & settings.keys()
     config = TrainConfig(data=Path("data"), run=Path("run"), **nested(chosen | settings))
     assert config.model.context == facts.row_length
-    if "batch.global_rows" not in settings:
-        assert config.batch.global_rows % facts.num_ranks == 0
-        if config.batch.micro != "auto":
-            assert config.batch.global_rows % (facts.num_ranks * config.batch.micro) == 0
+    if "batch.global_batch_size" not in settings:
+        assert config.batch.global_batch_size % facts.num_ranks == 0
+        if config.batch.micro_batch_size != "auto":
+            assert config.batch.global_batch_size % (facts.num_ranks * config.batch.micro_batch_size) == 0
     assert config.eval.every_steps == config.checkpoint.every_steps
 
 
@@ -101,7 +101,7 @@ def test_steps_that_are_given_decide_about_evaluations_saves_and_warm_up() -> No
 
 def test_a_schedule_that_is_given_gets_no_settings_of_another() -> None:
     chosen = choose(Facts(10**9, 256, 4096, 0, 2, 1), {"schedule.kind": "cosine"})
-    assert not {"schedule.decay_share", "schedule.floor"} & chosen.keys()
+    assert not {"schedule.decay_share", "schedule.min_lr_ratio"} & chosen.keys()
 
 
 def test_muon_is_not_chosen_where_it_cannot_work() -> None:
@@ -130,7 +130,7 @@ def test_the_recipe_is_for_the_data_and_settings_on_the_command_line_win(tmp_pat
 
 def test_a_value_that_cannot_be_meant_is_refused_as_ever(tmp_path: Path) -> None:
     data = write_prepared(tmp_path / "data")
-    for name, value in (("model.width", "wide"), ("limits.steps", "-3"), ("model.layers", "0"), ("batch.micro", "0")):
+    for name, value in (("model.width", "wide"), ("limits.steps", "-3"), ("model.layers", "0"), ("batch.micro_batch_size", "0")):
         with pytest.raises(Exception, match=rf"{name} = '?{value}"):
             load("--recipe", "auto", "--data", str(data), "--run", str(tmp_path / "run"), f"--{name}", value)
 
@@ -164,4 +164,4 @@ def test_a_run_that_exists_keeps_what_was_chosen_for_it(tmp_path: Path) -> None:
 )
 def test_rows_divide_over_the_ranks_that_the_variables_announce(tmp_path: Path, variables: dict[str, str], rows: int) -> None:
     given = {"data": str(write_prepared(tmp_path / "data", row_length=256)), "limits.steps": "10", "device": "cpu"}
-    assert chosen(given, variables)["batch.global_rows"] == rows
+    assert chosen(given, variables)["batch.global_batch_size"] == rows

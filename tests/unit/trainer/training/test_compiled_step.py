@@ -62,7 +62,7 @@ def trainable(device: str, **changes: Any) -> Trainable:
         "compile": "on",
         "precision": "bf16",
         "model": {"layers": 1, "width": 32, "heads": 2, "kv_heads": 1, "context": LENGTH},
-        "batch": {"global_rows": ROWS, "micro": MICRO},
+        "batch": {"global_batch_size": ROWS, "micro_batch_size": MICRO},
     }
     config = tiny_config(Path("data"), Path("run"), **(usual | changes))
     decoder = build_model(config.model, VOCAB, seed=1).to(device)
@@ -125,7 +125,7 @@ def test_twenty_batches_of_other_documents_are_computed_by_one_graph(device: str
 @on_each_device
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
-@pytest.mark.parametrize("changes", [{}, {"loss": {"normalise": "sequences"}, "ema": {"decay": 0.9}}, {"precision": "fp16"}])
+@pytest.mark.parametrize("changes", [{}, {"loss": {"reduction": "sequences"}, "ema": {"decay": 0.9}}, {"precision": "fp16"}])
 def test_the_host_reads_nothing_that_the_device_computes_in_a_step(device: str, changes: dict[str, Any]) -> None:
     training = trainable(device, **changes)
     batches = [pinned(batch_of(number, with_weights="loss" in changes), device) for number in (3, 1, 40, 300)]

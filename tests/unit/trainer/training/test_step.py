@@ -48,12 +48,12 @@ def training_module(config: TrainConfig) -> Trainable:
 def batch(config: TrainConfig, seed: int = 0) -> GlobalBatch:
     """Rows of two documents and some padding, cut into micro-batches as the settings say."""
     generator = np.random.default_rng(seed)
-    rows = config.batch.global_rows
+    rows = config.batch.global_batch_size
     tokens = generator.integers(0, VOCAB, (rows, LENGTH), dtype=np.uint16)
     ends = np.sort(generator.integers(2, LENGTH, (rows, 2)), axis=1)
     place = np.arange(LENGTH)
     segments = np.where(place < ends[:, :1], 0, np.where(place < ends[:, 1:], 1, -1)).astype(np.int32)
-    weighted = config.loss.normalise == "sequences"
+    weighted = config.loss.reduction == "sequences"
     size = config.batch.micro_rows
     micro_batches = [
         micro_batch(RowBatch(tokens[first : first + size], segments[first : first + size]), with_weights=weighted)
@@ -75,8 +75,8 @@ def test_neither_loss_nor_gradient_depends_on_the_micro_batches(normalise: str, 
     found = []
     for micro in (1, 4, 16):
         config = settings(
-            batch={"global_rows": 16, "micro": micro},
-            loss={"normalise": normalise},
+            batch={"global_batch_size": 16, "micro_batch_size": micro},
+            loss={"reduction": normalise},
             optim={"clip_norm": 1e6},
             reproducibility=reproducibility,
         )
@@ -93,7 +93,7 @@ def test_neither_loss_nor_gradient_depends_on_the_micro_batches(normalise: str, 
 
 
 def test_the_loss_of_sequences_is_the_mean_of_their_means() -> None:
-    config = settings(batch={"global_rows": 4, "micro": 4}, loss={"normalise": "sequences"})
+    config = settings(batch={"global_batch_size": 4, "micro_batch_size": 4}, loss={"reduction": "sequences"})
     training = training_module(config)
     given = batch(config)
     [micro] = given.micro_batches
@@ -188,7 +188,7 @@ def test_a_step_without_its_data_is_void_and_so_is_one_that_is_under_way_after_i
 
 
 def test_rows_for_which_an_evaluation_lacks_memory_are_cut_as_often_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = settings(batch={"global_rows": 8, "micro": 8})
+    config = settings(batch={"global_batch_size": 8, "micro_batch_size": 8})
     loss, rows = training_module(config).loss, batch(config).micro_batches[0]
     with torch.no_grad():
         whole = forward_pass(loss, rows, config, ALONE.device, "sdpa", by_row=True)
@@ -208,7 +208,7 @@ def test_rows_for_which_an_evaluation_lacks_memory_are_cut_as_often_as_it_takes(
 
 
 def test_a_single_row_for_which_an_evaluation_lacks_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = settings(batch={"global_rows": 2, "micro": 2})
+    config = settings(batch={"global_batch_size": 2, "micro_batch_size": 2})
     loss, rows = training_module(config).loss, batch(config).micro_batches[0]
 
     def nothing(*_: object) -> torch.Tensor:
