@@ -28,6 +28,7 @@ from common.settings.model import (
     SettingsT,
     current_names,
     environment_names,
+    former_variables,
     is_list,
     keep_set,
     none_word,
@@ -132,7 +133,7 @@ def load_options(
 def _from_environment(model: type[Settings], environment: Mapping[str, str]) -> dict[str, Any]:
     known = dict(zip(environment_names(model), setting_names(model).items(), strict=True))
     variables = {name: variable for variable, (name, _) in known.items()}
-    former = current_names(model)
+    former = former_variables(model)
     flat: dict[str, Any] = {}
     for variable, value in environment.items():
         if not variable.startswith(model.environment_prefix) or not value:
@@ -141,9 +142,9 @@ def _from_environment(model: type[Settings], environment: Mapping[str, str]) -> 
         dotted = variable.removeprefix(model.environment_prefix).replace("__", ".").lower()
         if place := place_in_recipe(model, dotted):
             raise ConfigError(f"environment: {variable}: only a recipe can hold it: {place}")
-        if dotted in former:
-            _log.warning("%s is called %s now; use the new name", variable, variables[former[dotted]])
-            variable = variables[former[dotted]]  # noqa: PLW2901
+        if variable in former:
+            _log.warning("%s is called %s now; use the new name", variable, former[variable])
+            variable = former[variable]  # noqa: PLW2901
         if variable not in known:
             raise ConfigError(f"environment: {variable} is not a setting{suggest(dotted, variables, model)}")
         name, field = known[variable]

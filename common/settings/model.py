@@ -198,7 +198,16 @@ def with_current_names(model: type[BaseModel], values: dict[str, Any]) -> dict[s
 
 
 def environment_names(model: type[Settings]) -> list[str]:
-    return [model.environment_prefix + name.replace(".", "__").upper() for name in setting_names(model)]
+    return [_variable(model, name) for name in setting_names(model)]
+
+
+def former_variables(model: type[Settings]) -> dict[str, str]:
+    """The variables of earlier versions, with those that replace them."""
+    return {_variable(model, former): _variable(model, name) for former, name in current_names(model).items()}
+
+
+def _variable(model: type[Settings], name: str) -> str:
+    return model.environment_prefix + name.replace(".", "__").upper()
 
 
 def place_of(field: FieldInfo) -> Place:

@@ -505,7 +505,10 @@ def test_a_resume_with_another_setting_is_refused_names_the_override_and_writes_
 
 
 def changed_by(data: Path, run: Path, changes: dict[str, Any], *allowed: str) -> TrainConfig:
-    settings: dict[str, Any] = {"batch": {"global_batch_size": 8, "micro_batch_size": 2}, "resume": {"allow_changes": list(allowed)}}
+    settings: dict[str, Any] = {
+        "batch": {"global_batch_size": 8, "micro_batch_size": 2},
+        "resume": {"allow_changes": list(allowed)},
+    }
     for name, value in changes.items():
         settings[name] = settings.get(name, {}) | value if isinstance(value, dict) else value
     return unwatched(data, run, **settings)

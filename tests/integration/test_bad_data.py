@@ -182,7 +182,9 @@ def test_a_quarantine_is_remembered_when_the_shard_is_back(data: Path, tmp_path:
 
 def test_too_much_in_quarantine_stops_the_run(data: Path, tmp_path: Path) -> None:
     flip(data / LOST)
-    with pytest.raises(PreparedDataError, match=rf"{LOST}: .* 31 of 61 train rows, and data_errors.max_share = 0.05 allows only 3;"):
+    with pytest.raises(
+        PreparedDataError, match=rf"{LOST}: .* 31 of 61 train rows, and data_errors.max_share = 0.05 allows only 3;"
+    ):
         train(tiny_config(data, tmp_path / "run", data_errors={"policy": "quarantine"}))
 
 

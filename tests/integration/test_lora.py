@@ -122,7 +122,9 @@ def test_the_record_and_the_first_lines_have_the_trained_share(
     assert f", of which {TRAINED:,} are trained)" in introduction(read_run(run))
     assert "trained_weights" not in record_of(base)
     words = f"trainer plan --run {tmp_path}/new --data {other_data} --init {base} --lora.rank 2 --limits.steps 12"
-    planned = run_command(*f"{words} --device cpu --threads 1 --precision fp32 --batch.global_batch_size 8 --batch.micro_batch_size 2".split())
+    planned = run_command(
+        *f"{words} --device cpu --threads 1 --precision fp32 --batch.global_batch_size 8 --batch.micro_batch_size 2".split()
+    )
     assert planned.returncode == 0, planned.stderr
     assert f"{rate(total)} weights, {rate(TRAINED)} of them in adapters" in planned.stdout
     assert "that they share" in planned.stdout

@@ -53,7 +53,9 @@ def trained_by_ranks(config: TrainConfig, num_ranks: int) -> str:
 @pytest.mark.parametrize("text", [ORDINARY, TWO_HALVES], ids=["one pass", "two passes of half the loss"])
 def test_a_step_that_does_what_the_trainer_does_has_the_same_bits(data: Path, tmp_path: Path, text: str) -> None:
     plain, own = tmp_path / "plain", tmp_path / "own"
-    settings = SHORT | {"batch": {"micro_batch_size": 8}}  # half a gradient twice is the gradient, but not if it is added to another one
+    settings = SHORT | {
+        "batch": {"micro_batch_size": 8}
+    }  # half a gradient twice is the gradient, but not if it is added to another one
     last_line = train(tiny_config(data, plain, **settings))
     assert train(tiny_config(data, own, **settings, extension=written(tmp_path, text))) == last_line
     assert losses(own) == losses(plain)

@@ -111,7 +111,11 @@ def test_settings_that_exclude_each_other_are_refused_before_anything_is_written
 def gradients_of_a_batch(group: Group, data: Path, reproducibility: str) -> tuple[str, list[bytes]]:
     """Return loss and gradients of one global batch of 16 micro-batches, distributed over the ranks."""
     config = tiny_config(
-        data, Path("run"), batch={"global_batch_size": 16, "micro_batch_size": 1}, optim={"clip_norm": 1e6}, reproducibility=reproducibility
+        data,
+        Path("run"),
+        batch={"global_batch_size": 16, "micro_batch_size": 1},
+        optim={"clip_norm": 1e6},
+        reproducibility=reproducibility,
     )
     manifest = read_manifest(data)
     rows = Rows(data, manifest, "train")

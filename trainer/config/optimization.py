@@ -12,6 +12,7 @@ from common.settings.conditions import OnlyIf
 from common.settings.markers import (
     AlsoCalled,
     FixesShapes,
+    Formerly,
     Frequent,
     Identity,
     InReplay,
@@ -35,7 +36,7 @@ class LossConfig(Section):
     temperature: Annotated[Identity[float], _BUILT_IN_LOSS] = Field(
         1.0, gt=0, le=100, description="Number by which logits are divided before the softmax."
     )
-    normalise: Identity[Literal["tokens", "sequences"]] = Field(
+    reduction: Annotated[Identity[Literal["tokens", "sequences"]], Formerly("loss.normalise")] = Field(
         "tokens",
         description="Mean of the loss. tokens: over all targets; sequences: over the mean of each document, or piece of one.",
     )
@@ -111,8 +112,11 @@ class ScheduleConfig(Section):
     decay_steps: Annotated[
         Identity[int | None], _NOT_CONSTANT, _NOT_STEP, InReplay(identity=True), AlsoCalled("lr_decay_iters lr_decay_steps")
     ] = Field(None, ge=0, description="Step at which the floor is reached; none: the last step of the run; 0, only for wsd: never.")
-    floor: Annotated[
-        Identity[float], OnlyIf("schedule.kind != constant"), AlsoCalled("min_lr final_lr end_lr eta_min min_learning_rate")
+    min_lr_ratio: Annotated[
+        Identity[float],
+        OnlyIf("schedule.kind != constant"),
+        Formerly("schedule.floor"),
+        AlsoCalled("floor min_lr final_lr end_lr eta_min min_learning_rate"),
     ] = Field(0.1, ge=0, le=1, description="Lowest learning rate, as a share of the peak.")
     decay_share: Annotated[Identity[float], OnlyIf("schedule.kind = wsd"), OnlyIf("not schedule.cooldown_steps")] = Field(
         0.2, gt=0, le=1, description="wsd: last share of `decay_steps`, in which the learning rate falls; at least two steps."
@@ -154,8 +158,10 @@ class ScheduleConfig(Section):
             raise ValueError(
                 f"{self.needs_length} needs a length, but schedule.decay_steps = 0 gives none; use a step, or schedule.kind = wsd"
             )
-        if self.kind == "exponential" and self.floor == 0:
-            raise ValueError("schedule.kind = exponential never reaches schedule.min_lr_ratio = 0; use a floor above 0, such as 0.01")
+        if self.kind == "exponential" and self.min_lr_ratio == 0:
+            raise ValueError(
+                "schedule.kind = exponential never reaches schedule.min_lr_ratio = 0; use a floor above 0, such as 0.01"
+            )
         return self
 
     @property

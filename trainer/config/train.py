@@ -24,7 +24,7 @@ from common.settings.markers import (
     ResolvedInIdentity,
 )
 from common.settings.model import Place, Settings
-from trainer.config.data import DataErrorsConfig, BatchConfig, LoaderConfig, MixtureConfig, fitting_micro
+from trainer.config.data import BatchConfig, DataErrorsConfig, LoaderConfig, MixtureConfig, fitting_micro
 from trainer.config.finetuning import ClassificationConfig, DistillationConfig, PreferenceConfig
 from trainer.config.health import AlertsConfig, GuardConfig, WatchdogConfig
 from trainer.config.lora import LoraConfig
@@ -254,12 +254,15 @@ class TrainConfig(Settings):
         if self.parallel == "fsdp":
             raise ValueError("reproducibility = elastic adds gradients in a fixed order, which parallel = fsdp cannot do; use ddp")
         if self.batch.micro_batch_size == "auto":
-            raise ValueError("reproducibility = elastic needs a fixed batch.micro_batch_size, because its bits depend on it; give a number")
+            raise ValueError(
+                "reproducibility = elastic needs a fixed batch.micro_batch_size, because its bits depend on it; give a number"
+            )
         if self.batch.micro_batches & (self.batch.micro_batches - 1):
             raise ValueError(
-                f"reproducibility = elastic adds gradients in a binary tree, and batch.global_batch_size = {self.batch.global_batch_size} "
-                f"with batch.micro_batch_size = {self.batch.micro_batch_size} make {self.batch.micro_batches} micro-batches, which is not a power "
-                f"of two; use for example batch.global_batch_size = {self.batch.micro_batch_size << (self.batch.micro_batches.bit_length() - 1)}"
+                f"reproducibility = elastic adds gradients in a binary tree, and batch.global_batch_size = "
+                f"{self.batch.global_batch_size} with batch.micro_batch_size = {self.batch.micro_batch_size} make "
+                f"{self.batch.micro_batches} micro-batches, which is not a power of two; use for example "
+                f"batch.global_batch_size = {self.batch.micro_batch_size << (self.batch.micro_batches.bit_length() - 1)}"
             )
         return self
 

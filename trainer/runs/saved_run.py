@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from common.errors import CheckpointError, PreparedDataError
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.messages import explain
+from common.settings.model import with_current_names
 from common.settings.toml import parse_toml
 from common.untrusted import read_run_file
 from data_pipeline.dataset.layout import MANIFEST
@@ -94,7 +95,7 @@ def parse_settings(toml: bytes) -> dict[str, Any]:
     settings = parse_toml(toml).get("train")
     if not isinstance(settings, dict):
         raise ValueError("train is not a table of settings")
-    return settings
+    return with_current_names(TrainConfig, settings)
 
 
 def load_config(run: Path) -> TrainConfig:

@@ -54,7 +54,10 @@ def best_recipe(setup: SearchSetup, best: Trial) -> str:
     config = trial_config(setup, best.values, run)
     chosen = load_config(run)
     config = config.model_copy(
-        update={"precision": chosen.precision, "batch": config.batch.model_copy(update={"micro_batch_size": chosen.batch.micro_batch_size})}
+        update={
+            "precision": chosen.precision,
+            "batch": config.batch.model_copy(update={"micro_batch_size": chosen.batch.micro_batch_size}),
+        }
     )
     prepare = _preparation(setup.manifest)
     return (

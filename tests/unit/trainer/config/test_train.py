@@ -35,7 +35,10 @@ def test_every_recipe_is_complete_and_valid(recipe: str) -> None:
         ("--limits.steps 5 --model.width 100 --model.heads 3", "model.width = 100 is not a multiple of model.heads = 3"),
         ("--limits.steps 5 --model.heads 6 --model.kv_heads 4", "model.kv_heads = 4 must divide model.heads = 6"),
         ("--limits.steps 5 --model.head_dim 5", "cannot be rotated in pairs"),
-        ("--limits.steps 5 --batch.global_batch_size 30 --batch.micro_batch_size 8", "not a multiple of batch.micro_batch_size = 8; use 32, or change"),
+        (
+            "--limits.steps 5 --batch.global_batch_size 30 --batch.micro_batch_size 8",
+            "not a multiple of batch.micro_batch_size = 8; use 32, or change",
+        ),
         ("--limits.steps 5 --lora.rank 8 --optim.kind muon", "lora.rank trains adapters, which need AdamW"),
         ("--limits.steps 5 --lora.rank 8 --precision float8", "lora.rank does not work with precision = float8"),
         (

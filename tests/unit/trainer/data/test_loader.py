@@ -239,7 +239,9 @@ def test_the_normaliser_is_that_of_the_whole_batch_on_every_rank(with_weights: b
 def test_a_batch_without_a_target_is_divided_by_one() -> None:
     rows, as_rows = numbered(4)
     rows.num_targets = lambda indices: np.zeros(len(indices), np.int64)  # type: ignore[method-assign]
-    assert global_batch(as_rows, UniformOrder(1, 4), BatchConfig(global_batch_size=2, micro_batch_size=2), group(), 0).normaliser == 1
+    assert (
+        global_batch(as_rows, UniformOrder(1, 4), BatchConfig(global_batch_size=2, micro_batch_size=2), group(), 0).normaliser == 1
+    )
 
 
 def test_what_is_asked_for_is_in_every_prefetched_batch() -> None:
@@ -256,7 +258,9 @@ def test_damaged_data_is_raised_at_its_batch_and_not_read_again() -> None:
             raise PreparedDataError("train/a-00000.arrow: damaged")
 
     rows, as_rows = numbered(8, fail_at_third)
-    with prefetched_batches(as_rows, BatchConfig(global_batch_size=2, micro_batch_size=2), group(), UniformOrder(0, 8), 0, depth=4) as batches:
+    with prefetched_batches(
+        as_rows, BatchConfig(global_batch_size=2, micro_batch_size=2), group(), UniformOrder(0, 8), 0, depth=4
+    ) as batches:
         next(batches)
         next(batches)
         with pytest.raises(PreparedDataError, match="a-00000"):
@@ -278,7 +282,9 @@ def failing(numbers: range) -> Callable[[int], None]:
 def test_a_read_that_fails_three_times_is_made_a_fourth_time(caplog: pytest.LogCaptureFixture) -> None:
     _, rows = numbered(8, failing(range(2, 5)))
     order = UniformOrder(3, 8)
-    with prefetched_batches(rows, BatchConfig(global_batch_size=2, micro_batch_size=2), group(), order, 0, depth=1, loader=AT_ONCE) as batches:
+    with prefetched_batches(
+        rows, BatchConfig(global_batch_size=2, micro_batch_size=2), group(), order, 0, depth=1, loader=AT_ONCE
+    ) as batches:
         taken = [row for _ in range(3) for row in rows_in(next(batches).micro_batches)]
     assert taken == order.rows_at(0, 6).tolist()
     assert caplog.text.count("Input/output error: 'train/a-00000.arrow'; reading it again in 0.0 s") == 3
@@ -353,7 +359,9 @@ def test_no_more_is_read_ahead_than_the_depth(depth: int) -> None:
             too_much.set()
 
     rows.before_read = watch
-    with prefetched_batches(as_rows, BatchConfig(global_batch_size=2, micro_batch_size=2), group(), UniformOrder(0, 8), 0, depth) as batches:
+    with prefetched_batches(
+        as_rows, BatchConfig(global_batch_size=2, micro_batch_size=2), group(), UniformOrder(0, 8), 0, depth
+    ) as batches:
         for _ in range(10):
             next(batches)
         assert enough.wait(10)

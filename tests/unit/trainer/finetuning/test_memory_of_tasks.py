@@ -39,7 +39,11 @@ def context_of(config: TrainConfig, vocab_size: int = VOCAB, length: int = LENGT
 
 
 def config_of(tmp_path: Path, **changes: Any) -> TrainConfig:
-    settings: dict[str, Any] = {"model": MODEL, "batch": {"global_batch_size": 2 * ROWS, "micro_batch_size": ROWS}, "loss": {"chunk_tokens": 64}}
+    settings: dict[str, Any] = {
+        "model": MODEL,
+        "batch": {"global_batch_size": 2 * ROWS, "micro_batch_size": ROWS},
+        "loss": {"chunk_tokens": 64},
+    }
     return tiny_config(tmp_path / "data", tmp_path / "run", **settings | changes)
 
 

@@ -45,7 +45,13 @@ Checkpointing = Literal["none", "selective", "full"]
 
 
 def settings_of(**changes: Any) -> TrainConfig:
-    given = {"data": "data", "run": "run", "precision": "fp32", "limits": {"steps": 1}, "batch": {"global_batch_size": 16, "micro_batch_size": 2}}
+    given = {
+        "data": "data",
+        "run": "run",
+        "precision": "fp32",
+        "limits": {"steps": 1},
+        "batch": {"global_batch_size": 16, "micro_batch_size": 2},
+    }
     return TrainConfig.model_validate(given | changes)
 
 
@@ -412,7 +418,9 @@ def test_the_cache_of_the_trial_is_released_before_the_ranks_exchange_its_result
     monkeypatch.setattr(micro_batch_size, "_Trial", StubTrial)
     monkeypatch.setattr(micro_batch_size, "release_memory", lambda: calls.append("release"))
     group = StubGroup(0, 1, 0, torch.device("cpu"))
-    config = settings_of(batch={"global_batch_size": 4, "micro_batch_size": "auto"}, model={"layers": 1, "width": 32, "heads": 4, "context": 8})
+    config = settings_of(
+        batch={"global_batch_size": 4, "micro_batch_size": "auto"}, model={"layers": 1, "width": 32, "heads": 4, "context": 8}
+    )
     manifest = SimpleNamespace(vocab_size=16, row_length=8)
     context = RunContext(config, cast("Any", manifest), group, "sdpa")
     with pytest.raises(FirstExchangeError):

@@ -49,7 +49,10 @@ def test_a_slow_step_is_measured_once(data: Path, tmp_path: Path) -> None:
 
 def test_the_ranks_are_those_of_the_launcher(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CPU_RANKS", "2")
-    config, clock = tiny_config(data, tmp_path / "run", batch={"global_batch_size": 32, "micro_batch_size": 2}, threads=None), count()
+    config, clock = (
+        tiny_config(data, tmp_path / "run", batch={"global_batch_size": 32, "micro_batch_size": 2}, threads=None),
+        count(),
+    )
     found = dry_run(config, lambda: next(clock))
     assert (found.num_ranks, found.step_s) == (2, 2.0)
     monkeypatch.setenv("CPU_RANKS", "8")
