@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import difflib
-import logging
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,8 +15,6 @@ from common.settings.conditions import OnlyIf, names_in
 from common.settings.dotted import flatten, merge, nest, without
 from common.settings.markers import Effect, Formerly, Frequent
 from common.targets import Target
-
-_log = logging.getLogger(__name__)
 
 
 class Section(BaseModel):
@@ -192,7 +189,6 @@ def with_current_names(model: type[BaseModel], values: dict[str, Any]) -> dict[s
             continue
         if name in given:
             raise ValueError(f"{former} is the former name of {name}, and both are set; remove {former}")
-        _log.warning("%s is called %s now; use the new name", former, name)
         values = merge(without(values, [former]), nest({name: given[former]}))
     return values
 

@@ -23,7 +23,7 @@ PARSER = help_parser(TrainConfig, "train", "")
 
 
 def load(*words: str, **environment: str) -> TrainConfig:
-    return load_settings(TrainConfig, ["--data", "data", "--run", "no-run", *words], PARSER, environment)
+    return load_settings(TrainConfig, ["--data", "data", "--run", "no-run", "--limits.steps", "1", *words], PARSER, environment)
 
 
 def value_of(config: TrainConfig, name: str) -> object:
@@ -48,13 +48,13 @@ def test_a_former_name_sets_the_setting_with_one_warning(former: str, tmp_path: 
     section, _, last = former.rpartition(".")
     variable = f"TRAIN_{section.upper()}__{last.upper()}"
     written = recipe_with(tmp_path, f"[train.{section}]\n{last} = {value!r}\n")
-    for config in (
-        load(f"--{former}", str(value)),
-        load(f"--{former}={value}"),
-        load("--recipe", written),
-        load(**{variable: str(value)}),
+    for words, environment in (
+        ((f"--{former}", str(value)), {}),
+        ((f"--{former}={value}",), {}),
+        (("--recipe", written), {}),
+        ((), {variable: str(value)}),
     ):
-        assert value_of(config, name) == value
+        assert value_of(load(*words, **environment), name) == value
         (record,) = caplog.records
         assert record.levelno == logging.WARNING
         assert " is called " in record.message
