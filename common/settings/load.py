@@ -28,6 +28,7 @@ from common.settings.model import (
     SettingsT,
     current_names,
     environment_names,
+    former_variables,
     is_list,
     keep_set,
     none_word,
@@ -84,7 +85,7 @@ def load_settings(
 
 def _recorded(model: type[Settings], path: Path, own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the settings that an earlier start has recorded, without those that hold for one start alone."""
-    values = _from_recipe(model, str(path))
+    values = _from_recipe(model, str(path), is_of_run=True)
     given = {name for layer in own for name in flatten(layer)}
     recorded = flatten(values)
     asked = [name for name in settings_with(model, ASKED_AGAIN) if name not in given]
@@ -109,7 +110,7 @@ def _current(model: type[Settings], arguments: Sequence[str]) -> list[str]:
             option, equals, value = word.partition("=")
             if option in (f"--{former}", former):
                 words[place] = f"{option.removesuffix(former)}{name}{equals}{value}"
-                _log.warning("%s is called %s now; use the new name", former, name)
+                _warn(former, name)
     return words
 
 
@@ -131,7 +132,7 @@ def load_options(
 def _from_environment(model: type[Settings], environment: Mapping[str, str]) -> dict[str, Any]:
     known = dict(zip(environment_names(model), setting_names(model).items(), strict=True))
     variables = {name: variable for variable, (name, _) in known.items()}
-    former = current_names(model)
+    former = former_variables(model)
     flat: dict[str, Any] = {}
     for variable, value in environment.items():
         if not variable.startswith(model.environment_prefix) or not value:
@@ -140,9 +141,9 @@ def _from_environment(model: type[Settings], environment: Mapping[str, str]) -> 
         dotted = variable.removeprefix(model.environment_prefix).replace("__", ".").lower()
         if place := place_in_recipe(model, dotted):
             raise ConfigError(f"environment: {variable}: only a recipe can hold it: {place}")
-        if dotted in former:
-            _log.warning("%s is called %s now; use the new name", variable, variables[former[dotted]])
-            variable = variables[former[dotted]]  # noqa: PLW2901
+        if variable in former:
+            _warn(variable, former[variable])
+            variable = former[variable]  # noqa: PLW2901
         if variable not in known:
             raise ConfigError(f"environment: {variable} is not a setting{suggest(dotted, variables, model)}")
         name, field = known[variable]
@@ -171,7 +172,7 @@ def recipe_path(recipe: str) -> Path:
     return Path(recipe) if recipe.endswith(".toml") or "/" in recipe else RECIPES / f"{recipe}.toml"
 
 
-def _from_recipe(model: type[Settings], recipe: str | None) -> dict[str, Any]:
+def _from_recipe(model: type[Settings], recipe: str | None, *, is_of_run: bool = False) -> dict[str, Any]:
     if recipe is None:
         return {}
     path = recipe_path(recipe)
@@ -191,8 +192,9 @@ def _from_recipe(model: type[Settings], recipe: str | None) -> dict[str, Any]:
             raise ConfigError(f"recipe {path}: unknown table [{table}]{nearest(table, list(PROGRAMS))}; use [prepare] and [train]")
         if not isinstance(value, dict):
             raise ConfigError(f"recipe {path}: {table} = {value!r} is not a table; write [{table}] and its settings below")
+    written = tables.get(model.recipe_table, {})
     try:
-        values = with_current_names(model, tables.get(model.recipe_table, {}))
+        values = with_current_names(model, written)
     except ValueError as error:
         raise ConfigError(f"recipe {path}: {error}") from None
     known = list(setting_names(model))
@@ -201,4 +203,11 @@ def _from_recipe(model: type[Settings], recipe: str | None) -> dict[str, Any]:
         if name not in known and not name.startswith(tables_of_users):
             table = f"{model.recipe_table}.{name}"
             raise ConfigError(f"recipe {path}: {table} is not a setting{suggest(name, {one: one for one in known}, model)}")
+    if not is_of_run:  # nobody can change a name in the settings that a run has recorded
+        for former in current_names(model).keys() & flatten(written).keys():
+            _warn(former, current_names(model)[former])
     return with_nones(model, values)
+
+
+def _warn(former: str, name: str) -> None:
+    _log.warning("%s is called %s now; use the new name", former, name)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import logging
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,8 +15,6 @@ from common.settings.conditions import OnlyIf, names_in
 from common.settings.dotted import flatten, merge, nest, without
 from common.settings.markers import Effect, Formerly, Frequent
 from common.targets import Target
-
-_log = logging.getLogger(__name__)
 
 
 class Section(BaseModel):
@@ -191,13 +188,21 @@ def with_current_names(model: type[BaseModel], values: dict[str, Any]) -> dict[s
             continue
         if name in given:
             raise ValueError(f"{former} is the former name of {name}, and both are set; remove {former}")
-        _log.warning("%s is called %s now; use the new name", former, name)
         values = merge(without(values, [former]), nest({name: given[former]}))
     return values
 
 
 def environment_names(model: type[Settings]) -> list[str]:
-    return [model.environment_prefix + name.replace(".", "__").upper() for name in setting_names(model)]
+    return [_variable(model, name) for name in setting_names(model)]
+
+
+def former_variables(model: type[Settings]) -> dict[str, str]:
+    """The variables of earlier versions, with those that replace them."""
+    return {_variable(model, former): _variable(model, name) for former, name in current_names(model).items()}
+
+
+def _variable(model: type[Settings], name: str) -> str:
+    return model.environment_prefix + name.replace(".", "__").upper()
 
 
 def place_of(field: FieldInfo) -> Place:

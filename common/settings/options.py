@@ -20,6 +20,7 @@ from common.settings.model import (
     Settings,
     conditions_of,
     environment_names,
+    former_variables,
     frequent_settings,
     is_list,
     place_in_recipe,
@@ -39,7 +40,9 @@ _DEEP = " " * 6
 class SchemaOptions(Options):
     """Prints the JSON Schema of the settings, for editors."""
 
-    env: bool = Field(False, description="Print the names of the environment variables instead, one on each line.")
+    env: bool = Field(
+        False, description="Print the names of the environment variables instead, one on each line, those of earlier versions last."
+    )
 
 
 def help_parser(model: type[Settings] | type[Options], program: str, description: str) -> argparse.ArgumentParser:
@@ -133,7 +136,9 @@ def setting_texts(model: type[Settings] | type[Options]) -> list[SettingText]:
 
 
 def schema_text(model: type[Settings], *, env: bool) -> str:
-    return "\n".join(environment_names(model)) if env else json.dumps(model.model_json_schema(), indent=2)
+    return (
+        "\n".join((*environment_names(model), *former_variables(model))) if env else json.dumps(model.model_json_schema(), indent=2)
+    )
 
 
 def _short_help(model: type[Settings], program: str, description: str) -> str:

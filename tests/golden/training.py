@@ -29,7 +29,7 @@ from trainer.machine.determinism import cpu_kernels
 LOSSES = Path(__file__).with_suffix(".json")
 RECIPES = ("smoke", "demo", "shakespeare-char")
 STEPS = 50
-OVERRIDES = {"demo": ("--batch.global_rows", "4", "--batch.micro", "2")}
+OVERRIDES = {"demo": ("--batch.global_batch_size", "4", "--batch.micro_batch_size", "2")}
 """Options that keep a recipe short enough for every run of the tests."""
 
 

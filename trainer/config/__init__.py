@@ -1,6 +1,6 @@
 """The settings of `train`."""
 
-from trainer.config.data import DataErrorsConfig, BatchConfig, LoaderConfig, MixtureConfig
+from trainer.config.data import BatchConfig, DataErrorsConfig, LoaderConfig, MixtureConfig
 from trainer.config.finetuning import ClassificationConfig, DistillationConfig, LoraConfig, PreferenceConfig
 from trainer.config.health import Action, AlertAction, AlertsConfig, GuardConfig
 from trainer.config.model import ModelConfig

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from common.settings.conditions import OnlyIf
-from common.settings.markers import AlsoCalled, Frequent, Identity, NoEffectOnResults
+from common.settings.markers import AlsoCalled, Formerly, Frequent, Identity, NoEffectOnResults
 from common.settings.model import Section
 
 
@@ -28,15 +28,17 @@ class BatchConfig(Section):
     global_batch_size: Annotated[
         Identity[int],
         Frequent("32", 8),
+        Formerly("batch.global_rows"),
         AlsoCalled(
-            "batch global_batch batch_size train_batch_size global_batch_size rows "
+            "batch global_batch batch_size train_batch_size rows "
             "gradient_accumulation_steps grad_accum_steps accumulate_grad_batches"
         ),
     ] = Field(32, ge=1, le=1 << 20, description="Rows of an optimizer step, over all ranks.")
-    micro: Annotated[
+    micro_batch_size: Annotated[
         Identity[Annotated[int, Field(ge=1, le=65536)] | Literal["auto"]],
+        Formerly("batch.micro"),
         AlsoCalled(
-            "batch global_batch batch_size train_batch_size global_batch_size rows micro_batch_size "
+            "batch global_batch batch_size train_batch_size rows micro "
             "device_batch_size per_device_train_batch_size gradient_accumulation_steps grad_accum_steps "
             "accumulate_grad_batches"
         ),
@@ -49,26 +51,26 @@ class BatchConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _shrink_default(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "micro" not in values:
-            micro = fitting_micro(values.get("global_batch_size"), cls.model_fields["micro"].default)
+        if isinstance(values, dict) and "micro_batch_size" not in values:
+            micro = fitting_micro(values.get("global_batch_size"), cls.model_fields["micro_batch_size"].default)
             return values if micro is None else values | {"micro_batch_size": micro}
         return values
 
     @model_validator(mode="after")
     def _check_division(self) -> BatchConfig:
-        if self.micro != "auto" and self.global_batch_size % self.micro:
-            near = max(self.micro, round(self.global_batch_size / self.micro) * self.micro)
+        if self.micro_batch_size != "auto" and self.global_batch_size % self.micro_batch_size:
+            near = max(self.micro_batch_size, round(self.global_batch_size / self.micro_batch_size) * self.micro_batch_size)
             raise ValueError(
-                f"batch.global_batch_size = {self.global_batch_size} is not a multiple of batch.micro_batch_size = {self.micro}; "
-                f"use {near}, or change batch.micro_batch_size"
+                f"batch.global_batch_size = {self.global_batch_size} is not a multiple of "
+                f"batch.micro_batch_size = {self.micro_batch_size}; use {near}, or change batch.micro_batch_size"
             )
         return self
 
     @property
     def micro_rows(self) -> int:
-        """`micro` as a number. `auto` is replaced by a number before the model is built."""
-        assert self.micro != "auto"
-        return self.micro
+        """`micro_batch_size` as a number. `auto` is replaced by a number before the model is built."""
+        assert self.micro_batch_size != "auto"
+        return self.micro_batch_size
 
     @property
     def micro_batches(self) -> int:
@@ -98,9 +100,9 @@ class LoaderConfig(Section):
 class DataErrorsConfig(Section):
     """The action when any rank cannot read a shard of the prepared data."""
 
-    policy: NoEffectOnResults[Literal["stop", "quarantine"]] = Field(
+    policy: Annotated[NoEffectOnResults[Literal["stop", "quarantine"]], Formerly("bad_data.policy")] = Field(
         "stop", description="Action when a shard cannot be read. stop: training stops; quarantine: its rows become padding."
     )
-    max_share: Annotated[NoEffectOnResults[float], OnlyIf("data_errors.policy = quarantine")] = Field(
-        0.05, ge=0, le=1, description="Training stops when more than this share of a split is in quarantine."
+    max_share: Annotated[NoEffectOnResults[float], OnlyIf("data_errors.policy = quarantine"), Formerly("bad_data.max_share")] = (
+        Field(0.05, ge=0, le=1, description="Training stops when more than this share of a split is in quarantine.")
     )

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from common.settings.conditions import OnlyIf
-from common.settings.markers import AlsoCalled, FixesShapes, Frequent, Identity, InReplay
+from common.settings.markers import AlsoCalled, FixesShapes, Formerly, Frequent, Identity, InReplay
 from common.settings.model import Section
 
 _BUILT_IN_LOSS = OnlyIf("not extension.loss", "the built-in loss")
@@ -29,7 +29,7 @@ class LossConfig(Section):
     temperature: Annotated[Identity[float], _BUILT_IN_LOSS] = Field(
         1.0, gt=0, le=100, description="Divisor of the logits before the softmax."
     )
-    normalise: Identity[Literal["tokens", "sequences"]] = Field(
+    reduction: Annotated[Identity[Literal["tokens", "sequences"]], Formerly("loss.normalise")] = Field(
         "tokens", description="Mean of the loss. tokens: over all targets; sequences: over the means of documents, or pieces."
     )
     chunk_tokens: Annotated[Identity[int | None], _BUILT_IN_LOSS, OnlyIf("not extension.model", "the built-in model")] = Field(
@@ -101,8 +101,11 @@ class ScheduleConfig(Section):
     decay_steps: Annotated[
         Identity[int | None], _NOT_CONSTANT, _NOT_STEP, InReplay(identity=True), AlsoCalled("lr_decay_iters lr_decay_steps")
     ] = Field(None, ge=0, description="Step that reaches the floor; none: the last one; 0, only for wsd: never.")
-    floor: Annotated[
-        Identity[float], OnlyIf("schedule.kind != constant"), AlsoCalled("min_lr final_lr end_lr eta_min min_learning_rate")
+    min_lr_ratio: Annotated[
+        Identity[float],
+        OnlyIf("schedule.kind != constant"),
+        Formerly("schedule.floor"),
+        AlsoCalled("floor min_lr final_lr end_lr eta_min min_learning_rate"),
     ] = Field(0.1, ge=0, le=1, description="Lowest learning rate, as a share of the peak.")
     decay_share: Annotated[Identity[float], OnlyIf("schedule.kind = wsd"), OnlyIf("not schedule.cooldown_steps")] = Field(
         0.2, gt=0, le=1, description="wsd: last share of `decay_steps`, in which the learning rate falls; at least two steps."
@@ -144,7 +147,7 @@ class ScheduleConfig(Section):
             raise ValueError(
                 f"{self.needs_length} needs a length, but schedule.decay_steps = 0 gives none; use a step, or schedule.kind = wsd"
             )
-        if self.kind == "exponential" and self.floor == 0:
+        if self.kind == "exponential" and self.min_lr_ratio == 0:
             raise ValueError(
                 "schedule.kind = exponential never reaches schedule.min_lr_ratio = 0; use a floor above 0, such as 0.01"
             )

@@ -15,6 +15,7 @@ from common.settings.markers import (
     FOLDER,
     PER_START,
     AlsoCalled,
+    Formerly,
     Frequent,
     InReplay,
     NoEffectOnBits,
@@ -72,7 +73,7 @@ class EvalConfig(Section):
     max_rows: Annotated[NoEffectOnBits[int | None], AlsoCalled("eval_iters eval_batches limit_val_batches")] = Field(
         None, ge=1, description="Validation rows to use, spread evenly over all; none: all."
     )
-    micro: NoEffectOnBits[int | None] = Field(
+    micro_batch_size: Annotated[NoEffectOnBits[int | None], Formerly("eval.micro")] = Field(
         None, ge=1, le=65536, description="Rows in a forward pass of a rank; none: batch.micro_batch_size."
     )
     prompt: Annotated[NoEffectOnBits[str], OnlyIf("eval.sample_tokens"), OnlyIf("not eval.prompts")] = Field(

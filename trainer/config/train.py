@@ -24,7 +24,7 @@ from common.settings.markers import (
     ResolvedInIdentity,
 )
 from common.settings.model import Place, Settings, needed_text, unmet_conditions
-from trainer.config.data import DataErrorsConfig, BatchConfig, LoaderConfig, MixtureConfig, fitting_micro
+from trainer.config.data import BatchConfig, DataErrorsConfig, LoaderConfig, MixtureConfig, fitting_micro
 from trainer.config.finetuning import ClassificationConfig, DistillationConfig, LoraConfig, PreferenceConfig
 from trainer.config.health import AlertsConfig, GuardConfig, WatchdogConfig
 from trainer.config.model import ModelConfig
@@ -248,9 +248,10 @@ class TrainConfig(Settings):
             )
         if self.batch.micro_batches & (self.batch.micro_batches - 1):
             raise ValueError(
-                f"reproducibility = elastic adds gradients in a binary tree, and batch.global_batch_size = {self.batch.global_batch_size} "
-                f"with batch.micro_batch_size = {self.batch.micro_batch_size} make {self.batch.micro_batches} micro-batches, which is not a power "
-                f"of two; use for example batch.global_batch_size = {self.batch.micro_batch_size << (self.batch.micro_batches.bit_length() - 1)}"
+                f"reproducibility = elastic adds gradients in a binary tree, and batch.global_batch_size = "
+                f"{self.batch.global_batch_size} with batch.micro_batch_size = {self.batch.micro_batch_size} make "
+                f"{self.batch.micro_batches} micro-batches, which is not a power of two; use for example "
+                f"batch.global_batch_size = {self.batch.micro_batch_size << (self.batch.micro_batches.bit_length() - 1)}"
             )
         return self
 

@@ -37,9 +37,10 @@ def check_parallel(parallel: str, batch: BatchConfig, num_ranks: int) -> None:
     """Refuse a global batch that FSDP cannot divide: all ranks gather weights for each micro-batch, so each needs as many."""
     if parallel == "fsdp" and batch.micro_batches % num_ranks:
         raise ConfigError(
-            f"parallel = fsdp needs equally many micro-batches on each rank, and batch.global_batch_size = {batch.global_batch_size} with "
-            f"batch.micro_batch_size = {batch.micro_batch_size} make {batch.micro_batches} for {num_ranks} ranks; choose batch.global_batch_size as a "
-            f"multiple of {batch.micro_rows * num_ranks}, another batch.micro_batch_size, or parallel = ddp"
+            "parallel = fsdp needs equally many micro-batches on each rank, and batch.global_batch_size = "
+            f"{batch.global_batch_size} with batch.micro_batch_size = {batch.micro_batch_size} make {batch.micro_batches} "
+            f"for {num_ranks} ranks; choose batch.global_batch_size as a multiple of {batch.micro_rows * num_ranks}, "
+            "another batch.micro_batch_size, or parallel = ddp"
         )
 
 

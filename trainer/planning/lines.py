@@ -37,8 +37,8 @@ def plan_lines(forecast: Forecast, *, place: str, free_bytes: int, step_s: float
         "model": f"{rate(forecast.num_weights)} weights{adapters}: {_counted(model.layers, 'layer')}, "
         f"width {count(model.width)}, {_counted(model.heads, 'head')}",
         "runs on": place,
-        "batch": f"{_counted(batch.global_batch_size, 'row')} ({rate(batch.global_batch_size * manifest.row_length)} tokens) for each step, in "
-        f"micro-batches of {_counted(micro, 'row')}",
+        "batch": f"{_counted(batch.global_batch_size, 'row')} ({rate(batch.global_batch_size * manifest.row_length)} tokens) for "
+        f"each step, in micro-batches of {_counted(micro, 'row')}",
         "length": _length(forecast, step_s),
         "evaluation": evaluations,
         "memory": f"about {size(forecast.memory.total)} for each rank, {_free(free_bytes, forecast.memory.total)}",

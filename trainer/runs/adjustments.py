@@ -93,8 +93,8 @@ class Adjustments:
             return BatchConfig(global_batch_size=begun.global_batch_size, micro_batch_size=smallest)
         except ValidationError:
             raise CheckpointError(
-                f"the record has micro-batches of {smallest} rows, which do not divide its global batch of {begun.global_batch_size}; "
-                "restore the record from a copy"
+                f"the record has micro-batches of {smallest} rows, which do not divide its global batch of "
+                f"{begun.global_batch_size}; restore the record from a copy"
             ) from None
 
     def quarantined(self, step: int) -> frozenset[str]:

@@ -22,11 +22,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from common.command_line import command_text
 from common.errors import CheckpointError, ConfigError
 from common.files import open_input, parse_json, sealed, unsealed, write_atomic
+from common.settings.model import current_names
 from common.untrusted import (
     MAX_NOTE_BYTES,
     MAX_RECORD_BYTES,
@@ -38,7 +39,7 @@ from common.untrusted import (
     parsed,
     read_run_file,
 )
-from trainer.config import Precision
+from trainer.config import Precision, TrainConfig
 from trainer.runs.adjustments import Adjustment, Adjustments
 from trainer.runs.events import SaveEvent
 from trainer.runs.layout import LEDGER, METRICS, RECORD, manifest_path, not_a_run, saved_steps
@@ -97,9 +98,18 @@ class Compressed(Origin):
     comparison: _Comparison = Field(default_factory=_Comparison)
 
 
+def _with_current_names(values: Any) -> Any:
+    return {_CURRENT.get(name, name): value for name, value in values.items()} if isinstance(values, dict) else values
+
+
+_CURRENT = current_names(TrainConfig)
+Facts = Annotated[dict[str, Plain], BeforeValidator(_with_current_names)]
+"""Facts of a run by the names that settings have now; older records have others."""
+
+
 class Earlier(Schema):
     until: Count
-    was: dict[str, Plain]
+    was: Facts
 
 
 class Record(Schema):
@@ -107,7 +117,7 @@ class Record(Schema):
 
     format: int = 1
     status: str
-    identity: dict[str, Plain]
+    identity: Facts
     environment: RecordedEnvironment
     changes: list[Adjustment] = Field(default_factory=list)
     precision: dict[str, Plain] = Field(default_factory=dict)

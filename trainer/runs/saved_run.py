@@ -12,6 +12,7 @@ from common.errors import CheckpointError, PreparedDataError
 from common.files import digest_bytes
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.messages import explain
+from common.settings.model import with_current_names
 from common.settings.toml import parse_toml
 from common.untrusted import read_run_file
 from data_pipeline.dataset.layout import MANIFEST
@@ -109,4 +110,4 @@ def parse_settings(toml: bytes) -> dict[str, Any]:
     settings = parse_toml(toml).get("train")
     if not isinstance(settings, dict):
         raise ValueError("train is not a table of settings")
-    return settings
+    return with_current_names(TrainConfig, settings)

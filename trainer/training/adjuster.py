@@ -86,8 +86,8 @@ def smaller_batches(context: RunContext, adjustments: Adjustments, step: int) ->
     remedies = "model.activation_checkpointing = full, precision = bf16, parallel = fsdp with more ranks, or a smaller model"
     if context.config.reproducibility == "elastic":
         raise ConfigError(
-            f"step {step}: out of memory with batch.micro_batch_size = {now}, which cannot change under reproducibility = elastic, because "
-            f"the bits depend on it; start a new run with a smaller batch.micro_batch_size, or use {remedies}"
+            f"step {step}: out of memory with batch.micro_batch_size = {now}, which cannot change under reproducibility = elastic, "
+            f"because the bits depend on it; start a new run with a smaller batch.micro_batch_size, or use {remedies}"
         )
     smaller = smaller_micro(now)
     if smaller is None:

@@ -27,10 +27,11 @@ _UNEVEN = 1.125  # rows of the busiest rank relative to an even share, at most. 
 
 
 def micro_candidates(global_batch_size: int, world_size: int) -> list[int]:
-    """Return divisors of `global_batch_size`, largest first, that give a rank at most an eighth over an even share, else the fewest."""
+    """Return divisors of the global batch, largest first, that give a rank at most an eighth over an even share, or the fewest."""
     if global_batch_size < world_size:
         raise ConfigError(
-            f"batch.global_batch_size = {global_batch_size} leaves some of {world_size} ranks without rows; use at least {world_size}"
+            f"batch.global_batch_size = {global_batch_size} leaves some of {world_size} ranks without rows; "
+            f"use at least {world_size}"
         )
     small = [divisor for divisor in range(1, math.isqrt(global_batch_size) + 1) if global_batch_size % divisor == 0]
     divisors = {*small, *(global_batch_size // divisor for divisor in small)}
@@ -60,8 +61,8 @@ def choose_micro(
     fitting = next((micro for micro in candidates if estimated(micro).total <= USABLE_SHARE * free_bytes), None)
     if fitting is None:
         raise ConfigError(
-            f"batch.micro_batch_size = auto found no size that fits: {format_bytes(free_bytes)} are free on this rank, the run may use "
-            f"{USABLE_SHARE:.0%} of that, and micro-batches of {candidates[-1]} rows of {row_length} tokens need more "
+            f"batch.micro_batch_size = auto found no size that fits: {format_bytes(free_bytes)} are free on this rank, the run may "
+            f"use {USABLE_SHARE:.0%} of that, and micro-batches of {candidates[-1]} rows of {row_length} tokens need more "
             f"({estimated(candidates[-1]).describe()}). Use model.activation_checkpointing = full, precision = bf16, parallel = "
             "fsdp with more ranks, shorter rows or a smaller model; or set batch.micro_batch_size to a number to try it anyway"
         )

@@ -78,8 +78,8 @@ def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: E
 def check_shares(config: TrainConfig, num_ranks: int) -> None:
     if config.batch.micro_batches < num_ranks:
         raise ConfigError(
-            f"batch.global_batch_size = {config.batch.global_batch_size} and batch.micro_batch_size = {config.batch.micro_batch_size} make "
-            f"{config.batch.micro_batches} micro-batches, too few for {num_ranks} ranks; use "
+            f"batch.global_batch_size = {config.batch.global_batch_size} and batch.micro_batch_size = "
+            f"{config.batch.micro_batch_size} make {config.batch.micro_batches} micro-batches, too few for {num_ranks} ranks; use "
             f"batch.micro_batch_size = {max(1, config.batch.global_batch_size // num_ranks)} or less, or more rows"
         )
 
