@@ -43,7 +43,7 @@ COMMANDS = (
 _STOPPED, _STOP_AFTER_S = 2, 60.0
 _COLUMNS, _LINES = 80, 24
 _LINES_OF_END = 7
-_LONG, _FIRST_SHOWN, _LAST_SHOWN = 20, 7, 9
+_LONG, _FIRST_SHOWN, _LAST_SHOWN = 12, 3, 9
 """The page shows about so many first and last lines of an output with more lines than this."""
 _BEFORE_END = "looks like this:\n\n```text\n"
 _MANUALS = 900
