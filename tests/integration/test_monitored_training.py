@@ -1,6 +1,8 @@
 """The metrics, alerts and pages of a whole training."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -10,6 +12,9 @@ from tests.support.prepared import write_prepared
 from tests.support.records import record_of
 from tests.support.runs import losses, metrics, start_ranks, tiny_config
 from trainer.loop import train
+from trainer.metrics import Monitor, opened_monitor
+from trainer.runs.clock import Clock
+from trainer.training.start import parts
 
 
 def layer_steps(run: Path) -> list[int]:
@@ -34,6 +39,25 @@ def test_watching_layers_and_machine_changes_no_bit_and_shows_both(tmp_path: Pat
     shown.Reload()
     assert [event.step for event in shown.Histograms("gradients/model.layers.1")] == [1, 4, 8, 12]
     assert "custom_scalars__config__" in shown.Tags()["tensors"]
+
+
+def test_the_first_step_does_not_include_the_start_of_the_sinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service may need many seconds for it, which would be in the seconds and the tokens per second of the step."""
+    calls: list[str] = []
+    resume = Clock.resume
+
+    def resuming(clock: Clock, *arguments: float) -> None:
+        calls.append("clock")
+        resume(clock, *arguments)
+
+    def opening(*arguments: Any, **named: Any) -> AbstractContextManager[Monitor]:
+        calls.append("sinks")
+        return opened_monitor(*arguments, **named)
+
+    monkeypatch.setattr(Clock, "resume", resuming)
+    monkeypatch.setattr(parts, "opened_monitor", opening)
+    train(tiny_config(write_prepared(tmp_path / "data"), tmp_path / "run", limits={"steps": 1}))
+    assert calls == ["sinks", "clock"]
 
 
 def test_two_ranks_that_share_the_weights_show_the_norms_of_one(tmp_path: Path) -> None:

@@ -181,8 +181,9 @@ def main(arguments: Sequence[str]) -> None:
         if blamed := detector.observe(time.monotonic(), beats, stopped, elsewhere):
             reason = _reason(blamed, states, elsewhere, known - elsewhere.keys())
             _end_group(run, reason, [still.rank for still in blamed], beats, states)
-            with suppress(OSError):
-                remove_heartbeats(run, processes if others else ())
+            if others:
+                with suppress(OSError):
+                    remove_heartbeats(run, processes)
             return
 
 

@@ -45,7 +45,7 @@ def introduce(run: TrainingRun, start: Continued, differences: Sequence[ChangedF
         _log.info("branched off %s at step %d", config.branch.run, run.resumed.step)
     if start.initial is not None and not continued:
         _log.info("the weights are those of step %d of %s", start.initial.step, config.init)
-    if differences:
+    if differences and group.is_main:  # every rank has them, and other ranks log warnings
         lines = "".join(f"\n  {one.describe()}" for one in differences)
         level, step = logging.WARNING if any(one.changes_bits for one in differences) else logging.INFO, run.resumed.step
         _log.log(level, "resumed at step %s with differences from the previous start (* can change the results):%s", step, lines)

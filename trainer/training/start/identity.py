@@ -128,5 +128,5 @@ def recorded_adjustments(
     if record is None or any(one.name not in allow_changes for one in _differing(record.identity, identity)):
         return Adjustments()
     adjustments = record.adjustments.plus(*noted_adjustments(run))
-    names = {"micro_batch_size": "batch.micro_batch_size", "quarantine": "quarantine", "cooldown": "cooldown"}
+    names = {"micro": "batch.micro_batch_size", "quarantine": "quarantine", "cooldown": "cooldown"}
     return adjustments.of(kind for kind, name in names.items() if name not in allow_changes)

@@ -47,7 +47,6 @@ def put_together(
     context, data, task = plan.context, plan.data, plan.task
     config, group, manifest = context.config, context.group, context.manifest
     trainable, adjustments, state, progress = restored.trainable, restored.adjustments, restored.state, restored.progress
-    clock.resume(progress.seconds, progress.ending_s)
     ledger: Ledger | None = None
 
     def open_ledger() -> None:
@@ -67,6 +66,7 @@ def put_together(
     monitor = stack.enter_context(opened_monitor(config, group, last_step=plan.criteria.certain_step, cut_off=known))
     stack.push(lambda _kind, error, _traceback: None if error is None else ending.tell(error, monitor))  # the monitor is open yet
     stack.callback(heartbeat.at, "save")  # runs first, because closing the sinks and writing the report may take long
+    clock.resume(progress.seconds, progress.ending_s)  # after a slow start of a sink, which is no part of the first step
     live = LiveState(group, Guard(config.guard, scaled=config.number_format == "fp16"), ledger, monitor, ending)
     if state is not None:
         live.resume(state)

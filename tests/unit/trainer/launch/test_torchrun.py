@@ -41,7 +41,7 @@ def test_a_rank_has_the_settings_of_the_launcher_bit_for_bit(tmp_path: Path, mon
     assert handed == config
     assert handed is not None
     assert [part.model_fields_set for part in (handed.batch, handed.optim, handed.limits, handed.eval)] == [
-        {"micro"},
+        {"micro_batch_size"},
         {"lr"},
         {"tokens"},
         set(),
