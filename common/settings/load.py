@@ -19,7 +19,7 @@ from common.files import UnusableFileError, read_input
 from common.paths import RECIPES
 from common.redaction import HIDDEN, redacted_repr
 from common.settings.dotted import flatten, merge, nest, without
-from common.settings.markers import ASKED_AGAIN, PER_START
+from common.settings.markers import ASKED_AGAIN, NAMES_SETTINGS, PER_START
 from common.settings.messages import explain, nearest, suggest
 from common.settings.model import (
     PROGRAMS,
@@ -75,6 +75,9 @@ def load_settings(
     merged: dict[str, Any] = {}
     for layer in layers:
         merge(merged, layer)
+    for name in settings_with(model, NAMES_SETTINGS):
+        if isinstance(listed := flatten(merged).get(name), list | tuple):
+            merge(merged, nest({name: [_renamed(one, current_names(model)) for one in listed]}))
     try:
         config = model(**merged)
     except ValidationError as error:
@@ -103,15 +106,19 @@ def _by_name(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _current(model: type[Settings], arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with the names that settings have now, also where a value is the name of a setting."""
-    words = list(arguments)
-    for former, name in current_names(model).items():
-        for place, word in enumerate(words):
-            option, equals, value = word.partition("=")
-            if option in (f"--{former}", former):
-                words[place] = f"{option.removesuffix(former)}{name}{equals}{value}"
-                _warn(former, name)
+    """Return the arguments with the names that settings have now."""
+    words, names = [], current_names(model)
+    for word in arguments:
+        option, equals, value = word.partition("=")
+        words.append(f"--{_renamed(option[2:], names)}{equals}{value}" if option.startswith("--") else word)
     return words
+
+
+def _renamed(name: Any, names: Mapping[str, str]) -> Any:
+    if not isinstance(name, str) or name not in names:
+        return name
+    warn_of_former_name(name, names[name])
+    return names[name]
 
 
 def load_options(
@@ -142,8 +149,11 @@ def _from_environment(model: type[Settings], environment: Mapping[str, str]) -> 
         if place := place_in_recipe(model, dotted):
             raise ConfigError(f"environment: {variable}: only a recipe can hold it: {place}")
         if variable in former:
-            _warn(variable, former[variable])
-            variable = former[variable]  # noqa: PLW2901
+            if environment.get(former[variable]):
+                raise ConfigError(
+                    f"environment: {variable} is the former name of {former[variable]}, and both are set; remove {variable}"
+                )
+            variable = _renamed(variable, former)  # noqa: PLW2901
         if variable not in known:
             raise ConfigError(f"environment: {variable} is not a setting{suggest(dotted, variables, model)}")
         name, field = known[variable]
@@ -205,9 +215,9 @@ def _from_recipe(model: type[Settings], recipe: str | None, *, is_of_run: bool =
             raise ConfigError(f"recipe {path}: {table} is not a setting{suggest(name, {one: one for one in known}, model)}")
     if not is_of_run:  # nobody can change a name in the settings that a run has recorded
         for former in current_names(model).keys() & flatten(written).keys():
-            _warn(former, current_names(model)[former])
+            warn_of_former_name(former, current_names(model)[former])
     return with_nones(model, values)
 
 
-def _warn(former: str, name: str) -> None:
+def warn_of_former_name(former: str, name: str) -> None:
     _log.warning("%s is called %s now; use the new name", former, name)

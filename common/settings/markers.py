@@ -44,6 +44,7 @@ FITS_WEIGHTS = Marker(
 EXPORTED = Marker("`config.json` of an exported model expresses it")
 OF_TRAINING = Marker("it changes the training of a model, and not the outputs of a trained one")
 DIVIDES_WORK = Marker("it divides the work of a preparation, and changes only the order of the rows")
+NAMES_SETTINGS = Marker("its values are names of settings, and may be those of earlier versions")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import re
 import signal
 import struct
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from data_pipeline.config import HtmlConfig, LimitConfig
@@ -100,8 +99,10 @@ def _is_pathological(page: str) -> bool:
     if few_attributes.end() < len(page):
         return True
     depth = list_depth = 0
-    for tag in _TAG_NAME.findall(page):
-        if not (step := _change_of_depth(tag)):
+    tags = _TAG_NAME.findall(page)
+    steps = {tag: _change_of_depth(tag) for tag in set(tags)}  # of this page alone: a name can be as long as a page
+    for tag in tags:
+        if not (step := steps[tag]):
             continue
         if step in (-2, 2):
             list_depth = max(list_depth + step // 2, 0)
@@ -112,7 +113,6 @@ def _is_pathological(page: str) -> bool:
     return False
 
 
-@lru_cache(maxsize=1 << 12)
 def _change_of_depth(tag: str) -> int:
     """1 for `div`, -1 for `/div`; 2 and -2 for lists; 0 for elements that never nest."""
     name = tag.removeprefix("/").lower()

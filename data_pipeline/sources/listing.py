@@ -187,19 +187,18 @@ def _walk(root: Path, links: _Links, *, is_strict: bool) -> Iterator[tuple[Path,
         # The folders on the path to this one by device and inode number, and the number of links on the path below the root.
         folder, above, num_links = waiting.pop()
         files, folders = [], []
-        names: list[str] = []
+        paths: list[Path] = []
         try:
             status = folder.stat()
             identity = (status.st_dev, status.st_ino)
             if identity in above:
                 continue
             names = sorted(os.listdir(folder))  # noqa: PTH208 - names are wanted
+            paths = [path for name in names if not is_hidden(name) and not links.leads_out(path := folder / name)]
         except OSError as error:
             if is_strict:
                 raise unreadable(folder, error) from None
-        for path in (folder / name for name in names if not is_hidden(name)):
-            if links.leads_out(path):
-                continue
+        for path in paths:
             try:
                 mode = path.stat().st_mode
             except OSError as error:

@@ -13,6 +13,7 @@ from common.settings.conditions import OnlyIf
 from common.settings.markers import (
     ASKED_AGAIN,
     FOLDER,
+    NAMES_SETTINGS,
     PER_START,
     AlsoCalled,
     Formerly,
@@ -175,7 +176,7 @@ class LogConfig(Section):
 class ResumeConfig(Section):
     """Differences from the continued run that are allowed."""
 
-    allow_changes: Annotated[NoEffectOnResults[tuple[str, ...]], PER_START] = Field(
+    allow_changes: Annotated[NoEffectOnResults[tuple[str, ...]], PER_START, NAMES_SETTINGS] = Field(
         (),
         description="Settings that may differ: names from the message of a refused resume, or quarantine. They change the results.",
     )

@@ -25,10 +25,10 @@ import common.errors
 from common.errors import CheckpointError, ConfigError
 from common.files import canonical_json, open_input, parse_json, plain, write_atomic
 from common.settings.load import MAX_SETTINGS_BYTES
-from common.settings.toml import parse_toml
 from common.untrusted import MAX_COUNT, MAX_RECORD_BYTES, read_run_file
 from trainer.doctor.check import Check
 from trainer.runs.layout import CONFIG, METRICS, RECORD
+from trainer.runs.saved_run import parse_settings
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("common", "data_pipeline", "trainer")
@@ -87,10 +87,7 @@ def read_contents(run: Path | None, log: Path | None) -> Contents:
 
 
 def _settings(run: Path) -> dict[str, Any]:
-    settings = parse_toml(read_run_file(run / CONFIG, MAX_SETTINGS_BYTES, run)).get("train")
-    if not isinstance(settings, dict):
-        raise ValueError("it has no table [train]")
-    return _kept_table(settings)
+    return _kept_table(parse_settings(read_run_file(run / CONFIG, MAX_SETTINGS_BYTES, run)))
 
 
 def _record(run: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from common.files import read_input
 from common.paths import RECIPES
 from common.settings.dotted import flatten
 from common.settings.load import AUTO, MAX_SETTINGS_BYTES, recipe_path
-from common.settings.model import setting_names, with_nones
+from common.settings.model import setting_names, with_current_names, with_nones
 from common.settings.toml import parse_toml
 from trainer.config import TrainConfig
 from trainer.config.model import ModelConfig
@@ -65,6 +65,7 @@ def recipe_of(config: Mapping[str, Any]) -> Recipe:
         values = parse_toml(read_input(path, MAX_SETTINGS_BYTES, below=below)).get("train", {})
         if not isinstance(values, Mapping):
             raise ValueError("train is not a table")
+        values = with_current_names(TrainConfig, dict(values))
     except (OSError, ValueError) as error:
         reason = "the file does not exist any more" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
         return Recipe(name, {}, reason)

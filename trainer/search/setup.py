@@ -18,7 +18,7 @@ from common.settings.dotted import flatten, merge, nest
 from common.settings.load import MAX_SETTINGS_BYTES, load_settings
 from common.settings.markers import MOVEABLE, Effect, NotSearched
 from common.settings.messages import explain
-from common.settings.model import is_among, markers_of, setting_names, settings_with
+from common.settings.model import current_names, is_among, markers_of, setting_names, settings_with, with_current_names
 from common.settings.options import help_parser
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from trainer.config import TrainConfig
@@ -189,6 +189,12 @@ def _recorded(path: Path) -> dict[str, Any]:
             f"{path}: format {_word(found.get('format'))}, but this version continues searches of format {_FORMAT}; finish the "
             "search with the version that began it, or use another --output"
         )
+    names = current_names(TrainConfig)
+    try:
+        found["settings"] = with_current_names(TrainConfig, found["settings"])
+        found["space"] = {names.get(name, name): entry for name, entry in found["space"].items()}
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{path}: not the facts of a search ({error}); restore it from a copy, or use another --output") from None
     threads = found["settings"].get("threads")
     if type(threads) is not int or not 1 <= threads <= _MOST_THREADS:
         raise ConfigError(

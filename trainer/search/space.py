@@ -17,10 +17,10 @@ from pydantic.fields import FieldInfo
 
 from common.errors import ConfigError
 from common.files import UnusableFileError, read_input
-from common.settings.load import MAX_SETTINGS_BYTES
+from common.settings.load import MAX_SETTINGS_BYTES, warn_of_former_name
 from common.settings.markers import NotSearched
 from common.settings.messages import suggest
-from common.settings.model import fields_of, is_among, is_list, markers_of, none_word, setting_names, user_tables
+from common.settings.model import current_names, fields_of, is_among, is_list, markers_of, none_word, setting_names, user_tables
 from common.settings.toml import parse_toml
 from trainer.config import TrainConfig
 
@@ -137,8 +137,14 @@ def read_space(path: Path) -> Space:
         raise ConfigError(f"--space {error}; name a .toml file") from None
     except ValueError as error:
         raise ConfigError(f"--space {path}: not valid TOML: {error}") from None
-    known = setting_names(TrainConfig)
-    found = {name: _dimension(path, name, entry, _field(path, name, known)) for name, entry in _entries(path, tables, known)}
+    known, names = setting_names(TrainConfig), current_names(TrainConfig)
+    found: dict[str, Dimension] = {}
+    for written, entry in _entries(path, tables, known):
+        if (name := names.get(written, written)) != written:
+            warn_of_former_name(written, name)
+        if name in found:
+            raise ConfigError(f"--space {path}: {name} is there by two names; leave out its former one")
+        found[name] = _dimension(path, name, entry, _field(path, name, known))
     if not found:
         raise ConfigError(
             f"--space {path}: it names no setting; write for example optim.lr = {{low = 1e-4, high = 1e-2, log = true}}"

@@ -20,7 +20,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializ
 
 from common.errors import ConfigError
 from common.files import UnusableFileError, plain, read_input, sealed, unsealed, write_atomic
+from common.settings.model import current_names
 from common.untrusted import MAX_COUNT, Count, Finite, parsed
+from trainer.config import TrainConfig
 from trainer.search.options import Pruner, Sampler
 from trainer.search.space import Choices, Dimension, Space, Value
 
@@ -92,6 +94,7 @@ class Study:
             raise ConfigError(f"{error}; remove it, or use another --output") from None
         if (found := content.count(b",") + content.count(b"\n")) > _MOST_VALUES:
             raise ConfigError(f"{self._path}: up to {found} values, but a search has at most {_MOST_VALUES}; {_RESTORE}")
+        names = current_names(TrainConfig)
         for number, line in enumerate(content.splitlines(keepends=True), -1):
             try:
                 facts = unsealed(line, indent=None)
@@ -99,6 +102,7 @@ class Study:
                     self.seconds = parsed(_Seconds, facts.get("seconds"))
                     continue
                 trial = parsed(Trial, facts)
+                trial = trial.model_copy(update={"values": {names.get(name, name): value for name, value in trial.values.items()}})
                 if trial.number != number:
                     raise ValueError(f"trial {trial.number} in place of trial {number}")
                 if not space.contains(trial.values):

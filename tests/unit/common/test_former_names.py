@@ -64,15 +64,29 @@ def test_a_former_name_sets_the_setting_with_one_warning(former: str, tmp_path: 
     assert former_variables(TrainConfig)[variable] in schema_text(TrainConfig, env=True).splitlines()
 
 
-def test_a_change_is_allowed_by_its_former_name() -> None:
-    config = load("--resume.allow_changes", "batch.micro", "schedule.floor")
-    assert config.resume.allow_changes == ("batch.micro_batch_size", "schedule.min_lr_ratio")
+def test_a_change_is_allowed_by_its_former_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    written = recipe_with(tmp_path, '[train.resume]\nallow_changes = ["batch.micro", "threads"]\n')
+    for config in (
+        load("--resume.allow_changes", "batch.micro", "threads"),
+        load("--recipe", written),
+        load(TRAIN_RESUME__ALLOW_CHANGES='["batch.micro", "threads"]'),
+    ):
+        assert config.resume.allow_changes == ("batch.micro_batch_size", "threads")
+    assert caplog.messages == ["batch.micro is called batch.micro_batch_size now; use the new name"] * 3
+
+
+def test_a_former_name_as_a_text_stays_a_text(caplog: pytest.LogCaptureFixture) -> None:
+    assert load("--eval.prompts", "batch.micro").eval.prompts == ("batch.micro",)
+    assert not caplog.records
 
 
 def test_both_names_at_once_are_refused(tmp_path: Path) -> None:
     written = recipe_with(tmp_path, "[train.batch]\nmicro = 4\nmicro_batch_size = 8\n")
     with pytest.raises(ConfigError, match=r"recipe .*: batch.micro is the former name of batch.micro_batch_size, and both are set"):
         load("--recipe", written)
+    message = "environment: TRAIN_BATCH__MICRO is the former name of TRAIN_BATCH__MICRO_BATCH_SIZE, and both are set; remove TRAIN_"
+    with pytest.raises(ConfigError, match=message):
+        load(TRAIN_BATCH__MICRO_BATCH_SIZE="8", TRAIN_BATCH__MICRO="4")
 
 
 def test_the_help_shows_the_names_of_today_alone() -> None:

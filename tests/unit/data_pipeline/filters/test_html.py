@@ -1,5 +1,6 @@
 import os
 import signal
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,6 +108,15 @@ def test_stripping_keeps_words_together_and_lines_apart() -> None:
 @pytest.mark.parametrize("noise", ["<!-- ", "<script>", "</", "<a ", "&", "<", " ", '<a b="', "<head", "\n "])
 def test_noise_is_stripped_in_time_that_grows_with_its_length(noise: str) -> None:
     html_to_text("<div>" * 300 + noise * 200_000 + "x", ALL)  # quadratic time would not come to an end
+
+
+def test_no_memory_is_held_for_the_names_of_tags_after_their_page() -> None:
+    tracemalloc.start()
+    for number in range(20):
+        html_to_text(f"<{'a' * 1_000_000}{number}>" + "<div>" * 300 + "text", MAIN)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < 4_000_000
 
 
 def test_a_page_with_many_unclosed_but_harmless_tags_keeps_its_main_content() -> None:

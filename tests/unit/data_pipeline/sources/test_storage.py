@@ -478,3 +478,23 @@ def test_a_folder_that_cannot_be_read_is_refused_and_a_hidden_one_is_no_text(
     (tmp_path / "closed").mkdir()
     with pytest.raises(SourceError, match=r"/closed: permission denied for user .*; give this user access to"):
         find(str(tmp_path))
+
+
+def test_a_folder_with_names_and_no_access_to_them_is_refused_and_no_pattern_looks_into_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mode allows to read it and not to enter it, so the names are known and their kind is not."""
+    (tmp_path / "closed" / "inner").mkdir(parents=True)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "a.txt").write_text("some text")
+    is_symlink = Path.is_symlink
+
+    def denied(path: Path) -> bool:
+        if path.parent.name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return is_symlink(path)
+
+    monkeypatch.setattr(Path, "is_symlink", denied)
+    with pytest.raises(SourceError, match=r"/closed/inner: permission denied for user "):
+        find(str(tmp_path))
+    assert [file.path for file in find(str(tmp_path / "**" / "*.txt"))] == ["open/a.txt"]

@@ -319,6 +319,14 @@ def test_an_archive_replaces_no_file_and_a_failed_write_leaves_none(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["x.tar.gz"]
 
 
+def test_settings_of_a_run_of_an_earlier_version_have_the_names_of_today(tmp_path: Path) -> None:
+    run, _ = plant(tmp_path, "x")
+    settings = "[train.bad_data]\nmax_share = 0.5\n[train.schedule]\nfloor = 0.25\n"
+    (run / "config.toml").write_text(settings)
+    found = read_contents(run, None).files["settings.json"]
+    assert found == {"data_errors": {"max_share": 0.5}, "schedule": {"min_lr_ratio": 0.25}}
+
+
 def test_a_damaged_run_gives_what_can_be_read_and_says_what_cannot(tmp_path: Path) -> None:
     run, _ = plant(tmp_path, "x")
     (run / "record.json").write_text("{")
@@ -331,7 +339,7 @@ def test_a_damaged_run_gives_what_can_be_read_and_says_what_cannot(tmp_path: Pat
     assert "symbolic link" in listed[-1]
     assert "not in it: record.json" in written(tmp_path / "x.tar.gz")["README.txt"]
     (run / "config.toml").write_text("train = 3")
-    assert read_contents(run, None).problems[0] == "config.toml cannot be read: it has no table [train]"
+    assert read_contents(run, None).problems[0] == "config.toml cannot be read: train is not a table of settings"
     empty = read_contents(tmp_path / "none", None)
     assert empty.problems == ("config.toml is missing", "record.json is missing", "metrics.jsonl is missing")
 

@@ -57,6 +57,15 @@ def test_lists_and_tables_of_the_users_own_are_compared() -> None:
     assert found == {"schedule.kind": "step", "schedule.milestones": "100 200", "mixture.weights.a": "0.5"}
 
 
+def test_a_recipe_with_the_former_name_of_a_setting_sets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text("[train]\nlimits.steps = 60\nschedule.floor = 0.25\n")
+    recipe = recipe_of({"recipe": "mine.toml"})
+    assert differences(settings(schedule={"min_lr_ratio": 0.25}), recipe) == []
+    [found] = differences(settings(), recipe)
+    assert (found.name, found.before, found.from_recipe, found.used) == ("schedule.min_lr_ratio", "0.25", True, "0.1")
+
+
 @pytest.mark.parametrize(("content", "reason"), [(None, "does not exist any more"), ("[train", "cannot be read")])
 def test_a_recipe_that_is_gone_or_broken_is_said_to_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, reason: str

@@ -13,6 +13,7 @@ from common.files import sealed, unsealed
 from tests.support.prepared import write_prepared
 from trainer.search.options import SearchOptions
 from trainer.search.setup import SETUP, claim, gpus_of_slot, open_setup, trial_config
+from trainer.search.study import FILE, Study, Trial
 
 _RECIPE = """[train]
 device = "cpu"
@@ -98,6 +99,29 @@ def test_more_trials_more_time_and_other_parallel_trials_continue_a_search_with_
     before = open_setup(options_of(tmp_path), _VARIABLES).config.threads
     again = open_setup(options_of(tmp_path, trials=9, minutes=5.0, parallel=2), _VARIABLES)
     assert again.config.threads == before
+
+
+def test_a_search_that_was_begun_with_the_former_names_of_settings_goes_on(tmp_path: Path) -> None:
+    """Its facts have these names, as its space has, and so do the values of its trials."""
+    space = "batch.global_rows = {choices = [8, 16]}\nschedule.floor = {choices = [0.1, 0.2]}\n"
+    claimed(options_of(tmp_path, space=space))
+    path = tmp_path / "out" / SETUP
+    facts = unsealed(path.read_bytes())
+    batch, schedule, loss = (facts["settings"][name] for name in ("batch", "schedule", "loss"))
+    batch |= {"global_rows": batch.pop("global_batch_size"), "micro": batch.pop("micro_batch_size")}
+    schedule["floor"], loss["normalise"] = schedule.pop("min_lr_ratio"), loss.pop("reduction")
+    facts["settings"]["bad_data"] = facts["settings"].pop("data_errors")
+    facts["space"] = {"batch.global_rows": {"choices": [8, 16]}, "schedule.floor": {"choices": [0.1, 0.2]}}
+    path.write_bytes(sealed(facts))
+    values = {"batch.global_rows": 16, "schedule.floor": 0.1}
+    trial = Trial(number=0, values=values, state="finished", loss=2.0)
+    lines = [sealed({"seconds": 1.0}, indent=None), sealed(trial.to_json(), indent=None)]
+    (tmp_path / "out" / FILE).write_bytes(b"".join(lines))
+
+    setup = open_setup(options_of(tmp_path, space=space), _VARIABLES)
+    [found] = Study(setup.directory, setup.space).trials()
+    assert found.values == {"batch.global_batch_size": 16, "schedule.min_lr_ratio": 0.1}
+    assert trial_config(setup, found.values, tmp_path / "run").batch.global_batch_size == 16
 
 
 def test_a_folder_with_other_files_and_a_changed_file_are_refused(tmp_path: Path) -> None:

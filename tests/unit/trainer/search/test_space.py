@@ -35,6 +35,17 @@ def test_entries_are_ranges_and_choices_with_the_types_of_their_settings(tmp_pat
     }
 
 
+def test_an_entry_may_have_the_name_that_its_setting_had_in_earlier_versions(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    space = space_of(tmp_path, "batch.global_rows = {choices = [8, 16]}\n[schedule]\nfloor = {low = 0.1, high = 0.2}\n")
+    assert space.dimensions == {"batch.global_batch_size": Choices((8, 16)), "schedule.min_lr_ratio": Range(0.1, 0.2)}
+    assert caplog.messages == [
+        "batch.global_rows is called batch.global_batch_size now; use the new name",
+        "schedule.floor is called schedule.min_lr_ratio now; use the new name",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -56,6 +67,10 @@ def test_entries_are_ranges_and_choices_with_the_types_of_their_settings(tmp_pat
         ("eval.max_rows = {low = 1, high = 3}", r"cannot vary eval.max_rows: losses of different evaluations"),
         ('data = {choices = ["a", "b"]}', r"cannot vary data: losses on different data"),
         ("schedule.milestones = {choices = [1]}", r"its value is a list"),
+        (
+            "[batch]\nmicro = {choices = [2]}\nmicro_batch_size = {choices = [4]}",
+            r"batch.micro_batch_size is there by two names; leave out its former one",
+        ),
         ("", r"it names no setting"),
         ("optim.lr = {low = ", r"not valid TOML"),
     ],
