@@ -43,7 +43,7 @@ def micro_candidates(global_batch_size: int, world_size: int) -> list[int]:
 
 
 def batch_for(batch: BatchConfig, num_ranks: int, *, elastic: bool) -> BatchConfig:
-    """Return the sizes with a smaller `micro` if nobody has set it and it leaves ranks without rows."""
+    """Return the sizes with a smaller `micro_batch_size` if nobody has set it and it leaves ranks without rows."""
     is_free = batch.micro_batch_size != "auto" and "micro_batch_size" not in batch.model_fields_set and not elastic
     return spread(batch, num_ranks) if is_free and batch.micro_batches < num_ranks else batch
 
