@@ -214,8 +214,8 @@ def _from_recipe(model: type[Settings], recipe: str | None, *, is_of_run: bool =
             table = f"{model.recipe_table}.{name}"
             raise ConfigError(f"recipe {path}: {table} is not a setting{suggest(name, {one: one for one in known}, model)}")
     if not is_of_run:  # nobody can change a name in the settings that a run has recorded
-        for former in current_names(model).keys() & flatten(written).keys():
-            warn_of_former_name(former, current_names(model)[former])
+        for former in flatten(written):
+            _renamed(former, current_names(model))
     return with_nones(model, values)
 
 

@@ -167,7 +167,7 @@ def _check_computed(path: Path, model_type: str, values: Mapping[str, Any]) -> N
         if values.get(field) not in allowed:
             _refuse(path, field, values[field])
     for field in ("rope_parameters", "rope_scaling"):
-        table = values.get(field) or {}
+        table = {} if values.get(field) is None else values[field]
         if not isinstance(table, dict) or table.get("rope_type", table.get("type", "default")) != "default":
             _refuse(path, field, table, _WHY["rope_scaling"])
         for name in sorted(table.keys() - {"rope_type", "type", "rope_theta"}):

@@ -68,6 +68,7 @@ def test_missing_fields_have_the_defaults_of_the_format(tmp_path: Path) -> None:
         ("llama", {"quantization_config": {"bits": 4}}, r"quantization_config = \{'bits': 4\} .*its weights are quantised"),
         ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8}}, r"rope_scaling = .*is not scaled"),
         ("llama", {"rope_scaling": {"type": "linear", "factor": 2}}, r"rope_scaling"),
+        ("llama", {"rope_scaling": []}, r"rope_scaling = \[\]"),
         ("qwen3", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4}}, r"rope_parameters = .*not scaled"),
         ("qwen3", {"rope_parameters": {"rope_type": "default", "factor": 4}}, r"rope_parameters.factor = 4"),
         ("qwen3", {"rope_parameters": {"partial_rotary_factor": 0.5}}, r"rope_parameters.partial_rotary_factor = 0.5"),
