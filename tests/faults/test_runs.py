@@ -141,7 +141,7 @@ def whose_save_dies(group: Group, port: int, config: TrainConfig, death: str, st
     """Return how training ends if the saving thread dies at a step, and the number of steps reported after that."""
     reported: list[int] = []
     died_after: list[int] = []
-    save, step_end = CheckpointStore.save, Extension.step_end
+    save, notify = CheckpointStore.save, Extension.notify
 
     def dying(store: CheckpointStore, checkpoint: Checkpoint) -> Path:
         if checkpoint.step == step:
@@ -149,12 +149,14 @@ def whose_save_dies(group: Group, port: int, config: TrainConfig, death: str, st
             raise DEATHS[death]()
         return save(store, checkpoint)
 
-    def counted(extension: Extension, run: Any, step_metrics: Any) -> None:
-        step_end(extension, run, step_metrics)
-        reported.append(step_metrics.step)
-        time.sleep(0.02)  # here a step takes less time than a thread needs to die
+    def counted(extension: Extension, name: str, run: Any, *arguments: Any) -> Any:
+        logged = notify(extension, name, run, *arguments)
+        if name == "on_step_end":
+            reported.append(arguments[0].step)
+            time.sleep(0.02)  # here a step takes less time than a thread needs to die
+        return logged
 
-    CheckpointStore.save, Extension.step_end = dying, counted  # type: ignore[method-assign]
+    CheckpointStore.save, Extension.notify = dying, counted  # type: ignore[method-assign]
     if unseen:
         AsyncSaver.failed = False  # type: ignore[assignment,method-assign]
     ended = trained_as_rank(group, port, config)
@@ -223,7 +225,7 @@ def all_tensors_equal(first: Checkpoint, second: Checkpoint) -> bool:
 
 
 def save_two_steps_late(patch: Patch) -> None:
-    save, step_end = CheckpointStore.save, Extension.step_end
+    save, notify = CheckpointStore.save, Extension.notify
     made = threading.Semaphore(0)
 
     def late(store: CheckpointStore, checkpoint: Checkpoint) -> Path:
@@ -233,12 +235,14 @@ def save_two_steps_late(patch: Patch) -> None:
             made.acquire(timeout=0.3)  # after the last step there is no further one
         return save(store, checkpoint)
 
-    def counted(extension: Extension, run: Any, step_metrics: Any) -> None:
-        step_end(extension, run, step_metrics)
-        made.release()
+    def counted(extension: Extension, name: str, run: Any, *arguments: Any) -> Any:
+        logged = notify(extension, name, run, *arguments)
+        if name == "on_step_end":
+            made.release()
+        return logged
 
     patch.setattr(CheckpointStore, "save", late)
-    patch.setattr(Extension, "step_end", counted)
+    patch.setattr(Extension, "notify", counted)
 
 
 @pytest.mark.claim("13", "parameters change right after a save has begun", unit="checkpoints")

@@ -34,22 +34,18 @@ class Killed(BaseException):
 
 def after_steps(patch: pytest.MonkeyPatch, number: int, action: Callable[[], None]) -> None:
     """Call `action` after `number` steps have been made and reported. Repeated steps count. 0: before the first step."""
-    start, step_end = Extension.train_start, Extension.step_end
+    notify = Extension.notify
     seen: list[int] = []
 
-    def started(extension: Extension, run: Any) -> None:
-        start(extension, run)
-        if number == 0:
+    def noted(extension: Extension, name: str, run: Any, *arguments: Any) -> Any:
+        logged = notify(extension, name, run, *arguments)
+        if name == "on_step_end":
+            seen.append(arguments[0].step)
+        if (name == "on_step_end" and len(seen) == number) or (name == "on_train_start" and number == 0):
             action()
+        return logged
 
-    def ended(extension: Extension, run: Any, step_metrics: Any) -> None:
-        step_end(extension, run, step_metrics)
-        seen.append(step_metrics.step)
-        if len(seen) == number:
-            action()
-
-    patch.setattr(Extension, "train_start", started)
-    patch.setattr(Extension, "step_end", ended)
+    patch.setattr(Extension, "notify", noted)
 
 
 def stop(patch: pytest.MonkeyPatch, number: int) -> None:
