@@ -11,15 +11,13 @@ import torch
 from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
 from trainer import loop
-from trainer.checkpoint import CheckpointStore
-from trainer.extensions.hooks import Extension
 from trainer.loop import train
 from trainer.training.start import parts
 
 
 def test_a_checkpoint_that_is_written_again_is_told_of_once_it_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Step 10 is a spike. The checkpoint of step 8 is written again, slowly, with the rows that are left out."""
-    data, told = write_prepared(tmp_path / "data"), []
+    data = write_prepared(tmp_path / "data")
     write, step = parts.write_and_keep, loop.train_step
 
     def slowly(*arguments: Any) -> None:
@@ -33,13 +31,16 @@ def test_a_checkpoint_that_is_written_again_is_told_of_once_it_is_durable(tmp_pa
             pending.result = lambda: result  # type: ignore[method-assign]
         return pending
 
-    def saved(_: Extension, __: object, number: int, path: Path) -> None:
-        told.append((number, len(CheckpointStore(path).load(number).state["progress"]["left_out"])))
-
     monkeypatch.setattr(parts, "write_and_keep", slowly)
     monkeypatch.setattr(loop, "train_step", spiking)
-    monkeypatch.setattr(Extension, "copies", True)
-    monkeypatch.setattr(Extension, "saved", saved)
+    extension, told = tmp_path / "extension.py", tmp_path / "told"
+    extension.write_text(
+        "from trainer.checkpoint.store import CheckpointStore\n"
+        "def on_save(run, step, path):\n"
+        "    left_out = CheckpointStore(path).load(step).state['progress']['left_out']\n"
+        f"    with open({str(told)!r}, 'a') as file:\n"
+        "        print(step, len(left_out), file=file)\n"
+    )
     changes: dict[str, Any] = {"checkpoint": {"every_steps": 4, "keep_last": 9}, "eval": {"every_steps": 12, "sample_tokens": 0}}
-    train(tiny_config(data, tmp_path / "run", guard={"non_finite": "rollback", "window_steps": 1}, **changes))
-    assert told == [(4, 0), (8, 0), (8, 1), (12, 1)]
+    train(tiny_config(data, tmp_path / "run", guard={"non_finite": "rollback", "window_steps": 1}, extension=extension, **changes))
+    assert told.read_text().splitlines() == ["4 0", "8 0", "8 1", "12 1"]
