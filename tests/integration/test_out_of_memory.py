@@ -184,7 +184,7 @@ def test_no_room_for_the_partial_sums_of_elastic_says_what_would_help(
         return take(tree)
 
     monkeypatch.setattr(GradientTree, "_take", taking)
-    message = r"step 1: out of memory with batch\.micro = 2, which cannot change under reproducibility = elastic"
+    message = r"step 1: out of memory with batch\.micro_batch_size = 2, which cannot change under reproducibility = elastic"
     with pytest.raises(ConfigError, match=message):
         train(of_micro(data, tmp_path / "run", 2, 9, reproducibility="elastic"))
 
@@ -230,7 +230,7 @@ def test_memory_that_a_single_row_exceeds_is_an_error_with_its_remedies(data: Pa
 
 
 def test_the_order_of_the_tree_is_never_changed_silently(data: Path, tmp_path: Path) -> None:
-    message = r"batch\.micro = 4, which cannot change under reproducibility = elastic"
+    message = r"batch\.micro_batch_size = 4, which cannot change under reproducibility = elastic"
     with failing(Failure(2, 0, "forward")), pytest.raises(ConfigError, match=message):
         train(of_micro(data, tmp_path / "run", 4, 9, reproducibility="elastic"))
 
