@@ -1,6 +1,5 @@
 """A run that is killed at any moment between two saves shows each point once, in the files of TensorBoard and in its metrics."""
 
-import json
 import random
 import shutil
 from pathlib import Path
@@ -92,16 +91,14 @@ def test_the_readers_find_points_that_are_not_removed(data: Path, tmp_path: Path
 
 
 def chosen(moments: int) -> list[int]:
-    every = range(1, moments + 1)
+    every = range(1, moments - 1)  # the last two are around the end of the sinks, when the record says that the run has ended
     numbers = list(every) if is_full() else random.Random(first_seed()).sample(every, MOMENTS)
     tried(len(numbers))
     return numbers
 
 
 def check_goes_on(config: TrainConfig, whole: TrainConfig, troubles: tuple[Trouble, ...]) -> None:
-    record = config.run / "record.json"
-    has_ended = record.exists() and json.loads(record.read_text())["status"] == "finished"  # killed after that
-    assert train_in_child(config, troubles) > 0 or has_ended
+    assert train_in_child(config, troubles) > 0
     assert differences(config, whole) == []
 
 
