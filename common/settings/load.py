@@ -75,9 +75,10 @@ def load_settings(
     merged: dict[str, Any] = {}
     for layer in layers:
         merge(merged, layer)
+    names, given = current_names(model), flatten(merged)
     for name in settings_with(model, NAMES_SETTINGS):
-        if isinstance(listed := flatten(merged).get(name), list | tuple):
-            merge(merged, nest({name: [_renamed(one, current_names(model)) for one in listed]}))
+        if isinstance(listed := given.get(name), list | tuple):
+            merge(merged, nest({name: [_renamed(one, names) for one in listed]}))
     try:
         config = model(**merged)
     except ValidationError as error:
@@ -214,8 +215,9 @@ def _from_recipe(model: type[Settings], recipe: str | None, *, is_of_run: bool =
             table = f"{model.recipe_table}.{name}"
             raise ConfigError(f"recipe {path}: {table} is not a setting{suggest(name, {one: one for one in known}, model)}")
     if not is_of_run:  # nobody can change a name in the settings that a run has recorded
+        now = current_names(model)
         for former in flatten(written):
-            _renamed(former, current_names(model))
+            _renamed(former, now)
     return with_nones(model, values)
 
 

@@ -183,8 +183,9 @@ def current_names(model: type[BaseModel]) -> dict[str, str]:
 
 def with_current_names(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
     """Return nested settings in which a name of an earlier version is replaced. ValueError: both names are given."""
+    given = flatten(values)
     for former, name in current_names(model).items():
-        if former not in (given := flatten(values)):
+        if former not in given:
             continue
         if name in given:
             raise ValueError(f"{former} is the former name of {name}, and both are set; remove {former}")

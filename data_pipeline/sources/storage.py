@@ -279,7 +279,7 @@ def _attempts(action: Callable[[], Result], location: Location, limits: LimitCon
         except Exception as error:  # each store has different error types
             seen, inner = [], error.__cause__ or error.__context__
             while inner is not None and inner not in seen:
-                if isinstance(inner, SourceError):  # of our own code within the store
+                if isinstance(inner, SourceError):  # raised by a function of this project that the store has called
                     raise inner from None
                 seen.append(inner)
                 inner = inner.__cause__ or inner.__context__
