@@ -1,7 +1,7 @@
 # Every target runs an executable that also works without make. `make` without a target prints this list.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help demo doctor up down image base smoke rebuild sbom release test test-all test-optional faults gpu lint docs reference recordings compose-env lock pins
+.PHONY: help demo doctor up down image base smoke rebuild sbom release test test-all test-optional faults bench gpu lint docs reference recordings compose-env lock pins
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,17 +38,23 @@ release: ## build the image with SBOM and provenance, and push it: make release 
 
 TESTS = .venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
+# Folders and files with tests that `make test` leaves out: pytest spends seconds to import all others.
+LONG = tests/browser tests/faults tests/integration $$(grep -rlw --include='test_*.py' 'mark\.long' tests)
+
 test: .venv/dev ## unit tests and one test of each promise, ten minutes on two cores (ARGS=tests/unit: only some)
 	@$(TESTS) -m 'not containers and not optional and not long' $(ARGS)
 
 test-all: .venv/dev ## the tests that make test leaves out, except those that need an engine or an optional package
-	@$(TESTS) -m 'not containers and not optional and long' $(ARGS)
+	@$(TESTS) -m 'not containers and not optional and long' $(or $(ARGS),$(LONG))
 
-test-optional: .venv/dev ## install the optional locks (lm-eval, Ray, wandb, MLflow) into .venv-optional, and run the tests that need them
+test-optional: .venv/dev ## install the optional locks (lm-eval, Ray, wandb, MLflow, openai) into .venv-optional, and run the tests that need them
 	@env/test-optional
 
 faults: .venv/dev ## the fault campaigns with their full counts (hours), and their tables in docs/faults.md (ARGS=tests/faults/test_runs.py: only some)
 	@.venv/bin/python -m tests.faults $(ARGS)
+
+bench: .venv/dev ## compare with nanoGPT, transformers, datatrove and others on this machine, after env/bench-peers (ARGS=quick: ten minutes)
+	@.venv/bin/python -m tests.benchmarks $(ARGS)
 
 gpu: ## tests and benchmarks on a GPU; run env/gpu-bundle first, on a machine with a network (ARGS="tests train", ARGS=--rehearse)
 	@env/gpu $(ARGS)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 VERSION = "0.1.0"
 _HERE = Path(__file__).resolve().parent
-ENV = _HERE / "env" if (_HERE / "env").is_dir() else _HERE.parent / "env"  # a wheel holds this folder as `common/env`
+ROOT = _HERE.parent  # the folder that holds `common`, `data_pipeline` and `trainer`
+ENV = _HERE / "env" if (_HERE / "env").is_dir() else ROOT / "env"  # a wheel holds this folder as `common/env`
 RECIPES = ENV / "recipes"
-SYSTEM_PACKAGES = _HERE.parent / "apt-packages.txt"
+SYSTEM_PACKAGES = ROOT / "apt-packages.txt"
 """Debian packages of the image, one NAME=VERSION a line. The file exists only in the image; its Dockerfile writes it."""
 TEXT = "TEXT_DIR"  # the setting that names the folder with text, which is mounted read-only
 _MOUNTS = {"/text": TEXT, "/workspace": "WORKSPACE"}

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from common.terminal import printable
@@ -88,6 +89,28 @@ def value_text(value: Any) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
+def columns(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
+    """Return a table of cells as text. The columns with these numbers are aligned to the left, all others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = [str.ljust if number in left else str.rjust for number in range(len(widths))]
+    lines = ("  ".join(align(cell, width) for align, cell, width in zip(aligned, row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
 def some_of(names: Sequence[object], shown: int = 1) -> str:
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(map(str, names[:shown])) + more
+
+
+def named_values(words: Iterable[str]) -> dict[str, Any]:
+    """Return the values of words such as `factor=8`. They are JSON, or texts if they are not. ValueError: not such a word."""
+    values: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or not equals or name in values:
+            raise ValueError(f"{word!r} is not NAME=VALUE with a name of its own")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    return values

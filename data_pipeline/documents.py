@@ -65,6 +65,7 @@ class Reason(StrEnum):
     NO_ANSWER = "no-answer", Stage.READ
     EQUAL_PAIR = "equal-pair", Stage.READ
     TEMPLATE_REFUSED = "template-refused", Stage.READ
+    UNUSED_FIELD = "unused-field", Stage.READ
     EMPTY = "empty", Stage.JUDGE
     TOO_SHORT = "too-short", Stage.JUDGE
     TOO_LONG = "too-long", Stage.JUDGE
@@ -117,15 +118,18 @@ class Rejection:
     sample: str = ""
     document: Document | None = field(default=None, compare=False, repr=False)  # as judged, after cleaning; None: no document
     data: bytes = field(default=b"", compare=False, repr=False)  # the bytes that did not become a document
+    fields: tuple[str, ...] = field(default=(), compare=False, repr=False)  # of a record that lacks a needed one
 
     @staticmethod
     def of(document: Document, reason: Reason, detail: str = "") -> Rejection:
         return Rejection(reason, document.path, document.line, detail, document.text[:_SAMPLE_CHARS], document)
 
     @staticmethod
-    def of_bytes(reason: Reason, path: str, line: int, data: bytes = b"", detail: str = "", *, first: int = 0) -> Rejection:
+    def of_bytes(
+        reason: Reason, path: str, line: int, data: bytes = b"", detail: str = "", *, first: int = 0, fields: tuple[str, ...] = ()
+    ) -> Rejection:
         sample = data[first : first + _SAMPLE_CHARS].decode("utf-8", "backslashreplace")
-        return Rejection(reason, path, line, detail, sample, data=data)
+        return Rejection(reason, path, line, detail, sample, data=data, fields=fields)
 
     @property
     def shown(self) -> dict[str, Any]:

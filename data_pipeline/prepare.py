@@ -6,6 +6,8 @@ order of the tasks, so the number of workers does not change the data.
 
 from __future__ import annotations
 
+import logging
+
 from common.command_line import stop_on_signals
 from common.storage_errors import naming
 from data_pipeline.config import PrepareConfig
@@ -15,10 +17,11 @@ from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.dedup.duplicates import STAGES as DUPLICATES
 from data_pipeline.dedup.duplicates import find_duplicates
 from data_pipeline.execution.tasks import open_runner
-from data_pipeline.publishing.fingerprint import fingerprint_of, key_of_work, settings_of
+from data_pipeline.publishing.fingerprint import EARLIER_VERSIONS, PIPELINE_VERSION, fingerprint_of, key_of_work, settings_of
 from data_pipeline.publishing.ownership import exclusive
 from data_pipeline.publishing.publish import Prepared, assemble, check_may_replace, reuse_finished
 from data_pipeline.reports.totals import Results, make_report
+from data_pipeline.sources.first_look import adapted
 from data_pipeline.sources.formats import IgnoredFiles
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs, remember_digests
 from data_pipeline.stages import checks
@@ -32,6 +35,8 @@ from data_pipeline.stages.tokenize import report_of_tokens, tokenize_all
 from data_pipeline.stages.train_quality import train_quality, trained_reference
 from data_pipeline.stages.train_tokenizer import train_on_sample
 
+logger = logging.getLogger(__name__)
+
 
 def prepare(config: PrepareConfig) -> Manifest:
     """Data that is already prepared is not prepared again."""
@@ -39,13 +44,19 @@ def prepare(config: PrepareConfig) -> Manifest:
     with stop_on_signals(), naming(output), exclusive(output) as folder:
         ignored = IgnoredFiles()
         inputs = find_inputs(config, output / INPUTS, ignored)
+        config = adapted(config, inputs)
         checks.check_settings(inputs, config)
         remember_digests(inputs, output / INPUTS)
         settings = settings_of(config)
-        fingerprint = fingerprint_of(settings, [file.identity for file in inputs])
-        if (finished := reuse_finished(output, fingerprint, rejects=config.keep_rejects)) is not None:
-            return finished
-        check_may_replace(output, fingerprint, settings, [file.identity for file in inputs], replace=config.replace)
+        identities = [file.identity for file in inputs]
+        fingerprint = fingerprint_of(settings, identities)
+        for version in (PIPELINE_VERSION, *(() if config.replace else EARLIER_VERSIONS)):
+            known = fingerprint_of(settings, identities, version)
+            if (finished := reuse_finished(output, known, rejects=config.keep_rejects)) is not None:
+                if version != PIPELINE_VERSION:
+                    logger.info("it was prepared by version %d of the pipeline; --replace true prepares it again", version)
+                return finished
+        check_may_replace(output, fingerprint, settings, identities, replace=config.replace)
 
         partitions = cut_into_partitions(inputs, config.partition_bytes)
         with open_runner(config, stage_names(config), len(partitions)) as run:

@@ -21,13 +21,14 @@ from common.settings.command import loaded
 from common.settings.model import Settings, section_title
 from common.settings.options import SettingText, setting_texts
 from data_pipeline.config import PrepareConfig
+from docs.conversations import FIELDS, outcomes
 from trainer.config import TrainConfig
 from trainer.program import all_commands
 
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference"
 _PART = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_LISTENING = {"train", "tune", "doctor"}
+_LISTENING = {"train", "tune", "doctor", "serve"}
 """The commands that always listen on a socket. The table above the list in docs/security.md has a row for each."""
 _COLUMN = 44
 _SHARED = 4
@@ -99,6 +100,13 @@ def commands_without_a_socket() -> str:
     return f"Apart from the cases in the table, these commands listen on no socket: {', '.join(f'`{name}`' for name in names)}.\n"
 
 
+def fields_of_conversations() -> str:
+    """Return the table of what becomes of the fields of a record."""
+    found = outcomes()
+    forms = list(found)
+    return _table(("field", *forms), ((f"`{field}`", *(found[form][field] for form in forms)) for field in FIELDS))
+
+
 def exit_codes() -> str:
     """Return the table of the exit codes."""
     return _table(("exit code", "means"), ((str(int(code)), code.meaning) for code in ExitCode))
@@ -111,8 +119,9 @@ def pages_with_parts() -> list[Path]:
 
 def with_made_parts(page: str) -> str:
     """Return the text of a page with its parts as the code makes them."""
-    made = {"layers": layers, "commands_without_a_socket": commands_without_a_socket, "exit_codes": exit_codes}
-    return _PART.sub(lambda part: part[1] + made[part[2]]() + part[3], page)
+    made = (layers, commands_without_a_socket, fields_of_conversations, exit_codes)
+    by_name = {function.__name__: function for function in made}
+    return _PART.sub(lambda part: part[1] + by_name[part[2]]() + part[3], page)
 
 
 def _sections(model: type[Settings]) -> Iterable[tuple[str, str, list[SettingText]]]:

@@ -11,6 +11,7 @@ All files but those for tools come from one resolution, so a package has the sam
     requirements-eval.lock   what `evaluate --lm-eval` adds to either of the two
     requirements-tracking.lock  what Weights & Biases and MLflow add to either of the two
     requirements-models.lock    what ONNX, encoders of Hugging Face, `compress` and `tune` add to either of the two
+    requirements-openai.lock    what tests of `serve` add to either of the two
     requirements-notebook.lock  JupyterLab, which the target `notebook` of the Dockerfile adds to the image
     requirements-debug.lock     py-spy, which the target `debug` of the Dockerfile adds to the image
     requirements-dev.lock    tests, linters and types, on top of requirements.lock
@@ -54,6 +55,7 @@ INPUTS = {
     "requirements-eval.lock": ("requirements-eval.in",),
     "requirements-tracking.lock": ("requirements-tracking.in",),
     "requirements-models.lock": ("requirements-models.in",),
+    "requirements-openai.lock": ("requirements-openai.in",),
     "requirements-notebook.lock": ("requirements-notebook.in",),
     "requirements-debug.lock": ("requirements-debug.in",),
     "requirements-dev.lock": ("requirements.in", "requirements-torch.in", "requirements-ray.in", "requirements-dev.in"),
@@ -136,6 +138,7 @@ def main() -> None:
         harness = compile_lock("requirements-eval.in", Path(pins.name))
         tracking = compile_lock("requirements-tracking.in", Path(pins.name))
         models = compile_lock("requirements-models.in", Path(pins.name))
+        client = compile_lock("requirements-openai.in", Path(pins.name))
         notebook = compile_lock("requirements-notebook.in", Path(pins.name))
         debug = compile_lock("requirements-debug.in", Path(pins.name))
         site = compile_lock("requirements-docs.in", Path(pins.name))
@@ -153,6 +156,7 @@ def main() -> None:
     write("requirements-eval.lock", beyond(harness, native | cuda))
     write("requirements-tracking.lock", beyond(tracking, native | cuda))
     write("requirements-models.lock", beyond(models, native | cuda))
+    write("requirements-openai.lock", beyond(client, native | cuda))
     write("requirements-notebook.lock", beyond(notebook, image))
     write("requirements-debug.lock", beyond(debug, image))
     write("requirements-dev.lock", beyond(everything, native | cuda))

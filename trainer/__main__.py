@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from common.command_line import PROGRAM, chosen, end_at_once, importing, run_command, write_error
 from common.errors import ExitCode
-from trainer.launch.command_table import COMMANDS
+from trainer.launch.command import COMMANDS
 from trainer.launch.first_failure import only_first_failure
 from trainer.machine.before_torch import keep_memory, spin_briefly, use_private_caches
 from trainer.watchdog.processes import end_with_parent, write_exit_code

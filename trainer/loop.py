@@ -9,9 +9,8 @@ from trainer.config import TrainConfig
 from trainer.data.batch import GlobalBatch
 from trainer.metrics import StepFacts
 from trainer.runs.progress import Progress
-from trainer.training.evaluator import evaluate
 from trainer.training.recovery import GoBack, RepeatStep, go_back, judge
-from trainer.training.reporter import report
+from trainer.training.reporter import evaluate, report
 from trainer.training.start.check import NothingToTrain
 from trainer.training.start.open import opened_run
 from trainer.training.step import CannotContinueError, StepResults, train_step

@@ -21,7 +21,7 @@ _INTERRUPTED = 130
 def main() -> NoReturn:
     signal.signal(signal.SIGINT, _end_at_once)  # until a command can stop in order
     from common.command_line import end_at_once, run_command
-    from trainer.launch.command_table import COMMANDS
+    from trainer.launch.command import COMMANDS
 
     words = sys.argv[1:]
     if words[:1] == ["help"] and len(words) > 1:
@@ -79,7 +79,7 @@ def run_here(words: Sequence[str]) -> None:
 
 def all_commands() -> dict[str, Command]:
     from data_pipeline.commands.table import COMMANDS as OF_DATA
-    from trainer.launch.command_table import COMMANDS as OF_TRAINER
+    from trainer.launch.command import COMMANDS as OF_TRAINER
 
     return {command.renamed or command.name: command for command in (*OF_DATA.values(), *OF_TRAINER.values())}
 

@@ -8,6 +8,7 @@ N points of a curve   C columns of a picture
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -169,7 +170,7 @@ def axis_through(values: Sequence[Floats], *, log_from: float | None = None, mar
     high = max((float(one.max()) for one in finite if len(one)), default=1.0)
     if log_from is not None and low > 0 and high / log_from > low:
         free = 10 ** (margin * (math.log10(high) - math.log10(low)))
-        return _log_axis(max(low / free, math.ulp(0.0)), high * free)  # the quotient may round to zero
+        return _log_axis(max(low / free, math.ulp(0.0)), min(high * free, sys.float_info.max))  # without zero and infinity
     if high - low <= 1e-9 * max(abs(high), abs(low), 1e-280):
         pad = max(abs(high), abs(low)) / 2 or 0.5
         return _linear_axis(low - pad, high + pad, whole=whole)

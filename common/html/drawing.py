@@ -1,4 +1,4 @@
-"""Draws line charts, histograms and parallel coordinates as inline SVG.
+"""Draws line charts and histograms as inline SVG.
 
 The page's style sheet has the colours for light mode, dark mode and print.
 """
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from markupsafe import Markup
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from common.html.chart import Axis, Chart, Floats, Line, measured, short
 from common.html.page import template_environment
-from common.text import decimal, shortened, value_text
+from common.text import decimal
 
 Number = TypeVar("Number", float, Floats)
 
@@ -202,77 +202,3 @@ def _place_of(value: float, bins: Sequence[Bin]) -> float:
                 return index + math.log(max(value, bin_.low) / bin_.low) / math.log(bin_.high / bin_.low)
             return index + max(value, 0) / bin_.high
     return len(bins)
-
-
-_AXIS_WIDTH, _SIDE, _MIN_WIDTH = 150, 70, 1000
-_MAX_TICKS = 8
-_MAX_LABEL = 26
-
-Rank = Literal["best", "good", "other"]
-
-
-@dataclass(frozen=True)
-class Coordinate:
-    name: str
-    values: tuple[Any, ...] = ()  # of categories, from bottom to top; empty for an axis of numbers
-    low: float = 0.0
-    high: float = 1.0
-    log: bool = False
-
-    def place(self, value: Any) -> float | None:
-        """From 0 (bottom) to 1 (top); None if the axis cannot show the value."""
-        if self.values:
-            index = next((index for index, one in enumerate(self.values) if type(one) is type(value) and one == value), None)
-            return None if index is None else (index + 0.5) / len(self.values)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            return None
-        if self.high <= self.low:
-            return 0.5
-        place = float(Axis(self.low, self.high, (), self.log).places(np.array(float(value))))
-        return None if math.isnan(place) else place
-
-    def ticks(self) -> list[tuple[float, str]]:
-        if self.values:
-            every = -(-len(self.values) // _MAX_TICKS)
-            return [((index + 0.5) / len(self.values), _label(one)) for index, one in enumerate(self.values) if index % every == 0]
-        parts = (0.0, 0.25, 0.5, 0.75, 1.0) if self.high > self.low else (0.5,)
-        if self.log:
-            return [(part, _label(self.low * (self.high / self.low) ** part)) for part in parts]
-        return [(part, _label(self.low + part * (self.high - self.low))) for part in parts]
-
-
-@dataclass(frozen=True)
-class Record:
-    values: Mapping[str, Any]  # by the names of the axes. Where a value is missing, the line has a gap.
-    words: str
-    rank: Rank = "other"
-
-
-def draw_parallel(title: str, coordinates: Sequence[Coordinate], records: Sequence[Record]) -> Markup:
-    """Return a figure with an axis for each quantity and a line for each record. Good records are drawn last."""
-    if not coordinates or not records:
-        return Markup()
-    width = max(_MIN_WIDTH, 2 * _SIDE + _AXIS_WIDTH * (len(coordinates) - 1))
-    plot = _Plot(width=width, height=320, left=_SIDE, right=_SIDE, top=40, bottom=24)
-    order: dict[Rank, int] = {"other": 0, "good": 1, "best": 2}
-    axes = [(plot.x(index / max(1, len(coordinates) - 1)), one) for index, one in enumerate(coordinates)]
-
-    def path(record: Record) -> str:
-        points, before = [], False
-        for x, one in axes:
-            place = one.place(record.values.get(one.name))
-            if place is not None:
-                points.append(f"{'L' if before else 'M'}{x:.1f} {plot.y(place):.1f}")
-            before = place is not None
-        return "".join(points)
-
-    return plot.draw(
-        "parallel_lines.jinja",
-        title=title,
-        axes=[(x, shortened(one.name, _MAX_LABEL), [(plot.y(place), label) for place, label in one.ticks()]) for x, one in axes],
-        lines=[(path(one), one.rank, one.words) for one in sorted(records, key=lambda record: order[record.rank])],
-    )
-
-
-def _label(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else shortened(value_text(value), _MAX_LABEL)

@@ -42,10 +42,18 @@ def or_unknown(form: Callable[[Any], str]) -> Callable[[object], str]:
     return lambda value: UNKNOWN if value is None or isinstance(value, Undefined) else form(value)
 
 
-def render_page(environment: Environment, template: str, *, script: bool = False, **values: object) -> str:
-    """Render an extension of `page.jinja`. With `script`, charts show values under the pointer. LookupError: a name is missing."""
+def render_page(
+    environment: Environment, template: str, *, script: bool = False, program: Path | None = None, **values: object
+) -> str:
+    """Render an extension of `page.jinja`. With `script`, charts show values under the pointer. LookupError: a name is missing.
+
+    `program` is a script that asks the server of the page; the file of its name with `.css` has its styles.
+    """
     style, code = _read("style.css"), _read("hover.js") if script else ""
-    allowed = {"style-src": _digest(style)} | ({"script-src": _digest(code)} if script else {})
+    if program is not None:
+        style, code = style + program.with_suffix(".css").read_text(encoding="utf-8"), program.read_text(encoding="utf-8")
+    allowed = {"style-src": _digest(style)} | ({"script-src": _digest(code)} if code else {})
+    allowed |= {"connect-src": "'self'"} if program is not None else {}
     forbidden = dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")
     policy = Markup("; ".join(f"{kind} {source}" for kind, source in (forbidden | allowed).items()))
     page = render_template(environment, template, policy=policy, style=Markup(style), script=Markup(code), **values)

@@ -18,7 +18,7 @@ from common.errors import ConfigError
 from common.files import UnusableFileError, read_input
 from common.paths import RECIPES
 from common.redaction import HIDDEN, redacted_repr
-from common.settings.dotted import flatten, merge, nest, without
+from common.settings.dotted import flatten, merge, nest, parse_toml, without
 from common.settings.markers import ASKED_AGAIN, NAMES_SETTINGS, PER_START
 from common.settings.messages import explain, nearest, suggest
 from common.settings.model import (
@@ -40,7 +40,6 @@ from common.settings.model import (
     with_current_names,
     with_nones,
 )
-from common.settings.toml import parse_toml
 
 _log = logging.getLogger(__name__)
 

@@ -11,9 +11,8 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
 from common.errors import ConfigError
-from common.settings.conditions import OnlyIf, names_in
 from common.settings.dotted import flatten, merge, nest, without
-from common.settings.markers import Effect, Formerly, Frequent
+from common.settings.markers import Effect, Formerly, Frequent, OnlyIf, names_in
 from common.targets import Target
 
 

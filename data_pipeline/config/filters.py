@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, create_model, model_validator
 
-from common.settings.conditions import OnlyIf
-from common.settings.markers import SHARED_BY_SOURCES, AlsoCalled, Effect, ShapesData, ShapesDataByContent
+from common.settings.markers import SHARED_BY_SOURCES, AlsoCalled, Effect, OnlyIf, ShapesData, ShapesDataByContent
 from common.settings.model import Section
 from data_pipeline.heuristics.presets import PRESETS
 from data_pipeline.heuristics.rule import Share

@@ -6,8 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from common.settings.conditions import OnlyIf
-from common.settings.markers import DIVIDES_WORK, SHARED_BY_SOURCES, AlsoCalled, Frequent, NoEffectOnResults, ShapesData
+from common.settings.markers import DIVIDES_WORK, SHARED_BY_SOURCES, AlsoCalled, Frequent, NoEffectOnResults, OnlyIf, ShapesData
 from common.settings.messages import explain
 from common.settings.model import (
     Place,

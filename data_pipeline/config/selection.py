@@ -5,8 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.settings.conditions import OnlyIf
-from common.settings.markers import AlsoCalled, Frequent, ShapesData, ShapesDataByContent
+from common.settings.markers import AlsoCalled, Frequent, OnlyIf, ShapesData, ShapesDataByContent, ShapesDataIfChanged
 from common.settings.model import Section
 from data_pipeline.config.text import KINDS
 from data_pipeline.heuristics.rule import Share
@@ -18,7 +17,7 @@ class DedupConfig(Section):
     """Detection of duplicates and of benchmark text."""
 
     exact: Annotated[ShapesData[bool], AlsoCalled("dedup deduplicate")] = Field(
-        True, description="Whether a document is dropped if its letters and digits equal those of an earlier one."
+        True, description="Whether a document is dropped if it equals an earlier one, apart from the amount of white space."
     )
     near: Annotated[ShapesData[bool], Frequent("false", 10), AlsoCalled("dedup deduplicate")] = Field(
         True, description="Whether a document is dropped if it is nearly the same as an earlier one (MinHash)."
@@ -144,6 +143,11 @@ class SplitConfig(Section):
         "content",
         description="Choice of validation documents. content: by the digest of the text, so equal texts are in the same split; "
         "tail: the last part of each file.",
+    )
+    by_name: ShapesDataIfChanged[bool] = Field(
+        True,
+        description="Whether the names of files and folders (train, validation, test, …) and the card of a data set tell its "
+        "splits: the test split is not read, and the validation split is held out in place of a share.",
     )
     val_fraction: Annotated[
         ShapesData[float], Frequent("0.05", 9), AlsoCalled("val_split val_ratio validation_split test_size val_fraction")

@@ -4,8 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.settings.conditions import OnlyIf
-from common.settings.markers import AlsoCalled, Frequent, NoEffectOnResults, ShapesData, ShapesDataIfChanged
+from common.settings.markers import AlsoCalled, Frequent, NoEffectOnResults, OnlyIf, ShapesData, ShapesDataIfChanged
 from common.settings.model import Section
 from data_pipeline.heuristics.rule import Share
 
@@ -13,7 +12,19 @@ _MIB = 1 << 20
 BUILTIN = "builtin"  # the word in `sources` that stands for the built-in corpus: the text of Python's standard library
 Kind = Literal["prose", "web", "code"]  # kind of a document. It decides which filters apply to the document.
 KINDS: tuple[Kind, ...] = ("prose", "web", "code")  # the kinds, in the order of their numbers in tables
+OF_CONVERSATION = ("system", "system_prompt", "tools", "functions", "documents", "chat_template_kwargs")
+"""Fields of a record that belong to its conversation, beside those that the settings name."""
+OTHERS = "\0others"
+"""The name under which a conversation lists the fields of its record that nothing reads."""
+OF_PROMPT = ("input", "context")
+"""Fields of a record that belong to a prompt of one of `_INSTRUCTIONS`, as in Alpaca's form."""
+_INSTRUCTIONS = ("instruction", "question", "query")
 LineRule = Literal["notices", "javascript", "unpunctuated", "few-words", "long-word"]
+
+
+def with_input(instruction: str, more: str) -> str:
+    """Return the prompt of a record in Alpaca's form."""
+    return f"{instruction}\n\n{more}" if more else instruction
 
 
 class TextConfig(Section):
@@ -87,6 +98,17 @@ class RecordConfig(Section):
         if self.chosen_field is not None and self.rejected_field is not None and self.prompt_field is not None:
             return (self.prompt_field, self.chosen_field, self.rejected_field)
         return ()
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Fields that belong to a conversation too, if a record has them."""
+        of_prompt: tuple[str, ...] = (*OF_PROMPT, "history") if self.is_alpaca else ()
+        of_prompt += ("label",) if self.prompt_field is not None and self.label_field is None else ()
+        return tuple(name for name in OF_CONVERSATION + of_prompt if name not in (*self.chat_fields, self.text_field))
+
+    @property
+    def is_alpaca(self) -> bool:
+        return self.prompt_field in _INSTRUCTIONS
 
     @property
     def has_pairs(self) -> bool:

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.settings.conditions import OnlyIf
-from common.settings.markers import AlsoCalled, Frequent, ShapesData, ShapesDataByContent, ShapesDataIfChanged
+from common.settings.markers import AlsoCalled, Frequent, OnlyIf, ShapesData, ShapesDataByContent, ShapesDataIfChanged
 from common.settings.model import Section
+from common.text import named_values
 
 _MIB = 1 << 20
 _OWN = OnlyIf("not tokenizer.path")
@@ -103,6 +103,27 @@ class ChatConfig(Section):
         description="Treatment of a conversation with more tokens than a row. truncate: its end is left out; reject: all of it is. "
         "A longer preference pair is always rejected.",
     )
+
+    answers: Annotated[ShapesDataIfChanged[Literal["all", "last"]], OnlyIf("chat.template != none")] = Field(
+        "all", description="Answers of a conversation that have a loss, unless their weight is 0."
+    )
+    unused_fields: Annotated[ShapesDataIfChanged[Literal["reject", "keep"]], OnlyIf("chat.template != none")] = Field(
+        "reject",
+        description="Treatment of a conversation with text, calls of tools, tools or documents that the template leaves out. keep: "
+        "it is only counted, like one with other such fields.",
+    )
+    arguments: Annotated[ShapesDataIfChanged[tuple[str, ...]], OnlyIf("chat.template != none")] = Field(
+        (),
+        description="What the template gets besides, such as enable_thinking=false. A record's chat_template_kwargs come first.",
+    )
+
+    @model_validator(mode="after")
+    def _arguments_have_names(self) -> Self:
+        try:
+            named_values(self.arguments)
+        except ValueError as error:
+            raise ValueError(f"arguments: {error}") from None
+        return self
 
     @property
     def is_on(self) -> bool:

@@ -13,8 +13,7 @@ from common.errors import ConfigError, PreparedDataError
 from common.files import UnusableFileError, parse_json, read_input
 from data_pipeline.config import ChatConfig, TokenizerConfig
 from data_pipeline.tokenizer import NamedToken, Tokenizer, open_supplied, supplied_files
-from data_pipeline.tokenizer.base import OWN_NAMES
-from data_pipeline.tokenizer.special import CONFIG_FILE
+from data_pipeline.tokenizer.base import CONFIG_FILE, OWN_NAMES
 
 TEMPLATE_FILE = "chat_template.jinja"
 _MAX_BYTES = 1 << 20

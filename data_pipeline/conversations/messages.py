@@ -1,17 +1,45 @@
+"""Turns the fields of a record into conversations, in the forms that published data sets have.
+
+- messages with role and content (OpenAI): content is a text, a list of texts, or null beside tool calls; `weight` or `train` says
+  whether an answer has a loss; `function_call` and `functions` of older data become tool calls and tools
+- messages with from and value (ShareGPT): also the roles function_call and observation
+- a prompt and a response, which may be texts or messages, with `input` and `history` as in Alpaca's form
+- a prompt with a chosen and a rejected answer
+
+Beside these a record may have `system`, `tools`, `documents` and `chat_template_kwargs`.
+"""
+
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from common.files import is_deeper
+from data_pipeline.config.text import OF_CONVERSATION, OF_PROMPT, OTHERS, with_input
 from data_pipeline.documents import Reason
 
 Message = dict[str, Any]  # `role`, `content`, and the other fields of the record
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_OTHER_NAMES = {"human": "user", "gpt": "assistant"}  # names of roles in records with `from` and `value`
-_ONE_TURN = {"prompt": "user", "response": "assistant"}
+_OTHER_NAMES = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "observation": "tool",
+    "function": "tool",
+}
+_CALL = "function_call"
+_TEXT_PARTS = ("text", "input_text", "output_text")
+REASONING = ("reasoning_content", "reasoning", "thinking")
+_WITHOUT_TEXT = ("tool_calls", *REASONING)  # an answer with one of these may have no content
+_LOSS_FIELDS = ("weight", "train")
 _SHOWN_CHARS = 60
+_SYSTEM = ("system", "system_prompt")
+_OBJECTS, _OF_PYTHON = re.compile(r"\s*+\[\s*+\{"), re.compile(r"\s*+\[\s*+\{\s*+'(?:role|from|content)'")
 
 
 class MessagesError(ValueError):
@@ -20,35 +48,118 @@ class MessagesError(ValueError):
         self.reason = reason
 
 
-def read_chat(text: str, max_depth: int) -> list[list[Message]]:
-    """Return one conversation, or two for a preference pair, the better one first. `max_depth` holds in texts too."""
+@dataclass(frozen=True)
+class Conversation:
+    messages: list[Message]
+    trained: tuple[int, ...]
+    """Places of the answers with a loss."""
+    arguments: Mapping[str, Any]
+    """What the template gets besides, such as `tools`."""
+
+    def only_last(self) -> Conversation:
+        return replace(self, trained=self.trained[-1:])
+
+
+def read_chat(text: str, max_depth: int) -> tuple[list[Conversation], list[str]]:
+    """Return one conversation, or two for a preference pair, the better one first, and the fields of the record that nothing reads.
+
+    `max_depth` holds in texts too.
+    """
     try:
         record = json.loads(text)
+        beside = {name: record[name] for name in OF_CONVERSATION if record.get(name)}
+        beside = {name: value if name in _SYSTEM else _decoded(value, f"the field {name}") for name, value in beside.items()}
         conversations = _pair(record) if "chosen" in record else [_conversation(record)]
-        if not is_deeper(conversations, max_depth):
-            return conversations
+        found = [_completed(messages, weights, beside) for messages, weights in conversations]
+        if not is_deeper([[one.messages, one.arguments] for one in found], max_depth):
+            return found, record.get(OTHERS, [])
     except RecursionError:
         pass
     raise MessagesError(Reason.TOO_DEEP, f"a message is nested deeper than limits.max_json_depth = {max_depth}")
 
 
-def _conversation(record: Mapping[str, Any]) -> list[Message]:
+def read_messages(value: Any) -> list[Message]:
+    """Return the messages that a model is to answer. MessagesError: it is not a list of them."""
+    return _messages(value, "messages")[0]
+
+
+_Weighed = tuple[list[Message], list[bool]]  # messages, and for each whether it has a loss if it is an answer
+
+
+def _completed(messages: list[Message], weights: Sequence[bool], beside: Mapping[str, Any]) -> Conversation:
+    shift = 0
+    if (system := next((beside[name] for name in _SYSTEM if name in beside), None)) is not None:
+        if not isinstance(system, str):
+            raise MessagesError(Reason.MESSAGES_MALFORMED, f"the field system is {_kind(system)}, but a text is expected")
+        if messages[0]["role"] in ("system", "developer"):
+            if messages[0]["content"] != system:
+                raise MessagesError(Reason.MESSAGES_MALFORMED, "the field system and the system message differ")
+        else:
+            messages, shift = [{"role": "system", "content": system}, *messages], 1
+    arguments = dict(_object_of(beside, "chat_template_kwargs"))
+    arguments |= {name: _list_of(beside, name) for name in ("tools", "documents") if name in beside}
+    if "functions" in beside:
+        arguments.setdefault("tools", [{"type": "function", "function": one} for one in _list_of(beside, "functions")])
+    if reserved := sorted(arguments.keys() & {"messages", "add_generation_prompt"}):
+        raise MessagesError(Reason.MESSAGES_MALFORMED, f"chat_template_kwargs must not name {reserved[0]}")
+    trained = tuple(shift + place for place, has_loss in enumerate(weights) if has_loss and _is_answer(messages[shift + place]))
+    return Conversation(messages, trained, arguments)
+
+
+def _conversation(record: Mapping[str, Any]) -> _Weighed:
     if "messages" in record:
-        conversation = _messages(record["messages"], "messages")
-    else:
-        conversation = [_message({"role": role, "content": record[name]}, name) for name, role in _ONE_TURN.items()]
-        if not conversation[0]["content"]:
-            raise MessagesError(Reason.MESSAGES_MALFORMED, "the prompt is empty")
-    if not any(_is_answer(message) for message in conversation):
-        raise MessagesError(Reason.NO_ANSWER, "no message of the assistant has text, so there is nothing to train on")
-    return conversation
+        messages, weights = _messages(record["messages"], "messages")
+        answers = [place for place, message in enumerate(messages) if _is_answer(message)]
+        if not answers:
+            raise MessagesError(Reason.NO_ANSWER, "no message of the assistant has text, so there is nothing to train on")
+        if not any(weights[place] for place in answers):
+            raise MessagesError(Reason.NO_ANSWER, "the weights say that no message of the assistant has a loss")
+        return messages, weights
+    if record.get("label") is False:
+        raise MessagesError(
+            Reason.NO_ANSWER, "its field label says that the response is a bad one, so there is nothing to train on"
+        )
+    prompt, _ = _messages(_whole_prompt(record["prompt"], record), "prompt", "user")
+    answer, weights = _messages(record["response"], "response", "assistant", may_be_empty=True)
+    if not _is_answer(answer[-1]):
+        raise MessagesError(Reason.NO_ANSWER, "the response has no text, so there is nothing to train on")
+    before, weights_before = _history(record.get("history"))
+    return [*before, *prompt, *answer], [*weights_before, *[False] * len(prompt), *weights]
 
 
-def _pair(record: Mapping[str, Any]) -> list[list[Message]]:
-    prompt = _messages(record["prompt"], "prompt", "user")
-    answers = [_messages(record[name], name, "assistant") for name in ("chosen", "rejected")]
-    # Some data sets repeat the prompt at the beginning of both answers.
-    pair = [answer if answer[: len(prompt)] == prompt else [*prompt, *answer] for answer in answers]
+def _whole_prompt(prompt: Any, record: Mapping[str, Any]) -> Any:
+    for name in OF_PROMPT:
+        if more := record.get(name):
+            if not isinstance(prompt, str) or not isinstance(more, str):
+                raise MessagesError(Reason.MESSAGES_MALFORMED, f"the field {name} is {_kind(more)}, but a text is expected")
+            prompt = with_input(prompt, more)
+    return prompt
+
+
+def _history(value: Any) -> _Weighed:
+    messages: list[Message] = []
+    for place, turn in enumerate(_decoded(value, "history") or []):
+        if not (isinstance(turn, list) and len(turn) == 2 and all(isinstance(one, str) for one in turn)):
+            raise MessagesError(Reason.MESSAGES_MALFORMED, f"history[{place}] is not a list of a prompt and its response")
+        messages += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), turn, strict=True)]
+    return messages, [True] * len(messages)
+
+
+def _pair(record: Mapping[str, Any]) -> list[_Weighed]:
+    own, _ = _messages(_whole_prompt(record["prompt"], record), "prompt", "user")
+    prompt = [*_history(record.get("history"))[0], *own]
+    answers = []
+    for name in ("chosen", "rejected"):
+        answer, weights = _messages(record[name], name, "assistant")
+        if not weights[-1]:
+            raise MessagesError(Reason.MESSAGES_MALFORMED, f"the answer of {name} has no weight, and a pair compares both answers")
+        answers.append(answer)
+    # Some data sets repeat the prompt in both answers, also behind a system message.
+    pair = [answer if _repeats(answer, prompt) else [*prompt, *answer] for answer in answers]
+    if any(len(one) > len(prompt) and one[: len(prompt)] == prompt and _has_prompt(one[len(prompt) :]) for one in pair):
+        raise MessagesError(
+            Reason.MESSAGES_MALFORMED, "an answer of the pair has messages of the user that are not those of the prompt"
+        )
     for name, conversation in zip(("chosen", "rejected"), pair, strict=True):
         if not _is_answer(conversation[-1]):
             raise MessagesError(Reason.NO_ANSWER, f"{name} does not end with a message of the assistant that has text")
@@ -57,43 +168,78 @@ def _pair(record: Mapping[str, Any]) -> list[list[Message]]:
         raise MessagesError(Reason.MESSAGES_MALFORMED, "chosen and rejected differ before the last message; they need one prompt")
     if chosen == rejected:
         raise MessagesError(Reason.EQUAL_PAIR, "chosen and rejected are the same")
-    return pair
+    return [(one, [*[False] * (len(one) - 1), True]) for one in pair]
+
+
+def _repeats(answer: list[Message], prompt: list[Message]) -> bool:
+    return answer[: len(prompt)] == prompt or answer[-1 - len(prompt) : -1] == prompt
+
+
+def _has_prompt(messages: list[Message]) -> bool:
+    return messages[0]["role"] in ("system", "user") and any(message["role"] == "user" for message in messages)
+
+
+def _decoded(value: Any, name: str) -> Any:
+    """Return a list or an object of which a table of text holds the JSON."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return value
+    _check_surrogates(found, name)
+    return found
+
+
+def _check_surrogates(value: Any, name: str) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise MessagesError(Reason.LONE_SURROGATE, f"{name} contains a lone surrogate") from None
+
+
+def _object_of(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = values.get(name, {})
+    if not isinstance(value, dict):
+        raise MessagesError(Reason.MESSAGES_MALFORMED, f"the field {name} is {_kind(value)}, but an object is expected")
+    return {key: one for key, one in value.items() if one is not None}
+
+
+def _list_of(values: Mapping[str, Any], name: str) -> list[Any]:
+    value = values[name]
+    if not isinstance(value, list):
+        raise MessagesError(Reason.MESSAGES_MALFORMED, f"the field {name} is {_kind(value)}, but a list is expected")
+    return [_decoded(one, name) for one in value]
 
 
 def _parsed(text: str) -> list[Any] | None:
     """Return the messages in a text, because tables of text can only hold them as JSON; None if the text is not such a list."""
-    if not text.lstrip().startswith("[{"):
-        return None
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise MessagesError(Reason.LONE_SURROGATE, "a message contains a lone surrogate") from None
-    return (
-        value if isinstance(value, list) and all(isinstance(one, dict) and {"role", "from"} & one.keys() for one in value) else None
-    )
+    value = _decoded(text, "a message") if _OBJECTS.match(text) else None
+    if value is text and _OF_PYTHON.match(text):
+        raise MessagesError(Reason.MESSAGES_MALFORMED, "a list of messages is written as Python writes it; write it as JSON")
+    is_list = isinstance(value, list) and all(isinstance(one, dict) and {"role", "from"} & one.keys() for one in value)
+    return value if is_list else None
 
 
-def _messages(value: Any, name: str, role: str | None = None) -> list[Message]:
+def _messages(value: Any, name: str, role: str | None = None, *, may_be_empty: bool = False) -> _Weighed:
     """Return the messages in a field. With `role`, the field may also have the text of one message."""
     if isinstance(value, str):
         found = _parsed(value)
         if found is None and role is not None:
-            if not value:
-                raise MessagesError(Reason.MESSAGES_MALFORMED, f"{name} is empty")
-            return [{"role": role, "content": value}]
+            if not value and not may_be_empty:
+                raise MessagesError(Reason.MESSAGES_MALFORMED, f"the {name} is empty")
+            return [{"role": role, "content": value}], [True]
         value = value if found is None else found
     if not isinstance(value, list):
         raise MessagesError(Reason.MESSAGES_MALFORMED, f"{name} is {_kind(value)}, but a list of messages is expected")
     if not value:
         raise MessagesError(Reason.MESSAGES_MALFORMED, f"{name} is an empty list")
-    return [_message(one, f"{name}[{number}]") for number, one in enumerate(value)]
+    found = [_message(one, f"{name}[{number}]") for number, one in enumerate(value)]
+    return [message for message, _ in found], [has_loss for _, has_loss in found]
 
 
-def _message(value: Any, place: str) -> Message:
+def _message(value: Any, place: str) -> tuple[Message, bool]:
+    """Return a message, and whether it has a loss if it is an answer."""
     if not isinstance(value, dict):
         raise MessagesError(
             Reason.MESSAGES_MALFORMED, f"{place} is {_kind(value)}, but an object with role and content is expected"
@@ -102,19 +248,61 @@ def _message(value: Any, place: str) -> Message:
     role, content = (value.get("from"), value.get("value")) if other else (value.get("role"), value.get("content"))
     if not isinstance(role, str):
         raise MessagesError(Reason.MESSAGES_MALFORMED, f"{place} has no role that is a text")
-    role = _OTHER_NAMES.get(role, role) if other else role
+    used = {"role", "content", *_LOSS_FIELDS, *(("from", "value") if other else ())}
+    kept = {name: one for name, one in value.items() if one not in (None, []) and name not in used}
+    if role == _CALL:
+        role, content, kept = "assistant", "", kept | {"tool_calls": [_call(content, place)]}
+    if _CALL in kept and "tool_calls" not in kept:
+        kept["tool_calls"] = [_call(kept.pop(_CALL), place)]
+    role = _OTHER_NAMES.get(role, role) if other or role == "function" else role
     if role not in ROLES:
         raise MessagesError(Reason.UNKNOWN_ROLE, f"{place} has the role {role[:_SHOWN_CHARS]!r}; the roles are {', '.join(ROLES)}")
-    if content is None and role == "assistant" and value.get("tool_calls"):
+    if isinstance(content, list):
+        content = "".join(_part(one, f"{place}, part {number}") for number, one in enumerate(content))
+    if content is None and role == "assistant" and any(kept.get(name) for name in _WITHOUT_TEXT):
         content = ""
     if not isinstance(content, str):
         raise MessagesError(Reason.MESSAGES_MALFORMED, f"the content of {place} is {_kind(content)}, but a text is expected")
-    kept = {} if other else {name: one for name, one in value.items() if one is not None}
-    return kept | {"role": role, "content": content}
+    return kept | {"role": role, "content": content}, _has_loss(value, role, place)
+
+
+def _part(value: Any, place: str) -> str:
+    if isinstance(value, str):
+        return value
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind in _TEXT_PARTS and isinstance(text := value.get("text"), str):
+        return text
+    shown = str(kind)[:_SHOWN_CHARS]
+    raise MessagesError(Reason.MESSAGES_MALFORMED, f"{place} is of type {shown!r}, and only text can be trained on")
+
+
+def _call(value: Any, place: str) -> dict[str, Any]:
+    function = _decoded(value, place)
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise MessagesError(
+            Reason.MESSAGES_MALFORMED, f"{place} is a function call without a name; JSON with name and arguments is needed"
+        )
+    return {"type": "function", "function": function}
+
+
+def _has_loss(value: Mapping[str, Any], role: str, place: str) -> bool:
+    said = {name: value[name] for name in _LOSS_FIELDS if value.get(name) is not None}
+    if wrong := [name for name, one in said.items() if not isinstance(one, bool | int | float) or one not in (0, 1)]:
+        raise MessagesError(
+            Reason.MESSAGES_MALFORMED, f"{wrong[0]} of {place} is {str(said[wrong[0]])[:_SHOWN_CHARS]}; it must be 0 or 1"
+        )
+    if len({bool(one) for one in said.values()}) > 1:
+        raise MessagesError(Reason.MESSAGES_MALFORMED, f"weight and train of {place} contradict each other")
+    if role != "assistant" and any(said.values()):
+        raise MessagesError(
+            Reason.MESSAGES_MALFORMED,
+            f"{next(iter(said))} of {place} asks for a loss on a message of {role}; only answers have one",
+        )
+    return all(said.values())
 
 
 def _is_answer(message: Message) -> bool:
-    return message["role"] == "assistant" and bool(message["content"].strip() or message.get("tool_calls"))
+    return message["role"] == "assistant" and bool(message["content"].strip() or any(message.get(name) for name in _WITHOUT_TEXT))
 
 
 def _kind(value: Any) -> str:

@@ -6,11 +6,15 @@ The template gets what transformers gives it, without `strftime_now`: a date wou
 `{% generation %}` puts a mark before and after its text, from which the parent learns which text is the answer.
 
 Messages in both directions are a 64-bit length, little-endian, and a JSON object of that length. The first message has
-`template`, `variables`, `seconds` and `memory_bytes`. Each later one has `messages`, `marks` (two characters that the conversation
-does not contain), and `prompt`: whether only the text before the next answer is needed. The answers are:
+`template`, `variables`, `seconds` and `memory_bytes`. Each later one has `messages`, `arguments` of the template, `marks` (two
+characters that the conversation does not contain), `trained` (places of the answers with a loss; none: only the text before the
+next answer is needed) and `probes` (paths of values in `messages` and `arguments`). The answers are:
 
-    {"text": …, "spans": [[start, end], …]}    the text, and the part of each answer in it
-    {"refused": …}                             the template cannot be used for this conversation
+    {"examples": [{"text": …, "spans": [[start, end], …]}, …], "unused": […]}
+        The text, and in it the part of each answer with a loss. A template that shows earlier answers in another way than the last
+        one, as Qwen3's, gives an example for each answer. `unused` has the places of the probes whose values change no text.
+    {"refused": …}
+        The template cannot be used for this conversation.
 """
 
 from __future__ import annotations
@@ -84,40 +88,75 @@ def _read(source: Any) -> dict[str, Any] | None:
 
 
 def _answer(template: jinja2.Template, variables: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
-    messages, marks = request["messages"], request["marks"]
+    messages, arguments, marks, trained = (request[name] for name in ("messages", "arguments", "marks", "trained"))
+    usual = {"tools": None, "documents": None} | variables
 
-    def render(number: int, *, prompt: bool) -> str:
-        text = template.render(
-            messages=messages[:number], tools=None, documents=None, add_generation_prompt=prompt, _marks=marks, **variables
-        )
-        return str(text)
+    def render(number: int, *, prompt: bool = False, shown: list[Any] = messages, given: dict[str, Any] = arguments) -> str:
+        return str(template.render(usual | given | {"messages": shown[:number], "add_generation_prompt": prompt, "_marks": marks}))
 
-    if request["prompt"]:
+    if not trained:
         text = render(len(messages), prompt=True)
-        return {"text": text.replace(marks[0], "").replace(marks[1], ""), "spans": []}
-    whole = render(len(messages), prompt=False)
+        return {"examples": [{"text": text.replace(marks[0], "").replace(marks[1], ""), "spans": []}], "unused": []}
+    ends = [len(messages)]
+    whole = render(len(messages))
     if marks[0] in whole:
-        spans, pieces, length = [], [], 0
-        for number, piece in enumerate(whole.replace(marks[1], marks[0]).split(marks[0])):
-            if number % 2:
-                spans.append([length, length + len(piece)])
-            pieces.append(piece)
-            length += len(piece)
-        return {"text": "".join(pieces), "spans": spans}
-    answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-    spans = [_span(whole, render(number, prompt=True), render(number + 1, prompt=False), messages[number]) for number in answers]
-    return {"text": whole, "spans": spans}
+        examples = [_marked(whole, marks, messages, trained)]
+    else:
+        texts = [(render(number, prompt=True), render(number + 1), messages[number]) for number in trained]
+        if all(whole.startswith(text) for _, text, _ in texts):
+            examples = [{"text": whole, "spans": [_span(*one) for one in texts]}]
+        else:
+            ends = [number + 1 for number in trained]
+            examples = [{"text": one[1], "spans": [_span(*one)]} for one in texts]
+    texts_before = [render(end) for end in ends] if request["probes"] else []
 
-
-def _span(whole: str, before: str, after: str, message: dict[str, Any]) -> list[int]:
-    """Return start and end of an answer with its end of turn, from the text before the answer and that up to its end."""
-    if not whole.startswith(after):
-        place = _num_common(whole, after)
-        raise _Refused(
-            "the text of the first messages is not the beginning of the text of all messages (they differ after "
-            f"{whole[max(place - 20, 0) : place]!r}), so it is unknown which text is the answer; use a template that never "
-            "changes earlier turns, or one with {% generation %} blocks"
+    def has_effect(path: list[Any]) -> bool:
+        shown, given = (
+            _changed(value, path[1:]) if path[0] == name else value
+            for name, value in (("messages", messages), ("arguments", arguments))
         )
+        try:
+            return any(render(end, shown=shown, given=given) != text for end, text in zip(ends, texts_before, strict=True))
+        except Exception:  # the template refuses the other value, so it reads it
+            return True
+
+    return {"examples": examples, "unused": [place for place, path in enumerate(request["probes"]) if not has_effect(path)]}
+
+
+def _changed(value: Any, path: list[Any]) -> Any:
+    """Return a copy with other texts and numbers below a path."""
+    if path:
+        copy = value.copy()
+        copy[path[0]] = _changed(value[path[0]], path[1:])
+        return copy
+    if isinstance(value, dict):
+        return {name: _changed(one, []) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_changed(one, []) for one in value]
+    return not value if isinstance(value, bool) or value is None else f"{value}x" if isinstance(value, str) else value + 1
+
+
+def _marked(whole: str, marks: str, messages: list[Any], trained: list[int]) -> dict[str, Any]:
+    """Return the text without its marks. Each block is an answer, unless the template has other blocks than answers."""
+    spans, pieces, length = [], [], 0
+    for number, piece in enumerate(whole.replace(marks[1], marks[0]).split(marks[0])):
+        if number % 2:
+            spans.append([length, length + len(piece)])
+        pieces.append(piece)
+        length += len(piece)
+    answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    if trained != answers:
+        if len(spans) != len(answers):
+            raise _Refused(
+                f"the template marks {len(spans)} answers of {len(answers)}, so it is unknown which have a loss; use a "
+                "template with one {% generation %} block for each answer"
+            )
+        spans = [span for number, span in zip(answers, spans, strict=True) if number in trained]
+    return {"text": "".join(pieces), "spans": spans}
+
+
+def _span(before: str, after: str, message: dict[str, Any]) -> list[int]:
+    """Return start and end of an answer with its end of turn, from the text before the answer and that up to its end."""
     if not after.startswith(before):
         place = _num_common(before, after)
         raise _Refused(

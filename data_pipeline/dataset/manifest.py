@@ -24,6 +24,7 @@ from data_pipeline.dataset.layout import MANIFEST, PUBLISHED, REFERENCE
 from data_pipeline.dataset.locks import reading
 from data_pipeline.tokenizer.base import MAX_TOKENIZER_BYTES, MAX_VOCAB_SIZE
 
+BUILTIN_SOURCES = ("stdlib-code", "stdlib-manual")  # Python's standard library, and its manual
 FAMILY = "packed-rows/"
 FORMAT = f"{FAMILY}2"
 MASKED_FORMAT = f"{FAMILY}3"  # shards and tables may have a column `loss_runs`
@@ -117,6 +118,11 @@ class Manifest:
     totals: Annotated[dict[str, Any], AfterValidator(_checked_totals)]
     root_digest: str = field(default="")
     format: str = FORMAT
+
+    @property
+    def is_builtin(self) -> bool:
+        """Whether all sources come with Python, so that the data can be prepared again without a path."""
+        return set(self.sources) <= {*BUILTIN_SOURCES}
 
     @property
     def digests(self) -> dict[str, str]:

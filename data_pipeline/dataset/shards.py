@@ -208,7 +208,7 @@ class Rows:
         self._check(indices)
         shards_B = np.searchsorted(self._ends, indices, side="right")
         rows_B = indices - self._firsts[shards_B]
-        numbers: list[int] = np.unique(shards_B).tolist()
+        numbers = sorted(set(shards_B.tolist()))  # for some ten rows faster than `np.unique`
         if len(numbers) == 1:
             return [(numbers[0], slice(None), rows_B)]
         chosen = [np.flatnonzero(shards_B == number) for number in numbers]

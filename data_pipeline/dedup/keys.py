@@ -1,4 +1,4 @@
-"""Computes and stores the keys that documents are compared by: a digest of their letters, and MinHash bands of their shingles.
+"""Computes and stores the keys that documents are compared by: a digest of their text, and MinHash bands of their shingles.
 
 A shingle is a run of `dedup.shingle_words` words; a shorter text is one. Each number of two MinHash signatures is equal with
 probability J, the share of common shingles (Broder, 1997). Texts are candidates if they agree in one of b bands of r numbers, with
@@ -13,7 +13,6 @@ bits of the digest. Equal documents have 95 equal bits. Two different ones among
 from __future__ import annotations
 
 import hashlib
-import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ import pyarrow as pa
 import rensa
 from numpy.typing import NDArray
 
-from data_pipeline.config import DedupConfig, Kind
+from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.text import TextBatch, mix_hashes
 
@@ -35,9 +34,6 @@ Int64s = NDArray[np.int64]
 
 _SEED = 0x5EED  # of the hash functions; part of the result
 _RECALL_AT_THRESHOLD = 0.99  # for pairs whose similarity is exactly the threshold; a higher recall only costs time in verification
-_LOWER = bytes.maketrans(string.ascii_uppercase.encode(), string.ascii_lowercase.encode())
-_WHITE_SPACE = string.whitespace.encode()
-_NO_LETTERS = _WHITE_SPACE + string.punctuation.encode()
 
 
 @dataclass(frozen=True)
@@ -79,15 +75,13 @@ def choose_bands(settings: DedupConfig) -> Bands:
     return Bands(settings.num_hashes, 1)
 
 
-def fold_digest(text: bytes, kind: Kind) -> bytes:
-    """Return 16 bytes of BLAKE2b of a text without white space; prose and web text also without case and ASCII punctuation."""
-    if kind == "code":
-        folded = text.translate(None, _WHITE_SPACE)
-    elif text.isascii():
-        folded = text.translate(_LOWER, _NO_LETTERS)
-    else:
-        folded = "".join(text.decode().lower().split()).encode().translate(None, _NO_LETTERS)
-    return hashlib.blake2b(folded or text, digest_size=DIGEST_BYTES).digest()
+def text_digest(text: bytes, label: str = "") -> bytes:
+    """Return 16 bytes of BLAKE2b of the label and of the text, in which any run of ASCII white space is one space."""
+    return hashlib.blake2b(b" ".join(text.split()), digest_size=DIGEST_BYTES, key=_label_key(label)).digest()
+
+
+def _label_key(label: str) -> bytes:
+    return hashlib.blake2b(label.encode(), digest_size=DIGEST_BYTES).digest() if label else b""
 
 
 def shingle(batch: TextBatch, num_words: int) -> Shingles:
@@ -104,11 +98,20 @@ def shingle(batch: TextBatch, num_words: int) -> Shingles:
     )
 
 
-def sign(batch: TextBatch, indices: Sequence[int] | Int64s, kinds: Sequence[Kind], settings: DedupConfig) -> Keys:
+def sign(
+    batch: TextBatch,
+    indices: Sequence[int] | Int64s,
+    settings: DedupConfig,
+    labels: Sequence[str] = (),
+    masks: Sequence[str] = (),
+) -> Keys:
+    """Return the keys of the chosen texts. Texts with other labels have other keys, and texts with other masks another digest."""
     chosen = np.asarray(indices, np.int64)
     starts, ends = batch.starts_D[chosen].tolist(), batch.ends_D[chosen].tolist()
+    nothing = [""] * len(chosen)
+    of_each = [label + mask for label, mask in zip(labels or nothing, masks or nothing, strict=True)]
     digests = b"".join(
-        fold_digest(batch.bytes_N[start:end].tobytes(), kind) for start, end, kind in zip(starts, ends, kinds, strict=True)
+        text_digest(batch.bytes_N[start:end].tobytes(), label) for start, end, label in zip(starts, ends, of_each, strict=True)
     )
     digests_D = np.frombuffer(digests, f"V{DIGEST_BYTES}")
     has_words_D = np.diff(batch.words_D1)[chosen] > 0
@@ -126,6 +129,8 @@ def sign(batch: TextBatch, indices: Sequence[int] | Int64s, kinds: Sequence[Kind
     keys_DB = np.broadcast_to(mix_hashes(np.arange(1, bands.num_bands + 1, dtype=np.uint64)), numbers_DBR.shape[:2])
     for row in range(bands.num_rows):
         keys_DB = mix_hashes(keys_DB + numbers_DBR[:, :, row])
+    if labels:
+        keys_DB = keys_DB ^ np.frombuffer(b"".join(_label_key(label)[:8] for label in labels), np.uint64)[:, None]
     return Keys(digests_D, keys_DB, has_words_D)
 
 

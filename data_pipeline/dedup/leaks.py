@@ -162,7 +162,7 @@ def _batches(documents: Iterable[PublishedDocument], settings: DedupConfig) -> I
         if members and (num_chars >= _BATCH_CHARS or document is None):
             texts = TextBatch([member.text.encode() for member in members])
             # Digests of code are the strictest: documents with equal ones are exact duplicates in every preparation.
-            keys = sign(texts, range(len(texts)), ["code"] * len(texts), settings)
+            keys = sign(texts, range(len(texts)), settings)
             owners = np.repeat(np.flatnonzero(keys.has_words_D), keys.bands_DB.shape[1])
             bands = keys.bands_DB[keys.has_words_D].ravel()
             yield _Batch(members, texts, keys.digests_D.tolist(), shingle(texts, settings.shingle_words), bands, owners)

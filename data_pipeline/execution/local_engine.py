@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from common.errors import WorkerError
-from common.host_memory import num_oom_kills, why_killed
+from common.hardware import num_oom_kills, why_killed
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -3,7 +3,8 @@ r"""Cleaning of texts, and the check of their length. The rules apply in this or
 - `newlines`: CRLF and lone CR become LF.
 - `mojibake`: UTF-8 that was decoded with a single-byte encoding (`cafÃ©`, `itâ€™s`) is repaired by ftfy, in the lines that look
   like it. ftfy's other changes (quotes, ligatures, widths) are not made.
-- `control-characters`: Unicode category Cc other than tab and LF is removed.
+- `control-characters`: Unicode category Cc other than tab and LF is removed. Those that separate texts, such as a form feed, leave
+  a space between two characters.
 - `unicode`: form NFC.
 - the names in `clean.drop_lines`: these lines are removed.
 - `repeats`: a line or paragraph that equals one shortly before it is removed.
@@ -27,7 +28,8 @@ from data_pipeline.config.text import LineRule
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.heuristics.presets import LINE_ENDS, MAX_WORD_CHARS, NOTICES
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]+")
+_SEPARATING = {"\0", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x1f", "\x85"}
 _MIN_LINE_WORDS = 5
 
 # The bytes 0x80 to 0xbf as Latin-1 and Windows-1252 show them, and a space, which may have been a no-break space.
@@ -78,7 +80,7 @@ def judge_length(document: Document, settings: CleanConfig) -> Rejection | None:
 
 def _rules(settings: CleanConfig, kind: Kind) -> list[tuple[str, Rule]]:
     newlines = ("newlines", lambda text: text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text)
-    control = ("control-characters", lambda text: _CONTROL.sub("", text) if _CONTROL.search(text) else text)
+    control = ("control-characters", _without_control)
     if kind == "code":
         return [newlines, control]
     # Mojibake is repaired before control characters are removed: it can contain some.
@@ -89,6 +91,14 @@ def _rules(settings: CleanConfig, kind: Kind) -> list[tuple[str, Rule]]:
     if settings.repeat_window:
         rules.append(("repeats", lambda text: _remove_repeats(text, settings)))
     return rules
+
+
+def _without_control(text: str) -> str:
+    def replacement(found: re.Match[str]) -> str:
+        around = text[max(found.start() - 1, 0) : found.start()].strip() and text[found.end() : found.end() + 1].strip()
+        return " " if around and not _SEPARATING.isdisjoint(found[0]) else ""
+
+    return _CONTROL.sub(replacement, text) if _CONTROL.search(text) else text
 
 
 def _repair_mojibake(text: str) -> str:

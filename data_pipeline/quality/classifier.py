@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from common.errors import ConfigError, PreparedDataError
+from data_pipeline.text import HASH_MULTIPLIER
 
 Ids = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -33,7 +34,6 @@ PROBABILITY_STEPS = 1000  # steps per unit of a probability
 _WEIGHT_STEPS = 1 << 12  # steps per unit of a weight and of z
 _MAX_Z = 16
 _ID_BITS = 21
-_MULTIPLIER = 0x9E3779B97F4A7C15
 _PROBABILITIES = np.rint(PROBABILITY_STEPS / (1 + np.exp(-np.arange(-_MAX_Z * 64, _MAX_Z * 64 + 1) / 64))).astype(np.uint16)
 
 _L2 = 1e-5  # the best of 1e-6 to 1e-3 on held-out paragraphs of two manuals, November 2026
@@ -124,7 +124,7 @@ def _features(ids_T: Ids, ends_D: Int64s, num_weights: int) -> tuple[Int64s, Int
     pairs_T[starts_D] = keys_T[starts_D] | np.uint64(1 << 2 * _ID_BITS)  # the first token is paired with the start of the text
     both_F = np.stack([keys_T, pairs_T], axis=1).reshape(-1)
     shift = np.uint64(64 - (num_weights - 1).bit_length())
-    return ((both_F * np.uint64(_MULTIPLIER)) >> shift).astype(np.int64), 2 * ends_D
+    return ((both_F * np.uint64(HASH_MULTIPLIER)) >> shift).astype(np.int64), 2 * ends_D
 
 
 def _fit(features_F: Int64s, ends_F: Int64s, is_good_D: Floats, num_weights: int) -> Classifier:

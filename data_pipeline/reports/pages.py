@@ -18,8 +18,7 @@ from markupsafe import Markup
 
 from common.html.drawing import Bin, draw_histogram
 from common.html.page import UNKNOWN, or_unknown, render_page, render_template, template_environment
-from common.settings.dotted import flatten
-from common.settings.toml import to_toml
+from common.settings.dotted import flatten, to_toml
 from common.text import decimal, duration, share, size, visible
 from data_pipeline.config import BUILTIN, PrepareConfig, portable_settings
 from data_pipeline.config.prepare import OVERRIDABLE

@@ -12,9 +12,9 @@ from typing import Any
 from common.command_line import command_text
 from common.errors import PreparedDataError
 from common.files import UnusableFileError, read_input
+from common.settings.dotted import parse_toml
 from common.settings.load import AUTO, MAX_SETTINGS_BYTES, recipe_path
-from common.settings.toml import parse_toml
-from common.text import share, size, visible
+from common.text import columns, share, size, visible
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dataset.layout import MANIFEST, TOKENIZER
 from data_pipeline.dataset.manifest import Manifest
@@ -202,7 +202,7 @@ def describe(summary: dict[str, Any]) -> str:
     return "\n\n".join(("\n".join(head), *filter(None, tables)))
 
 
-def _table(rows: list[dict[str, Any]], columns: str) -> str:
+def _table(rows: list[dict[str, Any]], wanted: str) -> str:
     """Return the columns that have a value in any row, with their heads."""
 
     def cell(column: str, value: object) -> str:
@@ -211,11 +211,7 @@ def _table(rows: list[dict[str, Any]], columns: str) -> str:
             return forms[column](value) if column in forms else f"{value:,}"
         return " ".join(visible(str(value if value is not None else "")).split())
 
-    shown = [column for column in columns.split() if any(row.get(column) not in (None, "") for row in rows)]
+    shown = [column for column in wanted.split() if any(row.get(column) not in (None, "") for row in rows)]
     cells = [[column.replace("_", " "), *(cell(column, row.get(column)) for row in rows)] for column in shown]
-    padded = [
-        [text.ljust(width) if column in _WORDS else text.rjust(width) for text in texts]
-        for column, texts in zip(shown, cells, strict=True)
-        for width in [max(map(len, texts))]
-    ]
-    return "\n".join("  ".join(line).rstrip() for line in zip(*padded, strict=True))
+    left = [number for number, column in enumerate(shown) if column in _WORDS]
+    return columns([*zip(*cells, strict=True)], left)

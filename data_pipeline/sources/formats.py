@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import PurePosixPath
 
 from data_pipeline.config import Kind
-from data_pipeline.sources.parsers import columnar, json_lines, tables, text_files
+from data_pipeline.sources.parsers import columnar, json_arrays, json_lines, notebooks, tables, text_files
 from data_pipeline.sources.streams import Compression
 
 FORMATS = {
@@ -19,6 +19,8 @@ FORMATS = {
         text_files.HTML,
         text_files.TOPICS,
         json_lines.JSON_LINES,
+        json_arrays.JSON_ARRAY,
+        notebooks.NOTEBOOK,
         tables.CSV,
         tables.TSV,
         columnar.PARQUET,
@@ -36,7 +38,7 @@ _SHORT_FORMS = {".tgz": (".tar", ".gz"), ".txz": (".tar", ".xz"), ".tbz2": (".ta
 
 _CODE = [extension for extension, (_, kind) in _BY_EXTENSION.items() if kind == "code"]
 UNDERSTOOD = (
-    f"{', '.join(name for name in _BY_EXTENSION if name not in _CODE)}, .json.gz with JSON Lines inside, "
+    f"{', '.join(name for name in _BY_EXTENSION if name not in _CODE)}, .json with an array of objects or with JSON Lines, "
     f"and source code ({', '.join(_CODE[:3])}, …), "
     "each also with .gz, .zst, .xz or .bz2, alone or in a .tar or .zip"
 )
@@ -61,6 +63,13 @@ def shape_of(name: str) -> Shape | None:
     if file_format is None or (file_format == "zip" and compression != "none"):
         return None
     return Shape(file_format, compression, kind)
+
+
+def shape_of_json(first: bytes) -> Shape | None:
+    """Return how a `.json` file that begins with these bytes is read; None if it holds one value, such as settings."""
+    if json_arrays.is_array(first):
+        return Shape(json_arrays.JSON_ARRAY.name, "none", None)
+    return Shape(json_lines.JSON_LINES.name, "none", None) if json_lines.is_lines(first) else None
 
 
 def _suffixes(name: str) -> list[str]:
@@ -91,6 +100,8 @@ class IgnoredReason(StrEnum):
     README = "readme"  # at the top of the folder
     CACHE = "cache"  # Hugging Face's datasets library keeps it beside the data
     LINK = "link"
+    TEST_SPLIT = "test-split"  # of a data set that names its splits
+    STALE = "stale"  # in a saved data set, but not one of the files that it names
 
 
 class IgnoredFiles:

@@ -19,6 +19,7 @@ from common.redaction import redacted
 from common.text import some_of
 from data_pipeline.config import BUILTIN, Kind, PrepareConfig
 from data_pipeline.dataset.layout import FOLDERS, MANIFEST, SINGLE_FILES, is_written_by_prepare
+from data_pipeline.dataset.manifest import BUILTIN_SOURCES
 from data_pipeline.sources.formats import (
     FORMATS,
     UNDERSTOOD,
@@ -27,9 +28,12 @@ from data_pipeline.sources.formats import (
     Shape,
     extension_shown,
     is_hidden,
+    printable,
     shape_of,
+    shape_of_json,
 )
 from data_pipeline.sources.listing import Found, Listing, Location, found_here, is_url
+from data_pipeline.sources.named_splits import NamedSplit, named_splits, stale_files
 from data_pipeline.sources.parsers.text_files import TOPICS
 from data_pipeline.sources.storage import digest, list_files
 from data_pipeline.sources.streams import Compression
@@ -38,7 +42,6 @@ logger = logging.getLogger(__name__)
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 _SHA256 = re.compile("sha256:[0-9a-f]{64}")
 _MAX_KNOWN_BYTES = 512 << 20
-_BUILTIN_SOURCES = ("stdlib-code", "stdlib-manual")
 _FORMAT_OF_MANIFEST = b'"format":"packed-rows/'
 _CACHE_OF_DATASETS = re.compile(r"cache-[0-9a-f].*\.arrow")
 _FILES_OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")
@@ -58,6 +61,7 @@ class InputFile(Found):
     format: str
     compression: Compression
     kind: Kind | None  # if the settings of the source or the file name state it
+    split: NamedSplit | None = None  # if the data set says it
 
     @property
     def identity(self) -> dict[str, str | int]:
@@ -105,7 +109,7 @@ def remember_digests(inputs: Sequence[InputFile], path: Path) -> None:
 
 
 def _find_all(config: PrepareConfig, ignored: IgnoredFiles) -> Iterator[InputFile]:
-    taken = {*_BUILTIN_SOURCES, *config.source}
+    taken = {*BUILTIN_SOURCES, *config.source}
     for source in _sources(config):
         if source.name is None and source.paths == (BUILTIN,):
             yield from _find_builtin(source, ignored)
@@ -118,6 +122,7 @@ def _find_all(config: PrepareConfig, ignored: IgnoredFiles) -> Iterator[InputFil
             name = name or _unique(_name_after(root), taken)
             # With several folders each path begins with its folder, because two of them may hold files with the same name.
             folder = f"{_unique(_name_after(root), folders)}/" if len(source.paths) > 1 else ""
+            usable = _with_splits(usable, root, named, config, ignored)
             files += [replace(file, source=name, path=folder + file.path) for file in usable]
         yield from _first_bytes(files, source.max_bytes, ignored)
 
@@ -127,7 +132,7 @@ def _sources(config: PrepareConfig) -> Iterator[_Source]:
     for named in config.sources:
         yield _Source(None, (named,), None, limit)
     for name, own in config.source.items():
-        if not _NAME.fullmatch(name) or name in _BUILTIN_SOURCES:
+        if not _NAME.fullmatch(name) or name in BUILTIN_SOURCES:
             raise ConfigError(
                 f"source.{name}: this name cannot be used; write another one with at most 64 lower-case letters, digits, _ and -"
             )
@@ -150,21 +155,61 @@ def _find_named(named: str, source: _Source, config: PrepareConfig, ignored: Ign
     if num_prepared := len(listing.files) - len(unprepared):
         logger.warning("source %s: %d files that a preparation has written are not read", _shown(named), num_prepared)
     files = list(_texts(visible, ignored, is_folder=listing.is_folder))
-    usable = [_input(file, shape, source) for file in files if (shape := shape_of(file.path)) is not None]
-    unknown = [file for file in files if shape_of(file.path) is None]
+    shapes = {file: _shape_of(file) for file in files}
+    usable = [_input(file, shape, source) for file, shape in shapes.items() if shape is not None]
+    unknown = [file for file, shape in shapes.items() if shape is None]
     # The built-in corpus may replace an empty placeholder folder.
     may_be_empty = config.if_empty == "builtin" and not is_url(named) and is_placeholder(Path(named.removeprefix("file://")))
     if not any(file.bytes for file in usable) and not may_be_empty:
         raise SourceError(_explain_no_text(_shown(named), listing, unknown, len(usable), num_prepared))
     if unknown:
         logger.warning(
-            "source %s: %d of %d files ignored (%s)", _shown(named), len(unknown), len(files), _count_extensions(unknown)
+            "source %s: %d of %d files ignored (%s)%s",
+            _shown(named),
+            len(unknown),
+            len(files),
+            _count_extensions(unknown),
+            "".join(f"; {command}" for command in _converters(unknown)),
         )
     for file in unknown:
         ignored.add(IgnoredReason.UNKNOWN_FORMAT, file.path)
     for path in chain.from_iterable(links.paths for links in listing.unfollowed):
         ignored.add(IgnoredReason.LINK, path)
     return listing.root, usable
+
+
+def _shape_of(file: Found) -> Shape | None:
+    if (shape := shape_of(file.path)) is None and file.path.lower().endswith(".json") and not file.location.store:
+        try:
+            with open_input(Path(file.location.name)) as content:
+                shape = shape_of_json(content.read(_PEEKED_BYTES))
+        except (OSError, UnusableFileError):
+            pass  # reading it says why, if it is read at all
+    return shape
+
+
+def _with_splits(files: list[InputFile], root: str, named: str, config: PrepareConfig, ignored: IgnoredFiles) -> list[InputFile]:
+    """Return the files with the splits that their names or a card give them, without those of a test split."""
+    if not config.split.by_name:
+        return files
+    known = {file.path: FORMATS.get(file.format) for file in files if file.kind != "code"}
+    records = {path: found is None or found.markup == "records" for path, found in known.items()}  # or an archive
+    splits = named_splits(records, None if is_url(root) else Path(root))
+    tests = [file for file in files if splits.get(file.path) == "test"]
+    for file in tests:
+        ignored.add(IgnoredReason.TEST_SPLIT, file.path)
+    if tests:
+        logger.warning(
+            "source %s: %d of %d files are not read, because they are the test split of the data set (%s); set split.by_name to "
+            "false to read them as training text",
+            _shown(named),
+            len(tests),
+            len(files),
+            some_of([printable(file.path) for file in tests], _SHOWN_SPLIT),
+        )
+    if validation := [printable(path) for path, split in splits.items() if split == "validation"]:
+        logger.info("source %s: its validation split is held out: %s", _shown(named), some_of(validation, _SHOWN_SPLIT))
+    return [replace(file, split=splits.get(file.path)) for file in files if splits.get(file.path) != "test"]
 
 
 def is_placeholder(folder: Path) -> bool:
@@ -199,10 +244,8 @@ def _find_builtin(source: _Source, ignored: IgnoredFiles) -> Iterator[InputFile]
         raise SourceError(
             f"the built-in corpus: Python's standard library in {library} has no source text; set --sources to other files"
         )
-    for name, paths, shape in (
-        ("stdlib-code", code, Shape("text", "none", "code")),
-        ("stdlib-manual", [manual], Shape(TOPICS.name, "none", "prose")),
-    ):
+    parts = (code, Shape("text", "none", "code")), ([manual], Shape(TOPICS.name, "none", "prose"))
+    for name, (paths, shape) in zip(BUILTIN_SOURCES, parts, strict=True):
         found = [found_here(library, path) for path in paths]
         yield from _first_bytes([_input(file, shape, replace(source, name=name)) for file in found], source.max_bytes, ignored)
 
@@ -213,15 +256,27 @@ def _input(file: Found, shape: Shape, source: _Source) -> InputFile:
 
 
 def _texts(files: Sequence[Found], ignored: IgnoredFiles, *, is_folder: bool) -> Iterator[Found]:
+    root = _root_of(files)
+    stale = set() if root is None else stale_files([file.path for file in files], root)
     saved = {file.path.rpartition("/")[0] for file in files if file.path.rpartition("/")[2] == "dataset_info.json"}
     for file in files:
         folder, _, name = file.path.rpartition("/")
         if is_folder and file.path == "README.md":
             ignored.add(IgnoredReason.README, file.path)
+        elif file.path in stale:
+            ignored.add(IgnoredReason.STALE, file.path)
         elif (folder in saved and _CACHE_OF_DATASETS.fullmatch(name)) or name in _FILES_OF_DATASETS:
             ignored.add(IgnoredReason.CACHE, file.path)
         else:
             yield file
+
+
+def _root_of(files: Sequence[Found]) -> Path | None:
+    """Return the folder on this machine that the paths are relative to."""
+    first = next(iter(files), None)
+    if first is None or first.location.store or not first.location.name.endswith(f"/{first.path}"):
+        return None
+    return Path(first.location.name.removesuffix(f"/{first.path}"))
 
 
 def _not_prepared(files: Iterable[Found], output: Path) -> Iterator[Found]:
@@ -303,14 +358,23 @@ def _key(file: InputFile) -> str:
     return digest_bytes(f"{file.location}:{file.bytes}:{file.stamp}:{file.status_stamp}".encode(errors="surrogatepass"))
 
 
-_SHOWN = 8  # maximum number of extensions in a message
+_PANDOC = 'for f in *{0}; do pandoc -t plain --wrap=none "$f" -o "${{f%.*}}.txt"; done'
+_CONVERTERS = {
+    ".pdf": 'for f in *.pdf; do pdftotext -nopgbrk "$f"; done',
+    ".doc": "soffice --headless --convert-to txt:Text *.doc",
+    ".ppt": "soffice --headless --convert-to txt:Text *.ppt",
+    ".djvu": 'for f in *.djvu; do djvutxt "$f" "${f%.*}.txt"; done',
+} | {extension: _PANDOC.format(extension) for extension in (".docx", ".odt", ".epub", ".rtf", ".org", ".textile", ".mediawiki")}
+_PEEKED_BYTES = 1 << 16
+
+_SHOWN, _SHOWN_SPLIT = 8, 3  # maximum number of extensions, and of files of a split, in a message
 
 
 def _explain_no_text(shown: str, listing: Listing, unknown: Sequence[Found], num_empty: int, num_prepared: int) -> str:
     found, remedies = ["no file with text in it"], []
     if unknown:
         found.append(f"{_count_extensions(unknown)} cannot be read")
-        remedies.append("convert these files to text")
+        remedies.append("; ".join(_converters(unknown)) or "convert these files to text")
     if num_empty:
         found.append(f"{num_empty} file{'s are' if num_empty > 1 else ' is'} empty")
     if num_prepared:
@@ -328,6 +392,12 @@ def _explain_no_text(shown: str, listing: Listing, unknown: Sequence[Found], num
     *first, last = remedies
     advice = f"{', '.join(first)}, or {last}" if first else last
     return f"source {shown}: {'; '.join(found)}. Formats that are read: {UNDERSTOOD}. To do: {advice}"
+
+
+def _converters(files: Sequence[Found]) -> list[str]:
+    """Return the command of a usual program for each kind of these files from which it makes text."""
+    commands = dict.fromkeys(_CONVERTERS.get(extension_shown(file.path), "") for file in files)
+    return [f"`{command}` makes text of them" for command in commands if command]
 
 
 def _count_extensions(files: Sequence[Found]) -> str:

@@ -14,7 +14,7 @@ from data_pipeline.sources.inputs import Part
 from data_pipeline.sources.listing import UnreadableSourceError
 from data_pipeline.sources.parsers.source_format import Content
 from data_pipeline.sources.storage import check_unchanged, open_file
-from data_pipeline.sources.streams import Budget, Readable, StreamError, decompress, raw_blocks
+from data_pipeline.sources.streams import Budget, Readable, StreamError, as_utf8, decompress, raw_blocks
 
 
 def read_part(part: Part, config: PrepareConfig, ignored: Counter[str] | None = None) -> Iterator[Document | Rejection]:
@@ -26,7 +26,7 @@ def read_part(part: Part, config: PrepareConfig, ignored: Counter[str] | None = 
             try:
                 yield from _read_file(stream, part, config, Counter() if ignored is None else ignored)
             except StreamError as error:
-                yield Rejection(error.reason, file.path, 0, error.detail)
+                yield Rejection(error.reason, file.path, 0, error.detail, fields=error.fields)
         check_unchanged(file.location, file.bytes, file.stamp, config.limits)
     except FileNotFoundError:
         raise UnreadableSourceError(
@@ -42,9 +42,11 @@ def _read_file(stream: Readable, part: Part, config: PrepareConfig, ignored: Cou
         return
     stream.seek(max(part.start - 1, 0))
     blocks = raw_blocks(stream)
+    if part.start == 0 and part.end >= file.bytes and file.compression == "none":
+        blocks = as_utf8(blocks)
     is_compressed = file.compression != "none"
     if is_compressed:
-        blocks = decompress(blocks, file.compression, limits, Budget(limits, stream.tell))
+        blocks = as_utf8(decompress(blocks, file.compression, limits, Budget(limits, stream.tell)))
     budget = Budget(limits, stream.tell)
     if file.format == "tar":
         yield from _read_members(read_tar(blocks, file.path, limits, ignored), file.kind, config, budget)
@@ -70,9 +72,10 @@ def _read_members(
         origin = source_format.origin(member.path, kind or member.shape.kind, config)
         if member.shape.compression != "none":
             blocks = decompress(blocks, member.shape.compression, config.limits, budget)
+        blocks = as_utf8(blocks)
         try:
             yield from source_format.read(Content(origin, config, blocks, budget))
         except StreamError as error:
             if isinstance(error, ArchiveError) or error.reason == Reason.DECOMPRESSION_BUDGET:
                 raise
-            yield Rejection(error.reason, member.path, 0, error.detail)
+            yield Rejection(error.reason, member.path, 0, error.detail, fields=error.fields)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, Protocol
 
 import zstandard
@@ -34,10 +36,11 @@ class Readable(Protocol):
 class StreamError(Exception):
     """The rest of a file cannot be read. The documents before the error are valid."""
 
-    def __init__(self, reason: Reason, detail: str) -> None:
+    def __init__(self, reason: Reason, detail: str, fields: tuple[str, ...] = ()) -> None:
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
+        self.fields = fields  # of a table that lacks a needed column
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,25 @@ class Budget:
 def raw_blocks(file: Readable) -> Iterator[bytes]:
     while block := file.read(_BLOCK_BYTES):
         yield block
+
+
+_ENCODINGS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+
+
+def as_utf8(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the blocks of a file, in UTF-8 if its byte order mark names UTF-16 or UTF-32."""
+    first = next(blocks, b"")
+    encoding = next((name for mark, name in _ENCODINGS.items() if first.startswith(mark)), None)
+    if encoding is None:
+        yield from chain((first,) if first else (), blocks)
+        return
+    decoder = codecs.getincrementaldecoder(encoding)()
+    try:
+        for block, is_last in chain(((one, False) for one in chain((first,), blocks)), ((b"", True),)):
+            if text := decoder.decode(block, is_last):
+                yield text.encode()
+    except UnicodeError as error:
+        raise StreamError(Reason.INVALID_UTF8, f"its byte order mark names {encoding}, but {error}; convert it to UTF-8") from None
 
 
 def join_blocks(blocks: Iterator[bytes], max_bytes: int) -> tuple[bytes, bool]:

@@ -23,7 +23,7 @@ from data_pipeline.stages.split import SplitResult, share_lost_to_benchmarks
 
 logger = logging.getLogger(__name__)
 
-_SHOWN = 3  # files in a message
+_SHOWN, _MOST_SHOWN = 3, 8  # files and fields in a message
 
 
 def check_settings(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
@@ -79,6 +79,9 @@ def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], 
             documents = sum(result.documents for result in results)
             first = next((f"; first: {_place(sample)}" for sample in samples if sample["source"] == source), "")
             logger.warning("source %s: none of its %d documents is kept (%s%s)", source, documents, _commonest(results), first)
+    if unused := add_counts(result.unused for result in read):
+        shown = ", ".join(f"{name} ({count})" for name, count in sorted(unused.items(), key=lambda item: -item[1])[:_MOST_SHOWN])
+        logger.warning("the chat template leaves out these fields, with the number of conversations: %s", shown)
     if given_up := [sample for sample in samples if not sample["line"] and "!/" not in sample["path"]]:  # archives name no members
         shown = "; ".join(f"source {sample['source']}, {_place(sample)}" for sample in given_up[:_SHOWN])
         more = "; the report lists more" if len(given_up) > _SHOWN else ""

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,7 +22,7 @@ from data_pipeline.dedup.keys import KeyWriter, sign
 from data_pipeline.documents import Document, Rejection, document_id
 from data_pipeline.execution.tasks import Counts, add_counts, add_nested, commit_result
 from data_pipeline.filters.html import PageReader
-from data_pipeline.filters.judge import JudgedBatch, JudgedDocument, judge_batch
+from data_pipeline.filters.judge import JudgedBatch, JudgedDocument, judge_batch, label_of
 from data_pipeline.filters.language import kept_by_threshold
 from data_pipeline.sources.formats import IgnoredFiles, count_extension
 from data_pipeline.sources.inputs import Part, Partition
@@ -49,6 +50,7 @@ def report_of_reading(read: Sequence[ReadResult], ignored: IgnoredFiles) -> dict
         "ignored": ignored.report(add_counts(result.ignored for result in read)),
         "malformed": add_nested(result.malformed for result in read),
         "cleaned": add_counts(result.changes for result in read),
+        "unused_fields": add_counts(result.unused for result in read),
         "language_confidence": {
             language: {"all": sum(counts.values())} | kept_by_threshold(counts)
             for language, counts in sorted(confidences.items(), key=lambda item: (-sum(item[1].values()), item[0]))
@@ -73,7 +75,8 @@ TEXT_SCHEMA = pa.schema(
         ("parts", pa.list_(pa.uint32())),
     ]
 )
-"""`tail`: the document begins in the part of its file that a split by position holds out. `parts` are those of `Document`."""
+"""`tail`: it is in a validation split, or begins in the part of its file that a split by position holds out. `parts` are those of
+`Document`."""
 CHAT_SCHEMA = TEXT_SCHEMA.append(pa.field("special", pa.list_(pa.uint32())))  # with a chat template: also special tokens
 
 
@@ -95,6 +98,7 @@ class ReadResult:
     changes: Counts = field(default_factory=dict)  # number of documents that each cleaning rule changed
     confidences: dict[str, Counts] = field(default_factory=dict)  # documents by identified language and confidence
     samples: list[dict[str, Any]] = field(default_factory=list)  # the first rejections of each reason
+    unused: Counts = field(default_factory=dict)  # conversations by the fields that the chat template leaves out
     ignored: Counts = field(default_factory=dict)  # number of files of an unknown format in archives, by extension
     malformed: dict[str, Counts] = field(default_factory=dict)  # items that are no document, by reason and extension
 
@@ -110,7 +114,7 @@ def read_partition(task: ReadTask) -> ReadResult:
         KeyWriter(task.place("keys"), config.dedup) as keys,
         PageReader(config.limits) as pages,
         RejectedWriter(task.place(REJECTED) if config.keep_rejects == "all" else None) as rejects,
-        nullcontext() if task.chat is None else ChatRenderer(task.chat) as chats,
+        nullcontext() if task.chat is None else ChatRenderer(task.chat, config.chat) as chats,
     ):
         for parts, items in _batches(task.partition, config, rejects, ignored, chats):
             judged = judge_batch(items, config, pages)
@@ -120,12 +124,18 @@ def read_partition(task: ReadTask) -> ReadResult:
                 rows = _rows(judged, kept, parts, ids, config)
                 table.write(rows)
                 result.bytes += pc.sum(pc.binary_length(rows.column("text"))).as_py()
-                kinds = [KINDS[kind] for kind in rows.column("kind").to_pylist()]
                 overlaps = None
                 if config.dedup.benchmarks:
                     benchmarks = load_benchmarks(config.dedup.benchmarks, config.dedup.benchmark_words)
                     overlaps = benchmarks.count(judged.texts)[judged.kept]
-                keys.add([ids[number] for number in kept], sign(judged.texts, judged.kept, kinds, config.dedup), overlaps)
+                field = config.records.label_field
+                labels = [] if field is None else [label_of(one, field) for one in rows.column("metadata").to_pylist()]
+                masks = [repr(parts) if parts else "" for parts in rows.column("parts").to_pylist()]
+                signed = sign(judged.texts, judged.kept, config.dedup, labels, masks)
+                # Examples of one conversation resemble each other on purpose.
+                is_first_D = np.array([number == 0 or not is_same_record(judged.items, number) for number in kept], np.bool_)
+                signed = replace(signed, has_words_D=signed.has_words_D & is_first_D)
+                keys.add([ids[number] for number in kept], signed, overlaps)
             _count(judged, rejected, result)
             for identity, item in zip(ids, judged.items, strict=True):
                 if isinstance(item, Rejection) and item.document is not None:  # malformed items are written already
@@ -133,7 +143,16 @@ def read_partition(task: ReadTask) -> ReadResult:
             result.documents += len(items)
             result.kept += len(kept)
     result.rejected, result.ignored = dict(rejected), dict(ignored)
+    result.unused = {} if chats is None else dict(sorted(chats.unused.items()))
     return commit_result(task, result, table.written, keys.written, rejects.written)
+
+
+def is_same_record(items: Sequence[Rejection | JudgedDocument], number: int) -> bool:
+    """Return whether a document is a further example of the conversation before it."""
+    before, one = items[number - 1], items[number]
+    if not (isinstance(before, JudgedDocument) and isinstance(one, JudgedDocument) and one.document.special):
+        return False
+    return (before.document.path, before.document.line) == (one.document.path, one.document.line)
 
 
 def _batches(
@@ -146,17 +165,18 @@ def _batches(
     characters = metadata = 0
     for part in partition.parts:
         for read in read_part(part, config, ignored):
-            item = read
+            found = [read]
             if chats and isinstance(read, Document) and read.markup == "chat":
-                item = chats.document(read, config.limits.max_json_depth)
-            parts.append(part)
-            items.append(item if isinstance(item, Document) else replace(item, data=b""))
-            if isinstance(item, Rejection):
-                rejects.add(document_id(partition.number, ordinal), item)
-            ordinal += 1
-            if isinstance(item, Document):
-                characters += len(item.text)
-                metadata += len(item.metadata)
+                found = chats.documents(read, config.limits.max_json_depth)
+            for item in found:
+                parts.append(part)
+                items.append(item if isinstance(item, Document) else replace(item, data=b""))
+                if isinstance(item, Rejection):
+                    rejects.add(document_id(partition.number, ordinal), item)
+                ordinal += 1
+                if isinstance(item, Document):
+                    characters += len(item.text)
+                    metadata += len(item.metadata)
             if characters >= _BATCH_CHARS or metadata >= _BATCH_METADATA_CHARS or len(items) >= _BATCH_ITEMS:
                 yield parts, items
                 parts, items, characters, metadata = [], [], 0, 0
@@ -169,7 +189,8 @@ def _rows(judged: JudgedBatch, kept: list[int], parts: list[Part], ids: list[int
     texts = judged.texts.bytes_N
     starts, ends = judged.texts.starts_D[judged.kept].tolist(), judged.texts.ends_D[judged.kept].tolist()
     is_tail = [
-        one.document.offset >= tail_offset(parts[number].file.bytes, config.split.val_fraction)
+        parts[number].file.split == "validation"
+        or (config.split.by == "tail" and one.document.offset >= tail_offset(parts[number].file.bytes, config.split.val_fraction))
         for number, one in zip(kept, documents, strict=True)
     ]
     columns = {

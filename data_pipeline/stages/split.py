@@ -25,8 +25,13 @@ from data_pipeline.stages.reject_samples import Samples
 
 def split_all(job: Job, read: Sequence[ReadResult], duplicates: Duplicates) -> list[SplitResult]:
     places = [task.place("duplicates") for task in job.tasks(PartitionTask)]
-    settings = with_enough_held_out(job.config.split, duplicates.num_kept, places)
-    tasks = job.tasks(SplitTask, settings=settings)
+    # A data set that names a validation split has no other one.
+    named = {part.file.source for partition in job.partitions for part in partition.parts if part.file.split == "validation"}
+    settings = with_enough_held_out(job.config.split, duplicates.num_kept, [] if named else places)
+    tasks = [
+        job.task(SplitTask, number, settings=settings, is_named=partition.source in named)
+        for number, partition in enumerate(job.partitions)
+    ]
     return job.run("split", split_partition, tasks, [result.bytes for result in read], SplitResult)
 
 
@@ -39,6 +44,8 @@ _SPLIT_SCHEMA = pa.schema([("split", pa.uint8())])
 class SplitTask(PartitionTask):
     folder = "split"
     settings: SplitConfig
+    is_named: bool = False
+    """Whether the source names its validation split."""
 
 
 @dataclass
@@ -52,7 +59,7 @@ class SplitResult:
 def with_enough_held_out(settings: SplitConfig, num_kept: int, duplicates: Sequence[Path]) -> SplitConfig:
     """Return a larger `val_fraction` if chance would hold out too few. The tables are read only if there are few documents."""
     fewest = min(fewest_held_out(settings.min_val_documents, num_kept), num_kept - 1)
-    if settings.by == "tail" or fewest < 1 or num_kept * settings.val_fraction > max(_PLENTY, 4 * fewest):
+    if settings.by == "tail" or not duplicates or fewest < 1 or num_kept * settings.val_fraction > max(_PLENTY, 4 * fewest):
         return settings
     smallest = np.empty(0)
     for path in duplicates:
@@ -67,13 +74,15 @@ def split_partition(task: SplitTask) -> SplitResult:
     """Write one row for each row of the text table."""
     result, settings = SplitResult(), task.settings
     samples, texts = Samples(), Texts(task.work / "text")
+    group = _SameRecord()
     with TableWriter(task.output, _SPLIT_SCHEMA) as table:
         for text, duplicates in read_side_by_side(task.place("text"), task.place("duplicates")):
             fates_D = duplicates.column("fate").to_numpy()
-            if settings.by == "tail":
+            if settings.by == "tail" or task.is_named:
                 held_out_D = text.column("tail").to_numpy(zero_copy_only=False)
             else:
                 held_out_D = is_held_out(_keys(duplicates), settings.val_fraction, settings.seed)
+            held_out_D = group.as_first(text, held_out_D)
             split_D = np.where(held_out_D, SPLITS.index("val"), SPLITS.index("train")).astype(np.uint8)
             split_D[fates_D != Fate.KEEP] = _DROPPED
             num_bytes_D = pc.binary_length(text.column("text")).to_numpy()
@@ -89,6 +98,24 @@ def split_partition(task: SplitTask) -> SplitResult:
                     samples.values[-1]["kept"] = [leader, *texts.place(leader)]
     result.samples = samples.values
     return commit_result(task, result, table.written)
+
+
+class _SameRecord:
+    """Keeps the examples of one conversation in one split: that of the first."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str, int, bool] | None = None
+
+    def as_first(self, text: pa.Table, held_out_D: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        if "special" not in text.schema.names:
+            return held_out_D
+        decided = []
+        columns = (text.column(name).to_pylist() for name in ("path", "line", "special"))
+        for path, line, special, own in zip(*columns, held_out_D.tolist(), strict=True):
+            is_same = special and self._last is not None and self._last[:2] == (path, line)
+            self._last = (path, line, self._last[2] if is_same and self._last is not None else own)
+            decided.append(self._last[2])
+        return np.array(decided, np.bool_)
 
 
 def share_lost_to_benchmarks(read: Sequence[ReadResult], split: Sequence[SplitResult]) -> dict[str, float]:

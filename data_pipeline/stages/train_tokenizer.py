@@ -82,6 +82,7 @@ class TrainedTokenizer:
 def train(task: TrainTask) -> TrainedTokenizer:
     sample = [text for path in task.samples for batch in read_batches(path) for text in batch.column("text").to_pylist()]
     tokenizer = train_tokenizer(sample, task.settings, task.extra_special, task.num_bytes)
+    tokenizer.adds_bos = task.settings.add_bos
     save_tokenizer(tokenizer, task.output)
     trained = TrainedTokenizer.of(tokenizer)
     if task.chat is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ ROLES = tuple(SPECIAL_IDS)
 NUM_SPECIAL = len(SPECIAL_IDS)
 MAX_VOCAB_SIZE = 1 << 24
 MAX_TOKENIZER_BYTES = 256 << 20
+CONFIG_FILE = "tokenizer_config.json"
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,10 @@ class Tokenizer(ABC):
     unk_id: int | None = UNK_ID
     bos_id: int | None = BOS_ID
     eos_id: int | None = EOS_ID
+    adds_bos: bool = True
+    """Whether the texts of its models begin with bos, if it has one."""
+    other_ends: tuple[int, ...] = ()
+    """Ids besides eos that end a text of its models."""
 
     @property
     @abstractmethod
@@ -81,6 +87,30 @@ class Tokenizer(ABC):
     @abstractmethod
     def files(self) -> dict[str, bytes]:
         """Return the content of the tokenizer's folder, by file name."""
+
+    @property
+    def first_ids(self) -> list[int]:
+        """Bos, or nothing: what comes before a text."""
+        return [self.bos_id] if self.adds_bos and self.bos_id is not None else []
+
+    @property
+    def end_ids(self) -> list[int]:
+        """Ids that end a text: eos first."""
+        return list(dict.fromkeys(one for one in (self.eos_id, *self.other_ends) if one is not None))
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Return what its folder says about bos and the ends of texts, as far as that is not usual. `use_as` reads it."""
+        without_bos = {} if self.adds_bos or self.bos_id is None else {"add_bos_token": False}
+        return without_bos | ({"eos_token_ids": self.end_ids} if self.other_ends else {})
+
+    def use_as(self, usage: Mapping[str, Any]) -> None:
+        """ValueError: an end is not one of its ids."""
+        self.adds_bos = usage.get("add_bos_token") is not False
+        ends = usage.get("eos_token_ids", [])
+        if not isinstance(ends, list) or not all(type(one) is int and 0 <= one < self.vocab_size for one in ends):
+            raise ValueError(f"eos_token_ids = {str(ends)[:60]} are not ids below {self.vocab_size}")
+        self.other_ends = tuple(one for one in ends if one != self.eos_id)
 
     def to_bytes(self) -> bytes:
         return self.files()[self.file_name]
@@ -116,6 +146,14 @@ class Tokenizer(ABC):
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         return self.encode_flat(texts).arrays()
+
+    def encode_inside(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """Return the ids of texts that follow a special token. Some tokenizers put a space before the others only."""
+        return self.encode_arrays(texts)
+
+    def token_starts(self, text: str, *, is_first: bool) -> list[int] | None:
+        """Return where each token begins in a text, in characters; None if the tokenizer does not know it."""
+        return None
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [ids.tolist() for ids in self.encode_arrays(texts)]
@@ -159,7 +197,8 @@ class _BuiltIn(Tokenizer):
 
     def files(self) -> dict[str, bytes]:
         content = {"kind": self.kind, "special": SPECIAL_IDS} | ({"extra": list(self.extra)} if self.extra else {})
-        return {self.file_name: canonical_json(content | self._symbols)}
+        usage = {CONFIG_FILE: canonical_json(self.usage)} if self.usage else {}
+        return {self.file_name: canonical_json(content | self._symbols)} | usage
 
 
 class CharacterTokenizer(_BuiltIn):

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache
+from contextlib import contextmanager, suppress
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -12,11 +15,12 @@ from numpy.typing import NDArray
 
 from common.errors import DataError
 from common.files import canonical_json, digest_bytes
-from data_pipeline.tokenizer.base import MAX_VOCAB_SIZE, Encoded, NamedToken
+from data_pipeline.tokenizer.base import CONFIG_FILE, MAX_VOCAB_SIZE, Encoded, NamedToken
 from data_pipeline.tokenizer.byte_level import borders_of
-from data_pipeline.tokenizer.special import CONFIG_FILE, LibraryTokenizer
+from data_pipeline.tokenizer.special import Beside, LibraryTokenizer
 from data_pipeline.tokenizer.word_cache import WordCache, join_texts
 
+logger = logging.getLogger(__name__)
 _CHANGES_NO_ID = ("truncation", "padding", "post_processor")  # fields that are not used here
 
 
@@ -25,6 +29,8 @@ class HuggingFaceTokenizer(LibraryTokenizer):
 
     kind = "huggingface"
     file_name = "tokenizer.json"
+    library_adds_bos = False
+    """Whether the file itself puts bos before a text."""
 
     def __init__(
         self, content: bytes, chosen: Mapping[str, str] | None = None, found: Mapping[str, str | None] | None = None
@@ -33,16 +39,13 @@ class HuggingFaceTokenizer(LibraryTokenizer):
         # Several processes do the work already, and the library's threads do not survive a fork.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self._content = content
-        try:
-            self._library = tokenizers.Tokenizer.from_str(content.decode())
-        except BaseException as error:
-            if _is_of_library(error):
-                raise ValueError(f"tokenizers cannot read it: {error}") from None
-            raise
+        self._library = _loaded(content)
         added = self._library.get_added_tokens_decoder().values()
         self.set_special_tokens(chosen or {}, found or {})
         ends = [self.special_names[role] for role in ("bos", "eos")]
         self._library.add_special_tokens([token for token in added if token.content in ends and not token.special])
+        with suppress(Exception):  # it cannot encode this text; another message says so
+            self.library_adds_bos = self._library.encode("", add_special_tokens=True).ids[:1] == [self.bos_id]
         self._library.no_truncation()
         self._library.no_padding()
         self._library.post_processor = None
@@ -99,6 +102,24 @@ class HuggingFaceTokenizer(LibraryTokenizer):
         joined, ends_D = join_texts(texts)
         cuts = np.union1d(ends_D, self._borders.in_white_space(joined, ends_D))
         return Encoded(*self._words.encode(joined, cuts, ends_D))
+
+    def encode_inside(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        return self.encode_arrays(texts) if self._inside is None else self._inside.encode_arrays(texts)
+
+    @cached_property
+    def _inside(self) -> HuggingFaceTokenizer | None:
+        """This tokenizer without the space that it puts before a text; None if it puts one after a special token too, or none."""
+        content = json.loads(self._content)
+        if not _without_first_prefix(content.get("pre_tokenizer")):
+            return None
+        names = {role: name for role, name in self.special_names.items() if name is not None}
+        return HuggingFaceTokenizer(json.dumps(content).encode(), names, self.special_names)
+
+    def token_starts(self, text: str, *, is_first: bool) -> list[int] | None:
+        if not is_first and self._inside is not None:
+            return self._inside.token_starts(text, is_first=True)
+        with _guarded("encode a text"):
+            return [start for start, _ in self._library.encode(text, add_special_tokens=False).offsets]
 
     def decode(self, ids: Sequence[int]) -> str:
         with _guarded("decode these ids"):
@@ -166,3 +187,59 @@ def _guarded(what: str) -> Iterator[None]:
 def _is_of_library(error: BaseException) -> bool:
     """Return whether the library raised the error: a plain Exception, or a panic of its Rust code, which is a BaseException."""
     return type(error) is Exception or type(error).__name__ == "PanicException" or isinstance(error, ValueError | OverflowError)
+
+
+def without_dropout(content: bytes, file: Path) -> bytes:
+    """Return a `tokenizer.json` that cuts words always in the same way."""
+    values = json.loads(content)
+    model = values.get("model") if isinstance(values, dict) else None
+    if not isinstance(model, dict) or not model.get("dropout"):
+        return content
+    logger.warning("%s: its dropout of %s is off here, because it gives the same text other ids each time", file, model["dropout"])
+    return json.dumps(values | {"model": model | {"dropout": None}}, ensure_ascii=False).encode()
+
+
+def with_added_tokens(content: bytes, beside: Beside) -> bytes:
+    """Return a `tokenizer.json` with the tokens that only the files beside it name, as transformers adds them.
+
+    ValueError: the files give a token two ids, or ids that leave a gap.
+    """
+    library = _loaded(content)
+    known, end = library.get_vocab(with_added_tokens=True), library.get_vocab_size(with_added_tokens=True)
+    special = {token.content for token in library.get_added_tokens_decoder().values() if token.special}
+    for name, number in beside.added.items():
+        if number is not None and known.get(name, number) != number:
+            raise ValueError(f"it gives the token {name[:60]!r} the id {known[name]}, and a file beside it {number}; correct one")
+    given = sorted((number, name) for name, number in beside.added.items() if name not in known and number is not None)
+    missing = [name for _, name in given] + [name for name, one in beside.added.items() if name not in known and one is None]
+    for place, (number, name) in enumerate(given, end):
+        if number != place:
+            raise ValueError(
+                f"a file beside it gives the token {name[:60]!r} the id {number}, but {place} is the next free one; correct it"
+            )
+    unmarked = [name for name, flags in beside.flags.items() if flags.get("special") and name in known and name not in special]
+    for name in (*missing, *unmarked):
+        flags = beside.flags.get(name, {})
+        add = library.add_special_tokens if flags.get("special") else library.add_tokens
+        add([tokenizers.AddedToken(name, **{"normalized": not flags.get("special"), **flags})])
+    return library.to_str().encode() if missing or unmarked else content
+
+
+def _without_first_prefix(pre_tokenizer: Any) -> bool:
+    """Turn off the prefix of a text's first word in place. Return whether there was one."""
+    if not isinstance(pre_tokenizer, dict):
+        return False
+    if pre_tokenizer.get("type") == "Metaspace" and pre_tokenizer.get("prepend_scheme") == "first":
+        pre_tokenizer["prepend_scheme"] = "never"
+        return True
+    changed = [_without_first_prefix(one) for one in pre_tokenizer.get("pretokenizers") or []]  # all of them
+    return any(changed)
+
+
+def _loaded(content: bytes) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(content.decode())
+    except BaseException as error:
+        if _is_of_library(error):
+            raise ValueError(f"tokenizers cannot read it: {error}") from None
+        raise

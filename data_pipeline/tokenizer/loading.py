@@ -11,9 +11,9 @@ from common.child_process import child_environment, inherited_limit
 from common.errors import ConfigError, PreparedDataError
 from common.files import UnusableFileError, parse_json, read_input, write_atomic
 from data_pipeline.tokenizer.base import MAX_TOKENIZER_BYTES, ByteTokenizer, CharacterTokenizer, Tokenizer
-from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer
+from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer, with_added_tokens, without_dropout
 from data_pipeline.tokenizer.sentence_pieces import SentencePieceTokenizer
-from data_pipeline.tokenizer.special import SIBLINGS, LibraryTokenizer, names_in_siblings
+from data_pipeline.tokenizer.special import SIBLINGS, LibraryTokenizer, read_siblings
 
 _KINDS = {f"{kind}.model": kind for kind in ("bpe", "unigram", "sentencepiece")} | {
     one.file_name: one.kind for one in (HuggingFaceTokenizer, CharacterTokenizer, ByteTokenizer)
@@ -32,7 +32,7 @@ def load_tokenizer(directory: Path, *, trial: bool = True) -> Tokenizer:
         path = directory / file_name
         if path.is_file():
             try:
-                return _open(kind, path, {}, below=directory, trial=trial)
+                return _open(kind, path, {}, below=directory, is_own=True, trial=trial)
             except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
                 raise PreparedDataError(f"{path}: not a tokenizer that can be read ({error}); run `prepare` again") from None
     raise PreparedDataError(
@@ -73,20 +73,41 @@ def open_supplied(path: Path, chosen: Mapping[str, str]) -> Tokenizer:
         raise ConfigError(f"tokenizer.path: {file} cannot be used: {error}") from None
 
 
-def _open(kind: str, file: Path, chosen: Mapping[str, str], *, below: Path | None, trial: bool = True) -> Tokenizer:
+def _open(
+    kind: str, file: Path, chosen: Mapping[str, str], *, below: Path | None, is_own: bool = False, trial: bool = True
+) -> Tokenizer:
     """A link is followed only for a tokenizer's file that the user has named itself (`below` is None)."""
     content = read_input(file, MAX_TOKENIZER_BYTES, below=below)
-    siblings = {path.name: read_input(path, MAX_TOKENIZER_BYTES, below=file.parent) for path in _with_siblings(file)[1:]}
-    if kind == CharacterTokenizer.kind:
+    beside = read_siblings(
+        {path.name: read_input(path, MAX_TOKENIZER_BYTES, below=file.parent) for path in _with_siblings(file)[1:]}
+    )
+    tokenizer: Tokenizer
+    if kind in (CharacterTokenizer.kind, ByteTokenizer.kind):
         values = parse_json(content)
-        return CharacterTokenizer(values["pieces"], values.get("extra", ()))
-    if kind == ByteTokenizer.kind:
-        return ByteTokenizer(parse_json(content).get("extra", ()))
-    if trial:
-        try_out(kind, content)
-    if kind == HuggingFaceTokenizer.kind:
-        return HuggingFaceTokenizer(content, chosen, names_in_siblings(siblings))
-    return SentencePieceTokenizer(content, kind, chosen, names_in_siblings(siblings) if kind == "sentencepiece" else {})
+        extra = values.get("extra", ())
+        tokenizer = ByteTokenizer(extra) if kind == ByteTokenizer.kind else CharacterTokenizer(values["pieces"], extra)
+    else:
+        if trial:
+            try_out(kind, content)
+        if kind == HuggingFaceTokenizer.kind:
+            if not is_own:
+                content = with_added_tokens(without_dropout(content, file), beside)
+            tokenizer = HuggingFaceTokenizer(content, chosen, beside.names)
+        else:
+            tokenizer = SentencePieceTokenizer(content, kind, chosen, beside.names if kind == "sentencepiece" else {})
+    if is_own:
+        tokenizer.use_as(beside.config)
+        return tokenizer
+    if missing := [name for name in beside.added if tokenizer.token_id(name) is None]:
+        raise ValueError(
+            f"a file beside it names the token {missing[0][:60]!r}, which a .model cannot hold; give a tokenizer.json, which "
+            "save_pretrained of transformers writes"
+        )
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        tokenizer.adds_bos = tokenizer.library_adds_bos  # the file decides, as in transformers
+    else:
+        tokenizer.adds_bos = beside.config.get("add_bos_token") is not False
+    return tokenizer
 
 
 def try_out(kind: str, content: bytes) -> None:
@@ -102,6 +123,7 @@ def try_out(kind: str, content: bytes) -> None:
             env=child_environment() | _TERSE,
             timeout=_WALL_S,
             check=False,
+            start_new_session=True,  # a stop of the whole group is answered by this process, and is no fault of the file
         )
     except subprocess.TimeoutExpired:
         raise ValueError(f"it was not loaded in {_WALL_S:.0f} s") from None

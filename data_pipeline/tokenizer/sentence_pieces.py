@@ -14,7 +14,7 @@ import sentencepiece
 from numpy.typing import NDArray
 
 from common.files import canonical_json, digest_bytes
-from data_pipeline.tokenizer.base import ROLES, Encoded, NamedToken
+from data_pipeline.tokenizer.base import CONFIG_FILE, ROLES, Encoded, NamedToken
 from data_pipeline.tokenizer.model_file import (
     BPE,
     ModelSpec,
@@ -24,7 +24,7 @@ from data_pipeline.tokenizer.model_file import (
     with_control_pieces,
     without_dummy_prefix,
 )
-from data_pipeline.tokenizer.special import CONFIG_FILE, LibraryTokenizer
+from data_pipeline.tokenizer.special import LibraryTokenizer
 from data_pipeline.tokenizer.word_cache import WordCache, join_texts, places_to_cut
 
 SPACE_MARK = "\u2581"  # SentencePiece writes a space so, and would decode the character as one
@@ -135,7 +135,8 @@ class SentencePieceTokenizer(LibraryTokenizer):
         return str(self._processor.decode([int(i) for i in ids if not self._is_silent[i]]))
 
     def files(self) -> dict[str, bytes]:
-        return {self.file_name: self._model} | ({CONFIG_FILE: self.config} if self.kind == _SUPPLIED else {})
+        config = self.config if self.kind == _SUPPLIED else canonical_json(self.usage)
+        return {self.file_name: self._model} | ({CONFIG_FILE: config} if self.kind == _SUPPLIED or self.usage else {})
 
     def token_id(self, name: str) -> int | None:
         number = self._processor.piece_to_id(name)

@@ -4,17 +4,21 @@ import unicodedata
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import DataError
 from common.files import canonical_json, parse_json
-from data_pipeline.tokenizer.base import ROLES, Tokenizer
+from data_pipeline.tokenizer.base import CONFIG_FILE, ROLES, Tokenizer
 
-CONFIG_FILE = "tokenizer_config.json"
-SIBLINGS = (CONFIG_FILE, "special_tokens_map.json")  # may name the special tokens; the first that names one decides
+_MAP_FILE, _ADDED_FILE = "special_tokens_map.json", "added_tokens.json"
+SIBLINGS = (CONFIG_FILE, _MAP_FILE, _ADDED_FILE)
+"""Files beside a tokenizer. The first two may name the special tokens, and the first that names one decides."""
 
+_FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
 _USUAL_NAMES = {
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>", "<|endoftext|>"),
     "unk": ("<unk>", "[UNK]", "<|unk|>"),
@@ -55,13 +59,18 @@ class LibraryTokenizer(Tokenizer):
     def set_special_tokens(
         self, chosen: Mapping[str, str], found: Mapping[str, str | None], own: Mapping[str, str | None] | None = None
     ) -> None:
-        """The user's choice, else that of the files, else a usual name. None in `found`: no token. ValueError: unknown choice."""
+        """The user's choice, else that of the files, else a usual name. None in `found`: no token. ValueError: an unknown token."""
         self.special_names = {}
         for role in ROLES:
             usual = _USUAL_NAMES[role] if own is None else (own[role],)
             self.special_names[role] = next((name for name in usual if name is not None and self.token_id(name) is not None), None)
             if role in found and ((name := found[role]) is None or self.token_id(name) is not None):
                 self.special_names[role] = name
+            elif role in found and role != "unk" and role not in chosen:
+                raise ValueError(
+                    f"the files beside it name the {role} token {str(found[role])[:60]!r}, which is not in the vocabulary; correct "
+                    f"the name there, or set tokenizer.{role}_token"
+                )
             if role in chosen:
                 if self.token_id(chosen[role]) is None:
                     raise ValueError(f"tokenizer.{role}_token = {chosen[role]!r} is not in the vocabulary; name a token that is")
@@ -77,7 +86,7 @@ class LibraryTokenizer(Tokenizer):
 
     @property
     def config(self) -> bytes:
-        return canonical_json({f"{role}_token": self.special_names[role] for role in ROLES})
+        return canonical_json({f"{role}_token": self.special_names[role] for role in ROLES} | self.usage)
 
     @abstractmethod
     def library_ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
@@ -103,21 +112,64 @@ class LibraryTokenizer(Tokenizer):
                     )
 
 
-def names_in_siblings(files: Mapping[str, bytes]) -> dict[str, str | None]:
-    """Return the special tokens that the files beside a tokenizer name; None if a file says that there is no such token."""
+@dataclass(frozen=True)
+class Beside:
+    """What the files beside a tokenizer say."""
+
+    names: Mapping[str, str | None]
+    """Special tokens by role; None if a file says that there is no such token."""
+    added: Mapping[str, int | None]
+    """Names of tokens that belong to the vocabulary, with their ids if they are given."""
+    flags: Mapping[str, Mapping[str, bool]]
+    """What is said about some of them: `special`, `lstrip`, `rstrip`, `normalized`, `single_word`."""
+    config: Mapping[str, Any]
+    """The content of tokenizer_config.json."""
+
+
+def read_siblings(files: Mapping[str, bytes]) -> Beside:
+    """ValueError: a file is not what its name says."""
+    contents = {name: _object(name, files[name]) for name in SIBLINGS if name in files}
     names: dict[str, str | None] = {}
-    for file_name in SIBLINGS:
-        if file_name not in files:
-            continue
-        try:
-            content = parse_json(files[file_name])
-        except ValueError as error:
-            raise ValueError(f"{file_name}: {error}") from None
-        if not isinstance(content, dict):
-            raise ValueError(f"{file_name} is not a JSON object")
+    added: dict[str, int | None] = {}
+    flags: dict[str, dict[str, bool]] = {}
+    for file_name in (CONFIG_FILE, _MAP_FILE):
+        content = contents.get(file_name, {})
         for role in ROLES:
             if role not in names and f"{role}_token" in content:
-                value = content[f"{role}_token"]
-                name = value.get("content") if isinstance(value, dict) else value
-                names[role] = name if isinstance(name, str) else None
-    return names
+                names[role] = _name_of(content[f"{role}_token"])
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            listed = content.get(key) or []
+            if not isinstance(listed, list | dict):
+                raise ValueError(f"{key} in {file_name} is not a list")
+            for one in listed.values() if isinstance(listed, dict) else listed:
+                if name := _name_of(one):
+                    flags[name] = {"normalized": False, **_flags_of(one), "special": True}
+                    added.setdefault(name, None)
+    numbered = contents.get(CONFIG_FILE, {}).get("added_tokens_decoder") or {}
+    for number, one in numbered.items() if isinstance(numbered, dict) else ():
+        if (name := _name_of(one)) and str(number).isdecimal():
+            added[name] = int(number)
+            flags[name] = _flags_of(one)
+    for name, number in contents.get(_ADDED_FILE, {}).items():
+        if type(number) is int:
+            added[name] = number
+    return Beside(names, added, flags, contents.get(CONFIG_FILE, {}))
+
+
+def _object(name: str, data: bytes) -> dict[str, Any]:
+    try:
+        content = parse_json(data)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{name} is not a JSON object")
+    return content
+
+
+def _flags_of(value: Any) -> dict[str, bool]:
+    return {name: value[name] for name in _FLAGS if isinstance(value, dict) and isinstance(value.get(name), bool)}
+
+
+def _name_of(value: Any) -> str | None:
+    name = value.get("content") if isinstance(value, dict) else value
+    return name if isinstance(name, str) else None

@@ -1,75 +1,75 @@
-"""Measures the speed of generating a thousand tokens with and without the key-value cache, on the model of `env/recipes/demo.toml`.
+"""The speed of generating with a key-value cache, 6 layers of width 384 with random weights, in fp32, one thread.
 
-    python -m tests.benchmarks.generation [--run RUN] [--tokens 1000] [--rounds 3] [--batch 1] [--threads N]
+    python -m tests.benchmarks.generation BATCH TOKENS
 
-Without `--run` the model has fresh weights, because the time does not depend on them. Variants and batch sizes take turns, because
-the speed of a shared machine varies over time. The result is the best of the rounds. Texts are drawn at temperature 0.8 from
-prompts of 16 tokens and end only at the limit, so both variants draw the same number of tokens.
+prints the sample of this project. Both contestants draw at temperature 0.8 after prompts of 16 tokens, and no text ends early.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
+import sys
 import time
-import tomllib
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from tests.support.runs import ROOT
-from trainer.commands.saved_model import opened_text_model
-from trainer.config import ModelConfig
+from tests.benchmarks.bench import PEERS_COMMAND, Bench
+from tests.benchmarks.harness import OWN, PEERS, Comparison, Contestant, Sample, run_program
+from tests.benchmarks.steps import SMALL, VOCAB, num_threads
 from trainer.inference.sampling import Sampling
 from trainer.inference.text_model import TokenRows
 from trainer.model.decoder import build_model
-from trainer.runs.saved_run import SavedRun
 
-PROMPT_TOKENS = 16
+PROMPT_TOKENS, TRANSFORMERS = 16, "transformers, Qwen3"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, help="measure the latest checkpoint of this run")
-    parser.add_argument("--tokens", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--batch", type=int, nargs="+", default=[1])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    model, config, vocab_size = opened(options.run)
-    shape = f"{config.layers} layers of width {config.width}, context {config.context}, vocabulary {vocab_size}"
-    print(f"{shape}, {options.threads} threads")
-    for batch in options.batch:
-        seconds = [
-            [seconds_of(model, config, vocab_size, batch, options.tokens, cache) for cache in (True, False)]
-            for _ in range(options.rounds)
-        ]
-        cached, uncached = map(min, zip(*seconds, strict=True))
-        rates = "  ".join(
-            f"{name} {options.tokens * batch / best:7.0f} tokens/s" for name, best in (("cache", cached), ("none", uncached))
+def comparisons(bench: Bench) -> Iterator[Comparison]:
+    num_tokens = SMALL.context - PROMPT_TOKENS
+    models = bench.peer("models", "transformers")
+    for batch in (1, 8):
+        contestants: dict[str, Contestant] = {OWN: partial(own, batch, num_tokens)}
+        peer = partial(transformers, models, batch, num_tokens) if models else PEERS_COMMAND
+        contestants[TRANSFORMERS] = peer
+        yield Comparison(
+            f"generation-{batch}",
+            f"Generation with a cache, batch {batch}, 6 layers of width 384, one thread",
+            "tokens/s",
+            contestants,
+            TRANSFORMERS,
+            goal="faster than transformers",
+            rounds=1 if bench.quick else 5,
+            higher_is_better=True,
         )
-        print(f"batch {batch}: {rates}  ratio {uncached / cached:.1f}", flush=True)
 
 
-def opened(run: Path | None) -> tuple[nn.Module, ModelConfig, int]:
-    if run is not None:
-        with opened_text_model(run, "latest") as source:
-            return source.model, SavedRun(run).config.model, source.tokenizer.vocab_size
-    recipe = tomllib.loads((ROOT / "env" / "recipes" / "demo.toml").read_text())
-    config, vocab_size = ModelConfig(**recipe["train"]["model"]), recipe["prepare"]["tokenizer"]["vocab_size"]
-    return build_model(config, vocab_size, seed=0).eval(), config, vocab_size
+def own(batch: int, num_tokens: int, _: Path) -> Sample:
+    return run_program("tests.benchmarks.generation", batch, num_tokens, env=num_threads(1)).reported()
 
 
-def seconds_of(model: nn.Module, config: ModelConfig, vocab_size: int, batch: int, num_tokens: int, use_cache: bool) -> float:
-    sampling = Sampling(num_tokens, temperature=0.8, seed=1)
-    prompts = torch.randint(vocab_size, (batch, PROMPT_TOKENS), generator=torch.Generator().manual_seed(0)).tolist()
-    rows = TokenRows(model, prompts, vocab_size, sampling, config.context, use_cache=use_cache)
-    begun = time.perf_counter()
-    for _ in range(num_tokens):
-        rows.step()
-    return time.perf_counter() - begun
+def transformers(python: Path, batch: int, num_tokens: int, _: Path) -> Sample:
+    shape = {"layers": SMALL.layers, "width": SMALL.width, "heads": SMALL.heads, "mlp_width": SMALL.mlp_size}
+    shape |= {"vocab": SMALL.padded_vocab(VOCAB), "length": SMALL.context}
+    words = (batch, PROMPT_TOKENS, num_tokens, json.dumps(shape))
+    return run_program(PEERS / "transformers_generation.py", *words, python=python, env=num_threads(1)).reported()
+
+
+def generate(batch: int, num_tokens: int) -> dict[str, object]:
+    """Return a sample of this process: tokens per second, and the CPU time in seconds."""
+    torch.set_num_threads(1)
+    model = build_model(SMALL, VOCAB, seed=0).eval()
+    prompts = torch.randint(VOCAB, (batch, PROMPT_TOKENS), generator=torch.Generator().manual_seed(0)).tolist()
+    for length in (8, num_tokens):  # the first is not measured
+        rows = TokenRows(model, prompts, VOCAB, Sampling(length, temperature=0.8, seed=1), SMALL.context)
+        begun, cpu = time.perf_counter(), time.process_time()
+        for _ in range(length):
+            rows.step()
+    taken = time.perf_counter() - begun
+    facts = {"tokens": num_tokens * batch}
+    return {"value": num_tokens * batch / taken, "cpu": time.process_time() - cpu, "facts": facts}
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(generate(int(sys.argv[1]), int(sys.argv[2]))))

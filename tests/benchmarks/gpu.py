@@ -41,9 +41,10 @@ from xml.etree import ElementTree
 import torch
 
 from data_pipeline.dataset.manifest import read_manifest
+from tests.benchmarks.bench import write_stream
 from tests.benchmarks.gpu_results import EXPECTED, Item, Results, failed, passed, this_machine, unmeasured
+from tests.benchmarks.harness import PEERS, SKIPPED_STEPS
 from tests.benchmarks.peers.training_peer import Settings
-from tests.benchmarks.training import PEERS, SKIPPED_STEPS, write_stream
 from tests.golden.training import LOSSES, processor, train_recipe
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, metrics
@@ -96,7 +97,7 @@ class Scale:
         return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
 
 
-ON_GPU = Scale("cuda", "gpt2-124m", rows=128, micro=32, steps=360, short_steps=60)
+ON_GPU = Scale("cuda", "gpt2-124m", rows=128, micro=64, steps=360, short_steps=60)
 REHEARSAL = Scale("cpu", "smoke", rows=8, micro=4, steps=12, short_steps=8)
 
 

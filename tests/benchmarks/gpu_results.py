@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from common.files import write_atomic
-from tests.support.runs import ROOT
+from tests.benchmarks.page import DOCS, write_between
 
 Item = dict[str, Any]
 EXPECTED: Mapping[str, tuple[str, ...]] = {
@@ -29,7 +29,6 @@ EXPECTED: Mapping[str, tuple[str, ...]] = {
     "peers": ("plain loop", "transformers Trainer"),
 }
 """The measurements of each part."""
-DOCS = ROOT / "docs" / "benchmarks.md"
 _BEGIN, _END = "<!-- results of make gpu -->", "<!-- end of the results of make gpu -->"
 _UNSHOWN = ("status", "reason", "date", "losses", "last_line")
 
@@ -92,12 +91,7 @@ class Results:
 
     def write_docs(self, docs: Path = DOCS) -> None:
         """Write the table into docs/benchmarks.md, between the two marks."""
-        text = docs.read_text()
-        before, _, rest = text.partition(_BEGIN)
-        _, found, after = rest.partition(_END)
-        if not found:
-            raise SystemExit(f"{docs} has no line {_BEGIN} with a line {_END} below it; add both where the table belongs")
-        docs.write_text(f"{before}{_BEGIN}\n{self.describe()}{_END}{after}")
+        write_between(docs, _BEGIN, _END, self.describe())
 
     def _item(self, part: str, name: str) -> Item:
         return self.items.get(part, {}).get(name) or unmeasured("not run")

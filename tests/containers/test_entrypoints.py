@@ -22,7 +22,7 @@ from data_pipeline.commands.table import COMMANDS as DATA_COMMANDS
 from data_pipeline.dataset.locks import replacing
 from entrypoints.healthcheck import run_of_the_launcher
 from tests.support.two_ranks import seconds_until
-from trainer.launch.command_table import COMMANDS
+from trainer.launch.command import COMMANDS
 from trainer.watchdog.heartbeat import Heartbeat, HeartbeatWriter, Timeouts
 from trainer.watchdog.processes import ProcessId
 

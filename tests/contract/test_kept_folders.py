@@ -14,9 +14,9 @@ from tests.golden.kept import KEPT
 from tests.support.runs import losses, metrics, run_command
 from trainer.machine.determinism import cpu_kernels
 
-WEIGHTS_AFTER_RESUME = "sha256:95920987171251e44ac312c66efdfea867f028790ffaeed1bcdbde8227d9484d"
-"""Of the version and the processor that wrote the folders."""
-CHANGES = ("--resume.allow_changes", "torch", "device")
+WEIGHTS_AFTER_RESUME = "sha256:85148184cbca21ddb718ea024e1ac9792b7a034c6c23d7c0ba0a1960d7ece4ef"
+"""Of the processor that wrote the folders, with the products of this version."""
+CHANGES = ("--resume.allow_changes", "torch", "device", "kernels")
 """What may differ between the machine that wrote the folders and the one that runs the test."""
 
 
@@ -52,7 +52,11 @@ def test_a_finished_run_of_an_older_version_is_verified_shown_and_used(kept: Pat
     run, before = kept / "finished", (kept / "finished" / "record.json").read_bytes()
     recorded = json.loads(before)
     verified = run_command("trainer", "verify", str(run), "--data", str(kept / "data"), "--replay", "3")
-    assert verified.returncode == 0 or not has_same_kernels(recorded), verified.stdout + verified.stderr
+    # The version that wrote the folders recorded no library of products, and took another one for the gradients of weights.
+    reason = "the environment differs in kernels"
+    assert (verified.returncode == 0) != (reason in verified.stderr) or not has_same_kernels(recorded), (
+        verified.stdout + verified.stderr
+    )
     assert "161 ledger lines, 202 events of metrics and 7 files of the data are unchanged" in verified.stdout
     again = trainer("train", "--data", kept / "data", "--run", run)
     assert f"{recorded['weights']} steps {recorded['step']}" in again

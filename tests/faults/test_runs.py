@@ -255,7 +255,7 @@ def test_a_checkpoint_holds_the_step_that_it_claims_though_training_goes_on_mean
 
 @pytest.mark.broken("13", "saves the parameters themselves, not copies")
 def test_late_saves_find_a_trainer_that_copies_nothing(data: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("trainer.training.trainable.full_tensors", lambda tensors, _: dict(tensors))
+    monkeypatch.setattr("trainer.training.trainable.full_tensors", lambda tensors, *_: dict(tensors))
     compared = saves_compared(data, tmp_path, 0)
     caught(compared.count(False), len(compared))
 

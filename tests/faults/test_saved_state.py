@@ -27,7 +27,7 @@ from trainer import loop
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.extensions.hooks import Extension
 from trainer.health.convergence import LossMean
-from trainer.health.excesses import Excesses
+from trainer.health.guard import Excesses
 from trainer.model.decoder import Decoder
 from trainer.runs.progress import LedgerHead
 from trainer.training import step as micro_step

@@ -147,7 +147,7 @@ BAD: list[tuple[str, Any]] = [
     ("messages-malformed", {"messages": []}),
     ("messages-malformed", {"messages": ["a text"]}),
     ("messages-malformed", {"messages": [{"role": 3, "content": "x"}]}),
-    ("messages-malformed", {"messages": [{"role": "user", "content": ["x"]}, GOOD["messages"][1]]}),
+    ("messages-malformed", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, GOOD["messages"][1]]}),
     ("messages-malformed", {"messages": [{"role": "user"}, GOOD["messages"][1]]}),
     ("messages-malformed", {"messages": None}),
     ("unknown-role", {"messages": [{"role": "narrator", "content": "x"}, GOOD["messages"][1]]}),

@@ -179,6 +179,76 @@ def test_code_that_is_no_file_of_the_run_is_refused(call: Call, extended: Path, 
     assert not (folder / "executed").exists()
 
 
+@pytest.fixture(scope="module")
+def packaged(folder: Path) -> Path:
+    """A run with a package, and the file that its code creates."""
+    package = folder / "package"
+    (package / "parts").mkdir(parents=True)
+    (package / "__init__.py").write_text("from .parts.model import build_model\n")
+    (package / "parts/model.py").write_text(f"{MODEL}\n{marking(folder / 'executed')}")
+    short = {"limits": {"steps": 2}, "eval": {"every_steps": 9, "sample_tokens": 0}}
+    train(tiny_config(folder / "data", folder / "packaged", extension=package, **short))
+    return folder / "packaged"
+
+
+def test_a_package_needs_consent_as_a_file_does(call: Call, folder: Path, packaged: Path, elsewhere: Path) -> None:
+    mark = folder / "executed"
+    mark.unlink(missing_ok=True)
+    refused = call(*COMMANDS["generate"](packaged))
+    assert refused.returncode == ExitCode.CONFIG
+    assert f"{packaged / 'extension'} is code that came with the run" in refused.stderr
+    assert not mark.exists()
+    assert call(*COMMANDS["generate"](packaged), "--trust-code").returncode == ExitCode.DONE
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("change", ["changed", "missing", "linked", "linked folder", "unnamed"])
+def test_no_file_of_a_package_is_executed_that_is_not_in_the_record(
+    call: Call, folder: Path, packaged: Path, tmp_path: Path, change: str
+) -> None:
+    run, mark = shutil.copytree(packaged, tmp_path / "run"), folder / "executed"
+    mark.unlink(missing_ok=True)
+    path = run / "extension/parts/model.py"
+    if change == "changed":
+        path.write_text(f"{path.read_text()}\n")
+    elif change == "missing":
+        path.unlink()
+    elif change == "linked":
+        path.unlink()
+        path.symlink_to(packaged / "extension/parts/model.py")
+    elif change == "linked folder":
+        shutil.rmtree(path.parent)
+        path.parent.symlink_to(packaged / "extension/parts")
+    else:  # Python would prefer this folder to the file of the same name
+        (run / "extension/parts/model").mkdir()
+        (run / "extension/parts/model/__init__.py").write_text("1 / 0")
+    for command in ("generate", "replay"):
+        done = call(*COMMANDS[command](run), "--trust-code")
+        assert "Traceback" not in done.stderr
+        if change == "unnamed":
+            assert done.returncode == ExitCode.DONE, done.stderr
+        else:
+            assert done.returncode == ExitCode.CHECKPOINT, done.stderr
+            assert str(path.parent) in done.stderr
+    assert mark.exists() is (change == "unnamed")
+    if change == "unnamed":
+        verified = call("verify", str(run), "--level", "integrity", "--json")
+        assert json.loads(verified.stdout)["held"][0]["foreign"] == ["extension/parts/model/__init__.py"]
+
+
+@pytest.mark.parametrize("name", ["../../model.py", "/etc/hostname", "a\nb.py", "__init__", ".py", "parts//x.py"])
+def test_a_record_that_names_files_outside_of_the_package_is_damaged(
+    call: Call, folder: Path, packaged: Path, tmp_path: Path, name: str
+) -> None:
+    run, digests = shutil.copytree(packaged, tmp_path / "run"), record_of(packaged)["identity"]["extension"]
+    (folder / "executed").unlink(missing_ok=True)
+    reseal(run, digests | {name: digests["__init__.py"]})
+    done = call(*COMMANDS["generate"](run), "--trust-code")
+    assert done.returncode == ExitCode.CHECKPOINT, done.stderr
+    assert "extension is not a digest" in done.stderr
+    assert not (folder / "executed").exists()
+
+
 def test_a_list_of_trusted_code_that_others_can_write_counts_for_nothing(
     call: Call, extended: Path, elsewhere: Path, folder: Path
 ) -> None:

@@ -32,7 +32,7 @@ from data_pipeline.commands.table import COMMANDS as OF_DATA
 from tests.support.labelled import labelled_records
 from tests.support.published import write_published, write_tokenizer
 from tests.support.runs import ROOT
-from trainer.launch.command_table import COMMANDS as OF_TRAINER
+from trainer.launch.command import COMMANDS as OF_TRAINER
 from trainer.program import all_commands
 
 PAGES = [Path("README.md"), *sorted(path.relative_to(ROOT) for path in (ROOT / "docs/guide").glob("*.md"))]
@@ -250,7 +250,9 @@ def test_the_pages_show_commands_outside_the_guide() -> None:
     assert sum(len(shown_commands(page)) for page in ALL_PAGES if page not in PAGES) > 30
 
 
-WITH_EXAMPLES = [name for name, row in PROGRAMS["trainer",].items() if getattr(loaded(row)[0], "examples", ())]
+_EXAMPLES = {name: getattr(loaded(row)[0], "examples", ()) for name, row in PROGRAMS["trainer",].items()}
+WITH_EXAMPLES = {examples: name for name, examples in _EXAMPLES.items() if examples}
+"""One command for each list of examples: `plan` and `train` have the same."""
 
 
 def run_one(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -269,7 +271,7 @@ def next_line(stderr: str) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", WITH_EXAMPLES)
+@pytest.mark.parametrize("name", WITH_EXAMPLES.values())
 def test_the_examples_of_a_help_work_one_after_the_other(name: str, place: Path) -> None:
     """A training is planned as it is shown, and then made with two steps."""
     shutil.copytree(place / "my-text", place / "books")

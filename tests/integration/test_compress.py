@@ -133,7 +133,7 @@ def test_weights_that_do_not_fit_the_memory_are_not_unpacked(
     compressed(trained, tmp_path / "small", "prune", capsys)
     num_weights = sum(weight.numel() for weight in load_checkpoint(SavedRun(trained), "latest").model.values())
     monkeypatch.setattr("trainer.checkpoint.of_run.unpack", lambda _: pytest.fail("the weights were unpacked"))
-    monkeypatch.setattr("common.host_memory.available_host_bytes", lambda: 4 * num_weights - 1)
+    monkeypatch.setattr("common.hardware.available_host_bytes", lambda: 4 * num_weights - 1)
     with pytest.raises(ConfigError, match=rf"the model has {num_weights} weights, which take .* of memory are free"):
         load_checkpoint(SavedRun(tmp_path / "small"), "latest")
 

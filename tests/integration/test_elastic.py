@@ -21,6 +21,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def configured(data: Path, run: Path, reproducibility: str = "elastic", **changes: Any) -> TrainConfig:
     settings: dict[str, Any] = {
         "reproducibility": reproducibility,
+        "optim": {"kind": "muon"},  # with AdamW for all but the layers' matrices
         "batch": {"global_batch_size": 16, "micro_batch_size": 2},
         "limits": {"steps": STEPS},
         "schedule": {"decay_steps": STEPS},

@@ -21,8 +21,7 @@ from tests.support.harness_tasks import write_tasks
 from tests.support.prepared import write_prepared
 from tests.support.runs import ROOT, run_command, tiny_config
 from trainer.__main__ import main
-from trainer.checkpoint.of_run import load_checkpoint
-from trainer.checkpoint.weights import weights_digest
+from trainer.checkpoint.of_run import load_checkpoint, weights_digest
 from trainer.commands.evaluate import EvaluateOptions, benchmark_run
 from trainer.commands.saved_model import opened_text_model
 from trainer.inference.sampling import Sampling
@@ -271,7 +270,9 @@ def test_the_harness_gives_the_export_the_scores_of_the_run(run: Path, exported:
             assert found[name] == pytest.approx(value, rel=1e-5), name
 
 
-@pytest.mark.parametrize("model", [{}, {"qk_norm": False, "tie_embeddings": False}])
+@pytest.mark.parametrize(
+    "model", [{}, {"qk_norm": False, "tie_embeddings": False}, {"block": "gpt2", "biases": True, "kv_heads": None}]
+)
 def test_an_export_can_be_imported_and_exported_again_with_equal_weights_and_ids(tmp_path: Path, model: dict[str, Any]) -> None:
     data = write_prepared(tmp_path / "data")
     train(tiny_config(data, tmp_path / "run", model=model, eval={"sample_tokens": 0}))

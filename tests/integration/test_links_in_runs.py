@@ -29,6 +29,8 @@ FOLDERS = (
     "checkpoints",
     "checkpoints/objects",
     "tokenizer",
+    "extension",
+    "extension/parts",
     ".tokenizer.tmp",
     "wandb",
 )

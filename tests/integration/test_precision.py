@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from common.settings.toml import parse_toml
+from common.settings.dotted import parse_toml
 from tests.support.prepared import write_prepared
 from tests.support.replays import replay_run
 from tests.support.runs import losses, tiny_config

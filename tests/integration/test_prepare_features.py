@@ -33,6 +33,7 @@ from data_pipeline.prepare import prepare
 from data_pipeline.repack import repack
 from data_pipeline.stages import pack, read, rejects, select, split, tokenize, train_quality, train_tokenizer
 from data_pipeline.tokenizer import load_tokenizer
+from tests.support.chats import write_hugging_face_tokenizer
 from tests.support.corpora import code_file, noise, reworded, sentences, write_texts
 from tests.support.prepare_runs import content_of, run
 
@@ -431,7 +432,7 @@ def test_a_source_and_a_file_that_are_lost_whole_are_named(tmp_path: Path, caplo
     (tmp_path / "short").mkdir()
     (tmp_path / "short" / "a.txt").write_text("short")
     prepare_small(tmp_path / "out", {name: tmp_path / name for name in ("good", "lost", "short")})
-    column = "no-text-field: column 'text' is missing; the columns are 'body'; see records.text_field"
+    column = "no-text-field: no column 'text'; the columns are 'body'; see records.text_field"
     warnings = [
         rf"source lost: none of its 1 documents is kept \(1 no-text-field; first: a\.parquet: {column}\)",
         r"source short: none of its 1 documents is kept \(1 too-short; first: a\.txt:1: too-short: .*\)",
@@ -671,3 +672,103 @@ def test_a_setting_without_effect_is_told_once_in_the_preparation(tmp_path: Path
         "dedup.benchmark_overlaps has no effect: it needs dedup.benchmarks to be set",
         "source.text.weight has no effect: it needs balance.by = source",
     ]
+
+
+def write_records(path: Path, records: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in records))
+
+
+def test_the_splits_of_a_data_set_are_those_of_the_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = tmp_path / "hub"
+    for name, first, last in (("train", 0, 30), ("validation", 100, 107), ("test", 200, 210)):
+        write_records(
+            source / f"data/{name}-00000.jsonl", [{"text": f"{name} record {n} has words of its own."} for n in range(first, last)]
+        )
+    prepare_small(tmp_path / "data", {"hub": source}, dedup={"near": False})
+    by_split = {split: " ".join(one.text for one in documents(tmp_path / "data", split)) for split in SPLITS}
+    assert by_split["train"].count("train record") == 30
+    assert by_split["val"].count("validation record") == 7
+    assert "validation" not in by_split["train"]
+    assert not any("test record" in text for text in by_split.values())
+    assert "test split" in caplog.text
+    assert report_of(tmp_path / "data")["ignored"] == {"test-split": {".jsonl": 1}}
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet"])
+def test_the_form_of_conversations_is_recognised_and_told(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    turns = [{"from": "human", "value": "Question?"}, {"from": "gpt", "value": "Answer."}]
+    records = [{"conversations": [*turns, {"from": "human", "value": f"Number {n}?"}, turns[1]]} for n in range(40)]
+    if name.endswith("parquet"):
+        pq.write_table(pa.Table.from_pylist(records), tmp_path / name)
+    elif name.endswith("json"):
+        (tmp_path / name).write_text(json.dumps(records, indent=1))
+    else:
+        write_records(tmp_path / name, records)
+    prepare_small(tmp_path / "data", {"chats": tmp_path / name}, dedup={"near": False}, chat={"template": "chatml"})
+    assert "conversations with from and value (ShareGPT)" in caplog.text
+    assert "--records.messages_field conversations" in caplog.text
+    found = documents(tmp_path / "data", *SPLITS)
+    assert len(found) == 40
+    assert all(one.text.count("Answer.") == 2 for one in found)
+
+
+def test_a_template_that_leaves_a_field_out_is_told_with_the_number_of_records(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    records = [
+        {"messages": [{"role": "user", "content": f"Question {n}?", "id": n}, {"role": "assistant", "content": "Answer."}]}
+        for n in range(40)
+    ]
+    write_records(tmp_path / "a.jsonl", records)
+    prepare_small(tmp_path / "data", {"chats": tmp_path / "a.jsonl"}, dedup={"near": False}, chat={"template": "chatml"})
+    assert "user.id (40)" in caplog.text
+    assert report_of(tmp_path / "data")["unused_fields"] == {"user.id": 40}
+
+
+def test_the_examples_of_a_conversation_are_in_one_split_and_no_duplicates(tmp_path: Path) -> None:
+    folder = write_hugging_face_tokenizer(
+        tmp_path / "tokenizer",
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
+        "{{ '<why>' + m.reasoning_content if m.reasoning_content and loop.last }}"
+        "{{ m.content + '<|im_end|>\\n' }}{% endfor %}{{ '<|im_start|>assistant\\n' if add_generation_prompt }}",
+    )
+    records = [
+        {
+            "messages": [
+                turn
+                for n in range(4)
+                for turn in (
+                    {"role": "user", "content": f"Question {n} about number {record} of many numbers, if you please?"},
+                    {"role": "assistant", "content": f"Answer {n * record}.", "reasoning_content": "Because"},
+                )
+            ]
+        }
+        for record in range(40)
+    ]
+    write_records(tmp_path / "a.jsonl", records)
+    settings = {"chat": {"template": "tokenizer"}, "tokenizer": {"path": folder}, "row_length": 1024}
+    prepare_small(tmp_path / "data", {"chats": tmp_path / "a.jsonl"}, **settings)
+    numbers = {
+        split: {re.search(r"number (\d+) of many", one.text)[1] for one in documents(tmp_path / "data", split)}  # type: ignore[index]
+        for split in SPLITS
+    }
+    assert numbers["val"]
+    assert not numbers["val"] & numbers["train"]
+
+
+def test_one_large_text_file_is_cut_into_chunks_by_the_recipe_auto(tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("".join(f"Sentence {n} of a long book, which has {n * 31} others.\n" for n in range(20_000)))
+    done = run("prepare", "--sources", book, "--output", tmp_path / "data", "--recipe", "auto")
+    assert done.returncode == 0, done.stderr
+    assert "text.documents = chunks, because the input is 1 text file" in done.stdout + done.stderr
+
+
+def test_a_wrong_field_names_the_form_of_the_records(tmp_path: Path) -> None:
+    write_records(tmp_path / "a.jsonl", [{"instruction": f"Do {n}", "input": "", "output": "Done"} for n in range(9)])
+    with pytest.raises(
+        SourceError, match=r"instructions \(Alpaca\): --records.prompt_field instruction --records.text_field output"
+    ):
+        prepare_small(tmp_path / "data", {"a": tmp_path / "a.jsonl"})

@@ -20,6 +20,11 @@ from tests.support.searches import RECIPE, trials_of, words
 pytestmark = pytest.mark.optional
 
 
+def long_recipe(steps: int) -> str:
+    """Return a recipe of runs that last for seconds, so that they can be stopped, with few evaluations and saves."""
+    return RECIPE.replace("steps = 24", f"steps = {steps}").replace("every_steps = 4", "every_steps = 20")
+
+
 def killed_after(command: list[str], moment: float | Callable[[], bool]) -> None:
     """Start a command, and kill its process group after some seconds, or once something holds."""
     process = subprocess.Popen(
@@ -42,19 +47,19 @@ def killed_after(command: list[str], moment: float | Callable[[], bool]) -> None
 def test_a_search_that_was_killed_twice_has_each_trial_once_and_the_same_ones_and_its_best_recipe_trains_to_the_same_bits(
     tmp_path: Path,
 ) -> None:
-    command = words(tmp_path, "--trials", "5", "--pruner", "none")
+    command = words(tmp_path, "--trials", "3", "--pruner", "none")
     for _ in range(2):
-        killed_after(command, random.uniform(6, 16))
+        killed_after(command, random.uniform(5, 10))
     done = run_command(*command, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     trials = trials_of(tmp_path)
-    assert [(trial["trial"], trial["state"]) for trial in trials] == [(number, "finished") for number in range(5)]
-    assert sorted(path.name for path in (tmp_path / "out" / "runs").iterdir()) == [f"trial-{number:04d}" for number in range(5)]
+    assert [(trial["trial"], trial["state"]) for trial in trials] == [(number, "finished") for number in range(3)]
+    assert sorted(path.name for path in (tmp_path / "out" / "runs").iterdir()) == [f"trial-{number:04d}" for number in range(3)]
     assert done.stdout == f"{tmp_path / 'out' / 'best.toml'}\n"
 
     (whole := tmp_path / "whole").mkdir()
     (whole / "data").symlink_to(tmp_path / "data")
-    assert run_command(*words(whole, "--trials", "5", "--pruner", "none"), OMP_NUM_THREADS="1").returncode == 0
+    assert run_command(*words(whole, "--trials", "3", "--pruner", "none"), OMP_NUM_THREADS="1").returncode == 0
     assert [(one["values"], one["losses"]) for one in trials_of(whole)] == [(one["values"], one["losses"]) for one in trials]
 
     best = min(trials, key=lambda trial: trial["loss"])
@@ -88,9 +93,8 @@ def test_combinations_that_cannot_be_trained_fail_with_the_reason_and_others_tak
 
 
 def test_a_bad_trial_ends_at_an_evaluation_and_its_run_can_be_continued(tmp_path: Path) -> None:
-    recipe = RECIPE.replace("steps = 24", "steps = 400")
     space = "optim.lr = {choices = [1e-2, 1.1e-2, 1.2e-2, 1.3e-2, 1e-6]}\n"
-    command = words(tmp_path, "--sampler", "grid", "--seed", "5", space=space, recipe=recipe)
+    command = words(tmp_path, "--sampler", "grid", "--seed", "5", space=space, recipe=long_recipe(400))
     done = run_command(*command, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     last = trials_of(tmp_path)[-1]
@@ -120,8 +124,7 @@ def test_the_checkpoints_of_the_best_trial_alone_stay_and_the_output_is_a_json_o
 
 
 def test_ctrl_c_stops_the_trials_in_order_and_the_same_command_continues(tmp_path: Path) -> None:
-    recipe = RECIPE.replace("steps = 24", "steps = 600")
-    command = words(tmp_path, "--trials", "2", "--parallel", "2", recipe=recipe)
+    command = words(tmp_path, "--trials", "2", "--parallel", "2", recipe=long_recipe(600))
     with subprocess.Popen(
         [sys.executable, "-m", *command], cwd=ROOT, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     ) as process:
@@ -140,7 +143,7 @@ def test_ctrl_c_stops_the_trials_in_order_and_the_same_command_continues(tmp_pat
 
 
 def test_a_damaged_run_is_set_aside_and_its_trial_begins_again(tmp_path: Path) -> None:
-    command = words(tmp_path, "--trials", "1", recipe=RECIPE.replace("steps = 24", "steps = 600"))
+    command = words(tmp_path, "--trials", "1", recipe=long_recipe(200))
     run = tmp_path / "out" / "runs" / "trial-0000"
     killed_after(command, (run / "record.json").exists)
     (run / "record.json").write_text("{}")

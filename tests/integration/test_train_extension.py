@@ -2,14 +2,17 @@
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.errors import ConfigError
+from common.files import digest_file
 from tests.support.checkpoints import same
 from tests.support.prepared import write_prepared
+from tests.support.records import record_of
 from tests.support.runs import ROOT, losses, metrics, run_command, start_ranks, tiny_config
 from trainer.checkpoint import CheckpointStore, checkpoint_files
 from trainer.loop import train
@@ -109,6 +112,42 @@ def test_a_run_goes_on_only_with_the_extension_that_it_began_with(data: Path, tm
         with pytest.raises(ConfigError, match=r"extension was sha256:[0-9a-f]{64} and is "):
             train(tiny_config(data, run, extension=other))
     assert train(tiny_config(data, run, extension=extension, resume={"allow_changes": ["extension"]})).endswith("steps 12")
+
+
+def test_a_run_keeps_the_files_of_a_package_and_goes_on_only_with_all_of_them(data: Path, tmp_path: Path) -> None:
+    package, run, whole = tmp_path / "mine", tmp_path / "run", tmp_path / "whole"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .parts.model import build_model\n")
+    (package / "parts").mkdir()
+    (package / "parts/model.py").write_bytes((EXAMPLES / "decoder.py").read_bytes())
+    (package / "parts/notes.txt").write_text("two layers")
+    files = ["__init__.py", "parts/model.py", "parts/notes.txt"]
+    last_line = train(tiny_config(data, whole, extension=package))
+    train(tiny_config(data, run, extension=package, limits={"steps": 5}))
+    record = record_of(run)
+    digests = {name: digest_file(package / name) for name in files}
+    assert record["identity"]["extension"] == digests
+    assert {name: record["files"][f"extension/{name}"] for name in files} == digests
+
+    (package / "parts/notes.txt").write_text("three layers")
+    changed = f"configuration: extension.parts/notes.txt was {digests['parts/notes.txt']} and is sha256:[0-9a-f]{{64}}. Use"
+    with pytest.raises(ConfigError, match=changed):
+        train(tiny_config(data, run, extension=package))
+    (package / "parts/notes.txt").unlink()
+    with pytest.raises(ConfigError, match=r"extension.parts/notes.txt was sha256:[0-9a-f]{64} and is none"):
+        train(tiny_config(data, run, extension=package))
+    (package / "parts/notes.txt").write_text("two layers")
+    assert train(tiny_config(data, run, extension=package)) == last_line
+
+    shutil.rmtree(package)
+    for words in (("verify", "--level", "integrity", "--replay", "4"), ("evaluate",)):
+        done = run_command("trainer", words[0], str(run), *words[1:])
+        assert done.returncode == 0, done.stderr
+    plain = tmp_path / "plain.py"
+    plain.write_text((run / "extension/parts/model.py").read_text())
+    train(tiny_config(data, run, extension=plain, limits={"steps": 13}, resume={"allow_changes": ["extension"]}))
+    assert not [path for path in (run / "extension").rglob("*") if path.is_file()]
+    assert run_command("trainer", "verify", str(run), "--level", "integrity").returncode == 0
 
 
 def test_the_example_callbacks_keep_a_diary(data: Path, tmp_path: Path) -> None:

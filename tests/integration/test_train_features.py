@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_prepared(tmp_path_factory.mktemp("data"))
 
 
+@pytest.fixture(scope="module")
+def plain(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The last line and the folder of a run without a feature."""
+    run = tmp_path_factory.mktemp("plain") / "run"
+    return train(tiny_config(data, run)), run
+
+
 FEATURES: dict[str, dict[str, Any]] = {
     "muon": {"optim": {"kind": "muon"}},
     "an average of the weights": {"ema": {"decay": 0.9, "warmup_steps": 3}},
@@ -51,7 +59,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-def test_it_learns_and_goes_on_exactly_after_a_stop(feature: str, data: Path, tmp_path: Path) -> None:
+def test_it_learns_and_goes_on_exactly_after_a_stop(feature: str, data: Path, plain: tuple[str, Path], tmp_path: Path) -> None:
     changes = FEATURES[feature]
     whole = train(tiny_config(data, tmp_path / "whole", **changes))
     train(tiny_config(data, tmp_path / "resumed", **changes, limits={"steps": 7}))
@@ -59,28 +67,28 @@ def test_it_learns_and_goes_on_exactly_after_a_stop(feature: str, data: Path, tm
     assert losses(tmp_path / "resumed") == losses(tmp_path / "whole")
     first, *_, last = metrics(tmp_path / "whole", "eval")
     assert last["val_loss"] < first["val_loss"] - 0.3
-    plain = train(tiny_config(data, tmp_path / "plain"))
     without_effect = feature in ("an average of the weights", "selective checkpointing")
-    assert (whole == plain) == without_effect
+    assert (whole == plain[0]) == without_effect
 
 
-def test_the_average_is_what_is_evaluated(data: Path, tmp_path: Path) -> None:
-    train(tiny_config(data, tmp_path / "plain"))
+def test_the_average_is_what_is_evaluated(data: Path, plain: tuple[str, Path], tmp_path: Path) -> None:
     train(tiny_config(data, tmp_path / "averaged", ema={"decay": 0.9}))
-    plain, averaged = (metrics(tmp_path / name, "eval")[-1]["val_loss_hex"] for name in ("plain", "averaged"))
-    assert plain != averaged
+    without, averaged = (metrics(run, "eval")[-1]["val_loss_hex"] for run in (plain[1], tmp_path / "averaged"))
+    assert without != averaged
     again = json.loads(evaluate_run(EvaluateOptions(run=tmp_path / "averaged", as_json=True)))
     assert float(again["val_loss"]).hex() == averaged
 
 
-def test_results_that_are_read_a_step_late_are_the_same(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_that_are_read_a_step_late_are_the_same(
+    data: Path, plain: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a GPU, where the host does not wait for the step that it has just started."""
-    at_once = train(tiny_config(data, tmp_path / "at-once"))
+    at_once, run = plain
     monkeypatch.setattr(loop, "StepResults", lambda lag: StepResults(lag + 1))
     late = train(tiny_config(data, tmp_path / "late"))
     assert late == at_once
-    assert losses(tmp_path / "late") == losses(tmp_path / "at-once")
-    assert metrics(tmp_path / "late", "eval") == metrics(tmp_path / "at-once", "eval")
+    assert losses(tmp_path / "late") == losses(run)
+    assert metrics(tmp_path / "late", "eval") == metrics(run, "eval")
 
 
 def test_automatic_micro_batches_are_tried_recorded_and_kept(
@@ -99,7 +107,6 @@ def test_automatic_micro_batches_are_tried_recorded_and_kept(
 def test_settings_that_exclude_each_other_are_refused_before_anything_is_written(data: Path, tmp_path: Path) -> None:
     for changes, message in (
         ({"mixture": {"weights": {"c": 1}}}, r"c.*a, b"),
-        ({"optim": {"kind": "muon"}, "parallel": "fsdp"}, "muon works on whole matrices"),
         ({"attention": "varlen"}, "varlen"),
         ({"precision": "float8"}, "float8"),
     ):
@@ -154,20 +161,23 @@ def on_two_ranks(config: TrainConfig) -> None:
     assert start_ranks(config, 2).wait(timeout=300) == ExitCode.DONE, config.run.with_suffix(".log").read_text()
 
 
-def test_sharded_weights_train_alike_and_checkpoints_of_either_load_in_the_other(data: Path, tmp_path: Path) -> None:
+# The products of Muon are in bf16, which rounds a small difference of a gradient up.
+@pytest.mark.parametrize(("kind", "tolerance"), [("adamw", 1e-6), ("muon", 1e-4)])
+def test_sharded_weights_train_alike_and_checkpoints_of_either_load_in_the_other(
+    kind: str, tolerance: float, data: Path, tmp_path: Path
+) -> None:
     """Two ranks, with the first half under one method and the second half under the other, compared with one method throughout."""
     allowed = {"resume": {"allow_changes": ("parallel",)}}
-    for run, first, second in (
-        ("ddp", "ddp", "ddp"),
-        ("fsdp", "fsdp", "fsdp"),
-        ("mixed", "fsdp", "ddp"),
-        ("mixed-2", "ddp", "fsdp"),
-    ):
-        on_two_ranks(tiny_config(data, tmp_path / run, parallel=first, limits={"steps": 6}))
-        on_two_ranks(tiny_config(data, tmp_path / run, parallel=second, **(allowed if first != second else {})))
+    for first in ("ddp", "fsdp"):
+        on_two_ranks(tiny_config(data, tmp_path / first, parallel=first, optim={"kind": kind}, limits={"steps": 6}))
+    for run, first, second in (("mixed", "fsdp", "ddp"), ("mixed-2", "ddp", "fsdp")):
+        shutil.copytree(tmp_path / first, tmp_path / run)
+        on_two_ranks(tiny_config(data, tmp_path / run, parallel=second, optim={"kind": kind}, **allowed))
+    for first in ("ddp", "fsdp"):
+        on_two_ranks(tiny_config(data, tmp_path / first, parallel=first, optim={"kind": kind}))
     curves = {run: [event["loss"] for event in metrics(tmp_path / run, "train")] for run in ("ddp", "fsdp", "mixed", "mixed-2")}
     for curve in curves.values():
-        assert curve == pytest.approx(curves["ddp"], rel=1e-6)
+        assert curve == pytest.approx(curves["ddp"], rel=tolerance)
     names = {run: load_checkpoint(SavedRun(tmp_path / run), "latest").model.keys() for run in curves}
     assert len({tuple(sorted(found)) for found in names.values()}) == 1
 

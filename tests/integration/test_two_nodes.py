@@ -25,8 +25,8 @@ STEPS = 24
 LONG_S = 150
 PACE = """
 import time
-import trainer.distributed.shared_folders
-trainer.distributed.shared_folders.WAIT_S = 1.0
+import trainer.distributed.group
+trainer.distributed.group.WAIT_S = 1.0
 def on_step_end(run, metrics):
     time.sleep(0.05)
 """

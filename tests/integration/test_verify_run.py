@@ -14,7 +14,7 @@ import torch
 
 from common.errors import CheckpointError, ExitCode, PreparedDataError, ProjectError
 from common.files import digest_file, sealed, unsealed
-from common.settings.toml import to_toml
+from common.settings.dotted import to_toml
 from data_pipeline.config import PrepareConfig
 from data_pipeline.prepare import prepare
 from tests.support.prepared import write_prepared

@@ -234,6 +234,8 @@ def _be_child(job: Job, kept: Path) -> None:
         sys.stderr = os.fdopen(os.dup(2), "w", encoding="utf-8", buffering=1)
         scratch = str(kept / "tmp")
         os.environ |= {"TMPDIR": scratch, "TORCHINDUCTOR_CACHE_DIR": scratch, "XDG_CACHE_HOME": scratch}
+        for name in ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "MPLCONFIGDIR"):  # an earlier test of this process may have set them
+            os.environ.pop(name, None)
         os.chdir(job.folder)
         main = importlib.import_module(f"{job.package}.__main__")
         run_command = importlib.import_module("common.command_line").run_command

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.config import DedupConfig, Kind
+from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.dedup.benchmarks import load_benchmarks
 from data_pipeline.dedup.duplicates import Duplicates, PartitionKeys, find_duplicates
@@ -54,12 +54,11 @@ def find(
     *,
     per_partition: int = 50,
     sources: Sequence[str] = ("one",),
-    kinds: Sequence[Kind] | None = None,
     run: Callable[..., list[Any]] = run_inline,
     **options: Any,
 ) -> tuple[Duplicates, Fates]:
     """Write a corpus, look for duplicates, and read the decisions."""
-    partitions = write_documents(work, texts, settings, per_partition, sources, kinds)
+    partitions = write_documents(work, texts, settings, per_partition, sources)
     duplicates = find_duplicates(run, partitions, settings, work, **options)
     return duplicates, read_fates(work, len(texts), per_partition)
 
@@ -70,7 +69,6 @@ def write_documents(
     settings: DedupConfig,
     per_partition: int,
     sources: Sequence[str] = ("one",),
-    kinds: Sequence[Kind] | None = None,
 ) -> list[PartitionKeys]:
     """Write the text tables and key tables of a corpus, and return the partitions.
 
@@ -89,8 +87,7 @@ def write_documents(
                 places = [[f"{number}.txt"] * len(batch), range(first + 1, first + 1 + len(batch))]
                 columns = zip([ids[rows], *places, members[rows]], _TEXT_SCHEMA.types, strict=True)
                 table.write(pa.record_batch([pa.array(values, kind) for values, kind in columns], _TEXT_SCHEMA))
-                of_each = (kinds or ["prose"] * len(texts))[begin : begin + per_partition][rows]
-                keys.add(ids[rows], sign(batch, range(len(batch)), of_each, settings), index.count(batch))
+                keys.add(ids[rows], sign(batch, range(len(batch)), settings), index.count(batch))
         partitions.append(PartitionKeys(number, sources[number % len(sources)], len(members)))
     return partitions
 

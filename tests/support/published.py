@@ -40,6 +40,42 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"rope_theta": 5e5, "rope_scaling": None, "pretraining_tp": 1},
 }
 """The content of `config.json`: of newer versions of transformers for Qwen3, of older ones for Llama."""
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "n_ctx": 64,
+    "n_embd": 48,
+    "n_head": 4,
+    "n_inner": None,
+    "n_layer": 2,
+    "n_positions": 64,
+    "vocab_size": 317,
+}
+
+
+def _like_llama(model_type: str, class_name: str, **more: Any) -> dict[str, Any]:
+    return CONFIGS["llama"] | {"model_type": model_type, "architectures": [f"{class_name}ForCausalLM"]} | more
+
+
+def _like_gemma(model_type: str, class_name: str, **more: Any) -> dict[str, Any]:
+    usual = {"hidden_activation": "gelu_pytorch_tanh", "sliding_window": 16, "tie_word_embeddings": True, "rope_theta": 1e6}
+    return _like_llama(model_type, class_name, **usual, **more)
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    **CONFIGS,
+    "gpt2": GPT2,
+    "qwen2": _like_llama("qwen2", "Qwen2", use_sliding_window=False, sliding_window=32, max_window_layers=1),
+    "mistral": _like_llama("mistral", "Mistral", sliding_window=None),
+    "ministral": _like_llama("ministral", "Ministral", sliding_window=16),
+    "gemma2": _like_gemma("gemma2", "Gemma2", query_pre_attn_scalar=24, attn_logit_softcapping=5.0, final_logit_softcapping=3.0),
+    "gemma3_text": _like_gemma("gemma3_text", "Gemma3", query_pre_attn_scalar=16, sliding_window_pattern=2),
+    "phi3": _like_llama("phi3", "Phi3", sliding_window=None),
+    "smollm3": _like_llama("smollm3", "SmolLM3", no_rope_layers=[1, 0], no_rope_layer_interval=2),
+}
+"""The content of `config.json` of all architectures that can be imported."""
 
 
 def write_tokenizer(directory: Path, chat_template: str | None = None) -> tokenizers.Tokenizer:
@@ -69,7 +105,9 @@ def published_weights(config: Mapping[str, Any], dtype: torch.dtype = torch.floa
             kv_heads=config["num_key_value_heads"],
             head_dim=config["head_dim"],
             mlp_width=config["intermediate_size"],
-            qk_norm=config["model_type"] == "qwen3",
+            qk_norm=config["model_type"] in ("qwen3", "gemma3_text"),
+            post_norms=config["model_type"].startswith("gemma"),
+            qkv_biases=config["model_type"] == "qwen2",
             tie_embeddings=config["tie_word_embeddings"],
             vocab_rows=config["vocab_size"],
             init_std=0.2,
@@ -101,7 +139,7 @@ def write_published(
 ) -> Path:
     """Write a model with its tokenizer, in one file or with an index. `changes` replace fields of `config.json`."""
     write_tokenizer(directory)
-    config = CONFIGS[kind] | changes
+    config = MODELS[kind] | changes
     (directory / "config.json").write_text(json.dumps(config))
     weights = published_weights(config, dtype) if weights is None else weights
     if num_files == 1:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from common.files import sealed
-from common.settings.toml import to_toml
+from common.settings.dotted import to_toml
 from tests.support.report_example import HOSTILE
 from trainer.config import TrainConfig
 

@@ -46,7 +46,11 @@ def arguments(config: TrainConfig) -> list[str]:
     for name, value in config.model_dump(mode="json").items():
         flat |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
     given = {name: value if isinstance(value, list) else [value] for name, value in flat.items() if value not in (None, [], {}, "")}
-    return [word for name, values in given.items() for word in (f"--{name}", *(str(value).lower() for value in values))]
+    return [
+        word
+        for name, values in given.items()
+        for word in (f"--{name}", *(str(value).lower() if isinstance(value, bool) else str(value) for value in values))
+    ]
 
 
 def start_ranks(config: TrainConfig, num_ranks: int, **environment: str) -> subprocess.Popen[str]:

@@ -25,13 +25,14 @@ from trainer import loop
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.metrics import Monitor
+from trainer.metrics.run_status import RunStatus
 from trainer.metrics.sinks import tensorboard
 from trainer.training import step as micro_step
 
 Trouble = Callable[[pytest.MonkeyPatch], None]
 """A disturbance that happens in every start of a run."""
 
-_TOLD = ("train", "layers", "write", "samples", "saving", "alert", "rewind", "sync", "finish")
+_TOLD = ("train", "layers", "write", "samples", "saving", "alert", "rewind", "sync", "close")
 _ALL = dict.fromkeys(("scalars", "images", "histograms", "tensors", "compressedHistograms", "audio"), 0)
 
 
@@ -108,7 +109,7 @@ def _train(config: TrainConfig, troubles: tuple[Trouble, ...], killed_at: int, s
     with pytest.MonkeyPatch.context() as patch, Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
         for trouble in troubles:
             trouble(patch)
-        for owner, names in ((Monitor, _TOLD), (CheckpointStore, ("save", "retain"))):
+        for owner, names in ((Monitor, _TOLD), (CheckpointStore, ("save", "retain")), (RunStatus, ("end",))):
             for name in names:
                 patch.setattr(owner, name, _between(moment, getattr(owner, name)))
         with contextlib.suppress(ProjectError):

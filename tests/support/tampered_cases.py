@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from common.files import canonical_json, digest_bytes, digest_file, sealed
-from common.settings.toml import to_toml
+from common.settings.dotted import to_toml
 
 Tampering = Callable[[Path, Path, random.Random], str]
 """Changes a case. Gets the case, the folder outside of it and a generator; returns a description of the change."""

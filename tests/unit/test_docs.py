@@ -14,7 +14,7 @@ from data_pipeline.commands.table import COMMANDS
 from data_pipeline.config import PrepareConfig
 from data_pipeline.documents import Reason, Stage
 from data_pipeline.prepare import prepare
-from data_pipeline.sources.formats import shape_of
+from data_pipeline.sources.formats import shape_of, shape_of_json
 
 TEXT = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 SECTIONS = {
@@ -25,9 +25,9 @@ SECTIONS = {
 
 
 def rows(heading: str) -> list[list[str]]:
-    """The cells of every table row between this heading and the next."""
+    """The cells of every table row between this heading and the next, also one below it."""
     [_, body] = re.split(rf"^## {heading}$", TEXT, flags=re.MULTILINE)
-    lines = body.split("\n## ")[0].splitlines()
+    lines = re.split(r"\n#{2,3} ", body)[0].splitlines()
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines if line.startswith("|")]
 
 
@@ -66,6 +66,7 @@ def test_every_extension_that_is_named_is_understood_as_the_kind_beside_it() -> 
     for extensions, _, kind in rows("Sources")[2:]:
         for extension in coded(extensions):
             shape = shape_of(f"a{extension}") or shape_of(f"a.txt{extension}")
+            shape = shape_of_json(b'[{"text": "a"}]') if extension == ".json" else shape
             assert shape is not None, extension
             assert shape.kind in (None, kind.strip("`"), "prose"), extension
 

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("common", "data_pipeline", "trainer")
-FEWEST = 3
+FEWEST = 2
 
 
 def folders_below(place: Path) -> dict[str, list[str]]:
@@ -24,11 +24,11 @@ def too_small(folders: dict[str, list[str]]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_folder_has_at_least_3_modules(package: str) -> None:
+def test_a_folder_has_at_least_2_modules(package: str) -> None:
     assert too_small(folders_below(ROOT / package)) == {}, "merge the modules with those of another folder"
 
 
-@pytest.mark.parametrize(("modules", "is_allowed"), [(2, False), (3, True)])
+@pytest.mark.parametrize(("modules", "is_allowed"), [(1, False), (2, True)])
 def test_only_modules_are_counted(tmp_path: Path, modules: int, is_allowed: bool) -> None:
     place = tmp_path / "package" / "folder"
     (place / "__pycache__").mkdir(parents=True)

@@ -18,8 +18,6 @@ SITES = list(sites())
 EXAMPLES = {
     "data_pipeline.conversations.chat_template.ChatTemplate._first": "[ChatTemplate('', {}, (NamedToken('<s>', 0),))._first]",
     "data_pipeline.sources.parsers.tables._row_pattern": "[_row_pattern(',')]",
-    "trainer.doctor.host_settings.check_settings": "[kind.form for kind in _KINDS]",
-    "trainer.doctor.host_settings._Kind.applies_to": "[kind.line.replace('NAME', '[$]{NAME') for kind in _KINDS]",
 }
 """Expressions that are only known when the program runs: a list of them for each function, in the names of its module."""
 

@@ -12,10 +12,10 @@ from common.settings.model import Section, setting_names
 from data_pipeline.commands.table import COMMANDS as DATA_COMMANDS
 from data_pipeline.config import PrepareConfig
 from trainer.config import TrainConfig
-from trainer.launch.command_table import COMMANDS as TRAINER_COMMANDS
+from trainer.launch.command import COMMANDS as TRAINER_COMMANDS
 
 ROOT = Path(__file__).parents[2]
-REQUIREMENTS = {"C": 8, "D": 12, "T": 14, "R": 6, "K": 4, "V": 7, "E": 6, "P": 3}
+REQUIREMENTS = {"C": 8, "D": 12, "T": 14, "R": 6, "K": 4, "V": 7, "E": 7, "P": 3}
 """The number of requirements of each letter."""
 OTHER_WORDS = {"BASE_IMAGE", ".env", "PET_NNODES", "record.json", "docker compose up", "docker compose exec train bash"}
 

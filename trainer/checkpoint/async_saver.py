@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import torch
+from torch import Tensor
 
 from common.errors import StorageError
 from common.storage_errors import explain_os_error
@@ -68,3 +71,46 @@ class AsyncSaver:
             last = f"the last saved step is {acknowledged}" if acknowledged >= 0 else "none was saved since the start"
             self._failure = StorageError(f"{where}: {reason}; {last}")
             self._failure.__cause__ = error
+
+
+_ALIGNMENT = 64
+_PAGE_BYTES = 4096
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for all GPUs
+
+
+class Staging:
+    """Memory that a thread provides at the start of a run, and that all saves use, one at a time.
+
+    A copy of 351 MB takes 18 ms of CPU. Into new memory it took 32 to 610 ms in huge pages, which the kernel may first have to
+    clear of other data, and 139 ms in small pages (one thread, Intel, November 2026).
+    """
+
+    def __init__(self, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
+        pool = ThreadPoolExecutor(1, "staging")
+        self._buffers = pool.submit(_allocate, groups)
+        pool.shutdown(wait=False)
+
+    def of(self, group: str) -> Mapping[str, Tensor]:
+        """Return memory for the whole tensors of a group. Raises the error of its allocation."""
+        return self._buffers.result().get(group, {})
+
+
+def _allocate(groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    memory = torch.empty(sum(_aligned_bytes(one) for group in groups.values() for one in group.values()), dtype=torch.uint8)
+    memory.numpy()[::_PAGE_BYTES] = 0  # makes the system provide the pages
+    if any(one.is_cuda for group in groups.values() for one in group.values()):
+        # Not `pin_memory`, which rounds the size up to a power of two. If it fails, the copies are correct, but slower.
+        torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, _PORTABLE)  # type: ignore[no-untyped-call]
+    buffers: dict[str, dict[str, Tensor]] = {}
+    end = 0
+    for name, group in groups.items():
+        buffers[name] = {}
+        for key, tensor in group.items():
+            begin, end = end, end + _aligned_bytes(tensor)
+            content = memory[begin : begin + tensor.numel() * tensor.itemsize]
+            buffers[name][key] = content.view(tensor.dtype).view(tensor.shape)
+    return buffers
+
+
+def _aligned_bytes(tensor: Tensor) -> int:
+    return -(-tensor.numel() * tensor.itemsize // _ALIGNMENT) * _ALIGNMENT

@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 from common.errors import ConfigError
-from common.host_memory import available_host_bytes
+from common.hardware import available_host_bytes
 
 _CHUNK_BYTES = 16 << 20
 _SMALL_BYTES = 256 << 20  # every machine has this much; querying the free memory takes longer than reading a small file

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from common.errors import CheckpointError
-from common.host_memory import check_fits_memory
+import torch
+from torch import Tensor
+
+from common.errors import CheckpointError, GuardError
+from common.hardware import check_fits_memory
 from common.untrusted import copy_run_file
 from trainer.checkpoint.packed import is_packed, num_unpacked, unpack
 from trainer.checkpoint.store import Checkpoint, CheckpointStore
@@ -60,3 +66,32 @@ def copy_state(run: Path, other: Path, checkpoint: Checkpoint) -> None:
     for name in (METRICS, LEDGER.as_posix(), *kept):
         copy_run_file(run, name, other / name)
     CheckpointStore.of(other).save(checkpoint)
+
+
+def averaged_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Return the weights that evaluations use: the moving average of those that have one, and all others as they are."""
+    return {**checkpoint.model, **checkpoint.average}
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """Return the sha256 over all weights, sorted by name, as little-endian fp32."""
+    digest = hashlib.sha256()
+    for _, weight in sorted(weights.items()):
+        digest.update(weight.detach().cpu().float().numpy().astype("<f4", copy=False).tobytes())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def check_finite(checkpoint: Checkpoint) -> None:
+    """Refuse to save weights that are not finite, because training cannot continue from them."""
+    for name, weight in checkpoint.model.items():
+        if not _is_finite(weight):
+            raise GuardError(
+                f"step {checkpoint.step}: weight {name} is not finite, so nothing is saved; the last checkpoint is intact. Lower "
+                "optim.lr, or look for code other than the optimizer that changes weights"
+            )
+
+
+def _is_finite(weight: Tensor) -> bool:
+    # With NumPy, which uses one thread: training needs the others meanwhile. A NaN is both the least and the largest value.
+    values = (weight if weight.dtype in (torch.float32, torch.float64) else weight.float()).detach().numpy()
+    return math.isfinite(values.min(initial=0)) and math.isfinite(values.max(initial=0))

@@ -70,7 +70,7 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
     from trainer.extensions.hooks import Extension
     from trainer.finetuning.task import saved_task
     from trainer.machine.determinism import settings_here
-    from trainer.model.attention import choose_backend
+    from trainer.model.attention import backend_of
     from trainer.model.memory_estimate import most_rows
     from trainer.runs.saved_run import SavedRun
     from trainer.training.trainable import hold_reference, new_loss
@@ -91,7 +91,7 @@ def evaluate_run(options: EvaluateOptions, *, as_language: bool = False) -> str:
         with opened_model(saved, config, options.checkpoint, trust_code=options.trust_code) as (model, group, step):
             is_own = manifest.root_digest == saved.record.data.root_digest
             lost = saved.record.adjustments.quarantined(step) if is_own else frozenset()
-            backend = choose_backend(config.attention, group.device, config.number_format, config.model.head_size)
+            backend = backend_of(config, group.device, trains=False)
             context = RunContext(config.model_copy(update={"eval": settings}), manifest, group, backend)
             grouping = Grouping.of(directory, manifest, tokenizer if objective.predicts_tokens else None)
             loss = new_loss(model, Extension(), objective, config.loss)

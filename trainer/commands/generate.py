@@ -125,9 +125,12 @@ def _opened(options: GenerateOptions) -> AbstractContextManager[TextModel]:
 def _sampling(options: GenerateOptions, source: TextModel) -> Sampling:
     from trainer.inference.conversation import stop_token_ids
     from trainer.inference.sampling import Sampling
+    from trainer.interop.generation import advised_sampling
 
-    values = options.model_dump(include=set(SamplingOptions.model_fields))
-    return Sampling(**values, stop_tokens=stop_token_ids(source.tokenizer, options.stop_token))
+    given = options.model_dump(include=set(SamplingOptions.model_fields) & options.model_fields_set)
+    return Sampling(
+        **advised_sampling(options.run).model_dump() | given, stop_tokens=stop_token_ids(source.tokenizer, options.stop_token)
+    )
 
 
 def _scores(options: GenerateOptions, reference: TextModel, run: Path, written: Sequence[Continuation]) -> str:

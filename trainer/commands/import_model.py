@@ -10,10 +10,11 @@ from common.settings.model import Options, Place
 
 
 class ImportOptions(Options):
-    """Makes a run of a published model: a Hugging Face directory with a Qwen3 or Llama model and its tokenizer."""
+    """Makes a run of a published model: a Hugging Face directory with a model and its tokenizer, or a model of the Hub."""
 
     directory: Annotated[Path, Place(metavar="DIR", positional=True)] = Field(
-        description="Directory with config.json, *.safetensors, and tokenizer.json or tokenizer.model."
+        description="Directory with config.json, *.safetensors, and tokenizer.json or tokenizer.model; or a model of the "
+        "Hugging Face Hub: ORGANISATION/NAME, or ORGANISATION/NAME@REVISION."
     )
     output: Annotated[Path, Place(metavar="RUN", target="folder")] = Field(
         description="Directory of the new run. It must not exist."
@@ -24,7 +25,7 @@ def run(options: ImportOptions) -> None:
     from trainer.interop.import_model import import_model
 
     found, run_folder = import_model(options.directory, options.output), options.output
-    framing = [word for role in found.lacking for word in (f"--tokenizer.add_{role}", "false")]
+    framing = [word for role in found.without for word in (f"--tokenizer.add_{role}", "false")]
     prepare = command_text("prepare", "--tokenizer.path", run_folder, *framing, "--sources", "TEXT", "--output", "DATA")
     template = "" if found.template_refused is None else f"chat template   left out: {found.template_refused}\n"
     if found.has_chat_template:

@@ -24,7 +24,7 @@ class RunOptions(Options):
 
 class TrustOptions(RunOptions):
     trust_code: Annotated[bool, Place("--trust-code")] = Field(
-        False, description="Execute the extension.py of the run even if you have not trained with it on this machine."
+        False, description="Execute the extension of the run even if you have not trained with it on this machine."
     )
 
 

@@ -8,8 +8,7 @@ from torch import nn
 
 from common.errors import ConfigError
 from data_pipeline.tokenizer import load_tokenizer
-from trainer.checkpoint.of_run import load_checkpoint
-from trainer.checkpoint.weights import averaged_weights
+from trainer.checkpoint.of_run import averaged_weights, load_checkpoint
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group, joined_group
 from trainer.extensions.trust import run_extension

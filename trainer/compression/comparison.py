@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from common.text import format_bytes
+from common.text import columns, format_bytes
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,7 @@ def table(before: Measured, after: Measured) -> str:
         _row("on disk", before.weight_bytes, after.weight_bytes, format_bytes),
         _row("perplexity", before.perplexity, after.perplexity, lambda value: f"{value:.4g}"),
     ]
-    first, *others = (max(len(row[column]) for row in rows) for column in range(4))
-    lines = (
-        "  ".join([row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], others, strict=True))]) for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
+    return columns(rows)
 
 
 def _row(name: str, before: float | None, after: float | None, shown: Callable[[Any], str]) -> tuple[str, str, str, str]:

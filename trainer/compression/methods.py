@@ -14,7 +14,7 @@ from trainer.checkpoint.packed import pack_sparse
 from trainer.compression import Method
 from trainer.compression.quantize import quantised
 
-_EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
+_EMBEDDINGS = ("model.embed_tokens.weight", "model.embed_positions.weight", "lm_head.weight")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from trainer.config.data import BatchConfig, DataErrorsConfig, LoaderConfig, MixtureConfig
 from trainer.config.finetuning import ClassificationConfig, DistillationConfig, LoraConfig, PreferenceConfig
-from trainer.config.health import Action, AlertAction, AlertsConfig, GuardConfig
+from trainer.config.health import Action, AlertAction, AlertsConfig, GuardConfig, WatchdogConfig
 from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
 from trainer.config.run import BranchConfig, CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
@@ -35,5 +35,6 @@ __all__ = [
     "ResumeConfig",
     "ScheduleConfig",
     "TrainConfig",
+    "WatchdogConfig",
     "settings_without_effect",
 ]

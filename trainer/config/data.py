@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from common.settings.conditions import OnlyIf
-from common.settings.markers import AlsoCalled, Formerly, Frequent, Identity, NoEffectOnResults
+from common.settings.markers import AlsoCalled, Formerly, Frequent, Identity, NoEffectOnResults, OnlyIf
 from common.settings.model import Section
 
 

@@ -6,8 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.settings.conditions import OnlyIf
-from common.settings.markers import FixesShapes, Identity
+from common.settings.markers import FixesShapes, Identity, OnlyIf
 from common.settings.model import Section
 
 Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

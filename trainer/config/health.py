@@ -6,8 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.settings.conditions import OnlyIf
-from common.settings.markers import Identity, InReplay, NoEffectOnResults
+from common.settings.markers import Identity, InReplay, NoEffectOnResults, OnlyIf
 from common.settings.model import Section
 
 Action = Literal["log", "skip", "rollback", "stop"]
@@ -19,7 +18,7 @@ _SKIPS = OnlyIf(" or ".join(f"guard.{rule} = skip" for rule in _RULES), "a rule 
 _ROLLS_BACK = OnlyIf(_SKIPS.condition.replace("skip", "rollback"), "a rule of the guard with the action rollback")
 _READINGS = OnlyIf("log.hardware_every_s", "log.hardware_every_s above 0")
 _GPU = OnlyIf("device = cuda")
-_WATCHDOG = OnlyIf("watchdog.enabled != off", "the watchdog, which auto turns on under torchrun only")
+_WATCHDOG = OnlyIf("watchdog.enabled != off", "the watchdog, which auto turns on in ranks only")
 _RANKS = OnlyIf("ranks = several", "several ranks")
 
 
@@ -141,7 +140,8 @@ class WatchdogConfig(Section):
     """How long a rank may make no progress before its group is ended."""
 
     enabled: NoEffectOnResults[Literal["auto", "on", "off"]] = Field(
-        "auto", description="Whether the watchdog runs. auto: under torchrun only; off: for a debugger."
+        "auto",
+        description="Whether the watchdog runs. auto: in ranks of a launcher or of torchrun; off: for a debugger.",
     )
     stall_s: Annotated[NoEffectOnResults[float | None], _WATCHDOG] = Field(
         None,

@@ -8,8 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.settings.conditions import OnlyIf
-from common.settings.markers import AlsoCalled, FixesShapes, Formerly, Frequent, Identity, InReplay
+from common.settings.markers import AlsoCalled, FixesShapes, Formerly, Frequent, Identity, InReplay, OnlyIf
 from common.settings.model import Section
 
 _BUILT_IN_LOSS = OnlyIf("not extension.loss", "the built-in loss")
@@ -43,12 +42,15 @@ class Optimizer:
 
     state_bytes: tuple[int, int]  # of each weight of the layers' matrices, and of any other
     rates: Mapping[str, float]  # of the recipe `demo`, 128 wide. `auto` lowers `optim.lr` for wider models.
-    needs_whole_matrices: bool = False  # True: works neither with sharded weights nor with adapters
+    trains_adapters: bool = True
+    bits: str | None = None  # names its arithmetic in the identity of a run, if an earlier version computed other bits
 
 
 OPTIMIZERS = {
     "adamw": Optimizer(state_bytes=(8, 8), rates={"optim.lr": 3e-3}),
-    "muon": Optimizer(state_bytes=(4, 8), rates={"optim.lr": 2e-2, "optim.muon_lr": 6e-3}, needs_whole_matrices=True),
+    "muon": Optimizer(
+        state_bytes=(4, 8), rates={"optim.lr": 2e-2, "optim.muon_lr": 6e-3}, trains_adapters=False, bits="muon in stacks"
+    ),
 }
 
 

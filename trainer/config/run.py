@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from common.settings.conditions import OnlyIf
 from common.settings.markers import (
     ASKED_AGAIN,
     FOLDER,
@@ -21,6 +20,7 @@ from common.settings.markers import (
     InReplay,
     NoEffectOnBits,
     NoEffectOnResults,
+    OnlyIf,
 )
 from common.settings.model import Section
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.settings.conditions import OnlyIf
 from common.settings.markers import (
     ASKED_AGAIN,
     FOLDER,
@@ -21,6 +20,7 @@ from common.settings.markers import (
     InReplay,
     NoEffectOnResults,
     NotSearched,
+    OnlyIf,
     ResolvedInIdentity,
 )
 from common.settings.model import Place, Settings, needed_text, unmet_conditions
@@ -128,10 +128,12 @@ class TrainConfig(Settings):
         "`model`.",
     )
     extension: Annotated[ResolvedInIdentity[Path | None], ASKED_AGAIN, NotSearched("the code is the same for all trials")] = Field(
-        None, description="Python file with own callbacks, loss, model or training step."
+        None, description="Python file, or folder with __init__.py, with own callbacks, loss, model or training step."
     )
-    compile: Annotated[Identity[Literal["auto", "on", "off"]], AlsoCalled("torch_compile")] = Field(
-        "auto", description="Whether torch.compile is used; auto: on CUDA only."
+    compile: Annotated[Identity[Literal["auto", "on", "layers", "off"]], AlsoCalled("torch_compile")] = Field(
+        "auto",
+        description="Whether torch.compile is used; auto: on CUDA only; layers: only for the layers, whose code is made once for "
+        "all, so that short runs start sooner.",
     )
     verify_data: NoEffectOnResults[bool] = Field(True, description="Whether a shard's digest is checked when it is opened.")
     prefetch: Annotated[NoEffectOnResults[int], InReplay(2)] = Field(
@@ -175,7 +177,7 @@ class TrainConfig(Settings):
         return self.precision
 
     def compiles(self, device_type: str) -> bool:
-        return self.compile == "on" or (self.compile == "auto" and device_type == "cuda")
+        return self.compile in ("on", "layers") or (self.compile == "auto" and device_type == "cuda")
 
     @model_validator(mode="after")
     def _check_limits(self) -> TrainConfig:
@@ -219,7 +221,7 @@ class TrainConfig(Settings):
     def _check_lora(self) -> Self:
         if self.lora.rank is None:
             return self
-        if self.optim.optimizer.needs_whole_matrices:
+        if not self.optim.optimizer.trains_adapters:
             raise ValueError(
                 f"lora.rank trains adapters, which need AdamW: optim.kind = {self.optim.kind} works on whole matrices, and an "
                 "adapter is the product of two; set optim.kind = adamw and a rate for it, such as optim.lr = 3e-4"

@@ -23,7 +23,7 @@ IGNORE = -100
 """The target of a position without a loss: the last token of a piece, padding, and positions before a token that the loss mask of
 the data leaves out. It is a constant and not a setting, because the loss mask of the data selects the tokens with a loss."""
 MICRO_BATCH_BYTES = 28  # bytes of ids, segments, positions and targets of one token
-_MIN_PIECES_PER_ROW = 16
+_PIECES = 64
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class MicroBatch:
     """fp32 1 / (targets in the piece), 0 without a target, so all pieces with a target weigh the same. None: not needed."""
     bounds: Tensor | None = None
     """int32 (M + 1,): first position of every piece in the flattened micro-batch, then B * L up to the end. M is
-    `num_bounds(P, B) - 1`. None: not needed."""
+    `num_bounds(P) - 1`. None: not needed."""
 
     def to(self, device: torch.device) -> MicroBatch:
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
@@ -104,9 +104,12 @@ def share_of_rank(micro_batches: int, group: Group) -> range:
     return range(group.rank * micro_batches // group.world_size, (group.rank + 1) * micro_batches // group.world_size)
 
 
-def num_bounds(num_pieces: int, num_rows: int) -> int:
-    """Return the length of `bounds`: one more than a power of two of at least `num_pieces`, so that few shapes are compiled."""
-    return (1 << (max(num_pieces, _MIN_PIECES_PER_ROW * num_rows) - 1).bit_length()) + 1
+def num_bounds(num_pieces: int) -> int:
+    """Return the length of `bounds`: one more than the next multiple of 64 of at least `num_pieces`, so that there are few shapes.
+
+    Each empty piece costs flash attention thread blocks for all heads, so a power of two would be too many.
+    """
+    return -(-num_pieces // _PIECES) * _PIECES + 1
 
 
 def micro_batch(rows: RowBatch, *, with_weights: bool = False, with_bounds: bool = False) -> MicroBatch:
@@ -149,6 +152,6 @@ def blank_micro_batch(num_rows: int, row_length: int, *, with_weights: bool = Fa
 
 
 def _bounds(firsts_P: Tensor, num_rows: int, length: int) -> Tensor:
-    bounds = torch.full((num_bounds(len(firsts_P), num_rows),), num_rows * length, dtype=torch.int32)
+    bounds = torch.full((num_bounds(len(firsts_P)),), num_rows * length, dtype=torch.int32)
     bounds[: len(firsts_P)] = firsts_P
     return bounds

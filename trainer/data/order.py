@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 MAX_ROWS = 1 << 40
 _ROUNDS = 6
+_BLOCK = 1024
 
 
 class RowOrder(Protocol):
@@ -65,10 +67,20 @@ def rows_at(seed: int, start: int, count: int, num_rows: int) -> NDArray[np.int6
     """Return the rows at positions `start` to `start + count - 1` of a run, shape (count,). Positions continue across epochs."""
     rows = np.empty(count, dtype=np.int64)
     for epoch in range(start // num_rows, (start + count - 1) // num_rows + 1):
-        first, end = max(start, epoch * num_rows), min(start + count, (epoch + 1) * num_rows)
-        indices = np.arange(first - epoch * num_rows, end - epoch * num_rows, dtype=np.int64)
-        rows[first - start : end - start] = permute(seed, epoch, indices, num_rows)
+        before = epoch * num_rows
+        position, end = max(start, before), min(start + count, before + num_rows)
+        while position < end:
+            block, place = divmod(position - before, _BLOCK)
+            found = _rows_of_block(seed, epoch, block, num_rows)[place : place + end - position]
+            rows[position - start : position - start + len(found)] = found
+            position += len(found)
     return rows
+
+
+@lru_cache(maxsize=64)
+def _rows_of_block(seed: int, epoch: int, block: int, num_rows: int) -> NDArray[np.int64]:
+    # A call for 12 rows takes as long as one for 500, because NumPy's calls take the time.
+    return permute(seed, epoch, np.arange(block * _BLOCK, min((block + 1) * _BLOCK, num_rows)), num_rows)
 
 
 def _round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:

@@ -24,13 +24,13 @@ import torch
 import common.errors
 from common.errors import CheckpointError, ConfigError
 from common.files import canonical_json, open_input, parse_json, plain, write_atomic
+from common.paths import ROOT
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.untrusted import MAX_COUNT, MAX_RECORD_BYTES, read_run_file
 from trainer.doctor.check import Check
 from trainer.runs.layout import CONFIG, METRICS, RECORD
 from trainer.runs.saved_run import parse_settings
 
-_ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("common", "data_pipeline", "trainer")
 _SUFFIX = ".tar.gz"
 _LAST_LINES, _LAST_EVENTS = 200, 200
@@ -193,7 +193,7 @@ def kept_lines(lines: Iterable[str]) -> list[str]:
 @cache
 def _own_texts() -> frozenset[str]:
     texts: set[str] = set()
-    for path in (path for package in _PACKAGES for path in (_ROOT / package).rglob("*.py")):
+    for path in (path for package in _PACKAGES for path in (ROOT / package).rglob("*.py")):
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
         docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         for node in nodes:
@@ -226,7 +226,7 @@ def own_parts(text: str) -> str:
 
 def own_place(line: str) -> str:
     """Return FILE:LINE for a line of a traceback about a file of this program, or the class of a known error that begins a line."""
-    if (frame := _FRAME.search(line)) and (_ROOT / frame[1]).is_file():
+    if (frame := _FRAME.search(line)) and (ROOT / frame[1]).is_file():
         return f"{frame[1]}:{frame[2]}"
     error = _ERROR.match(line)
     known = error and next((found for home in (builtins, common.errors, torch) if (found := getattr(home, error[1], None))), None)

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from common.hardware import throttle_reasons
+from common.hardware import HARMFUL_REASONS, throttle_reasons
 from trainer.doctor.check import Check, Severity, check
 from trainer.doctor.inputs import Needs, Runner, at_least
 
-_HARMFUL = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _FORMATS = ((10, 0, "fp4"), (8, 9, "fp8"), (8, 0, "bf16"), (8, 0, "tf32"), (7, 0, "fp16"))
 """The first compute capability whose tensor cores have a number format."""
@@ -159,7 +158,7 @@ def _rows(gpu: Gpu) -> list[Check]:
     heat = "" if gpu.temperature_c is None else f", {gpu.temperature_c:.0f} °C"
     why = f", limited by {', '.join(limits)}" if limits else ""
     found = f"{gpu.sm_clock_mhz:.0f} of {gpu.max_sm_clock_mhz:.0f} MHz{heat}{why}"
-    if _HARMFUL & set(limits):
+    if HARMFUL_REASONS & set(limits):
         remedy = "look at cooling, power supply and power limit: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
         return [*rows, Check(f"{name} clocks", found, Severity.WARNING, "no limit by heat or power supply", remedy)]
     return [*rows, Check(f"{name} clocks", found, Severity.NOTE if limits else Severity.OK)]

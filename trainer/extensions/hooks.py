@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import math
 import re
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from common.errors import ConfigError, ProjectError
 from trainer.config import ModelConfig, TrainConfig
+from trainer.extensions.files import Digests, digests_of
 from trainer.machine.memory import is_out_of_memory
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model
@@ -25,18 +25,17 @@ from trainer.runs.events import ScalarsEvent
 from trainer.runs.progress import Evaluated, Progress
 
 
-def place_of(path: Path | None, line: int | None) -> str:
-    return f"{path}" if line is None else f"{path}, line {line}"
-
-
-def line_in(path: Path | None, error: BaseException) -> int | None:
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    return lines[-1] if lines else None
-
-
-def line_of(function: object) -> int | None:
-    code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
-    return None if code is None else cast(int, code.co_firstlineno)
+def place_of(path: Path | None, cause: object) -> str:
+    """Return the file and line of an error in the files at `path`, or of a function; `path` if there is none."""
+    if isinstance(cause, BaseException):
+        places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(cause.__traceback__)]
+        if isinstance(cause, SyntaxError):
+            places.append((cause.filename or "", cause.lineno))
+    else:
+        code = getattr(inspect.unwrap(cause) if callable(cause) else cause, "__code__", None)
+        places = [] if code is None else [(code.co_filename, code.co_firstlineno)]
+    own = [f"{file}, line {line}" for file, line in places if path is not None and Path(file).is_relative_to(path)]
+    return own[-1] if own else f"{path}"
 
 
 def described(value: object) -> str:
@@ -106,16 +105,16 @@ class RunView:
 
 @dataclass(frozen=True)
 class Extension:
-    """The functions of a user's file by name; empty if there is no file."""
+    """The functions of a user's file or package by name; empty if there is none."""
 
     path: Path | None = None
-    source: bytes | None = field(default=None, repr=False)  # the content of the file that was executed
+    files: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}), repr=False)  # those that were executed
     hooks: Mapping[str, Callable[..., Any]] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
-    def digest(self) -> str | None:
-        # it belongs to the identity of a run, because model and loss change the bits
-        return None if self.source is None else f"sha256:{hashlib.sha256(self.source).hexdigest()}"
+    def digests(self) -> Digests | None:
+        # they belong to the identity of a run, because model and loss change the bits
+        return digests_of(self.files) if self.files else None
 
     @property
     def custom_loss(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
@@ -176,7 +175,8 @@ class Extension:
         return ScalarsEvent(run.progress.step, name, values)
 
     def _fail(self, name: str, error: BaseException) -> NoReturn:
-        place = f"{place_of(self.path, line_in(self.path, error) or line_of(self.hooks[name]))}, in {name}"
+        place = place_of(self.path, error)
+        place = f"{place_of(self.path, self.hooks[name]) if place == str(self.path) else place}, in {name}"
         if is_out_of_memory(error):  # the trainer continues with smaller micro-batches
             raise error
         if isinstance(error, ProjectError):
@@ -185,7 +185,7 @@ class Extension:
         raise ConfigError(f"{place}: {type(error).__name__}: {error}; correct the file, or train without --extension") from error
 
     def _wrong(self, name: str, what: str) -> ConfigError:
-        return ConfigError(f"{place_of(self.path, line_of(self.hooks[name]))}: {name} {what}")
+        return ConfigError(f"{place_of(self.path, self.hooks[name])}: {name} {what}")
 
 
 def initial_loss_warning(loss: float, evaluations: Sequence[Evaluated], vocab_size: int) -> str | None:

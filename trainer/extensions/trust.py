@@ -1,9 +1,10 @@
 """Decides whether the extension in a run folder may be executed.
 
-A run folder may come from a stranger, and its `extension.py` is code. It is executed only if its content has the digest in the
-record of the run, and if the user trusts it: by the option `--trust-code`, or because this user has trained with the same content
-on this machine. The digests of such files are in a list of the user, `$XDG_STATE_HOME/training-environment/extensions`
-(`~/.local/state` if the variable is not set). A list that another user can write is ignored.
+A run folder may come from a stranger, and its `extension.py` or `extension/` is code. It is executed only if its files have the
+digests in the record of the run, and if the user trusts them: by the option `--trust-code`, or because this user has trained with
+the same files on this machine. The digests of such extensions are in a list of the user,
+`$XDG_STATE_HOME/training-environment/extensions` (`~/.local/state` if the variable is not set). A list that another user can write
+is ignored.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from pathlib import Path
 from common.errors import CheckpointError, ConfigError
 from common.files import UnusableFileError, digest_bytes, read_input
 from common.untrusted import MAX_EXTENSION_BYTES
+from trainer.extensions.files import Digests, copy_name, copy_of, digest_of, digests_of
 from trainer.extensions.hooks import Extension
 from trainer.extensions.loading import execute_extension
-from trainer.runs.layout import RECORD
+from trainer.runs.layout import EXTENSION, EXTENSION_FOLDER, RECORD, is_extension
 
 _log = logging.getLogger(__name__)
 
-EXTENSION = "extension.py"  # name of the copy of the extension in a run folder
 _MAX_LIST_BYTES = 1 << 20
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -31,32 +32,44 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 def run_extension(run: Path, recorded: object, *, trust_code: bool) -> Extension:
     """`recorded` is `extension` of the identity in the run's record."""
-    source = checked_extension(run, recorded, trust_code=trust_code)
-    if source is None and os.path.lexists(run / EXTENSION):
-        _log.warning("%s is not executed: the record names no extension, so this file does not belong to the run", run / EXTENSION)
-    return Extension() if source is None else execute_extension(run / EXTENSION, source)
+    files = checked_extension(run, recorded, trust_code=trust_code)
+    if files is not None:
+        return execute_extension(copy_of(run, files), files)
+    for name in (EXTENSION, EXTENSION_FOLDER):
+        if os.path.lexists(run / name):
+            _log.warning("%s is not executed: the record names no extension, so this does not belong to the run", run / name)
+    return Extension()
 
 
-def checked_extension(run: Path, recorded: object, *, trust_code: bool) -> bytes | None:
-    """Return the content of a run's extension if it may be executed; None if the run has none. Raises as `run_extension` does."""
-    source = recorded_source(run, recorded)
-    if source is not None and not trust_code and digest_bytes(source) not in _listed():
+def checked_extension(run: Path, recorded: object, *, trust_code: bool) -> dict[str, bytes] | None:
+    """Return the files of a run's extension if they may be executed; None if the run has none. Raises as `run_extension` does."""
+    files = recorded_files(run, recorded)
+    if files is not None and not trust_code and digest_of(digests_of(files)) not in _listed():
         raise ConfigError(
-            f"{run / EXTENSION} is code that came with the run, and you have not trained with this file on this machine, so it is "
-            "not executed; read it, and if you trust it, add --trust-code"
+            f"{copy_of(run, files)} is code that came with the run, and you have not trained with it on this machine, so it is not "
+            "executed; read it, and if you trust it, add --trust-code"
         )
-    return source
+    return files
 
 
-def recorded_source(run: Path, recorded: object) -> bytes | None:
+def recorded_files(run: Path, recorded: object) -> dict[str, bytes] | None:
     if recorded is None:
         return None
-    if not isinstance(recorded, str) or not _DIGEST.fullmatch(recorded):
+    digests = {"": recorded} if isinstance(recorded, str) else recorded
+    if not isinstance(digests, dict) or not digests or not all(map(_is_digest, digests, digests.values())):
         raise CheckpointError(f"{run / RECORD}: extension is not a digest; the record was changed, restore it from a copy")
-    path = run / EXTENSION
+    return {name: _checked_file(run, copy_name(name), digest) for name, digest in digests.items()}
+
+
+def _is_digest(name: object, digest: object) -> bool:
+    return is_extension(copy_name(str(name))) and isinstance(digest, str) and _DIGEST.fullmatch(digest) is not None
+
+
+def _checked_file(run: Path, name: str, recorded: str) -> bytes:
+    path = run / name
     try:
         source = read_input(path, MAX_EXTENSION_BYTES, below=run)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{path}: missing, but the record names it; restore it from a copy") from None
     except UnusableFileError as error:
         raise CheckpointError(f"{error}; restore it from a copy") from None
@@ -68,8 +81,9 @@ def recorded_source(run: Path, recorded: object) -> bytes | None:
     return source
 
 
-def note_trained_with(digest: str) -> None:
-    """Add the digest of an extension to the user's list. If the list cannot be written, log a warning."""
+def note_trained_with(digests: Digests) -> None:
+    """Add an extension to the user's list. If the list cannot be written, log a warning."""
+    digest = digest_of(digests)
     try:
         if digest in _listed():
             return

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from common.errors import CheckpointError, ConfigError
 from common.files import canonical_json, parse_json
+from common.text import columns
 from common.untrusted import Count, Schema, parsed
 from data_pipeline.dataset.document_tables import label_names, read_document_labels
 from data_pipeline.dataset.layout import MAX_LABELS
@@ -33,7 +34,7 @@ from data_pipeline.tokenizer import load_tokenizer
 from trainer.config import LossConfig, ModelConfig, TrainConfig
 from trainer.data.batch import IGNORE, micro_batch
 from trainer.finetuning.task import TASK_FOLDER, Kind, Task, saved_task
-from trainer.model.attention import Layout, choose_backend
+from trainer.model.attention import Layout, backend_of
 from trainer.model.decoder import DecoderBody, build_body, flops_per_token, num_weights
 from trainer.model.forward import CustomPass, EvalMetrics, LossFunction, LossModule, PassInputs, forward_pass
 from trainer.model.loss import cross_entropy_rows, cross_entropy_sum
@@ -265,9 +266,8 @@ def describe(event: MeasuresEvent) -> str:
         others = ", ".join(f"{other} {count:,}" for count, other in wrong) or "-"
         numbers = (f"{values.get(f'{head}/{name}', 0):.4f}" for head in heads)
         rows.append((name, *numbers, f"{sum(found.values()):,}", others))
-    width = max(len(name) for name, *_ in rows)
-    lines = ["  ".join([name.ljust(width), *(cell.rjust(9) for cell in cells), last]).rstrip() for name, *cells, last in rows]
-    return "\n".join([f"accuracy {values['accuracy']:.4f}  macro F1 {values['f1_macro']:.4f}", "", *lines])
+    table = columns(rows, left=(0, len(rows[0]) - 1))
+    return f"accuracy {values['accuracy']:.4f}  macro F1 {values['f1_macro']:.4f}\n\n{table}"
 
 
 @torch.no_grad()
@@ -276,7 +276,7 @@ def classified(
 ) -> Iterator[dict[str, float]]:
     """Yield the probability of each label for each text. A text with more tokens than a row of the data is cut as there."""
     loss = LossModule(model.eval(), config.loss)
-    backend = choose_backend(config.attention, device, config.number_format, config.model.head_size)
+    backend = backend_of(config, device, trains=False)
     facts, tokenizer = facts_in(saved_task(run, config).files), load_tokenizer(run.path / "tokenizer")
     most = facts.row_length
     for first in range(0, len(texts), batch_size):

@@ -33,6 +33,7 @@ from trainer.data.batch import IGNORE
 from trainer.finetuning.task import Kind, Task
 from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import Decoder, decoder_with, num_weights
+from trainer.model.formula import soft_cap
 from trainer.model.forward import PassInputs
 from trainer.model.loss import cross_entropy_sum, default_chunk_tokens
 from trainer.model.memory_estimate import MemoryEstimate
@@ -140,7 +141,8 @@ def distillation_sums(
     weights_N = torch.ones_like(targets_N, dtype=torch.float32) if inputs.weights is None else inputs.weights.flatten()
     largest = max(model.lm_head.weight.shape[0], teacher.lm_head.weight.shape[0])
     size = default_chunk_tokens(largest, hidden_ND.device.type)
-    chunk = partial(_chunk_sums, vocab_size=vocab_size, loss=loss, temperature=temperature, mix=mix)
+    caps = (model.lm_head.softcap, teacher.lm_head.softcap)
+    chunk = partial(_chunk_sums, caps=caps, vocab_size=vocab_size, loss=loss, temperature=temperature, mix=mix)
     sums = [
         cast(
             Tensor,
@@ -166,14 +168,15 @@ def _chunk_sums(
     own_VD: Tensor,
     of_teacher_VD: Tensor,
     *,
+    caps: tuple[float, float],
     vocab_size: int,
     loss: LossConfig,
     temperature: float,
     mix: float,
 ) -> Tensor:
-    logits_CV = functional.linear(hidden_CD, own_VD)
+    logits_CV = soft_cap(functional.linear(hidden_CD, own_VD), caps[0])
     with torch.no_grad():
-        expected_CV = functional.linear(expected_CD, of_teacher_VD)
+        expected_CV = soft_cap(functional.linear(expected_CD, of_teacher_VD), caps[1])
     plain = cross_entropy_sum(logits_CV[None], targets_C[None], weights_C[None], loss)
     own_CV = functional.log_softmax(logits_CV[:, :vocab_size].float() / temperature, dim=1)
     teacher_CV = functional.log_softmax(expected_CV[:, :vocab_size].float() / temperature, dim=1)

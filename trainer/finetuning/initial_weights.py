@@ -19,9 +19,8 @@ from common.files import UnusableFileError, open_input, own_folder, unfinished_p
 from common.untrusted import digest_run_file
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.tokenizer import load_tokenizer
-from trainer.checkpoint.of_run import load_checkpoint
+from trainer.checkpoint.of_run import averaged_weights, load_checkpoint, weights_digest
 from trainer.checkpoint.tensor_file import decode_tensors, write_tensor_file
-from trainer.checkpoint.weights import averaged_weights, weights_digest
 from trainer.config import TrainConfig
 from trainer.config.model import differing_shape
 from trainer.machine.environment import shown
@@ -65,11 +64,12 @@ class InitialRun:
                 "model.context is %d, and %d in %s: the model has not learnt positions from %d on",
                 *(config.model.context, initial.context, init, initial.context),
             )
-        if config.model.rope_theta != initial.rope_theta:
-            _log.warning(
-                "model.rope_theta is %g, and %g in %s: the weights were trained with other rotations of the positions",
-                *(config.model.rope_theta, initial.rope_theta, init),
-            )
+        for name in ("rope_theta", "rope_scaling"):
+            if (value := getattr(config.model, name)) != (before := getattr(initial, name)):
+                _log.warning(
+                    "model.%s is %s, and %s in %s: the weights were trained with other rotations of the positions",
+                    *(name, *(f"{one:g}" if isinstance(one, float) else one for one in (value, before)), init),
+                )
 
     def choose(self, which: str) -> Origin:
         """Return the checkpoint that `which` names, with the digest of its weights."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -36,6 +37,7 @@ from trainer.data.batch import IGNORE
 from trainer.finetuning.task import Kind, Task
 from trainer.model.cost import FP32_BYTES
 from trainer.model.decoder import Decoder, num_weights
+from trainer.model.formula import soft_cap
 from trainer.model.forward import EvalMetrics, PassInputs
 from trainer.model.loss import cross_entropy_rows, default_chunk_tokens, equal_chunks
 from trainer.model.memory_estimate import MemoryEstimate
@@ -165,16 +167,17 @@ def _log_probabilities(model: nn.Module, inputs: PassInputs, targets_BL: Tensor)
     """Return the log-probability of each target, (B, L), fp32, 0 without one. Chunks have one shape, so rows are independent."""
     assert isinstance(model, Decoder)
     hidden_BLD, weight_VD = model.hidden(inputs.tokens, inputs.layout), model.lm_head.weight
+    losses_of = partial(_chunk_losses, softcap=model.lm_head.softcap)
     size = min(default_chunk_tokens(weight_VD.shape[0], hidden_BLD.device.type), _LARGEST_CHUNK)
     losses = [
-        cast(Tensor, checkpoint(_chunk_losses, hidden_CD, weight_VD, targets_C, use_reentrant=False, preserve_rng_state=False))
+        cast(Tensor, checkpoint(losses_of, hidden_CD, weight_VD, targets_C, use_reentrant=False, preserve_rng_state=False))
         for hidden_CD, targets_C in equal_chunks(hidden_BLD, targets_BL, size)
     ]
     return -torch.cat(losses)[: targets_BL.numel()].view_as(targets_BL)
 
 
-def _chunk_losses(hidden_CD: Tensor, weight_VD: Tensor, targets_C: Tensor) -> Tensor:
-    return cross_entropy_rows(functional.linear(hidden_CD, weight_VD)[None], targets_C[None])[0]
+def _chunk_losses(hidden_CD: Tensor, weight_VD: Tensor, targets_C: Tensor, *, softcap: float) -> Tensor:
+    return cross_entropy_rows(soft_cap(functional.linear(hidden_CD, weight_VD), softcap)[None], targets_C[None])[0]
 
 
 def _count(facts_NK: NDArray[np.float32], targets_N: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from statistics import fmean, median
 
+from common.hardware import HARMFUL_REASONS
 from trainer.config import AlertAction, AlertsConfig
 from trainer.distributed.stragglers import SlowRank
 from trainer.health.convergence import trend
-from trainer.machine.gpus import GpuReading
-from trainer.machine.sampler import HardwareReading
+from trainer.machine.sampler import GpuReading, HardwareReading
 from trainer.runs.events import AlertEvent
 from trainer.runs.rules import RULES
 
@@ -27,8 +27,6 @@ _WARM_UP_READINGS, _MEMORY_READINGS, _LEAST_MEMORY_READINGS = 6, 60, 30
 _START_STEPS, _LEAST_IDLE_READINGS = 3, 5
 _LEAST_SCORE = 6.0
 _LEAST_GROWTH_MIB = 64.0
-_HARMFUL = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
-"""Throttle reasons that are a fault of cooling or power supply. A GPU at its power cap works as designed."""
 _THROTTLED_READINGS, _COOL_READINGS = 2, 3
 _GPU_WARM_UP_READINGS = 30  # the caching allocator takes more memory during the first minutes, because it sees new shapes
 
@@ -43,6 +41,10 @@ class Debounce:
         self._onset, self._recovery = onset, recovery
         self._bad = self._good = 0
         self.is_bad = False
+
+    def rises(self, value: float, limit: float) -> bool:
+        """Take the next moment, bad if a value is above a limit. It is good again below 0.8 of the limit."""
+        return self.begins(bad=value > limit * (RECOVERED if self.is_bad else 1))
 
     def begins(self, *, bad: bool) -> bool:
         """Take the next moment. Returns True at the moment from which the state counts as bad."""
@@ -67,9 +69,7 @@ class WaitShare:
         self._steps.append((seconds, waited_s))
         if len(self._steps) < (self._steps.maxlen or 0):
             return None
-        share = self.share
-        limit = self._limit * (RECOVERED if self._state.is_bad else 1)
-        return share if self._state.begins(bad=share > limit) else None
+        return self.share if self._state.rises(self.share, self._limit) else None
 
     @property
     def share(self) -> float:
@@ -100,8 +100,7 @@ class IdleShare:
         if taken_s - self._since < self._window_s or len(self._readings) < _LEAST_IDLE_READINGS:
             return None
         mean = fmean(idle for _, idle in self._readings)
-        limit = self._limit * (RECOVERED if self._state.is_bad else 1)
-        return mean if self._state.begins(bad=mean > limit) else None
+        return mean if self._state.rises(mean, self._limit) else None
 
 
 class SpeedDrop:
@@ -245,7 +244,7 @@ class AlertRules:
         name = f"GPU {gpu.index} ({gpu.name})"
         if self._lost.setdefault(gpu.index, Debounce()).begins(bad=not gpu.answers):
             yield from self._alert("gpu_lost", step, gpu=name)
-        harmful = sorted(_HARMFUL & set(gpu.throttle or ()))
+        harmful = sorted(HARMFUL_REASONS & set(gpu.throttle or ()))
         if self._throttled.setdefault(gpu.index, Debounce(_THROTTLED_READINGS, _COOL_READINGS)).begins(bad=bool(harmful)):
             heat = "" if gpu.temperature_c is None else f" at {gpu.temperature_c:.0f} °C"
             clock = "" if gpu.sm_clock_mhz is None else f", clock {gpu.sm_clock_mhz:.0f} MHz"

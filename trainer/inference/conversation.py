@@ -170,15 +170,10 @@ class Chat:
         question = {"role": "user", "content": text}
         system: list[Message] = [] if self.system is None else [{"role": "system", "content": self.system}]
         try:
-            rendered = self.renderer.prompt([*system, *self.history, question])
+            tokens, sampling = self.asked([*system, *self.history, question], sampling)
         except MessagesError as error:
             raise ConfigError(f"the chat template refuses the conversation: {error}; begin a new one with /new") from None
-        tokens = encode_pieces(self.model.tokenizer, rendered.pieces()) or [self.model.tokenizer.pad_id]
         self.history.append(question)
-        if self.end_id is None:
-            sampling = sampling.changed(stop=(*sampling.stop, self.end))
-        else:
-            sampling = sampling.changed(stop_tokens=(*sampling.stop_tokens, self.end_id))
         written: list[str] = []
         try:
             for piece in self.model.stream_after(tokens, sampling):
@@ -186,6 +181,13 @@ class Chat:
                 yield piece
         finally:
             self.history.append({"role": "assistant", "content": "".join(written)})
+
+    def asked(self, messages: Sequence[Message], sampling: Sampling) -> tuple[list[int], Sampling]:
+        """Return the tokens before an answer, and a sampling that ends with it. MessagesError: the template refuses them."""
+        tokens = encode_pieces(self.model.tokenizer, self.renderer.prompt(messages).pieces()) or [self.model.tokenizer.pad_id]
+        if self.end_id is None:
+            return tokens, sampling.changed(stop=(*sampling.stop, self.end))
+        return tokens, sampling.changed(stop_tokens=(*sampling.stop_tokens, self.end_id))
 
     def forget(self) -> None:
         self.history.clear()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
+from common.text import columns
 from trainer.config import TrainConfig
 from trainer.inference.likelihood import ScoredWindow, cut_windows, num_common, score_windows
 from trainer.inference.sampling import Sampling
@@ -121,9 +122,7 @@ def describe_benchmarks(results: Mapping[str, Mapping[str, Any]], step: int) -> 
             metric = name.removesuffix(",none")  # the harness adds the filter of the answers to the name of a metric
             if isinstance(value, int | float) and "," in name and not metric.endswith("_stderr"):
                 cells.append((task, metric, f"{value:.4f}"))
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [f"{task.ljust(widths[0])}  {metric.ljust(widths[1])}  {value.rjust(widths[2])}" for task, metric, value in cells]
-    return "\n".join([f"step {step}", *lines])
+    return f"step {step}\n{columns(cells, left=(0, 1))}"
 
 
 def _sampling(wanted: Mapping[str, Any]) -> Sampling:

@@ -43,6 +43,14 @@ class Continuation:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """What one drawn token adds to a text: whole characters that cannot be the start of a stop text, perhaps none yet."""
+
+    text: str
+    finish_reason: FinishReason | None  # of the last piece
+
+
+@dataclass(frozen=True)
 class TextModel:
     model: nn.Module
     tokenizer: Tokenizer
@@ -50,14 +58,19 @@ class TextModel:
     use_cache: bool = True
 
     def stream(self, prompt: str, sampling: Sampling) -> Generator[str, None, None]:
-        """Yield the continuation of a prompt in pieces. A piece has whole characters and cannot be the start of a stop text."""
+        """Yield the continuation of a prompt in pieces."""
         yield from self.stream_after(self.prompt_tokens(prompt), sampling)
 
     def stream_after(self, tokens: Sequence[int], sampling: Sampling) -> Generator[str, None, None]:
+        for piece in self.pieces_after(tokens, sampling):
+            if piece.text:
+                yield piece.text
+
+    def pieces_after(self, tokens: Sequence[int], sampling: Sampling, row: int = 0) -> Generator[Piece, None, None]:
+        """Yield a piece for each drawn token. `row` decides the noise, as the place in a list of prompts does."""
         writer = _Writer(self.tokenizer, "", tokens, sampling)
-        for _ in self._continued([writer], sampling, 0):
-            if piece := writer.take():
-                yield piece
+        for _ in self._continued([writer], sampling, row):
+            yield Piece(writer.take(), writer.finish_reason)
 
     def complete(self, prompts: Sequence[str], sampling: Sampling, *, first_row: int = 0) -> list[Continuation]:
         """The noise of a row depends only on seed and number, so a list can be cut into batches without effect on the texts."""
@@ -70,9 +83,8 @@ class TextModel:
         return [writer.continuation() for writer in writers]
 
     def prompt_tokens(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt, after the beginning-of-text token if there is one. There is at least one token."""
-        beginning = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
-        return [*beginning, *self.tokenizer.encode(prompt)] or [self.tokenizer.pad_id]
+        """Return the tokens of a prompt, after the beginning-of-text token if texts begin with it. There is at least one token."""
+        return [*self.tokenizer.first_ids, *self.tokenizer.encode(prompt)] or [self.tokenizer.pad_id]
 
     def _continued(self, writers: Sequence[_Writer], sampling: Sampling, first_row: int) -> Iterator[None]:
         rows = TokenRows(
@@ -222,8 +234,9 @@ class _Writer:
         self._end: int | None = None  # start of a stop text, in characters after the prompt
 
     def add(self, token: int) -> None:
-        if token == self._tokenizer.eos_id:
+        if token in self._tokenizer.end_ids:
             self.finish_reason = "end"
+            self._tokens += [token] if self._tokenizer.decode([token]) else []  # an end that is a word stays in the text
         elif token in self._sampling.stop_tokens:
             self.finish_reason = "stop"
         else:

@@ -15,19 +15,24 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from common.files import write_atomic
-from common.settings.toml import to_toml
+from common.settings.dotted import to_toml
 from common.targets import new_folder
 from common.untrusted import digest_run_file
 from data_pipeline.conversations.chat_template import TEMPLATE_FILE, ChatTemplate, published_template
 from data_pipeline.tokenizer import Tokenizer, open_supplied, save_tokenizer
 from trainer.checkpoint import Checkpoint, CheckpointStore
-from trainer.checkpoint.weights import weights_digest
+from trainer.checkpoint.of_run import weights_digest
 from trainer.config import GuardConfig, TrainConfig
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
 from trainer.inference.conversation import end_of_turn_id
 from trainer.interop.architecture import CONFIG as PUBLISHED_CONFIG
 from trainer.interop.architecture import read_architecture
+from trainer.interop.fused import from_fused, fused_shapes
+from trainer.interop.gemma import from_gemma
+from trainer.interop.generation import read_generation
+from trainer.interop.gpt2 import from_gpt2, published_shapes
+from trainer.interop.hub import PublishedDirectory, published_directory
 from trainer.interop.published_weights import read_weights
 from trainer.machine.environment import environment_facts
 from trainer.model.decoder import weight_shapes
@@ -47,6 +52,7 @@ class ImportedModel:
     types: tuple[str, ...]
     vocab_size: int
     lacking: tuple[str, ...]  # the roles `bos` and `eos` that no token of the tokenizer has
+    without: tuple[str, ...]  # these, and `bos` if texts do not begin with it
     weights: str
     has_chat_template: bool
     template_refused: str | None  # why the chat template of the directory is not in the run
@@ -54,10 +60,14 @@ class ImportedModel:
 
 def import_model(directory: Path, output: Path) -> ImportedModel:
     """Write the new run `output`, complete or not at all. Nothing in the directory is executed."""
-    if not directory.is_dir():
-        raise ConfigError(f"{directory}: no such directory; name the Hugging Face directory with config.json and the weights")
     if output.exists() or output.is_symlink():
         raise ConfigError(f"{output} exists already; name a new folder (--output)")
+    with published_directory(directory, output.parent) as published:
+        return _import(published, output)
+
+
+def _import(published: PublishedDirectory, output: Path) -> ImportedModel:
+    directory = published.path
     (model_type, model), tokenizer = read_architecture(directory), open_supplied(directory, {})
     size = tokenizer.vocab_size
     assert model.vocab_rows is not None
@@ -69,16 +79,25 @@ def import_model(directory: Path, output: Path) -> ImportedModel:
     padded = model.model_copy(update={"vocab_rows": None})
     model = padded if padded.padded_vocab(size) == model.vocab_rows else model
     check_model_size(model, size)
+    advice = read_generation(directory, PUBLISHED_CONFIG, tokenizer)
     template, refused = published_template(directory), None
     if template is not None:
         try:
             end_of_turn_id(ChatTemplate.of(template, tokenizer), tokenizer)
         except ConfigError as error:  # no conversation can use it
             template, refused = None, str(error)
-    weights, types, files = read_weights(directory, weight_shapes(model, size))
+    shapes = weight_shapes(model, size)
+    is_fused = model_type == "phi3"
+    weights, types, files = read_weights(directory, fused_shapes(shapes) if is_fused else published_shapes(model, shapes))
+    if is_fused:
+        weights = from_fused(weights, shapes)
+    elif model.is_gpt2:
+        weights = from_gpt2(weights, model)
+    elif model.has_post_norms:
+        weights = from_gemma(weights)
     config = TrainConfig.model_validate(
         {
-            "data": directory.absolute(),
+            "data": published.source.absolute(),
             "run": output,
             "precision": "fp32",
             "limits": {"steps": 1},  # settings of the training have no meaning
@@ -88,10 +107,13 @@ def import_model(directory: Path, output: Path) -> ImportedModel:
     )
     source = {
         "format": "hugging_face",
+        **published.hub,
         "model_type": model_type,
         "types": list(types),
+        "generation": advice,
         "files": files | {PUBLISHED_CONFIG: digest_run_file(directory, PUBLISHED_CONFIG)},
     }
+    lacking = tuple(role for role, number in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id)) if number is None)
     with new_folder(output) as folder:
         digest = write_untrained(folder, config, tokenizer, weights, status=IMPORTED, source=source, chat_template=template)
     return ImportedModel(
@@ -99,7 +121,8 @@ def import_model(directory: Path, output: Path) -> ImportedModel:
         num_weights=sum(weight.numel() for weight in weights.values()),
         types=types,
         vocab_size=size,
-        lacking=tuple(role for role, number in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id)) if number is None),
+        lacking=lacking,
+        without=tuple(role for role in ("bos", "eos") if role in lacking or (role == "bos" and not tokenizer.first_ids)),
         weights=digest,
         has_chat_template=template is not None,
         template_refused=refused,

@@ -21,6 +21,7 @@ from torch import Tensor
 from common.errors import CheckpointError, ConfigError
 from common.files import UnusableFileError, open_input, parse_json, read_input
 from trainer.checkpoint.tensor_file import read_specs, read_tensor
+from trainer.interop.gpt2 import EMBEDDING
 from trainer.runs.manifest import TensorSpec
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -28,9 +29,10 @@ _MAX_INDEX_BYTES = _MAX_HEADER_BYTES = 64 << 20
 _MOST_FILES = 10_000
 _TYPES = ("F32", "F16", "BF16")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
-_COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
-"""A table that follows from `rope_theta`. Old Llama files store it."""
-_EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+_COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq|transformer\.h\.\d+\.attn\.(masked_)?bias")
+"""The table that follows from `rope_theta`, which old Llama files store, and the causal mask, which old files of GPT-2 store."""
+_BARE = re.compile(r"(wte|wpe|ln_f|h\.\d+)\.")  # beginning of a name in the published files of GPT-2
+_EMBEDDINGS, _OUTPUT = ("model.embed_tokens.weight", EMBEDDING), "lm_head.weight"
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 _COPY = "put the directory there again from its source"
 
@@ -74,9 +76,10 @@ def read_weights(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> Pu
                 weights[tensor_name] = tensor.float()
         digests[name] = f"sha256:{reader.digest.hexdigest()}"
     tied = weights.pop(_OUTPUT, None) if _OUTPUT not in expected else None
-    if tied is not None and not torch.equal(tied, weights[_EMBEDDING]):
+    embedding = _embedding(expected)
+    if tied is not None and not torch.equal(tied, weights[embedding]):
         raise CheckpointError(
-            f"{directory}: tie_word_embeddings is true, but {_OUTPUT} differs from {_EMBEDDING}; set it to false in "
+            f"{directory}: tie_word_embeddings is true, but {_OUTPUT} differs from {embedding}; set it to false in "
             "config.json if the output projection is to be used"
         )
     types = sorted({spec.dtype for specs in files.values() for spec in specs.values()})
@@ -125,12 +128,16 @@ def _checked_headers(directory: Path, expected: Mapping[str, tuple[int, ...]]) -
 def _shape_of(path: Path, name: str, expected: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
     if _COMPUTED.fullmatch(name):
         return None
-    shape = expected.get(name) or (expected[_EMBEDDING] if name == _OUTPUT else None)
+    shape = expected.get(name) or (expected[_embedding(expected)] if name == _OUTPUT else None)
     if shape is None:
         raise ConfigError(
             f"{path}: the model has no weight {name[:80]}, so this decoder would compute other logits; it is not imported"
         )
     return shape
+
+
+def _embedding(expected: Mapping[str, tuple[int, ...]]) -> str:
+    return next(name for name in _EMBEDDINGS if name in expected)
 
 
 def _file_names(directory: Path) -> tuple[list[str], Mapping[str, str] | None]:
@@ -156,11 +163,16 @@ def _file_names(directory: Path) -> tuple[list[str], Mapping[str, str] | None]:
         raise CheckpointError(f"{error}; {_COPY}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: not an index of tensor files ({error}); {_COPY}") from None
-    return names, places
+    return names, {_full(name): place for name, place in places.items()}
 
 
 def _specs(reader: BinaryIO | _Hashing, file: BinaryIO) -> dict[str, TensorSpec]:
-    return read_specs(cast("BinaryIO", reader), os.fstat(file.fileno()).st_size)
+    specs = read_specs(cast("BinaryIO", reader), os.fstat(file.fileno()).st_size)
+    return {_full(name): spec for name, spec in specs.items()}
+
+
+def _full(name: str) -> str:
+    return f"transformer.{name}" if _BARE.match(name) else name
 
 
 @contextmanager

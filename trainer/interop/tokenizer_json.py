@@ -1,7 +1,7 @@
 """Our tokenizers as a `tokenizer.json` of Hugging Face's tokenizers library, with the same ids and texts, compared on odd texts.
 
-The file also adds the beginning-of-text token, as `TextModel.prompt_tokens` does. It cannot say that the name of a special token in
-a text is text. `tokenizer_config.json` says so (`split_special_tokens`), and `library_of` sets it.
+The file also adds the beginning-of-text token where `TextModel.prompt_tokens` does. It cannot say that the name of a special token
+in a text is text. `tokenizer_config.json` says so (`split_special_tokens`), and `library_of` sets it.
 
 SentencePiece writes a space in a piece as U+2581. Here the pieces have the space itself, so U+2581 in a text is no piece and is
 encoded as bytes, as our tokenizers do.
@@ -23,15 +23,13 @@ from data_pipeline.conversations.chat_template import ChatTemplate
 from data_pipeline.conversations.messages import Message, MessagesError
 from data_pipeline.conversations.rendering import ChatRenderer, encode_pieces
 from data_pipeline.tokenizer import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
-from data_pipeline.tokenizer.base import NUM_SPECIAL, SPECIAL_IDS
+from data_pipeline.tokenizer.base import NUM_SPECIAL, OWN_NAMES, SPECIAL_IDS
 from data_pipeline.tokenizer.model_file import BPE
 from data_pipeline.tokenizer.sentence_pieces import SPACE_MARK, Piece
 from trainer.inference.likelihood import num_common
 
 Json = dict[str, Any]
 
-_OWN_NAMES = {"pad": "<pad>", "unk": "<unk>", "bos": "<s>", "eos": "</s>"}
-"""The names of the special tokens of `byte` and `char`, whose files have no names. SentencePiece models have the same."""
 _UNREADABLE = "\ufffd"
 
 
@@ -45,14 +43,14 @@ def tokenizer_json(tokenizer: Tokenizer) -> Json:
     else:
         raise ConfigError(f"a tokenizer of kind {tokenizer.kind} cannot be written as a tokenizer.json")
     adding_bos: Json | None = None
-    if tokenizer.bos_id is not None:
+    if tokenizer.first_ids:
         name = role_names(tokenizer)["bos"]
         text = [{"SpecialToken": {"id": name, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
         adding_bos = {
             "type": "TemplateProcessing",
             "single": text,
             "pair": [*text, {"Sequence": {"id": "B", "type_id": 0}}],
-            "special_tokens": {name: {"id": name, "ids": [tokenizer.bos_id], "tokens": [name]}},
+            "special_tokens": {name: {"id": name, "ids": tokenizer.first_ids, "tokens": [name]}},
         }
     return content | {"truncation": None, "padding": None, "post_processor": adding_bos}
 
@@ -61,7 +59,7 @@ def role_names(tokenizer: Tokenizer) -> dict[str, str]:
     # `char` has no unk, because a reader that skips special tokens would drop the U+FFFD that stands for an unknown character
     if isinstance(tokenizer, HuggingFaceTokenizer | SentencePieceTokenizer):
         return tokenizer.role_names
-    names = dict(_OWN_NAMES)
+    names = dict(OWN_NAMES)
     if isinstance(tokenizer, CharacterTokenizer):
         del names["unk"]
     return names
@@ -101,7 +99,7 @@ def _sequence(kind: str, key: str, parts: Sequence[Json]) -> Json | None:
 def _of_symbols(tokenizer: ByteTokenizer | CharacterTokenizer) -> Json:
     """One token for each byte or character. The library writes bytes as characters, for a byte-pair model without merges."""
     symbols = _byte_characters() if isinstance(tokenizer, ByteTokenizer) else tokenizer.alphabet
-    names = [*(_OWN_NAMES[role] for role in SPECIAL_IDS), *symbols, *tokenizer.extra]
+    names = [*(OWN_NAMES[role] for role in SPECIAL_IDS), *symbols, *tokenizer.extra]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(
             f"two tokens of the tokenizer are named {twice[0]!r}, and a tokenizer.json needs a name for each; prepare with other "
@@ -113,7 +111,7 @@ def _of_symbols(tokenizer: ByteTokenizer | CharacterTokenizer) -> Json:
     if isinstance(tokenizer, ByteTokenizer):
         level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
         return _content(_byte_pair_model(vocabulary, [], byte_fallback=False), added, pre_tokenizer=level, decoder=level)
-    unknown = _OWN_NAMES["unk"]
+    unknown = OWN_NAMES["unk"]
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": unknown}
     every = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
     readable = {"type": "Replace", "pattern": {"String": unknown}, "content": _UNREADABLE}
@@ -326,15 +324,14 @@ def check_chat(tokenizer: Tokenizer, library: tokenizers.Tokenizer, template: Ch
 def first_difference(
     tokenizer: Tokenizer, library: tokenizers.Tokenizer, texts: Sequence[str], *, exact: bool = True
 ) -> str | None:
-    first = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     for text, ours in zip(texts, tokenizer.encode_batch(texts), strict=True):
         try:
             theirs = library.encode(text, add_special_tokens=True).ids
         except Exception as error:  # the library raises plain exceptions
             return f"it cannot encode the text {_shown(text)} ({error})"
-        if exact and theirs != [*first, *ours]:
-            place = num_common(theirs, [*first, *ours])
-            found, expected = theirs[place : place + 4], [*first, *ours][place : place + 4]
+        if exact and theirs != (expected := [*tokenizer.first_ids, *ours]):
+            place = num_common(theirs, expected)
+            found, expected = theirs[place : place + 4], expected[place : place + 4]
             return f"the text {_shown(text)} has the ids {found} instead of {expected} from token {place} on"
         decoded = library.decode(ours, skip_special_tokens=True)
         if decoded != (expected_text := tokenizer.decode(ours)):

@@ -14,7 +14,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -25,7 +25,7 @@ from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousError,
     RendezvousInfo,
@@ -38,12 +38,12 @@ from torch.distributed.run import get_args_parser, parse_min_max_nnodes, run
 
 from common.command_line import write_error
 from common.errors import ConfigError, ExitCode
-from common.host_memory import num_oom_kills, why_killed
+from common.hardware import num_oom_kills, why_killed
 from trainer.distributed.network import STORE_VARIABLE
+from trainer.launch.ranks import EXPLAINED_BY_THE_RANK, Failure, describe
 from trainer.launch.stop_request import STOP_SIGNALS, log_line
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE, LAUNCHER_VARIABLE
 
-EXPLAINED_BY_THE_RANK = set(ExitCode) - {ExitCode.DONE, ExitCode.CRASHED}
 # Log messages of torchrun about a rank that ended, a signal that it passes on, and a node that left first. They are suppressed,
 # because the launcher reports the same in plainer words.
 SUPPRESSED = ("failed (exitcode", "Sending process", "Received ", "Error waiting on exit barrier")
@@ -150,7 +150,8 @@ def launch(arguments: Sequence[str]) -> ExitCode:
         _, failure = error.get_first_failure()
         if failure.exitcode in EXPLAINED_BY_THE_RANK:
             return ExitCode(failure.exitcode)
-        if line := describe(error.failures, why_killed(oom_kills)):
+        failures = {rank: Failure(each.pid, each.exitcode, each.timestamp) for rank, each in error.failures.items()}
+        if line := describe(failures, why_killed(oom_kills)):
             write_error(f"error: {line}")
         return ExitCode.CRASHED
     except (DistNetworkError, DistStoreError, RendezvousError) as error:
@@ -172,21 +173,6 @@ def launch(arguments: Sequence[str]) -> ExitCode:
         found = str(error) or "an assertion about its settings failed"
         raise ConfigError(f"torchrun refuses its settings ({found}); correct the PET_* variable and start again") from error
     return ExitCode.DONE
-
-
-def describe(failures: Mapping[int, ProcessFailure], why_killed: str) -> str:
-    """Return one line about the rank that failed first, killed ones first of all; empty if it has printed its error."""
-    killed = {rank: failure for rank, failure in failures.items() if failure.exitcode == -signal.SIGKILL}
-    rank, failure = min((killed or failures).items(), key=lambda item: item[1].timestamp)
-    process = f"rank {rank} (process {failure.pid})"
-    if failure.exitcode == ExitCode.CRASHED:
-        return ""
-    if failure.exitcode >= 0:
-        return f"{process} ended with exit code {failure.exitcode}; its message is above"
-    ended_by = f"signal {-failure.exitcode} ({failure.signal_name()}) ended {process}"
-    if not killed:
-        return ended_by
-    return f"{ended_by}: {why_killed or 'another process sent it, and the kernel counts no process killed for lack of memory'}"
 
 
 def wait_for_end(host: str, port: int, absent_s: float) -> None:

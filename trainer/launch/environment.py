@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from common.errors import ConfigError
 from common.hardware import num_cores
 
-_SHUTDOWN_S = 60  # to save: longer than a save takes, shorter than `stop_grace_period` in docker-compose.yml
+SHUTDOWN_S = 60  # to save: longer than a save takes, shorter than `stop_grace_period` in docker-compose.yml
 
 _SLURM_LIST = re.compile(r"([^][,]*)(?:\[([0-9]++)[^]]*+\])?([^][,]*)")
 _NUM_RANKS = re.compile(r"[1-9][0-9]{0,5}")
@@ -26,7 +26,7 @@ def missing_variables(variables: Mapping[str, str], num_gpus: int | None, num_co
     known = _of_scheduler(variables) | {name: value for name, value in variables.items() if value}
     if "PET_NPROC_PER_NODE" not in known and num_gpus is not None:
         known["PET_NPROC_PER_NODE"] = str(num_gpus) if num_gpus else known.get("CPU_RANKS", "1")
-    known.setdefault("PET_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_S))
+    known.setdefault("PET_SHUTDOWN_TIMEOUT", str(SHUTDOWN_S))
     num_ranks = known.get("PET_NPROC_PER_NODE", "")
     if _NUM_RANKS.fullmatch(num_ranks):  # torchrun would set 1 thread for each rank, and other cores would be idle
         known.setdefault("OMP_NUM_THREADS", str(max(1, num_cores // int(num_ranks))))

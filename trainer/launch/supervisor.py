@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import CheckpointError, ConfigError, ExitCode, NextStart
-from common.host_memory import num_oom_kills, why_killed
+from common.hardware import num_oom_kills, why_killed
 from trainer.launch.stop_request import STOP_SIGNALS, StopRequest, log_line
 from trainer.runs.layout import saved_steps
 
@@ -115,7 +115,7 @@ def run_group(command: list[str], exit_file: Path, stop: StopRequest) -> Ended:
         left = ""
     why = why_killed(oom_kills)
     if status == -signal.SIGKILL:  # it could not report this itself
-        log_line(f"signal 9 (SIGKILL) ended torchrun{f': {why}' if why else ''}")
+        log_line(f"signal 9 (SIGKILL) ended the process that starts the ranks{f': {why}' if why else ''}")
     how = ended(status, left, why)
     if how.final is ExitCode.STOPPED and not left:
         log_line("stopped before a rank was started; no file was changed")

@@ -11,7 +11,8 @@ from pathlib import Path
 from common.command_line import end_at_once, importing, run_command
 from common.errors import ExitCode
 from common.hardware import num_cores, signs_of_gpus
-from trainer.launch.environment import check_variables, missing_variables
+from trainer.launch.environment import SHUTDOWN_S, check_variables, missing_variables
+from trainer.launch.ranks import is_alone, launch_here
 from trainer.launch.stop_request import log_line
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 
@@ -35,6 +36,9 @@ def main(arguments: Sequence[str]) -> ExitCode:
             hand_to_ranks(config, arguments[place:], Path(exit_file).with_name("settings.json"))
         loading = "" if "torch" in sys.modules else f"; loading PyTorch first, which {_TAKES}"
         log_line(f"starting ranks: {os.environ['PET_NPROC_PER_NODE']}{loading}")
+    if is_alone(arguments, os.environ):
+        shutdown_s = float(os.environ.get("PET_SHUTDOWN_TIMEOUT") or SHUTDOWN_S)
+        return launch_here(arguments, int(os.environ["PET_NPROC_PER_NODE"]), shutdown_s)
     with importing():
         from trainer.launch.agent import launch
     return launch(arguments)

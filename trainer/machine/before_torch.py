@@ -19,11 +19,9 @@ from common.errors import ConfigError
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of `mallopt`, from malloc.h
 _NEVER, _LARGEST = -1, 2**31 - 1
-_SPINS = 3000
-"""About 10 µs. By default GNU's OpenMP spins for milliseconds, while the thread that it waits for may have no core.
-
-Two threads, 0.80M weights, two cores: steps of 30 ms as with the default of 300,000 and 80 ms beside two busy programs, where the
-default needs 83 ms to minutes. Passive waiting needs 40 ms and 54 to 108 ms."""
+_SPINS = 1000
+"""25 µs on AMD, 45 µs on Intel. By default GNU's OpenMP spins for milliseconds, while the thread that it waits for may have no
+core. docs/decisions.md has the measurements."""
 _CODE = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"}
 _FOLDERS = _CODE | {"MPLCONFIGDIR": "matplotlib"}
 

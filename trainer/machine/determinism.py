@@ -67,11 +67,12 @@ def configure_determinism(config: TrainConfig) -> None:
     if deterministic:
         _check_environment(config)
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _REPEATABLE_WORKSPACES[0])  # cuBLAS reads it once, with the first handle
-    torch.use_deterministic_algorithms(deterministic)
+    # `use_deterministic_algorithms` also sets Inductor, and imports it for that: 1.4 s of CPU where nothing is compiled.
+    torch.set_deterministic_debug_mode("error" if deterministic else "default")
     # The default fills every new tensor, which protects only against kernels that read uninitialised memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not deterministic
-    if config.compile == "on" or torch.cuda.is_available():  # on GPUs `flex` attention is always compiled
+    if config.compiles("cpu") or torch.cuda.is_available():  # on GPUs `flex` attention is always compiled
         torch._inductor.config.deterministic = deterministic  # else timing trials may choose the configuration of reductions
         # Inductor of some releases before 2.13 warns if it chooses another kernel. The user cannot do anything about it.
         warnings.filterwarnings("ignore", r"\s*Online softmax is disabled on the fly", UserWarning)

@@ -19,14 +19,14 @@ from common.files import digest_file
 from common.paths import ENV, SYSTEM_PACKAGES
 from common.settings.dotted import flatten
 from common.text import value_text
-from trainer.machine.gpus import driver_version
+from trainer.machine.sampler import driver_version
 
 _CPUINFO = Path("/proc/cpuinfo")
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)[ \t]*(;[^\\\n]*)?", re.MULTILINE)
 _MOST_NAMED = 8  # packages that differ from the lock, in one line
 _CHANGES_BITS = {
-    *("device", "torch", "threads", "attention", "cuda", "gpus", "processor", "code", "nccl", "cudnn", "nodes"),
-    *("image", "image_base", "system_packages"),  # the compiler that torch.compile calls is a system package
+    *("device", "torch", "threads", "attention", "kernels", "optimizer", "cuda", "gpus", "processor", "code", "nccl", "cudnn"),
+    *("nodes", "image", "image_base", "system_packages"),  # the compiler that torch.compile calls is a system package
 }
 _CHANGES_BITS_BELOW = ("flags.", "packages.torch", "packages.triton", "packages.nvidia-", "packages.mkl")
 
@@ -65,6 +65,7 @@ def environment_facts() -> dict[str, Any]:
         "unlocked": unlocked_packages_here(),
         "processor": next(iter(from_cpuinfo("model name")), platform.machine()),
         "platform": platform.platform(),
+        "waiting_threads": os.environ.get("OMP_WAIT_POLICY") or f"spins {os.environ.get('GOMP_SPINCOUNT', 'by default')}",
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
         "gpu_memory_bytes": [torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count())],
         "image": os.environ.get("IMAGE_REVISION"),
@@ -120,9 +121,10 @@ def from_cpuinfo(*names: str) -> list[str]:
 def _git_revision() -> str | None:
     command = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10, start_new_session=True)
     except (OSError, subprocess.SubprocessError):
         return None
+    return done.stdout.strip()
 
 
 def shown(value: Any) -> str:

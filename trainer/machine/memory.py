@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from common.host_memory import available_host_bytes, process_bytes
+from common.hardware import available_host_bytes, process_bytes
 
 USABLE_SHARE = 0.9  # Share of the free memory that a run plans to use. The rest covers fragmentation and errors of the estimate.
 _OUT_OF_MEMORY_TEXTS = (

@@ -19,11 +19,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from trainer.distributed.group import Group
 from trainer.machine.memory import is_out_of_memory
-from trainer.model.parameters import parameters_by_name
+from trainer.model.parameters import is_sharded, parameters_by_name
 from trainer.runs.events import LayersEvent
 
 _log = logging.getLogger(__name__)
@@ -98,7 +97,7 @@ class LayerObserver:
                 self._layers.setdefault(layer_of(name), []).append(weight)
         self._layers = dict(sorted(self._layers.items(), key=_numbers_of))
         self._parameters = [weight for layer in self._layers.values() for weight in layer]
-        self._sharded = any(isinstance(weight, DTensor) for weight in self._parameters)
+        self._sharded = any(is_sharded(weight) for weight in self._parameters)
         self._group = group
         self._measures = bool(self._parameters) and (group.is_main or self._sharded)
         self._norms_every, self._histograms_every = norms_every, histograms_every
@@ -242,7 +241,7 @@ def _numbers_of(layer: tuple[str, object]) -> list[int]:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def _squares(tensors: list[Tensor]) -> Tensor:

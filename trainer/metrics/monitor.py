@@ -20,8 +20,7 @@ from trainer.config import AlertsConfig, TrainConfig
 from trainer.distributed.group import Group
 from trainer.distributed.stragglers import SlowRank
 from trainer.health.alert_rules import AlertRules
-from trainer.machine.gpus import Gpus, KernelLog
-from trainer.machine.sampler import HardwareReading, HardwareSampler, Host
+from trainer.machine.sampler import Gpus, HardwareReading, HardwareSampler, Host, KernelLog
 from trainer.metrics.layers import LayerReading
 from trainer.metrics.sinks.base import RunFacts, Sink, StepMetrics
 from trainer.metrics.sinks.json_lines import JsonLinesSink, NodeHardwareSink
@@ -42,13 +41,13 @@ class Monitor:
 
     def __init__(
         self,
-        sinks: Iterable[Sink] = (),
+        sinks: list[Sink] | None = None,
         running: RunningNumbers | None = None,
         alerts: AlertsConfig | None = None,
         readings: Callable[[], Sequence[HardwareReading]] = lambda: (),
         history: Callable[[CutOff], Iterable[Event]] = lambda _known: (),
     ) -> None:
-        self._sinks = tuple(sinks)
+        self._sinks = [] if sinks is None else sinks
         self._running = running or RunningNumbers(100)
         self._rules = AlertRules(alerts or AlertsConfig())
         self._readings = readings
@@ -60,10 +59,6 @@ class Monitor:
     @property
     def alert_counts(self) -> dict[str, int]:
         return dict(self._running.alerts)
-
-    def model(self, graph: bytes) -> None:
-        for sink in self._sinks:
-            sink.model(graph)
 
     def write(self, event: Event | None) -> None:
         """An extension may give None."""
@@ -138,9 +133,11 @@ class Monitor:
         for sink in self._sinks:
             sink.sync()
 
-    def finish(self, status: str) -> None:
-        for sink in self._sinks:
-            sink.finish(status)
+    def close(self, status: str | None = None) -> None:
+        """Close the sinks, the last one first, each of them even if another fails. A second call does nothing."""
+        with ExitStack() as stack:
+            while self._sinks:
+                stack.callback(self._sinks.pop(0).close, status)
 
     def _alert_all(self, alerts: Iterable[AlertEvent]) -> None:
         for alert in alerts:
@@ -205,12 +202,12 @@ def opened_monitor(config: TrainConfig, group: Group, *, last_step: int | None, 
     """Rank 0 has all sinks; the first rank of each further machine has one for its hardware. `cut_off` is None for a new run."""
     with ExitStack() as stack:
         running, sinks = RunningNumbers(config.log.average_steps), list[Sink]()
+        stack.callback(Monitor(sinks).close)
 
         def open_on_main() -> None:
             for sink in _sinks(config, last_step, cut_off):
-                stack.callback(sink.close)
-                sink.begin(facts)
                 sinks.append(sink)
+                sink.begin(facts)
             if cut_off is not None:
                 running.restore(events_until(config.run / METRICS, cut_off))
 
@@ -226,7 +223,6 @@ def opened_monitor(config: TrainConfig, group: Group, *, last_step: int | None, 
             return
         if not group.is_main:
             sinks.append(NodeHardwareSink(config.run / f"hardware-rank-{group.rank}.jsonl", cut_off))
-            stack.callback(sinks[0].close)
         readings = stack.enter_context(_readings(config, group))
         yield Monitor(sinks, running, config.alerts, readings, history=partial(events_until, config.run / METRICS))
 

@@ -34,29 +34,46 @@ _ADDRESSES = re.compile(r"\[[0-9a-fA-F.:]+\](?::\d+)?")  # addresses of other ra
 class RunStatus:
     config: TrainConfig
     group: Group
-    step: int  # the last step in the ledger
-    ended: bool = False  # whether the record already says how the run ended
-    alerts: dict[str, int] = field(default_factory=dict)
+    _step: int  # the last step in the ledger
+    _ended: bool = False  # whether the record already says how the run ended
+    _alerts: dict[str, int] = field(default_factory=dict)
 
-    def record(self, status: str, ended_by: str | None, weights_digest: str | None) -> None:
-        """Write into the record how the run ended. Rank 0 calls this after the last write to the other files of the run."""
+    def reached(self, step: int) -> None:
+        self._step = step
+
+    def end(self, monitor: Monitor, status: str, ended_by: str | None, weights_digest: str) -> None:
+        """Write on rank 0 how the run ended. The record comes last, because a start after it does not open the sinks again."""
+        self._alerts = monitor.alert_counts
+        monitor.write(EndEvent(self._step, status, ended_by))
+        monitor.close(status)
+        self._record(status, ended_by, weights_digest)
+
+    def _record(self, status: str, ended_by: str | None, weights_digest: str | None) -> None:
         complete_record(
-            self.config.run, status=status, ended_by=ended_by, step=self.step, weights_digest=weights_digest, alerts=self.alerts
+            self.config.run, status=status, ended_by=ended_by, step=self._step, weights_digest=weights_digest, alerts=self._alerts
         )
-        self.ended = True
+        self._ended = True
 
     def tell(self, error: BaseException, monitor: Monitor) -> None:
         """Report once that an error ends the run, on rank 0 alone, as others may have ended. Failures are logged, not raised."""
-        if not self.group.is_main or self.ended or not self.config.run.is_dir():
+        if not self.group.is_main or self._ended or not self.config.run.is_dir():
             return
         reason = self.reason(error)
         try:
             if not (isinstance(error, GuardError) and monitor.has_reported_stop):
-                monitor.alert(AlertEvent("failed", self.step, "critical", reason, "stop"))
-            self.alerts = monitor.alert_counts
-            monitor.write(EndEvent(self.step, "failed", reason))
+                monitor.alert(AlertEvent("failed", self._step, "critical", reason, "stop"))
+            self._alerts = monitor.alert_counts
+            monitor.write(EndEvent(self._step, "failed", reason))
         except Exception as trouble:
             _log_unless_storage(error, "cannot write the end of the run to its metrics: %s", trouble)
+
+    def fail(self, error: BaseException) -> None:
+        """Write into the record that an error ended the run, unless the record has its end already."""
+        if self.group.is_main and not self._ended:
+            try:
+                self._record("failed", self.reason(error), None)
+            except Exception as trouble:
+                _log_unless_storage(error, "cannot write the end of the run to its record: %s", trouble)
 
     def reason(self, error: BaseException) -> str:
         """Return an error as one line, without the secrets of the settings, and without folders and addresses of this machine."""
@@ -83,11 +100,7 @@ def opened_run_status(config: TrainConfig, group: Group, step: int) -> Iterator[
                 f"run = {config.run}: the folder was deleted or moved during the training, so nothing can be written; move it back "
                 f"and continue with `{again}`, or start the training again with all its settings"
             ) from error
-        if group.is_main and not status.ended:
-            try:
-                status.record("failed", status.reason(error), None)
-            except Exception as trouble:
-                _log_unless_storage(error, "cannot write the end of the run to its record: %s", trouble)
+        status.fail(error)
         raise
 
 

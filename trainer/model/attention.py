@@ -36,11 +36,13 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from common.errors import ConfigError
 from trainer.config import ModelConfig, TrainConfig
 from trainer.model.cost import FP32_BYTES, ActivationBytes, computed_bytes
-from trainer.model.dropout import HASH_BYTES, ScoreChange, attention_with_dropout, documents_with_dropout, doubled_keys
+from trainer.model.dropout import HASH_BYTES, ScoreChange, attention_by_formula, documents_by_formula, doubled_keys
+from trainer.model.formula import causal_mask, soft_cap
 
 Backend = Literal["varlen", "flex", "documents", "sdpa"]
-VarlenAttention = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
-"""Causal attention over documents, from queries (T, N, H), keys and values (T, K, H), bounds (M,), longest length to (T, N, H)."""
+VarlenAttention = Callable[[Tensor, Tensor, Tensor, Tensor, int, int], Tensor]
+"""Causal attention over documents, from queries (T, N, H), keys and values (T, K, H), bounds (M,), longest length and window to
+(T, N, H)."""
 
 BACKENDS: dict[Backend, str] = {
     "varlen": "varlen (flash attention over documents of any length)",
@@ -51,6 +53,13 @@ BACKENDS: dict[Backend, str] = {
 _VARLEN_MODULE = "torch.nn.attention.varlen"
 _HALF_PRECISIONS = ("bf16", "fp16", "float8")
 _MAX_FLASH_HEAD, _FLASH_HEAD_MULTIPLE, _MIN_FLEX_HEAD = 256, 8, 16
+_HOPPER = (9, 0)
+_FLEX_BLOCK, _WIDEST_FLEX, _WIDEST_TUNED = 128, 128, 64
+_FLEX_ON_HOPPER = {
+    **{"fwd_BLOCK_M": 64, "fwd_BLOCK_N": 64, "fwd_num_warps": 4, "fwd_num_stages": 3},
+    **{"bwd_BLOCK_M1": 32, "bwd_BLOCK_N1": 128, "bwd_BLOCK_M2": 128, "bwd_BLOCK_N2": 32, "bwd_num_warps": 4, "bwd_num_stages": 3},
+}
+"""Tiles for 16 bits and heads of up to 64 numbers, the best of 14 choices: 1.08 ms instead of 1.22 ms (H100, 2026-11-27)."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,7 @@ class Capability:
     cuda: tuple[int, int] | None
     has_varlen: bool = True
     has_triton: bool = True
+    has_varlen_windows: bool = True
 
 
 class Layout(NamedTuple):
@@ -81,21 +91,30 @@ class Layout(NamedTuple):
     """For `documents`: tokens of each document, in order; they add up to T."""
     keys_B: Tensor | None = None
     """For dropout: the keys of the rows, in a layer those of the rows in this layer; None: no dropout."""
+    slots_BT: Tensor | None = None
+    """For a cache: the slot of each query; None: a query stands where its own key does."""
+    window: int = 0
+    """For `varlen` and `documents`: the last tokens of its document that a token sees, itself included; 0: all."""
+    window_blocks: BlockMask | None = None
+    """For `flex`: the block mask of the layers with a window."""
 
 
 def capability_of(device: torch.device) -> Capability:
-    cuda = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    return Capability(cuda, *(importlib.util.find_spec(module) is not None for module in (_VARLEN_MODULE, "triton")))
+    if device.type != "cuda":
+        return Capability(None)
+    has_varlen, has_triton = (importlib.util.find_spec(module) is not None for module in (_VARLEN_MODULE, "triton"))
+    has_windows = has_varlen and "window_size" in inspect.signature(importlib.import_module(_VARLEN_MODULE).varlen_attn).parameters
+    return Capability(torch.cuda.get_device_capability(device), has_varlen, has_triton, has_windows)
 
 
-def backend_of(config: TrainConfig, device: torch.device) -> Backend:
+def backend_of(config: TrainConfig, device: torch.device, *, trains: bool = True) -> Backend:
+    model = config.model
     return choose_backend(
-        config.attention,
-        device,
-        config.number_format,
-        config.model.head_size,
-        compiled=config.compiles(device.type),
-        dropout=config.model.attention_dropout,
+        *(config.attention, device, config.number_format, model.head_size),
+        compiled=trains and config.compiles(device.type),
+        dropout=model.attention_dropout if trains else 0.0,
+        window=model.window,
+        softcap=model.attention_softcap,
     )
 
 
@@ -107,12 +126,20 @@ def choose_backend(
     *,
     compiled: bool = False,
     dropout: float = 0.0,
+    window: int = 0,
+    softcap: float = 0.0,
     capability: Capability | None = None,
 ) -> Backend:
-    """Return the backend that is set, or for `auto` the first of varlen, flex, documents, sdpa that can run."""
+    """Return the backend that is set, or for `auto` the first of varlen, flex, documents, sdpa that can run.
+
+    In a compiled model on a Hopper GPU it is flex, because varlen has no kernels for this generation. Forward and backward of 32
+    rows of 1,024 tokens, 12 heads of 64, took 1.4 instead of 1.7 ms, and of 8 rows of 4,096, 16 heads of 128, documents of 1,000
+    tokens, 3.5 instead of 6.2 ms (bf16, H100, 2026-11-27).
+    """
     has = capability or capability_of(device)
-    obstacles = _obstacles(has, precision, head_size, compiled=compiled, dropout=dropout)
-    fastest = next(backend for backend, obstacle in obstacles.items() if obstacle is None)
+    obstacles = _obstacles(has, precision, head_size, compiled=compiled, dropout=dropout, window=window, softcap=softcap)
+    usable = [backend for backend, obstacle in obstacles.items() if obstacle is None]
+    fastest = "flex" if compiled and has.cuda == _HOPPER and head_size <= _WIDEST_FLEX and "flex" in usable else usable[0]
     if wanted == "auto":
         return fastest
     if (obstacle := obstacles[wanted]) is not None:
@@ -128,19 +155,22 @@ def make_layout(
     *,
     keys_B: Tensor | None = None,
     dropout: float = 0.0,
+    window: int = 0,
 ) -> Layout:
-    """Return the layout of a micro-batch, which every layer uses.
+    """Return the layout of a micro-batch, which every layer without a window uses; the others use `within_window` of it.
 
     `segments_BL` has the number of the document within its row, -1 on padding. `bounds`, for `varlen`, has the int32 first position
-    of every piece of a document, then T once or more, which adds empty pieces. Computing it here would make the CPU wait.
+    of every piece of a document, then T once or more, which adds empty pieces. Computing it here would make the CPU wait. Only
+    `flex` needs `dropout` and `window` here, the settings of the model.
     """
     if backend == "varlen":
         if bounds is None:
             raise ValueError("the varlen backend got no bounds of documents; make the micro-batch with with_bounds = True")
         return Layout(positions_BL, bounds_M=bounds, max_length=segments_BL.shape[1], varlen=_varlen_attention(), keys_B=keys_B)
     if backend == "flex":
-        twice = keys_B is not None and dropout > 0
-        return Layout(positions_BL, block_mask=_block_mask(segments_BL, 2 if twice else 1), keys_B=keys_B)
+        copies = 2 if keys_B is not None and dropout > 0 else 1
+        window_blocks = _block_mask(segments_BL, copies, window) if window else None
+        return Layout(positions_BL, block_mask=_block_mask(segments_BL, copies), keys_B=keys_B, window_blocks=window_blocks)
     if backend == "documents":
         return Layout(positions_BL, lengths=_lengths(segments_BL), keys_B=keys_B)
     return Layout(positions_BL, mask_B1LL=document_mask(segments_BL), keys_B=keys_B)
@@ -149,7 +179,20 @@ def make_layout(
 def cached_layout(positions_BT: Tensor, num_used: int) -> Layout:
     """Return the layout of T new tokens of each row. Each sees the slots of a cache up to its own position."""
     slots_S = torch.arange(num_used, device=positions_BT.device)
-    return Layout(positions_BT, mask_B1LL=(slots_S <= positions_BT[:, :, None])[:, None])
+    return Layout(positions_BT, mask_B1LL=(slots_S <= positions_BT[:, :, None])[:, None], slots_BT=positions_BT)
+
+
+def within_window(layout: Layout, window: int) -> Layout:
+    """Return the layout of the layers in which a token sees the last `window` tokens of its document, itself included."""
+    if layout.mask_B1LL is not None:
+        slots_S = torch.arange(layout.mask_B1LL.shape[-1], device=layout.mask_B1LL.device)
+        slots_BT = slots_S[None] if layout.slots_BT is None else layout.slots_BT
+        near_BTS = slots_BT[:, :, None] - slots_S < window
+        return layout._replace(mask_B1LL=layout.mask_B1LL & near_BTS[:, None])
+    if layout.block_mask is not None:
+        assert layout.window_blocks is not None, "the layout was made without the window of the model"
+        return layout._replace(block_mask=layout.window_blocks)
+    return layout._replace(window=window)
 
 
 def document_mask(segments_BL: Tensor) -> Tensor:
@@ -160,24 +203,26 @@ def document_mask(segments_BL: Tensor) -> Tensor:
     return (same_BLL & causal_LL)[:, None]
 
 
-def attend(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout: Layout, *, dropout: float = 0.0) -> Tensor:
-    """Return `softmax(q k^T / sqrt(H)) v` over each token and the earlier tokens of its document; shape (B, N, L, H).
+def attend(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout: Layout, *, dropout: float = 0.0, softcap: float = 0.0) -> Tensor:
+    """Return `softmax(q k^T / sqrt(H)) v` over each token and the tokens before it that it sees; shape (B, N, L, H).
+
+    Scores have the soft cap of `formula.soft_cap`.
 
     In training a share `dropout` of the probabilities is set to zero, and the others are divided by `1 - dropout`. `dropout` must
     be `model.attention_dropout` or 0.
     """
     q_BNLH, k_BKLH = q_BNLH.to(v_BKLH.dtype), k_BKLH.to(v_BKLH.dtype)
-    if dropout and layout.keys_B is not None:
-        return _attend_with_dropout(q_BNLH, k_BKLH, v_BKLH, layout, dropout)
+    if softcap or (dropout and layout.keys_B is not None):
+        return _attend_changed(q_BNLH, k_BKLH, v_BKLH, layout, dropout, softcap)
     if layout.varlen is not None:
         assert layout.bounds_M is not None
         q_TNH, k_TKH, v_TKH = (x.transpose(1, 2).flatten(0, 1) for x in (q_BNLH, k_BKLH, v_BKLH))
-        y_TNH = layout.varlen(q_TNH, k_TKH, v_TKH, layout.bounds_M, layout.max_length)
+        y_TNH = layout.varlen(q_TNH, k_TKH, v_TKH, layout.bounds_M, layout.max_length, layout.window)
         return y_TNH.view(q_BNLH.transpose(1, 2).shape).transpose(1, 2)
     if layout.block_mask is not None:
         return _flex(q_BNLH, k_BKLH, v_BKLH, layout.block_mask)
     if layout.lengths:
-        return _attend_documents(q_BNLH, k_BKLH, v_BKLH, layout.lengths)
+        return _attend_documents(q_BNLH, k_BKLH, v_BKLH, layout.lengths, layout.window)
     grouped = q_BNLH.shape[1] != k_BKLH.shape[1]
     if grouped and q_BNLH.is_cuda:
         # On CUDA the kernel for masks needs as many key heads as query heads. Otherwise PyTorch uses the unfused formula.
@@ -194,15 +239,17 @@ def attention_flops(config: ModelConfig, attended_length: int) -> int:
 def attention_bytes(config: ModelConfig, row_length: int, *, mixed: bool, backend: Backend) -> ActivationBytes:
     """Return what `attend` keeps for one token: queries, keys, values and output, and one fp32 statistic of each head.
 
-    `sdpa` also keeps the token's row of the mask as numbers, and keys and values repeated for grouped queries. With dropout `flex`
-    keeps keys and values twice. The others keep all probabilities, before and after dropout, and the mask; `documents` has fewer of
-    them if documents are shorter than rows.
+    `sdpa` also keeps the token's row of the mask as numbers, as `documents` does with a window, and keys and values repeated for
+    grouped queries. With dropout `flex` keeps keys and values twice. The others keep all probabilities, before and after dropout,
+    and the mask, and with a soft cap the scores; `documents` has fewer of them if documents are shorter than rows.
     """
     size, statistics = computed_bytes(mixed=mixed), FP32_BYTES * config.heads
     width_q, width_kv = config.heads * config.head_size, config.num_kv_heads * config.head_size
     saved = 2 * size * (width_q + width_kv) + statistics
-    if backend == "sdpa":
-        saved += size * (row_length + (2 * width_q if width_kv < width_q else 0))
+    if backend == "sdpa" or (backend == "documents" and config.window):
+        saved += size * row_length
+    if backend == "sdpa" and width_kv < width_q:
+        saved += 2 * size * width_q
     selective, reused, temporary = size * width_q + statistics, size * (width_q + width_kv), 0
     if config.attention_dropout and backend == "flex":
         saved += 2 * size * width_kv
@@ -210,12 +257,15 @@ def attention_bytes(config: ModelConfig, row_length: int, *, mixed: bool, backen
         pairs = config.heads * row_length
         saved, selective, reused = saved + (FP32_BYTES + 1 + size) * pairs, selective + size * pairs, reused + size * pairs
         temporary = HASH_BYTES * pairs * 2 // 3  # measured: the last layer's mask is computed before the tensors of its MLP exist
+    elif config.attention_softcap and backend != "flex":
+        pairs = config.heads * row_length
+        saved, selective, reused = saved + (FP32_BYTES + 2 * size) * pairs, selective + size * pairs, reused + size * pairs
     return ActivationBytes(saved, selective, reused, gradients=temporary)
 
 
-def layout_bytes(row_length: int, backend: Backend) -> int:
-    """Return the bytes of a `Layout` for one token, which all layers share, without its positions: the mask of `sdpa` as bools."""
-    return row_length if backend == "sdpa" else 0
+def layout_bytes(config: ModelConfig, row_length: int, backend: Backend) -> int:
+    """Return the bytes of a `Layout` for one token, which all layers share, without its positions: the masks of `sdpa` as bools."""
+    return row_length * (2 if config.window else 1) if backend == "sdpa" else 0
 
 
 def attention_operators() -> list[Any]:
@@ -231,7 +281,9 @@ def attention_operators() -> list[Any]:
     return [*operators, torch.ops.torch_attn._varlen_attn.default] if _VARLEN_MODULE in sys.modules else operators
 
 
-def _obstacles(has: Capability, precision: str, head_size: int, *, compiled: bool, dropout: float) -> dict[Backend, str | None]:
+def _obstacles(
+    has: Capability, precision: str, head_size: int, *, compiled: bool, dropout: float, window: int, softcap: float
+) -> dict[Backend, str | None]:
     varlen = flex = documents = None
     if has.cuda is None:
         varlen = "needs a CUDA GPU, and the device of this run is the CPU"
@@ -252,6 +304,10 @@ def _obstacles(has: Capability, precision: str, head_size: int, *, compiled: boo
         )
     elif dropout:
         varlen = "has no dropout, and model.attention_dropout is above 0"
+    elif softcap:
+        varlen = "has no soft cap, and model.attention_softcap is above 0"
+    elif window and not has.has_varlen_windows:
+        varlen = f"has no window in PyTorch {torch.__version__}, and model.window is {window}"
     if not has.has_triton:
         flex = "needs Triton, which is not installed (pip install triton)"
     elif has.cuda < (7, 5):
@@ -270,15 +326,47 @@ def _lengths(segments_BL: Tensor) -> tuple[int, ...]:
     return tuple(torch.diff(firsts_P, append=end).tolist())
 
 
-def _block_mask(segments_BL: Tensor, copies: int) -> BlockMask:
+def _block_mask(segments_BL: Tensor, copies: int, window: int = 0) -> BlockMask:
     num_rows, length = segments_BL.shape
 
     def may_look(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         key = key % length if copies > 1 else key
-        return (segments_BL[row, query] == segments_BL[row, key]) & (query >= key)
+        sees = (segments_BL[row, query] == segments_BL[row, key]) & (query >= key)
+        return sees & (query - key < window) if window else sees
 
+    if copies == 1 and length % _FLEX_BLOCK == 0:
+        names = [f"{kind}{side}_{what}" for kind in ("", "full_") for side in ("kv", "q") for what in ("num_blocks", "indices")]
+        tensors = (_compiled(_blocks) if segments_BL.is_cuda else _blocks)(segments_BL, window)
+        blocks = dict(zip(names, tensors, strict=True))
+        return BlockMask((length, length), BLOCK_SIZE=(_FLEX_BLOCK, _FLEX_BLOCK), mask_mod=may_look, **blocks)
     create = _compiled(create_block_mask) if segments_BL.is_cuda else create_block_mask
     return cast(BlockMask, create(may_look, num_rows, None, length, copies * length, device=segments_BL.device))
+
+
+def _blocks(segments_BL: Tensor, window: int) -> list[Tensor]:
+    """Return numbers and indices of the blocks that each block of queries sees in part, and of those that see each block of keys;
+    then those of the blocks that are seen as a whole.
+
+    Documents are contiguous, so the first and the last token of each block tell this. Asking the mask for each pair of tokens, as
+    `create_block_mask` does, took 1.1 ms for 32 rows of 1,024 tokens (H100, 2026-11-27).
+    """
+    firsts_BQ, lasts_BQ = segments_BL[:, ::_FLEX_BLOCK], segments_BL[:, _FLEX_BLOCK - 1 :: _FLEX_BLOCK]
+    places_Q = torch.arange(firsts_BQ.shape[1], device=segments_BL.device)
+    is_earlier_QK, is_own_QK = places_Q[:, None] > places_Q, places_Q[:, None] == places_Q
+    is_whole_BQK = is_earlier_QK & (lasts_BQ[:, :, None] == firsts_BQ[:, None, :])
+    is_seen_BQK = is_earlier_QK & (firsts_BQ[:, :, None] == lasts_BQ[:, None, :])
+    if window:
+        # The distance of the first tokens of two blocks. That of their other tokens is up to a block more or less.
+        starts_QK = (places_Q[:, None] - places_Q) * _FLEX_BLOCK
+        is_whole_BQK = is_whole_BQK & (starts_QK + _FLEX_BLOCK - 1 < window)
+        is_seen_BQK = is_seen_BQK & (starts_QK - _FLEX_BLOCK + 1 < window)
+    is_part_BQK = is_own_QK | (is_seen_BQK & ~is_whole_BQK)
+    found = []
+    for is_chosen_BQK in (is_part_BQK, is_whole_BQK):
+        for rows in (is_chosen_BQK[:, None], is_chosen_BQK[:, None].transpose(2, 3)):
+            order = torch.argsort(rows.int(), dim=-1, descending=True, stable=True)
+            found += [rows.sum(-1, dtype=torch.int32), order.int().contiguous()]  # the kernel takes the last stride for 1
+    return found
 
 
 def _flex(q_BNLH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: BlockMask, change_score: ScoreChange | None = None) -> Tensor:
@@ -286,22 +374,31 @@ def _flex(q_BNLH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: BlockMask, chang
     flex = _compiled(flex_attention) if compiles_alone else cast("Callable[..., Any]", flex_attention)
     grouped = q_BNLH.shape[1] != k_BKSH.shape[1]
     # Rows of fewer than 128 tokens would get the kernel for single tokens, which has no form for some grouped heads (torch 2.11).
-    options = {"FORCE_USE_FLEX_ATTENTION": True} if q_BNLH.is_cuda else None
+    options: dict[str, Any] | None = {"FORCE_USE_FLEX_ATTENTION": True} if q_BNLH.is_cuda else None
+    fits = q_BNLH.shape[-1] <= _WIDEST_TUNED and q_BNLH.dtype in (torch.float16, torch.bfloat16) and change_score is None
+    if q_BNLH.is_cuda and fits and torch.cuda.get_device_capability(q_BNLH.device) == _HOPPER:
+        options = {"FORCE_USE_FLEX_ATTENTION": True} | _FLEX_ON_HOPPER
     attended = flex(q_BNLH, k_BKSH, v_BKSH, score_mod=change_score, block_mask=mask, enable_gqa=grouped, kernel_options=options)
     return cast(Tensor, attended)
 
 
-def _attend_with_dropout(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout: Layout, rate: float) -> Tensor:
-    assert layout.varlen is None, "choose_backend refuses varlen with dropout"
-    assert layout.keys_B is not None
+def _attend_changed(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, layout: Layout, rate: float, cap: float) -> Tensor:
+    assert layout.varlen is None, "choose_backend refuses varlen with dropout and with a soft cap"
+    keys_B = layout.keys_B if rate else None
     if layout.block_mask is not None:
-        k_BKSH, v_BKSH, change_score = doubled_keys(q_BNLH, k_BKLH, v_BKLH, layout.keys_B, rate)
+
+        def capped(score: Tensor, *_place: Tensor) -> Tensor:
+            return soft_cap(score, cap)
+
+        if keys_B is None:
+            return _flex(q_BNLH, k_BKLH, v_BKLH, layout.block_mask, capped)
+        k_BKSH, v_BKSH, change_score = doubled_keys(q_BNLH, k_BKLH, v_BKLH, keys_B, rate, cap)
         return _flex(q_BNLH, k_BKSH, v_BKSH, layout.block_mask, change_score)
     if layout.lengths:
-        return documents_with_dropout(q_BNLH, k_BKLH, v_BKLH, layout.lengths, layout.keys_B, rate)
+        return documents_by_formula(q_BNLH, k_BKLH, v_BKLH, layout.lengths, keys_B, rate, layout.window, cap)
     assert layout.mask_B1LL is not None
     places_1L = torch.arange(q_BNLH.shape[2], device=q_BNLH.device)[None]
-    return attention_with_dropout(q_BNLH, k_BKLH, v_BKLH, layout.mask_B1LL, layout.keys_B, places_1L, rate)
+    return attention_by_formula(q_BNLH, k_BKLH, v_BKLH, layout.mask_B1LL, keys_B, places_1L, rate, cap)
 
 
 @cache
@@ -315,11 +412,11 @@ def causal_varlen(kernel: Callable[..., Any], parameters: Collection[str]) -> Va
 
     2.10 has `is_causal` instead of `window_size`. Before 2.12 there is no `enable_gqa`, so keys and values are repeated.
     """
-    causal = {"window_size": (-1, 0)} if "window_size" in parameters else {"is_causal": True}
-    takes_groups = "enable_gqa" in parameters
+    takes_window, takes_groups = "window_size" in parameters, "enable_gqa" in parameters
 
-    def attention(q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, bounds_M: Tensor, max_length: int) -> Tensor:
-        options: dict[str, Any] = dict(causal)
+    def attention(q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, bounds_M: Tensor, max_length: int, window: int) -> Tensor:
+        # The kernel counts the tokens before a token. -1 stands for all.
+        options: dict[str, Any] = {"window_size": (window - 1, 0)} if takes_window else {"is_causal": True}
         if (group := q_TNH.shape[1] // k_TKH.shape[1]) > 1:
             if takes_groups:
                 options["enable_gqa"] = True
@@ -336,18 +433,24 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=False)
 
 
-def _attend_documents(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, lengths: tuple[int, ...]) -> Tensor:
+def _attend_documents(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, lengths: tuple[int, ...], window: int) -> Tensor:
+    if set(lengths) == {q_BNLH.shape[2]}:
+        return _causal(q_BNLH, k_BKLH, v_BKLH, window)
     if len(set(lengths)) == 1:
         q, k, v = (
             x.transpose(1, 2).reshape(-1, lengths[0], x.shape[1], x.shape[3]).transpose(1, 2) for x in (q_BNLH, k_BKLH, v_BKLH)
         )
-        y_BLNH = _causal(q, k, v).transpose(1, 2).reshape(q_BNLH.transpose(1, 2).shape)
+        y_BLNH = _causal(q, k, v, window).transpose(1, 2).reshape(q_BNLH.transpose(1, 2).shape)
         return y_BLNH.transpose(1, 2)
     # One split and one concatenation, because the gradient of a slice for each document is as large as the micro-batch.
     pieces = (torch.split(x.transpose(1, 2).flatten(0, 1), list(lengths)) for x in (q_BNLH, k_BKLH, v_BKLH))
-    parts = [_causal(*(x.transpose(0, 1)[None] for x in document))[0].transpose(0, 1) for document in zip(*pieces, strict=True)]
+    documents = ([x.transpose(0, 1)[None] for x in document] for document in zip(*pieces, strict=True))
+    parts = [_causal(q, k, v, window)[0].transpose(0, 1) for q, k, v in documents]
     return torch.cat(parts).view(q_BNLH.transpose(1, 2).shape).transpose(1, 2)
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+def _causal(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    mask = causal_mask(q.shape[2], window) if 0 < window < q.shape[2] else None
+    return functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
+    )

@@ -9,7 +9,7 @@ unsigned 32-bit keys in int64 tensors. `mix` is an xor-shift-multiply hash, in w
 output with a probability of about one half.
 
 B rows   L tokens of a row   D width   N heads   K key and value heads   H width of a head
-P documents (or whole rows)   Q tokens of a document   S doubled keys of a row, 2 L
+P documents (or whole rows)   Q tokens of a document   S keys, in `doubled_keys` 2 L
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from trainer.model.formula import causal_mask, probabilities, soft_cap
 
 ScoreChange = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """Maps a score and its row, head, query and key to the score that `flex_attention` uses instead."""
@@ -56,27 +58,42 @@ def dropout(x_BLD: Tensor, rate: float, keys_B: Tensor | None, site: int) -> Ten
     return torch.where(_is_kept(keys_BLD, rate), x_BLD / (1 - rate), 0.0)
 
 
-def attention_with_dropout(
-    q_PNQH: Tensor, k_PKQH: Tensor, v_PKQH: Tensor, mask: Tensor, keys_P: Tensor, places_PQ: Tensor, rate: float
+def attention_by_formula(
+    q_PNQH: Tensor,
+    k_PKSH: Tensor,
+    v_PKSH: Tensor,
+    mask: Tensor,
+    keys_P: Tensor | None,
+    places_PQ: Tensor,
+    rate: float,
+    cap: float = 0.0,
 ) -> Tensor:
-    """Return attention with dropout of its probabilities by the formula, (P, N, Q, H). It stores all probabilities.
+    """Return attention with dropout of its probabilities and a soft cap of its scores, (P, N, Q, H). It stores all probabilities.
 
-    `mask` has bools that broadcast to (P, N, Q, Q): which keys a query sees. `places_PQ` has the place of each token in its row, so
-    that all backends drop the same probabilities.
+    `mask` has bools that broadcast to (P, N, Q, S): which keys a query sees. `places_PQ` has the place of each token in its row, so
+    that all backends drop the same probabilities. Without `keys_P` there is no dropout.
     """
-    group = q_PNQH.shape[1] // k_PKQH.shape[1]
-    k_PNQH, v_PNQH = (x.repeat_interleave(group, dim=1) for x in (k_PKQH, v_PKQH))
-    scores = (q_PNQH * q_PNQH.shape[-1] ** -0.5) @ k_PNQH.transpose(-1, -2)
-    probabilities = scores.masked_fill(~mask, -torch.inf).softmax(-1, dtype=torch.float32).to(v_PNQH.dtype)
-    keys_PNQ = _query_keys(keys_P, places_PQ, q_PNQH.shape[1])
-    kept = _is_kept(below(keys_PNQ[..., None], places_PQ[:, None, None]), rate)
-    return torch.where(kept, probabilities / (1 - rate), 0.0) @ v_PNQH
+    group = q_PNQH.shape[1] // k_PKSH.shape[1]
+    k_PNSH, v_PNSH = (x.repeat_interleave(group, dim=1) for x in (k_PKSH, v_PKSH))
+    chances = probabilities(q_PNQH, k_PNSH, mask, cap).to(v_PNSH.dtype)
+    if keys_P is not None and rate:
+        keys_PNQ = _query_keys(keys_P, places_PQ, q_PNQH.shape[1])
+        kept = _is_kept(below(keys_PNQ[..., None], places_PQ[:, None, None]), rate)
+        chances = torch.where(kept, chances / (1 - rate), 0.0)
+    return chances @ v_PNSH
 
 
-def documents_with_dropout(
-    q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, lengths: Sequence[int], keys_B: Tensor, rate: float
+def documents_by_formula(
+    q_BNLH: Tensor,
+    k_BKLH: Tensor,
+    v_BKLH: Tensor,
+    lengths: Sequence[int],
+    keys_B: Tensor | None,
+    rate: float,
+    window: int = 0,
+    cap: float = 0.0,
 ) -> Tensor:
-    """Return causal attention with dropout inside each document, (B, N, L, H), one document at a time."""
+    """Return `attention_by_formula` inside each document, causal, (B, N, L, H), one document at a time."""
     num_rows, num_heads, length, size = q_BNLH.shape
     pieces = (torch.split(x.transpose(1, 2).flatten(0, 1), list(lengths)) for x in (q_BNLH, k_BKLH, v_BKLH))
     parts, first = [], 0
@@ -84,13 +101,16 @@ def documents_with_dropout(
         q, k, v = (x.transpose(0, 1)[None] for x in document)
         row, place = divmod(first, length)
         places_1Q = torch.arange(place, place + q.shape[2])[None]
-        causal_QQ = places_1Q <= places_1Q.T
-        parts.append(attention_with_dropout(q, k, v, causal_QQ, keys_B[row : row + 1], places_1Q, rate)[0].transpose(0, 1))
+        seen_QQ = causal_mask(q.shape[2], window)
+        keys_1 = None if keys_B is None else keys_B[row : row + 1]
+        parts.append(attention_by_formula(q, k, v, seen_QQ, keys_1, places_1Q, rate, cap)[0].transpose(0, 1))
         first += q.shape[2]
     return torch.cat(parts).view(num_rows, length, num_heads, size).transpose(1, 2)
 
 
-def doubled_keys(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, keys_B: Tensor, rate: float) -> tuple[Tensor, Tensor, ScoreChange]:
+def doubled_keys(
+    q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, keys_B: Tensor, rate: float, cap: float = 0.0
+) -> tuple[Tensor, Tensor, ScoreChange]:
     """Return keys, values and a change of scores with which `flex_attention` has dropout. It changes scores, not probabilities.
 
     Each key appears twice, first with its value and then with a value of zero. A dropped probability moves to the second copy: it
@@ -101,7 +121,7 @@ def doubled_keys(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, keys_B: Tensor,
 
     def move_dropped(score: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         kept = _is_kept(below(keys_BNL[row, head, query], key % length), rate)
-        return torch.where(kept == (key < length), score, -torch.inf)
+        return torch.where(kept == (key < length), soft_cap(score, cap), -torch.inf)
 
     values_BKSH = torch.cat([v_BKLH / (1 - rate), torch.zeros_like(v_BKLH)], dim=2)
     return torch.cat([k_BKLH, k_BKLH], dim=2), values_BKSH, move_dropped

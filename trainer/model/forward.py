@@ -18,7 +18,9 @@ from trainer.machine.memory import is_out_of_memory, release_memory
 from trainer.model.attention import Backend, Layout, make_layout
 from trainer.model.decoder import Decoder
 from trainer.model.dropout import row_keys
+from trainer.model.linear import PRODUCTS
 from trainer.model.loss import cross_entropy_rows, cross_entropy_sum, linear_cross_entropy_rows, linear_cross_entropy_sum
+from trainer.model.operators import has_kernels
 from trainer.runs.events import MeasuresEvent
 
 LossFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -105,10 +107,10 @@ class LossModule(nn.Module):
         if by_row and self.custom_score is not None:
             return self.custom_score(model, PassInputs(tokens_BL, layout, targets_BL, weights_BL))
         if isinstance(model, Decoder) and (by_row or self.custom_loss is None):  # no logits of the whole micro-batch
-            hidden_BLD = model.hidden(tokens_BL, layout)
+            hidden_BLD, weight_VD, softcap = model.hidden(tokens_BL, layout), model.lm_head.weight, model.lm_head.softcap
             if by_row:
-                return linear_cross_entropy_rows(hidden_BLD, model.lm_head.weight, targets_BL)
-            return linear_cross_entropy_sum(hidden_BLD, model.lm_head.weight, targets_BL, self.settings, weights_BL)
+                return linear_cross_entropy_rows(hidden_BLD, weight_VD, targets_BL, softcap=softcap)
+            return linear_cross_entropy_sum(hidden_BLD, weight_VD, targets_BL, self.settings, weights_BL, softcap=softcap)
         logits_BLV = model(tokens_BL, layout)
         if by_row:
             return cross_entropy_rows(logits_BLV, targets_BL)
@@ -156,8 +158,13 @@ def _pass(
     if micro.bounds is not None and config.compiles(device.type):
         # Otherwise a micro-batch with more pieces than all before it would compile the model again.
         torch._dynamo.maybe_mark_dynamic(micro.bounds, 0)
-    share = config.model.attention_dropout
-    layout = make_layout(micro.segments, micro.positions, backend, micro.bounds, keys_B=keys_B, dropout=share)
+    model = config.model
+    layout = make_layout(
+        *(micro.segments, micro.positions, backend, micro.bounds),
+        keys_B=keys_B,
+        dropout=model.attention_dropout,
+        window=model.window,
+    )
     with autocast(config, device):
         return module(micro.tokens, layout, micro.targets, micro.weights, **options)
 
@@ -174,6 +181,19 @@ def _pass_in_parts(loss: LossModule, rows: MicroBatch, config: TrainConfig, devi
             loss.most_rows = num_rows // 2
     release_memory()  # after the handler, because the error keeps the tensors of the failed pass alive
     return torch.cat([_pass_in_parts(loss, half, config, device, backend) for half in rows.halves()])
+
+
+def own_kernels(config: TrainConfig, device: torch.device) -> str | None:
+    """Return which kernels this project chooses or has itself for a run, because the bits of the run depend on it; None: none.
+
+    Runs of older versions in fp32 on a CPU have no such entry, because they took MKL for the gradients of weights everywhere.
+    """
+    all_compiled = config.compile == "on" and config.parallel != "fsdp"
+    if device.type == "cpu" and config.number_format == "fp32" and not all_compiled:
+        return f"products by {PRODUCTS}"
+    if config.number_format == "fp32" or not has_kernels(device.type, _AUTOCAST_TYPES[config.number_format]):
+        return None
+    return "embedding, loss, norm and rotation"
 
 
 def autocast(config: TrainConfig, device: torch.device) -> torch.autocast | nullcontext[None]:

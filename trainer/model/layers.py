@@ -4,12 +4,15 @@ A new matrix is called through `projected`, and has its widths in `ModelConfig.p
 so that it can have an adapter. `decoder.py` has the parts outside of the layers, and the initial weights.
 
 B rows   L tokens of a row   D width of the residual stream   N query heads   K key and value heads   H width of a head
-F hidden width of SwiGLU   T new tokens of each row   S slots of a cache in use
+F hidden width of the MLP   T new tokens of each row   S slots of a cache in use
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -22,6 +25,11 @@ from trainer.model.cost import FP32_BYTES, ActivationBytes, computed_bytes
 from trainer.model.dropout import ATTENTION_OUTPUT, HASH_BYTES, MLP_OUTPUT, dropout
 from trainer.model.linear import Linear
 from trainer.model.lora import projected
+from trainer.model.operators import has_kernels, norm_and_rotate
+from trainer.model.rotary_scaling import scaled_frequencies
+
+Rotation = tuple[Tensor, Tensor] | None
+"""Cosine and sine of a `rotary_table`; None if the positions are learned."""
 
 
 class RMSNorm(nn.Module):
@@ -101,38 +109,40 @@ class LayerCache:
 
 
 class Attention(nn.Module):
-    """Grouped-query self-attention. Queries and keys are normalised (`qk_norm`), then rotated by their position in the document."""
+    """Grouped-query self-attention. Queries and keys are normalised (`qk_norm`), then rotated by their position in the document.
+
+    A block of GPT-2 does neither.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_dim = config.head_size
-        self.dropout = config.attention_dropout
+        self.dropout, self.softcap = config.attention_dropout, config.attention_softcap
+        self.query_factor = 1.0 if config.query_scalar is None else math.sqrt(config.head_size / config.query_scalar)
         width_q, width_kv = config.heads * config.head_size, config.num_kv_heads * config.head_size
-        self.q_proj = Linear(config.width, width_q)
-        self.k_proj = Linear(config.width, width_kv)
-        self.v_proj = Linear(config.width, width_kv)
-        self.o_proj = Linear(width_q, config.width)
-        self.q_norm = RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.q_proj = Linear(config.width, width_q, bias=config.has_qkv_biases)
+        self.k_proj = Linear(config.width, width_kv, bias=config.has_qkv_biases)
+        self.v_proj = Linear(config.width, width_kv, bias=config.has_qkv_biases)
+        self.o_proj = Linear(width_q, config.width, bias=config.has_biases)
+        self.q_norm = RMSNorm(config.head_size, config.norm_eps) if config.has_qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(config.head_size, config.norm_eps) if config.has_qk_norm else nn.Identity()
 
-    def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x_BLD: Tensor, rotation: Rotation, layout: Layout, cache: LayerCache | None = None) -> Tensor:
         keys_B = layout.keys_B
-        q_BLNH = rotate(self.q_norm(self._heads(projected(self.q_proj, x_BLD, keys_B))), rotation)
-        k_BLKH = rotate(self.k_norm(self._heads(projected(self.k_proj, x_BLD, keys_B))), rotation)
+        q_BLNH = normed_and_rotated(self._heads(projected(self.q_proj, x_BLD, keys_B)), self.q_norm, rotation)
+        if self.query_factor != 1:
+            q_BLNH = q_BLNH * self.query_factor
+        k_BLKH = normed_and_rotated(self._heads(projected(self.k_proj, x_BLD, keys_B)), self.k_norm, rotation)
         v_BLKH = self._heads(projected(self.v_proj, x_BLD, keys_B))
         k_BKLH, v_BKLH = k_BLKH.transpose(1, 2), v_BLKH.transpose(1, 2)
         if cache is not None:
             assert layout.mask_B1LL is not None
             k_BKLH, v_BKLH = cache.extend(k_BKLH, v_BKLH, layout.positions_BL, layout.mask_B1LL.shape[-1])
-        y_BNLH = attend(q_BLNH.transpose(1, 2), k_BKLH, v_BKLH, layout, dropout=self.dropout)
+        y_BNLH = attend(q_BLNH.transpose(1, 2), k_BKLH, v_BKLH, layout, dropout=self.dropout, softcap=self.softcap)
         return projected(self.o_proj, y_BNLH.transpose(1, 2).flatten(2), keys_B)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], -1, int(self.head_dim))
-
-    @staticmethod
-    def num_matrix_weights(config: ModelConfig) -> int:
-        return 2 * config.width * config.head_size * (config.heads + config.num_kv_heads)
 
     @staticmethod
     def activation_bytes(config: ModelConfig, row_length: int, *, mixed: bool, backend: Backend) -> ActivationBytes:
@@ -144,34 +154,31 @@ class Attention(nn.Module):
         size, heads = computed_bytes(mixed=mixed), config.heads + config.num_kv_heads
         normalised, casts = heads * config.head_size, 3 * size * config.width if mixed else 0
         projected = size * (normalised + config.num_kv_heads * config.head_size + config.width)
-        norms = (2 if mixed else 1) * FP32_BYTES * normalised + FP32_BYTES * heads if config.qk_norm else 0
+        norms = (2 if mixed else 1) * FP32_BYTES * normalised + FP32_BYTES * heads if config.has_qk_norm else 0
         return attention_bytes(config, row_length, mixed=mixed, backend=backend) + ActivationBytes(
             saved=norms + casts,
             selective=projected,
-            reused=size * normalised if config.qk_norm and not mixed else 0,
+            reused=size * normalised if config.has_qk_norm and not mixed else 0,
         )
 
 
 class SwiGLU(nn.Module):
-    """`down(silu(gate(x)) * up(x))` (Shazeer, 2020)."""
+    """`down(silu(gate(x)) * up(x))`, or with GELU in place of silu (Shazeer, 2020)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.gate_proj = Linear(config.width, config.mlp_size)
         self.up_proj = Linear(config.width, config.mlp_size)
         self.down_proj = Linear(config.mlp_size, config.width)
+        self.gate = functional.silu if config.gate == "silu" else partial(functional.gelu, approximate="tanh")
 
     def forward(self, x_BLD: Tensor, keys_B: Tensor | None = None) -> Tensor:
         gate_BLF, up_BLF = projected(self.gate_proj, x_BLD, keys_B), projected(self.up_proj, x_BLD, keys_B)
-        return projected(self.down_proj, functional.silu(gate_BLF) * up_BLF, keys_B)
-
-    @staticmethod
-    def num_matrix_weights(config: ModelConfig) -> int:
-        return 3 * config.width * config.mlp_size
+        return projected(self.down_proj, self.gate(gate_BLF) * up_BLF, keys_B)
 
     @staticmethod
     def activation_bytes(config: ModelConfig, *, mixed: bool) -> ActivationBytes:
-        """Return the memory of one token, without the input of the block: gate, silu(gate), up and their product, of width F each.
+        """Return the memory of one token, without the input of the block: gate, its function, up and the product, each F wide.
 
         With mixed precision two projections keep a cast input each. The gradients of gate and up are the widest of a layer.
         """
@@ -184,36 +191,86 @@ class SwiGLU(nn.Module):
         )
 
 
+class GeluMLP(nn.Module):
+    """`down(gelu(up(x)))`, as in GPT-2 (Radford et al., 2019)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.up_proj = Linear(config.width, config.mlp_size, bias=config.has_biases)
+        self.down_proj = Linear(config.mlp_size, config.width, bias=config.has_biases)
+        self.form = "tanh" if config.gelu == "tanh" else "none"
+
+    def forward(self, x_BLD: Tensor, keys_B: Tensor | None = None) -> Tensor:
+        inner_BLF = functional.gelu(projected(self.up_proj, x_BLD, keys_B), approximate=self.form)
+        return projected(self.down_proj, inner_BLF, keys_B)
+
+    @staticmethod
+    def activation_bytes(config: ModelConfig, *, mixed: bool) -> ActivationBytes:
+        """Return the memory of one token, without the input of the block: the input of GELU and its output, of width F each."""
+        size = computed_bytes(mixed=mixed)
+        return ActivationBytes(
+            saved=2 * size * config.mlp_size + (size * config.width if mixed else 0),
+            selective=size * (config.mlp_size + config.width),
+            reused=size * config.mlp_size,
+            gradients=size * config.mlp_size,
+        )
+
+
+def norm_of(config: ModelConfig) -> RMSNorm | nn.LayerNorm:
+    """Return a norm of the residual stream."""
+    if config.is_gpt2:
+        return nn.LayerNorm(config.width, config.norm_eps, bias=config.biases)
+    return RMSNorm(config.width, config.norm_eps)
+
+
 class DecoderLayer(nn.Module):
-    """Attention, then SwiGLU, each on the normalised residual stream. Dropout acts on the outputs of both."""
+    """Attention, then the MLP, each on the normalised residual stream. Dropout acts on the outputs of both.
+
+    With `post_norms` the outputs are normalised too. The norms have the names of Gemma then: `post_attention_layernorm` is that of
+    the attention's output, and `pre_feedforward_layernorm` that before the MLP.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.dropout = config.residual_dropout
-        self.input_layernorm = RMSNorm(config.width, config.norm_eps)
+        self.input_layernorm = norm_of(config)
         self.self_attn = Attention(config)
-        self.post_attention_layernorm = RMSNorm(config.width, config.norm_eps)
-        self.mlp = SwiGLU(config)
+        self.post_attention_layernorm = norm_of(config)
+        self.has_post_norms = config.has_post_norms
+        if config.has_post_norms:
+            self.pre_feedforward_layernorm = norm_of(config)
+            self.post_feedforward_layernorm = norm_of(config)
+        self.mlp = GeluMLP(config) if config.is_gpt2 else SwiGLU(config)
 
-    def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], layout: Layout, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x_BLD: Tensor, rotation: Rotation, layout: Layout, cache: LayerCache | None = None) -> Tensor:
         attended_BLD = self.self_attn(self.input_layernorm(x_BLD), rotation, layout, cache)
+        if self.has_post_norms:
+            attended_BLD = self.post_attention_layernorm(attended_BLD)
         x_BLD = x_BLD + dropout(attended_BLD, self.dropout, layout.keys_B, ATTENTION_OUTPUT)
-        normed_BLD = self.post_attention_layernorm(x_BLD)
-        # A module of an extension in place of SwiGLU takes no keys.
-        output_BLD = self.mlp(normed_BLD, layout.keys_B) if type(self.mlp) is SwiGLU else self.mlp(normed_BLD)
+        normed_BLD = (self.pre_feedforward_layernorm if self.has_post_norms else self.post_attention_layernorm)(x_BLD)
+        # A module of an extension in place of the MLP takes no keys.
+        output_BLD = self.mlp(normed_BLD, layout.keys_B) if type(self.mlp) in (SwiGLU, GeluMLP) else self.mlp(normed_BLD)
+        if self.has_post_norms:
+            output_BLD = self.post_feedforward_layernorm(output_BLD)
         return x_BLD + dropout(output_BLD, self.dropout, layout.keys_B, MLP_OUTPUT)
 
     @staticmethod
     def num_matrix_weights(config: ModelConfig) -> int:
-        return Attention.num_matrix_weights(config) + SwiGLU.num_matrix_weights(config)
+        return sum(inputs * outputs for inputs, outputs in config.projections.values())
 
     @staticmethod
     def flops(config: ModelConfig, attended_length: int) -> int:
         return 6 * DecoderLayer.num_matrix_weights(config) + attention_flops(config, attended_length)
 
     @staticmethod
-    def num_norm_weights(config: ModelConfig) -> int:
-        return 2 * config.width + (2 * config.head_size if config.qk_norm else 0)
+    def num_vector_weights(config: ModelConfig) -> int:
+        # of norms and biases
+        widths = {name: outputs for name, (_, outputs) in config.projections.items()}
+        biases = 2 * config.width + sum(widths.values()) if config.has_biases else 0
+        if config.has_qkv_biases and not config.has_biases:
+            biases = sum(widths[name] for name in ("q_proj", "k_proj", "v_proj"))
+        norms = 4 if config.has_post_norms else 2
+        return norms * config.width + (2 * config.head_size if config.has_qk_norm else 0) + biases
 
     @staticmethod
     def num_live(config: ModelConfig) -> int:
@@ -227,32 +284,47 @@ class DecoderLayer(nn.Module):
         Without mixed precision the outputs of the norms are kept too. Dropout keeps the masks of both outputs.
         """
         dropped = config.width if config.residual_dropout else 0
+        post = 2 * ((3 if mixed else 1) * FP32_BYTES * config.width + FP32_BYTES) if config.has_post_norms else 0
         own = ActivationBytes(
-            saved=2 * FP32_BYTES * ((1 if mixed else 2) * config.width + 1) + 2 * dropped,
+            saved=post + 2 * FP32_BYTES * ((1 if mixed else 2) * config.width + 1) + 2 * dropped,
             selective=FP32_BYTES * config.width,
             reused=0,
             gradients=HASH_BYTES * dropped,
         )
         attention = Attention.activation_bytes(config, row_length, mixed=mixed, backend=backend)
-        return own + attention + SwiGLU.activation_bytes(config, mixed=mixed)
+        return own + attention + (GeluMLP if config.is_gpt2 else SwiGLU).activation_bytes(config, mixed=mixed)
 
 
-def rotary_table(positions_BL: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+def rotary_table(
+    positions_BL: Tensor, head_dim: int, theta: float, scaling: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Tensor, Tensor]:
     """Return cosine, (B, L, 1, H), each value twice, and sine, (B, L, 1, H/2), of the rotary embedding (Su et al., 2021), fp32.
 
-    The angle of pair i at position p is `p * theta^(-2i/H)`.
+    The angle of pair i at position p is `p * theta^(-2i/H)`, unless `scaling` changes the frequencies.
     """
     exponents = torch.arange(0, head_dim, 2, device=positions_BL.device, dtype=torch.float32) / head_dim
-    angles = positions_BL[:, :, None, None].float() * theta**-exponents
-    return angles.cos().repeat(1, 1, 1, 2), angles.sin()
+    # Published models compute the quotient. Its last bit may differ, so without a scale the power stays, as in earlier runs.
+    frequencies = 1.0 / theta**exponents if scaling else theta**-exponents
+    frequencies, factor = scaled_frequencies(frequencies, theta, scaling)
+    angles = positions_BL[:, :, None, None].float() * frequencies
+    cos, sin = angles.cos().repeat(1, 1, 1, 2), angles.sin()
+    return (cos, sin) if factor == 1 else (cos * factor, sin * factor)
 
 
 def rotary_bytes(head_dim: int) -> int:
     return FP32_BYTES * (head_dim + head_dim // 2)
 
 
-def rotate(x_BLNH: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+def normed_and_rotated(x_BLNH: Tensor, norm: nn.Module, rotation: Rotation) -> Tensor:
+    if rotation is not None and type(norm) is RMSNorm and has_kernels(x_BLNH.device.type, x_BLNH.dtype):
+        return cast(Tensor, norm_and_rotate(x_BLNH, norm.weight, *rotation, norm.eps)[0])
+    return rotate(norm(x_BLNH), rotation)
+
+
+def rotate(x_BLNH: Tensor, rotation: Rotation) -> Tensor:
     """Rotate the pairs (x_i, x_{i+H/2}) by the angles of a `rotary_table`; the result has the shape and type of the input."""
+    if rotation is None:
+        return x_BLNH
     if not torch.is_grad_enabled():
         return _turned(x_BLNH, *rotation, 1)
     return cast(Tensor, _Rotation.apply(x_BLNH, *rotation))  # type: ignore[no-untyped-call]

@@ -31,14 +31,14 @@ class LoraLinear(nn.Module):
     def __init__(self, base: Linear, lora: LoraConfig, site: int) -> None:
         super().__init__()
         assert lora.rank is not None
-        self.weight = base.weight
+        self.weight, self.bias = base.weight, base.bias
         self.lora_A = Linear(base.in_features, lora.rank)
         self.lora_B = Linear(lora.rank, base.out_features)
         self.factor, self.dropout, self.site = lora.factor, lora.dropout, site
 
     def forward(self, x: Tensor, keys_B: Tensor | None = None) -> Tensor:
         inner = self.lora_A(dropout(x, self.dropout, keys_B, self.site)) * self.factor
-        return multiplied(x, self.weight) + cast(Tensor, self.lora_B(inner))
+        return multiplied(x, self.weight, self.bias) + cast(Tensor, self.lora_B(inner))
 
 
 def projected(projection: nn.Module, x_BLD: Tensor, keys_B: Tensor | None) -> Tensor:
@@ -85,15 +85,20 @@ def is_adapter(name: str) -> bool:
 
 
 def num_adapter_weights(model: ModelConfig, lora: LoraConfig) -> int:
-    return model.layers * (lora.rank or 0) * sum(sum(model.projections[name]) for name in lora.targets)
+    return model.layers * (lora.rank or 0) * sum(sum(widths) for widths in _adapted(model, lora))
 
 
 def adapter_activation_bytes(model: ModelConfig, lora: LoraConfig, *, mixed: bool) -> int:
     """Return the bytes that the adapters of one layer keep for one token: A x, and with dropout its dropped input and mask."""
     if lora.rank is None:
         return 0
-    inputs = sum(model.projections[name][0] for name in lora.targets) if lora.dropout else 0
-    return computed_bytes(mixed=mixed) * lora.rank * len(lora.targets) + (FP32_BYTES + 1) * inputs
+    adapted = _adapted(model, lora)
+    inputs = sum(width for width, _ in adapted) if lora.dropout else 0
+    return computed_bytes(mixed=mixed) * lora.rank * len(adapted) + (FP32_BYTES + 1) * inputs
+
+
+def _adapted(model: ModelConfig, lora: LoraConfig) -> list[tuple[int, int]]:
+    return [widths for name, widths in model.projections.items() if name in lora.targets]
 
 
 def merged_weights(weights: Mapping[str, Tensor], lora: LoraConfig) -> dict[str, Tensor]:

@@ -26,11 +26,15 @@ from torch.nn import functional
 from trainer.config import LossConfig
 from trainer.data.batch import IGNORE
 from trainer.model.cost import FP32_BYTES
-from trainer.model.linear import product
+from trainer.model.linear import add_product, product
+from trainer.model.operators import has_kernels, loss_and_slopes_
 
 _PLAIN = LossConfig()
 _CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 1 << 30}
 _EVALUATION_TOKENS = 256
+_EVALUATION_TOKENS_ON_GPU = 4096  # in 16 bits: a compiled model contains the products of all chunks
+_CHUNKS_IN_PLACE = 4
+"""The kernel for GPUs takes this many times more positions at a time in the same memory, because it keeps no fp32 logits."""
 _FP16_SCALE = 256.0
 """The loss's derivative is multiplied by this before it is rounded to fp16, whose smallest number, 6e-8, is too large for the
 derivatives of unlikely pieces."""
@@ -63,9 +67,15 @@ def cross_entropy_rows(logits_BLV: Tensor, targets_BL: Tensor) -> Tensor:
 
 
 def linear_cross_entropy_sum(
-    hidden_BLD: Tensor, weight_VD: Tensor, targets_BL: Tensor, settings: LossConfig = _PLAIN, weights_BL: Tensor | None = None
+    hidden_BLD: Tensor,
+    weight_VD: Tensor,
+    targets_BL: Tensor,
+    settings: LossConfig = _PLAIN,
+    weights_BL: Tensor | None = None,
+    *,
+    softcap: float = 0.0,
 ) -> Tensor:
-    """Return `cross_entropy_sum` of the logits `hidden @ weight^T`, computed for `settings.chunk_tokens` positions at a time.
+    """Return `cross_entropy_sum` of the logits `soft_cap(hidden @ weight^T)`, for `settings.chunk_tokens` positions at a time.
 
     Matrix products are in the type of autocast if it is on, else in the type of `hidden_BLD`. Everything else, including the sum of
     the weight's gradient over chunks, is in fp32. The gradient cannot be differentiated again. Another `chunk_tokens` gives the
@@ -73,13 +83,17 @@ def linear_cross_entropy_sum(
     """
     kept_N = targets_BL.flatten() != IGNORE
     weights_N = torch.ones_like(kept_N, dtype=torch.float32) if weights_BL is None else weights_BL.detach().flatten()
+    product_type = _product_type(hidden_BLD)
+    in_place = torch.is_grad_enabled() and has_kernels(hidden_BLD.device.type, product_type) and not softcap
     plan = _Plan(
         settings.label_smoothing,
         settings.z_loss,
         settings.temperature,
-        settings.chunk_tokens or default_chunk_tokens(weight_VD.shape[0], hidden_BLD.device.type),
-        _product_type(hidden_BLD),
+        _chunk_tokens(settings, weight_VD.shape[0], hidden_BLD.device.type, in_place=in_place),
+        product_type,
         torch.is_grad_enabled(),
+        in_place,
+        softcap,
     )
     loss = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden_BLD.flatten(0, 1),
@@ -92,13 +106,15 @@ def linear_cross_entropy_sum(
 
 
 @torch.no_grad()
-def linear_cross_entropy_rows(hidden_BLD: Tensor, weight_VD: Tensor, targets_BL: Tensor) -> Tensor:
-    """Return `cross_entropy_rows` of the logits `hidden @ weight^T`, (B, L), fp32, a few positions at a time, without gradients.
+def linear_cross_entropy_rows(hidden_BLD: Tensor, weight_VD: Tensor, targets_BL: Tensor, *, softcap: float = 0.0) -> Tensor:
+    """Return `cross_entropy_rows` of the logits `soft_cap(hidden @ weight^T)`, (B, L), fp32, in chunks and without gradients.
 
     All matrix products have the same shape, so the values of a row do not depend on the other rows of the batch.
     """
-    size = min(_EVALUATION_TOKENS, default_chunk_tokens(weight_VD.shape[0], hidden_BLD.device.type))
-    plan = _Plan(0.0, 0.0, 1.0, size, _product_type(hidden_BLD), False)
+    device, product_type = hidden_BLD.device.type, _product_type(hidden_BLD)
+    most = _EVALUATION_TOKENS_ON_GPU if has_kernels(device, product_type) else _EVALUATION_TOKENS
+    size = min(most, default_chunk_tokens(weight_VD.shape[0], device))
+    plan = _Plan(0.0, 0.0, 1.0, size, product_type, False, False, softcap)
     weight_VD = weight_VD.to(plan.product_type)
     losses = []
     with torch.autocast(hidden_BLD.device.type, enabled=False):
@@ -117,6 +133,10 @@ def equal_chunks(hidden_BLD: Tensor, targets_BL: Tensor, size: int) -> Iterator[
     return zip(torch.split(hidden_ND, size), torch.split(targets_N, size), strict=True)
 
 
+def _chunk_tokens(settings: LossConfig, vocab_size: int, device_type: str, *, in_place: bool) -> int:
+    return settings.chunk_tokens or default_chunk_tokens(vocab_size, device_type) * (_CHUNKS_IN_PLACE if in_place else 1)
+
+
 def default_chunk_tokens(vocab_size: int, device_type: str = "cpu") -> int:
     """Return the largest power of two of positions, at least 64, whose fp32 logits take at most 16 MiB on a CPU, 1 GiB on a GPU.
 
@@ -128,18 +148,28 @@ def default_chunk_tokens(vocab_size: int, device_type: str = "cpu") -> int:
 
 
 def loss_bytes(
-    settings: LossConfig, width: int, vocab_size: int, num_tokens: int, device_type: str, *, mixed: bool, frozen: bool = False
+    settings: LossConfig,
+    width: int,
+    vocab_size: int,
+    num_tokens: int,
+    device_type: str,
+    *,
+    mixed: bool,
+    frozen: bool = False,
+    softcap: float = 0.0,
 ) -> int:
     """Return the most bytes that `linear_cross_entropy_sum` and its gradients hold at one time.
 
-    These are the logits of a chunk and their softmax in fp32, with mixed precision both also in 16 bits; the gradient of every
-    hidden state, twice while it is concatenated or multiplied; the gradient of the output projection, also twice, unless it is
-    `frozen`; and with mixed precision the cast projection.
+    These are the logits of a chunk and their softmax in fp32, with mixed precision both also in 16 bits, or on a GPU only the
+    logits in 16 bits; with a soft cap its derivative in fp32;
+    the gradient of every hidden state, twice while it is concatenated or multiplied; the gradient of the output
+    projection, also twice, unless it is `frozen`; and with mixed precision the cast projection.
     """
-    chunk_tokens = min(settings.chunk_tokens or default_chunk_tokens(vocab_size, device_type), num_tokens)
-    logits = (3 if mixed else 2) * FP32_BYTES * vocab_size * chunk_tokens
+    in_place = device_type == "cuda" and mixed and not softcap
+    chunk_tokens = min(_chunk_tokens(settings, vocab_size, device_type, in_place=in_place), num_tokens)
+    logit_bytes = 2 if in_place else ((3 if mixed else 2) + (1 if softcap else 0)) * FP32_BYTES
     return (
-        logits
+        logit_bytes * vocab_size * chunk_tokens
         + 2 * FP32_BYTES * width * num_tokens
         + vocab_size * width * ((0 if frozen else 2 * FP32_BYTES) + (2 if mixed else 0))
     )
@@ -152,6 +182,8 @@ class _Plan(NamedTuple):
     chunk_tokens: int
     product_type: torch.dtype
     differentiable: bool
+    in_place: bool
+    softcap: float
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -168,7 +200,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         largest = weights_N.abs().amax().clamp_min(torch.finfo(wide).tiny)
         shares_N1 = (weights_N / largest)[:, None]  # at most 1 for weights of any size, so fp16 can hold them
         projection_VD = weight_VD.to(plan.product_type)
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=wide) if for_weight else None
+        grad_weight_VD: Tensor | None = None
         losses, grads_hidden = [], []
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for states_CD, chosen_C, shares_C1 in zip(
@@ -181,12 +213,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 losses.append(loss_C)
                 if slopes_CV is not None and for_hidden:
                     grads_hidden.append(_wide_product(slopes_CV, projection_VD) * shares_C1)
-                if slopes_CV is not None and grad_weight_VD is not None:
+                if slopes_CV is not None and for_weight:
                     shared_CD = (hidden_CD * shares_C1).to(plan.product_type)
                     if shared_CD.dtype == wide:
-                        grad_weight_VD.addmm_(slopes_CV.T, shared_CD)
+                        grad_weight_VD = torch.zeros_like(weight_VD, dtype=wide) if grad_weight_VD is None else grad_weight_VD
+                        add_product(grad_weight_VD, slopes_CV.T, shared_CD.T)
                     else:
-                        grad_weight_VD.add_(_wide_product(slopes_CV.T, shared_CD))
+                        part_VD = _wide_product(slopes_CV.T, shared_CD)
+                        grad_weight_VD = part_VD if grad_weight_VD is None else grad_weight_VD.add_(part_VD)
         factor = largest / (plan.temperature * _slope_scale(plan.product_type))
         ctx.save_for_backward(torch.cat(grads_hidden) if for_hidden else None, grad_weight_VD, factor)
         ctx.input_types = hidden_ND.dtype, weight_VD.dtype
@@ -208,10 +242,18 @@ def _losses_and_slopes(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the unweighted loss of each position, (C,), and its derivative by the logits, (C, V), in the type of matrix products.
 
-    The derivative is taken by the logits after division by the temperature, and multiplied by `_slope_scale`.
+    The derivative is taken by the logits times the temperature, before a soft cap, and multiplied by `_slope_scale`.
     """
     wide, smoothing = _wide(plan.product_type), plan.label_smoothing
     logits_CV = product(hidden_CD, weight_VD)
+    if plan.in_place and want_slopes:
+        scale = _slope_scale(plan.product_type)
+        return loss_and_slopes_(logits_CV, chosen_C1.squeeze(1), smoothing, plan.z_loss, plan.temperature, scale), logits_CV
+    bend_CV = None
+    if plan.softcap:
+        capped_CV = (logits_CV.to(wide) / plan.softcap).tanh_()
+        bend_CV = 1 - capped_CV.square() if want_slopes else None
+        logits_CV = capped_CV.mul_(plan.softcap)
     if plan.temperature != 1:
         logits_CV = logits_CV.to(wide) / plan.temperature
     own_C1 = logits_CV.gather(1, chosen_C1).to(wide)
@@ -236,6 +278,8 @@ def _losses_and_slopes(
     if smoothing:
         slopes_CV.sub_(smoothing / weight_VD.shape[0])
     slopes_CV.scatter_(1, chosen_C1, slopes_CV.gather(1, chosen_C1) - (1 - smoothing))
+    if bend_CV is not None:
+        slopes_CV.mul_(bend_CV)
     if (scale := _slope_scale(plan.product_type)) != 1:
         slopes_CV.mul_(scale)
     return loss_C1.squeeze(1), slopes_CV.to(plan.product_type)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from common.errors import CheckpointError
-from common.host_memory import check_fits_memory, free_host_bytes
+from common.hardware import check_fits_memory, free_host_bytes
 from common.text import format_bytes
 from trainer.config import LoraConfig, ModelConfig, TrainConfig
 from trainer.model.attention import Backend
@@ -96,7 +96,10 @@ def estimate(
         activations=activation_bytes(model, row_length, micro, mixed=mixed, backend=backend)
         + micro * row_length * model.layers * adapter_activation_bytes(model, config.lora, mixed=mixed),
         loss=loss_bytes(
-            *(config.loss, model.width, model.padded_vocab(vocab_size), micro * row_length, device_type), mixed=mixed, frozen=frozen
+            *(config.loss, model.width, model.padded_vocab(vocab_size), micro * row_length, device_type),
+            mixed=mixed,
+            frozen=frozen,
+            softcap=model.logit_softcap,
         ),
     )
 

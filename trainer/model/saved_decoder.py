@@ -14,8 +14,7 @@ from common.files import digest_bytes
 from data_pipeline.conversations.chat_template import ChatTemplate, saved_template
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint import CheckpointStore
-from trainer.checkpoint.of_run import load_checkpoint
-from trainer.checkpoint.weights import averaged_weights, weights_digest
+from trainer.checkpoint.of_run import averaged_weights, load_checkpoint, weights_digest
 from trainer.config import TrainConfig
 from trainer.model.decoder import weight_shapes
 from trainer.model.lora import is_adapter, merged_weights

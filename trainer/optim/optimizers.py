@@ -15,26 +15,19 @@ from torch import Tensor, nn
 
 from common.errors import CheckpointError, ConfigError
 from common.text import some_of
-from trainer.config import OptimConfig, TrainConfig
+from trainer.config import OptimConfig
+from trainer.distributed.group import Group
 from trainer.model.decoder import LAST_NORM
 from trainer.model.parameters import parameters_by_name
+from trainer.optim.adamw import AdamW, Optimizer
+from trainer.optim.muon import Muon
 
 
-def check_optimizer(config: TrainConfig) -> None:
-    """Refuse Muon with sharded weights: it needs whole matrices, and torch 2.13.0 gathers each ten times per step."""
-    if config.optim.optimizer.needs_whole_matrices and config.parallel == "fsdp":
-        raise ConfigError(
-            f"optim.kind = {config.optim.kind} works on whole matrices, and parallel = fsdp shards them; use "
-            "parallel = ddp, or optim.kind = adamw"
-        )
-
-
-def build_optimizers(model: nn.Module, config: OptimConfig, width_ratio: float = 1.0) -> tuple[torch.optim.Optimizer, ...]:
-    """Return the optimizers of `model`, which must already be on its device and sharded. Frozen parameters have none.
-
-    AdamW (Loshchilov and Hutter, 2019) uses the fused kernel. Muon (Jordan et al., 2024) replaces the averaged gradient of a matrix
-    by an approximation of the nearest semi-orthogonal matrix. It is scaled by 0.2 sqrt(max(rows, columns)), the size of an AdamW
-    update (Liu et al., 2025), so both can use the same learning rate, and use the same decay.
+def build_optimizers(
+    model: nn.Module, config: OptimConfig, width_ratio: float = 1.0, ranks: Group | None = None
+) -> tuple[Optimizer, ...]:
+    """Return the optimizers of `model`, which must already be on its device and sharded. Frozen parameters have none. `ranks` share
+    the products of Muon, and all must make each update: see `Muon`. AdamW (Loshchilov and Hutter, 2019) uses the fused kernel.
 
     With `width_ratio` m, the width over that at which the learning rates were chosen, the updates change the activations as much as
     at that width (Yang et al., 2022, Tensor Programs V, table 3). AdamW's rate is divided by m for the layers' matrices and for the
@@ -49,31 +42,30 @@ def build_optimizers(model: nn.Module, config: OptimConfig, width_ratio: float =
             "optim.kind = muon needs matrices in a module list called `layers`, and this model has none; use optim.kind = adamw"
         )
     others = {name: parameter for name, parameter in trained.items() if name not in hidden}
-    optimizers: list[torch.optim.Optimizer] = [_adamw(others, config, width_ratio)]
+    optimizers: list[Optimizer] = [_adamw(others, config, width_ratio)]
     if hidden:
-        optimizers.append(_muon([trained[name] for name in hidden], config, width_ratio))
+        scale = math.sqrt(width_ratio)
+        group = _group([trained[name] for name in hidden], (config.muon_lr or config.lr) / scale, config.weight_decay * scale)
+        optimizers.append(Muon([group], config.muon_momentum, ranks))
     return tuple(optimizers)
 
 
-def set_learning_rate(optimizers: Sequence[torch.optim.Optimizer], *factors: float, decay_factor: float = 1.0) -> None:
+def set_learning_rate(optimizers: Sequence[Optimizer], *factors: float, decay_factor: float = 1.0) -> None:
     """Set learning rate and weight decay of the next update to those of the peak times the factors, in every group."""
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["lr"] = math.prod(factors, start=group["peak_lr"])
         group["weight_decay"] = group["peak_decay"] * decay_factor
 
 
-def step_unless(optimizers: Sequence[torch.optim.Optimizer], skip: Tensor) -> None:
+def step_unless(optimizers: Sequence[Optimizer], skip: Tensor) -> None:
     """Update all parameters, unless `skip` (fp32 on their device) is 1: then weights, moments and counters keep their bits."""
     for optimizer in optimizers:
-        if isinstance(optimizer, torch.optim.AdamW):
-            optimizer.found_inf = skip  # type: ignore[attr-defined]  # the interface for gradient scalers
-            optimizer.step()
-            del optimizer.found_inf  # type: ignore[attr-defined]
-        elif not skip.item():
-            optimizer.step()
+        optimizer.found_inf = skip
+        optimizer.step()
+        optimizer.found_inf = None
 
 
-def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
+def optimizer_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
     """Return the state by parameter name: `{"model.norm.weight/exp_avg": …, …}`. The tensors are not copied."""
     states = {parameter: state for optimizer in optimizers for parameter, state in optimizer.state.items()}
     return {
@@ -83,7 +75,7 @@ def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimiz
     }
 
 
-def restore_optimizer(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], tensors: Mapping[str, Tensor]) -> None:
+def restore_optimizer(model: nn.Module, optimizers: Sequence[Optimizer], tensors: Mapping[str, Tensor]) -> None:
     """Restore the state that `optimizer_tensors` returned, bit for bit. A sharded optimizer needs sharded tensors."""
     overwrite(optimizer_tensors(model, optimizers), tensors, "optimizer state")
 
@@ -117,7 +109,7 @@ def _is_hidden_matrix(name: str, parameter: Tensor) -> bool:
     return parameter.ndim == 2 and ".layers." in f".{name}"
 
 
-def _adamw(parameters: Mapping[str, nn.Parameter], config: OptimConfig, width_ratio: float) -> torch.optim.AdamW:
+def _adamw(parameters: Mapping[str, nn.Parameter], config: OptimConfig, width_ratio: float) -> AdamW:
     scaled = {name for name, one in parameters.items() if width_ratio != 1 and (_is_hidden_matrix(name, one) or name == LAST_NORM)}
     groups = [
         _group(
@@ -129,24 +121,7 @@ def _adamw(parameters: Mapping[str, nn.Parameter], config: OptimConfig, width_ra
         for decays in (True, False)
     ]
     filled = [group for group in groups if group["params"]]
-    # An extension may freeze all weights that Muon does not take. PyTorch accepts a group without weights, but not zero groups.
-    optimizer = torch.optim.AdamW(filled or groups[:1], betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
-    for parameter in parameters.values():
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
-    return optimizer
-
-
-def _muon(matrices: Sequence[nn.Parameter], config: OptimConfig, width_ratio: float) -> torch.optim.Muon:
-    scale = math.sqrt(width_ratio)
-    group = _group(matrices, (config.muon_lr or config.lr) / scale, config.weight_decay * scale)
-    optimizer = torch.optim.Muon([group], momentum=config.muon_momentum, adjust_lr_fn="match_rms_adamw")
-    for matrix in matrices:
-        optimizer.state[matrix] = {"momentum_buffer": torch.zeros_like(matrix)}
-    return optimizer
+    return AdamW(filled, config.beta1, config.beta2, config.eps)
 
 
 def _group(parameters: Sequence[nn.Parameter], rate: float, decay: float) -> dict[str, Any]:

@@ -5,7 +5,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.distributed.group import Group
 from trainer.machine.memory import fits_in_memory, release_memory
-from trainer.parallel.fsdp import ShardedModule
+
+if TYPE_CHECKING:
+    from trainer.parallel.fsdp import ShardedModule
 
 _LATE_NUMBERS = 8 << 20  # numbers that `LateAccumulation` adds in one exchange: 32 MiB, which is enough to use a network fully
 
@@ -185,7 +187,7 @@ class FsdpAccumulation(Accumulation):
     can_join = False
     """Weights are gathered within every pass. A rank whose pass failed does not know which exchange the others wait for."""
 
-    def __init__(self, module: ShardedModule, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, module: "ShardedModule", parameters: Sequence[nn.Parameter]) -> None:
         super().__init__(parameters)
         self._module = module
 

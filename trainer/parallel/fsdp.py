@@ -6,31 +6,33 @@ backward pass. Gradients are averaged over the ranks, and each rank keeps those 
 stage 3).
 
 All functions that gather are collective: all ranks must call them in the same order and equally often.
+
+PyTorch's modules for it take 0.7 s of CPU to import, so only `shard` imports them. Without them no tensor is sharded.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping
 from types import MethodType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from common.errors import CheckpointError, ConfigError
 from trainer.config import BatchConfig
 from trainer.distributed.group import Group
-from trainer.model.parameters import parameters_by_name
+from trainer.model.parameters import is_sharded, parameters_by_name
 
 _ResultT = TypeVar("_ResultT")
 
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
-class ShardedModule(FSDPModule, nn.Module):
-    """The type of a module after `shard`. It exists only for type checks."""
+    class ShardedModule(FSDPModule, nn.Module):
+        """The type of a module after `shard`."""
 
 
 def check_parallel(parallel: str, batch: BatchConfig, num_ranks: int) -> None:
@@ -57,11 +59,14 @@ def shard(module: nn.Module, group: Group) -> ShardedModule:
             f"parallel = fsdp gathers one layer at a time, and {type(module).__name__} has no torch.nn.ModuleList of layers; "
             "put the model's layers into one, or use parallel = ddp"
         )
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
     assert dist.group.WORLD is not None
     mesh = DeviceMesh.from_group(dist.group.WORLD, group.device.type)
     for block in blocks:
         fully_shard(block, mesh=mesh)
-    sharded = cast(ShardedModule, fully_shard(module, mesh=mesh))
+    sharded = cast("ShardedModule", fully_shard(module, mesh=mesh))
     is_visited = False
 
     def reshard_after_forward(module: nn.Module, _arguments: object, _result: object) -> None:
@@ -91,7 +96,8 @@ def gathered(module: nn.Module, action: Callable[[], _ResultT]) -> _ResultT:
     sharded, this only calls `action`.
     """
     with torch.no_grad():
-        if not isinstance(module, FSDPModule):
+        fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # loaded if any module is sharded
+        if fsdp is None or not isinstance(module, fsdp.FSDPModule):
             return action()
         try:
             return cast(_ResultT, cast(Any, module).visit(action))
@@ -102,13 +108,18 @@ def gathered(module: nn.Module, action: Callable[[], _ResultT]) -> _ResultT:
             module.reshard()
 
 
-def full_tensors(tensors: Mapping[str, Tensor], group: Group) -> dict[str, Tensor]:
-    """Return whole tensors on the CPU on rank 0, nothing on other ranks. One is gathered at a time. Whole ones come from rank 0."""
+def full_tensors(tensors: Mapping[str, Tensor], group: Group, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Return whole tensors on the CPU on rank 0, nothing on other ranks. One is gathered at a time. Whole ones come from rank 0.
+
+    `into` has memory for the copies on rank 0.
+    """
     full = {}
     for name, tensor in tensors.items():
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        whole = (tensor.full_tensor() if is_sharded(tensor) else tensor).detach()
         if group.is_main:
-            full[name] = whole.detach().to("cpu", copy=True)
+            full[name] = whole.to("cpu", copy=True) if into is None else into[name].copy_(whole, non_blocking=True)
+    if into and group.device.type == "cuda":
+        torch.cuda.current_stream(group.device).synchronize()
     return full
 
 
@@ -159,7 +170,9 @@ def _blocks(module: nn.Module) -> list[nn.Module]:
 
 def _like(parameter: Tensor, whole: Tensor) -> Tensor:
     """Return `whole` sharded like `parameter`. Needs no communication, because every rank has the whole tensor."""
-    if not isinstance(parameter, DTensor):
+    if not is_sharded(parameter):
         return whole
+    from torch.distributed.tensor import distribute_tensor
+
     on_device = whole.to(parameter.device, parameter.dtype)
     return distribute_tensor(on_device, parameter.device_mesh, parameter.placements, src_data_rank=None)

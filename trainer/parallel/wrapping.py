@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from itertools import chain
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import ConfigError
+from trainer.config import TrainConfig
 from trainer.context import RunContext
 from trainer.machine.memory import fits_in_memory
 from trainer.model.decoder import Decoder
@@ -29,16 +31,13 @@ class MicroTooLarge(Exception):  # noqa: N818 - not an error: smaller micro-batc
 def wrap_for_training(loss: LossModule, context: RunContext) -> tuple[nn.Module, Accumulation]:
     """Return the model with its loss, compiled and distributed. Raises MicroTooLarge if a trial pass runs out of memory."""
     config, group = context.config, context.group
-    compiled = config.compiles(group.device.type)
-    if config.parallel == "fsdp" and group.world_size > 1:
-        if compiled and isinstance(loss.model, Decoder):
-            for layer in loss.model.model.layers:  # each layer as a whole, because exchanges run between layers
-                layer.compile(dynamic=False)
+    with_fsdp = config.parallel == "fsdp" and group.world_size > 1
+    if config.compiles(group.device.type):
+        _compile(loss, config, with_fsdp=with_fsdp)
+    if with_fsdp:
         sharded = shard(loss, group)
         return sharded, FsdpAccumulation(sharded, list(loss.parameters()))
     parameters = [one for one in parameters_by_name(loss.model).values() if one.requires_grad]
-    if compiled:
-        loss.compile(dynamic=False)
     if config.reproducibility == "elastic":
         if group.world_size & (group.world_size - 1):
             raise ConfigError(
@@ -55,6 +54,27 @@ def wrap_for_training(loss: LossModule, context: RunContext) -> tuple[nn.Module,
     accumulation = DdpAccumulation(module, parameters)
     _settle_buckets(module, accumulation, context)
     return module, accumulation
+
+
+def _compile(loss: LossModule, config: TrainConfig, *, with_fsdp: bool) -> None:
+    reuse_traced_graphs()
+    by_layer = with_fsdp or config.compile == "layers"  # FSDP's exchanges run between the layers
+    if by_layer and isinstance(loss.model, Decoder):
+        for layer in loss.model.model.layers:
+            layer.compile(dynamic=False)
+    elif not with_fsdp:
+        loss.compile(dynamic=False)
+
+
+def reuse_traced_graphs() -> None:
+    """Make PyTorch keep the forward and backward graphs of the model for later starts, as it keeps the code that is made of them.
+
+    By default it does not keep graphs with autocast or an autograd function. They are safe to keep: the arguments of autocast, and
+    the operators of both passes of the function, are part of the graph from which the key is made.
+    """
+    functions = ("_enter_autocast", "_exit_autocast")
+    torch._inductor.config.unsafe_marked_cacheable_functions |= {f"torch.amp.autocast_mode.{name}": "" for name in functions}
+    torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
 
 
 def _settle_buckets(module: DistributedDataParallel, accumulation: DdpAccumulation, context: RunContext) -> None:

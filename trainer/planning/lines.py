@@ -1,25 +1,17 @@
-"""What a start says about its run: a forecast, which fits a terminal of 80 columns and 24 lines, and data of another recipe."""
+"""The forecast of a run in words, which fits a terminal of 80 columns and 24 lines."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any
 
-from common.files import UnusableFileError, read_input
-from common.settings.dotted import flatten
-from common.settings.load import AUTO, MAX_SETTINGS_BYTES, recipe_path
-from common.settings.toml import parse_toml
-from common.text import count, duration, rate, shortened, size, some_of, visible
-from data_pipeline.dataset.manifest import Manifest
+from common.text import count, duration, rate, shortened, size, visible
 from trainer.model.lora import num_adapter_weights
 from trainer.planning.forecast import Forecast
 
 _COLUMNS = 79
 _NAME_COLUMNS = 12
 _PATH_CHARS = 60
-_SHOWN_SETTINGS = 3
 
 
 def plan_lines(forecast: Forecast, *, place: str, free_bytes: int, step_s: float | None) -> list[str]:
@@ -104,20 +96,3 @@ def _time(forecast: Forecast, step_s: float | None) -> str:
 
 def _counted(number: int, noun: str) -> str:
     return f"{count(number)} {noun}{'s' * (number != 1)}"
-
-
-def other_preparation(recipe: str | None, manifest: Manifest) -> str | None:
-    """Return a sentence with the settings that decide the rows and differ from a readable recipe; None if there are none."""
-    wanted: Any = {}
-    if recipe not in (None, AUTO):
-        with suppress(OSError, ValueError, UnusableFileError):
-            wanted = parse_toml(read_input(recipe_path(str(recipe)), MAX_SETTINGS_BYTES)).get("prepare")
-    used = flatten(manifest.content_settings)
-    found = [
-        f"{name} = {used[name]} instead of {value}"
-        for name, value in (flatten(wanted).items() if isinstance(wanted, Mapping) else ())
-        if name in used and used[name] != value
-    ]
-    if not found:
-        return None
-    return f"the data was not prepared with the recipe {recipe}: it has {some_of(found, _SHOWN_SETTINGS)}"

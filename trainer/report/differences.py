@@ -12,10 +12,9 @@ from pydantic_core import PydanticUndefined
 
 from common.files import read_input
 from common.paths import RECIPES
-from common.settings.dotted import flatten
+from common.settings.dotted import flatten, parse_toml
 from common.settings.load import AUTO, MAX_SETTINGS_BYTES, recipe_path
 from common.settings.model import setting_names, with_current_names, with_nones
-from common.settings.toml import parse_toml
 from trainer.config import TrainConfig
 from trainer.config.model import ModelConfig
 

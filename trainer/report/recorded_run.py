@@ -11,13 +11,10 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from common.errors import CheckpointError
-from common.files import digest_bytes
 from common.html.chart import Curve, median
 from common.redaction import redacted_settings
-from common.untrusted import read_run_file
 from trainer.runs.events import AlertEvent, EvalEvent, Event, TrainEvent
 from trainer.runs.layout import METRICS, manifest_path
-from trainer.runs.manifest import MAX_MANIFEST_BYTES, CheckpointManifest
 from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import read_events
 from trainer.runs.record import Record, target_word
@@ -125,13 +122,11 @@ def read_run(path: Path) -> RecordedRun:
     curves = {name: Curve(np.array(steps, np.float64), np.array(values, np.float64)) for name, (steps, values) in points.items()}
     checkpoints = []
     for step in saved.steps:
-        file = manifest_path(path, step)
         try:
-            data = read_run_file(file, MAX_MANIFEST_BYTES, path)
-            manifest = CheckpointManifest.from_file(data)
-        except (OSError, ValueError, CheckpointError):
-            if file.parent.exists():  # otherwise the run, which still trains, has deleted it since
+            manifest = saved.manifest(step)
+        except (OSError, CheckpointError):
+            if manifest_path(path, step).parent.exists():  # otherwise the run, which still trains, has deleted it since
                 checkpoints.append(SavedCheckpoint(step))
             continue
-        checkpoints.append(SavedCheckpoint(step, sum(manifest.objects.values()), manifest.num_weights, digest_bytes(data)))
+        checkpoints.append(SavedCheckpoint(step, sum(manifest.objects.values()), manifest.num_weights, saved.manifest_digest(step)))
     return RecordedRun(path, record, redacted_settings(saved.settings), curves, others, checkpoints)

@@ -90,7 +90,7 @@ def introduction(run: RecordedRun) -> str:
     device = (environment.processor or device) if device.startswith("cpu") else gpus or device
     reason = run.record.ended_by
     ending = f" It {_STATUS.get(run.record.status, run.record.status)} at step {run.record.step}: {reason}" if reason else ""
-    own_code = ", with an extension (extension.py)" if identity.get("extension") else ""
+    own_code = ", with an extension" if identity.get("extension") else ""
     return (
         f"A decoder of {model.get('layers')} layers, width {model.get('width')} ({weights}), trained with {optimizer.get('kind')} "
         f"in {run.config.get('precision')} by {ranks} rank{'s' * (ranks != 1)} on {device}{own_code}.{ending}"

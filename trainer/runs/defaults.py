@@ -40,6 +40,7 @@ _SMALL_BATCH_TOKENS, _SMALL_WEIGHTS = 2048, 1.4e6
 _LEAST_ROWS, _MOST_MICRO = 8, 8
 _LR_WIDTH = 128  # the width of the model for which the optimizers state their learning rates
 _EVALUATION_SHARE = 0.05
+_OF_POSITIONS = ("rope_theta", "rope_scaling")  # settings of the model that may be changed for other weights
 
 
 def recorded_in(given: Mapping[str, Any]) -> Path | None:
@@ -52,7 +53,7 @@ def recorded_in(given: Mapping[str, Any]) -> Path | None:
 
 
 def inherited(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the model that a run takes from the run `init`: its shape, at least its context, and its rotary base."""
+    """The settings of the model that a run takes from the run `init`: its shape, at least its context, and its rotary positions."""
     if given.get("init") is None:
         return {}
     folders = [Path(given["init"]), *([Path(given["run"])] if given.get("run") is not None else [])]
@@ -68,9 +69,7 @@ def inherited(given: Mapping[str, Any]) -> dict[str, Any]:
         ) from None
     settings = {f"model.{name}": getattr(model, name) for name in shape_settings()}
     settings["model.context"] = max(model.context, _usable({"model.context": given.get("model.context")}).get("model.context", 0))
-    if "model.rope_theta" not in given:
-        settings["model.rope_theta"] = model.rope_theta
-    return settings
+    return settings | {f"model.{name}": getattr(model, name) for name in _OF_POSITIONS if f"model.{name}" not in given}
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def choose(facts: Facts, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tokens_per_weight(num_weights: int) -> int:
-    """Return the least tokens for each weight: Hoffmann et al. (2022) for large models; few for small ones (docs/benchmarks.md)."""
+    """Return the least tokens for each weight: those of Hoffmann et al. (2022) for large models, fewer for small ones."""
     return 1 if num_weights < 3e6 else 4 if num_weights < 3e7 else 20
 
 
@@ -204,9 +203,9 @@ def _batch(facts: Facts, given: dict[str, Any], weights: int) -> tuple[int, int 
 
 
 def _rates(given: dict[str, Any], width: int) -> dict[str, Any]:
-    """Return optimizer and learning rates: Muon, except for adapters and under FSDP, which cuts the matrices that Muon needs."""
+    """Return optimizer and learning rates: Muon, except for adapters."""
     kind = given.get("optim.kind", "muon")
-    if kind not in OPTIMIZERS or given.get("parallel") == "fsdp" or "lora.rank" in given:
+    if kind not in OPTIMIZERS or "lora.rank" in given:
         kind = "adamw"
     rates = OPTIMIZERS[kind].rates
     return {"optim.kind": kind, **rates, "optim.lr": float(f"{rates['optim.lr'] * min(1.0, _LR_WIDTH / width):.2g}")}

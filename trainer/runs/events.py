@@ -424,7 +424,7 @@ class HardwareEvent(Event):
         PlainValidator(lambda value: tuple(one for one in _listed(value) if isinstance(one, Mapping))),
         Metric(null=True, digits=3),
     ]
-    """For each GPU the fields of `trainer.machine.gpus.GpuReading`, and the growth of its memory (`GROWTH`) if it is known."""
+    """For each GPU the fields of `trainer.machine.sampler.GpuReading`, and the growth of its memory (`GROWTH`) if it is known."""
     host: Annotated[Facts, Metric(null=True, digits=3)]
     xids: Annotated[tuple[int, ...], PlainValidator(lambda value: tuple(map(_count, _listed(value)))), Metric()] = ()
     """Xid errors that the driver reported since the reading before."""

@@ -17,6 +17,7 @@ from common.text import some_of
 RECORD, CONFIG, LOCK, METRICS = "record.json", "config.toml", ".lock", "metrics.jsonl"
 LEDGER = Path("ledger") / "steps.jsonl"
 TOKENIZER, TASK_FOLDER, CHECKPOINTS = "tokenizer", "objective", "checkpoints"
+EXTENSION, EXTENSION_FOLDER = "extension.py", "extension"  # the copy of an extension: its file, or its folder
 REFERENCE = f"{TASK_FOLDER}/reference.safetensors"  # the initial weights of a run whose task compares the model with them
 CHECKPOINT_MANIFEST, OBJECTS = "manifest.json", "objects"
 STEP_FOLDER = r"step-(\d{8,})"
@@ -32,10 +33,14 @@ _FILES = re.compile(
     r"|checkpoints/objects/[0-9a-f]{64}\.safetensors|checkpoints/objects/\.\d+\.tmp"
 )
 """Files that the program writes, in addition to the files that the record names."""
-_OWN = re.compile(rf"{_FILES.pattern}|extension\.py|(tokenizer|objective)/[^/]+")
+_EXTENSION_FILE = r"extension(\.py|(/\w+)*/\w[\w-]*(\.[\w-]+)+)"  # files have a dot, folders have none
+_EXTENSION = re.compile(_EXTENSION_FILE, re.ASCII)
+_OWN = re.compile(rf"{_FILES.pattern}|{_EXTENSION_FILE}|(tokenizer|objective)/[^/]+", re.ASCII)
 """Everything that a start of a run replaces or deletes."""
 _FOLDERS = re.compile(
     rf"tokenizer|objective|ledger|heartbeat|stacks|profile|tensorboard|checkpoints|checkpoints/objects|checkpoints/{_STEP}"
+    r"|extension(/\w+)*",
+    re.ASCII,
 )
 _CHECKED_LATER = re.compile(r"checkpoints/(?!objects$).*")
 """Places that the checkpoint store checks: damage there makes the run use an earlier checkpoint."""
@@ -84,6 +89,10 @@ def not_a_run(folder: Path, missing: str) -> str:
 
 def is_own_file(name: str) -> bool:
     return _OWN.fullmatch(name) is not None
+
+
+def is_extension(name: str) -> bool:
+    return _EXTENSION.fullmatch(name) is not None
 
 
 def is_folder(name: str) -> bool:

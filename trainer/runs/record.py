@@ -80,6 +80,8 @@ class Imported(Schema):
     model_type: str
     types: list[str]
     files: dict[str, str]
+    generation: dict[str, Plain] = Field(default_factory=dict)
+    """Advice of the model's directory for sampling."""
 
 
 class _Measured(Schema):

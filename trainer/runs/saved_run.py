@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from common.errors import CheckpointError, PreparedDataError
 from common.files import digest_bytes
+from common.settings.dotted import parse_toml
 from common.settings.load import MAX_SETTINGS_BYTES
 from common.settings.messages import explain
 from common.settings.model import with_current_names
-from common.settings.toml import parse_toml
 from common.untrusted import read_run_file
 from data_pipeline.dataset.layout import MANIFEST
 from trainer.config import TrainConfig
@@ -30,7 +30,7 @@ class SavedRun:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._manifests: dict[int, CheckpointManifest] = {}
+        self._manifests: dict[int, tuple[CheckpointManifest, str]] = {}
 
     @cached_property
     def _record_bytes(self) -> bytes:
@@ -74,10 +74,18 @@ class SavedRun:
         return saved_steps(self.path)
 
     def manifest(self, step: int) -> CheckpointManifest:
+        return self._read_manifest(step)[0]
+
+    def manifest_digest(self, step: int) -> str:
+        """The digest of a manifest, which has the digests of all tensors of its checkpoint."""
+        return self._read_manifest(step)[1]
+
+    def _read_manifest(self, step: int) -> tuple[CheckpointManifest, str]:
         if step not in self._manifests:
             path = manifest_path(self.path, step)
             try:
-                self._manifests[step] = CheckpointManifest.from_file(read_run_file(path, MAX_MANIFEST_BYTES, self.path))
+                content = read_run_file(path, MAX_MANIFEST_BYTES, self.path)
+                self._manifests[step] = CheckpointManifest.from_file(content), digest_bytes(content)
             except OtherFormatError as error:
                 raise CheckpointError(f"{path}: {error}") from None
             except (FileNotFoundError, ValueError) as error:

@@ -14,7 +14,7 @@ from trainer.runs.progress import LedgerHead, Progress
 
 
 class ExcessRows(Schema):
-    """The rows of `trainer.health.excesses.Excesses`, by column."""
+    """The rows of `trainer.health.guard.Excesses`, by column."""
 
     steps: list[Count]
     excesses: list[Finite]

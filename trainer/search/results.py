@@ -12,25 +12,23 @@ from typing import Any
 from common.errors import ProjectError
 from common.files import write_atomic
 from common.html.chart import WIDE, Chart, Curve, Line, measured
-from common.html.drawing import Coordinate, Rank, Record, draw, draw_parallel
+from common.html.drawing import draw
 from common.html.page import UNKNOWN, or_unknown, render_page, template_environment
-from common.settings.toml import to_toml
+from common.settings.dotted import to_toml
 from common.text import duration
 from trainer.runs.saved_run import SavedRun
 from trainer.search.setup import SearchSetup, trial_config
-from trainer.search.space import Choices, shown
+from trainer.search.space import shown
 from trainer.search.study import Trial, best_of, importance_of
 from trainer.search.trial_run import recipe_of
-from trainer.verification.data_check import recipe_of as recipe_of_data
+from trainer.verification.integrity import recipe_of as recipe_of_data
 
 BEST, TRIALS = "best.toml", "trials.json"
-_MOST_LINES, _MOST_TICKS = 400, 8
 
 _TEMPLATES = template_environment(
     Path(__file__).parent, decimal=or_unknown(measured), duration=duration, percent=lambda share: f"{100 * share:.0f} %"
 )
 _TEMPLATES.globals.update(draw=draw)
-_BUILTIN = {"stdlib-code", "stdlib-manual"}
 
 
 def write_results(setup: SearchSetup, trials: Sequence[Trial], seconds: float) -> dict[str, Any]:
@@ -60,7 +58,7 @@ def best_recipe(setup: SearchSetup, best: Trial) -> str:
     if setup.manifest.config:
         with suppress(ProjectError, KeyError, TypeError, AttributeError):
             found = {name: value for name, value in recipe_of_data(setup.manifest, ()).items() if name != "source"}
-            prepare = ({"sources": ["builtin"]} if set(setup.manifest.sources) <= _BUILTIN else {}) | found
+            prepare = ({"sources": ["builtin"]} if setup.manifest.is_builtin else {}) | found
     return (
         f"# The settings of {best.name}, with the lowest validation loss of its search: {best.loss!r} nats per token.\n"
         "# To train it again: trainer train --recipe best.toml --run DIR\n"
@@ -92,7 +90,6 @@ def _page(setup: SearchSetup, trials: Sequence[Trial], best: Trial | None, secon
         values_of=lambda trial: [shown(trial.values[name]) for name in names],
         best_number=None if best is None else best.number,
         history=_history(trials),
-        parallel=_parallel(setup, trials, best),
         importance=importance_of(setup.space, trials),
         best=[] if best is None else [(name, shown(best.values[name])) for name in names],
         facts=[
@@ -120,24 +117,3 @@ def _history(trials: Sequence[Trial]) -> Chart:
         along="trial",
         log_from=WIDE,
     )
-
-
-def _parallel(setup: SearchSetup, trials: Sequence[Trial], best: Trial | None) -> Any:
-    known = sorted((trial for trial in trials if trial.loss is not None), key=lambda trial: trial.loss or 0.0)[:_MOST_LINES]
-    if best is None:
-        return ""
-    losses = [trial.loss or 0.0 for trial in known]
-    good = max(1, len(known) // 4)
-    records = []
-    for place, trial in enumerate(known):
-        rank: Rank = "best" if trial.number == best.number else "good" if place < good else "other"
-        words = ", ".join(f"{name} {shown(value)}" for name, value in trial.values.items())
-        records.append(
-            Record({**trial.values, "loss": trial.loss}, f"{trial.name}: loss {measured(trial.loss or 0.0)}, {words}", rank)
-        )
-    axes = []
-    for name, one in setup.space.dimensions.items():
-        listed = isinstance(one, Choices) or (one.whole and (one.size or _MOST_TICKS + 1) <= _MOST_TICKS)
-        ends = () if isinstance(one, Choices) or listed else (one.low, one.high, one.log)
-        axes.append(Coordinate(name, one.grid() if listed else (), *ends))
-    return draw_parallel("Values of the trials and their loss", [*axes, Coordinate("loss", (), min(losses), max(losses))], records)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from common.errors import ConfigError
-from common.files import UnusableFileError, digest_file, is_unfinished, own_folder, read_input, sealed, unsealed, write_atomic
+from common.files import UnusableFileError, is_unfinished, own_folder, read_input, sealed, unsealed, write_atomic
 from common.hardware import num_cores
 from common.redaction import redacted_settings
 from common.settings.dotted import flatten, merge, nest
@@ -22,6 +22,7 @@ from common.settings.model import current_names, is_among, markers_of, setting_n
 from common.settings.options import help_parser
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from trainer.config import TrainConfig
+from trainer.extensions.files import digests_of, read_extension
 from trainer.launch.environment import check_variables, openmp_threads
 from trainer.launch.supervisor import RESTART_VARIABLES
 from trainer.runs.defaults import visible_gpus
@@ -162,10 +163,7 @@ def _facts(
     left_out = {name for name in fixed if all(one in free for one in setting_names(TrainConfig) if is_among(one, (name,)))}
     settings = {name: value for name, value in config.model_dump(mode="json").items() if name not in left_out}
     if config.extension is not None:
-        try:
-            settings["extension"] = digest_file(config.extension)
-        except FileNotFoundError:
-            raise ConfigError(f"extension = {config.extension}: there is no such file") from None
+        settings["extension"] = digests_of(read_extension(config.extension))
     gpus = 0 if config.device == "cpu" else visible_gpus(variables)
     each = max(1, gpus // options.parallel) if gpus else 0
     ranks = str(variables.get("PET_NPROC_PER_NODE") or each or variables.get("CPU_RANKS") or 1)

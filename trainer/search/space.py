@@ -17,11 +17,11 @@ from pydantic.fields import FieldInfo
 
 from common.errors import ConfigError
 from common.files import UnusableFileError, read_input
+from common.settings.dotted import parse_toml
 from common.settings.load import MAX_SETTINGS_BYTES, warn_of_former_name
 from common.settings.markers import NotSearched
 from common.settings.messages import suggest
 from common.settings.model import current_names, fields_of, is_among, is_list, markers_of, none_word, setting_names, user_tables
-from common.settings.toml import parse_toml
 from trainer.config import TrainConfig
 
 Value = bool | int | float | str | None

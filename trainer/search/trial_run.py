@@ -17,10 +17,9 @@ from typing import Literal
 from common.errors import CheckpointError, ConfigError
 from common.files import UnusableFileError, open_input, open_output, parse_json, write_atomic
 from common.redaction import redacted
-from common.settings.dotted import without
+from common.settings.dotted import to_toml, without
 from common.settings.markers import PER_START
 from common.settings.model import settings_with
-from common.settings.toml import to_toml
 from common.text import visible
 from common.untrusted import read_lines
 from trainer.config import TrainConfig

@@ -27,7 +27,7 @@ from trainer.runs.clock import UNTIMED_STEPS
 from trainer.runs.progress import Progress
 from trainer.training.micro_batch_size import batch_for, expected_memory, spread
 from trainer.training.start.build import build
-from trainer.training.start.plan import StartPlan, check_shares, plan_start
+from trainer.training.start.plan import StartPlan, check_shares, plan_start, with_micro_batch
 from trainer.training.step import CannotContinueError, StepInputs, train_step
 from trainer.training.trainable import RunData, Trainable, hold_copy
 
@@ -57,11 +57,11 @@ def dry_run(config: TrainConfig, now: Callable[[], float] = time.monotonic) -> D
     with ExitStack() as stack:
         group = stack.enter_context(joined_group(config.device))
         extension = load_extension(config.extension)
-        plan = plan_start(stack, config, group, extension, lock=False)
+        plan = with_micro_batch(plan_start(stack, config, group, extension, lock=False))
         batch = plan.context.config.batch
         if num_ranks > 1 and config.batch.micro_batch_size == "auto":  # it was chosen for one rank
             batch = spread(batch, num_ranks)
-        context = plan.context.with_batch(batch_for(batch, num_ranks, elastic=elastic))
+        context = plan.context.with_batch(batch_for(batch, None, num_ranks, elastic=elastic))
         config, manifest = context.config, context.manifest
         check_shares(config, num_ranks)
         check_parallel(config.parallel, config.batch, num_ranks)

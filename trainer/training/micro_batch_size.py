@@ -42,8 +42,13 @@ def micro_candidates(global_batch_size: int, world_size: int) -> list[int]:
     ]
 
 
-def batch_for(batch: BatchConfig, num_ranks: int, *, elastic: bool) -> BatchConfig:
-    """Return the sizes with a smaller `micro_batch_size` if nobody has set it and it leaves ranks without rows."""
+def batch_for(batch: BatchConfig, recorded: int | None, num_ranks: int, *, elastic: bool) -> BatchConfig:
+    """Return the sizes with a smaller `micro_batch_size` if nobody has set it and it leaves ranks without rows.
+
+    If it is `auto`, the number of an earlier start is used again, because the bits depend on it.
+    """
+    if batch.micro_batch_size == "auto" and recorded is not None:
+        return BatchConfig(global_batch_size=batch.global_batch_size, micro_batch_size=recorded)
     is_free = batch.micro_batch_size != "auto" and "micro_batch_size" not in batch.model_fields_set and not elastic
     return spread(batch, num_ranks) if is_free and batch.micro_batches < num_ranks else batch
 
@@ -89,13 +94,11 @@ def expected_memory(context: RunContext, micro: int, task: Task) -> MemoryEstima
     return found if task.memory is None else task.memory(found, context)
 
 
-def with_micro(context: RunContext, extension: Extension, recorded: int | None, task: Task = LANGUAGE) -> RunContext:
-    """The rank with the least memory decides. The number of an earlier start is used again, because the bits depend on it."""
+def with_micro(context: RunContext, extension: Extension, task: Task = LANGUAGE) -> RunContext:
+    """Choose the size of the micro-batch if it is `auto`. The rank with the least memory decides."""
     config, group = context.config, context.group
     if config.batch.micro_batch_size != "auto":
         return context
-    if recorded is not None:
-        return context.with_batch(BatchConfig(global_batch_size=config.batch.global_batch_size, micro_batch_size=recorded))
     estimated = partial(expected_memory, context, task=task)
     free = group.smallest(available_bytes(group.device, group.local_world_size))
     micro = choose_micro(config.batch.global_batch_size, estimated, free, context.manifest.row_length, group.world_size)

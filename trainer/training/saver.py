@@ -14,8 +14,9 @@ from typing import Any
 
 from common.storage_errors import naming
 from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, steps_to_keep
+from trainer.checkpoint.async_saver import Staging
+from trainer.checkpoint.of_run import check_finite
 from trainer.checkpoint.store import link_checkpoint
-from trainer.checkpoint.weights import check_finite
 from trainer.config import CheckpointConfig
 from trainer.distributed.group import Group
 from trainer.distributed.replica_check import ReplicaCheck
@@ -68,7 +69,7 @@ class LiveState:
         def note() -> None:
             assert self.ledger is not None
             assert state.ledger is not None
-            self.ending.step = step
+            self.ending.reached(step)
             self.ledger.rewind(state.ledger)
             self.ledger.event("skip", step=step, start=first, count=end - first, reason=alert.message)
 
@@ -84,6 +85,7 @@ class Saver:
     checkpoints: CheckpointStore
     settings: CheckpointConfig
     writer: AsyncSaver  # writes checkpoints in a thread of rank 0
+    staging: Staging  # empty on all ranks except rank 0
     saved: tuple[int, int] | None
     """Step and last evaluation of the newest checkpoint, written or being written, None if there is none. Equal on all ranks."""
     submitted: dict[int, Progress] = field(default_factory=dict)  # counters of the checkpoints that are being written, by step
@@ -103,16 +105,16 @@ class Saver:
         )
 
     def save(self, progress: Progress) -> Progress:
-        """Copy the whole state and start to write it. Training waits for the copy, and for an earlier save. Raises StorageError if
-        that one failed, GuardError if the weights of the ranks differ or are not finite.
+        """Copy the whole state and start to write it. Training waits for the copy, and for an earlier save, and raises its error.
+        Raises GuardError if the weights of the ranks differ.
         """
         begin = time.monotonic()
         self.replica_check.check(progress.step)
         saved = replace(progress, saved_seconds=progress.seconds)
-        checkpoint = self.trainable.checkpoint(self.state.at(saved, self.trainable.scaler.state_dict()))
+        self.state.group.on_main(self.writer.wait)  # it reads the memory of `staging`
+        checkpoint = self.trainable.checkpoint(self.state.at(saved, self.trainable.scaler.state_dict()), self.staging)
 
         def submit() -> None:
-            check_finite(checkpoint)
             assert self.state.ledger is not None  # rank 0 has it
             self.state.ledger.sync()  # before a checkpoint refers to ledger and metrics
             self.state.monitor.sync()
@@ -157,6 +159,7 @@ class Saver:
 
 
 def write_and_keep(checkpoints: CheckpointStore, settings: CheckpointConfig, checkpoint: Checkpoint) -> None:
+    check_finite(checkpoint)
     with naming(checkpoints.directory):
         checkpoints.save(checkpoint)
     best = checkpoint.state["progress"]["best_step"]

@@ -12,7 +12,6 @@ from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from common.errors import ProjectError
 from trainer.context import RunContext
@@ -27,6 +26,7 @@ from trainer.machine.memory import is_out_of_memory, release_memory
 from trainer.metrics.layers import LayerObserver
 from trainer.model.dropout import row_keys
 from trainer.model.forward import CustomPass, LossModule, forward_pass
+from trainer.model.parameters import is_sharded
 from trainer.optim.optimizers import step_unless
 from trainer.training.trainable import Trainable, scaler_tensors
 
@@ -71,9 +71,9 @@ def train_step(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs, *, 
     void = void if previous is None else void | previous.void
     loss = report[len(report) - batch.num_micro_batches :].sum() / batch.normaliser
     skip = (void | ~within(inputs.thresholds, loss, report[_NORM])).float()
+    with out_of_memory_is_final(inputs.step):  # after an error some weights are updated and others not
+        step_unless(trainable.optimizers, skip)  # also without a gradient, because the ranks may share the products of an update
     if gradient is not None:
-        with out_of_memory_is_final(inputs.step):  # after an error some weights are updated and others not
-            step_unless(trainable.optimizers, skip)
         if inputs.observer is not None:
             inputs.observer.after_update(inputs.step)
         trainable.scaler.update()
@@ -116,7 +116,7 @@ def accumulate(trainable: Trainable, batch: GlobalBatch, inputs: StepInputs) -> 
             losses[number] = loss_sum.detach()
         accumulation.finish()
         for optimizer in trainable.optimizers:
-            trainable.scaler.unscale_(optimizer)
+            trainable.scaler.unscale_(optimizer)  # type: ignore[arg-type]  # it reads only the groups
         if inputs.observer is not None:
             inputs.observer.before_update(inputs.step)
         return Gradient(clip_gradient(trainable), losses, own_time, measures.flatten() if len(measures) else None)
@@ -143,7 +143,7 @@ def out_of_memory_is_final(step: int) -> Iterator[None]:
 def clip_gradient(trainable: Trainable) -> Tensor:
     clip_norm = trainable.context.config.optim.clip_norm
     gradient_norm = nn.utils.clip_grad_norm_(trainable.parameters.values(), clip_norm, foreach=True)
-    return gradient_norm.full_tensor() if isinstance(gradient_norm, DTensor) else gradient_norm
+    return gradient_norm.full_tensor() if is_sharded(gradient_norm) else gradient_norm
 
 
 def within(thresholds: Thresholds, loss: Tensor, gradient_norm: Tensor) -> Tensor:

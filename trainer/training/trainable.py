@@ -11,6 +11,7 @@ from common.errors import ConfigError
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer
 from trainer.checkpoint import Checkpoint
+from trainer.checkpoint.async_saver import Staging
 from trainer.config import LossConfig, TrainConfig
 from trainer.context import RunContext
 from trainer.data.batch import GlobalBatch
@@ -22,6 +23,7 @@ from trainer.finetuning.task import LANGUAGE, Task
 from trainer.model.forward import LossModule
 from trainer.model.lora import adapter_names, add_adapters
 from trainer.model.parameters import parameters_by_name
+from trainer.optim.adamw import Optimizer
 from trainer.optim.optimizers import optimizer_tensors, restore_optimizer
 from trainer.optim.weight_average import WeightAverage
 from trainer.parallel.accumulation import Accumulation
@@ -67,7 +69,7 @@ class Trainable:
     module: nn.Module  # `loss` as the training calls it: wrapped by DDP or FSDP if the settings say so
     accumulation: Accumulation
     scaler: torch.amp.GradScaler
-    optimizers: tuple[torch.optim.Optimizer, ...]
+    optimizers: tuple[Optimizer, ...]
     average: WeightAverage | None = None  # the moving average of the weights, None if the settings turn it off
     task: Task = LANGUAGE
 
@@ -95,11 +97,16 @@ class Trainable:
         # all ranks must call this
         return full_tensors(self.parameters, self.context.group)
 
-    def checkpoint(self, state: RunState) -> Checkpoint:
-        """Return a checkpoint with this state. Its tensors are whole on rank 0. All ranks must call this."""
-        moments = full_tensors(optimizer_tensors(self.model, self.optimizers), self.context.group)
-        average = full_tensors(self.average.tensors(), self.context.group) if self.average else {}
-        return Checkpoint(state.progress.step, self.weights(), moments, state.to_json(), average)
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return weights, optimizer state and moving average by their group in a checkpoint. They are not copied."""
+        average = self.average.tensors() if self.average else {}
+        return {"model": {**self.parameters}, "optimizer": optimizer_tensors(self.model, self.optimizers), "average": average}
+
+    def checkpoint(self, state: RunState, staging: Staging) -> Checkpoint:
+        """Return a checkpoint with this state. Its tensors are in `staging`, whole on rank 0. All ranks must call this."""
+        group = self.context.group
+        copies = {name: full_tensors(each, group, staging.of(name)) for name, each in self.tensors().items()}
+        return Checkpoint(state.progress.step, state=state.to_json(), **copies)
 
     def begin_with(self, weights: Mapping[str, Tensor]) -> None:
         """Replace the weights of a new model and its average by those of a run. The task names weights that one of both lacks."""

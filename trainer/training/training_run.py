@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from common.text import format_bytes
-from trainer.checkpoint.weights import weights_digest
+from trainer.checkpoint.of_run import weights_digest
 from trainer.context import RunContext
 from trainer.data.batch import GlobalBatch
 from trainer.distributed.replica_check import ReplicaCheck
@@ -24,7 +24,6 @@ from trainer.optim.optimizers import set_learning_rate
 from trainer.optim.schedule import learning_rate_factor, weight_decay_factor
 from trainer.planning.forecast import Forecast
 from trainer.runs.clock import Clock
-from trainer.runs.events import EndEvent
 from trainer.runs.progress import Progress
 from trainer.training.adjuster import Adjuster
 from trainer.training.run_end import RunEnd, StopRequests
@@ -129,16 +128,8 @@ class TrainingRun:
         _log.info("%s; measured peak %s", self.expected_memory.describe(), format_bytes(self.memory.bytes()))
         weights = self.trainable.weights()
         digest = self.context.group.on_main(lambda: weights_digest(weights))
-        ending, monitor = self.state.ending, self.state.monitor
         status, ended_by = ("stopped", self.stop.reason) if stopped else ("finished", self.end.ended_by(progress))
-        ending.step, ending.alerts = progress.step, monitor.alert_counts
-
-        def note() -> None:
-            monitor.write(EndEvent(progress.step, status, ended_by))
-            ending.record(status, ended_by, digest)
-
-        self.context.group.on_main(note)
-        monitor.finish(status)
+        self.context.group.on_main(lambda: self.state.ending.end(self.state.monitor, status, ended_by, digest))
         if stopped:
             self.stop.end_training(self.context.config.run, progress.step)
         if ended_by is not None and not ended_by.startswith("limits."):

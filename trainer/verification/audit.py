@@ -14,24 +14,250 @@ on. If the shard cannot be read any more, the targets of its rows in earlier ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.errors import CheckpointError, PreparedDataError
 from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import Manifest, read_manifest
-from data_pipeline.dataset.shards import Rows
-from trainer.data.mixture import build_order
-from trainer.data.order import RowOrder
+from data_pipeline.dataset.shards import Rows, ShardError
+from trainer.data.mixture import MixedOrder, build_order
+from trainer.data.order import RowOrder, UniformOrder
 from trainer.finetuning.task import saved_task
 from trainer.runs.layout import LEDGER
-from trainer.runs.ledger import OrderEvent, read_ledger
+from trainer.runs.ledger import LedgerEvent, LedgerStep, OrderEvent, QuarantineEvent, SkipEvent, digest_of_rows, read_ledger
 from trainer.runs.record import check_was_trained
 from trainer.runs.saved_run import SavedRun
-from trainer.verification.auditor import Auditor, AuditReport, Targets
+
+MAX_COUNTED_ROWS = 1 << 26  # up to this number each row is counted, with 4 bytes. More are only compared with the order.
+MAX_LEFT_OUT = 1 << 26  # of positions in all windows that a run leaves out. The audit visits each, so it refuses more.
+_ROWS_AT_A_TIME = 1 << 20
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A window of positions that an event leaves out. No later step may use them."""
+
+    after_step: int
+    start: int
+    count: int
+    reason: str
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+@dataclass
+class AuditReport:
+    steps: int = 0
+    positions: int = 0  # positions that steps were trained on, and positions that were left out
+    targets: int = 0
+    lines: int = 0
+    left_out: int = 0
+    skipped: list[Skipped] = field(default_factory=list)  # the windows of the positions that were left out
+    withheld: list[int] = field(default_factory=list)  # steps whose update was skipped
+    orders: list[dict[str, Any]] = field(default_factory=list)
+    """The `order` events, each with the step after which the order begins."""
+    events: list[dict[str, Any]] = field(default_factory=list)  # all other events
+    drawn: dict[str, int] = field(default_factory=dict)
+    """Rows that steps were trained on, by source. A row counts each time it is used."""
+    padding: dict[str, int] = field(default_factory=dict)
+    """Rows that were padding in a step because their shard was in quarantine, by source."""
+    rows: dict[str, int] = field(default_factory=dict)  # of the data, by source
+    counted: bool = True  # each row was counted; False if there were more than `MAX_COUNTED_ROWS`
+    quarantined: list[str] = field(default_factory=list)  # shards in quarantine at the end of the ledger
+    uncounted: int = 0  # rows that were used before the quarantine of their shard, so their targets cannot be counted
+    checkpoints: list[int] = field(default_factory=list)  # their steps; all agree with the ledger
+
+    def describe(self) -> str:
+        sources = []
+        for name, drawn in self.drawn.items():
+            num_rows, padding = self.rows[name], self.padding[name]
+            apart = f", and {padding:,} as padding" if padding else ""
+            sources.append(f"{name} {drawn:,} of {num_rows:,} ({drawn / max(1, num_rows):.2f} passes{apart})")
+        skipped = ", ".join(
+            f"positions {one.start} to {one.end - 1}, announced after step {one.after_step} ({one.reason})" for one in self.skipped
+        )
+        counting = "no row was used twice before every row was used once" if self.counted else "too many rows to count each of them"
+        lines = [
+            f"ledger       {self.lines} lines, each with the digest of the line before it",
+            f"steps        1 to {self.steps}, each once; {self.positions:,} positions without a gap, {self.targets:,} targets",
+            f"rows         every step used the rows that the order gives; {counting}",
+            f"sources      {', '.join(sources) or 'none yet'}",
+            f"left out     {f'{self.left_out:,} rows: {skipped}' if skipped else 'nothing'}",
+            f"withheld     {'updates of steps ' + ', '.join(map(str, self.withheld)) if self.withheld else 'no update'}",
+            f"checkpoints  {', '.join(map(str, self.checkpoints)) or 'none'}: counters and ledger agree",
+        ]
+        if self.quarantined:
+            lost = f"; the targets of {self.uncounted} of their rows in earlier steps are not counted" if self.uncounted else ""
+            lines.append(f"quarantine   {', '.join(self.quarantined)}{lost}")
+        lines += [f"order        a new order from step {order['step'] + 1} on" for order in self.orders[1:]]
+        lines += [f"event        {event['event']} after step {event['step']}" for event in self.events]
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Auditor:
+    """Follows a ledger. `build` returns the order that an `order` event describes. `targets` counts targets of rows."""
+
+    def __init__(self, path: Path, build: Callable[[OrderEvent], RowOrder], targets: Targets, num_rows: int) -> None:
+        self.report = AuditReport(counted=num_rows <= MAX_COUNTED_ROWS)
+        self._path = path
+        self._build = build
+        self._targets = targets
+        self._num_rows = num_rows
+        self._order: RowOrder | None = None
+        self._passes_N = np.empty(0, np.int32)
+
+    def follow(self, entry: LedgerStep | LedgerEvent) -> NDArray[np.int64]:
+        """Check one line. Return the rows of the step, none for an event."""
+        self.report.lines = entry.head.lines
+        try:
+            if isinstance(entry, LedgerStep):
+                return self._step(entry)
+            self._event(entry)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise self._wrong(entry, f"a field is missing or invalid ({error})") from None
+        return np.empty(0, np.int64)
+
+    def _step(self, entry: LedgerStep) -> NDArray[np.int64]:
+        report, step = self.report, entry.head.step
+        if step != report.steps + 1:
+            raise self._wrong(entry, f"step {step} follows step {report.steps}")
+        expected = next_position(report.positions, entry.count, report.skipped)
+        if entry.start != expected:
+            kind = "left out" if entry.start > expected else "used again"
+            first, last = sorted((entry.start, expected))
+            unexpected = f"positions {first} to {last - 1} were {kind}, and no event says so"
+            raise self._wrong(entry, f"step {step} begins at position {entry.start}, so {unexpected}")
+        while expected > report.positions:  # in parts, because a window can be large
+            count = min(expected - report.positions, _ROWS_AT_A_TIME)
+            report.left_out += count
+            self._rows(entry, report.positions, count)
+        rows = self._rows(entry, entry.start, entry.count)
+        if entry.epoch != entry.start // self._num_rows:
+            raise self._wrong(entry, f"position {entry.start} is in epoch {entry.start // self._num_rows}, not in {entry.epoch}")
+        if (digest := digest_of_rows(rows)) != entry.digest:
+            raise self._wrong(entry, f"the rows of step {step} have the digest {entry.digest}, but the order gives {digest}")
+        found = self._targets.count(rows)
+        if not found <= entry.targets <= found + self._targets.num_hidden(rows):
+            raise self._wrong(entry, f"the line says {entry.targets} targets for step {step}, but its rows have {found}")
+        report.steps, report.targets = step, report.targets + entry.targets
+        if not entry.applied:
+            report.withheld.append(step)
+        return rows
+
+    def _event(self, entry: LedgerEvent) -> None:
+        facts = entry.model_dump()
+        if entry.event == "gap":
+            raise CheckpointError(
+                f"{self._path}: the ledger was moved away before step {entry.head.step + 1}, so it does not prove the rows of "
+                "earlier steps; restore the whole ledger from a copy"
+            )
+        if entry.head.step != self.report.steps:
+            raise self._wrong(entry, f"event {entry.event} after step {entry.head.step}, but the last step is {self.report.steps}")
+        if isinstance(entry, OrderEvent):
+            self._order = self._build(entry)
+            self._passes_N = np.full(self._num_rows if self.report.counted else 0, -1, np.int32)
+            self.report.orders.append(facts)
+        elif isinstance(entry, SkipEvent):
+            start, count = entry.start, entry.count
+            if start < self.report.positions:
+                raise self._wrong(
+                    entry, f"{count} positions from {start} on cannot be left out: {self.report.positions} are already used"
+                )
+            if count > MAX_LEFT_OUT - sum(window.count for window in self.report.skipped):
+                raise self._wrong(entry, f"more than {MAX_LEFT_OUT} positions are left out")
+            self.report.skipped.append(Skipped(entry.head.step, start, count, entry.reason))
+        else:
+            self.report.events.append(facts)
+        if isinstance(entry, QuarantineEvent):
+            self.report.quarantined += entry.shards
+            self._targets.quarantine(entry.shards)
+
+    def _rows(self, entry: LedgerStep | LedgerEvent, start: int, count: int) -> NDArray[np.int64]:
+        """Return the rows at the next positions. Check that no row is used again too early."""
+        if self._order is None:
+            raise self._wrong(entry, "no earlier line gives the order of the rows")
+        rows = self._order.rows_at(start, count)
+        if self.report.counted:
+            passes_B = passes_at(self._order, start, count)
+            for number in np.unique(passes_B):  # one number, or two at the end of an epoch
+                here = rows[passes_B == number]
+                values, counts = np.unique(here, return_counts=True)
+                again = np.concatenate((here[self._passes_N[here] >= number], values[counts > 1]))
+                if len(again):
+                    raise self._wrong(entry, f"row {again[0]} is used again before all other rows were used")
+                self._passes_N[here] = number
+        self.report.positions += count
+        return rows
+
+    def _wrong(self, entry: LedgerStep | LedgerEvent, message: str) -> CheckpointError:
+        return CheckpointError(f"{self._path}, line {entry.head.lines}: {message}; the ledger does not belong to this run and data")
+
+
+def next_position(position: int, count: int, windows: Iterable[Skipped]) -> int:
+    """Return the first position for `count` rows that touch no window. Not the loader's function, so the audit finds its errors."""
+    for window in sorted(windows, key=lambda window: window.start):
+        if window.start < position + count and position < window.end:
+            position = window.end
+    return position
+
+
+def passes_at(order: RowOrder, start: int, count: int) -> NDArray[np.int32]:
+    """Return the completed passes over all rows, or over the rows of the drawn source, before each position, shape (count,)."""
+    positions = np.arange(start, start + count, dtype=np.int64)
+    if isinstance(order, MixedOrder):
+        cycles, places = np.divmod(positions, len(order.source_M))
+        sources = order.source_M[places]
+        sizes = np.array([source.order.num_rows for source in order.sources], np.int64)
+        draws = cycles * order.counts_K[sources] + order.drawn_M[places]
+        return (draws // sizes[sources]).astype(np.int32)
+    assert isinstance(order, UniformOrder)
+    return (positions // order.num_rows).astype(np.int32)
+
+
+class Targets:
+    """Counts targets as the run did, with its quarantine, if the shards can still be read."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._quarantined: set[str] = set()
+        self._lost: dict[str, ShardError | OSError] = {}
+        self.uncounted = 0
+
+    def quarantine(self, shards: Iterable[str]) -> None:
+        self._quarantined |= set(shards)
+
+    def count(self, rows_B: NDArray[np.int64]) -> int:
+        """Return the number of targets in these rows. Rows that cannot be read count as none."""
+        return int(self._rows.without(self._quarantined | self._lost.keys(), self._note).num_targets(rows_B).sum())
+
+    def num_hidden(self, rows_B: NDArray[np.int64]) -> int:
+        """Return the largest number of targets in those of the rows that cannot be read any more."""
+        lost = self._rows.num_rows_in(self._lost.keys() - self._quarantined, rows_B)
+        self.uncounted += lost
+        return lost * (self._rows.row_length - 1)
+
+    def check_excused(self) -> None:
+        """Raise the error of a shard that could not be read and that the run has not put into quarantine."""
+        for shard, error in self._lost.items():
+            if shard not in self._quarantined:
+                raise error
+
+    def _note(self, error: ShardError | OSError) -> None:
+        shard = self._rows.shard_of(error)
+        assert shard is not None
+        self._lost[shard] = error
 
 
 def audit_run(run: Path, data: Path | None = None) -> AuditReport:

@@ -22,19 +22,20 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from common.errors import CheckpointError, ConfigError, ExitCode, ProjectError
-from common.hardware import num_cores
-from common.host_memory import free_host_bytes
+from common.hardware import free_host_bytes, num_cores
+from common.paths import ROOT
+from common.settings.dotted import to_toml
 from common.settings.markers import InReplay
 from common.settings.messages import explain
 from common.settings.model import markers_of
-from common.settings.toml import to_toml
 from common.untrusted import copy_run_file
 from data_pipeline.tokenizer import load_tokenizer
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.of_run import copy_state, load_whole
 from trainer.checkpoint.tensor_file import same_bytes, spec_of
 from trainer.config import TrainConfig
-from trainer.extensions.trust import EXTENSION, checked_extension
+from trainer.extensions.files import copy_of, write_copies
+from trainer.extensions.trust import checked_extension
 from trainer.finetuning.initial_weights import InitialRun
 from trainer.finetuning.task import saved_task
 from trainer.model.memory_estimate import check_model_size
@@ -47,7 +48,6 @@ from trainer.runs.saved_run import SavedRun
 from trainer.verification.child import run_tied
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 
-_ROOT = Path(__file__).resolve().parents[2]
 _DEFAULT_STEPS = 10
 _RANKS_PER_CORE, _THREADS_PER_CORE = 4, 16
 _RANK_BYTES = 256 << 20  # least memory of a process that has loaded torch
@@ -111,9 +111,8 @@ def replay_run(
     compared: list[int] = []
     with tempfile.TemporaryDirectory(prefix="replay-") as name:
         again = Path(name) / "run"
-        copy = None if extension is None else Path(name) / EXTENSION
-        if copy is not None and extension is not None:
-            copy.write_bytes(extension)  # executes exactly the bytes that were checked
+        copy = None if extension is None else copy_of(Path(name), extension)
+        write_copies(Path(name), extension or {})  # executes exactly the bytes that were checked
         initial = _initial_settings(config, record, begin)
         encoder = None if config.encoder is None else config.encoder.absolute()
         settings = config.model_copy(
@@ -262,7 +261,7 @@ def _train(train: Train, config: TrainConfig, num_ranks: int) -> None:
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("TRAIN_", "PET_"))}
     variables |= {"OMP_NUM_THREADS": str(config.threads), EXIT_FILE_VARIABLE: str(exit_file)}
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    modules = [str(_ROOT), *filter(None, inherited)]  # an empty entry means the working directory
+    modules = [str(ROOT), *filter(None, inherited)]  # an empty entry means the working directory
     variables |= {"PYTHONPATH": os.pathsep.join(modules), "PYTHONSAFEPATH": "1"}
     variables["XDG_STATE_HOME"] = str(config.run.parent)  # a replay with consent does not count as a training with the extension
     done = run_tied(
@@ -270,7 +269,7 @@ def _train(train: Train, config: TrainConfig, num_ranks: int) -> None:
             *(sys.executable, "-m", "trainer.launch.torchrun", "--nnodes=1", f"--nproc-per-node={num_ranks}"),
             *("-m", "--", "trainer", "train", "--recipe", str(recipe)),
         ],
-        cwd=_ROOT,
+        cwd=ROOT,
         env=variables,
     )
     if done.returncode:

@@ -21,14 +21,15 @@ from trainer.distributed.group import joined_group
 from trainer.machine.determinism import configure_determinism, device_name, flags, not_compared, settings_here, threads_per_rank
 from trainer.machine.environment import ChangedFact, describe_unlocked, environment_facts, find_differences, same_facts
 from trainer.model.attention import backend_of
+from trainer.model.forward import own_kernels
 from trainer.runs.record import NEVER_TRAINED, Earlier, Origin, check_was_trained
 from trainer.runs.saved_run import SavedRun
-from trainer.verification.data_check import prepare_again
-from trainer.verification.integrity import Integrity, TrainedIntegrity, check_integrity, check_untrained
+from trainer.verification.integrity import Integrity, TrainedIntegrity, check_integrity, check_untrained, prepare_again
 from trainer.verification.outcome import LEVELS, Outcome
 from trainer.verification.replay import Train, replay_run
 
-_IN_IDENTITY = ("device", "torch", "attention", "nccl", "nodes", "flags.")  # without threads: a replay uses the recorded number
+# Without threads: a replay uses the recorded number.
+_IN_IDENTITY = ("device", "torch", "attention", "kernels", "nccl", "nodes", "optimizer", "flags.")
 _NAMED_FILES = 20
 
 
@@ -87,17 +88,19 @@ def compare_environment(run: SavedRun, facts: Mapping[str, Any]) -> tuple[Change
         configure_determinism(here)
     identity = record.identity
     recorded, found = same_facts(record.environment.to_json(), facts)
-    recorded |= {name: identity.get(name) for name in ("device", "threads", "attention")}
+    recorded |= {name: identity.get(name) for name in ("device", "threads", "attention", "kernels")}
     decided = [name for name in identity if name == "nodes" or name.startswith("flags.")]
     recorded |= {name: identity[name] for name in decided}
     threads = threads_per_rank(config)
     try:
         with joined_group(config.device) as group:
             found |= {"device": device_name(group.device), "threads": threads, "attention": backend_of(config, group.device)}
+            found["kernels"] = own_kernels(config, group.device)
     except ConfigError as error:
         found |= {"device": str(error), "threads": threads, "attention": None}
     found |= {f"flags.{name}": value for name, value in flags().items()}
     found |= {"nodes": 1} if "nodes" in identity else {}
+    recorded["optimizer"], found["optimizer"] = identity.get("optimizer"), config.optim.optimizer.bits
     recorded.pop("world_size", None)  # a replay uses the same number
     without_effect = not_compared(identity, found | {name: identity.get(name) for name in ("reproducibility", "world_size")})
     differences = find_differences(recorded, found)

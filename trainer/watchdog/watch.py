@@ -114,7 +114,7 @@ def _slowest(ranks: Collection[Still]) -> list[Still]:
 
 
 def is_watched(enabled: str) -> bool:
-    """Return whether the setting `watchdog.enabled` turns the watchdog on. `auto`: on ranks that torchrun has started."""
+    """Return whether the setting `watchdog.enabled` turns the watchdog on. `auto`: on ranks that a launcher has started."""
     return enabled == "on" or (enabled == "auto" and "RANK" in os.environ)
 
 

@@ -12,8 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from data_pipeline.config import LimitConfig, RecordConfig
+from data_pipeline.config.text import OF_PROMPT, OTHERS
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.execution.confined import ConfinedProgram, ProgramEndedError, refuse_lower_limits
+from data_pipeline.sources.parsers.fields import missing_field
 from data_pipeline.sources.parsers.source_format import Content, Origin, SourceFormat, chat_fields, explain_bytes
 from data_pipeline.sources.streams import Budget, StreamError, join_blocks
 
@@ -42,6 +44,9 @@ def _read(content: Content, file_format: str) -> Iterator[Document | Rejection]:
         "bytes": num_bytes,
         "needed": origin.needed(records),
         "chat_fields": chat_fields(records) if origin.markup == "chat" else None,
+        "beside": list(records.beside) if origin.markup == "chat" else [],
+        "others": OTHERS,
+        "of_prompt": list(OF_PROMPT) if origin.markup != "chat" and records.is_alpaca else [],
         "metadata": list(records.kept_fields),
         "max_text_bytes": limits.max_line_bytes,
         "memory_bytes": limits.reader_memory_bytes,
@@ -67,6 +72,8 @@ def _read(content: Content, file_format: str) -> Iterator[Document | Rejection]:
                 reason, _, detail = body.decode("utf-8", "backslashreplace").partition("\0")
                 if reason == Reason.READER_MEMORY:
                     refuse_lower_limits(limits.reader_memory_bytes)
+                if reason == Reason.NO_TEXT_FIELD:
+                    raise _missing(detail, corrupt)
                 raise StreamError(Reason(reason) if reason in list(Reason) else corrupt, detail)
 
 
@@ -90,6 +97,15 @@ def _document(
     if origin.markup == "chat":
         return origin.chat(json.loads(found[0]), row, 0, metadata)  # the library allows at most 100 levels
     return origin.document(found[0], row, 0, metadata, found[1] and found[1] + records.prompt_end)
+
+
+def _missing(detail: str, corrupt: Reason) -> StreamError:
+    try:
+        found = json.loads(detail)
+        error = missing_field("column", found["name"], list(map(str, found["fields"])), found["setting"])
+    except (ValueError, KeyError, TypeError):
+        return StreamError(corrupt, "its reader sent an unknown message")
+    return StreamError(error.reason, str(error), error.fields)
 
 
 def _rows(body: bytes, corrupt: Reason) -> Iterator[tuple[bytes | int, bytes | int, str]]:

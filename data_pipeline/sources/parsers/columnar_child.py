@@ -8,7 +8,8 @@ length in bytes, and a body of that length. All numbers are little-endian.
     R  offset and size, 64 bits each    the parent answers on standard input with a 64-bit length and the bytes
     B  rows: their number n, 64 bits; n lengths of texts and n lengths of prompts (-1: null, -2: too large); n lengths of metadata;
        the texts; the prompts; the metadata. With `chat_fields` a text is a JSON object of these columns (-3: not UTF-8)
-    E  reason and explanation, separated by a NUL; the last message of a file that cannot be read further
+    E  reason and explanation, separated by a NUL; the last message of a file that cannot be read further. The explanation of
+       no-text-field is a JSON object with the name of the missing column, the setting that names it, and the columns
     Z  empty; the last message of a file that was read to its end
 """
 
@@ -33,6 +34,7 @@ _MAX_BATCH_ROWS = 1024
 _READ_BYTES = 1 << 20
 _MESSAGE_BYTES = 4 << 20
 _MAX_METADATA_CHARS = 1 << 16
+_MAX_NAMES = 1000
 _FILE_MAGIC = b"ARROW1"
 _NULL, _TOO_LARGE, _NOT_UTF8 = -1, -2, -3
 _BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
@@ -68,12 +70,18 @@ def _read(file: io.RawIOBase, request: dict[str, Any], sink: io.BufferedWriter) 
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         if chat_fields is not None:
             chat = {name: columns[column] for name, column in chat_fields.items()}
+            chat |= {name: columns[name] for name in request["beside"] if name in columns}
             rows = ({name: column[row] for name, column in chat.items()} for row in range(batch.num_rows))
-            found = [[_object(row, request["max_text_bytes"]) for row in rows]]
+            more = {request["others"]: request["unread"]}
+            found = [[_object(row, more, request["max_text_bytes"]) for row in rows]]
         else:
             found = [_texts(columns[name], request["max_text_bytes"]) for name in request["needed"]]
         texts = found[0]
         prompts: list[bytes | int] = found[1] if len(found) > 1 else [b""] * batch.num_rows
+        for name in request["of_prompt"] if len(found) > 1 else ():
+            if name in columns and _is_text(columns[name].type):
+                extra = _texts(columns[name], request["max_text_bytes"])
+                prompts = [_joined(*pair) for pair in zip(prompts, extra, strict=True)]
         fields = [(name, _values(columns[name])) for name in sorted({*request["metadata"]} & {*columns})]
         kept = ({name: values[row] for name, values in fields if values[row] is not None} for row in range(batch.num_rows))
         records = [json.dumps(one, ensure_ascii=False, separators=(",", ":")).encode() if one else b"" for one in kept]
@@ -114,23 +122,38 @@ def _wanted(schema: pa.Schema, request: dict[str, Any]) -> list[str]:
     for column, setting in request["needed"].items():
         found = schema.names.count(column)
         if found != 1:
-            shown = ", ".join(map(repr, schema.names[:8]))
-            detail = "occurs twice" if found else f"is missing; the columns are {shown}; see records.{setting}"
-            raise _Refused("duplicate-key" if found else "no-text-field", f"column {column!r} {detail}")
+            if not found:
+                raise _Refused(
+                    "no-text-field", json.dumps({"name": column, "fields": schema.names[:_MAX_NAMES], "setting": setting})
+                )
+            raise _Refused("duplicate-key", f"column {column!r} occurs twice")
         kind = schema.field(column).type
         if request["chat_fields"] is None and not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
             raise _Refused("text-not-a-string", f"column {column!r} has type {kind}, but strings or bytes are expected")
-    metadata = (name for name in request["metadata"] if schema.names.count(name) == 1 and name not in request["needed"])
-    return [*request["needed"], *metadata]
+    others = dict.fromkeys((*request["beside"], *request["metadata"], *request["of_prompt"]))
+    request["unread"] = [name for name in schema.names if name not in request["needed"] and name not in others]
+    return [*request["needed"], *(name for name in others if schema.names.count(name) == 1 and name not in request["needed"])]
 
 
 def _is_text(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
 
 
-def _object(values: dict[str, pa.Scalar], max_bytes: int) -> bytes | int:
+def _joined(prompt: bytes | int, more: bytes | int) -> bytes | int:
+    return prompt + b"\n\n" + more if isinstance(prompt, bytes) and isinstance(more, bytes) and more else prompt
+
+
+def _without_none(value: Any) -> Any:
+    """Return a value without the nulls of structs: a column of structs has all fields that any of its rows has."""
+    if isinstance(value, dict):
+        return {name: _without_none(one) for name, one in value.items() if one is not None}
+    return [_without_none(one) for one in value] if isinstance(value, list) else value
+
+
+def _object(values: dict[str, pa.Scalar], more: dict[str, Any], max_bytes: int) -> bytes | int:
     try:
-        data = json.dumps({name: value.as_py() for name, value in values.items()}, ensure_ascii=False, default=_plain).encode()
+        found = {name: _without_none(value.as_py()) for name, value in values.items()} | more
+        data = json.dumps(found, ensure_ascii=False, default=_plain).encode()
     except UnicodeError:
         return _NOT_UTF8
     return data if len(data) <= max_bytes else _TOO_LARGE

@@ -14,6 +14,7 @@ import orjson
 
 from data_pipeline.config import LimitConfig, RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
+from data_pipeline.sources.parsers.fields import missing_field
 from data_pipeline.sources.parsers.source_format import (
     BOM,
     Content,
@@ -39,6 +40,17 @@ def _read(content: Content) -> Iterator[Document | Rejection]:
 JSON_LINES = SourceFormat("jsonl", dict.fromkeys((".jsonl", ".ndjson", ".json-lines")), _read, markup="records", is_divisible=True)
 
 
+def is_lines(first: bytes) -> bool:
+    """Return whether a file that begins with these bytes has an object in its first line, and begins another one in the second."""
+    line, _, rest = first.removeprefix(BOM).partition(b"\n")
+    if not line.lstrip().startswith(b"{") or not rest.lstrip().startswith(b"{"):
+        return False
+    try:
+        return isinstance(orjson.loads(line), dict)
+    except orjson.JSONDecodeError:
+        return False
+
+
 def parse_json_line(line: Line, origin: Origin, records: RecordConfig, limits: LimitConfig) -> Document | Rejection:
     data = line.data.removeprefix(BOM) if line.offset == 0 else line.data
     try:
@@ -55,7 +67,7 @@ def parse_json_line(line: Line, origin: Origin, records: RecordConfig, limits: L
             _check_field(value, field, setting, is_text=origin.markup != "chat")
         return origin.record(value, line.number, line.offset, records)
     except MalformedError as error:
-        return Rejection.of_bytes(error.reason, origin.path, line.number, data, str(error))
+        return Rejection.of_bytes(error.reason, origin.path, line.number, data, str(error), fields=error.fields)
 
 
 def parse_quickly(data: bytes, max_depth: int) -> dict[str, Any] | None:
@@ -96,8 +108,7 @@ def _check_field(value: Any, name: str, setting: str, *, is_text: bool) -> None:
     if not isinstance(value, dict):
         raise MalformedError(Reason.NOT_AN_OBJECT, f"a JSON {type(value).__name__}, but an object is expected")
     if name not in value:
-        fields = ", ".join(map(repr, list(value)[:8])) or "none"
-        raise MalformedError(Reason.NO_TEXT_FIELD, f"no field {name!r}; the fields are {fields}; see records.{setting}")
+        raise missing_field("field", name, value, setting)
     if is_text and not isinstance(value[name], str):
         raise MalformedError(Reason.TEXT_NOT_A_STRING, f"field {name!r} is a {type(value[name]).__name__}")
     if is_text and has_surrogate(value[name]):

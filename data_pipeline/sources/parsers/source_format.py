@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from data_pipeline.config import Kind, PrepareConfig, RecordConfig
+from data_pipeline.config.text import OF_PROMPT, OTHERS, with_input
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.streams import Budget, Readable
 
@@ -25,9 +26,10 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class MalformedError(ValueError):
     """A line, row or file holds no document."""
 
-    def __init__(self, reason: Reason, detail: str) -> None:
+    def __init__(self, reason: Reason, detail: str, fields: tuple[str, ...] = ()) -> None:
         super().__init__(detail)
         self.reason = reason
+        self.fields = fields  # of a record that lacks a needed one
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,13 @@ class Origin:
         """Return the document of a record. Its text and its prompt are strings without lone surrogates."""
         if self.markup == "chat":
             chat = {name: fields[field] for name, field in chat_fields(records).items()}
+            chat |= {name: value for name in records.beside if (value := fields.get(name)) not in (None, "", [])}
+            known = {*chat_fields(records).values(), *records.beside, *records.kept_fields}
+            chat[OTHERS] = [name for name, value in fields.items() if name not in known and value not in (None, "", [])]
             return self.chat(chat, line, offset, metadata_json(fields, records.metadata))
         prompt = "" if records.prompt_field is None else fields[records.prompt_field]
+        for name in OF_PROMPT if records.is_alpaca else ():
+            prompt = with_input(prompt, more) if isinstance(more := fields.get(name), str) else prompt
         metadata = metadata_json(fields, records.kept_fields)
         return self.document(fields[records.text_field], line, offset, metadata, prompt and prompt + records.prompt_end)
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 from data_pipeline.config import RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
+from data_pipeline.sources.parsers.fields import missing_field
 from data_pipeline.sources.parsers.source_format import (
     BOM,
     Content,
@@ -39,7 +40,7 @@ def _read_table(content: Content, separator: str) -> Iterator[Document | Rejecti
             else:
                 yield _document(columns, row, origin, records, line)
         except MalformedError as error:
-            yield Rejection.of_bytes(error.reason, origin.path, line.number, line.data, str(error))
+            yield Rejection.of_bytes(error.reason, origin.path, line.number, line.data, str(error), fields=error.fields)
             columns = columns or []  # a later row must not be read as the first row
 
 
@@ -122,8 +123,7 @@ def _document(columns: list[str], row: list[str], origin: Origin, records: Recor
     needed = origin.needed(records)
     for name, setting in needed.items():
         if name not in columns:
-            shown = ", ".join(map(repr, columns[:8]))
-            raise MalformedError(Reason.NO_TEXT_FIELD, f"no column {name!r}; the first row names {shown}; see records.{setting}")
+            raise missing_field("column", name, columns, setting)
         if columns.count(name) > 1:
             raise MalformedError(Reason.DUPLICATE_KEY, f"the first row names column {name!r} twice")
     if len(row) != len(columns):

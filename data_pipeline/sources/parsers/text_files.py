@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from common.errors import SourceError
@@ -8,6 +9,8 @@ from data_pipeline.config import Kind
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.parsers.source_format import Content, Origin, SourceFormat, decode
 from data_pipeline.sources.streams import Line, join_blocks, read_lines
+
+_LONE_RETURN = re.compile(rb"\r(?!\n)")
 
 
 def _read_whole(content: Content) -> Iterator[Document | Rejection]:
@@ -31,7 +34,7 @@ def _read_text(content: Content) -> Iterator[Document | Rejection]:
     first: Line | None = None
     piece = bytearray()  # each line with its newline
     characters = 0
-    for line in read_lines(content.blocks, limits.max_line_bytes):
+    for line in read_lines(_with_line_feeds(content.blocks), limits.max_line_bytes):
         if line.too_long:
             yield Rejection.of_bytes(Reason.LINE_TOO_LONG, origin.path, line.number, line.data, "longer than limits.max_line_bytes")
             continue
@@ -48,6 +51,18 @@ def _read_text(content: Content) -> Iterator[Document | Rejection]:
         characters += len(line.data.decode("utf-8", "ignore")) + 1
     if first:
         yield _document(first, piece, origin, max_bytes)
+
+
+def _with_line_feeds(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the blocks with a line feed in place of each carriage return that none follows, so that all offsets stay."""
+    held = b""
+    for block in blocks:
+        data = held + block
+        held = b"\r" if data.endswith(b"\r") else b""
+        data = data.removesuffix(held)
+        yield _LONE_RETURN.sub(b"\n", data) if b"\r" in data else data
+    if held:
+        yield b"\n"
 
 
 def _document(first: Line, lines: bytearray, origin: Origin, max_bytes: int | None) -> Document | Rejection:
@@ -77,7 +92,7 @@ def _read_topics(content: Content) -> Iterator[Document | Rejection]:
         yield content.origin.document(text, line, 0)
 
 
-_PROSE = (".txt", ".text", ".md", ".markdown", ".rst")
+_PROSE = (".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".log")
 _CODE = (
     *(".py", ".pyi", ".pyx", ".rb", ".pl", ".pm", ".php", ".lua", ".r", ".jl", ".tcl", ".awk"),
     *(".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".hh", ".m", ".mm", ".cu", ".cuh", ".rs", ".go", ".zig", ".d", ".nim", ".v"),

@@ -2,11 +2,21 @@
 
 import multiprocessing
 import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 from pathlib import Path
 
 import numpy as np
 import orjson
 import sentencepiece
+
+try:
+    import torchvision  # noqa: F401
+except RuntimeError:  # the registry's wheel is built for torch with CUDA; writing does not use it
+    for _name in ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional"):
+        sys.modules[_name] = module_from_spec(ModuleSpec(_name, None))
+    sys.modules["torchvision.datasets"].VisionDataset = type("VisionDataset", (), {})
+    sys.modules["torchvision.transforms.functional"].to_tensor = None
 from streaming import MDSWriter
 
 _ROW = 2048

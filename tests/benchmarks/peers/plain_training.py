@@ -72,7 +72,7 @@ def main() -> None:
     if s.compiled:
         model.compile()
     seconds = []
-    for _ in range(s.steps):
+    for number in range(s.steps):
         started = time.perf_counter()
         for _ in range(s.micro_batches):
             rows = torch.from_numpy(np.stack([crop(tokens, s.length + 1) for _ in range(s.micro)]))
@@ -86,6 +86,7 @@ def main() -> None:
         optimizer.zero_grad(set_to_none=True)
         loss.item()
         seconds.append(time.perf_counter() - started)
+        print(f"step {number + 1}", flush=True)
     print(json.dumps(seconds))
 
 

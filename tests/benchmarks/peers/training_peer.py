@@ -1,4 +1,4 @@
-"""Code that the peers of `tests/benchmarks/training.py` share: the settings, the stream of tokens, and random crops from it.
+"""Code that the peers of `tests/benchmarks/steps.py` share: the settings, the stream of tokens, and random crops from it.
 
 A peer is called as `python PEER.py SETTINGS.json` and prints the seconds of each step as a JSON list. It must run without the
 packages of this project.

@@ -40,6 +40,7 @@ class Clock(TrainerCallback):
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.times.append(time.perf_counter())
+        print(f"\nstep {len(self.times) - 1}", flush=True)
 
 
 def main() -> None:

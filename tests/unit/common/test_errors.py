@@ -81,12 +81,10 @@ end_at_once(7)
 
 @pytest.mark.parametrize(
     ("word", "said"),
-    [("", "last line at exit\n"), ("thread", "last line thread done\nat exit\ntorn down\n")],
+    [("", "last line at exit\n"), ("thread", "last line thread done\nat exit\n")],
     ids=["alone", "a thread"],
 )
-def test_a_process_that_ends_at_once_flushes_and_tidies_but_is_not_torn_down_unless_a_thread_must_be_waited_for(
-    word: str, said: str
-) -> None:
+def test_a_process_that_ends_at_once_waits_for_threads_and_flushes_and_tidies_but_is_not_torn_down(word: str, said: str) -> None:
     done = subprocess.run([sys.executable, "-c", ENDS_AT_ONCE, word], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (7, said, "")
 

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from common.command_line import Command
 from common.errors import ConfigError
 from common.settings.command import loaded, run_listed
+from common.settings.dotted import to_toml
 from common.settings.load import load_options, load_settings
 from common.settings.model import (
     Options,
@@ -30,12 +31,11 @@ from common.settings.model import (
     spelling,
 )
 from common.settings.options import help_parser
-from common.settings.toml import to_toml
 from data_pipeline.commands.table import COMMANDS as OF_DATA
 from data_pipeline.config import PrepareConfig
 from tests.support.terminals import terminal_as
 from trainer.config import TrainConfig
-from trainer.launch.command_table import COMMANDS as OF_TRAINER
+from trainer.launch.command import COMMANDS as OF_TRAINER
 
 
 class Optim(Section):

@@ -3,7 +3,7 @@ from typing import Annotated, Any, ClassVar
 import pytest
 from pydantic import Field
 
-from common.settings.conditions import OnlyIf, names_in
+from common.settings.markers import OnlyIf, names_in
 from common.settings.model import Section, Settings, needed_text, unmet_conditions
 from common.settings.options import help_parser
 

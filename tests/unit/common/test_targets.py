@@ -18,7 +18,7 @@ from common.settings.command import loaded, run_listed
 from common.settings.model import place_of
 from common.targets import Target, check_target, new_folder
 from data_pipeline.commands.table import COMMANDS as OF_DATA
-from trainer.launch.command_table import COMMANDS as OF_TRAINER
+from trainer.launch.command import COMMANDS as OF_TRAINER
 
 
 def a_folder(path: Path, *names: str) -> Path:

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from common import untrusted
 from common.errors import CheckpointError, ConfigError, ProjectError
 from common.files import parse_json, sealed
+from common.settings.dotted import parse_toml
 from common.settings.load import load_settings
 from common.settings.options import help_parser
-from common.settings.toml import parse_toml
 from common.untrusted import number
 from tests.support.prepared import write_prepared
 from tests.support.records import rewrite_record

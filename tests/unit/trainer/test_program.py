@@ -11,7 +11,7 @@ import pytest
 from common.errors import ConfigError
 from data_pipeline.commands.table import COMMANDS as OF_DATA
 from tests.support.runs import ROOT
-from trainer.launch.command_table import COMMANDS as OF_TRAINER
+from trainer.launch.command import COMMANDS as OF_TRAINER
 from trainer.program import list_of_commands, run_here
 
 

@@ -1,4 +1,4 @@
-"""A Hugging Face directory of our decoder, as a Qwen3 or Llama model. transformers, vLLM and others read it without our code."""
+"""A Hugging Face directory of our decoder, as a Qwen, Llama, SmolLM3, Gemma or GPT-2 model, which other programs read."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from trainer.inference.sampling_options import SamplingOptions
 from trainer.interop import Dtype
 from trainer.interop.architecture import CONFIG, check_settings, config_of
 from trainer.interop.formats import DTYPES, ExportFormat, Shards
+from trainer.interop.gemma import to_gemma
+from trainer.interop.generation import GENERATION
+from trainer.interop.gpt2 import to_gpt2
 from trainer.interop.model_card import model_card
 from trainer.interop.published_weights import INDEX, WEIGHTS
 from trainer.interop.tokenizer_json import check_chat, check_tokenizer, library_of, role_names, tokenizer_json
@@ -42,7 +45,7 @@ def described(source: SavedDecoder, dtype: Dtype, exact: bool = True) -> dict[st
     }
     files = {
         CONFIG: canonical_json(config | special),
-        "generation_config.json": canonical_json(special | _generation(source)),
+        GENERATION: canonical_json(special | _generation(source)),
         "tokenizer.json": canonical_json(content),
         "tokenizer_config.json": canonical_json(tokenizer_config | names),
         "special_tokens_map.json": canonical_json(names),
@@ -56,19 +59,26 @@ def described(source: SavedDecoder, dtype: Dtype, exact: bool = True) -> dict[st
 
 
 def _generation(source: SavedDecoder) -> dict[str, Any]:
-    usual, size, eos = SamplingOptions(), source.tokenizer.vocab_size, source.tokenizer.eos_id
-    settings = {"do_sample": True, "temperature": usual.temperature, "top_k": usual.top_k or 0, "top_p": usual.top_p}
+    usual, size = SamplingOptions(), source.tokenizer.vocab_size
+    settings: dict[str, Any] = {
+        "do_sample": True,
+        "temperature": usual.temperature,
+        "top_k": usual.top_k or 0,
+        "top_p": usual.top_p,
+    }
+    if source.record.imported is not None:
+        settings = dict(source.record.imported.generation)
     turn = None if source.chat_template is None else end_of_turn_id(source.chat_template, source.tokenizer)
-    ends = {} if turn is None or turn == eos else {"eos_token_id": [turn, *([] if eos is None else [eos])]}
+    ends = list(dict.fromkeys([*([] if turn is None else [turn]), *source.tokenizer.end_ids]))
     padding = list(range(size, source.config.model.padded_vocab(size)))
-    return settings | ends | ({"suppress_tokens": padding} if padding else {})
+    return settings | ({"eos_token_id": ends} if len(ends) > 1 else {}) | ({"suppress_tokens": padding} if padding else {})
 
 
 def _described(source: SavedDecoder, dtype: Dtype, exact: bool) -> dict[str, bytes]:
     files, shards = described(source, dtype, exact), _tensors(source, dtype)
     if len(shards) == 1:
         return files
-    total = sum(weight.numel() for weight in source.weights.values())
+    total = sum(weight.numel() for shard in shards.values() for weight in shard.values())
     index = {
         "metadata": {"total_parameters": total, "total_size": total * DTYPES[dtype].itemsize},
         "weight_map": {name: file_name for file_name, shard in shards.items() for name in shard},
@@ -78,9 +88,12 @@ def _described(source: SavedDecoder, dtype: Dtype, exact: bool) -> dict[str, byt
 
 def _tensors(source: SavedDecoder, dtype: Dtype) -> Shards:
     """Return the weights in files of at most 5 GB each, unless a single tensor is larger."""
+    model = source.config.model
+    weights = to_gpt2(source.weights, model) if model.is_gpt2 else source.weights
+    weights = to_gemma(weights) if model.has_post_norms else weights
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
-    for name, weight in source.weights.items():
+    for name, weight in weights.items():
         num_bytes = weight.numel() * DTYPES[dtype].itemsize
         if shards[-1] and size + num_bytes > _MAX_SHARD_BYTES:
             shards.append({})

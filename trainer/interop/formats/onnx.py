@@ -36,7 +36,7 @@ from trainer.interop import Dtype
 from trainer.interop.formats import ExportFormat, hf
 from trainer.model.attention import Layout, make_layout
 from trainer.model.decoder import Decoder, decoder_with
-from trainer.model.layers import LayerCache, rotary_table
+from trainer.model.layers import LayerCache
 from trainer.model.saved_decoder import SavedDecoder
 
 _log = logging.getLogger(__name__)
@@ -110,19 +110,18 @@ class _Graph(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past: Sequence[Tensor] = ()
     ) -> tuple[Tensor, ...]:
-        config, layers = self.decoder.config, self.decoder.model.layers
+        layers = self.decoder.model.layers
         num_new, num_used = input_ids.shape[1], attention_mask.shape[1]
         slots_S = torch.arange(num_used, device=input_ids.device)
         own_T = torch.arange(num_new, device=input_ids.device) + (num_used - num_new)
         seen_BTS = (slots_S <= own_T[:, None])[None] & (attention_mask[:, None, :] != 0)
         seen_BTS = seen_BTS | (slots_S == own_T[:, None])[None]  # padding sees itself, else its softmax would be empty
-        layout = Layout(position_ids, mask_B1LL=seen_BTS[:, None])
-        rotation = rotary_table(position_ids, config.head_size, config.rope_theta)
-        x_BTD = self.decoder.model.embed_tokens(input_ids)
+        layout = Layout(position_ids, mask_B1LL=seen_BTS[:, None], slots_BT=own_T[None])
+        x_BTD = self.decoder.embedded(input_ids, position_ids)
         present: list[Tensor] = []
-        for number, layer in enumerate(layers):
+        for number, (layer, (rotation, of_layer)) in enumerate(zip(layers, self.decoder.places(layout), strict=True)):
             cache = _Past(*past[2 * number : 2 * number + 2]) if past else None
-            x_BTD = layer(x_BTD, rotation, layout, cast("LayerCache | None", cache))
+            x_BTD = layer(x_BTD, rotation, of_layer, cast("LayerCache | None", cache))
             present += [] if cache is None else [cache.key, cache.value]
         return (self.decoder.lm_head(self.decoder.model.norm(x_BTD)), *present)
 

@@ -24,6 +24,8 @@ def _described(source: SavedDecoder, dtype: Dtype, exact: bool) -> dict[str, byt
     lora = source.config.lora
     if lora.rank is None:
         raise ConfigError(f"--format peft writes adapters, and {source.run} has none (lora.rank); use --format hf")
+    if source.config.model.is_gpt2:
+        raise ConfigError("--format peft: the adapters of q, k and v fit no matrix of a GPT-2 in transformers; use --format hf")
     alpha = lora.factor * lora.rank
     settings = {
         "peft_type": "LORA",

@@ -78,9 +78,6 @@ class Sink:
     def begin(self, facts: RunFacts) -> None:
         """Take the facts about the run; called before all other methods."""
 
-    def model(self, graph: bytes) -> None:
-        """Take the graph of the model, a serialised `GraphDef`."""
-
     def write(self, event: Event) -> None:
         """Take an event. An event `train` is a `StepMetrics`."""
 
@@ -100,11 +97,8 @@ class Sink:
     def sync(self) -> None:
         """Force all events to the device; called before a checkpoint that relies on them."""
 
-    def finish(self, status: str) -> None:
-        """Take how the run ended: `finished` or `stopped`; not called if it failed."""
-
-    def close(self) -> None:
-        """Close files and connections."""
+    def close(self, status: str | None = None) -> None:
+        """Close files and connections. `status`: how the run ended, `finished` or `stopped`; None if it failed."""
 
 
 _log = logging.getLogger(__name__)

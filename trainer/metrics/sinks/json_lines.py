@@ -46,7 +46,7 @@ class JsonLinesSink(Sink):
         with self._stored():
             os.fsync(self._file.fileno())
 
-    def close(self) -> None:
+    def close(self, status: str | None = None) -> None:
         with self._stored():
             self._file.close()
 

@@ -84,12 +84,9 @@ class MlflowSink(ServiceSink):
             self._sending.append(self._started(lambda: self._attempt(lambda: self._client.log_text(self._id, text, path))).join)
         super().samples(step, (), scores)
 
-    def finish(self, status: str) -> None:
-        self._end("FINISHED" if status == "finished" else "KILLED")
-
-    def close(self) -> None:
+    def close(self, status: str | None = None) -> None:
         if self._is_open:
-            self._end("FAILED")
+            self._end({"finished": "FINISHED", "stopped": "KILLED"}.get(status or "", "FAILED"))
 
     def _add(self, step: int, points: Mapping[str, float]) -> None:
         if not points:

@@ -1,29 +1,145 @@
-"""Curves, histograms, texts and pictures for TensorBoard, in the run's directory."""
+"""Curves, histograms, texts and pictures for TensorBoard, in the run's directory.
+
+The packages that draw pictures take 2 s of CPU to import, so pictures are drawn only when the first checkpoint is saved. A run that
+stops before that begins again at its first step, so its files need none.
+"""
 
 from __future__ import annotations
 
+import logging
+import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from tensorboard.compat.proto import event_pb2
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from common.errors import StorageError
-from trainer.machine.gpus import GpuReading
-from trainer.machine.sampler import HostReading
+from common.errors import CheckpointError, StorageError
+from common.files import UnusableFileError, open_input, write_atomic
+from trainer.machine.sampler import GpuReading, HostReading
 from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerReading
 from trainer.metrics.sinks.base import RunFacts, Sink, StepMetrics, hyper_parameters
-from trainer.metrics.sinks.event_files import cut_event_files
-from trainer.report.pictures import Picture, confusion_picture, length_histogram, perplexity_bars
-from trainer.runs.events import EVENTS, GROWTH, AlertEvent, EvalEvent, Event, MeasuresEvent, SampleEvent, ScoresEvent
+from trainer.runs.events import EVENTS, GROWTH, AlertEvent, EvalEvent, Event, MeasuresEvent, SampleEvent, Score, ScoresEvent
 from trainer.runs.layout import make_folder
 from trainer.runs.metric import encodable, metrics_of, title_of
-from trainer.runs.metrics_file import CutOff
+from trainer.runs.metrics_file import CutOff, Selection
+from trainer.runs.rules import RULES
+
+_log = logging.getLogger(__name__)
+
+_HEAD_BYTES, _TAIL_BYTES = 12, 4
+_OF_EACH_START = ("custom_scalars__config__", "_hparams_/", "data/document_lengths")  # written again at each start
+_OF_EVALUATIONS = tuple(
+    tag
+    for kind in EVENTS.values()
+    if kind.tags and kind is not AlertEvent
+    for tag in (kind.tags, *(metric.first for metric in metrics_of(kind).values() if metric.first))
+)
+"""Beginnings of the tags that a resume removes with an evaluation."""
+_ALERT = re.compile(r"\*\*(\w+)\*\* \(\w+, (\w+)\)")  # rule and action in the text of an alert
+
+
+# TensorBoard's server hides all points from the step of a `SessionLog` START on. Its `EventAccumulator` does not hide texts, and no
+# reader can hide a part of a step. So the points are removed from the files, as lines are removed from `metrics.jsonl`. A file is a
+# sequence of records: length (8 bytes, little-endian), checksum (4), a serialised `Event`, checksum (4).
+
+
+def cut_event_files(directory: Path, cut_off: CutOff | None) -> list[event_pb2.Event]:
+    """Remove the records that the state does not cover; all records if the run is new.
+
+    A running TensorBoard has read the files already. It drops points from a step on, but never a part of a step. So all points of a
+    step that is not covered whole are removed, and those that the state covers are returned, to be written again.
+    """
+    paths = sorted(directory.glob("events.out.tfevents.*"))
+    if cut_off is None:
+        for path in paths:
+            path.unlink()
+        return []
+    selection, points = Selection(cut_off), list[event_pb2.Event]()
+    whole, without_points = ({path: list[tuple[int, int]]() for path in paths} for _ in range(2))
+    for path in paths:
+        for start, end, event in _known_records(path, selection):
+            _extend(whole[path], start, end)
+            if event.HasField("summary") and event.step == cut_off.step:
+                points.append(event)
+            else:
+                _extend(without_points[path], start, end)
+    for path, parts in (without_points if selection.dropped_here else whole).items():
+        if parts == [(0, path.stat().st_size)]:
+            continue
+        with _opened(path) as file:
+            content = bytearray()
+            for start, end in parts:
+                file.seek(start)
+                content += file.read(end - start)
+        write_atomic(path, bytes(content))
+    return points if selection.dropped_here else []
+
+
+def _extend(parts: list[tuple[int, int]], start: int, end: int) -> None:
+    if parts and parts[-1][1] == start:
+        start = parts.pop()[0]
+    parts.append((start, end))
+
+
+def _known_records(path: Path, selection: Selection) -> Iterator[tuple[int, int, event_pb2.Event]]:
+    is_count_of_dropped = False
+    for start, record in _records(path):
+        try:
+            event = event_pb2.Event.FromString(record[_HEAD_BYTES:-_TAIL_BYTES])
+        except DecodeError:
+            return  # no reader continues after a damaged record
+        # this program writes one value in each event
+        tag = str(event.summary.value[0].tag) if event.HasField("summary") and event.summary.value else ""
+        if is_count_of_dropped and tag.startswith("health/alerts_"):  # the count of a rule follows its alert
+            is_count_of_dropped = False
+            continue
+        is_alert = tag.startswith(AlertEvent.tags)
+        rule, action = _alert(event) if is_alert else ("", "")
+        of_evaluation = tag.startswith(_OF_EVALUATIONS) or (rule in RULES and RULES[rule].of_evaluation)
+        is_known = event.HasField("file_version") or selection.keeps(
+            event.step, of_evaluation=of_evaluation, rule=rule, action=action
+        )
+        is_count_of_dropped = is_alert and not is_known
+        if is_known and not tag.startswith(_OF_EACH_START):
+            yield start, start + len(record), event
+
+
+def _alert(event: event_pb2.Event) -> tuple[str, str]:
+    texts = event.summary.value[0].tensor.string_val
+    found = _ALERT.match(texts[0].decode(errors="replace")) if texts else None
+    return (found[1], found[2]) if found else ("", "")
+
+
+def _records(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the start of each complete record of a file, and the record. A record that a kill cut off is skipped."""
+    with _opened(path) as file:
+        start, size = 0, path.stat().st_size
+        while len(head := file.read(_HEAD_BYTES)) == _HEAD_BYTES:
+            (length,) = struct.unpack_from("<Q", head)
+            end = start + _HEAD_BYTES + length + _TAIL_BYTES
+            if end > size:
+                return
+            yield start, head + file.read(length + _TAIL_BYTES)
+            start = end
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return open_input(path, below=path.parent)
+    except UnusableFileError as error:
+        raise CheckpointError(str(error)) from None
+
+
+if TYPE_CHECKING:
+    from trainer.report.pictures import Picture
 
 _EDGES = (-(2.0**40), *BIN_LIMITS, 2.0**40)  # limits of the bins, with an end for each of the outermost two bins
 
@@ -36,19 +152,16 @@ class TensorBoardSink(Sink):
         self._writer = self._cut(cut_off)
         self._every_steps = every_steps
         self._comparison: Any = ()  # what the HParams plugin reads: the experiment, the start of this run, and its end
-        self._lengths: Picture | None = None
+        self._report: Mapping[str, Any] = {}  # of the data
+        self._undrawn: list[Callable[[], None]] | None = []  # pictures; None after the first checkpoint
         self._unwritten: StepMetrics | None = None
 
     def begin(self, facts: RunFacts) -> None:
         compared = [metric.curve for kind in EVENTS.values() for metric in metrics_of(kind).values() if metric.compared]
         values = hyper_parameters(facts.settings)
         self._comparison = hparams(values, dict.fromkeys(compared, 0.0))  # type: ignore[no-untyped-call]
-        self._lengths = length_histogram(facts.report)
+        self._report = facts.report
         self._begin()
-
-    def model(self, graph: bytes) -> None:
-        files: Any = self._writer.file_writer
-        files.add_event(event_pb2.Event(graph_def=graph))
 
     def write(self, event: Event) -> None:
         if isinstance(event, StepMetrics):
@@ -65,12 +178,11 @@ class TensorBoardSink(Sink):
         if isinstance(event, EvalEvent):
             for by, scores in event.groups.items():
                 if scores and event.has_perplexity:
-                    picture = perplexity_bars(scores, f"Perplexity by {by}, step {event.step}")
-                    self._writer.add_image(f"validation/perplexity_by_{by}", picture, event.step, dataformats="HWC")
+                    self._add_perplexities(by, scores, event.step)
             self._writer.flush()
         if isinstance(event, MeasuresEvent) and event.confusion:
-            picture = confusion_picture(event.confusion, f"Confusion of labels, step {event.step}")
-            self._writer.add_image(f"{event.tags}confusion", picture, event.step, dataformats="HWC")
+            title, confusion = f"Confusion of labels, step {event.step}", event.confusion
+            self._add_picture(f"{event.tags}confusion", event.step, lambda pictures: pictures.confusion_picture(confusion, title))
 
     def samples(self, step: int, samples: Sequence[SampleEvent], scores: ScoresEvent | None) -> None:
         for number, sample in enumerate(samples):
@@ -85,20 +197,21 @@ class TensorBoardSink(Sink):
     def rewind(self, cut_off: CutOff) -> None:
         self._writer.close()
         self._writer = self._cut(cut_off)
+        if self._undrawn is not None:  # they are of the steps that are taken back
+            self._undrawn = []
         self._begin()
         self._unwritten = None
 
     def sync(self) -> None:
         """Hand all points to the system, because a run that resumes from a checkpoint does not write the points before it again."""
+        self._draw_all()
         self._writer.flush()
 
-    def finish(self, status: str) -> None:
-        if status == "finished":
-            self._add_summaries(self._comparison[-1:])
-
-    def close(self) -> None:
+    def close(self, status: str | None = None) -> None:
         """Add the points of the last step, by which runs are compared, and write all records in memory."""
         try:
+            if status == "finished":
+                self._add_summaries(self._comparison[-1:])
             if self._unwritten is not None:
                 self._add_points(self._unwritten)
         finally:
@@ -107,8 +220,31 @@ class TensorBoardSink(Sink):
     def _begin(self) -> None:
         self._writer.add_custom_scalars(layout())
         self._add_summaries(self._comparison[:2])
-        if self._lengths is not None:
-            self._writer.add_image("data/document_lengths", self._lengths, 0, dataformats="HWC")
+        self._add_picture("data/document_lengths", 0, lambda pictures: pictures.length_histogram(self._report))
+
+    def _draw_all(self) -> None:
+        draws, self._undrawn = self._undrawn or (), None
+        for draw in draws:
+            try:
+                draw()
+            except Exception as error:  # a checkpoint waits for this
+                _log.warning("TensorBoard lacks a picture: %s: %s", type(error).__name__, error)
+
+    def _add_picture(self, tag: str, step: int, picture: Callable[[Any], Picture | None]) -> None:
+        def add() -> None:
+            from trainer.report import pictures
+
+            if (drawn := picture(pictures)) is not None:
+                self._writer.add_image(tag, drawn, step, dataformats="HWC")
+
+        if self._undrawn is None:
+            add()
+        else:
+            self._undrawn.append(add)
+
+    def _add_perplexities(self, by: str, scores: Mapping[str, Score], step: int) -> None:
+        title = f"Perplexity by {by}, step {step}"
+        self._add_picture(f"validation/perplexity_by_{by}", step, lambda pictures: pictures.perplexity_bars(scores, title))
 
     def _cut(self, cut_off: CutOff | None) -> SummaryWriter:
         try:

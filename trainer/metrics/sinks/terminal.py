@@ -72,7 +72,7 @@ class TerminalSink(Sink):
             self._bar.n = cut_off.step
             self._bar.refresh()
 
-    def close(self) -> None:
+    def close(self, status: str | None = None) -> None:
         if self._bar is not None:
             self._bar.close()
 

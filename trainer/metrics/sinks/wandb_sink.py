@@ -23,7 +23,6 @@ class WandbSink(ServiceSink):
         self._wandb = imported("wandb", "log.wandb_project", "wandb")
         self._directory, self._project = run, project
         self._run: Any = None
-        self._ended = False
 
     def begin(self, facts: RunFacts) -> None:
         try:
@@ -53,14 +52,12 @@ class WandbSink(ServiceSink):
         table = {"samples": self._wandb.Table(columns=["step", "prompt", "text"], data=rows)} if rows else {}
         self._add(step, table if scores is None else scores.points() | table)
 
-    def finish(self, status: str) -> None:
-        self._ended = True
-        self._attempt(lambda: self._run.summary.update({"status": status}))
-
-    def close(self) -> None:
+    def close(self, status: str | None = None) -> None:
         """End the run in the service; a run that failed is shown as failed."""
         if self._run is not None:
-            self._attempt(lambda: self._run.finish(exit_code=0 if self._ended else 1))
+            if status is not None:
+                self._attempt(lambda: self._run.summary.update({"status": status}))
+            self._attempt(lambda: self._run.finish(exit_code=1 if status is None else 0))
 
     def _add(self, step: int, points: Mapping[str, Any]) -> None:
         if points:

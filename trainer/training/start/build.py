@@ -55,7 +55,12 @@ def build(plan: StartPlan, adjustments: Adjustments, step: int) -> tuple[Trainab
         module=module,
         accumulation=accumulation,
         scaler=make_scaler(context),
-        optimizers=build_optimizers(model, config.optim, 1.0 if adapted else config.model.width_ratio),
+        optimizers=build_optimizers(
+            model,
+            config.optim,
+            1.0 if adapted else config.model.width_ratio,
+            None if config.reproducibility == "elastic" else group,  # the bits of a shared update depend on the number of ranks
+        ),
         average=None if config.ema.decay is None else WeightAverage(model, config.ema),
     )
     return trainable, adjustments

@@ -11,9 +11,8 @@ from typing import Any
 from common.errors import ProjectError
 from common.files import UnusableFileError
 from trainer.checkpoint import CheckpointStore
-from trainer.checkpoint.of_run import load_state, load_whole
-from trainer.checkpoint.weights import weights_digest
-from trainer.distributed.shared_folders import check_shared
+from trainer.checkpoint.of_run import load_state, load_whole, weights_digest
+from trainer.distributed.group import check_shared
 from trainer.launch.finished import is_same, nothing_to_train
 from trainer.planning.checkpoints import check_space, checkpoint_bytes, frozen_bytes
 from trainer.runs.adjustments import Adjustments
@@ -53,7 +52,7 @@ def check(plan: StartPlan) -> Continued:
     identity = identity_of(
         plan.context,
         decay_steps=decay_steps,
-        extension_digest=plan.extension.digest,
+        extension=plan.extension.digests,
         digests=plan.task.digests | ({} if initial is None else {"init": initial.weights}),
     )
     checkpoints = CheckpointStore.of(config.run)

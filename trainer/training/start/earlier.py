@@ -10,8 +10,7 @@ from pathlib import Path
 from common.errors import CheckpointError, ConfigError
 from data_pipeline.dataset.manifest import Manifest
 from trainer.checkpoint import CheckpointStore
-from trainer.checkpoint.of_run import copy_state, load_whole
-from trainer.checkpoint.weights import weights_digest
+from trainer.checkpoint.of_run import copy_state, load_whole, weights_digest
 from trainer.config import BranchConfig, Precision, TrainConfig
 from trainer.finetuning.initial_weights import InitialRun, check_lora, check_same_initial
 from trainer.optim.schedule import cooldown_start

@@ -17,17 +17,21 @@ from common.settings.markers import Effect, FixesShapes
 from common.settings.model import all_settings, is_among, markers_of, settings_with
 from trainer.config import TrainConfig
 from trainer.context import RunContext
+from trainer.extensions.files import Digests
 from trainer.machine.determinism import device_name, flags, not_compared, threads_per_rank
 from trainer.machine.environment import ChangedFact, find_differences, nccl_version, shown
+from trainer.model.forward import own_kernels
 from trainer.runs.adjustments import Adjustments
 from trainer.runs.record import Record, noted_adjustments
 
 _IDENTITY = settings_with(TrainConfig, Effect.IDENTITY)
+_OWN = {"kernels": ("precision", "compile", "parallel", "device"), "optimizer": ("optim.kind",)}
+"""Facts about this project's own code, which older versions did not record, and the facts that they follow from."""
 _OLDER_DEFAULTS = {"guard.spike_factor": 10.0}  # a run with the older default resumes with the new one
 
 
 def identity_of(
-    context: RunContext, *, decay_steps: int, extension_digest: str | None, digests: Mapping[str, str] = MappingProxyType({})
+    context: RunContext, *, decay_steps: int, extension: Digests | None, digests: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Any]:
     """Return all that the bits of a run depend on, flat: `{"optim.lr": 0.001, "data": "sha256:…", …}`, with further `digests`."""
     config, group = context.config, context.group
@@ -37,7 +41,7 @@ def identity_of(
         "schedule.decay_steps": decay_steps,
         "data": context.manifest.root_digest,
         "attention": context.backend,
-        "extension": extension_digest,
+        "extension": extension,
         "threads": threads_per_rank(config),
         "device": device_name(group.device),
         "torch": torch.__version__,
@@ -45,6 +49,8 @@ def identity_of(
         "nccl": nccl_version() if group.device.type == "cuda" else None,
         **digests,
     }
+    own = {"kernels": own_kernels(config, group.device), "optimizer": config.optim.optimizer.bits}
+    identity |= {name: value for name, value in own.items() if value is not None}
     return identity if config.reproducibility == "elastic" else identity | {"world_size": group.world_size}
 
 
@@ -70,6 +76,12 @@ def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str
             f"another order. Use {recorded.get('world_size')} again. To resume with other results, add {allow}. "
             "A run that is started with --reproducibility elastic has the same bits on 1, 2, 4 or 8 ranks"
         )
+    if any(one.name in _OWN and one.recorded is None for one in refused) and {*names} <= {*_OWN, "attention"}:
+        raise ConfigError(
+            f"{run}: an older version started this run, and this version computes it with other code ({', '.join(names)}), so the "
+            f"last bits differ. To resume with other results than those of an uninterrupted run, add {allow}. To keep the bits, "
+            "resume with the version in `environment.code` of record.json"
+        )
     if names == ["schedule.decay_steps"]:
         raise ConfigError(
             f"{run}: its learning rate was planned to reach its floor at step {refused[0].recorded}, and is planned to do so at "
@@ -77,7 +89,9 @@ def check_identity(run: Path, recorded: Mapping[str, Any], identity: Mapping[str
             f"run of that length. To train on with the new length, add {allow}. To keep the old length, use the old limits"
         )
     if refused:
-        differences = ", ".join(f"{one.name} was {shown(one.recorded)} and is {shown(one.found)}" for one in refused)
+        before, now = flatten({one.name: one.recorded for one in refused}), flatten({one.name: one.found for one in refused})
+        inner = find_differences(before, now)  # an extension may have several files, with a digest for each
+        differences = ", ".join(f"{one.name} was {shown(one.recorded)} and is {shown(one.found)}" for one in inner)
         shapes = markers_of(TrainConfig, FixesShapes)
         fixed = [one.name for one in refused if one.name in shapes or (one.name == "ema.decay" and one.recorded is None)]
         remedy = (
@@ -94,6 +108,9 @@ def _differing(recorded: Mapping[str, Any], identity: Mapping[str, Any]) -> list
     skipped = not_compared(recorded, identity)
     if all(one.get(f"guard.{rule}") == "log" for one in (recorded, identity) for rule in ("spike", "drop")):
         skipped |= {"guard.spike_factor", "guard.spike_floor"}  # they change no bit while spikes and drops are only logged
+    for name, decisive in _OWN.items():  # it is enough to refuse or allow the cause
+        if any(recorded.get(one) != identity.get(one) for one in decisive):
+            skipped |= {name}
     skipped |= {
         name
         for name, value in _OLDER_DEFAULTS.items()

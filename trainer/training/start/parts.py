@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from trainer.checkpoint import AsyncSaver
+from trainer.checkpoint.async_saver import Staging
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.distributed.stragglers import DeviceMark, HostMark, OwnTimer, StragglerDetector
 from trainer.evaluation.tally import Grouping
@@ -19,7 +20,6 @@ from trainer.metrics.layers import LayerObserver
 from trainer.metrics.run_status import opened_run_status
 from trainer.model.decoder import flops_per_token
 from trainer.planning.forecast import Forecast
-from trainer.report import report_at_end
 from trainer.runs.clock import Clock
 from trainer.runs.layout import LEDGER
 from trainer.runs.ledger import Ledger
@@ -56,8 +56,13 @@ def put_together(
         rows, mixture = len(data.train_rows), config.mixture.weights
         ledger.order(step=progress.step, seed=config.seed, data=manifest.root_digest, rows=rows, mixture=mixture)
 
+    def write_report() -> None:
+        from trainer.report import report_at_end
+
+        report_at_end(config.run)
+
     if group.is_main and config.log.report:
-        stack.callback(report_at_end, config.run)  # after everything else is closed, for any end of the run
+        stack.callback(write_report)  # after everything else is closed, for any end of the run
     ending = stack.enter_context(opened_run_status(config, group, progress.step))
     writer = AsyncSaver(partial(write_and_keep, continued.checkpoints, config.checkpoint))
     stack.callback(let_finish, writer, heartbeat)  # before the record names the checkpoints, and before the run's lock is released
@@ -87,7 +92,8 @@ def put_together(
     profiler = StepProfiler(config.run, config.log.profile_steps, group.rank, group.device)
     stack.callback(profiler.close)
     saved = None if state is None else (progress.step, progress.evaluated_step)
-    saver = Saver(trainable, live, end, replica_check, continued.checkpoints, config.checkpoint, writer, saved)
+    staging = Staging(trainable.tensors() if group.is_main else {})
+    saver = Saver(trainable, live, end, replica_check, continued.checkpoints, config.checkpoint, writer, staging, saved)
     return TrainingRun(
         context=context,
         data=data,

@@ -14,15 +14,13 @@ from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.config import TrainConfig
 from trainer.context import RunContext
 from trainer.data.mixture import build_order
-from trainer.distributed.group import Group
-from trainer.distributed.shared_folders import check_same_data
+from trainer.distributed.group import Group, check_same_data
 from trainer.extensions.hooks import Extension
 from trainer.finetuning.initial_weights import InitialRun
 from trainer.finetuning.task import Task, make_task
 from trainer.machine.memory import PeakMeter
 from trainer.machine.precision import ChosenPrecision, with_precision
 from trainer.model.attention import backend_of
-from trainer.optim.optimizers import check_optimizer
 from trainer.parallel.fsdp import check_parallel
 from trainer.runs.limits import StopCriteria, plan_run, with_shorter_warmup
 from trainer.training.micro_batch_size import batch_for, with_micro
@@ -44,7 +42,10 @@ class StartPlan:
 
 
 def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: Extension, *, lock: bool = True) -> StartPlan:
-    """Compare the settings with the data and the machine, and choose those that are `auto`. With `lock` the run is locked first."""
+    """Compare the settings with the data and the machine, and choose those that are `auto`, but for the size of the micro-batch.
+
+    With `lock` the run is locked first.
+    """
     if config.run.resolve() == config.data.resolve():  # both have a report.html, a tokenizer and a lock
         raise ConfigError(f"{config.run}: run and data are the same folder; name another folder for the run (--run)")
     stack.enter_context(naming(config.run))  # a file that cannot be written from here on is a file of the run
@@ -57,22 +58,27 @@ def plan_start(stack: ExitStack, config: TrainConfig, group: Group, extension: E
     task = group.on_all(lambda: make_task(config, manifest, extension.hooks))
     train_rows = task.rows(config.data, manifest, "train", verify=config.verify_data)
     val_rows = task.rows(config.data, manifest, "val", verify=config.verify_data)
+    _check_rows(config, manifest, len(train_rows), len(val_rows))
+    config = with_shorter_warmup(config, manifest, len(train_rows))
     config, precision = with_precision(config, group, recorded_format)
+    batch = batch_for(config.batch, recorded_rows, group.world_size, elastic=config.reproducibility == "elastic")
+    config = config.model_copy(update={"batch": batch})
     backend = backend_of(config, group.device)
     memory = PeakMeter(group.device)
     context = RunContext(config, manifest, group, backend, extension.has_step or task.sums is not None)
-    batch = batch_for(config.batch, group.world_size, elastic=config.reproducibility == "elastic")
-    context = with_micro(context.with_batch(batch), extension, recorded_rows, task)
-    _check_rows(context.config, manifest, len(train_rows), len(val_rows))
-    check_shares(context.config, group.world_size)
-    check_parallel(context.config.parallel, context.config.batch, group.world_size)
-    check_optimizer(context.config)
-    config = with_shorter_warmup(context.config, manifest, len(train_rows))
-    context = replace(context, config=config)
     order = build_order(config.seed, train_rows, manifest.sources, config.mixture.weights)
     data = RunData(context, train_rows, val_rows, order, tokenizer)
     criteria = plan_run(config, manifest, len(train_rows))
     return StartPlan(context, extension, precision, task, data, criteria, memory, tuple(found), initial)
+
+
+def with_micro_batch(plan: StartPlan) -> StartPlan:
+    """Choose the size of the micro-batch if it is `auto`, and check that each rank gets its part of the global batch."""
+    context = with_micro(plan.context, plan.extension, plan.task)
+    num_ranks = context.group.world_size
+    check_shares(context.config, num_ranks)
+    check_parallel(context.config.parallel, context.config.batch, num_ranks)
+    return replace(plan, context=context, data=replace(plan.data, context=context))
 
 
 def check_shares(config: TrainConfig, num_ranks: int) -> None:

@@ -21,12 +21,12 @@ from common.files import (
     write_atomic,
 )
 from common.redaction import redacted_settings
-from common.settings.dotted import flatten
+from common.settings.dotted import flatten, to_toml
 from common.settings.markers import FOLDER, MOVEABLE, PER_START
 from common.settings.model import settings_with
-from common.settings.toml import to_toml
 from common.untrusted import digest_run_file
 from trainer.config import TrainConfig
+from trainer.extensions.files import write_copies
 from trainer.machine.determinism import not_compared
 from trainer.machine.environment import ChangedFact, environment_facts, find_differences, same_facts
 from trainer.runs.layout import CONFIG, TASK_FOLDER, TOKENIZER
@@ -44,23 +44,20 @@ def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> tu
     """Write the record and the files that it names. Return how identity, environment and settings of a resumed run differ."""
     plan.earlier[0].undo.pop_all()
     context, identity, before = plan.context, continued.identity, continued.before
-    extension, of_task, trainable = plan.extension.source, plan.task.files, restored.trainable
+    of_task, trainable = plan.task.files, restored.trainable
     run, config, manifest, step = context.config.run, context.config, context.manifest, restored.progress.step
     settings = to_toml("train", redacted_settings(config.model_dump(mode="json")))
     environment = environment_facts() | {"world_size": context.group.world_size}
     earlier, differences = ([], ()) if before is None else _since_before(before, step, identity, environment, settings)
     write_atomic(run / CONFIG, settings.encode())
     _copy_tokenizer(config.data, run)
-    if extension is not None:
-        write_atomic(run / "extension.py", extension)
-    else:
-        (run / "extension.py").unlink(missing_ok=True)
+    copies = write_copies(run, plan.extension.files)
     if of_task:
         own_folder(run / TASK_FOLDER)
     for name, data in of_task.items():
         write_atomic(run / TASK_FOLDER / name, data)
     names = sorted(path.relative_to(run).as_posix() for path in (run / TOKENIZER).iterdir())
-    names += [f"{TASK_FOLDER}/{name}" for name in of_task] + ([] if extension is None else ["extension.py"])
+    names += [*(f"{TASK_FOLDER}/{name}" for name in of_task), *copies]
     record = Record.model_validate(
         {
             "format": 1,

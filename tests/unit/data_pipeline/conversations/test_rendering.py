@@ -150,7 +150,6 @@ def refusal(source: str, messages: list[Message] | None = None, tokenizer: Token
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("{% for m in messages %}{{ m.content }}{{ '|' if loop.last }}{% endfor %}", "is not the beginning of the text"),
         (
             "{{ messages[-1].content }}",
             "the prompt of an answer ends with 'ello', but the text with the answer continues with 'i th",

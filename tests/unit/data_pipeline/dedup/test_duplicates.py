@@ -109,7 +109,7 @@ def test_the_first_document_in_input_order_is_kept(tmp_path: Path) -> None:
     texts = [
         "Some text, with more words than a shingle.",
         "another text that differs",
-        "some TEXT with more words than a shingle",
+        "Some text,  with more words\nthan a shingle.",
     ]
     duplicates, found = find(tmp_path, texts, SETTINGS, per_partition=1, sources=("a", "b", "c"))
     assert found.fates == [Fate.KEEP, Fate.KEEP, Fate.EXACT]
@@ -124,14 +124,13 @@ def test_the_first_document_in_input_order_is_kept(tmp_path: Path) -> None:
 
 def test_documents_without_words_or_with_few_are_compared_as_a_whole(tmp_path: Path) -> None:
     _, found = find(tmp_path, ["---", "***", "---", "a b", "a, b", "b a", "a b c", "ab"], SETTINGS)
-    assert found.fates == [0, 0, Fate.EXACT, 0, Fate.EXACT, 0, 0, Fate.EXACT]
+    assert found.fates == [0, 0, Fate.EXACT, 0, Fate.NEAR, 0, 0, 0]
 
 
-def test_code_is_not_folded_as_prose_is(tmp_path: Path) -> None:
-    texts = ["x = a + b", "x = a - b", "X=A+B"]
-    settings = DedupConfig(near=False)
-    assert find(tmp_path / "prose", texts, settings)[1].fates == [0, 1, 1]
-    assert find(tmp_path / "code", texts, settings, kinds=["code"] * 3)[1].fates == [0, 0, 0]
+def test_only_white_space_may_differ_in_exact_duplicates(tmp_path: Path) -> None:
+    texts = ["1 + 11", "11 + 1", "-15", "15", "1.5", "C", "C++", "C#", "c", ":)", ":(", "1 +\n\t11", "111 +"]
+    fates = find(tmp_path, texts, DedupConfig(near=False))[1].fates
+    assert [text for text, fate in zip(texts, fates, strict=True) if fate] == ["1 +\n\t11"]
 
 
 def test_with_deduplication_off_every_document_is_kept(tmp_path: Path) -> None:

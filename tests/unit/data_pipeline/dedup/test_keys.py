@@ -6,14 +6,14 @@ import pytest
 from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.tables import read_batches
 from data_pipeline.dedup import keys as module
-from data_pipeline.dedup.keys import KeyWriter, choose_bands, entries_path, fold_digest, read_keys, sign
+from data_pipeline.dedup.keys import KeyWriter, choose_bands, entries_path, read_keys, sign, text_digest
 from data_pipeline.dedup.pairs import ShingleCache, Texts
 from data_pipeline.documents import document_id
 from data_pipeline.text import TextBatch
 from tests.support.duplicates import plant, shingles_of, write_documents
 
 SETTINGS = DedupConfig()
-TEXTS = ["first text of all", "", "another text", "first TEXT of all", "!!!"]
+TEXTS = ["first text of all", "", "another text", "first  text\nof all", "!!!"]
 
 
 def write(output: Path, texts: list[str], settings: DedupConfig, *, at_once: int, overlaps: list[int] | None = None) -> None:
@@ -22,8 +22,7 @@ def write(output: Path, texts: list[str], settings: DedupConfig, *, at_once: int
             rows = slice(begin, begin + at_once)
             batch = TextBatch([text.encode() for text in texts[rows]])
             ids = [document_id(3, place) for place in range(len(texts))[rows]]
-            kinds = ["prose"] * len(batch)
-            writer.add(ids, sign(batch, range(len(batch)), kinds, settings), overlaps[rows] if overlaps else None)
+            writer.add(ids, sign(batch, range(len(batch)), settings), overlaps[rows] if overlaps else None)
 
 
 def entries(output: Path) -> list[tuple[int, int, int]]:
@@ -41,7 +40,7 @@ def test_keys_are_stored_in_document_order_and_as_sorted_runs(tmp_path: Path, mo
     for name in ("at-once", "in-runs"):
         ids, digests, overlaps = read_keys(tmp_path / name)
         assert ids.tolist() == [document_id(3, place) for place in range(5)]
-        assert [digest.tobytes() for digest in digests] == [fold_digest(text.encode(), "prose") for text in TEXTS]
+        assert [digest.tobytes() for digest in digests] == [text_digest(text.encode()) for text in TEXTS]
         assert not overlaps.any()
 
 
@@ -63,7 +62,7 @@ def test_a_document_dropped_for_a_benchmark_has_no_entries(tmp_path: Path) -> No
 @pytest.mark.parametrize("settings", [SETTINGS, DedupConfig(near=False), DedupConfig(exact=False, near=False)])
 def test_a_batch_or_a_partition_without_documents_has_no_keys(tmp_path: Path, settings: DedupConfig) -> None:
     with KeyWriter(tmp_path / "empty", settings) as writer:
-        writer.add([], sign(TextBatch([b"rejected"]), [], [], settings))
+        writer.add([], sign(TextBatch([b"rejected"]), [], settings))
     assert [len(column) for column in read_keys(tmp_path / "empty")] == [0, 0, 0]
     assert entries(tmp_path / "empty") == []
 

@@ -23,7 +23,9 @@ troublesome_text = st.text(st.sampled_from("aÃ©Â£â€™\x80\x85\x99\xa0\u0
     ("dirty", "text", "changes"),
     [
         ("one\r\ntwo\rthree\n", "one\ntwo\nthree", ("newlines",)),
-        ("a\0b\x07c\x0cd\x7fe\x9ff\tg", "abcdef\tg", ("control-characters",)),
+        ("a\0b\x07c\x0cd\x7fe\x9ff\tg", "a bc def\tg", ("control-characters",)),
+        ("one\x0c\ntwo \x0c three\x0c", "one\ntwo  three", ("control-characters",)),
+        ("one\x1b\x0c\x1btwo", "one two", ("control-characters",)),
         ("e\u0301", "é", ("unicode",)),
         ("  indented, and white space at the end \t\n\n", "  indented, and white space at the end", ()),
         (

@@ -83,11 +83,20 @@ def test_invalid_utf8_in_a_text_file_is_rejected_with_its_line(tmp_path: Path) -
     assert "byte 0xe9 is not UTF-8" in item.detail
 
 
-def test_utf16_text_is_rejected_and_named(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes("some words".encode("utf-16"))
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-8-sig"])
+@pytest.mark.parametrize(("name", "content"), [("a.txt", "grüne Wörter\n😀"), ("a.jsonl", '{"text": "grüne Wörter\\n😀"}\n')])
+def test_a_byte_order_mark_names_the_encoding(tmp_path: Path, encoding: str, name: str, content: str) -> None:
+    (tmp_path / name).write_bytes(content.encode(encoding))
+    [item] = read_all(tmp_path)
+    assert isinstance(item, Document)
+    assert item.text == "grüne Wörter\n😀"
+
+
+def test_text_that_is_not_what_its_byte_order_mark_says_is_rejected_and_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("some words".encode("utf-16")[:-1])
     [item] = read_all(tmp_path)
     assert isinstance(item, Rejection)
-    assert "UTF-16" in item.detail
+    assert "utf-16" in item.detail
 
 
 def test_a_file_too_large_for_one_document_is_rejected_with_the_remedy(tmp_path: Path) -> None:

@@ -400,13 +400,6 @@ def test_a_tokenizer_that_makes_a_special_token_of_ordinary_text_is_refused(tmp_
         open_supplied(supplied(tmp_path / "tokenizer.json", json.dumps(content).encode()), {})
 
 
-def test_a_tokenizer_that_cuts_words_at_random_is_refused(tmp_path: Path) -> None:
-    content = json.loads(json_file())
-    content["model"]["dropout"] = 0.1
-    with pytest.raises(ConfigError, match="other ids each time; set `dropout`"):
-        open_supplied(supplied(tmp_path / "tokenizer.json", json.dumps(content).encode()), {})
-
-
 def test_places_to_cut_that_change_ids_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def everywhere(content: dict[str, object]) -> Borders | None:
         borders = borders_of(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,13 @@ def test_a_crash_of_the_library_is_one_of_its_process(monkeypatch: pytest.Monkey
     child.write_text("import sys; sys.exit(3)")
     with pytest.raises(ValueError, match="ended with status 3"):
         try_out("bpe", b"")
+
+
+def test_a_signal_to_the_group_of_a_start_is_no_fault_of_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    child = tmp_path / "child.py"
+    child.write_text(f"import os; print('ok' if os.getpgrp() != {os.getpgrp()} else 'it gets the SIGTERM of a stop', end='')")
+    monkeypatch.setattr(trial, "_CHILD", child)
+    try_out("bpe", b"")
 
 
 def test_what_the_library_cannot_encode_or_decode_is_an_error_of_the_data() -> None:

@@ -18,7 +18,7 @@ from trainer.__main__ import _announce, main
 from trainer.commands import generate
 from trainer.commands.evaluate import EvaluateOptions
 from trainer.commands.generate import GenerateOptions
-from trainer.launch.command_table import COMMANDS
+from trainer.launch.command import COMMANDS
 from trainer.verification.outcome import Outcome
 
 TRAIN = ("train", "--data", "data", "--run", "run", "--limits.steps", "1")

@@ -10,7 +10,7 @@ import pytest
 
 from common.command_line import run_command
 from common.errors import ConfigError, ExitCode
-from common.settings.toml import to_toml
+from common.settings.dotted import to_toml
 from common.text import size
 from data_pipeline.dataset.manifest import read_manifest
 from tests.support.prepared import write_prepared

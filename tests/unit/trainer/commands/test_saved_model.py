@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from common.errors import CheckpointError
-from common.settings.toml import to_toml
+from common.settings.dotted import to_toml
 from tests.support.runs import tiny_config
 from trainer.machine.determinism import settings_here
 from trainer.runs.saved_run import SavedRun

@@ -10,7 +10,7 @@ import pytest
 
 from data_pipeline.commands.table import COMMANDS as OF_DATA
 from tests.support.runs import ROOT
-from trainer.launch.command_table import COMMANDS as OF_TRAINER
+from trainer.launch.command import COMMANDS as OF_TRAINER
 
 HEAVY = {"torch", "numpy", "pyarrow", "sentencepiece"}
 _TRAIN = ("--data", "d", "--run", "r", "--limits.steps")

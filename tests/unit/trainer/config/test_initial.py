@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from common.errors import CheckpointError
-from common.settings.toml import to_toml
+from common.settings.dotted import to_toml
 from trainer.config import ModelConfig
 from trainer.config.model import differing_shape
 from trainer.runs.defaults import inherited
@@ -59,6 +59,7 @@ def test_damaged_settings_of_the_other_run_are_refused(content: str, tmp_path: P
     ("changes", "names"),
     [
         ({"layers": 3}, ["model.layers"]),
+        ({"block": "gpt2", "kv_heads": 4}, ["model.block", "model.kv_heads", "model.context"]),
         ({"head_dim": 8}, []),  # the width of a head that follows from width and heads
         ({"kv_heads": 4, "qk_norm": True}, ["model.kv_heads", "model.qk_norm"]),
         ({"mlp_width": 128}, []),

@@ -4,9 +4,9 @@ import pytest
 
 from common.errors import ConfigError
 from common.paths import RECIPES
+from common.settings.dotted import parse_toml, to_toml
 from common.settings.load import load_settings
 from common.settings.options import help_parser
-from common.settings.toml import parse_toml, to_toml
 from trainer.config import BatchConfig, ModelConfig, PlanConfig, TrainConfig
 
 PARSER = help_parser(TrainConfig, "train", "")
@@ -74,7 +74,7 @@ def test_paths_are_kept_as_given() -> None:
         ("--batch.global_batch_size 64", 8),
         ("--recipe smoke --batch.global_batch_size 2", 2),
         ("--recipe smoke --batch.global_batch_size 6", 3),
-        ("--recipe gpt2-124m --batch.global_batch_size 48", 24),
+        ("--recipe gpt2-124m --batch.global_batch_size 96", 48),
     ],
 )
 def test_a_micro_batch_that_nobody_has_set_shrinks_to_a_divisor_of_the_global_batch(arguments: str, micro: int) -> None:

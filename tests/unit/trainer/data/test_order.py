@@ -121,3 +121,13 @@ def test_an_index_outside_the_epoch_is_refused() -> None:
         permute(0, 0, np.array([10]), 10)
     with pytest.raises(ValueError, match="not all in an epoch, which has 0 to 9"):
         permute(0, 0, np.array([-1]), 10)
+
+
+@pytest.mark.parametrize("start", [0, 1000, 1023, 1024, 2049, 2499, 2500, 4999, 7490])
+def test_rows_across_blocks_and_epochs_are_those_of_the_permutations(start: int) -> None:
+    num_rows, count = 2500, 2100
+    epochs = np.concatenate([permute(7, epoch, np.arange(num_rows), num_rows) for epoch in range(5)])
+    found = rows_at(7, start, count, num_rows)
+    assert found.tolist() == epochs[start : start + count].tolist()
+    found[:] = -1  # the caller may change its result
+    assert rows_at(7, start, count, num_rows).tolist() == epochs[start : start + count].tolist()

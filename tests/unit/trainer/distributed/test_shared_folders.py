@@ -7,9 +7,8 @@ import pytest
 
 from common.errors import ProjectError
 from tests.support.ranks import run_ranks
-from trainer.distributed import shared_folders
-from trainer.distributed.group import Group
-from trainer.distributed.shared_folders import check_same_data, check_shared
+from trainer.distributed import group as shared_folders
+from trainer.distributed.group import Group, check_same_data, check_shared
 
 
 def on_nodes(group: Group, *folders: Path) -> str:

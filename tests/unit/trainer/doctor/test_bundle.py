@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError, StorageError
 from common.files import sealed
-from common.settings.toml import to_toml
+from common.settings.dotted import to_toml
 from trainer.config import TrainConfig
 from trainer.doctor import bundle as bundle_module
 from trainer.doctor.bundle import (

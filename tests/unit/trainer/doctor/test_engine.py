@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import ConfigError
 from trainer.doctor.check import Check, Severity, refuse_errors
-from trainer.doctor.engine import EngineReading, check_engine, check_gpu_container, read_engine
+from trainer.doctor.host import EngineReading, check_engine, check_gpu_container, read_engine
 from trainer.doctor.inputs import Needs, Output
 
 NEEDS = Needs("2.26", "13.0", {"13": "580"}, {})

@@ -12,8 +12,7 @@ from common.errors import ConfigError
 from tests.support.runs import tiny_config
 from trainer.doctor import machine
 from trainer.doctor.check import Check, Severity, refuse_errors
-from trainer.doctor.machine import check_start
-from trainer.doctor.ulimits import UNLIMITED, Ulimits, check_shared_memory, check_ulimits, read_ulimits
+from trainer.doctor.machine import UNLIMITED, Ulimits, check_shared_memory, check_start, check_ulimits, read_ulimits
 from trainer.training.start import open as opening
 from trainer.training.start.open import opened_run
 

@@ -27,8 +27,7 @@ from trainer.context import RunContext
 from trainer.data.batch import IGNORE, micro_batch
 from trainer.distributed.group import Group
 from trainer.evaluation.evaluate import evaluate
-from trainer.evaluation.exact_sum import NUM_PARTS, exact_sum
-from trainer.evaluation.tally import Evaluation, Grouping, Tally, length_ranges
+from trainer.evaluation.tally import NUM_PARTS, Evaluation, Grouping, Tally, exact_sum, length_ranges
 from trainer.model.decoder import build_model
 from trainer.model.forward import LossModule
 from trainer.runs.events import Score

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from trainer.evaluation.exact_sum import NUM_PARTS, add_exactly, exact_sum, rounded_sum
+from trainer.evaluation.tally import NUM_PARTS, add_exactly, exact_sum, rounded_sum
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.errors import ConfigError, ExitCode, GuardError, ProjectError
+from common.files import digest_bytes
 from tests.support.runs import ROOT, tiny_config
 from trainer.config import ModelConfig
 from trainer.data.batch import IGNORE
+from trainer.extensions.files import read_extension
 from trainer.extensions.hooks import Extension, RunView, seeded_model
-from trainer.extensions.loading import load_extension
+from trainer.extensions.loading import execute_extension, load_extension
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model
 from trainer.runs.events import ScalarsEvent
@@ -49,7 +51,7 @@ def run(tmp_path: Path) -> RunView:
 
 def test_without_a_file_there_are_no_hooks_and_calling_them_does_nothing(run: RunView) -> None:
     extension = load_extension(None)
-    assert (extension.path, extension.source, extension.digest, extension.custom_loss, extension.build_model) == (None,) * 5
+    assert (extension.path, extension.digests, extension.custom_loss, extension.build_model) == (None,) * 4
     call_all(extension, run)
 
 
@@ -93,8 +95,8 @@ def test_the_file_is_run_once_from_the_bytes_that_the_digest_is_of(write: Write)
     path, searched = write(source), list(sys.path)
     extension = load_extension(path)
     path.write_text("1 / 0")
-    assert extension.source == source.encode()
-    assert extension.digest == f"sha256:{hashlib.sha256(source.encode()).hexdigest()}"
+    assert extension.files == {"": source.encode()}
+    assert extension.digests == f"sha256:{hashlib.sha256(source.encode()).hexdigest()}"
     assert extension.path == path
     assert extension.hooks["on_train_end"].__annotations__ == {"run": int}  # the loader's __future__ imports have no effect
     assert sys.path == searched
@@ -132,8 +134,69 @@ def test_a_file_that_would_not_do_what_it_seems_to_is_refused(write: Write, sour
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"mine.py: cannot be read \(No such file or directory\); name a Python file"):
+    with pytest.raises(ConfigError, match=r"mine.py: cannot be read \(No such file or directory\); name a Python file or a folder"):
         load_extension(tmp_path / "mine.py")
+
+
+PACKAGE = {
+    "__init__.py": "from .parts.loss import loss\nfrom . import on_save\n",
+    "on_save.py": "x = 1\n",
+    "parts/__init__.py": "",
+    "parts/loss.py": "import pkgutil\nfrom .. import on_save\nGAMMA = float(pkgutil.get_data(__package__, 'gamma.txt'))\n\n\n"
+    "def loss(logits_BLV, targets_BL, weights_BL):\n    return logits_BLV.sum() * GAMMA * on_save.x / len(targets_BL[:, 0])\n",
+    "parts/gamma.txt": "3",
+}
+
+
+def write_package(folder: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_a_package_is_run_from_the_bytes_that_its_digests_are_of(tmp_path: Path) -> None:
+    folder = write_package(tmp_path / "mine", PACKAGE | {".git/x": "", "parts/__pycache__/a.pyc": "", ".hidden": ""})
+    files = read_extension(folder)
+    for name in PACKAGE:
+        (folder / name).write_text("1 / 0")
+    extension = execute_extension(folder, files)
+    assert extension.digests == {name: digest_bytes(text.encode()) for name, text in PACKAGE.items()}
+    assert list(extension.hooks) == ["loss"], "modules are not functions"
+    logits_BLV, targets_BL = example_batch()
+    assert torch.equal(extension.loss_sum(logits_BLV, targets_BL, None), logits_BLV.sum() * 3 / 2)
+    assert not list(folder.glob("__pycache__"))
+    with pytest.raises(ConfigError, match=r"mine/__init__.py, line 1: ZeroDivisionError"):
+        load_extension(folder)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"__init__.py": ""}, "defines none of on_train_start"),
+        ({"loss.py": "def loss(a, b, c): pass"}, r"the folder has no __init__.py; add one that defines or imports the functions"),
+        ({"__init__.py": "from . import lost"}, "__init__.py, line 1: ImportError: cannot import name 'lost' from"),
+        ({"__init__.py": "import os, os.path\nfrom .lost import x"}, r"line 2: ModuleNotFoundError: No module named 'mine.lost'"),
+        ({"__init__.py": "from .a import loss", "a.py": "\n\nloss = = 3"}, r"mine/a.py, line 3: SyntaxError: invalid syntax"),
+        ({"__init__.py": "from .a import loss", "a.py": "\ndef loss(a): 3"}, r"mine/a.py, line 2: loss\(a\) is called with other"),
+        ({"__init__.py": "", "LICENSE": ""}, "'LICENSE' cannot be the name of a file of an extension; use letters"),
+        ({"__init__.py": "", "v1.0/a.txt": ""}, "'v1.0/a.txt' cannot be"),
+        ({"__init__.py": "", "a\nb.py": ""}, r"'a\\nb.py' cannot be"),
+        ({"__init__.py": ""} | {f"a{number}.py": "" for number in range(256)}, "257 files, and the limit is 256"),
+        ({"__init__.py": "# 9 MB" * 1_500_000, "b.py": "# 9 MB" * 1_500_000}, "b.py is larger than 7777216 bytes"),
+    ],
+)
+def test_a_package_that_cannot_be_an_extension_is_refused_with_the_file(
+    tmp_path: Path, files: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_extension(write_package(tmp_path / "mine", files))
+
+
+def test_an_error_in_a_hook_of_a_package_names_its_file_and_line(tmp_path: Path, run: RunView) -> None:
+    files = {"__init__.py": "from .a import on_train_end", "a.py": "import json\n\ndef on_train_end(run):\n    json.loads('x')\n"}
+    with pytest.raises(ConfigError, match=r"mine/a.py, line 4, in on_train_end: JSONDecodeError: Expecting value"):
+        load_extension(write_package(tmp_path / "mine", files)).notify("on_train_end", run)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_measures_are_those_of_the_definitions() -> None:
     assert event.confusion == {"a": {"a": 3, "b": 1}, "b": {"a": 2, "b": 4}}
     text = classification.describe(event)
     assert text.startswith("accuracy 0.7000  macro F1 ")
-    assert "b         0.8000     0.6667     0.7273          6  a 2" in text
+    assert "b         0.8000  0.6667  0.7273          6  a 2" in text
 
 
 def test_a_confusion_counts_true_by_predicted_labels() -> None:

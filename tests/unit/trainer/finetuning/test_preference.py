@@ -18,7 +18,7 @@ from data_pipeline.dataset.shards import RowBatch, Rows
 from tests.support.pairs import pair_records, write_pairs
 from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
-from trainer.checkpoint.weights import weights_digest
+from trainer.checkpoint.of_run import weights_digest
 from trainer.config import ModelConfig
 from trainer.data.batch import IGNORE, MicroBatch, micro_batch
 from trainer.finetuning.initial_weights import read_reference, write_reference

@@ -13,8 +13,7 @@ from trainer.config import AlertAction, AlertsConfig, GuardConfig
 from trainer.distributed.stragglers import SlowRank
 from trainer.health.alert_rules import LASTING_FALL_S, AlertRules, Debounce, IdleShare, MemoryTrend, SpeedDrop, WaitShare
 from trainer.health.guard import Guard, guard_alert
-from trainer.machine.gpus import GpuReading
-from trainer.machine.sampler import HardwareReading, HostReading
+from trainer.machine.sampler import GpuReading, HardwareReading, HostReading
 from trainer.runs.events import AlertEvent
 from trainer.runs.rules import RULES
 

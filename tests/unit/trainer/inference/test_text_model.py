@@ -46,10 +46,13 @@ def drawn(model: nn.Module, prompts: Sequence[Sequence[int]], sampling: Sampling
 PROMPTS = [[1], [1, 5, 9], [2] * 7, [*range(3, 18)], [*range(16)], [4, 8] * 20]
 
 
-@pytest.mark.parametrize("heads", [{"heads": 4}, {"heads": 4, "kv_heads": 2}, {"heads": 4, "kv_heads": 1}])
+WINDOWS = {"window": 5, "window_pattern": "SL", "window_rope_theta": 100.0}
+
+
+@pytest.mark.parametrize("shape", [{"heads": 4}, {"heads": 4, "kv_heads": 2}, {"heads": 4, "kv_heads": 1}, WINDOWS])
 @pytest.mark.parametrize("sampling", [Sampling(40, temperature=0), Sampling(40, temperature=1.3, top_k=40, seed=3)])
-def test_tokens_are_the_same_with_and_without_the_cache_also_beyond_the_context(heads: dict[str, int], sampling: Sampling) -> None:
-    model = decoder(**heads)
+def test_tokens_are_the_same_with_and_without_the_cache_also_beyond_the_context(shape: dict[str, Any], sampling: Sampling) -> None:
+    model = decoder(**shape)
     with_cache, without = (drawn(model, PROMPTS, sampling, use_cache=use_cache) for use_cache in (True, False))
     assert with_cache == without
     assert len({tuple(row[-40:]) for row in without}) == len(PROMPTS)  # and they say something about the prompts
@@ -59,11 +62,11 @@ def test_tokens_are_the_same_with_and_without_the_cache_also_beyond_the_context(
 @given(
     lengths=st.lists(st.integers(1, CONTEXT), min_size=1, max_size=4),
     cut=st.integers(1, CONTEXT),
-    kv_heads=st.sampled_from([1, 2, 4]),
+    shape=st.sampled_from([{"kv_heads": 1}, {"kv_heads": 2}, {"kv_heads": 4}, WINDOWS]),
     seed=st.integers(0, 99),
 )
-def test_states_with_a_cache_agree_with_those_of_whole_rows(lengths: list[int], cut: int, kv_heads: int, seed: int) -> None:
-    model = decoder(kv_heads=kv_heads)
+def test_states_with_a_cache_agree_with_those_of_whole_rows(lengths: list[int], cut: int, shape: dict[str, Any], seed: int) -> None:
+    model = decoder(**shape)
     longest = max(lengths)
     tokens_BL = torch.randint(0, VOCAB, (len(lengths), longest), generator=torch.Generator().manual_seed(seed))
     positions_BL = torch.arange(longest).expand_as(tokens_BL)

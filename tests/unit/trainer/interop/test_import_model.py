@@ -15,8 +15,7 @@ from tests.support.published import CONFIGS, SENTENCES, published_weights, write
 from tests.support.records import record_of
 from tests.support.runs import tiny_config
 from tests.support.sentence_piece_models import model_with_dummy_prefix
-from trainer.checkpoint.of_run import load_checkpoint
-from trainer.checkpoint.weights import weights_digest
+from trainer.checkpoint.of_run import load_checkpoint, weights_digest
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.commands.generate import GenerateOptions, written_texts
 from trainer.commands.import_model import ImportOptions, run

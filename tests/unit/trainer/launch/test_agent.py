@@ -11,10 +11,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from tests.support.runs import ROOT
-from trainer.launch.agent import describe, wait_for_end
+from trainer.launch.agent import wait_for_end
+from trainer.launch.ranks import Failure, describe
 
 ABSENT_S = 0.2
 
@@ -75,9 +75,7 @@ def test_a_port_in_use_ends_the_launcher_of_several_nodes_with_one_line(tmp_path
 def test_the_rank_that_failed_first_is_named_in_one_line_with_the_reason_of_a_kill(
     codes: dict[int, int], why: str, said: str
 ) -> None:
-    failures = {rank: ProcessFailure(rank, 100 + rank, code, error_file="") for rank, code in codes.items()}
-    for number, failure in enumerate(failures.values()):
-        failure.timestamp = number
+    failures = {rank: Failure(100 + rank, code, number) for number, (rank, code) in enumerate(codes.items())}
     line = describe(failures, why)
     assert line.startswith(said)
     assert bool(line) == bool(said)

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from trainer.launch.command import folder_of, group_command, other_command, training_arguments
-from trainer.launch.command_table import COMMANDS
+from trainer.launch.command import COMMANDS, folder_of, group_command, other_command, training_arguments
 
 TRAININGS = [
     ([], []),

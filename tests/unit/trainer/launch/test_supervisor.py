@@ -154,7 +154,8 @@ def test_a_group_that_the_kernel_kills_for_lack_of_memory_ends_with_this_reason(
     monkeypatch.setattr(supervisor, "num_oom_kills", lambda: next(counts))
     monkeypatch.setattr(supervisor, "why_killed", lambda before: "the memory limit is used up" if next(counts) > before else "")
     assert run_group(["bash", "-c", "kill -9 $$"], tmp_path / "exit", installed) == Ended(137, "the memory limit is used up")
-    assert capfd.readouterr().err == "train: signal 9 (SIGKILL) ended torchrun: the memory limit is used up\n"
+    said = "train: signal 9 (SIGKILL) ended the process that starts the ranks: the memory limit is used up\n"
+    assert capfd.readouterr().err == said
 
 
 def test_restarts_are_three_on_one_node_and_left_to_the_scheduler_on_several() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
-from common.host_memory import available_host_bytes, num_oom_kills, why_killed
+from common.hardware import available_host_bytes, num_oom_kills, why_killed
 from common.text import format_bytes
 from tests.support.peaks import peak_of
 from trainer.config import ModelConfig, TrainConfig
@@ -38,6 +38,8 @@ SHAPES = {
     "wide SwiGLU": ModelConfig(layers=3, width=64, heads=2, mlp_width=640, context=128),
     "no norms of queries and keys": ModelConfig(layers=4, width=128, heads=8, kv_heads=4, context=128, qk_norm=False),
     "deep": ModelConfig(layers=8, width=64, heads=2, context=64),
+    "Gemma": ModelConfig(layers=4, width=128, heads=4, context=128, post_norms=True, gate="gelu_tanh", attention_softcap=5.0),
+    "windows": ModelConfig(layers=4, width=128, heads=4, context=128, window=32, window_pattern="SL"),
     "dropout": ModelConfig(layers=4, width=128, heads=4, context=128, residual_dropout=0.1, embedding_dropout=0.1),
     "dropout of the attention": ModelConfig(layers=4, width=128, heads=4, kv_heads=2, context=128, attention_dropout=0.1),
 }
@@ -56,7 +58,7 @@ def settings_of(**changes: Any) -> TrainConfig:
 
 
 def estimate_of(config: TrainConfig, vocab_size: int, row_length: int, world_size: int, micro: int) -> MemoryEstimate:
-    return estimate(config, vocab_size, row_length, world_size, micro, config.optim.optimizer.state_bytes)
+    return estimate(config, vocab_size, row_length, world_size, micro, config.optim.optimizer.state_bytes, device_type="cpu")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -424,7 +426,7 @@ def test_the_cache_of_the_trial_is_released_before_the_ranks_exchange_its_result
     manifest = SimpleNamespace(vocab_size=16, row_length=8)
     context = RunContext(config, cast("Any", manifest), group, "sdpa")
     with pytest.raises(FirstExchangeError):
-        with_micro(context, Extension(), None)
+        with_micro(context, Extension())
     assert calls == ["exchange", "trial", "trial is gone", "release", "exchange"]
 
 

@@ -17,10 +17,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="torch loads GNU
 @pytest.mark.parametrize(
     ("environment", "policy", "spins"),
     [
-        ({}, "PASSIVE", "3000"),  # the library shows this policy for all that wait less than for ever
+        ({}, "PASSIVE", "1000"),  # the library shows this policy for all that wait less than for ever
         ({"OMP_WAIT_POLICY": "active"}, "ACTIVE", "30000000000"),
         ({"OMP_WAIT_POLICY": "passive"}, "PASSIVE", "0"),
-        ({"GOMP_SPINCOUNT": "1000"}, "PASSIVE", "1000"),
+        ({"GOMP_SPINCOUNT": "500"}, "PASSIVE", "500"),
     ],
 )
 def test_threads_of_a_command_soon_give_their_core_away_unless_the_environment_says_otherwise(

@@ -197,3 +197,10 @@ def test_the_formula_equals_the_operations_that_torch_counts(config: ModelConfig
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(tokens_BL, make_layout(torch.zeros(2, 24, dtype=torch.int32), positions_BL)).sum().backward()
     assert counter.get_total_flops() == pytest.approx(flops_per_token(config, 50, 24) * 2 * 24, rel=1e-12)
+
+
+def test_a_layer_with_a_window_counts_the_tokens_of_its_window() -> None:
+    config = ModelConfig(layers=3, width=32, heads=4, window=6, window_pattern="SLS")
+    lengths = [flops_per_token(config.model_copy(update={"window": 0}), 50, length) for length in (6, 24)]
+    assert flops_per_token(config, 50, 24) == (2 * lengths[0] + lengths[1]) / 3
+    assert flops_per_token(config, 50, 5) == flops_per_token(config.model_copy(update={"window": 0}), 50, 5)

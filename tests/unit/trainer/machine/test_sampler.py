@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.hardware import throttle_reasons
-from trainer.machine import gpus
+from trainer.machine import sampler as gpus
 from trainer.machine import sampler as sampler_module
-from trainer.machine.gpus import GpuReading, Gpus, KernelLog, xids_in
-from trainer.machine.sampler import HardwareReading, HardwareSampler, Host, HostReading
+from trainer.machine.sampler import GpuReading, Gpus, HardwareReading, HardwareSampler, Host, HostReading, KernelLog, xids_in
 from trainer.runs.events import HardwareEvent
 
 UUID = "5f0e6f2a-1c7b-4f5d-9a57-6b1f8f7d2f10"

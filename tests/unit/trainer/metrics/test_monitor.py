@@ -21,8 +21,7 @@ from trainer.config import AlertsConfig, LogConfig
 from trainer.distributed.group import Group
 from trainer.distributed.stragglers import SlowRank
 from trainer.evaluation.tally import Evaluation
-from trainer.machine.gpus import GpuReading
-from trainer.machine.sampler import HardwareReading, HostReading
+from trainer.machine.sampler import GpuReading, HardwareReading, HostReading
 from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sink, StepMetrics, TerminalSink, opened_monitor
 from trainer.metrics import monitor as monitors
 from trainer.metrics.layers import LayerNorms, LayerReading
@@ -435,6 +434,25 @@ def test_a_rank_without_sinks_judges_nothing() -> None:
     assert monitor.alert_counts == {}
 
 
+class Ending(Sink):
+    def __init__(self, name: str, closed: list[tuple[str, str | None]]) -> None:
+        self._name, self._closed = name, closed
+
+    def close(self, status: str | None = None) -> None:
+        self._closed.append((self._name, status))
+        if self._name == "full":
+            raise StorageError("no space left on the device")
+
+
+def test_each_sink_is_closed_once_and_learns_how_the_run_ended_although_another_one_fails() -> None:
+    closed: list[tuple[str, str | None]] = []
+    monitor = Monitor([Ending("file", closed), Ending("full", closed), Ending("terminal", closed)])
+    with pytest.raises(StorageError, match="no space"):
+        monitor.close("finished")
+    monitor.close()
+    assert closed == [("terminal", "finished"), ("full", "finished"), ("file", "finished")]
+
+
 def test_a_sink_that_cares_for_nothing_takes_everything() -> None:
     sink = Sink()
     sink.begin(RunFacts("run", {}))
@@ -443,8 +461,7 @@ def test_a_sink_that_cares_for_nothing_takes_everything() -> None:
     sink.histograms(LayerReading(1, {}, {}, {}))
     sink.rewind(CutOff(0))
     sink.sync()
-    sink.finish("finished")
-    sink.close()
+    sink.close("finished")
 
 
 def test_a_run_s_monitor_writes_the_stream_and_goes_on_with_it(tmp_path: Path) -> None:

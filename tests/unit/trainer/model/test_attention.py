@@ -5,12 +5,14 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.errors import ConfigError
+from tests.support.varlen import use_varlen_on_cpu
 from trainer.model.attention import (
     BACKENDS,
     Backend,
@@ -21,7 +23,9 @@ from trainer.model.attention import (
     capability_of,
     causal_varlen,
     choose_backend,
+    document_mask,
     make_layout,
+    within_window,
 )
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -39,13 +43,14 @@ def rows_of(*documents: list[int], length: int) -> Tensor:
     return torch.tensor([row + [-1] * (length - len(row)) for row in rows], dtype=torch.int32)
 
 
-def layout(segments_BL: Tensor, backend: Backend, empty_pieces: int = 3) -> Layout:
+def layout(segments_BL: Tensor, backend: Backend, empty_pieces: int = 3, window: int = 0) -> Layout:
     """On the device of the segments; positions do not matter to attention."""
     flat = segments_BL.cpu() + 10_000 * torch.arange(len(segments_BL))[:, None]
     _, lengths = torch.unique_consecutive(flat.flatten(), return_counts=True)
     ends = lengths.cumsum(0)
     bounds = torch.cat((torch.zeros(1), ends, ends[-1:].expand(empty_pieces))).int()
-    return make_layout(segments_BL, torch.zeros_like(segments_BL), backend, bounds.to(segments_BL.device))
+    found = make_layout(segments_BL, torch.zeros_like(segments_BL), backend, bounds.to(segments_BL.device), window=window)
+    return within_window(found, window) if window else found
 
 
 def inputs(segments_BL: Tensor, heads: int = 4, kv_heads: int = 2, size: int = 16, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -61,13 +66,13 @@ def attended(tensors: Sequence[Tensor], where: Layout) -> Tensor:
     return attend(q, k, v, where)
 
 
-def by_definition(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, segments_BL: Tensor) -> Tensor:
-    """Attention one query at a time, over the keys of its document up to itself."""
+def by_definition(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, segments_BL: Tensor, window: int = 1000) -> Tensor:
+    """Attention one query at a time, over the last `window` keys of its document up to itself."""
     group = q_BNLH.shape[1] // k_BKLH.shape[1]
     out_BNLH = torch.empty_like(q_BNLH)
     for b, row_L in enumerate(segments_BL.tolist()):
         for i, document in enumerate(row_L):
-            seen = [j for j in range(i + 1) if row_L[j] == document]
+            seen = [j for j in range(i + 1) if row_L[j] == document and i - j < window]
             k_NSH, v_NSH = (x[b, :, seen].repeat_interleave(group, dim=0) for x in (k_BKLH, v_BKLH))
             scores_NS = (k_NSH @ q_BNLH[b, :, i, :, None])[..., 0] / q_BNLH.shape[-1] ** 0.5
             out_BNLH[b, :, i] = (scores_NS.softmax(-1)[:, None] @ v_NSH)[:, 0]
@@ -84,6 +89,65 @@ def test_attention_equals_its_definition(backend: Backend, rows: list[list[int]]
     segments_BL = rows_of(*rows, length=24)
     q, k, v = inputs(segments_BL, kv_heads=kv_heads, seed=seed)
     torch.testing.assert_close(attend(q, k, v, layout(segments_BL, backend)), by_definition(q, k, v, segments_BL))
+
+
+@pytest.mark.parametrize("backend", ["documents", "sdpa", "varlen", FLEX])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=ROWS, window=st.integers(1, 9), kv_heads=st.sampled_from([1, 4]), seed=st.integers(0, 99))
+def test_in_a_window_a_token_sees_the_last_tokens_of_its_document_alone(
+    backend: Backend, rows: list[list[int]], window: int, kv_heads: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_varlen_on_cpu(monkeypatch)
+    segments_BL = rows_of(*rows, length=24)
+    q, k, v = inputs(segments_BL, kv_heads=kv_heads, seed=seed)
+    found = attend(q, k, v, layout(segments_BL, backend, window=window))
+    torch.testing.assert_close(found, by_definition(q, k, v, segments_BL, window))
+
+
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("backend", ["documents", "sdpa", FLEX])
+def test_a_soft_cap_bounds_the_scores_before_the_softmax(backend: Backend, window: int) -> None:
+    segments_BL = rows_of([7, 9, 5], [24], length=24)
+    q, k, v = inputs(segments_BL)
+    found = attend(q * 3, k, v, layout(segments_BL, backend, window=window), softcap=1.5)
+    scores = torch.tanh(q * 3 @ k.repeat_interleave(2, dim=1).transpose(2, 3) / 4 / 1.5) * 1.5
+    seen = document_mask(segments_BL)
+    seen = seen & (torch.arange(24)[:, None] - torch.arange(24) < window) if window else seen
+    expected = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v.repeat_interleave(2, dim=1)
+    torch.testing.assert_close(found, expected)
+    assert not torch.allclose(attend(q * 3, k, v, layout(segments_BL, backend, window=window)), expected, atol=1e-2)
+
+
+def test_varlen_has_no_soft_cap() -> None:
+    assert choose_backend("auto", CUDA, "bf16", 64, softcap=50.0, capability=H100) == "flex"
+    with pytest.raises(ConfigError, match=r"varlen has no soft cap, and model.attention_softcap is above 0"):
+        choose_backend("varlen", CUDA, "bf16", 64, softcap=50.0, capability=H100)
+
+
+@pytest.mark.parametrize("lengths", [[7, 9, 5], [24], [8, 8, 8]])
+@pytest.mark.parametrize("backend", ["documents", "varlen"])
+def test_the_gradients_in_a_window_agree(backend: Backend, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    use_varlen_on_cpu(monkeypatch)
+    segments_BL = rows_of(lengths, lengths, length=24)
+    found = [gradients(inputs(segments_BL), layout(segments_BL, one, window=4)) for one in (backend, "sdpa")]
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_kernel_counts_the_tokens_before_a_token_in_its_window() -> None:
+    def kernel(*_tensors: Tensor, window_size: tuple[int, int]) -> tuple[int, int]:
+        return window_size
+
+    attention, x = causal_varlen(kernel, ("window_size",)), torch.zeros(5, 2, 4)
+    assert [attention(x, x, x, torch.tensor([0, 5]), 5, window) for window in (0, 1, 4)] == [(-1, 0), (0, 0), (3, 0)]
+
+
+def test_a_window_needs_a_kernel_that_has_it() -> None:
+    old = Capability(cuda=(8, 0), has_varlen_windows=False)
+    assert choose_backend("auto", CUDA, "bf16", 64, capability=old) == "varlen"
+    assert choose_backend("auto", CUDA, "bf16", 64, window=8, capability=old) == "flex"
+    with pytest.raises(ConfigError, match=r"varlen has no window in PyTorch .*model.window is 8; use attention = auto"):
+        choose_backend("varlen", CUDA, "bf16", 64, window=8, capability=old)
+    assert choose_backend("varlen", CUDA, "bf16", 64, window=8, capability=H100) == "varlen"
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -192,9 +256,12 @@ def test_selective_checkpointing_knows_the_operator_of_the_backend(backend: Back
 @pytest.mark.parametrize(
     ("precision", "head_size", "compiled", "capability", "chosen"),
     [
-        ("bf16", 64, True, H100, "varlen"),
+        ("bf16", 64, True, H100, "flex"),
+        ("bf16", 64, False, H100, "varlen"),
+        ("bf16", 64, True, Capability(cuda=(8, 0)), "varlen"),
+        ("bf16", 256, True, H100, "varlen"),
         ("fp16", 256, True, Capability(cuda=(8, 0)), "varlen"),
-        ("float8", 128, True, H100, "varlen"),
+        ("float8", 128, True, H100, "flex"),
         ("fp32", 64, True, H100, "flex"),
         ("bf16", 64, True, Capability(cuda=(7, 5)), "flex"),
         ("bf16", 264, True, H100, "flex"),
@@ -238,6 +305,39 @@ def test_a_backend_that_cannot_run_is_refused_with_the_reason(
     device = CPU if capability.cuda is None else CUDA
     with pytest.raises(ConfigError, match=f"train.attention = {wanted} .*{reason}.*use attention = auto, which is "):
         choose_backend(wanted, device, precision, head_size, compiled=compiled, capability=capability)
+
+
+@settings(max_examples=30)
+@given(
+    rows=st.lists(st.lists(st.integers(1, 400), min_size=1, max_size=40), min_size=1, max_size=3),
+    num_padding=st.integers(0, 200),
+    num_blocks=st.integers(1, 4),
+    window=st.sampled_from([0, 1, 2, 100, 127, 128, 129, 255, 256, 300]),
+)
+def test_the_blocks_of_flex_are_those_of_the_mask_of_all_pairs(
+    rows: list[list[int]], num_padding: int, num_blocks: int, window: int
+) -> None:
+    length = 128 * num_blocks
+    segments_BL = torch.full((len(rows), length), -1, dtype=torch.int32)
+    for row, lengths in zip(segments_BL, rows, strict=True):
+        numbers = torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(torch.tensor(lengths))
+        kept = min(length - min(num_padding, length), len(numbers))
+        row[:kept] = numbers[:kept]
+    found = layout(segments_BL, "flex", window=window).block_mask
+    assert found is not None
+
+    def may_look(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (segments_BL[row, query] == segments_BL[row, key]) & (query >= key) & (query - key < (window or length))
+
+    expected = create_block_mask(may_look, len(rows), None, length, length, device="cpu")
+    for kind in ("", "full_"):
+        for side in ("kv", "q"):
+            counts, indices = (getattr(found, f"{kind}{side}_{what}") for what in ("num_blocks", "indices"))
+            assert torch.equal(counts, getattr(expected, f"{kind}{side}_num_blocks"))
+            assert counts.is_contiguous()
+            assert indices.is_contiguous()
+            used = torch.arange(indices.shape[-1]) < counts[..., None]
+            assert torch.equal(indices * used, getattr(expected, f"{kind}{side}_indices") * used)
 
 
 def test_dropout_of_the_attention_needs_a_kernel_that_has_it() -> None:
@@ -328,6 +428,16 @@ def test_on_a_gpu_flex_takes_short_rows_for_any_groups_of_heads(length: int, kv_
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.parametrize("documents", [[900, 124], [600, 300, 124], [1024], [1, 500, 400]])
+def test_on_a_gpu_flex_has_the_gradients_of_sdpa_in_rows_of_many_blocks(documents: list[int]) -> None:
+    segments_BL = rows_of(documents, documents[::-1], length=1024)
+    tensors = [x.to(CUDA) for x in inputs(segments_BL, heads=4, kv_heads=2, size=64)]
+    found, expected = (gradients(tensors, layout(segments_BL.to(CUDA), backend)) for backend in ("flex", "sdpa"))
+    torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize("backend", ["varlen", "sdpa"])
 def test_on_a_gpu_selective_checkpointing_knows_the_operator_of_the_backend(backend: Backend) -> None:
     tensors, where = gpu_case(backend)
@@ -351,7 +461,7 @@ def old_kernel(*tensors: Tensor, is_causal: bool = False) -> tuple[list[Tensor],
 
 def test_a_kernel_that_knows_no_groups_gets_the_keys_and_values_of_each_query_head() -> None:
     q, k, v = torch.randn(5, 6, 4), torch.randn(5, 2, 4), torch.randn(5, 2, 4)
-    (q_seen, k_seen, v_seen), is_causal = causal_varlen(old_kernel, ("is_causal",))(q, k, v, torch.tensor([0, 5]), 5)
+    (q_seen, k_seen, v_seen), is_causal = causal_varlen(old_kernel, ("is_causal",))(q, k, v, torch.tensor([0, 5]), 5, 0)
     assert is_causal
     assert torch.equal(q_seen, q)
     for seen, fewer in ((k_seen, k), (v_seen, v)):

@@ -4,6 +4,7 @@ The kernel of `varlen` needs a GPU, so on a CPU an operator that computes the sa
 only if the graph is not compiled further, as here.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
+from torch._inductor.utils import run_and_get_code
 from torch.nn.attention import flex_attention
 
 from data_pipeline.dataset.shards import RowBatch
@@ -93,6 +95,18 @@ def test_on_a_gpu_a_compiled_pass_is_one_graph_with_the_gradients_of_the_plain_o
     plain, compiled = (gradients(one, backend, device) for one in (module, as_one_graph(module, "aot_eager")))
     for one, other in zip(compiled, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=0.1, atol=0.02 * float(other.abs().max()))  # bf16
+
+
+@pytest.mark.parametrize("device", [CUDA])
+def test_on_a_gpu_the_generated_code_has_neither_a_scatter_nor_logits_in_fp32(device: str) -> None:
+    config = ModelConfig(layers=1, width=64, heads=4, context=LENGTH)
+    module = LossModule(build_model(config, 1000, seed=1), LossConfig()).to(device)
+    _, codes = run_and_get_code(passes, torch.compile(module, dynamic=False), [5, 12, 9], "flex", device)
+    code = "\n".join(codes)
+    assert "loss_and_slopes_" in code
+    assert "scatter" not in code
+    assert re.search(rf"empty_strided_cuda\(\({2 * LENGTH}, {config.padded_vocab(1000)}\), .*torch.bfloat16", code)
+    assert not re.search(rf"empty_strided_cuda\(\({2 * LENGTH}, {config.padded_vocab(1000)}\), .*torch.float32", code)
 
 
 def as_one_graph(module: LossModule, compiler: str) -> torch.nn.Module:

@@ -6,10 +6,17 @@ import pytest
 
 from trainer.config import ModelConfig
 from trainer.model.cost import ActivationBytes, computed_bytes
-from trainer.model.decoder import Decoder
-from trainer.model.layers import Attention, DecoderLayer, SwiGLU
+from trainer.model.decoder import Decoder, num_weights
+from trainer.model.layers import DecoderLayer
 
 CONFIG = ModelConfig(layers=2, width=48, heads=6, kv_heads=2, head_dim=10, mlp_width=100)
+GPT2 = ModelConfig(block="gpt2", layers=2, width=48, heads=6, context=32)
+CONFIGS = (
+    CONFIG,
+    CONFIG.model_copy(update={"qk_norm": False}),
+    GPT2,
+    GPT2.model_copy(update={"biases": True, "tie_embeddings": False}),
+)
 
 
 def test_bytes_of_blocks_add_up_and_the_larger_gradients_count() -> None:
@@ -20,13 +27,10 @@ def test_numbers_of_matrix_products_take_two_bytes_with_mixed_precision() -> Non
     assert [computed_bytes(mixed=mixed) for mixed in (True, False)] == [2, 4]
 
 
-@pytest.mark.parametrize("block", [Attention, SwiGLU, DecoderLayer])
-def test_a_block_counts_the_weights_of_its_matrices(block: type[Attention | SwiGLU | DecoderLayer]) -> None:
-    assert block.num_matrix_weights(CONFIG) == sum(weight.numel() for weight in block(CONFIG).parameters() if weight.ndim == 2)
-
-
-@pytest.mark.parametrize("qk_norm", [True, False])
-def test_a_layer_counts_the_weights_of_its_norms(*, qk_norm: bool) -> None:
-    config = CONFIG.model_copy(update={"qk_norm": qk_norm})
-    [layer, _] = Decoder(config, 50).model.layers
-    assert DecoderLayer.num_norm_weights(config) == sum(weight.numel() for weight in layer.parameters() if weight.ndim == 1)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_layer_counts_the_weights_of_its_matrices_norms_and_biases(config: ModelConfig) -> None:
+    model = Decoder(config, 50)
+    weights = list(model.model.layers[0].parameters())
+    assert DecoderLayer.num_matrix_weights(config) == sum(weight.numel() for weight in weights if weight.ndim == 2)
+    assert DecoderLayer.num_vector_weights(config) == sum(weight.numel() for weight in weights if weight.ndim == 1)
+    assert num_weights(config, 50) == sum(weight.numel() for weight in model.parameters())

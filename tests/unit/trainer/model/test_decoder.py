@@ -1,5 +1,6 @@
 """B rows, L tokens of a row, D width, N query heads, K key and value heads, H width of a head, V vocabulary."""
 
+from typing import Literal
 from unittest.mock import patch
 
 import pytest
@@ -11,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from common.errors import ConfigError
 from trainer.config import ModelConfig
-from trainer.model.attention import Backend, Layout, make_layout
+from trainer.model.attention import Backend, Layout, document_mask, make_layout
 from trainer.model.decoder import Decoder, build_model
 from trainer.model.layers import RMSNorm, rotary_table, rotate
 from trainer.model.parameters import parameters_by_name
@@ -208,6 +209,70 @@ def test_without_the_norms_of_queries_and_keys_the_names_are_those_of_llama_and_
     assert all(torch.equal(weight, with_norms[name]) for name, weight in without.items())
 
 
+def gpt2_by_definition(weights: dict[str, Tensor], tokens_L: Tensor, *, heads: int, layers: int, form: str) -> Tensor:
+    def norm(x_LD: Tensor, name: str) -> Tensor:
+        centred_LD = x_LD - x_LD.mean(-1, keepdim=True)
+        scaled_LD = centred_LD / (centred_LD.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        return scaled_LD * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    def through(x_LD: Tensor, name: str) -> Tensor:
+        return x_LD @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    length = len(tokens_L)
+    x_LD = weights["model.embed_tokens.weight"][tokens_L] + weights["model.embed_positions.weight"][:length]
+    for number in range(layers):
+        layer = f"model.layers.{number}"
+        normed_LD = norm(x_LD, f"{layer}.input_layernorm")
+        q, k, v = (through(normed_LD, f"{layer}.self_attn.{part}_proj").view(length, heads, -1).transpose(0, 1) for part in "qkv")
+        scores_NLL = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5 + torch.full((length, length), -torch.inf).triu(1)
+        attended_LD = (scores_NLL.softmax(-1) @ v).transpose(0, 1).flatten(1)
+        x_LD = x_LD + through(attended_LD, f"{layer}.self_attn.o_proj")
+        inner_LF = through(norm(x_LD, f"{layer}.post_attention_layernorm"), f"{layer}.mlp.up_proj")
+        if form == "tanh":
+            gelu_LF = 0.5 * inner_LF * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (inner_LF + 0.044715 * inner_LF**3)))
+        else:
+            gelu_LF = 0.5 * inner_LF * (1 + torch.erf(inner_LF / 2**0.5))
+        x_LD = x_LD + through(gelu_LF, f"{layer}.mlp.down_proj")
+    return norm(x_LD, "model.norm") @ weights["lm_head.weight" if "lm_head.weight" in weights else "model.embed_tokens.weight"].T
+
+
+@pytest.mark.parametrize(("form", "tied"), [("tanh", True), ("exact", False)])
+def test_a_block_of_gpt2_equals_its_definition_for_each_document(form: Literal["tanh", "exact"], *, tied: bool) -> None:
+    config = ModelConfig(
+        **{"block": "gpt2", "layers": 2, "width": 32, "heads": 4, "context": 48, "biases": True, "gelu": form, "norm_eps": 1e-5},
+        tie_embeddings=tied,
+        init_std=0.3,
+    )
+    model = build_model(config, 50, 1).double()
+    weights = parameters_by_name(model)
+    with torch.no_grad():
+        for number, weight in enumerate(weights.values()):
+            if weight.ndim == 1:
+                weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(number)), alpha=0.3)
+    segments_BL = segments(29, 19, row=48)
+    tokens_BL = torch.randint(0, 50, (1, 48), generator=torch.Generator().manual_seed(0))
+    for backend in ("documents", "sdpa"):
+        found_BLV = model(tokens_BL, make_layout(segments_BL, positions(segments_BL), backend))
+        parts = tokens_BL[0].split([29, 19])
+        expected = [
+            gpt2_by_definition({name: one.double() for name, one in weights.items()}, part, heads=4, layers=2, form=form)
+            for part in parts
+        ]
+        torch.testing.assert_close(found_BLV[0], torch.cat(expected)[:, : found_BLV.shape[-1]])
+
+
+def test_a_block_of_gpt2_has_no_norms_of_queries_no_rotation_and_biases_only_if_they_are_set() -> None:
+    config = CONFIG.model_copy(update={"block": "gpt2", "kv_heads": None, "layers": 1})
+    plain, biased = (set(parameters_by_name(build_model(config.model_copy(update={"biases": on}), 50, 0))) for on in (False, True))
+    assert {"model.embed_positions.weight", "model.layers.0.mlp.up_proj.weight"} <= plain
+    assert not any("gate_proj" in name or "q_norm" in name or name.endswith("bias") for name in plain)
+    vectors = ("input_layernorm", "post_attention_layernorm", *(f"self_attn.{part}_proj" for part in "qkvo"), "mlp.up_proj")
+    layer = {f"model.layers.0.{name}.bias" for name in (*vectors, "mlp.down_proj")}
+    assert biased - plain == {*layer, "model.norm.bias"}
+    with pytest.raises(ValueError, match=r"leave out model.head_dim, model.kv_heads"):
+        ModelConfig(block="gpt2", heads=6, kv_heads=2)
+
+
 def test_the_rows_of_the_embedding_can_be_set() -> None:
     model = ModelConfig(vocab_rows=317)
     assert model.padded_vocab(283) == 317
@@ -228,3 +293,63 @@ def test_the_epsilon_of_the_norms_is_the_one_that_is_set() -> None:
     assert all(norm.eps == 1e-3 for norm in norms)
     shown = norms[-1](small[..., : len(norms[-1].weight)])
     assert torch.allclose(shown, torch.full_like(shown, 1e-2 / (1e-4 + 1e-3) ** 0.5))
+
+
+def types_of_the_stream(residual: str, kind: torch.dtype | None) -> set[torch.dtype]:
+    model = build_model(CONFIG.model_copy(update={"residual": residual}), 100, 0)
+    found: set[torch.dtype] = set()
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda _layer, inputs, output: found.update((inputs[0].dtype, output.dtype)))
+    segments_BL = segments(12, row=12)
+    with torch.autocast("cpu", kind or torch.bfloat16, enabled=kind is not None):
+        model.hidden(torch.zeros_like(segments_BL, dtype=torch.int64), layout(segments_BL))
+    return found
+
+
+def test_the_residual_stream_has_the_format_that_is_set() -> None:
+    assert types_of_the_stream("bf16", torch.bfloat16) == {torch.bfloat16}
+    assert types_of_the_stream("fp32", torch.bfloat16) == {torch.float32}
+    assert types_of_the_stream("auto", torch.bfloat16) == {torch.float32}  # on a CPU
+    assert types_of_the_stream("bf16", torch.float16) == {torch.float32}  # its range is too small
+    assert types_of_the_stream("bf16", None) == {torch.float32}
+
+
+@pytest.mark.parametrize("residual", ["auto", "bf16"])
+def test_a_model_without_memory_for_its_weights_can_be_traced(residual: str) -> None:
+    with torch.device("meta"):
+        model = Decoder(CONFIG.model_copy(update={"residual": residual}), 100)
+        segments_BL = segments(12, row=12).to("meta")
+        logits_BLV = model(torch.zeros(1, 12, dtype=torch.int64), Layout(torch.zeros_like(segments_BL), document_mask(segments_BL)))
+    assert logits_BLV.shape == (1, 12, 100)
+
+
+@given(window=st.integers(1, 9), pattern=st.text("SL", min_size=1, max_size=4), place=st.integers(0, 23))
+@settings(max_examples=25)
+def test_a_token_reaches_as_many_tokens_as_the_windows_of_all_layers_let_through(window: int, pattern: str, place: int) -> None:
+    config = CONFIG.model_copy(update={"layers": 3, "init_std": 0.3, "window": window, "window_pattern": pattern})
+    model, segments_BL = build_model(config, 50, seed=1).double(), segments(24, row=24)
+    tokens_BL = torch.randint(0, 50, (1, 24), generator=torch.Generator().manual_seed(0))
+    others_BL = tokens_BL.clone()
+    others_BL[0, place] = (others_BL[0, place] + 1) % 50
+    is_whole = any(not config.has_window(number) for number in (1, 2, 3))
+    expected = [here >= place and (is_whole or here - place <= 3 * (window - 1)) for here in range(24)]
+    with torch.no_grad():
+        for backend in ("documents", "sdpa"):
+            where = make_layout(segments_BL, positions(segments_BL), backend)
+            before, after = (model(tokens, where) for tokens in (tokens_BL, others_BL))
+            assert (before != after).any(-1)[0].tolist() == expected
+
+
+def test_only_layers_with_a_window_rotate_by_the_base_of_the_window() -> None:
+    tokens_BL, where = torch.arange(24)[None], layout(segments(24, row=24))
+
+    def logits(**changes: object) -> Tensor:
+        config = CONFIG.model_copy(update={"init_std": 0.2, "window": 24} | changes)
+        return build_model(config, 50, seed=1)(tokens_BL, where).detach()
+
+    linear = ("rope_type=linear", "factor=4")
+    assert torch.equal(logits(window_rope_theta=100.0, rope_scaling=linear), logits(rope_theta=100.0))
+    assert torch.equal(logits(window_rope_theta=100.0, window_pattern="L"), logits())
+    mixed = logits(window_rope_theta=100.0, window_pattern="SL")
+    assert not torch.equal(mixed, logits())
+    assert not torch.equal(mixed, logits(rope_theta=100.0))

@@ -13,10 +13,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from trainer.model.linear import Linear, product, product_operators
+from trainer.model import linear
+from trainer.model.linear import Linear, add_product, product, product_operators
 
 SIZES = st.integers(1, 70)
 has_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs PyTorch with oneDNN")
+
+
+@pytest.fixture
+def by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "PRODUCTS", "oneDNN")
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -51,16 +57,20 @@ def test_a_row_of_a_product_does_not_depend_on_the_rows_beside_it(row: int, oute
     assert torch.equal(product(a_MK, b_NK)[row], product(others_MK, b_NK)[row])
 
 
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(64, 24), (2, 40, 24), (3, 24)])
-def test_output_and_gradients_are_those_of_a_plain_layer(shape: tuple[int, ...]) -> None:
-    layer, plain = Linear(24, 56), nn.Linear(24, 56, bias=False)
+def test_output_and_gradients_are_those_of_a_plain_layer(shape: tuple[int, ...], *, bias: bool) -> None:
+    layer, plain = Linear(24, 56, bias=bias), nn.Linear(24, 56, bias=bias)
+    if bias:
+        assert not layer.bias.any()
+        nn.init.normal_(layer.bias)
     plain.load_state_dict(layer.state_dict())
     found = []
     for module in (layer, plain):
         x = random(*shape).requires_grad_()
         y = module(x)
         (y * random(*y.shape, seed=1)).sum().backward()
-        found.append((y, x.grad, module.weight.grad))
+        found.append((y, x.grad, *(parameter.grad for parameter in module.parameters())))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
@@ -79,10 +89,39 @@ def test_only_what_is_asked_for_gets_a_gradient() -> None:
 
 
 @has_onednn
+@pytest.mark.usefixtures("by_onednn")
 def test_many_rows_are_multiplied_by_onednn_and_few_are_not() -> None:
-    layer, x = Linear(16, 16), random(64, 16).requires_grad_()
+    layer, x = Linear(16, 32), random(64, 16).requires_grad_()
     assert "mkldnn::_linear_pointwise" in used(lambda: layer(x))
     assert "mkldnn::_linear_pointwise" not in used(lambda: layer(x[:8]))
+    counts = used(lambda: layer(x).sum().backward())
+    assert counts["mkldnn::_linear_pointwise"] == 3, "forward, and the gradients of input and weight"
+    assert "aten::mm" not in counts
+
+
+def test_where_mkl_is_faster_no_product_is_left_to_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "PRODUCTS", "MKL")
+    layer, x = Linear(16, 32), random(64, 16).requires_grad_()
+    sum_NK = torch.zeros(32, 16)
+
+    def action() -> None:
+        y = layer(x)
+        y.sum().backward()
+        add_product(sum_NK, y.detach().T, x.detach().T)
+
+    counts = used(action)
+    assert "mkldnn::_linear_pointwise" not in counts
+    assert "_Linear" not in counts, "autograd of PyTorch needs no Python"
+
+
+@has_onednn
+@pytest.mark.parametrize("library", ["oneDNN", "MKL"])
+def test_a_product_is_added_in_place(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "PRODUCTS", library)
+    sum_MN, a_MK, b_NK = random(40, 7), random(40, 50, seed=1), random(7, 50, seed=2)
+    expected = sum_MN + a_MK @ b_NK.T
+    add_product(sum_MN, a_MK, b_NK)
+    torch.testing.assert_close(sum_MN, expected)
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64])
@@ -101,6 +140,7 @@ def test_factors_that_do_not_fit_are_refused_with_their_shapes() -> None:
 
 
 @has_onednn
+@pytest.mark.usefixtures("by_onednn")
 def test_selective_checkpointing_keeps_the_products() -> None:
     layer, x = Linear(32, 32), random(64, 32).requires_grad_()
 

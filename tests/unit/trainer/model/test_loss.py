@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.config import LossConfig
 from trainer.data.batch import IGNORE
+from trainer.model.formula import soft_cap
 from trainer.model.loss import (
     cross_entropy_rows,
     cross_entropy_sum,
@@ -444,3 +445,18 @@ def test_on_a_gpu_the_chunked_sum_equals_the_plain_one_and_is_deterministic(kind
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 3e-3}[kind]
     for mine, true in zip(first, case.gradients(lambda c: c.plain(EVERY_OPTION)), strict=True):
         assert float((mine - true).norm()) <= tolerance * float(true.norm())
+
+
+@pytest.mark.parametrize("choice", [LossConfig(chunk_tokens=4), EVERY_OPTION])
+def test_with_a_soft_cap_losses_and_gradients_are_those_of_capped_logits(choice: LossConfig) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights_BL = torch.rand(3, 5, generator=generator)
+    first = [torch.randn(shape, generator=generator, requires_grad=True) for shape in ((3, 5, 6), (11, 6))]
+    second = [tensor.detach().clone().requires_grad_() for tensor in first]
+    plain = cross_entropy_sum(soft_cap(functional.linear(*first), 1.5), TARGETS, weights_BL, choice)
+    fused = linear_cross_entropy_sum(*second, TARGETS, choice, weights_BL, softcap=1.5)
+    torch.autograd.backward([plain, fused])
+    torch.testing.assert_close(fused, plain)
+    torch.testing.assert_close([tensor.grad for tensor in second], [tensor.grad for tensor in first])
+    rows = linear_cross_entropy_rows(*second, TARGETS, softcap=1.5)
+    torch.testing.assert_close(rows, cross_entropy_rows(soft_cap(functional.linear(*first), 1.5), TARGETS))

@@ -1,5 +1,4 @@
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -9,13 +8,15 @@ from torch.distributed.tensor import DTensor
 
 from common.errors import CheckpointError, ConfigError
 from tests.support.ranks import run_ranks
-from trainer.config import LimitsConfig, ModelConfig, OptimConfig, TrainConfig
+from trainer.config import ModelConfig, OptimConfig
 from trainer.distributed.group import Group
 from trainer.model.decoder import build_model
 from trainer.model.parameters import parameters_by_name
+from trainer.optim import muon
+from trainer.optim.adamw import Optimizer
+from trainer.optim.muon import Muon
 from trainer.optim.optimizers import (
     build_optimizers,
-    check_optimizer,
     optimizer_tensors,
     restore_optimizer,
     set_learning_rate,
@@ -29,7 +30,7 @@ GO, SKIP = torch.tensor(0.0), torch.tensor(1.0)
 
 Kind = Literal["adamw", "muon"]
 KINDS: list[Kind] = ["adamw", "muon"]
-Optimizers = tuple[torch.optim.Optimizer, ...]
+Optimizers = tuple[Optimizer, ...]
 
 
 def settings(kind: Kind) -> OptimConfig:
@@ -140,6 +141,35 @@ def test_muon_equals_its_formula_on_the_matrices_of_the_layers_and_adamw_on_the_
         else:
             expected = adamw_by_formula(before[name], gradients, DECAY if weight.ndim == 2 else 0.0)
             torch.testing.assert_close(weight.double(), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("most", [1 << 20, 100])  # numbers in a stack: all matrices of a shape, or two
+def test_muon_in_stacks_equals_that_of_torch_up_to_rounding(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(muon, "_MOST_NUMBERS", {"cpu": most})
+    ours, theirs = ([nn.Parameter(gradient("", torch.Size(shape), 0)) for shape in ((8, 6), (6, 8), (7, 7)) * 3] for _ in range(2))
+    group: dict[str, Any] = {"params": ours, "lr": RATE, "weight_decay": DECAY}
+    optimizers = Muon([group], 0.9), torch.optim.Muon(theirs, RATE, DECAY, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+    begin = [one.detach().clone() for one in ours]
+    for step in range(20):
+        for number, pair in enumerate(zip(ours, theirs, strict=True)):
+            for one in pair:
+                one.grad = gradient("", one.shape, 100 * step + number)
+        for optimizer in optimizers:
+            optimizer.step()
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        assert (one - other).norm() < 1e-3 * (other - begin[number]).norm()
+
+
+def test_a_missing_gradient_counts_for_muon_as_zero() -> None:
+    def trained(missing: Tensor | None) -> list[bytes]:
+        matrices = [nn.Parameter(gradient("", torch.Size((4, 6)), number)) for number in range(2)]
+        optimizer = Muon([{"params": matrices, "lr": RATE, "weight_decay": DECAY}], 0.9)
+        for step in range(2):
+            matrices[0].grad, matrices[1].grad = torch.ones(4, 6), missing if step else torch.ones(4, 6)
+            optimizer.step()
+        return [bits({"": matrix})[""] for matrix in matrices]
+
+    assert trained(None) == trained(torch.zeros(4, 6))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -325,6 +355,9 @@ def test_the_state_of_the_other_kind_of_optimizer_is_refused() -> None:
 def test_a_skipped_update_leaves_every_bit_even_if_the_gradient_is_not_finite(kind: Kind, earlier_steps: int) -> None:
     model, optimizers = new_training(kind)
     train(model, optimizers, range(earlier_steps))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter[0] = -0.0
     before = everything(model, optimizers)
     for fill in (float("nan"), float("inf"), 3.0):
         for parameter in model.parameters():
@@ -366,8 +399,8 @@ def test_an_update_by_step_unless_has_the_bits_of_a_plain_one(kind: Kind) -> Non
     assert everything(*judged) == everything(*plain)
 
 
-@pytest.mark.parametrize(("kind", "reads"), [("adamw", 0), ("muon", 1)])
-def test_adamw_does_not_make_the_host_read_the_verdict(kind: Kind, reads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_host_does_not_read_the_verdict(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizers = new_training(kind)
     give_gradients(model, 0)
     verdict, read = torch.tensor(0.0), []
@@ -381,7 +414,7 @@ def test_adamw_does_not_make_the_host_read_the_verdict(kind: Kind, reads: int, m
 
         monkeypatch.setattr(Tensor, method, watched)
     step_unless(optimizers, verdict)
-    assert len(read) == reads
+    assert read == []
 
 
 def test_muon_without_layers_is_refused() -> None:
@@ -389,23 +422,13 @@ def test_muon_without_layers_is_refused() -> None:
         build_optimizers(nn.Linear(3, 3), settings("muon"))
 
 
-def test_muon_with_sharded_weights_is_refused() -> None:
-    def config(kind: Kind, parallel: Literal["ddp", "fsdp"]) -> TrainConfig:
-        limits = LimitsConfig(steps=1)
-        return TrainConfig(data=Path("data"), run=Path("run"), limits=limits, optim=settings(kind), parallel=parallel)
-
-    for fitting in (config("adamw", "ddp"), config("adamw", "fsdp"), config("muon", "ddp")):
-        check_optimizer(fitting)
-    with pytest.raises(ConfigError, match=r"optim\.kind = muon .* parallel = fsdp .* use parallel = ddp"):
-        check_optimizer(config("muon", "fsdp"))
-
-
-def train_in_parts(group: Group) -> dict[str, Tensor]:
-    """Return weights and state of AdamW, whole on rank 0, after two steps, a skipped step, a resume and a third step."""
+def train_in_parts(group: Group, kind: Kind, parallel: str) -> dict[str, Tensor]:
+    """Return weights and state, whole on rank 0, after two steps, a skipped step, a resume and a third step."""
     model = build_model(CONFIG, 20, seed=1)
-    shard(model, group)
+    if parallel == "fsdp":
+        shard(model, group)
     parameters = parameters_by_name(model)
-    optimizers = build_optimizers(model, settings("adamw"))
+    optimizers = build_optimizers(model, settings(kind), ranks=group)
 
     def step(number: int, skip: Tensor) -> None:
         whole = {f"{name}/grad": gradient(name, weight.shape, number) for name, weight in parameters.items()}
@@ -416,8 +439,12 @@ def train_in_parts(group: Group) -> dict[str, Tensor]:
     step(0, GO)
     step(1, GO)
     step(9, SKIP)
+    if parallel == "ddp":  # as after a pass that ran out of memory on this rank
+        for weight in parameters.values():
+            weight.grad = weight.grad if group.rank else None
+        step_unless(optimizers, SKIP)
     saved = {name: whole_on_every_rank(tensor) for name, tensor in optimizer_tensors(model, optimizers).items()}
-    optimizers = build_optimizers(model, settings("adamw"))
+    optimizers = build_optimizers(model, settings(kind), ranks=group)
     restore_optimizer(model, optimizers, distribute_like(parameters, saved))
     step(2, GO)
     return full_tensors({**parameters, **optimizer_tensors(model, optimizers)}, group)
@@ -427,10 +454,12 @@ def whole_on_every_rank(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
 
 
-def test_sharded_weights_train_as_whole_ones_do() -> None:
-    in_parts = run_ranks(train_in_parts, 2)[0]
-    model, optimizers = new_training("adamw")
+@pytest.mark.parametrize("num_ranks", [2, 3])  # 3 divides neither the rows nor the matrices of a stack
+@pytest.mark.parametrize(("kind", "parallel"), [("adamw", "fsdp"), ("muon", "fsdp"), ("muon", "ddp")])
+def test_ranks_that_share_an_update_train_as_one_does(kind: Kind, parallel: str, num_ranks: int) -> None:
+    in_parts = run_ranks(train_in_parts, num_ranks, kind, parallel)[0]
+    model, optimizers = new_training(kind)
     train(model, optimizers, [0, 1, 2])
     whole = {**copies(parameters_by_name(model)), **copies(optimizer_tensors(model, optimizers))}
     # The bits differ: the CPU kernel rounds the last elements of a tensor, which do not fill a vector register, in another way.
-    torch.testing.assert_close(in_parts, whole, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(in_parts, whole, rtol=1e-6, atol=1e-8 if kind == "adamw" else 1e-5)

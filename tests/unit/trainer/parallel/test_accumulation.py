@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
 
 from tests.support.ranks import run_ranks
 from trainer.distributed.group import Group
@@ -102,6 +103,25 @@ def test_a_rank_whose_pass_breaks_off_does_its_part_of_the_exchanges(kind: str, 
     assert results[0][3] == results[1][3]
     for found, expected in zip(results[0][3], whole_alone(Group(0, 1, 0, torch.device("cpu")), kind), strict=True):
         torch.testing.assert_close(torch.frombuffer(bytearray(found), dtype=torch.float32).view_as(expected), expected)
+
+
+def order_of_a_backward_pass(group: Group) -> list[str]:
+    model = model_of_layers()
+    module, accumulation = accumulated(model, group, "ddp")
+    accumulation.begin()
+    with accumulation.micro_batch(last=True):
+        loss = module(inputs(group.rank, 0)).square().sum()
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            loss.backward()
+    events = sorted(profiler.events(), key=lambda event: event.time_range.start)
+    return [event.name for event in events if event.name in ("c10d::allreduce_", "AddmmBackward0")]
+
+
+def test_ddp_begins_to_exchange_gradients_before_the_backward_pass_has_ended() -> None:
+    for order in run_ranks(order_of_a_backward_pass, 2):
+        exchanges = [place for place, name in enumerate(order) if name == "c10d::allreduce_"]
+        assert order.count("AddmmBackward0") == LAYERS
+        assert [order[:place].count("AddmmBackward0") for place in exchanges] == [2, 4, 6]
 
 
 def gradients(group: Group, hooked: bool) -> list[bytes]:

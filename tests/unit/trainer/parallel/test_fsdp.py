@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
 
 from common.errors import CheckpointError, ConfigError
 from tests.support.ranks import RankError, run_ranks
@@ -176,8 +177,18 @@ def skipped_update(group: Group, bad_rank: int) -> list[tuple[float, int]]:
     return history
 
 
+def order_of_a_backward_pass(group: Group) -> list[str]:
+    root = shard(Loss(build_model(MODEL, VOCAB, seed=3)), group)
+    loss = root(*batch(group.rank))
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        loss.backward()
+    events = sorted(profiler.events(), key=lambda event: event.time_range.start)
+    return [event.name for event in events if event.name.startswith("FSDP::")]
+
+
 def experiments(group: Group) -> dict[str, Any]:
     outcomes: dict[str, Any] = {
+        "order": order_of_a_backward_pass(group),
         "ddp": train(group, "ddp"),
         "fsdp": train(group, "fsdp"),
         "fsdp again": train(group, "fsdp"),
@@ -263,6 +274,22 @@ def test_a_run_under_fsdp_goes_on_with_the_bits_of_one_that_was_not_stopped(outc
     assert resumed.losses == whole.losses[5:]
     assert same(resumed.state.weights, whole.state.weights)
     assert same(resumed.state.moments, whole.state.moments)
+
+
+def test_the_weights_of_the_next_layer_are_gathered_and_gradients_scattered_while_the_backward_pass_runs(
+    outcomes: list[dict[str, Any]],
+) -> None:
+    """The backward pass goes from the last layer to the first."""
+    for outcome in outcomes:
+        first, last = (f"model.model.layers.{number}" for number in (0, 1))
+        steps = [
+            f"FSDP::pre_backward ({last})",
+            f"FSDP::all_gather ({first})",
+            f"FSDP::post_backward_reduce ({last})",
+            f"FSDP::pre_backward ({first})",
+            f"FSDP::post_backward_reduce ({first})",
+        ]
+        assert [name for name in outcome["order"] if name in steps] == steps
 
 
 def test_only_rank_0_keeps_whole_tensors(outcomes: list[dict[str, Any]]) -> None:

@@ -105,7 +105,6 @@ def test_a_schedule_that_is_given_gets_no_settings_of_another() -> None:
 
 
 def test_muon_is_not_chosen_where_it_cannot_work() -> None:
-    assert choose(Facts(10**9, 256, 4096, 8, 8, 8), {"parallel": "fsdp"})["optim.kind"] == "adamw"
     assert choose(Facts(10**9, 256, 4096, 8, 8, 8), {"lora.rank": 8})["optim.kind"] == "adamw"
     assert "optim.muon_lr" not in choose(Facts(10**9, 256, 4096, 8, 8, 8), {"optim.kind": "adamw"})
 

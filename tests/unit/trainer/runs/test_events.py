@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.run_example import HOSTILE, example_events
-from trainer.machine.gpus import GpuReading
-from trainer.machine.sampler import HardwareReading, HostReading
+from trainer.machine.sampler import GpuReading, HardwareReading, HostReading
 from trainer.runs.events import (
     EVENTS,
     AlertEvent,

@@ -4,11 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from common.errors import ConfigError
 from common.settings.dotted import flatten
+from tests.support.runs import tiny_config
 from trainer.config import GuardConfig
+from trainer.config.optimization import OPTIMIZERS
 from trainer.machine.determinism import flags
+from trainer.model.forward import own_kernels
+from trainer.model.linear import PRODUCTS
 from trainer.training.start.identity import check_identity
 
 ON_CPU: dict[str, Any] = {"device": "cpu, GenuineIntel AVX512", "reproducibility": "run", "threads": 2, "world_size": 2}
@@ -56,6 +61,14 @@ def test_a_run_of_an_earlier_version_resumes_and_keeps_what_it_recorded() -> Non
     assert refused(EARLIER, now | {"device": "NVIDIA A100"})
 
 
+def test_a_run_with_muon_of_an_earlier_version_is_refused_and_one_with_adamw_resumes() -> None:
+    now = ON_CPU | {"optimizer": OPTIMIZERS["muon"].bits}
+    with pytest.raises(ConfigError, match=r"an older version started .*add --resume\.allow_changes optimizer"):
+        check_identity(Path("run"), ON_CPU, now, ())
+    check_identity(Path("run"), ON_CPU, now, ("optimizer",))
+    assert OPTIMIZERS["adamw"].bits is None
+
+
 def test_flags_of_kernels_are_recorded_and_paths_only_as_digests(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {
         "NCCL_MAX_CTAS": "16",
@@ -87,3 +100,45 @@ def test_a_run_that_acts_on_spikes_resumes_with_the_new_default_of_their_factor(
     check_identity(Path("run"), recorded, now, ())
     with pytest.raises(ConfigError, match=r"guard\.spike_factor was 10\.0 and is 5\.0"):
         check_identity(Path("run"), recorded, now | {"guard.spike_factor": 5.0}, ())
+
+
+def test_a_run_on_a_cpu_that_has_no_library_of_products_on_record_is_refused_with_the_reason() -> None:
+    now = ON_CPU | {"kernels": "products by oneDNN"}
+    with pytest.raises(ConfigError, match=r"an older version started this run.*--resume.allow_changes kernels"):
+        check_identity(Path("run"), ON_CPU, now, ())
+    check_identity(Path("run"), ON_CPU, now, ("kernels",))
+    check_identity(Path("run"), ON_GPU, ON_GPU | {"kernels": None}, ())
+    with pytest.raises(ConfigError, match="kernels was products by MKL and is products by oneDNN"):
+        check_identity(Path("run"), ON_CPU | {"kernels": "products by MKL"}, now, ())
+
+
+@pytest.mark.parametrize(
+    ("older", "names"),
+    [
+        ({"optim.kind": "muon"}, "kernels optimizer"),
+        ({"optim.kind": "muon", "kernels": "products by oneDNN"}, "optimizer"),
+        ({"attention": "varlen", "optimizer": "muon in stacks"}, "attention kernels"),
+    ],
+)
+def test_a_run_of_an_older_version_is_refused_with_the_reason_whatever_it_lacks(older: dict[str, object], names: str) -> None:
+    now = ON_CPU | {"kernels": "products by oneDNN", "optimizer": "muon in stacks", "optim.kind": "muon", "attention": "flex"}
+    recorded = {name: value for name, value in now.items() if name not in ("kernels", "optimizer")} | older
+    with pytest.raises(ConfigError, match=rf"an older version started this run.*--resume.allow_changes {names}\."):
+        check_identity(Path("run"), recorded, now, ())
+    check_identity(Path("run"), recorded, now, tuple(names.split()))
+
+
+def test_what_follows_from_a_setting_that_may_change_may_change_too() -> None:
+    recorded = ON_CPU | {"precision": "fp32", "kernels": "products by oneDNN"}
+    check_identity(Path("run"), recorded, ON_CPU | {"precision": "fp16"}, ("precision",))
+    with pytest.raises(ConfigError, match=r"precision was fp32 and is fp16\. .*--resume.allow_changes precision$"):
+        check_identity(Path("run"), recorded, ON_CPU | {"precision": "fp16"}, ())
+
+
+def test_the_library_of_products_is_recorded_for_fp32_on_a_cpu_only() -> None:
+    config, cpu = tiny_config(Path("data"), Path("run"), precision="fp32"), torch.device("cpu")
+    assert own_kernels(config, cpu) == f"products by {PRODUCTS}"
+    assert own_kernels(config.model_copy(update={"precision": "bf16"}), cpu) is None
+    assert own_kernels(config.model_copy(update={"compile": "on"}), cpu) is None
+    assert own_kernels(config.model_copy(update={"compile": "layers"}), cpu), "the loss is not compiled"
+    assert own_kernels(config, torch.device("cuda")) is None

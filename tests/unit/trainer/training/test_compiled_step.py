@@ -122,6 +122,14 @@ def test_twenty_batches_of_other_documents_are_computed_by_one_graph(device: str
 
 
 @on_each_device
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own, while it traces
+def test_layers_that_are_compiled_alone_have_one_graph_together(device: str, compiler: CompileCounterWithBackend) -> None:
+    model = {"layers": 3, "width": 32, "heads": 2, "kv_heads": 1, "context": LENGTH}
+    train_step(trainable(device, compile="layers", model=model), batch_of(3), StepInputs(1))
+    assert compiler.frame_count == 1
+
+
+@on_each_device
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 @pytest.mark.parametrize("changes", [{}, {"loss": {"reduction": "sequences"}, "ema": {"decay": 0.9}}, {"precision": "fp16"}])

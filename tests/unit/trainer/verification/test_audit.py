@@ -13,7 +13,7 @@ from trainer.data.mixture import MixedOrder, SourceOrder, chairman_assignment
 from trainer.data.order import RowOrder, UniformOrder
 from trainer.runs.ledger import Ledger, LedgerEvent, LedgerStep, OrderEvent, SkipEvent, digest_of_rows, read_ledger
 from trainer.runs.progress import LedgerHead
-from trainer.verification.auditor import Auditor, AuditReport, Skipped, Targets, passes_at
+from trainer.verification.audit import Auditor, AuditReport, Skipped, Targets, passes_at
 
 ROWS, BATCH, SEED = 21, 4, 7
 ORDER = UniformOrder(SEED, ROWS)
@@ -154,7 +154,7 @@ def test_an_order_that_repeats_a_row_is_found(monkeypatch: pytest.MonkeyPatch, n
         def rows_at(self, start: int, count: int) -> NDArray[np.int64]:
             return np.array(numbers)[start : start + count]
 
-    monkeypatch.setattr("trainer.verification.auditor.passes_at", lambda *_: np.zeros(BATCH, np.int32))
+    monkeypatch.setattr("trainer.verification.audit.passes_at", lambda *_: np.zeros(BATCH, np.int32))
     with pytest.raises(CheckpointError, match=f"line {line}: row 2 is used again before all other rows were used"):
         audited(history(2, order=Repeating()), lambda _: Repeating())
 
@@ -238,7 +238,7 @@ def test_a_ledger_that_was_moved_away_proves_nothing(tmp_path: Path) -> None:
 
 
 def test_more_rows_than_can_be_counted_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.verification.auditor.MAX_COUNTED_ROWS", ROWS - 1)
+    monkeypatch.setattr("trainer.verification.audit.MAX_COUNTED_ROWS", ROWS - 1)
     report = audited(history(3))
     assert not report.counted
     assert "too many rows to count each of them" in report.describe()

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError, PreparedDataError
+from common.settings.dotted import to_toml
 from common.settings.load import load_settings
 from common.settings.options import help_parser
-from common.settings.toml import to_toml
 from data_pipeline.config import PrepareConfig, portable_settings
 from data_pipeline.dataset.manifest import Manifest, ShardEntry
-from trainer.verification.data_check import difference_of_manifests, prepare_again, recipe_of
+from trainer.verification.integrity import difference_of_manifests, prepare_again, recipe_of
 
 EMPTY = Manifest("", 8, 260, "uint16", "byte", "", ("a",), (), {}, (), (), {}, {})
 

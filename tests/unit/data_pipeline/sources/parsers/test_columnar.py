@@ -117,7 +117,7 @@ def test_many_large_rows_are_no_burden() -> None:
 @pytest.mark.parametrize(
     ("columns", "reason", "detail"),
     [
-        ({"body": ["a"]}, Reason.NO_TEXT_FIELD, "column 'text' is missing; the columns are 'body'; see records.text_field"),
+        ({"body": ["a"]}, Reason.NO_TEXT_FIELD, "no column 'text'; the columns are 'body'; see records.text_field"),
         ({"text": [1]}, Reason.TEXT_NOT_A_STRING, "column 'text' has type int64"),
         ({"text": [["a"]]}, Reason.TEXT_NOT_A_STRING, "column 'text' has type list"),
     ],
@@ -315,9 +315,7 @@ def test_an_arrow_text_that_is_no_utf8_is_rejected_with_its_row(kind: pa.DataTyp
 
 
 def test_an_arrow_file_without_texts_is_refused_with_what_is_there() -> None:
-    assert refusal(arrow({"body": ["a"]}), file_format="arrow").detail.startswith(
-        "column 'text' is missing; the columns are 'body'"
-    )
+    assert refusal(arrow({"body": ["a"]}), file_format="arrow").detail.startswith("no column 'text'; the columns are 'body'")
     assert refusal(arrow({"text": [1]}), file_format="arrow").reason == Reason.TEXT_NOT_A_STRING
 
 

@@ -26,8 +26,7 @@ from tests.support.report_example import example_report
 from tests.support.step_metrics import step_metrics
 from trainer.distributed.group import Group
 from trainer.evaluation.tally import Evaluation
-from trainer.machine.gpus import GpuReading
-from trainer.machine.sampler import HardwareReading, HostReading
+from trainer.machine.sampler import GpuReading, HardwareReading, HostReading
 from trainer.metrics import RunFacts, StepMetrics, TensorBoardSink
 from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerNorms, LayerObserver, LayerReading
 from trainer.metrics.sinks.base import hyper_parameters
@@ -125,7 +124,9 @@ def test_no_point_appears_twice_after_a_resume_or_a_rollback(how: str, tmp_path:
 
     sink = TensorBoardSink(tmp_path, None, 1)
     sink.begin(RunFacts("a", SETTINGS))
-    everything(sink, 1, 6)
+    everything(sink, 1, 3)
+    sink.sync()  # before a checkpoint
+    everything(sink, 4, 6)
     if how == "killed":
         sink.close()
         sink = TensorBoardSink(tmp_path, CutOff(3), 1)
@@ -133,6 +134,7 @@ def test_no_point_appears_twice_after_a_resume_or_a_rollback(how: str, tmp_path:
     else:
         sink.rewind(CutOff(3))
     everything(sink, 4, 5)
+    sink.sync()
     sink.close()
     events = read(tmp_path)
     assert len(events.Tags()["scalars"]) > 20
@@ -182,8 +184,7 @@ def test_runs_can_be_compared_by_their_settings_and_last_numbers(tmp_path: Path)
         for number in range(1, 14):
             sink.write(step(number, loss_average=float(number)))
         sink.write(Evaluation(last, 4, 60).event(13))
-        sink.finish("finished" if name == "a" else "stopped")
-        sink.close()
+        sink.close("finished" if name == "a" else "stopped")
     assert {path.name for path in (tmp_path / "a" / "tensorboard").iterdir() if path.is_dir()} == set(), "no run within the run"
     groups = session_groups(tmp_path)
     assert [group.hparams["optim.lr"].number_value for group in groups] == [0.001, 0.002]
@@ -285,6 +286,17 @@ def test_hardware_curves_are_named_by_gpu_and_unit() -> None:
     assert "host/memory_growth_mb_per_1000_steps" not in points
 
 
+def test_pictures_are_drawn_from_the_first_checkpoint_on(sink: TensorBoardSink, tmp_path: Path) -> None:
+    sink.begin(RunFacts("a", SETTINGS, example_report(200)))
+    sink.write(Evaluation(2.0, 4, 60, by_source={"code": Score(1.0, 40)}).event(0))
+    assert read(tmp_path).Tags()["images"] == []
+    sink.sync()
+    assert set(read(tmp_path).Tags()["images"]) == {"data/document_lengths", "validation/perplexity_by_source"}
+    sink.write(Evaluation(2.0, 4, 60, by_source={"code": Score(1.0, 40)}).event(1))
+    sink.sync()
+    assert len(read(tmp_path).Images("validation/perplexity_by_source")) == 2
+
+
 def test_runs_are_compared_by_curves_that_exist() -> None:
     compared = {metric.curve for metric in metrics_of(TrainEvent).values() if metric.compared}
     assert compared <= set(step(1).points())
@@ -292,6 +304,7 @@ def test_runs_are_compared_by_curves_that_exist() -> None:
 
 def test_the_data_is_shown_as_a_picture_if_its_report_is_there(sink: TensorBoardSink, tmp_path: Path) -> None:
     sink.begin(RunFacts("a", SETTINGS, example_report(200)))
+    sink.sync()
     sink.close()
     [event] = read(tmp_path).Images("data/document_lengths")
     assert Image.open(io.BytesIO(event.encoded_image_string)).size == (800, 400)

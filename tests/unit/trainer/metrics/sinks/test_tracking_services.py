@@ -43,8 +43,7 @@ def everything(sink: Sink) -> None:
     sink.write(HardwareEvent.of(30, HardwareReading((), HOST), 1.5))
     sink.write(SaveEvent(30, 0.1))
     sink.write(ALERT)
-    sink.finish("finished")
-    sink.close()
+    sink.close("finished")
 
 
 @dataclass
@@ -239,7 +238,7 @@ def test_mlflow_sends_with_one_thread_unless_the_user_chose_another_number(
 def test_a_run_that_goes_on_is_the_same_run_in_mlflow(mlflow: FakeMlflow, tmp_path: Path) -> None:
     sink = MlflowSink(tmp_path, "store", "experiment", 10)
     sink.begin(FACTS)
-    sink.finish("stopped")
+    sink.close("stopped")
     assert mlflow.runs["run 0"]["status"] == "KILLED"
     MlflowSink(tmp_path, "store", "experiment", 10).begin(FACTS)
     assert [run["status"] for run in mlflow.runs.values()] == ["RUNNING"]
@@ -308,7 +307,7 @@ def test_a_store_that_failed_is_asked_for_nothing_that_would_have_to_be_waited_f
     sink.write(step(10))
     mlflow.error = None
     sink.samples(1, (SampleEvent(1, "Once ", "upon"),), None)
-    sink.finish("finished")
+    sink.close("finished")
     assert mlflow.waited == 0
     assert "samples/step-00000001.txt" not in mlflow.runs["run 0"]
 

@@ -9,7 +9,7 @@ from trainer.config import TrainConfig
 from trainer.distributed.group import Group
 from trainer.finetuning.task import LANGUAGE
 from trainer.machine.environment import ChangedFact
-from trainer.training.start import banner
+from trainer.training.start import open as banner
 
 
 @pytest.mark.parametrize(

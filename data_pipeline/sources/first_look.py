@@ -1,0 +1,48 @@
+"""Settings that the first look at the input decides: the form of records, and documents from a few large text files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from common.settings.load import AUTO
+from common.settings.model import keep_set
+from data_pipeline.config import PrepareConfig
+from data_pipeline.documents import Rejection
+from data_pipeline.sources.formats import FORMATS
+from data_pipeline.sources.inputs import InputFile, Part
+from data_pipeline.sources.parsers.fields import form_of
+from data_pipeline.sources.parsers.text_files import TEXT
+from data_pipeline.sources.readers import read_part
+
+_FEW_FILES = 10
+
+logger = logging.getLogger(__name__)
+
+
+def adapted(config: PrepareConfig, inputs: Sequence[InputFile]) -> PrepareConfig:
+    """Return the settings with what the input decides. Each change is told in a line, and what the user has set stays."""
+    is_text = all(file.format == TEXT.name and file.kind != "code" for file in inputs)
+    if config.recipe == AUTO and is_text and len(inputs) < _FEW_FILES and "documents" not in config.text.model_fields_set:
+        logger.info("text.documents = chunks, because the input is %d text file%s", len(inputs), "s" * (len(inputs) > 1))
+        config = _with(config, "text", {"documents": "chunks"})
+    own = (config.by_place[place].records for place in config.by_place)
+    if not config.chat.is_on or any(one.prompt_field or one.chat_fields or "text_field" in one.model_fields_set for one in own):
+        return config
+    for file in inputs:
+        if file.format not in FORMATS or FORMATS[file.format].markup == "records":
+            first = next(read_part(Part(file, 0, file.bytes), config), None)
+            form = form_of(first.fields) if isinstance(first, Rejection) else None
+            if form is None:
+                break
+            logger.info("the records are %s, by the first one of %s: %s", form.name, file.path, form.words)
+            return _with(config, "records", form.settings)
+    return config
+
+
+def _with(config: PrepareConfig, section: str, values: Any) -> PrepareConfig:
+    before = getattr(config, section)
+    after = type(before)(**before.model_dump() | dict(values))
+    keep_set(after, before.model_fields_set | values.keys())
+    return config.model_copy(update={section: after})

@@ -1,0 +1,59 @@
+"""The forms of records that published data sets have, by the names of their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from data_pipeline.documents import Reason
+from data_pipeline.sources.parsers.source_format import MalformedError
+
+_SHOWN = 8
+
+
+class Form(NamedTuple):
+    name: str
+    settings: Mapping[str, str]
+    """Settings of `records` and the names of the fields."""
+
+    @property
+    def words(self) -> str:
+        return " ".join(f"--records.{name} {field}" for name, field in self.settings.items())
+
+
+def _prompt(name: str, prompt: str, text: str) -> Form:
+    return Form(name, {"prompt_field": prompt, "text_field": text})
+
+
+_FORMS = (
+    *(
+        Form("preference pairs", {"prompt_field": prompt, "chosen_field": "chosen", "rejected_field": "rejected"})
+        for prompt in ("prompt", "question", "instruction", "input")
+    ),
+    Form("conversations with role and content (OpenAI)", {"messages_field": "messages"}),
+    Form("conversations with from and value (ShareGPT)", {"messages_field": "conversations"}),
+    Form("conversations", {"messages_field": "conversation"}),
+    _prompt("instructions (Alpaca)", "instruction", "output"),
+    _prompt("instructions", "instruction", "response"),
+    _prompt("prompts and completions", "prompt", "completion"),
+    _prompt("prompts and responses", "prompt", "response"),
+    _prompt("questions and answers", "question", "answer"),
+    _prompt("queries and responses", "query", "response"),
+    _prompt("inputs and outputs", "input", "output"),
+)
+"""The first one whose fields a record has is its form."""
+
+
+def form_of(fields: Collection[str]) -> Form | None:
+    return next((form for form in _FORMS if all(field in fields for field in form.settings.values())), None)
+
+
+def missing_field(kind: str, name: str, fields: Collection[str], setting: str) -> MalformedError:
+    """Return the error of a record without a field that it must have. `kind` is `field` or `column`."""
+    shown = ", ".join(map(repr, [*fields][:_SHOWN])) or "none"
+    form = form_of(fields)
+    advice = f"see records.{setting}"
+    if form is not None:
+        template = "" if "text_field" in form.settings else " --chat.template chatml"
+        advice = f"these are {form.name}: {form.words}{template}"
+    return MalformedError(Reason.NO_TEXT_FIELD, f"no {kind} {name!r}; the {kind}s are {shown}; {advice}", tuple(fields))
