@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from data_pipeline.dataset.locks import READERS
+from trainer.machine.before_torch import CACHE_FOLDERS
 
 ROOT = Path(__file__).resolve().parents[2]
 _LAST_CHARS = 4000
@@ -233,9 +235,10 @@ def _be_child(job: Job, kept: Path) -> None:
         sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
         sys.stderr = os.fdopen(os.dup(2), "w", encoding="utf-8", buffering=1)
         scratch = str(kept / "tmp")
-        os.environ |= {"TMPDIR": scratch, "TORCHINDUCTOR_CACHE_DIR": scratch, "XDG_CACHE_HOME": scratch}
-        for name in ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "MPLCONFIGDIR"):  # an earlier test of this process may have set them
+        for name in CACHE_FOLDERS:  # an earlier test of this process may have set them
             os.environ.pop(name, None)
+        os.environ |= {"TMPDIR": scratch, "TORCHINDUCTOR_CACHE_DIR": scratch, "XDG_CACHE_HOME": scratch}
+        tempfile.tempdir = None  # an import of the server may have looked it up
         os.chdir(job.folder)
         main = importlib.import_module(f"{job.package}.__main__")
         run_command = importlib.import_module("common.command_line").run_command

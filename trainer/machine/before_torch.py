@@ -23,7 +23,8 @@ _SPINS = 1000
 """25 µs on AMD, 45 µs on Intel. By default GNU's OpenMP spins for milliseconds, while the thread that it waits for may have no
 core. docs/decisions.md has the measurements."""
 _CODE = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"}
-_FOLDERS = _CODE | {"MPLCONFIGDIR": "matplotlib"}
+CACHE_FOLDERS = _CODE | {"MPLCONFIGDIR": "matplotlib"}
+"""The folder below the cache of this user, for each variable."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ def use_private_caches() -> None:
                 check_private(Path(given))
             except OSError as error:
                 raise ConfigError(f"{name} = {given}: {error}; set it to a folder that only you can write, or unset it") from None
-    missing = {name: folder for name, folder in _FOLDERS.items() if not os.environ.get(name)}
+    missing = {name: folder for name, folder in CACHE_FOLDERS.items() if not os.environ.get(name)}
     if not missing:
         return
     try:

@@ -13,9 +13,8 @@ import pytest
 from common.errors import ConfigError
 from tests.support.runs import ROOT
 from trainer.machine import before_torch
-from trainer.machine.before_torch import check_private, use_private_caches
+from trainer.machine.before_torch import CACHE_FOLDERS, check_private, use_private_caches
 
-VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "MPLCONFIGDIR")
 ANOTHER_USER = 4711
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to another user")
@@ -24,7 +23,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Set an environment without cache folders and with a new home folder."""
-    for name in (*VARIABLES, "XDG_CACHE_HOME"):
+    for name in (*CACHE_FOLDERS, "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, "")  # monkeypatch then restores what the test sets
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
@@ -33,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run code in a new process. Only `environment` names cache folders."""
-    clean = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, "XDG_CACHE_HOME")}
+    clean = {name: value for name, value in os.environ.items() if name not in (*CACHE_FOLDERS, "XDG_CACHE_HOME")}
     command = [sys.executable, "-c", code]
     return subprocess.run(command, cwd=ROOT, env=clean | environment, capture_output=True, text=True, timeout=120, check=False)
 
@@ -42,7 +41,7 @@ def test_the_caches_lie_below_a_folder_of_this_user_alone(home: Path) -> None:
     use_private_caches()
     mine = home / ".cache" / f"trainer-{os.geteuid()}"
     assert stat.S_IMODE(mine.stat().st_mode) == 0o700
-    assert {Path(os.environ[name]).parent for name in VARIABLES} == {mine}
+    assert {Path(os.environ[name]).parent for name in CACHE_FOLDERS} == {mine}
 
 
 def test_a_shared_cache_folder_holds_one_folder_for_each_user(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
